@@ -15,7 +15,9 @@ Every timed run has fresh random bytes, and is checked byte for byte afterwards.
 counts; of a method that takes longer than ``SLOW`` seconds there are two.
 
 ``beside`` is how much slower products of bf16 matrices are while jobs of one direction follow each other, and what
-these jobs move meanwhile, in GB/s: medians of ``--beside`` times.
+these jobs move meanwhile, in GB/s: medians of ``--beside`` times. Before the table comes how much slower they are
+beside a kernel that keeps some multiprocessors to itself and does nothing: no kernel that lasts as long as a copy
+costs less.
 
 ``--programs 1 2 8`` measures ``cuda-gather`` with as many programs, too, as ``cuda-gather/1`` and so on, and
 ``--calls 16 128`` measures ``cuda-batch`` in calls of as many copies.
@@ -37,7 +39,7 @@ from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 from gpu.peers import Loop
-from gpu.products import Products
+from gpu.products import Jobs, Products
 from gpu.setting import LOOP, NAMES, Setting, parts_of
 
 from kv_api import ConfigError
@@ -48,6 +50,7 @@ PAGES_KIB = (4, 8, 16, 24, 32, 64, 128, 256, 2048)
 COUNTS = (4096, 65536, 16384, 256, 16)
 """The middle of the range first, so that a run that is cut short has seen each size."""
 
+IDLE = (1, 2, 4)
 WAYS = ("store", "load", "both")
 SLOW = 0.2
 JOBS_IN_TURN = 4
@@ -146,7 +149,7 @@ def measure(
             found[name][f"held {way}"] = best.submitting / best.all
         if products is not None:
             for direction in Direction:
-                found[name][f"beside {direction.value}"] = products.beside(
+                found[name][f"beside {direction.value}"] = products.beside_copies(
                     setting, engine, direction, arguments.beside
                 )
     return found
@@ -178,6 +181,19 @@ def available(setting: Setting, loop: Loop | None, arguments: Any) -> list[str]:
     return names
 
 
+def beside_idlers(torch: Any, products: Products, times: int) -> dict[int, float]:
+    """By how many multiprocessors are kept from them, how much slower products are."""
+    from gpu.idlers import Idlers  # which needs Triton
+
+    found = {}
+    for count in IDLE:
+        idlers = Idlers(torch, count)
+        idlers.give()  # which compiles it
+        torch.cuda.synchronize()
+        found[count] = products.beside(Jobs(idlers.give, idlers.ended, 0), times).slower
+    return found
+
+
 def run(torch: Any, make_driver: Callable[..., Any], loop: Loop | None, arguments: Any) -> dict[str, Any]:
     """Measure and print."""
     deadline = time.perf_counter() + arguments.seconds
@@ -189,6 +205,9 @@ def run(torch: Any, make_driver: Callable[..., Any], loop: Loop | None, argument
     products = Products(torch)
     print(f"{results['device']}, torch {torch.__version__}")
     print("limit, GB/s: " + ", ".join(f"{way} {rate:.1f}" for way, rate in limit.items()))
+    results["idle"] = beside_idlers(torch, products, arguments.beside)
+    idle = ", ".join(f"{slower:.1%} on {count}" for count, slower in results["idle"].items())
+    print(f"slow-down of products beside a kernel that does nothing, by its multiprocessors: {idle}")
     columns = [*(f"{way + ' held':>20}" for way in WAYS), f"{'beside stores':>15}", f"{'beside loads':>15}"]
     print(f"{'page':>10} {'count':>7} {'method':>14}" + "".join(columns))
     names: list[str] | None = None
