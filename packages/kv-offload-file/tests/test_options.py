@@ -85,6 +85,7 @@ KNOWN = (
         ("file_tag", None, "file_tag: expected str, got None (NoneType)"),
         ("file_staging_bytes", -1, "file_staging_bytes: expected a number of bytes, at least 1, got -1"),
         ("file_threads", 0, "file_threads: expected a whole number of at least 1, got 0"),
+        ("file_threads", 1025, "file_threads: expected at most 1024, got 1025"),
         ("file_direct", 1, "file_direct: expected bool, got 1 (int)"),
         (
             "copy_engine",

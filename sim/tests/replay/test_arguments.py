@@ -167,7 +167,7 @@ def test_policies():
         (" arc ,lru,arc", ["arc", "lru"]),
     ]:
         assert policies_of(parsed("--policy", text)) == names
-    with pytest.raises(ConfigError, match="unknown policy 'lruu'"):  # before anything is replayed
+    with pytest.raises(ConfigError, match="unknown eviction_policy 'lruu'"):  # before anything is replayed
         policies_of(parsed("--policy", "arc,lruu"))
 
 

@@ -241,7 +241,7 @@ def test_processes_change_nothing():
 
 def test_a_policy_that_nobody_has_is_known_before_anything_runs(small):
     done = []
-    with pytest.raises(ConfigError, match=r"^unknown policy 'lfu'"):
+    with pytest.raises(ConfigError, match=r"^unknown eviction_policy 'lfu'"):
         replay_all(RoutedTrace(open_trace(small)), [Setup("lru", 4), Setup("lfu", 4)], progress=done.append)
     assert not done
 
@@ -427,7 +427,7 @@ def test_in_a_notebook_text_means_what_it_does_on_the_command_line(small):
     )
     assert size(trace, "all", 4) == size(trace, capacities=[4])
     assert size(trace, "lru", "64GiB", model="qwen3-8b") == size(trace, ["lru"], ["64GiB"], model="qwen3-8b")
-    with pytest.raises(ConfigError, match=r"^unknown policy 'lfu'"):
+    with pytest.raises(ConfigError, match=r"^unknown eviction_policy 'lfu'"):
         size(trace, "lfu")
 
 

@@ -36,7 +36,7 @@ OPTIONS = {
         "--capacity 1MiB: less than one block of 512 tokens, which takes 64 MiB"
     ),
     ("--gpu-capacity", "1"): "--gpu-capacity 1: 1 what? Expected 20000blocks, 10Mtokens, 64GiB or 64GB",
-    ("--policy", "lruu"): "unknown policy 'lruu'; known: arc, lru, s3fifo, sieve; did you mean 'lru'?",
+    ("--policy", "lruu"): "unknown eviction_policy 'lruu'; known: arc, lru, s3fifo, sieve; did you mean 'lru'?",
     ("--model", "lama"): (
         "--model: unknown model 'lama'; known: deepseek-v3, kimi-k2, llama-3.1-405b, llama-3.1-70b, llama-3.1-8b, "
         "llama-3.2-3b, mistral-7b, mixtral-8x7b, qwen2.5-14b, qwen2.5-32b, qwen2.5-72b, qwen2.5-7b, "

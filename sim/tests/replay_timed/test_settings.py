@@ -355,7 +355,10 @@ GPUS_SHOWN = "A10, A100-40, A100-80, B200, GH200, H100, H100-PCIe, H200, L4, L40
         ("--capacity 5gigs", "--capacity 5gigs: unknown unit 'gigs'; expected for example 64GiB or 64GB"),
         ("--capacity 1GiB,2", "--capacity 2: 2 what? Expected for example 64GiB or 64GB"),
         ("--capacity 1GiB,", "--capacity : expected a size such as 64GiB or 64GB"),
-        ("--policy lru,lruu", "unknown policy 'lruu'; known: arc, lru, s3fifo, sieve; did you mean 'lru'?"),
+        (
+            "--policy lru,lruu",
+            "unknown eviction_policy 'lruu'; known: arc, lru, s3fifo, sieve; did you mean 'lru'?",
+        ),
         (
             "--connector-config {",
             "--connector-config: no JSON: Expecting property name enclosed in double quotes at column 2",

@@ -116,6 +116,14 @@ class Driver:
         return 700 if name == self.failing else 0
 
 
+@pytest.fixture(autouse=True)
+def _anew():
+    """Nothing was compiled before, and nothing stays."""
+    compile_kernel.cache_clear()
+    yield
+    compile_kernel.cache_clear()
+
+
 @pytest.fixture
 def compiler(monkeypatch):
     """Lets a compiler be used, by default one that knows the H200."""
@@ -165,6 +173,14 @@ def test_a_device_gets_code_of_its_own_or_what_its_driver_can_translate(compiler
     assert {"-DSTEP_BYTES=4096", f"-DLANES={LANES}"} <= {*used.options}
 
 
+def test_nothing_is_compiled_twice(compiler):
+    used = compiler(Compiler())
+    first = compile_kernel(H200)
+    used.options = []
+    assert compile_kernel(H200) is first
+    assert used.options == []
+
+
 def test_an_older_device_is_told_what_it_lacks(compiler):
     with pytest.raises(WrongDeviceError) as caught:
         compile_kernel((8, 9))
@@ -190,8 +206,8 @@ def test_without_the_compiler_what_has_it_is_named(monkeypatch, lacking):
     with pytest.raises(ConfigError) as caught:
         compile_kernel(H200)
     assert str(caught.value) == (
-        "copy_engine: a kernel of bulk copies needs NVRTC, which can't be used (not here); "
-        "install nvidia-cuda-nvrtc, or use 'cuda-gather'"
+        "copy_engine: a kernel of bulk copies needs NVRTC, which can't be used (not here); install that of "
+        "cuda-bindings' CUDA (nvidia-cuda-nvrtc, or nvidia-cuda-nvrtc-cu12), or use 'cuda-gather'"
     )
 
 

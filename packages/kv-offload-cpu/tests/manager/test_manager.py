@@ -323,7 +323,7 @@ def test_the_most_chunks_are_still_allowed(make, monkeypatch):
         ({"most_in_flight": 0}, "most_in_flight: expected a whole number of at least 1, got 0"),
         (
             {"cache_policy": "lruu"},
-            "unknown policy 'lruu'; known: arc, lru, s3fifo, sieve; did you mean 'lru'?",
+            "unknown eviction_policy 'lruu'; known: arc, lru, s3fifo, sieve; did you mean 'lru'?",
         ),
     ],
 )

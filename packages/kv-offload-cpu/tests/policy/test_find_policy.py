@@ -24,9 +24,9 @@ def test_a_policy_of_somebody_else(make, keys, store):
 @pytest.mark.parametrize(
     ("name", "module_path", "message"),
     [
-        ("lru2", None, "unknown policy 'lru2'; known: arc, lru, s3fifo, sieve; did you mean 'lru'?"),
-        ("lfu-da", None, "unknown policy 'lfu-da'; known: arc, lru, s3fifo, sieve"),
-        (None, None, "unknown policy None; known: arc, lru, s3fifo, sieve"),
+        ("lru2", None, "unknown eviction_policy 'lru2'; known: arc, lru, s3fifo, sieve; did you mean 'lru'?"),
+        ("lfu-da", None, "unknown eviction_policy 'lfu-da'; known: arc, lru, s3fifo, sieve"),
+        (None, None, "unknown eviction_policy None; known: arc, lru, s3fifo, sieve"),
         (
             "Mine", "kv_offload_cpu_missing",
             "policy 'Mine' from cache_policy_module_path 'kv_offload_cpu_missing': the module can't be imported: "

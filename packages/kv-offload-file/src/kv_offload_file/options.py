@@ -50,12 +50,22 @@ def _folder(key: str, value: object) -> str:
     return path
 
 
+def _threads(key: str, value: object) -> int:
+    """A number of threads; each one that there can't be would be refused by the system, after seconds."""
+    number: int = whole(key, value, least=1)
+    if number > _MOST_THREADS:
+        raise ConfigError(f"{key}: expected at most {_MOST_THREADS}, got {number}")
+    return number
+
+
+_MOST_THREADS: Final = 1024
+
 _CHECKS: Final[dict[str, Check]] = SHARED_CHECKS | {
     "file_dir": _folder,
     "file_bytes_to_use": number_of_bytes,
     "file_tag": partial(of_type, kind=str),
     "file_staging_bytes": number_of_bytes,
-    "file_threads": partial(whole, least=1),
+    "file_threads": _threads,
     "file_direct": partial(of_type, kind=bool),
 }
 

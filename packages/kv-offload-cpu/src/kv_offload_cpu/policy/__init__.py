@@ -49,7 +49,7 @@ def find_policy(name: str, module_path: str | None = None) -> type[CachePolicy]:
     if name in POLICIES:
         return POLICIES[name]
     if module_path is None:
-        raise UnknownNameError(unknown_name("policy", name, POLICIES))
+        raise UnknownNameError(unknown_name("eviction_policy", name, POLICIES))
     where = f"policy {name!r} from cache_policy_module_path {module_path!r}"
     try:
         module = importlib.import_module(module_path)

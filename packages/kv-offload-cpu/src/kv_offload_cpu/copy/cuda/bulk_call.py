@@ -4,6 +4,7 @@ What it is told of a job is what the gathering kernel is told, too: see ``method
 """
 
 import ctypes
+from functools import cache
 from importlib import import_module
 from importlib.resources import files
 from typing import Any, Final, NamedTuple
@@ -51,6 +52,7 @@ class Compiled(NamedTuple):
     log: str
 
 
+@cache
 def compile_kernel(capability: tuple[int, int]) -> Compiled:
     """The kernel for a device; a ConfigError where it has no bulk copies, or nothing compiles."""
     number = 10 * capability[0] + capability[1]
@@ -64,8 +66,8 @@ def compile_kernel(capability: tuple[int, int]) -> Compiled:
         _, known = nvrtc.nvrtcGetSupportedArchs()
     except Exception as error:  # the bindings find the library at the first call
         raise ConfigError(
-            f"copy_engine: a kernel of bulk copies needs NVRTC, which can't be used ({error}); "
-            f"install nvidia-cuda-nvrtc, or use 'cuda-gather'"
+            f"copy_engine: a kernel of bulk copies needs NVRTC, which can't be used ({error}); install that of "
+            f"cuda-bindings' CUDA (nvidia-cuda-nvrtc, or nvidia-cuda-nvrtc-cu12), or use 'cuda-gather'"
         ) from error
     newest = max((each for each in known if each <= number), default=0)
     target = f"sm_{number}" if newest == number else f"compute_{newest}"

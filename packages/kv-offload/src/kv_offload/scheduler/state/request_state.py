@@ -125,11 +125,19 @@ def _tier_filter(params: Mapping[str, Any], name: str) -> TierFilter:
     if not isinstance(tiers, list):
         _ignore(name, f"kv_load_tiers: expected a list, got {tiers!r:.{_MOST_SHOWN}}")
         return TierFilter.ALL
-    matchers = [matcher for tier in tiers if (matcher := _matcher(tier, name)) is not None]
-    return TierFilter.ALL if tiers and not matchers else TierFilter(tuple(matchers))
+    found = [_matcher(tier) for tier in tiers]
+    wrong = [tier for tier, matcher in zip(tiers, found, strict=True) if matcher is None]
+    if wrong:
+        media, localities = (" or ".join(one.value for one in kind) for kind in (Medium, Locality))
+        expected = f"{{medium: {media}, locality: {localities}}}"
+        more = f" and {len(wrong) - 1} more" if len(wrong) > 1 else ""
+        _ignore(name, f"kv_load_tiers: expected {expected}, got {wrong[0]!r:.{_MOST_SHOWN}}{more}")
+    matchers = tuple(matcher for matcher in found if matcher is not None)
+    return TierFilter.ALL if tiers and not matchers else TierFilter(matchers)
 
 
-def _matcher(entry: object, name: str) -> TierMatcher | None:
+def _matcher(entry: object) -> TierMatcher | None:
+    """What an entry names; None if it is none."""
     if isinstance(entry, dict):
         medium, locality = entry.get("medium"), entry.get("locality")
         try:
@@ -139,9 +147,6 @@ def _matcher(entry: object, name: str) -> TierMatcher | None:
             )
         except ValueError:
             pass
-    media, localities = (" or ".join(one.value for one in kind) for kind in (Medium, Locality))
-    expected = f"{{medium: {media}, locality: {localities}}}"
-    _ignore(name, f"kv_load_tiers: expected {expected}, got {entry!r:.{_MOST_SHOWN}}")
     return None
 
 
