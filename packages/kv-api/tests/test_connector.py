@@ -1,4 +1,4 @@
-"""The base classes: what they refuse, what they answer by default, and the two halves."""
+"""The base classes: what they refuse, what they answer by default, and the two sides."""
 
 import inspect
 from enum import Enum
@@ -25,7 +25,7 @@ class Meta(kv_api.KVConnectorMetadata):
 
 
 class FakeScheduler(kv_api.SchedulerSide):
-    """The smallest scheduler's half."""
+    """The smallest scheduler's side."""
 
     def get_num_new_matched_tokens(self, request: Any, num_computed_tokens: int) -> tuple[int | None, bool]:
         return 0, False
@@ -38,7 +38,7 @@ class FakeScheduler(kv_api.SchedulerSide):
 
 
 class FakeWorker(kv_api.WorkerSide):
-    """The smallest worker's half."""
+    """The smallest worker's side."""
 
     def start_load_kv(self, forward_context: Any, **kwargs: Any) -> None:
         pass
@@ -58,7 +58,7 @@ class OneClassConnector(FakeScheduler, FakeWorker, kv_api.KVConnectorBase_V1):
 
 
 class TwoClassConnector(kv_api.TwoSidedConnector):
-    """The same as two halves."""
+    """The same as two sides."""
 
     scheduler_class = FakeScheduler
     worker_class = FakeWorker
@@ -270,7 +270,7 @@ def test_handshake_of_a_later_pipeline_stage_is_refused_by_default(connector_cla
     )
 
 
-# -- two halves ----------------------------------------------------------------------------------
+# -- two sides ----------------------------------------------------------------------------------
 
 
 class Recorder:
@@ -376,7 +376,7 @@ def test_a_forgotten_half_is_seen_in_every_process(role: KVConnectorRole, missin
     made = type("Half", (kv_api.TwoSidedConnector,), halves)
     with pytest.raises(
         kv_api.KVError,
-        match=rf"^Half has no {missing}; a connector of two halves names both where it is declared$",
+        match=rf"^Half has no {missing}; a connector of two sides names both where it is declared$",
     ):
         made(make_config(), role)
 

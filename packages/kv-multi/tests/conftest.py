@@ -37,7 +37,7 @@ def make():
 
 @pytest.fixture
 def scheduler(make):
-    """Makes the scheduler's half over two scripted children, or those that are given."""
+    """Makes the scheduler's side over two scripted children, or those that are given."""
 
     def make_one(*children, **extra):
         multi = make(list(children) or [scripted.child(), scripted.child()], **extra)
@@ -48,7 +48,7 @@ def scheduler(make):
 
 @pytest.fixture
 def worker(make):
-    """The same for a worker's half."""
+    """The same for a worker's side."""
 
     def make_one(*children, **extra):
         multi = make(list(children) or [scripted.child(), scripted.child()], KVConnectorRole.WORKER, **extra)

@@ -114,7 +114,7 @@ class Machine(RuleBasedStateMachine):
 
 
 class QuarantineMachine(Machine):
-    """The same with children that raise, in either half, and are switched off."""
+    """The same with children that raise, in either side, and are switched off."""
 
     quarantine = True
 

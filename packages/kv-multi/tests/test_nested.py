@@ -14,7 +14,7 @@ INNER = child("MultiConnector", name="inner", connectors=[child(name="b"), child
 
 @pytest.fixture(params=[0, 1, 2])
 def both(make, request):
-    """Both halves of the two levels: (outer, a, inner, b, c) each. Between them none, one or two hand calls on."""
+    """Both sides of the two levels: (outer, a, inner, b, c) each. Between them none, one or two hand calls on."""
     behind, halves = INNER, []
     for _ in range(request.param):
         behind = child("HandsOn", connector=behind)

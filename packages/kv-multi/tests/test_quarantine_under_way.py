@@ -162,7 +162,7 @@ def test_one_that_loads_nothing_may_go(make):
 
 
 def test_blocks_are_held_until_the_workers_know(make):
-    """Its worker half may be reading them: whether it holds them can't be asked any more."""
+    """Its worker side may be reading them: whether it holds them can't be asked any more."""
     multi, worker = make([child()], **ON), make([child()], KVConnectorRole.WORKER, **ON)
     multi.sub_connectors[0].raises["request_finished"] = OSError("broken")
     assert multi.request_finished(R, [1]) == (True, None)

@@ -1,4 +1,4 @@
-"""From a configuration to both halves: sizes, what each part is told, and what is undone if one can't be."""
+"""From a configuration to both sides: sizes, what each part is told, and what is undone if one can't be."""
 
 import os
 import threading

@@ -44,7 +44,7 @@ def make():
 
 @pytest.fixture
 def worker(make):
-    """Makes a worker's half and returns it with its medium's worker."""
+    """Makes a worker's side and returns it with its medium's worker."""
 
     def make_one(**config):
         connector = make(KVConnectorRole.WORKER, **config)
@@ -55,7 +55,7 @@ def worker(make):
 
 @pytest.fixture
 def fenced(make, manager):
-    """A scheduler's half that stores while it computes, and its manager."""
+    """A scheduler's side that stores while it computes, and its manager."""
 
     def make_one(**extra):
         return make(**{"hold_blocks": "never", **extra}), manager

@@ -1,4 +1,4 @@
-"""The worker's half: when jobs are submitted, and that whatever happens to one is told once."""
+"""The worker's side: when jobs are submitted, and that whatever happens to one is told once."""
 
 import pytest
 from kv_offload_configs import FULL, kv_cache_config, vllm_config

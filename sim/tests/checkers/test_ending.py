@@ -204,7 +204,7 @@ def thread(stop: threading.Event, **how: Any) -> threading.Thread:
 
 
 def end_with(begin: Callable[[], object], referee: Referee | None = None) -> None:
-    """A history in which the scheduler's half does this once."""
+    """A history in which the scheduler's side does this once."""
     made, _ = world(referee)
     scheduler = halves(made)[-1]
     hear = scheduler.on_new_request

@@ -235,7 +235,7 @@ def test_a_medium_is_recounted_with_its_connector(monkeypatch: pytest.MonkeyPatc
 def test_a_half_is_switched_off_on_all_sides(halves: tuple[type, ...], told: str | None) -> None:
     """The scheduler's is the last."""
     one = engine(*(Wrong(Two(Half()), Two(half())) for half in halves))
-    conservation.check_halves(one)
+    conservation.check_sides(one)
     whole = f"CONSERVATION  everything is at rest, and of {told} are switched off"
     assert one.referee.told == ([whole] if told else [])
 

@@ -28,7 +28,7 @@ FORWARD = ["wait_for_layer_load", "save_kv_layer"]
 
 
 class Traced:
-    """A world whose connector calls are written down, those to the scheduler's and the worker's half apart."""
+    """A world whose connector calls are written down, those to the scheduler's and the worker's side apart."""
 
     def __init__(self, subject: Subject, **config: Any) -> None:
         self.calls: list[tuple[str, str, tuple[Any, ...], Any]] = []
@@ -41,7 +41,7 @@ class Traced:
         self.world.engine.add(spec)
 
     def step(self, kind: Kind = Kind.STEP) -> tuple[list[str], list[str]]:
-        """Take a step; the calls to the scheduler's half and those to the workers' in it."""
+        """Take a step; the calls to the scheduler's side and those to the workers' in it."""
         self.calls.clear()
         assert self.world.apply(Action(kind))
         return self.names("scheduler"), self.names("worker")

@@ -17,7 +17,7 @@ from kv_sim.world import World
 
 
 def loading(subject: Subject, *, output: int = 2, **config: Any) -> tuple[World, Any]:
-    """A world in which the next step begins to load two blocks and a third is computed; and a worker's half."""
+    """A world in which the next step begins to load two blocks and a third is computed; and a worker's side."""
     made = World(WorldConfig(num_blocks=32, **config), subject)
     made.engine.add(RequestSpec("r1", 0, 10, 0, 2, 2))
     assert come_to_rest(made)

@@ -1,4 +1,4 @@
-"""What a worker's half reports of holds and pulls is looked at: nothing ends before its time without a reason."""
+"""What a worker's side reports of holds and pulls is looked at: nothing ends before its time without a reason."""
 
 from dataclasses import replace
 from typing import Any

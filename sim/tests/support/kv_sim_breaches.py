@@ -44,7 +44,7 @@ def world(referee: Referee, subject: Subject = MEMORY, *, output: int = 1, **con
 
 
 def half_of(made: World) -> Any:
-    """The scheduler's half of its connector."""
+    """The scheduler's side of its connector."""
     return made.engine.connectors[-1].side  # type: ignore[attr-defined]
 
 

@@ -15,7 +15,7 @@ from kv_sim.violation import Referee
 
 
 class Told:
-    """A connector's half. ``has``: request -> what it has of it, and whether that comes asynchronously."""
+    """A connector's side. ``has``: request -> what it has of it, and whether that comes asynchronously."""
 
     def __init__(self) -> None:
         self.has: dict[str, tuple[int | None, bool]] = {}

@@ -5,11 +5,11 @@ Start at ``KVConnectorBase_V1`` (or, to write a connector as two classes, ``TwoS
 
 ========================== ================================================================================
 a connector                ``connector``: what an engine creates; ``scheduler_side`` and ``worker_side``: what each
-                           half is asked, and when; ``side``: what both have; ``contract``: all of this as data
+                           side is asked, and when; ``side``: what both have; ``contract``: all of this as data
 written as two classes     ``two_sided``
 what it reads              ``config`` and ``engine``; ``blocks`` and ``groups``: what blocks are, and what layers
                            read of them; ``layout`` and ``pages``: where their bytes are
-what it says               ``metadata``, from one half to the other; ``output``, to the engine; ``events`` and
+what it says               ``metadata``, from one side to the other; ``output``, to the engine; ``events`` and
                            ``stats``, to others
 an offloading medium       ``offload``; where bytes are: ``load_store_spec``; what it is told: ``offload_config``
                            and ``offload_request``

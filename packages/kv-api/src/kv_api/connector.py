@@ -1,4 +1,4 @@
-"""``KVConnectorBase_V1``: what an engine creates, once as its scheduler's half and once in each worker.
+"""``KVConnectorBase_V1``: what an engine creates, once as its scheduler's side and once in each worker.
 
 One class lives two lives: the object of role ``SCHEDULER`` is asked what ``SchedulerSide`` lists, the objects of
 role ``WORKER`` what ``WorkerSide`` lists. A connector may override both here, or be written as two classes and

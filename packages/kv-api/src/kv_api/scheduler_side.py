@@ -1,4 +1,4 @@
-"""The scheduler's half of a connector: it decides what is loaded and stored, and moves no byte.
+"""The scheduler's side of a connector: it decides what is loaded and stored, and moves no byte.
 
 One object lives beside the engine's scheduler and is called by nobody else, from one thread. A request passes
 through it in this order: ``on_new_request`` · ``get_num_new_matched_tokens`` (any number of times) ·

@@ -1,4 +1,4 @@
-"""What both halves of a connector have: how they are made, what they count, how they end."""
+"""What both sides of a connector have: how they are made, what they count, how they end."""
 
 from abc import ABC
 
@@ -7,7 +7,7 @@ from kv_api.errors import ConfigError
 from kv_api.stats import KVConnectorStats
 
 
-class ConnectorSide(ABC):  # noqa: B024 - the halves below it have the abstract methods
+class ConnectorSide(ABC):  # noqa: B024 - the sides below it have the abstract methods
     """Base of ``SchedulerSide`` and ``WorkerSide``."""
 
     def __init__(self, vllm_config: VllmConfig, kv_cache_config: KVCacheConfig | None = None) -> None:

@@ -1,13 +1,13 @@
 """A connector written as two classes: a ``SchedulerSide`` and a ``WorkerSide``, joined under one name.
 
-The public class names both; each object creates only the half that its role needs, and hands every call to it.
-A call for the other half is a ``WrongSideError`` instead of a quiet default:
+The public class names both; each object creates only the side that its role needs, and hands every call to it.
+A call for the other side is a ``WrongSideError`` instead of a quiet default:
 
     class MyConnector(TwoSidedConnector):
         scheduler_class = MySchedulerSide
         worker_class = MyWorkerSide
 
-Use ``TwoSidedHMAConnector`` when the scheduler's half has ``request_finished_all_groups``.
+Use ``TwoSidedHMAConnector`` when the scheduler's side has ``request_finished_all_groups``.
 """
 
 from collections.abc import Iterable
@@ -48,7 +48,7 @@ _Side = TypeVar("_Side", bound=ConnectorSide)
 
 
 class _AbsentSide:
-    """Stands where the half of the other role would be; touching it says what went wrong."""
+    """Stands where the side of the other role would be; touching it says what went wrong."""
 
     def __init__(self, owner: str, role: KVConnectorRole) -> None:
         self._owner = owner
@@ -65,7 +65,7 @@ class _AbsentSide:
 
 
 class TwoSidedConnector(KVConnectorBase_V1):
-    """Hands each call to the half of the object's role."""
+    """Hands each call to the side of the object's role."""
 
     scheduler_class: ClassVar[type[SchedulerSide]]
     worker_class: ClassVar[type[WorkerSide]]
@@ -77,7 +77,7 @@ class TwoSidedConnector(KVConnectorBase_V1):
         kv_cache_config: KVCacheConfig | None = None,
     ) -> None:
         super().__init__(vllm_config, role, kv_cache_config)
-        self._check_halves(role)
+        self._check_sides(role)
         absent: Any = _AbsentSide(type(self).__name__, role)
         self._scheduler: SchedulerSide = absent
         self._worker: WorkerSide = absent
@@ -86,29 +86,29 @@ class TwoSidedConnector(KVConnectorBase_V1):
         else:
             self._worker = self.build_side(self.worker_class, vllm_config, kv_cache_config)
 
-    def _check_halves(self, role: object) -> None:
+    def _check_sides(self, role: object) -> None:
         name = type(self).__name__
         if not isinstance(role, KVConnectorRole):
             raise ConfigError(
                 f"{name}: expected a role of kv_api.KVConnectorRole, got {role!r} of {type(role).__module__}; "
                 f"for a vLLM make a class of its own kind, with kv_vllm.inside_vllm({name})"
             )
-        for half in ("scheduler_class", "worker_class"):
-            if not hasattr(self, half):
-                raise KVError(f"{name} has no {half}; a connector of two halves names both where it is declared")
+        for side in ("scheduler_class", "worker_class"):
+            if not hasattr(self, side):
+                raise KVError(f"{name} has no {side}; a connector of two sides names both where it is declared")
 
     def build_side(
         self, side_class: type[_Side], vllm_config: VllmConfig, kv_cache_config: KVCacheConfig | None
     ) -> _Side:
-        """Make the half of the object's role. To be overridden where a half is made of more than these two."""
+        """Make the side of the object's role. To be overridden where a side is made of more than these two."""
         return side_class(vllm_config, kv_cache_config)
 
     @property
     def side(self) -> SchedulerSide | WorkerSide:
-        """The half that this object has."""
+        """The side that this object has."""
         return self._scheduler if self._role is KVConnectorRole.SCHEDULER else self._worker
 
-    # -- both halves ---------------------------------------------------------------------------
+    # -- both sides ---------------------------------------------------------------------------
 
     def get_kv_connector_stats(self) -> KVConnectorStats | None:
         return self.side.get_kv_connector_stats()
@@ -116,7 +116,7 @@ class TwoSidedConnector(KVConnectorBase_V1):
     def shutdown(self) -> None:
         self.side.shutdown()
 
-    # -- the scheduler's half ----------------------------------------------------------
+    # -- the scheduler's side ----------------------------------------------------------
 
     def bind_kv_cache_manager(self, kv_cache_manager: KVCacheManager) -> None:
         self._scheduler.bind_kv_cache_manager(kv_cache_manager)
@@ -186,7 +186,7 @@ class TwoSidedConnector(KVConnectorBase_V1):
     def reset_cache(self) -> bool | None:
         return self._scheduler.reset_cache()
 
-    # -- the worker's half -------------------------------------------------------------
+    # -- the worker's side -------------------------------------------------------------
 
     def get_mem_pool_context(self) -> AbstractContextManager[Any] | None:
         return self._worker.get_mem_pool_context()
@@ -255,7 +255,7 @@ class TwoSidedConnector(KVConnectorBase_V1):
 
 
 class TwoSidedHMAConnector(TwoSidedConnector, SupportsHMA):
-    """The same for a scheduler's half that works with several KV cache groups."""
+    """The same for a scheduler's side that works with several KV cache groups."""
 
     def request_finished_all_groups(
         self, request: Request, block_ids: BlockIds

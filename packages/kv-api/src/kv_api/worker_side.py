@@ -1,4 +1,4 @@
-"""The worker's half of a connector: it moves bytes as the scheduler's half said, and decides nothing.
+"""The worker's side of a connector: it moves bytes as the scheduler's side said, and decides nothing.
 
 One object lives in each worker process. At start it gets the KV caches; then in every step, in this order:
 ``handle_preemptions`` · ``bind_connector_metadata`` · ``start_load_kv`` (before the forward pass when the step

@@ -4,11 +4,11 @@ Start at ``MultiSchedulerSide`` and ``MultiWorkerSide``, whose methods say by wh
 ``MultiConnector`` is both under one name.
 
 ============================= =============================================================================
-``connector``                 both halves; ``questions``: what the class is asked before there is an object
+``connector``                 both sides; ``questions``: what the class is asked before there is an object
 ``children``                  from a configuration to named connectors, whose ``names`` travel
-``side``                      what both halves have; ``quarantine``: which children are switched off
-``scheduler_side``            the scheduler's half; ``requests``: what of it is about one request
-``worker_side``               a worker's half
+``side``                      what both sides have; ``quarantine``: which children are switched off
+``scheduler_side``            the scheduler's side; ``requests``: what of it is about one request
+``worker_side``               a worker's side
 ``choice``, ``loads``         who loads, and who may say that a load ended; ``blocks``: what it is to fill
 ``saves``, ``last_report``    who still stores, and the one report too many that this can bring
 ``metadata``, ``params``      what children send each other and clients, as one; ``view``: a child's own part again

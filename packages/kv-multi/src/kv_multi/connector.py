@@ -1,7 +1,7 @@
 """``MultiConnector``: several connectors as one. The first child that has the tokens loads, all of them store.
 
 Every member of the connector interface has a rule by which the children answer it, stated where it is carried out:
-in the half of the object's role (``scheduler_side`` and ``requests``, ``worker_side``, and ``side`` for both), or
+in the side of the object's role (``scheduler_side`` and ``requests``, ``worker_side``, and ``side`` for both), or
 below, with ``questions``, for what is asked of the class. Its role is that of all its children.
 """
 

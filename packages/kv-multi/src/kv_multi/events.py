@@ -3,7 +3,7 @@
 An engine joins the containers of its workers by ``add_events(other.get_all_events())`` and ``increment_workers``:
 all that travels between two containers is a list of events. So ours is a list that remembers whose events they are
 (``EventsByChild``), and each child's events stay in the container that the child made, which is what the child's
-scheduler half gets to see.
+scheduler side gets to see.
 """
 
 from collections.abc import Mapping

@@ -24,7 +24,7 @@ class MultiKVConnectorMetadata(KVConnectorMetadata):
     """Scheduler -> workers. The first two fields are vLLM's, the others make them exact."""
 
     metadata: tuple[KVConnectorMetadata | None, ...]
-    """What each child's scheduler half has to say. None: the child is switched off."""
+    """What each child's scheduler side has to say. None: the child is switched off."""
     extra_async_saves: dict[str, int] | None = None
     """Request id -> how many children beyond the first still store. For readers of vLLM's format only."""
     async_saves: dict[str, tuple[int, ...]] = field(default_factory=dict)

@@ -1,4 +1,4 @@
-"""The scheduler's half of a MultiConnector, as far as one request is concerned: from its arrival to its end.
+"""The scheduler's side of a MultiConnector, as far as one request is concerned: from its arrival to its end.
 
 It keeps four small books, each with its own file and invariants: ``choice`` (the match of each request), ``loads``
 (who is loading), ``saves`` (who holds blocks) and ``last_report`` (two reports of one request).
@@ -184,7 +184,7 @@ class MultiRequests(MultiSide, SchedulerSide, SupportsHMA):
         stopping = self._quarantine.untold()
         self._holds.add(
             request_id,
-            # The worker half of a child that is being switched off may read the blocks until it is told.
+            # The worker side of a child that is being switched off may read the blocks until it is told.
             [
                 c.place
                 for c, answer in zip(self._children, answers, strict=True)

@@ -1,4 +1,4 @@
-"""The scheduler's half of a MultiConnector: its start, what it tells and learns in every step, what it is asked.
+"""The scheduler's side of a MultiConnector: its start, what it tells and learns in every step, what it is asked.
 
 What concerns one request is in ``requests``. Where several children answer, the rule is stated at the method.
 """
@@ -22,7 +22,7 @@ from kv_multi.view import handshakes_for, output_for
 
 
 class MultiSchedulerSide(MultiRequests):
-    """Joins the scheduler halves of several connectors."""
+    """Joins the scheduler sides of several connectors."""
 
     # -- start ---------------------------------------------------------------------------------
 

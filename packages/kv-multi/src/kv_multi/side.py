@@ -1,4 +1,4 @@
-"""What both halves of a MultiConnector have: the children of their role, and who of them is switched off.
+"""What both sides of a MultiConnector have: the children of their role, and who of them is switched off.
 
 Every child is asked through ``quarantine``; "each" means every child in the order of the configuration, and one
 that is switched off is left out.

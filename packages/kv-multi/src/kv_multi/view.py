@@ -46,7 +46,7 @@ def output_for(child: Child, output: KVConnectorOutput, holds: Holds, loads: Loa
 def handshakes_for(
     child: Child, metadata: Mapping[Rank, KVConnectorHandshakeMetadata]
 ) -> dict[Rank, KVConnectorHandshakeMetadata]:
-    """The handshake metadata of the child's own worker halves, by rank."""
+    """The handshake metadata of the child's own worker sides, by rank."""
     own: dict[Rank, KVConnectorHandshakeMetadata] = {}
     for rank, given in metadata.items():
         if not isinstance(given, MultiKVConnectorHandshakeMetadata):

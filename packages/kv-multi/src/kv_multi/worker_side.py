@@ -1,4 +1,4 @@
-"""A worker's half of a MultiConnector: every call reaches every child, every report reaches the engine once.
+"""A worker's side of a MultiConnector: every call reaches every child, every report reaches the engine once.
 
 It keeps two books, ``saves`` (whose report of a finished request is missing) and ``loads`` (who is loading), and
 asks every child through ``quarantine``. What another process switched off arrives with the step's metadata, and is
@@ -39,7 +39,7 @@ from kv_multi.side import MultiSide
 
 
 class MultiWorkerSide(MultiSide, WorkerSide):
-    """Joins the worker halves of several connectors. Whether it has metadata is the answer of all of them."""
+    """Joins the worker sides of several connectors. Whether it has metadata is the answer of all of them."""
 
     role: ClassVar[KVConnectorRole] = KVConnectorRole.WORKER
 

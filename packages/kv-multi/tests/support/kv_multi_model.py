@@ -1,6 +1,6 @@
 """A small engine around a MultiConnector, and beside it the obvious model of what must come out.
 
-``World`` is both: each action is done to the real objects (one scheduler's half, some workers' halves, the real
+``World`` is both: each action is done to the real objects (one scheduler's side, some workers' sides, the real
 aggregator between them) and to plain dictionaries, and compared. The engine part asserts what a real one asserts:
 a report is for a request that it holds, and frees its blocks at most once.
 
@@ -167,7 +167,7 @@ class World:
             del self.live[request_id]
 
     def break_scheduler(self, place, method):
-        """A child's scheduler half raises."""
+        """A child's scheduler side raises."""
         self.half(place).raises[method] = OSError("broken")
         getattr(self.scheduler, method)()
         self.off.add(place)

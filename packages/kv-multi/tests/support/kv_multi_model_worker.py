@@ -1,4 +1,4 @@
-"""What a worker's half must report, in plain dictionaries."""
+"""What a worker's side must report, in plain dictionaries."""
 
 from dataclasses import dataclass, field
 

@@ -3,13 +3,13 @@
 Start at ``CPUOffloadingSpec``, which makes the manager for the scheduler and the worker for each worker process.
 
 ======================== ==================================================================================
-``spec``                 from a configuration (``options``, ``sizing``) to both halves
-``manager``              the scheduler's half, in the order of a chunk's life; ``at_once``: without copies
+``spec``                 from a configuration (``options``, ``sizing``) to both sides
+``manager``              the scheduler's side, in the order of a chunk's life; ``at_once``: without copies
 ``chunks/``              what it keeps: which chunks are there, come in and are waited for
 ``policy/``              who leaves; each is a file
 ``slots/``               slot numbers, which both of these keep in columns
 ``load_store_spec``      what it tells the worker; ``stats`` and ``info``: what both count and publish
-``worker``               the worker's half: jobs become pages, and each is reported once
+``worker``               the worker's side: jobs become pages, and each is reported once
 ``memory``               host memory, of one worker or in a ``shared_region`` of all; what is ``available``
 ``copy/``                what moves bytes
 ======================== ==================================================================================

@@ -1,8 +1,8 @@
 """The connector that offloads an LLM engine's KV cache: what to store and load, for any offloading medium.
 
 ================ ============================================================================================
-``connector``    ``OffloadingConnector``: both halves under one name
-``scheduler/``   the half that decides, and ``worker/``, the one that acts; each says what is where in it
+``connector``    ``OffloadingConnector``: both sides under one name
+``scheduler/``   the side that decides, and ``worker/``, the one that acts; each says what is where in it
 ``describe``     what both know of the engine, and ``shape/``: how requests lie in its groups' blocks and in chunks
 ``metadata``     what they tell each other
 ``options``      what an operator can set

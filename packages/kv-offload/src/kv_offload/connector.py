@@ -1,4 +1,4 @@
-"""``OffloadingConnector``: the two halves under one name, and what an engine asks of the class itself."""
+"""``OffloadingConnector``: the two sides under one name, and what an engine asks of the class itself."""
 
 from typing import Any
 
@@ -27,7 +27,7 @@ class OffloadingConnector(TwoSidedHMAConnector):
     worker_class = OffloadingWorkerSide
 
     def build_side(self, side_class: Any, vllm_config: VllmConfig, kv_cache_config: KVCacheConfig | None) -> Any:
-        """A half is also made of what the engine is, and of the medium that its configuration names."""
+        """A side is also made of what the engine is, and of the medium that its configuration names."""
         engine = describe_engine(vllm_config, kv_cache_config, self.describe_group)
         spec = OffloadingSpecFactory.create_spec(engine.config)
         return side_class(vllm_config, kv_cache_config, engine, spec)

@@ -17,7 +17,7 @@ STATES = kv_cache_config(((FULL, 4, 0), (STATE, 4, 0), (STATE, 4, 0)), hands_ove
 
 @pytest.fixture
 def states(make, manager):
-    """A scheduler's half for tokens and two groups of states, with fences."""
+    """A scheduler's side for tokens and two groups of states, with fences."""
 
     def make_one(cache=STATES, **extra):
         return make(**{"hold_blocks": "never", "cache": cache, **extra}), manager

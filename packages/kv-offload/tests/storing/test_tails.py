@@ -21,7 +21,7 @@ COPIES = {14: 4, 15: 5}
 
 @pytest.fixture
 def tails(make, manager):
-    """A scheduler's half for tokens and two groups of states, with fences."""
+    """A scheduler's side for tokens and two groups of states, with fences."""
 
     def make_one(cache=CACHE, **extra):
         return make(**{"hold_blocks": "never", "cache": cache, **extra}), manager

@@ -1,4 +1,4 @@
-"""Calls of the scheduler's half, and what is expected of them, in few words."""
+"""Calls of the scheduler's side, and what is expected of them, in few words."""
 
 from kv_offload_configs import Blocks, step
 

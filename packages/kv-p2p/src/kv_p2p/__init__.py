@@ -4,7 +4,7 @@
 is built of) is imported when it is first asked for.
 
 ==================== ======================================================================================
-``connector``        ``P2PConnector``: its two halves, and the wire between engines, are in ``pulling/``
+``connector``        ``P2PConnector``: its two sides, and the wire between engines, are in ``pulling/``
 ``first/``           the first family of connectors, with its pipes and lookup buffers
 ``frames``           what goes over a connection, for both
 ``sockets``          where they listen and connect

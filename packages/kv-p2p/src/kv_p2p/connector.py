@@ -1,4 +1,4 @@
-"""``P2PConnector``: the two halves under one name."""
+"""``P2PConnector``: the two sides under one name."""
 
 from typing import Any
 
@@ -55,7 +55,7 @@ class P2PConnector(TwoSidedHMAConnector):
         return P2PPromMetrics(vllm_config, metric_types, labelnames, per_engine_labelvalues)
 
     def build_side(self, side_class: Any, vllm_config: VllmConfig, kv_cache_config: KVCacheConfig | None) -> Any:
-        """A half is also made of what the operator set and of what the groups are, and a worker's of its wire."""
+        """A side is also made of what the operator set and of what the groups are, and a worker's of its wire."""
         options = parse_options(vllm_config)
         groups = groups_of(vllm_config, kv_cache_config, self.describe_group)
         if issubclass(side_class, P2PSchedulerSide):

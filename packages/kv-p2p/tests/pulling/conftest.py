@@ -7,7 +7,7 @@ from kv_p2p_tcp import RawServer, Worker
 
 @pytest.fixture
 def make():
-    """Makes schedulers' halves, and recounts them after the test."""
+    """Makes schedulers' sides, and recounts them after the test."""
     made = []
 
     def make_one(role="kv_both", **config):

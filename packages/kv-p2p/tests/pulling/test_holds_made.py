@@ -1,4 +1,4 @@
-"""The scheduler's half, of an engine whose requests are to be held for another one."""
+"""The scheduler's side, of an engine whose requests are to be held for another one."""
 
 import json
 import pickle

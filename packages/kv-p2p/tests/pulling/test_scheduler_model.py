@@ -1,4 +1,4 @@
-"""The scheduler's half through random lives of requests, against a model that writes down what it must tell."""
+"""The scheduler's side through random lives of requests, against a model that writes down what it must tell."""
 
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule

@@ -1,4 +1,4 @@
-"""What is counted, by either half, and what Prometheus gets of it."""
+"""What is counted, by either side, and what Prometheus gets of it."""
 
 import json
 import pickle

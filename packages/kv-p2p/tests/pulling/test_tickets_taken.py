@@ -1,4 +1,4 @@
-"""The scheduler's half, of an engine to which requests come with tickets."""
+"""The scheduler's side, of an engine to which requests come with tickets."""
 
 from types import SimpleNamespace
 

@@ -1,4 +1,4 @@
-"""The worker's half, over a wire that does as it is told, at times that are made up."""
+"""The worker's side, over a wire that does as it is told, at times that are made up."""
 
 from types import SimpleNamespace
 

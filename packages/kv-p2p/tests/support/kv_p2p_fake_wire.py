@@ -1,4 +1,4 @@
-"""A worker's half over a wire that does as it is told, at times that are made up."""
+"""A worker's side over a wire that does as it is told, at times that are made up."""
 
 from types import SimpleNamespace
 
@@ -50,7 +50,7 @@ class FakeWire:
 
 
 class World:
-    """A worker's half, its wire and its clock."""
+    """A worker's side, its wire and its clock."""
 
     def __init__(self, groups=1):
         self.wires = []

@@ -1,6 +1,6 @@
 """``HostCopySpec``: a third-party offloading spec for vLLM's ``OffloadingConnector``, on the testbed's copies.
 
-Its scheduler's half is vLLM's own ``CPUOffloadingManager``. Its worker copies whole blocks through the copy engine
+Its scheduler's side is vLLM's own ``CPUOffloadingManager``. Its worker copies whole blocks through the copy engine
 of the device that the caches lie on, so the world decides when a copy moves and how it ends. A chunk is
 ``blocks_per_chunk`` host slots of the device, one after another; jobs of one direction run on one stream, except
 expedited loads, which run on one of their own. Reports of a copy that come twice are heard once.

@@ -9,11 +9,11 @@ from kv_api import ConfigError
 
 
 def refuse_worker_of_another_engine(vllm_config: Any) -> None:
-    """Refuse to begin beside a worker half that vLLM has kept of another engine in this process.
+    """Refuse to begin beside a worker side that vLLM has kept of another engine in this process.
 
     It keeps one until its engine shuts down, which an engine that didn't start never does. What the next one is
     told would be done by a connector that was made for other caches, and another configuration. Of one engine both
-    halves have the same cache configuration, whoever made copies around it.
+    sides have the same cache configuration, whoever made copies around it.
     """
     worker = get_kv_transfer_group() if has_kv_transfer_group() else None
     config = getattr(worker, "_vllm_config", None)
@@ -22,7 +22,7 @@ def refuse_worker_of_another_engine(vllm_config: Any) -> None:
     if getattr(config, "instance_id", None) == getattr(vllm_config, "instance_id", ""):
         return
     raise ConfigError(
-        f"{vllm_config.kv_transfer_config.kv_connector}: the worker half in this process, a "
+        f"{vllm_config.kv_transfer_config.kv_connector}: the worker side in this process, a "
         f"{type(worker).__name__}, is that of another engine, which vLLM keeps if that one failed to start; use a "
         "new process, or call vllm.distributed.kv_transfer.ensure_kv_transfer_shutdown() before the next engine"
     )

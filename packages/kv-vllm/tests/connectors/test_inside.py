@@ -189,7 +189,7 @@ def test_all_deprecated_metrics_by_engine(base):
 
 
 class Halves:
-    """What a connector of two halves is made of, and nothing more."""
+    """What a connector of two sides is made of, and nothing more."""
 
     class Scheduler(SchedulerSide):
         def get_num_new_matched_tokens(self, request, num_computed_tokens):

@@ -1,4 +1,4 @@
-"""That no engine begins with the worker half of another one, which vLLM keeps if that one didn't start."""
+"""That no engine begins with the worker side of another one, which vLLM keeps if that one didn't start."""
 
 import copy
 from types import SimpleNamespace
@@ -22,7 +22,7 @@ def configured(name, extra, instance):
 
 @pytest.fixture
 def kept(monkeypatch):
-    """Has vLLM keep a worker half, which is one of ours, made with this configuration."""
+    """Has vLLM keep a worker side, which is one of ours, made with this configuration."""
     from vllm.distributed.kv_transfer import kv_transfer_state
 
     def keep(config):
@@ -53,7 +53,7 @@ def test_a_worker_of_another_engine_is_refused(kept, base, cache, tmp_path, name
             configured(name, extras(tmp_path)[name], "now"), base.KVConnectorRole.SCHEDULER, cache
         )
     assert str(refused.value) == (
-        f"{name}: the worker half in this process, a SimpleNamespace, is that of another engine, which vLLM keeps "
+        f"{name}: the worker side in this process, a SimpleNamespace, is that of another engine, which vLLM keeps "
         "if that one failed to start; use a new process, or call "
         "vllm.distributed.kv_transfer.ensure_kv_transfer_shutdown() before the next engine"
     )

@@ -91,7 +91,7 @@ def _planning():
 
 
 class Server:
-    """vLLM's scheduler, a worker's half of our connector, and a made-up model between them."""
+    """vLLM's scheduler, a worker's side of our connector, and a made-up model between them."""
 
     def __init__(self, model=None, retention=None, megabytes=64, **extra):
         import torch

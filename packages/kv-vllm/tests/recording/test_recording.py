@@ -204,7 +204,7 @@ def test_whatever_becomes_of_the_one_behind_it_the_schedule_is_made(recorder, mo
     with pytest.raises(OSError, match="gone"):
         recorder.shutdown()
     assert len(made) == 1
-    recorder._log = None  # a worker's half
+    recorder._log = None  # a worker's side
     recorder.inner.shutdown.side_effect = None
     recorder.shutdown()
 

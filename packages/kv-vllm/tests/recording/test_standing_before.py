@@ -306,7 +306,7 @@ def behind_it(module, monkeypatch):
 
 @pytest.fixture
 def start(before, config, base, cache):
-    """Makes the scheduler's half."""
+    """Makes the scheduler's side."""
     return lambda: before(config, base.KVConnectorRole.SCHEDULER, cache)
 
 

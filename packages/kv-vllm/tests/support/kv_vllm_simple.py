@@ -1,6 +1,6 @@
 """vLLM's SimpleCPUOffloadConnector on a machine without a GPU.
 
-What CUDA does for it is done by ``kv_vllm_gpu``. All else is vLLM's: both halves, the threads that copy, the pages
+What CUDA does for it is done by ``kv_vllm_gpu``. All else is vLLM's: both sides, the threads that copy, the pages
 of the host, and the files.
 """
 
@@ -83,7 +83,7 @@ class OnCpu(Unended):
 
 
 class MendedManager(manager.SimpleCPUOffloadScheduler):
-    """The scheduler's half without what it was found to get wrong."""
+    """The scheduler's side without what it was found to get wrong."""
 
     def build_connector_meta(self, scheduler_output):
         """Each turn of a session comes with its whole table, and not with more of it: vLLM's own since 0.33."""

@@ -159,7 +159,7 @@ class SpecsOfTheirs:
 
 
 class SchedulerHalf:
-    """The attributes of vLLM's scheduler half that its harness knows, made of our half's public ones and books."""
+    """The attributes of vLLM's scheduler side that its harness knows, made of our side's public ones and books."""
 
     def __init__(self, half):
         self._books = half._books
@@ -193,7 +193,7 @@ def _geometry(group):
 
 
 class OffloadingConnector(offloading.OffloadingConnector):
-    """Ours, with vLLM's attributes for its two halves."""
+    """Ours, with vLLM's attributes for its two sides."""
 
     @property
     def connector_scheduler(self):

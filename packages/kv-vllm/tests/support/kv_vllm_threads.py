@@ -29,7 +29,7 @@ class Plan(KVConnectorMetadata):
 
 
 class ThreadedConnector(KVConnectorBase_V1):
-    """Both halves."""
+    """Both sides."""
 
     careless = False
     seconds = 0.0
@@ -63,7 +63,7 @@ class ThreadedConnector(KVConnectorBase_V1):
             self._jobs.put(None)
             self._thread.join()
 
-    # -- the scheduler's half ------------------------------------------------------------------
+    # -- the scheduler's side ------------------------------------------------------------------
 
     def get_num_new_matched_tokens(self, request: Any, num_computed_tokens: int) -> tuple[int, bool]:
         first = num_computed_tokens // self._block_size
@@ -104,7 +104,7 @@ class ThreadedConnector(KVConnectorBase_V1):
         for name in connector_output.finished_sending or ():
             self._stored.update(block_hash for _, block_hash in self._storing.pop(name))
 
-    # -- a worker's half -----------------------------------------------------------------------
+    # -- a worker's side -----------------------------------------------------------------------
 
     def register_kv_caches(self, kv_caches: dict[str, torch.Tensor]) -> None:
         self._layers = [cache.numpy() for cache in kv_caches.values()]

@@ -24,7 +24,7 @@ def _judge(world: WorldState, site: Site) -> None:
     conservation.check_engine(engine)
     conservation.check_connectors(engine)
     conservation.check_books(engine)
-    conservation.check_halves(engine)
+    conservation.check_sides(engine)
     geometry.check_ranks(engine)
     site.counted.check(engine.devices, site.config.block_bytes)
     hits.check_kept(site, lambda: _comes_to_rest(world))

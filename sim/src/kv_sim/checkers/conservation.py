@@ -52,20 +52,20 @@ def check_books(engine: Engine) -> None:
                 )
 
 
-def check_halves(engine: Engine) -> None:
-    """A connector whose half was switched off on one side (``has_ended``) is switched off on all of them."""
-    for halves in zip(*map(owners, engine.connectors), strict=True):
-        ended = [half for half in halves if getattr(half, "has_ended", False)]
-        if ended and len(ended) < len(halves):
+def check_sides(engine: Engine) -> None:
+    """A connector one side of which was switched off (``has_ended``) is switched off on all of them."""
+    for sides in zip(*map(owners, engine.connectors), strict=True):
+        ended = [side for side in sides if getattr(side, "has_ended", False)]
+        if ended and len(ended) < len(sides):
             engine.referee.fail(
                 Invariant.CONSERVATION,
-                f"everything is at rest, and of {type(halves[-1]).__name__} with its workers {len(ended)} of "
-                f"{len(halves)} are switched off",
+                f"everything is at rest, and of {type(sides[-1]).__name__} with its workers {len(ended)} of "
+                f"{len(sides)} are switched off",
             )
 
 
 def owners(connector: Any) -> Iterator[Any]:
-    """A connector, the half of it that lives, and its children."""
+    """A connector, the side of it that lives, and its children."""
     yield connector
     if isinstance(connector, TwoSidedConnector):
         yield connector.side

@@ -1,6 +1,6 @@
 """``MemoryConnector``: host memory, everything within the step and synchronous. The simplest connector that works.
 
-The scheduler's half keeps an index from block hash to host slot, oldest first, and evicts the oldest for a new
+The scheduler's side keeps an index from block hash to host slot, oldest first, and evicts the oldest for a new
 one. A step's loads run before its forward pass and its stores after it, and steps run in order on every rank: so
 what is planned later never overtakes, and a block counts as stored as soon as its store is planned.
 """

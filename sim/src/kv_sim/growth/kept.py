@@ -87,16 +87,16 @@ def _kept_after(make: MakeServer, rounds: int) -> dict[str, Things]:
         if server.serves_peers:
             server.hold(_BLOCKS)
             server.come()
-    things = {side: things_of(half, server.own_modules) for side, half in server.halves.items()}
+    things = {name: things_of(side, server.own_modules) for name, side in server.sides.items()}
     server.end()
     return things
 
 
-def things_of(half: Any, foreign: tuple[str, ...] = ()) -> Things:
-    """What a connector's half holds, but for objects of classes in ``foreign`` modules."""
+def things_of(side: Any, foreign: tuple[str, ...] = ()) -> Things:
+    """What a connector's side holds, but for objects of classes in ``foreign`` modules."""
     things: Things = Counter()
     seen: set[int] = set()
-    left: list[tuple[Any, str]] = [(half, type(half).__name__)]
+    left: list[tuple[Any, str]] = [(side, type(side).__name__)]
     while left:
         value, way = left.pop()
         if isinstance(value, _PLAIN) or id(value) in seen or _is_foreign(value.__class__, foreign):

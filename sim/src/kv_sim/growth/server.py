@@ -168,13 +168,13 @@ class Server:
         self._apply(Kind.ABORT, request=f"r{self._added}")
 
     @property
-    def halves(self) -> dict[str, Any]:
+    def sides(self) -> dict[str, Any]:
         """The connector's objects, by the side that they are of."""
-        halves: dict[str, Any] = {}
+        sides: dict[str, Any] = {}
         for site in self._world.sites:
             worker, scheduler = site.engine.connectors
-            halves |= {f"{site.place.words}scheduler": scheduler, f"{site.place.words}worker": worker}
-        return halves
+            sides |= {f"{site.place.words}scheduler": scheduler, f"{site.place.words}worker": worker}
+        return sides
 
     @property
     def own_modules(self) -> tuple[str, ...]:

@@ -1,4 +1,4 @@
-"""``TimedP2PWorkerSide``: the worker's half with a clock of the world's, and a watch on what it reports."""
+"""``TimedP2PWorkerSide``: the worker's side with a clock of the world's, and a watch on what it reports."""
 
 from typing import Any, Final
 

@@ -19,7 +19,7 @@ class _TellsOfOthers(TimedWorkerSide):
 
 
 class StepsLoadNotTold(TimedOffloadingConnector):
-    """A load that the step waited for failed, and is told to the scheduler's half alone, not to the engine."""
+    """A load that the step waited for failed, and is told to the scheduler's side alone, not to the engine."""
 
     worker_class = _TellsOfOthers
 

@@ -1,4 +1,4 @@
-"""The scheduler's half: it takes the engine's calls, and hands each to the parts that decide, in their order."""
+"""The scheduler's side: it takes the engine's calls, and hands each to the parts that decide, in their order."""
 
 from collections.abc import Iterable
 from typing import Any, ClassVar

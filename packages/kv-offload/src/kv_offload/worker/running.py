@@ -2,8 +2,8 @@
 
 A job is *running* from when it is begun until it ends, is refused, or is *given up*. Each of these is told once:
 to the engine (loads between steps, and stores whose blocks are held, by request; failed loads by block or by
-request) and to the scheduler's half (every job, by id). A job that was given up counts as failed, but its copy may
-still be at work; when that ends after all, only the scheduler's half is told. Reports of unknown jobs, and second
+request) and to the scheduler's side (every job, by id). A job that was given up counts as failed, but its copy may
+still be at work; when that ends after all, only the scheduler's side is told. Reports of unknown jobs, and second
 ones, change nothing.
 
 A store is *distrusted* if its blocks may have been written before it had read them: whatever its end, it failed.
@@ -126,7 +126,7 @@ class RunningJobs:
             counts[name] = counts.get(name, 0) + amount
 
     def take_meta(self) -> OffloadingWorkerMetadata | None:
-        """What the scheduler's half is told."""
+        """What the scheduler's side is told."""
         if self._meta == OffloadingWorkerMetadata():
             return None
         meta, self._meta = self._meta, OffloadingWorkerMetadata()

@@ -1,4 +1,4 @@
-"""The worker's half: it gives the medium's worker the jobs of each step, in an order that is safe.
+"""The worker's side: it gives the medium's worker the jobs of each step, in an order that is safe.
 
 * A store whose bytes this step computes is submitted in ``wait_for_save``, when the forward pass has been given to
   the device, so the copy comes after it. What earlier steps computed is stored from ``handle_preemptions`` on.

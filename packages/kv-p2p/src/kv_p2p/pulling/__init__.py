@@ -12,9 +12,9 @@ blocks, each of its workers from the worker of the same rank. A hold ends when i
 or nothing.
 
 ``ticket`` is what travels through the client, ``groups`` what has to be known of KV cache groups. ``scheduler``
-and ``worker`` are the two halves of the connector, which decide and neither wait nor send: bytes move behind a
+and ``worker`` are the two sides of the connector, which decide and neither wait nor send: bytes move behind a
 ``wire``. The one over TCP is the folder ``tcp``; it may leave bytes to a ``carrier``, ``mooncake`` or ``nixl``.
 
-What the halves tell each other is ``metadata``, and what is in the caches of a worker ``pages``. ``options`` is
-what an operator sets; ``stats`` is what both halves count.
+What the sides tell each other is ``metadata``, and what is in the caches of a worker ``pages``. ``options`` is
+what an operator sets; ``stats`` is what both sides count.
 """

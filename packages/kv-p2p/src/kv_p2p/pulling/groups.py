@@ -1,4 +1,4 @@
-"""``Group``: what both halves have to know of a KV cache group.
+"""``Group``: what both sides have to know of a KV cache group.
 
 A *place* is an index in a block table: the number of a block of a request, from the first of its tokens on.
 """

@@ -1,4 +1,4 @@
-"""What the scheduler's half tells the workers."""
+"""What the scheduler's side tells the workers."""
 
 from dataclasses import dataclass, field
 from typing import Final, NamedTuple

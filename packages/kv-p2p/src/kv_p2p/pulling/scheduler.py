@@ -1,4 +1,4 @@
-"""The scheduler's half: which prompts are held, which tickets are taken.
+"""The scheduler's side: which prompts are held, which tickets are taken.
 
 Of a request it knows one thing at a time: a ticket that came with it and that nobody has taken yet; that its
 blocks are being pulled; or that its blocks are held. A ticket is taken at the first allocation, and only then: who

@@ -1,4 +1,4 @@
-"""The worker's half: tells its wire what to serve and to pull, and the engine what ended.
+"""The worker's side: tells its wire what to serve and to pull, and the engine what ended.
 
 It alone knows the time. A hold that was not pulled in time is withdrawn, a pull that takes too long is given up,
 and either is reported only when nobody touches the blocks any more; until then it is asked again in every step.

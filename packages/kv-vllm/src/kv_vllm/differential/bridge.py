@@ -22,7 +22,7 @@ class ScriptedMetadata(KVConnectorMetadata):  # type: ignore[misc]
 
 
 class ScriptedConnector(KVConnectorBase_V1):  # type: ignore[misc]
-    """The scheduler's half of a connector, by a script. There is no other half."""
+    """The scheduler's side of a connector, by a script. There is no other side."""
 
     def __init__(self, vllm_config: Any, role: Any, kv_cache_config: Any) -> None:
         super().__init__(vllm_config, role, kv_cache_config)

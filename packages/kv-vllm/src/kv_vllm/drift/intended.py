@@ -59,7 +59,7 @@ INTENDED: Final[tuple[Intended, ...]] = (
     ),
     *_only_here(
         "MultiConnector",
-        "ours is made of two halves",
+        "ours is made of two sides",
         *("scheduler_class", "worker_class", "side", "build_side"),
     ),
     Intended(

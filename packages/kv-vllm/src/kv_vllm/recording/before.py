@@ -57,7 +57,7 @@ class ConnectorBefore(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
             self._open_or_end(opens)
 
     def prepare(self, vllm_config: Any, config_behind: Any, kv_cache_config: Any) -> Opens:
-        """Read what the scheduler's half needs for its own work, and refuse what can't be."""
+        """Read what the scheduler's side needs for its own work, and refuse what can't be."""
         return lambda: None
 
     def _open_or_end(self, opens: Opens) -> None:

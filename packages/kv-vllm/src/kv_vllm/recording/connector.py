@@ -1,7 +1,7 @@
 """``RecordingConnector``: stands before any connector of vLLM's and writes down what an engine asks it.
 
 ``kv_connector_extra_config`` has ``connector``, which is behind it, and ``record_path``, where the schedule file
-goes that ``kv-sim replay-schedule`` reads. The scheduler's half writes each call as a line into ``….calls.jsonl``
+goes that ``kv-sim replay-schedule`` reads. The scheduler's side writes each call as a line into ``….calls.jsonl``
 beside it as it happens, and makes the schedule of them when the engine ends; ``python -m kv_vllm schedule`` does
 so from the calls of an engine that was killed. Of a prompt there are its length and the first bytes of its block
 hashes, of an id a number.
@@ -42,7 +42,7 @@ class RecordingConnector(ConnectorBefore):
 
     @property
     def log(self) -> "CallLog":
-        """Of the scheduler's half."""
+        """Of the scheduler's side."""
         assert self._log is not None, f"a call of the scheduler's side, and the role is {self.role}"
         return self._log
 

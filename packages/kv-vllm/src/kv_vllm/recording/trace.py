@@ -29,7 +29,7 @@ class TraceConnector(ConnectorBefore):
     keys = ("connector", "trace_path")
     usual = NOTHING
     traffic: Traffic | None = None
-    """Of the scheduler's half."""
+    """Of the scheduler's side."""
 
     def prepare(self, vllm_config: Any, config_behind: Any, kv_cache_config: Any) -> Opens:
         parallel = vllm_config.parallel_config

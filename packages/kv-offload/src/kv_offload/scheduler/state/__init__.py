@@ -1,4 +1,4 @@
-"""What the scheduler's half remembers: ``books``, and what is in them.
+"""What the scheduler's side remembers: ``books``, and what is in them.
 
 Of a request: ``request_state``, with its ``progress`` (keys, blocks, how far it has come) and the ``sources``
 of its last load. Of jobs: ``jobs``, with those that must end before a block is written (``watched``) and the

@@ -1,4 +1,4 @@
-"""What the parts of the scheduler's half share: the medium, requests, jobs, and what is collected for a step.
+"""What the parts of the scheduler's side share: the medium, requests, jobs, and what is collected for a step.
 
 ``manager`` is locked by whoever calls it: for the planning of a step from its first query on (``open_region``),
 for anything else while that lasts (``lock``). The lock is not reentrant, and a call of the second sort never
@@ -23,7 +23,7 @@ from kv_offload.scheduler.state.request_state import RequestState, begin_life
 
 
 class Books:
-    """State of the scheduler's half."""
+    """State of the scheduler's side."""
 
     def __init__(self, engine: EngineDescription, manager: OffloadingManager) -> None:
         self.engine = engine

@@ -1,6 +1,6 @@
 """Pins on GPU blocks: references in the engine's own pool, so that nobody else gets a block that a store reads.
 
-The pool is the engine's, and is told to this half at start (``bind_gpu_block_pool``); it is vLLM's to look at:
+The pool is the engine's, and is told to this side at start (``bind_gpu_block_pool``); it is vLLM's to look at:
 ``blocks`` by id, ``touch`` adds a reference to each of some blocks, ``free_blocks`` takes one away. The engine
 counts what is pinned as in use: it waits instead of preempting (``has_pending_block_frees``), and refuses to reset
 its prefix cache meanwhile.
@@ -63,7 +63,7 @@ class Pins:
             self._pool.free_blocks(blocks)
 
     def unpin_all(self) -> None:
-        """Nobody reports to this half any more: whoever has switched it off goes on with the engine's pool."""
+        """Nobody reports to this side any more: whoever has switched it off goes on with the engine's pool."""
         for job_id in [*self._blocks_of]:
             self.unpin(job_id)
 
