@@ -176,6 +176,6 @@ def test_all_threads_are_there_before_there_is_a_job(tmp_path):
 
 
 def test_a_manager_that_can_not_be_made_lets_others_in(tmp_path):
-    with pytest.raises(ConfigError, match="unknown eviction_policy 'best'"):
+    with pytest.raises(ConfigError, match="policy 'best'; known: "):
         FileOffloadingSpec(config(tmp_path, eviction_policy="best")).get_manager()
     FileOffloadingSpec(config(tmp_path)).get_manager().shutdown()
