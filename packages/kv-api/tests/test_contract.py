@@ -57,6 +57,27 @@ def test_the_abstract_methods_are_the_seven_of_vllm() -> None:
     }
 
 
+@pytest.mark.parametrize(
+    ("name", "methods"),
+    [
+        ("SupportsHMA", "request_finished_all_groups"),
+        ("SchedulerSide", "build_connector_meta get_num_new_matched_tokens update_state_after_alloc"),
+        ("WorkerSide", "save_kv_layer start_load_kv wait_for_layer_load wait_for_save"),
+        ("OffloadingManager", "lookup on_new_request prepare_load prepare_store"),
+        ("OffloadingWorker", "get_finished submit_load submit_store wait"),
+        ("OffloadingSpec", "get_manager get_worker"),
+        ("KVConnectorWorkerMetadata", "aggregate"),
+        ("KVConnectorPromMetrics", "observe"),
+        (
+            "KVConnectorKVEvents",
+            "add_events aggregate clear_events get_all_events get_number_of_workers increment_workers",
+        ),
+    ],
+)
+def test_what_a_subclass_has_to_write(name: str, methods: str) -> None:
+    assert sorted(getattr(kv_api, name).__abstractmethods__) == methods.split()
+
+
 def test_the_hooks_of_one_step_stand_in_the_order_of_an_engine() -> None:
     order = [
         "on_new_request",

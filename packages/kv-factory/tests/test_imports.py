@@ -3,6 +3,9 @@
 import json
 import subprocess
 import sys
+from types import ModuleType
+
+import kv_factory
 
 # What kv_api needs, and `threading`, `contextvars` and `importlib`.
 KNOWN = {
@@ -51,3 +54,8 @@ def test_entry_points_are_searched_only_for_a_name_that_was_not_registered() -> 
     _, registered, unknown = steps()
     assert "importlib.metadata" not in registered
     assert "importlib.metadata" in unknown
+
+
+def test_the_public_names_are_those_of_the_package() -> None:
+    named = {name for name, value in vars(kv_factory).items() if not isinstance(value, ModuleType)}
+    assert {*kv_factory.__all__} == {name for name in named if not name.startswith("_")}

@@ -2,8 +2,11 @@
 
 import subprocess
 import sys
+from types import ModuleType
 
 import pytest
+
+import kv_offload_file
 
 CODE = """
 import sys, pathlib, traceback, tempfile, secrets
@@ -33,3 +36,8 @@ def test_a_scheduler_needs_no_numpy(code):
     command = [sys.executable, "-c", CODE.format(code=code)]
     done = subprocess.run(command, capture_output=True, text=True, check=True)
     assert done.stdout.split() == ["kv_api", "kv_offload_cpu", "kv_offload_file"]
+
+
+def test_the_public_names_are_those_of_the_package():
+    named = {name for name, value in vars(kv_offload_file).items() if not isinstance(value, ModuleType)}
+    assert {*kv_offload_file.__all__} == {name for name in named if not name.startswith("_")}

@@ -2,6 +2,9 @@
 
 import subprocess
 import sys
+from types import ModuleType
+
+import kv_offload
 
 CODE = """
 import sys, traceback  # which brings a module, on 3.15, that is not among the names
@@ -28,3 +31,8 @@ def test_only_declared_packages_are_imported():
 def test_no_threads_and_no_chance():
     done = subprocess.run([sys.executable, "-c", PURE], capture_output=True, text=True, check=True)
     assert done.stdout.split() == []
+
+
+def test_the_public_names_are_those_of_the_package():
+    named = {name for name, value in vars(kv_offload).items() if not isinstance(value, ModuleType)}
+    assert {*kv_offload.__all__} == {name for name in named if not name.startswith("_")}
