@@ -64,8 +64,9 @@ class Compiler:
         self._fill(room, b"ptx")
 
     def _fill(self, room, answer):
+        writable = (ctypes.c_char * len(answer)).from_buffer(room)
         assert len(room) == len(answer)
-        ctypes.memmove(room, answer, len(answer))
+        ctypes.memmove(writable, answer, len(answer))
 
 
 class Attribute(Enum):

@@ -159,6 +159,6 @@ def shared_bytes(warps: int) -> int:
 
 def _answer(size_of: Any, get: Any, program: Any) -> bytes:
     _, size = size_of(program)
-    answer = b" " * int(size)
+    answer = bytearray(int(size))  # and not bytes, of which Python keeps one object for all equal ones of length 1
     get(program, answer)
-    return answer
+    return bytes(answer)
