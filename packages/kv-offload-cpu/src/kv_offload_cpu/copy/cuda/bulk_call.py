@@ -46,7 +46,10 @@ class Told(ctypes.Structure):
 
 
 class Compiled(NamedTuple):
-    """Machine code, or PTX for a device that is newer than the compiler, and what the compiler said."""
+    """Machine code, or PTX for a device that the compiler doesn't know, and what the compiler said.
+
+    The PTX is that of the oldest devices with bulk copies, which every later one takes, whatever its family.
+    """
 
     code: bytes
     log: str
@@ -55,7 +58,7 @@ class Compiled(NamedTuple):
 @cache
 def compile_kernel(capability: tuple[int, int]) -> Compiled:
     """The kernel for a device; a ConfigError where it has no bulk copies, or nothing compiles."""
-    number = 10 * capability[0] + capability[1]
+    number, oldest = (10 * major + minor for major, minor in (capability, CAPABILITY))
     if capability < CAPABILITY:
         raise WrongDeviceError(
             f"copy_engine: the device has compute capability {number / 10}, and bulk copies came with "
@@ -63,14 +66,13 @@ def compile_kernel(capability: tuple[int, int]) -> Compiled:
         )
     try:
         nvrtc = import_module("cuda.bindings.nvrtc")
-        _, known = nvrtc.nvrtcGetSupportedArchs()
+        is_known = number in nvrtc.nvrtcGetSupportedArchs()[1]
     except Exception as error:  # the bindings find the library at the first call
         raise ConfigError(
             f"copy_engine: a kernel of bulk copies needs NVRTC, which can't be used ({error}); install that of "
             f"cuda-bindings' CUDA (nvidia-cuda-nvrtc, or nvidia-cuda-nvrtc-cu12), or use 'cuda-gather'"
         ) from error
-    newest = max((each for each in known if each <= number), default=0)
-    target = f"sm_{number}" if newest == number else f"compute_{newest}"
+    target = f"sm_{number}" if is_known else f"compute_{oldest}"
     source = (files(__package__) / "bulk_kernel.cu").read_bytes()
     defined = (f"-DSTEP_BYTES={STEP_BYTES}", f"-DLANES={LANES}")
     options = [b"-arch=" + target.encode(), b"-std=c++17", b"--ptxas-options=-v", *map(str.encode, defined)]
@@ -79,7 +81,7 @@ def compile_kernel(capability: tuple[int, int]) -> Compiled:
     log = _answer(nvrtc.nvrtcGetProgramLogSize, nvrtc.nvrtcGetProgramLog, program).decode().strip("\0\n ")
     if int(result):
         raise ConfigError(f"copy_engine: NVRTC can't compile for {target}: error {int(result)}: {log}")
-    if newest == number:
+    if is_known:
         code = _answer(nvrtc.nvrtcGetCUBINSize, nvrtc.nvrtcGetCUBIN, program)
     else:
         code = _answer(nvrtc.nvrtcGetPTXSize, nvrtc.nvrtcGetPTX, program)
