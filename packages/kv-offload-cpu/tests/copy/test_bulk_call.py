@@ -287,6 +287,17 @@ def test_a_launch_that_fails_says_so(make):
         kernel.launch(7, Tensor(1), 99, range(5), 2)
 
 
+def test_a_launch_of_more_steps_than_a_thread_can_count_is_refused(make):
+    driver = Driver()
+    kernel = make(driver).kernel(Tensor(1), 1 << 20, is_store=True, word=16)
+    kernel.launch(7, Tensor(1), 9999, range(2048), 2)
+    with pytest.raises(
+        RuntimeError, match=r"^a kernel of bulk copies takes 2147483648 steps at most, and this job has"
+    ):
+        kernel.launch(7, Tensor(1), 9999, range(2049), 2)
+    assert [told["num_items"] for _, _, told in driver.launched] == [1 << 31]
+
+
 def test_odd_pages_are_refused_with_what_copies_them(make):
     with pytest.raises(ConfigError) as caught:
         make(Driver()).kernel(Tensor(1), 1, is_store=True, word=8)

@@ -24,6 +24,9 @@ WARPS: Final = {False: 6, True: 2}
 """Of a program, by whether it stores; fewer where a device has no room for so many. Loads have as much under way
 as there is room for, stores what fills a link: two programs of 16 buffers on an H200, and with fewer not quite."""
 
+MOST_ITEMS: Final = 1 << 31
+"""Steps of a launch. Threads count theirs with 32 bits, and go beyond the last."""
+
 _BARRIER_BYTES: Final = 8
 
 
@@ -145,13 +148,18 @@ class BulkKernel:
         """Give a stream, by its handle, the moves of some pages of ``table``, a tensor on the device."""
         told = self._told  # which the driver reads before it returns
         told.table, told.num_rows, told.begin = table.data_ptr(), num_rows, rows.start
-        told.num_items = len(rows) * told.num_steps
-        programs = max(1, min(programs, -(-told.num_items // self._buffers)))
+        items = len(rows) * told.num_steps
+        if items > MOST_ITEMS:
+            raise RuntimeError(
+                f"a kernel of bulk copies takes {MOST_ITEMS} steps at most, and this job has {items}"
+            )
+        told.num_items = items
+        programs = max(1, min(programs, -(-items // self._buffers)))
         arguments = ctypes.addressof(self._arguments)
         call = self._call
         [result] = call.bindings.cuLaunchKernel(call.function, programs, 1, 1, *self._shape, stream, arguments, 0)
         if int(result):
-            raise RuntimeError(f"cuLaunchKernel gave error {int(result)} for {told.num_items} steps")
+            raise RuntimeError(f"cuLaunchKernel gave error {int(result)} for {items} steps")
 
 
 def shared_bytes(warps: int) -> int:
