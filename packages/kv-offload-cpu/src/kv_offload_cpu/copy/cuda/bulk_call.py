@@ -21,8 +21,9 @@ LANES: Final = 8
 """Threads of a warp that have a buffer."""
 
 WARPS: Final = {False: 6, True: 2}
-"""Of a program, by whether it stores; fewer where a device has no room for so many. Loads have as much under way
-as there is room for, stores what fills a link: two programs of 16 buffers on an H200, and with fewer not quite."""
+"""Of a program, by whether it stores; fewer where a device has no room for so many. Stores have under way what
+fills a link, two programs of 16 buffers on an H200, and with fewer not quite; loads three times that, for answers
+that come later beside stores."""
 
 MOST_ITEMS: Final = 1 << 31
 """Steps of a launch. Threads count theirs with 32 bits, and go beyond the last."""
