@@ -182,10 +182,13 @@ def available(setting: Setting, loop: Loop | None, arguments: Any) -> list[str]:
 
 
 def beside_idlers(torch: Any, products: Products, times: int) -> dict[int, float]:
-    """By how many multiprocessors are kept from them, how much slower products are."""
-    from gpu.idlers import Idlers  # which needs Triton
-
-    found = {}
+    """By how many multiprocessors are kept from them, how much slower products are; nothing without Triton."""
+    found: dict[int, float] = {}
+    try:
+        from gpu.idlers import Idlers
+    except ImportError as error:
+        print(f"a kernel that does nothing is left out: {error}")
+        return found
     for count in IDLE:
         idlers = Idlers(torch, count)
         idlers.give()  # which compiles it
@@ -206,7 +209,7 @@ def run(torch: Any, make_driver: Callable[..., Any], loop: Loop | None, argument
     print(f"{results['device']}, torch {torch.__version__}")
     print("limit, GB/s: " + ", ".join(f"{way} {rate:.1f}" for way, rate in limit.items()))
     results["idle"] = beside_idlers(torch, products, arguments.beside)
-    idle = ", ".join(f"{slower:.1%} on {count}" for count, slower in results["idle"].items())
+    idle = ", ".join(f"{slower:.1%} on {count}" for count, slower in results["idle"].items()) or "unknown"
     print(f"slow-down of products beside a kernel that does nothing, by its multiprocessors: {idle}")
     columns = [*(f"{way + ' held':>20}" for way in WAYS), f"{'beside stores':>15}", f"{'beside loads':>15}"]
     print(f"{'page':>10} {'count':>7} {'method':>14}" + "".join(columns))

@@ -10,7 +10,8 @@ import triton
 import triton.language as tl
 
 WARPS = 32
-"""Of a program, as many as there can be, so that it shares its multiprocessor with nobody."""
+"""Of a program, as many as there can be. A multiprocessor has room for twice as many, but not beside a program
+of a product, which wants nearly all registers."""
 
 NAPS = 2000
 """Of a microsecond or two each."""

@@ -86,7 +86,13 @@ class Products:
             number = next(numbers)
             engine.submit(number, direction, parts[number % len(parts)])
 
-        return self.beside(Jobs(give, lambda: len(engine.poll()), setting.num_bytes / len(parts)), times)
+        def ended() -> int:
+            results = engine.poll()
+            if not all(result.success for result in results):
+                raise AssertionError(f"beside products: {results}")
+            return len(results)
+
+        return self.beside(Jobs(give, ended, setting.num_bytes / len(parts)), times)
 
     def _pace(self) -> float:
         """Milliseconds of a product alone."""

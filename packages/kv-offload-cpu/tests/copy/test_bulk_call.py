@@ -64,8 +64,9 @@ class Compiler:
         self._fill(room, b"ptx")
 
     def _fill(self, room, answer):
+        writable = (ctypes.c_char * len(answer)).from_buffer(room)
         assert len(room) == len(answer)
-        ctypes.memmove(room, answer, len(answer))
+        ctypes.memmove(writable, answer, len(answer))
 
 
 class Attribute(Enum):
@@ -162,7 +163,7 @@ class Tensor:
     [
         (H200, (80, 90, 100), "sm_90", b"code"),
         ((10, 0), (80, 90, 100), "sm_100", b"code"),
-        ((10, 3), (80, 90, 100, 120), "compute_100", b"ptx"),
+        ((10, 3), (80, 90, 100, 101, 120), "compute_90", b"ptx"),
         ((12, 1), (80, 90), "compute_90", b"ptx"),
     ],
 )
@@ -284,6 +285,17 @@ def test_a_launch_that_fails_says_so(make):
     kernel = make(Driver("cuLaunchKernel")).kernel(Tensor(1), 2, is_store=True, word=16)
     with pytest.raises(RuntimeError, match=r"^cuLaunchKernel gave error 700 for 10 steps$"):
         kernel.launch(7, Tensor(1), 99, range(5), 2)
+
+
+def test_a_launch_of_more_steps_than_a_thread_can_count_is_refused(make):
+    driver = Driver()
+    kernel = make(driver).kernel(Tensor(1), 1 << 20, is_store=True, word=16)
+    kernel.launch(7, Tensor(1), 9999, range(2048), 2)
+    with pytest.raises(
+        RuntimeError, match=r"^a kernel of bulk copies takes 2147483648 steps at most, and this job has"
+    ):
+        kernel.launch(7, Tensor(1), 9999, range(2049), 2)
+    assert [told["num_items"] for _, _, told in driver.launched] == [1 << 31]
 
 
 def test_odd_pages_are_refused_with_what_copies_them(make):

@@ -6,7 +6,7 @@ the right form to torch, to the batched copy and to the kernel.
 
 import ctypes
 import sys
-from contextlib import nullcontext
+from contextlib import contextmanager, nullcontext
 from functools import partial
 from itertools import product
 from time import perf_counter
@@ -24,7 +24,7 @@ from kv_api import CanonicalKVCacheRef
 from kv_offload_cpu import CopyEngineChoice, Direction, HostLayout
 from kv_offload_cpu.copy.choose import METHODS, method_maker
 from kv_offload_cpu.copy.cuda.methods.batch import OneBatch
-from kv_offload_cpu.copy.cuda.methods.page_table import Launch, Steps
+from kv_offload_cpu.copy.cuda.methods.page_table import Kernels, Launch, Steps
 from kv_offload_cpu.copy.cuda.methods.staged import TwoHalves
 from kv_offload_cpu.copy.cuda.trial import TINY, Trial
 from kv_offload_cpu.copy.ranges.descriptors import CopyPlan
@@ -54,6 +54,7 @@ class Stream:
 class Event:
     def __init__(self, enable_timing=False):
         self.at = None
+        self.knows_time = enable_timing
 
     def record(self, stream):
         self.at = perf_counter()
@@ -65,6 +66,7 @@ class Event:
         pass
 
     def elapsed_time(self, other):
+        assert self.knows_time and other.knows_time
         return 1000 * (other.at - self.at)
 
 
@@ -74,6 +76,21 @@ class Registry:
     def __init__(self):
         self.calls = []
         self.kernels = []
+        self.device = None
+        self.num_bulk_calls = 0
+
+    @contextmanager
+    def on(self, device):
+        """While a device is the current one."""
+        before, self.device = self.device, device
+        yield
+        self.device = before
+
+    def bulk_call(self):
+        """What makes kernels of bulk copies on the current device."""
+        assert self.device is not None, "on whatever device was the current one"
+        self.num_bulk_calls += 1
+        return SimpleNamespace(kernel=partial(Kernel, self, Kernels.BULK))
 
     def cudaHostRegister(self, address, size, flags):
         self.calls.append(("register", address, size, flags))
@@ -105,14 +122,17 @@ class Bindings:
 class Kernel:
     """A kernel of either kind, done by C."""
 
-    def __init__(self, registry, steps, num_steps, *, is_store, word):
+    def __init__(self, registry, kind, steps, num_steps, *, is_store, word):
+        self.kind = kind
         self.steps, self.num_steps, self.word = steps, num_steps, word
         self.direction = Direction.STORE if is_store else Direction.LOAD
         self.launched = []
+        self.registry, self.device = registry, registry.device
+        assert self.device is not None, "on whatever device was the current one"
         registry.kernels.append(self)
 
     def launch(self, stream, table, num_rows, rows, programs):
-        assert stream == Stream.cuda_stream
+        assert (stream, self.registry.device) == (Stream.cuda_stream, self.device)
         self.launched.append((rows, programs))
         steps = Steps(self.steps.numpy(), self.num_steps, self.word)
         launch = Launch(self.direction, None, num_rows, rows, steps, programs)
@@ -131,7 +151,7 @@ def registry(monkeypatch):
         "Stream": Stream,
         "Event": Event,
         "stream": lambda stream: nullcontext(),
-        "device": lambda device: nullcontext(),
+        "device": registry.on,
         "current_stream": lambda device: Stream(),
         "cudart": lambda: registry,
     }.items():
@@ -141,8 +161,8 @@ def registry(monkeypatch):
     monkeypatch.setattr(f"{driver}.BatchCall", Batches)
     monkeypatch.setattr(f"{driver}.load_bindings", lambda purpose: Bindings())
     monkeypatch.setattr(f"{driver}.mapped_address", lambda bindings, address: address)
-    kernels = SimpleNamespace(Kernel=partial(Kernel, registry))
-    monkeypatch.setattr(f"{driver}.BulkCall", lambda: SimpleNamespace(kernel=partial(Kernel, registry)))
+    kernels = SimpleNamespace(Kernel=partial(Kernel, registry, Kernels.GATHER))
+    monkeypatch.setattr(f"{driver}.BulkCall", registry.bulk_call)
     monkeypatch.setattr("kv_offload_cpu.copy.cuda.trial.MOST_BYTES", 1 << 10)
     monkeypatch.setattr("kv_offload_cpu.copy.cuda.trial.TIMES", 1)
     monkeypatch.setitem(METHODS, CopyEngineChoice.CUDA_STAGED, partial(TwoHalves, half_bytes=64))
@@ -211,6 +231,17 @@ def test_kernels_for_both_directions_are_compiled_before_the_first_job(make, reg
     assert [kernel.launched for kernel in registry.kernels] == [[], []]
 
 
+def test_both_kinds_of_kernels_stand_side_by_side_and_one_is_loaded_once(make, registry):
+    driver = make()
+    for _ in range(2):
+        driver.enable_kernels()
+        driver.enable_bulk()
+    assert registry.num_bulk_calls == 1
+    for kind in Kernels:
+        steps = driver.new_steps(np.zeros(5, np.int64), 1, 16, kind)
+        assert {kernel.kind for kernel in steps.kernels.values()} == {kind}
+
+
 def test_as_many_rows_of_a_table_are_uploaded_as_asked(make):
     driver = make()
     driver.enable_kernels()
@@ -224,7 +255,8 @@ def test_as_many_rows_of_a_table_are_uploaded_as_asked(make):
 def test_streams_and_events_are_those_of_torch(make):
     driver = make()
     stream = driver.new_stream()
-    begin, end = driver.mark(stream), driver.mark(stream)
+    begin, end = driver.mark_time(stream), driver.mark_time(stream)
+    assert not driver.mark(stream).knows_time and not driver.mark_compute().knows_time
     begin.at, end.at = 2.0, 2.5
     assert driver.seconds_between(begin, end) == 0.5
     driver.hold(stream, begin)

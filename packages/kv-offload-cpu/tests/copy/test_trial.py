@@ -100,8 +100,8 @@ def plan_of(size, layers=1):
     return CopyPlan(tensors, [[CanonicalKVCacheRef(n, size) for n in range(layers)]], layout, 0)
 
 
-def best(device, range_bytes=16, layers=1):
-    plan = plan_of(range_bytes, layers)
+def best(device, range_bytes=16, layers=1, plan=None):
+    plan = plan or plan_of(range_bytes, layers)
     return method_maker(device, CopyEngineChoice.CUDA_BEST, plan)(device.new_stream())
 
 
@@ -169,6 +169,7 @@ class NewDevice(Device):
     def new_steps(self, numbers, count, word, kernels):
         steps = super().new_steps(numbers, count, word, kernels)
         if kernels is Kernels.BULK:
+            assert word == 16, "bulk copies of odd pages"
             self.of_bulk.append(steps)
         return steps
 
@@ -185,6 +186,14 @@ def test_bulk_copies_are_tried_where_there_are_any(clock):
     """128 ranges and 64 cost as much in a batch as they are, 16 no more than 16."""
     rows = rows_of(best(clock(NewDevice())))
     assert [row.method for row in rows if (row.direction, row.below_bytes) == (STORE, 32)] == [BULK, BULK, BATCH]
+
+
+def test_bulk_copies_are_not_tried_for_pages_that_lie_where_there_are_none(clock, caplog):
+    plan = CopyPlan(
+        [TensorPages(200, 16, 24, 1 << 40)], [[CanonicalKVCacheRef(0, 16)]], HostLayout(200, 1, 16, 1, 16), 0
+    )
+    assert {*best(clock(NewDevice()), plan=plan).methods} == {CopyEngineChoice.CUDA, GATHER, BATCH}
+    assert caplog.records == []
 
 
 KERNELS, BATCHES = {GATHER, STAGED}, {BATCH, STAGED}

@@ -15,7 +15,7 @@ from kv_offload_cpu.copy.cuda.methods.batch import OneBatch
 from kv_offload_cpu.copy.cuda.methods.gather import BULK_PROGRAMS, OneKernel
 from kv_offload_cpu.copy.cuda.methods.page_table import Kernels
 from kv_offload_cpu.copy.cuda.methods.staged import TwoHalves
-from kv_offload_cpu.copy.cuda.table import STAND_INS, TABLE, ByTable, Row, fitting
+from kv_offload_cpu.copy.cuda.table import STAND_INS, TABLE, ByTable, Row, fitting, is_odd
 from kv_offload_cpu.copy.cuda.trial import TINY, Seconds, Shape, Trial, rows_of
 from kv_offload_cpu.copy.engine import CopyEngine, HostMemory
 from kv_offload_cpu.copy.host.engine import HostCopyEngine
@@ -121,7 +121,7 @@ def method_maker(
         _enable(driver, choice)
         return lambda stream: METHODS[choice](driver, stream, plan)
     if choice is CopyEngineChoice.CUDA_BEST:
-        rows = _best_rows(driver, Shape(plan.range_bytes, plan.num_ranges_a_page))
+        rows = _best_rows(driver, plan)
     else:
         passes = cache(lambda name: _tried(driver, choice, name, TINY) is not None)
         rows = []
@@ -133,9 +133,14 @@ def method_maker(
     return lambda stream: ByTable(rows, {name: METHODS[name](driver, stream, plan) for name in used}, plan.extent)
 
 
-def _best_rows(driver: Any, shape: Shape) -> list[Row]:
-    """The table that trials give, of the methods that pass them."""
-    tried = {choice: _tried(driver, CopyEngineChoice.CUDA_BEST, choice, shape) for choice in _TRIED}
+def _best_rows(driver: Any, plan: CopyPlan) -> list[Row]:
+    """The table that trials give, of the methods that pass them and can copy the pages of ``plan``.
+
+    A trial's pages lie better than those may, so it wouldn't show that a method can't.
+    """
+    shape = Shape(plan.range_bytes, plan.num_ranges_a_page)
+    choices = [choice for choice in _TRIED if not (choice in STAND_INS and is_odd(plan))]
+    tried = {choice: _tried(driver, CopyEngineChoice.CUDA_BEST, choice, shape) for choice in choices}
     rows = rows_of({choice: seconds for choice, seconds in tried.items() if seconds is not None})
     for row in rows:
         size = "any size" if row.below_bytes == sys.maxsize else f"less than {row.below_bytes} bytes"

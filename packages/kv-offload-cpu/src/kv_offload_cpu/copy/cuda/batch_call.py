@@ -1,4 +1,4 @@
-"""The driver's ``cuMemcpyBatchAsync``, called with arrays. The only file here that imports cuda-bindings.
+"""The driver's ``cuMemcpyBatchAsync``, called with arrays, and what else is asked of cuda-bindings' driver.
 
 The bindings' own function of that name takes lists, and would make three Python objects of every copy. So they are
 asked for the function's address, for what attributes look like and for the values of their enumerations, and the

@@ -21,8 +21,12 @@ LANES: Final = 8
 """Threads of a warp that have a buffer."""
 
 WARPS: Final = {False: 6, True: 2}
-"""Of a program, by whether it stores; fewer where a device has no room for so many. Loads have as much under way
-as there is room for, stores what fills a link: two programs of 16 buffers on an H200, and with fewer not quite."""
+"""Of a program, by whether it stores; fewer where a device has no room for so many. Stores have under way what
+fills a link, two programs of 16 buffers on an H200, and with fewer not quite; loads three times that, for answers
+that come later beside stores."""
+
+MOST_ITEMS: Final = 1 << 31
+"""Steps of a launch. Threads count theirs with 32 bits, and go beyond the last."""
 
 _BARRIER_BYTES: Final = 8
 
@@ -46,7 +50,10 @@ class Told(ctypes.Structure):
 
 
 class Compiled(NamedTuple):
-    """Machine code, or PTX for a device that is newer than the compiler, and what the compiler said."""
+    """Machine code, or PTX for a device that the compiler doesn't know, and what the compiler said.
+
+    The PTX is that of the oldest devices with bulk copies, which every later one takes, whatever its family.
+    """
 
     code: bytes
     log: str
@@ -55,7 +62,7 @@ class Compiled(NamedTuple):
 @cache
 def compile_kernel(capability: tuple[int, int]) -> Compiled:
     """The kernel for a device; a ConfigError where it has no bulk copies, or nothing compiles."""
-    number = 10 * capability[0] + capability[1]
+    number, oldest = (10 * major + minor for major, minor in (capability, CAPABILITY))
     if capability < CAPABILITY:
         raise WrongDeviceError(
             f"copy_engine: the device has compute capability {number / 10}, and bulk copies came with "
@@ -63,14 +70,13 @@ def compile_kernel(capability: tuple[int, int]) -> Compiled:
         )
     try:
         nvrtc = import_module("cuda.bindings.nvrtc")
-        _, known = nvrtc.nvrtcGetSupportedArchs()
+        is_known = number in nvrtc.nvrtcGetSupportedArchs()[1]
     except Exception as error:  # the bindings find the library at the first call
         raise ConfigError(
             f"copy_engine: a kernel of bulk copies needs NVRTC, which can't be used ({error}); install that of "
             f"cuda-bindings' CUDA (nvidia-cuda-nvrtc, or nvidia-cuda-nvrtc-cu12), or use 'cuda-gather'"
         ) from error
-    newest = max((each for each in known if each <= number), default=0)
-    target = f"sm_{number}" if newest == number else f"compute_{newest}"
+    target = f"sm_{number}" if is_known else f"compute_{oldest}"
     source = (files(__package__) / "bulk_kernel.cu").read_bytes()
     defined = (f"-DSTEP_BYTES={STEP_BYTES}", f"-DLANES={LANES}")
     options = [b"-arch=" + target.encode(), b"-std=c++17", b"--ptxas-options=-v", *map(str.encode, defined)]
@@ -79,7 +85,7 @@ def compile_kernel(capability: tuple[int, int]) -> Compiled:
     log = _answer(nvrtc.nvrtcGetProgramLogSize, nvrtc.nvrtcGetProgramLog, program).decode().strip("\0\n ")
     if int(result):
         raise ConfigError(f"copy_engine: NVRTC can't compile for {target}: error {int(result)}: {log}")
-    if newest == number:
+    if is_known:
         code = _answer(nvrtc.nvrtcGetCUBINSize, nvrtc.nvrtcGetCUBIN, program)
     else:
         code = _answer(nvrtc.nvrtcGetPTXSize, nvrtc.nvrtcGetPTX, program)
@@ -143,13 +149,18 @@ class BulkKernel:
         """Give a stream, by its handle, the moves of some pages of ``table``, a tensor on the device."""
         told = self._told  # which the driver reads before it returns
         told.table, told.num_rows, told.begin = table.data_ptr(), num_rows, rows.start
-        told.num_items = len(rows) * told.num_steps
-        programs = max(1, min(programs, -(-told.num_items // self._buffers)))
+        items = len(rows) * told.num_steps
+        if items > MOST_ITEMS:
+            raise RuntimeError(
+                f"a kernel of bulk copies takes {MOST_ITEMS} steps at most, and this job has {items}"
+            )
+        told.num_items = items
+        programs = max(1, min(programs, -(-items // self._buffers)))
         arguments = ctypes.addressof(self._arguments)
         call = self._call
         [result] = call.bindings.cuLaunchKernel(call.function, programs, 1, 1, *self._shape, stream, arguments, 0)
         if int(result):
-            raise RuntimeError(f"cuLaunchKernel gave error {int(result)} for {told.num_items} steps")
+            raise RuntimeError(f"cuLaunchKernel gave error {int(result)} for {items} steps")
 
 
 def shared_bytes(warps: int) -> int:
@@ -159,6 +170,6 @@ def shared_bytes(warps: int) -> int:
 
 def _answer(size_of: Any, get: Any, program: Any) -> bytes:
     _, size = size_of(program)
-    answer = b" " * int(size)
+    answer = bytearray(int(size))  # and not bytes, of which Python keeps one object for all equal ones of length 1
     get(program, answer)
-    return answer
+    return bytes(answer)

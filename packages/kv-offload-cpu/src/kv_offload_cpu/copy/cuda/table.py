@@ -54,12 +54,17 @@ STAND_INS: Final = {CopyEngineChoice.CUDA_BULK: CopyEngineChoice.CUDA_GATHER}
 """What copies instead where pages or a device don't let a method."""
 
 
+def is_odd(plan: CopyPlan) -> bool:
+    """Whether its pages or slots are no multiples of the widest word: too odd for a method with a stand-in."""
+    row_bytes = plan.layout.row_bytes
+    return any(word_of(parts, plan.host_address, row_bytes) < WIDEST_WORD_BYTES for parts in plan.parts)
+
+
 def fitting(table: Sequence[Row], plan: CopyPlan) -> tuple[Row, ...]:
     """The rows that jobs of ``plan`` can be like, with methods that can copy its pages."""
-    layout = plan.layout
-    is_odd = any(word_of(parts, plan.host_address, layout.row_bytes) < WIDEST_WORD_BYTES for parts in plan.parts)
+    layout, takes_others = plan.layout, is_odd(plan)
     return tuple(
-        row._replace(method=STAND_INS.get(row.method, row.method)) if is_odd else row
+        row._replace(method=STAND_INS.get(row.method, row.method)) if takes_others else row
         for row in table
         if row.least_slot_bytes <= layout.slot_bytes <= row.most_slot_bytes
         and plan.least_range_bytes < row.below_bytes

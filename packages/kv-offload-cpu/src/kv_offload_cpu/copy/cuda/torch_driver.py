@@ -3,7 +3,7 @@
 A range copied by itself is one ``copy_``, which for pinned host memory is one asynchronous copy of the device.
 Host memory is registered with the driver where it will have it, as it is, so that no allocator rounds it up. Else
 copies are still right, but slower, and may hold up the thread that submits them; a kernel couldn't reach it, so
-``enable_kernels`` refuses.
+``enable_kernels`` and ``enable_bulk`` refuse.
 """
 
 from collections.abc import Callable
