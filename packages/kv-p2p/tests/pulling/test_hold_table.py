@@ -45,7 +45,8 @@ class Machine(RuleBasedStateMachine):
         self.table = HoldTable()
         self.open = {}
         """By hold that is there: how many read it."""
-        self.pulled = set()
+        self.done = set()
+        """Those that were pulled or declined while they are read."""
         self.closing = set()
         self.served = []
 
@@ -54,7 +55,7 @@ class Machine(RuleBasedStateMachine):
 
     def end(self, hold_id):
         del self.open[hold_id]
-        self.pulled.discard(hold_id)
+        self.done.discard(hold_id)
         self.closing.discard(hold_id)
 
     @rule(hold_id=ids)
@@ -97,16 +98,18 @@ class Machine(RuleBasedStateMachine):
         self.table.end_read(hold_id, has_all=has_all)
         self.open[hold_id] -= 1
         if has_all:
-            self.pulled.add(hold_id)
+            self.done.add(hold_id)
             self.closing.add(hold_id)
-        if hold_id in self.pulled and self.open[hold_id] == 0:
+        if hold_id in self.done and self.open[hold_id] == 0:
             self.served.append(hold_id)
             self.end(hold_id)
 
     @rule(hold_id=ids, digest_of=ids)
     def decline(self, hold_id, digest_of):
         self.table.decline(hold_id, f"digest {digest_of}")
-        if self.open.get(hold_id) == 0 and digest_of == hold_id:
+        if self.open.get(hold_id) and digest_of == hold_id:
+            self.done.add(hold_id)
+        elif hold_id in self.open and digest_of == hold_id:
             self.served.append(hold_id)
             self.end(hold_id)
 
@@ -256,7 +259,7 @@ def test_who_knows_other_groups_reads_nothing(places):
         (lambda holds: setattr(holds._held["a"], "readers", -1), "hold a has -1 readers"),
         (
             lambda holds: setattr(holds._held["a"], "is_pulled", True),
-            "hold a was pulled, nobody reads it, and it is",
+            "hold a was pulled or declined, nobody reads it, and it is",
         ),
         (lambda holds: holds._served.append("a"), "['a'] have ended and are held"),
     ],

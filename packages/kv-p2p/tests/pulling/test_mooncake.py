@@ -114,7 +114,9 @@ def test_a_worker_has_the_carrier_that_was_chosen(engine):
     wire = TcpWire.of_worker(
         {"layer": np.zeros((4, 8), np.uint8)},
         Options("127.0.0.1", 0, carrier="mooncake"),
-        SimpleNamespace(**{**vars(config), "kv_transfer_config": SimpleNamespace(is_kv_producer=True)}),
+        SimpleNamespace(
+            **{**vars(config), "kv_transfer_config": SimpleNamespace(is_kv_producer=True, engine_id=None)}
+        ),
         kv_cache_config(4, (spec(4),), [["layer"]]),
     )
     carrier = wire._carrier

@@ -119,7 +119,7 @@ class TestAServerThat:
         connection, asked = raw.asked()
         assert asked == {
             "op": "pull", "version": 2, "hold": "h", "digest": "d", "layout": here.layout,
-            "places": [[5, 2]],
+            "places": [[5, 2]], "engine": "engine",
         }  # fmt: skip
         send_frame(connection, *frame_of(here, 5, 6))
         assert answer(connection) == {"op": "done"}

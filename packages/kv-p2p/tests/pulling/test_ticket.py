@@ -19,13 +19,15 @@ def tickets(draw):
     groups = draw(st.lists(st.builds(Group, st.integers(1, 64), st.integers(0, 99)), min_size=1, max_size=3))
     first_places = tuple(draw(st.integers(0, 20)) for _ in groups)
     shape = Shape(size, draw(st.integers(1, 8)), draw(st.integers(1, 8)), tuple(groups))
-    address = Address(draw(st.text()), draw(st.integers(1, 65536 - shape.tp_size * shape.pp_size)))
+    host = draw(st.text(min_size=1).filter(str.isprintable))
+    address = Address(host, draw(st.integers(1, 65536 - shape.tp_size * shape.pp_size)))
     return Ticket(address, shape, draw(st.text()), draw(st.text()), num_tokens, first_places)
 
 
 @given(tickets(), st.none() | st.text())
 def test_a_ticket_comes_back_through_a_client(ticket, engine_id):
     params = json.loads(json.dumps(ticket.to_params(engine_id)))
+    assert read_ticket(params).address.engine_id == engine_id
     assert params == ticket.to_params(engine_id)
     assert read_ticket(params) == ticket
 
@@ -53,7 +55,13 @@ def test_it_names_no_blocks(ticket):
 
 
 @pytest.mark.parametrize(
-    "stray", [{"remote_dp_size": "many"}, {"remote_block_ids": [50, 51]}, {"remote_block_ids": "none"}]
+    "stray",
+    [
+        {"remote_engine_id": 7},
+        {"remote_dp_size": "many"},
+        {"remote_block_ids": [50, 51]},
+        {"remote_block_ids": "none"},
+    ],
 )
 def test_what_else_a_router_adds_is_let_be(stray):
     params = {**ticket_of(range(6)).to_params(None), **stray}
@@ -68,7 +76,8 @@ NUMBER = "expected a whole number of at least 1, got"
 MISSING = object()
 NUMBERS = ("remote_block_size", "tp_size", "pp_size", "remote_num_tokens", "remote_port")
 BAD_NUMBERS = [(0, "0"), (-1, "-1"), (True, "True"), (1.0, "1.0"), ("1", "'1'"), (None, "None"), (MISSING, "None")]
-TEXTS = ("remote_host", "remote_request_id", "remote_digest")
+TEXTS = ("remote_request_id", "remote_digest")
+BAD_HOSTS = ["", "a\nb", "a\x00b", "\ud800"]
 BAD_TEXTS = [(1, "1"), (None, "None"), (["a"], "['a']"), (MISSING, "None")]
 
 
@@ -79,6 +88,8 @@ BAD_TEXTS = [(1, "1"), (None, "None"), (["a"], "['a']"), (MISSING, "None")]
           for key in NUMBERS for bad, said in BAD_NUMBERS),
         *((key, bad, f"kv_transfer_params.{key}: expected a text, got {said}")
           for key in TEXTS for bad, said in BAD_TEXTS),
+        *(("remote_host", bad, f"kv_transfer_params.remote_host: expected a host name or an address, got {said}")
+          for bad, said in [*BAD_TEXTS, *((host, repr(host)) for host in BAD_HOSTS)]),
         ("remote_port", 65536, "kv_transfer_params.remote_port: workers would listen at 65536 to 65536, and ports "
          "are 1 to 65535"),
         ("tp_size", 56537, "kv_transfer_params.remote_port: workers would listen at 9000 to 65536, and ports "

@@ -67,7 +67,17 @@ class Worker:
     """A worker with some random KV: two layers, of 24 and 10 bytes for each block."""
 
     def __init__(
-        self, seed=0, *, rank=0, port=0, silence=PATIENCE, serves=True, dtype=np.uint32, width=6, carrier=None
+        self,
+        seed=0,
+        *,
+        rank=0,
+        port=0,
+        silence=PATIENCE,
+        serves=True,
+        dtype=np.uint32,
+        width=6,
+        carrier=None,
+        engine_id=None,
     ):
         random = np.random.default_rng(seed)
         self.caches = {
@@ -77,7 +87,7 @@ class Worker:
         self.pages = GatedPages(self.caches, BLOCKS)
         options = Options(HOST, port, hold_seconds=PATIENCE, pull_seconds=silence)
         self.carrier = carrier
-        self.wire = TcpWire(WorkerPages([self.pages]), rank, options, carrier, serves=serves)
+        self.wire = TcpWire(WorkerPages([self.pages]), rank, options, carrier, serves=serves, engine_id=engine_id)
         self.served, self.pulled, self.failed = [], [], []
         self.pulled_bytes = 0
 
@@ -147,7 +157,7 @@ class RawServer:
 
     @property
     def source(self):
-        return Source(Address(HOST, self.listener.getsockname()[1]), "h", "d")
+        return Source(Address(HOST, self.listener.getsockname()[1], "engine"), "h", "d")
 
     def accept(self):
         connection, _ = self.listener.accept()

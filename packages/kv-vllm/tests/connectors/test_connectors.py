@@ -34,6 +34,22 @@ def test_offloading(base, cache):
     connector.shutdown()
 
 
+def test_vllms_multi_connector_finds_who_made_the_stats():
+    """It knows children by the names of their classes, also those from a module."""
+    from vllm.distributed.kv_transfer.kv_connector.v1.multi_connector import MultiConnector
+
+    from kv_vllm import P2PConnector
+
+    stats = OffloadingConnectorStats()
+    stats.increase("a", 3)
+    told = {P2PConnector.__name__: {"vllm:kv_p2p_held_blocks": 4}, "OffloadingConnector": stats.to_dict()}
+    joined = MultiConnector.build_kv_connector_stats(told).aggregate(MultiConnector.build_kv_connector_stats(told))
+    assert {name: of_one.reduce() for name, of_one in joined.data.items()} == {
+        "P2PConnector": {"vllm:kv_p2p_held_blocks": 4},
+        "OffloadingConnector": {"a": 6},
+    }
+
+
 def test_from_engine_to_engine(base, cache):
     """Several groups, so vLLM has to know that it knows them; and nobody sleeps while others read."""
     from kv_vllm import P2PConnector
@@ -219,6 +235,16 @@ class Answers:
     def __init__(self, vllm_config, role, kv_cache_config=None):
         self.given = vllm_config, role, kv_cache_config
         self.events, self.stats = (), None
+        self.match, self.allocated = (0, False), []
+
+    def get_num_new_matched_tokens(self, request, num_computed_tokens):
+        return self.match
+
+    def update_state_after_alloc(self, request, blocks, num_external_tokens):
+        self.allocated.append((request.request_id, blocks, num_external_tokens))
+
+    def build_connector_meta(self, scheduler_output):
+        return "meta"
 
     def get_external_cache_hit_sources(self, request, num_external_tokens):
         return {kv_api.CacheHitSource.HOST: num_external_tokens}
@@ -262,6 +288,42 @@ def test_answers_are_vllms(answers, base, cache):
         assert type(stats) is metrics.OffloadingConnectorStats
         assert stats.reduce() == {"a": 3}
     assert answers.build_kv_connector_stats() == "none"
+
+
+@pytest.fixture
+def one(answers, base, cache):
+    return answers(config_of("Some", {}), base.KVConnectorRole.SCHEDULER, cache)
+
+
+A, B = (SimpleNamespace(request_id=name) for name in "ab")
+
+
+def asked(one, match, request=A):
+    one.match = match
+    return one.get_num_new_matched_tokens(request, 0)
+
+
+def test_after_a_failed_load_between_steps_there_is_no_other(one):
+    """vLLM's scheduler has the request reserve blocks against itself: see the tests of its faults."""
+    for request in (A, B):
+        assert asked(one, (8, True), request) == (8, True)
+    assert asked(one, (8, True)) == (8, True), "it was given no blocks yet"
+    one.update_state_after_alloc(A, "blocks", 8)
+    for match, told in (((8, True), (0, False)), ((None, False), (0, False)), ((4, False), (4, False))):
+        assert asked(one, match) == told
+        assert asked(one, match, B) == match
+    asked(one, (8, True))
+    one.update_state_after_alloc(A, "more", 0)
+    assert asked(one, (8, True)) == (8, True), "it was computed, and is asked about after a preemption"
+    assert one.allocated == [("a", "blocks", 8), ("a", "more", 0)]
+
+
+@pytest.mark.parametrize(("is_async", "ended", "told"), [(True, {"b"}, 0), (True, {"a"}, 8), (False, {"b"}, 8)])
+def test_nor_is_it_remembered_longer_than_the_request(one, is_async, ended, told):
+    asked(one, (8, is_async))
+    one.update_state_after_alloc(A, "blocks", 8)
+    assert one.build_connector_meta(SimpleNamespace(finished_req_ids=ended)) == "meta"
+    assert asked(one, (8, True))[0] == told
 
 
 def test_without_caches_there_are_no_groups(answers, base):

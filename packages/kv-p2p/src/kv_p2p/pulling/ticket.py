@@ -9,7 +9,7 @@ with a window the first ones are gone, so a ticket says from which place on ther
 
 from array import array
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from hashlib import blake2b
 from typing import Any, Final
 
@@ -34,6 +34,8 @@ class Address:
 
     host: str
     port: int
+    engine_id: str | None = field(default=None, compare=False)
+    """Who was there when this was said. None: that wasn't said."""
 
 
 @dataclass(frozen=True)
@@ -95,9 +97,17 @@ def read_ticket(params: Mapping[str, Any]) -> Ticket:
     def number(key: str) -> int:
         return _number(f"{_WHERE}.{key}", params.get(key), 1)
 
+    def host(key: str) -> str:
+        value = params.get(key)
+        if not isinstance(value, str) or not value or not value.isprintable():
+            raise BadTicketError(f"{_WHERE}.{key}: expected a host name or an address, got {value!r}")
+        return value
+
     groups, first_places = _read_groups(f"{_WHERE}.remote_groups", params.get("remote_groups"))
     shape = Shape(number("remote_block_size"), number("tp_size"), number("pp_size"), groups)
-    address = Address(text("remote_host"), number("remote_port"))
+    engine_id = params.get("remote_engine_id")
+    engine_id = engine_id if isinstance(engine_id, str) else None  # a router's, perhaps, and not needed
+    address = Address(host("remote_host"), number("remote_port"), engine_id)
     last_port = address.port + shape.tp_size * shape.pp_size - 1
     if last_port > LAST_PORT:
         raise BadTicketError(

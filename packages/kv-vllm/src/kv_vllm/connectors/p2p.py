@@ -1,6 +1,9 @@
 """``P2PConnector`` for ``kv_connector_module_path: kv_vllm``: ours, inside vLLM."""
 
+from contextlib import suppress
 from typing import Any
+
+from vllm.distributed.kv_transfer.kv_connector.factory import KVConnectorFactory
 
 from kv_api import AttentionKind
 from kv_api.groups import GroupDescription
@@ -17,3 +20,9 @@ class P2PConnector(InsideVllm, OurP2PConnector, *VLLM_BASES):  # type: ignore[mi
         if has_states(kv_cache_spec):  # whatever their mode: it refuses all
             return GroupDescription(AttentionKind.STATE_SPACE, kv_cache_spec.block_size)
         return describe_group(kv_cache_spec)
+
+
+with suppress(ValueError):  # somebody has taken the name, or this module was imported anew
+    # vLLM's MultiConnector, which a server may have with ours as a child, looks in there for who made the stats,
+    # by the name of the class alone; what it doesn't find ends the server.
+    KVConnectorFactory.register_connector("P2PConnector", "kv_vllm", "P2PConnector")

@@ -124,6 +124,7 @@ class Client:
             "digest": pull.source.digest,
             "layout": self._pages.layout,
             "places": [[part.first, len(part.block_ids)] for part in pull.parts],
+            "engine": pull.source.address.engine_id,
         }
         if self._slots is not None:
             asked["carrier"] = self._slots.carrier.name
@@ -190,7 +191,8 @@ class Client:
     def _decline(self, source: Source) -> None:
         with suppress(OSError), self._connect(source) as connection:  # else the hold ends by itself, only later
             connection.settimeout(min(CONNECT_SECONDS, self._silence_seconds))  # whoever closes waits for it
-            send_frame(connection, {"op": "decline", "hold": source.hold_id, "digest": source.digest})
+            declined = {"op": "decline", "hold": source.hold_id, "digest": source.digest}
+            send_frame(connection, {**declined, "engine": source.address.engine_id})
             recv_frame(connection, 0)
 
     def close(self) -> None:

@@ -1,8 +1,10 @@
 """``HoldTable``: which blocks may be read, by whom, and until when.
 
-A hold is open, or closing, or gone. While it is read it isn't gone: it is *closing* when all of it was pulled or
-it was withdrawn meanwhile, and then nobody new may read it. Before all that it is *to come*: who has its ticket
-may ask for it before this worker was told of it. No threads here: whoever has some has a lock, too.
+A hold is open, or closing, or gone. While it is read it isn't gone: it is *closing* when all of it was pulled
+or it was withdrawn meanwhile, and then nobody new may read it. Who declines it while it is read may be the
+reader, who has given up, which isn't known here yet: so it ends then with its last reader, whatever that one
+got. Before all that it is *to come*: who has its ticket may ask for it before this worker was told of it. No
+threads here: whoever has some has a lock, too.
 """
 
 from collections.abc import Sequence
@@ -16,6 +18,7 @@ class _Held:
     hold: Hold
     readers: int = 0
     is_pulled: bool = False
+    is_declined: bool = False
     is_closing: bool = False
 
 
@@ -73,13 +76,17 @@ class HoldTable:
         held.readers -= 1
         if has_all:
             held.is_pulled = held.is_closing = True
-        if held.is_pulled and not held.readers:
+        if (held.is_pulled or held.is_declined) and not held.readers:
             self._end(hold_id)
 
     def decline(self, hold_id: str, digest: str) -> None:
-        """Nobody wants it. While it is read somebody does."""
+        """Nobody wants it. While it is read somebody may."""
         held = self._held.get(hold_id)
-        if held is not None and held.hold.digest == digest and not held.readers:
+        if held is None or held.hold.digest != digest:
+            return
+        if held.readers:
+            held.is_declined = True
+        else:
             self._end(hold_id)
 
     def _end(self, hold_id: str) -> None:
@@ -107,7 +114,7 @@ class HoldTable:
         """Recount: readers are counted up and down, and what has ended is gone."""
         for hold_id, held in self._held.items():
             assert held.readers >= 0, f"hold {hold_id} has {held.readers} readers"
-            assert held.readers or not held.is_pulled, (
-                f"hold {hold_id} was pulled, nobody reads it, and it is there"
+            assert held.readers or not (held.is_pulled or held.is_declined), (
+                f"hold {hold_id} was pulled or declined, nobody reads it, and it is there"
             )
         assert not {*self._served} & {*self._held}, f"{self._served} have ended and are held"

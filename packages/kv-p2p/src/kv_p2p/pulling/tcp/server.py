@@ -59,8 +59,13 @@ class Server:
         wake: Callable[[], None],
         silence_seconds: float,
         slots: SlotPool | None = None,
+        engine_id: str | None = None,
     ) -> None:
-        """``changed`` has the lock of ``holds``, and tells when there is a new one. ``slots`` are a carrier's."""
+        """``changed`` has the lock of ``holds``, and tells when there is a new one. ``slots`` are a carrier's.
+
+        ``engine_id`` is what this engine calls itself in its tickets.
+        """
+        self._engine_id = engine_id
         self._pages = pages
         self._holds = holds
         self._changed = changed
@@ -119,7 +124,8 @@ class Server:
         hold_id, digest = str(asked.get("hold")), str(asked.get("digest"))
         if asked.get("op") == "decline":
             with self._changed:
-                self._wait_for(hold_id)
+                if not self._is_of_another(asked):
+                    self._wait_for(hold_id)
                 self._holds.decline(hold_id, digest)
             send_frame(client, {"status": "declined"})
             return
@@ -149,12 +155,22 @@ class Server:
         if isinstance(places, str):
             return places
         with self._changed:
+            if self._is_of_another(asked) and self._holds.is_to_come(hold_id):
+                return (
+                    f"hold {hold_id!r} is of engine {asked['engine']!r}, and here is {self._engine_id!r}: "
+                    "that one has gone, or it is elsewhere"
+                )
             if not self._wait_for(hold_id):
                 return (
                     f"hold {hold_id!r} did not come to this worker within {self._patience_seconds:g} seconds: its "
                     "engine hangs, or it is of one that was here before"
                 )
             return self._holds.begin_read(hold_id, digest, places)
+
+    def _is_of_another(self, asked: dict[str, Any]) -> bool:
+        """Whether the ticket says that it is of another engine, from which no hold will come to this worker."""
+        named = asked.get("engine")
+        return named is not None and self._engine_id is not None and named != self._engine_id
 
     def _wait_for(self, hold_id: str) -> bool:
         """Wait for a hold that is to come. False: it didn't. The lock is held, and let go of meanwhile."""

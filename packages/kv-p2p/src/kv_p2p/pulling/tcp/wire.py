@@ -25,6 +25,7 @@ class TcpWire:
         carrier: Carrier | None = None,
         *,
         serves: bool = True,
+        engine_id: str | None = None,
     ) -> None:
         self._carrier = carrier
         self._slots = None if carrier is None else SlotPool(carrier, slot_bytes(pages))
@@ -36,7 +37,9 @@ class TcpWire:
         self.server: Server | None = None
         if serves:
             address = options.listen_host or options.host, options.port + rank
-            self.server = Server(address, pages, self._holds, self._changed, self._news.set, seconds, self._slots)
+            self.server = Server(
+                address, pages, self._holds, self._changed, self._news.set, seconds, self._slots, engine_id
+            )
         self._client = Client(rank, pages, self._lock, self._news.set, seconds, self._slots)
 
     @classmethod
@@ -49,9 +52,9 @@ class TcpWire:
         pages = WorkerPages.of(kv_caches, kv_cache_config)
         transfer = vllm_config.kv_transfer_config
         serves = transfer is not None and transfer.is_kv_producer
-        return cls(
-            pages, vllm_config.parallel_config.rank, options, make_carrier(options, serves=serves), serves=serves
-        )
+        carrier = make_carrier(options, serves=serves)
+        engine_id = transfer.engine_id if transfer is not None else None
+        return cls(pages, vllm_config.parallel_config.rank, options, carrier, serves=serves, engine_id=engine_id)
 
     def serve(self, hold: Hold) -> None:
         """Open it to whoever asks."""
