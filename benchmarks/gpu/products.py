@@ -20,6 +20,9 @@ AHEAD = 8
 WINDOW = 0.04
 """Seconds with jobs, and as many without."""
 
+UNDER_WAY = 2
+"""Jobs at a time."""
+
 FEWEST_JOBS = 3
 """That end in a window."""
 
@@ -102,11 +105,11 @@ class Products:
 
     def _pace_beside(self, jobs: Jobs) -> tuple[float, float]:
         """Milliseconds of a product while jobs follow each other, and the GB/s of these."""
-        given, ended = 0, [time.perf_counter()]
+        given, ended = 0, [time.perf_counter()]  # when they began, and when each ended
 
         def feed() -> bool:
             nonlocal given
-            while given - len(ended) < 1:
+            while given - (len(ended) - 1) < UNDER_WAY:
                 jobs.give()
                 given += 1
             ended.extend([time.perf_counter()] * jobs.ended())
@@ -124,7 +127,7 @@ class Products:
 
         def is_over() -> bool:
             ended.extend([0.0] * jobs.ended())
-            return len(ended) > given
+            return len(ended) - 1 == given
 
         self._go_on(is_over)
         return pace, num_jobs * jobs.num_bytes / seconds / 1e9

@@ -12,6 +12,7 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorBase_V1
 
 import kv_api
 from kv_api import ConfigError, KVConnectorRole, KVConnectorStats
+from kv_vllm.connectors.one_load import Match, OneLoad
 from kv_vllm.refused import (
     refuse_context_parallelism,
     refuse_loads_that_nothing_reads,
@@ -24,7 +25,10 @@ VLLM_BASES = (KVConnectorBase_V1, SupportsHMA)
 
 
 class InsideVllm:
-    """Translates what goes in and out. It comes before the class that it is mixed into."""
+    """Translates what goes in and out, and offers no load that vLLM's scheduler would wait for in vain.
+
+    It comes before the class that it is mixed into.
+    """
 
     def __init__(self, vllm_config: Any, role: Any, kv_cache_config: Any = None) -> None:
         require_version()
@@ -38,32 +42,18 @@ class InsideVllm:
         self._vllm_role = to_vllm(ours)
         groups = kv_cache_config.kv_cache_groups if kv_cache_config is not None else ()
         self._group_kinds = tuple(group_kind(group.kv_cache_spec) for group in groups)
-        self._offers_async = False
-        """Whether the last answer was a load between steps."""
-        self._between: set[str] = set()
-        """Requests that were given blocks for such a load, and none since."""
+        self._one_load = OneLoad()
 
-    def get_num_new_matched_tokens(self, request: Any, num_computed_tokens: int) -> tuple[int | None, bool]:
-        """Nothing more between steps for a request that is asked about again because such a load has failed.
-
-        vLLM counts the request among those in their prefill still, and reserves its blocks against its own next
-        load: it could wait for ever.
-        """
-        tokens, is_async = super().get_num_new_matched_tokens(request, num_computed_tokens)  # type: ignore[misc]
-        if request.request_id in self._between and (tokens is None or is_async):
-            tokens, is_async = 0, False
-        self._offers_async = is_async
-        return tokens, is_async
+    def get_num_new_matched_tokens(self, request: Any, num_computed_tokens: int) -> Match:
+        match = super().get_num_new_matched_tokens(request, num_computed_tokens)  # type: ignore[misc]
+        return self._one_load.answer(request.request_id, match)
 
     def update_state_after_alloc(self, request: Any, blocks: Any, num_external_tokens: int) -> None:
-        if num_external_tokens and self._offers_async:
-            self._between.add(request.request_id)
-        else:
-            self._between.discard(request.request_id)
+        self._one_load.give(request.request_id, num_external_tokens)
         super().update_state_after_alloc(request, blocks, num_external_tokens)  # type: ignore[misc]
 
     def build_connector_meta(self, scheduler_output: Any) -> Any:
-        self._between.difference_update(scheduler_output.finished_req_ids)
+        self._one_load.forget(scheduler_output.finished_req_ids)
         return super().build_connector_meta(scheduler_output)  # type: ignore[misc]
 
     @property

@@ -44,7 +44,7 @@ kernels; but one that begins while few multiprocessors are left keeps these for 
 
 PROGRAMS = 128
 """Of a kernel that goes from the device's memory to the device's: nearly all multiprocessors, for an instant. For
-the copy a few would do, but then a product that wants them all waits longer."""
+the copy a few would do; with as many it is over sooner."""
 
 
 class StageDriver(Streams, BatchDriver, KernelDriver, Protocol):
