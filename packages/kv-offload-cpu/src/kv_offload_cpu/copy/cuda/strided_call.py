@@ -78,11 +78,10 @@ def _marked(bindings: Any, order: Any) -> Numbers:
 
 def _most_pitch(bindings: Any) -> int:
     """The largest distance between two rows that the current device copies."""
+    attribute, pitch = bindings.CUdevice_attribute.CU_DEVICE_ATTRIBUTE_MAX_PITCH, 0
     result, device = bindings.cuCtxGetDevice()
     if not int(result):
-        result, pitch = bindings.cuDeviceGetAttribute(
-            bindings.CUdevice_attribute.CU_DEVICE_ATTRIBUTE_MAX_PITCH, device
-        )
+        result, pitch = bindings.cuDeviceGetAttribute(attribute, device)
     if int(result):
         raise ConfigError(f"copy_engine: the device can't be asked how far apart rows may be: error {int(result)}")
     return int(pitch)
