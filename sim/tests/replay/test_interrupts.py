@@ -27,7 +27,7 @@ from kv_sim.replay.parallel import replay_all
 
 @pytest.fixture(autouse=True)
 def _is_heard():
-    """Also where whoever started the tests does not listen, as a shell's background job: what they start inherits it."""
+    """Also where whoever started the tests does not listen, as in the background of a shell: all inherit that."""
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
     yield
     signal.signal(signal.SIGINT, before)
