@@ -46,8 +46,9 @@ BENCHMARKS = sorted(ROOT.glob("benchmarks/*.py"))
 PLAIN = "-m=not torch and not vllm"
 """What a session without torch and vLLM runs."""
 
-AGAIN = "--hypothesis-profile=again"
-"""How hard a session looks whose tests another one runs, too, and only what is around them differs."""
+AGAIN = ["--hypothesis-profile=again", "--assert=plain"]
+"""How hard a session looks whose tests another one runs, too, and only what is around them differs. What is in a
+failed assertion isn't told: to rewrite each one, for each Python, took longer than most tests."""
 
 CARRIERS = {
     "mooncake": ["mooncake-transfer-engine-non-cuda>=0.3.13,<0.4"],
@@ -267,7 +268,7 @@ def build(session: nox.Session) -> None:
 def tests(session: nox.Session, folder: str) -> None:
     """Test one package alone, from its wheel."""
     install_one(session, folder)
-    test_alone(session, folder, *([] if session.python == PYTHONS[0] else [AGAIN]))
+    test_alone(session, folder, *([] if session.python == PYTHONS[0] else AGAIN))
 
 
 @nox.session(python=PYTHONS[0])
@@ -275,7 +276,7 @@ def tests(session: nox.Session, folder: str) -> None:
 def lowest(session: nox.Session, folder: str) -> None:
     """Test one package with the oldest versions it declares of what isn't built here."""
     install_one(session, folder, "--resolution=lowest-direct")
-    test_alone(session, folder, AGAIN)
+    test_alone(session, folder, *AGAIN)
 
 
 @nox.session(python=PYTHONS[0])
@@ -290,7 +291,7 @@ def upgraded(session: nox.Session, folder: str) -> None:
         session.run("python", "-c", f"import {PROJECTS[folder].replace('-', '_')}")
         session.install("--no-sources", "--no-deps", str(built(sibling, ".whl")))
     session.install("--no-sources", "--no-deps", *ahead.values())
-    test_alone(session, folder, AGAIN)
+    test_alone(session, folder, *AGAIN)
 
 
 @nox.session(python=NEWEST, default=False)
@@ -298,7 +299,7 @@ def upgraded(session: nox.Session, folder: str) -> None:
 def newest(session: nox.Session, folder: str) -> None:
     """Test one package alone on the newest Python."""
     install_one(session, folder)
-    test_alone(session, folder, AGAIN)
+    test_alone(session, folder, *AGAIN)
 
 
 def torch_build(session: nox.Session) -> tuple[list[str], dict[str, str]]:
