@@ -265,10 +265,12 @@ def test_ranges_are_joined_as_one_by_one(steps):
 
 def test_a_group_may_hold_nothing():
     plan = CopyPlan([TensorPages(8, 64, 64)], [[], [CanonicalKVCacheRef(0, 64)]], LAYOUT, 0)
-    copies = [PageCopies(*(np.array([number]) for number in (group, 0, 1, 1))) for group in (1, 0)]
-    assert [column.tolist() for column in plan.ranges(copies[0])] == [[0], [0], [192], [64]]
-    with pytest.raises(KVError, match="page 0 of the job: block 0, expected 0 to -1"):
+    copies = [PageCopies(*(np.array([number]) for number in (group, 9, 1, 1))) for group in (0, 1)]
+    assert [column.tolist() for column in plan.ranges(copies[0])] == [[], [], [], []]
+    with pytest.raises(KVError, match="page 0 of the job: block 9, expected 0 to 7"):
         plan.ranges(copies[1])
+    both = PageCopies(*(np.array(numbers) for numbers in ((0, 1), (9, 0), (0, 1), (0, 1))))
+    assert [column.tolist() for column in plan.ranges(both)] == [[0], [0], [192], [64]]
 
 
 def test_blocks_in_order_are_one_range_a_tensor():

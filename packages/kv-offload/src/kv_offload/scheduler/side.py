@@ -157,7 +157,7 @@ class OffloadingSchedulerSide(SchedulerSide, SupportsHMA):
             counted = books.manager.get_stats()
             if counted is not None:
                 stats.add_counts(counted, self._kinds)
-            if not self._has_sent_info:
+            if not self._has_sent_info and books.rooms.are_known:
                 stats.set_info(books.manager.config_info())
                 self._has_sent_info = True
         if stats.is_empty():

@@ -8,6 +8,7 @@ slot from the begin on: where groups have different tensors, a slot has room for
 Ranges come slot by slot, each in the order of host memory: whoever copies them goes through that in long strides.
 """
 
+import sys
 from collections.abc import Sequence
 from operator import mul
 from typing import NamedTuple
@@ -87,7 +88,8 @@ class CopyPlan:
         self._ranges_a_page = [len(parts.sizes) for parts in self.parts]
         self._bytes_a_page = [int(parts.sizes.sum()) for parts in self.parts]
         self._num_blocks = [
-            min((tensors[index].num_blocks for index in parts.tensors.tolist()), default=0) for parts in self.parts
+            min((tensors[index].num_blocks for index in parts.tensors.tolist()), default=sys.maxsize)
+            for parts in self.parts
         ]
 
     @property
