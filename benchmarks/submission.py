@@ -45,6 +45,7 @@ class NoDevice:
     """A driver that does nothing, and has done so at once."""
 
     mapped_shift = 0
+    most_pitch = 1 << 31
 
     def __getattr__(self, name: str) -> Any:
         return lambda *arguments: 0
@@ -61,7 +62,7 @@ class NoDevice:
 def job_of(page_bytes: int, count: int) -> tuple[CopyPlan, PageCopies]:
     """A plan at made-up addresses, and the pages of a job."""
     blocks, slot = count // LAYERS, LAYERS * page_bytes
-    pages = [TensorPages(blocks, page_bytes, page_bytes, n << 34) for n in range(1, LAYERS + 1)]
+    pages = [TensorPages(blocks, page_bytes, page_bytes, n * blocks * page_bytes) for n in range(1, LAYERS + 1)]
     refs = [CanonicalKVCacheRef(index, page_bytes) for index in range(LAYERS)]
     plan = CopyPlan(pages, [refs], HostLayout(blocks, 1, slot, 1, slot), 0, 1 << 40)
     random, zeros = np.random.default_rng(count), np.zeros(blocks, np.int64)

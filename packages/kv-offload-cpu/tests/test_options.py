@@ -116,7 +116,7 @@ WRONG = {
     "cache_policy_module_path: expected str, got 3 (int)": {"cache_policy_module_path": 3},
     "checksum: expected bool, got 'yes' (str)": {"checksum": "yes"},
     "unknown copy_engine 'cude'; known: auto, cuda, cuda-batch, cuda-best, cuda-bulk, cuda-gather, cuda-staged, "
-    "host, host-stream; did you mean 'cuda'?": {"copy_engine": "cude"},
+    "cuda-strided, host, host-stream; did you mean 'cuda'?": {"copy_engine": "cude"},
     "unknown host_memory 7; known: auto, private, shared": {"host_memory": 7},
     unknown("cpu_byte_to_use", "cpu_bytes_to_use"): {"cpu_byte_to_use": 5},
     unknown("Checksums", "checksum"): {"Checksums": True},

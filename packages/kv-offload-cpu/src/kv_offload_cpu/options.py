@@ -25,6 +25,8 @@ class CopyEngineChoice(Enum):
     """One copy of the device for each range."""
     CUDA_BATCH = "cuda-batch"
     """Calls of the driver, of many copies each."""
+    CUDA_STRIDED = "cuda-strided"
+    """Calls of the driver, of many copies each, of which one may be all layers of a page."""
     CUDA_GATHER = "cuda-gather"
     """A kernel for each group of a job, for any device: the threads of a few multiprocessors."""
     CUDA_BULK = "cuda-bulk"
@@ -32,7 +34,7 @@ class CopyEngineChoice(Enum):
     CUDA_STAGED = "cuda-staged"
     """By way of a buffer on the device."""
     CUDA_BEST = "cuda-best"
-    """For each job whichever of these four was fastest when they were tried on this device."""
+    """For each job whichever of these was fastest when they were tried on this device; not ``cuda-strided``."""
 
 
 class MemoryChoice(Enum):

@@ -21,6 +21,7 @@ from kv_offload_cpu.copy.cuda.engine import CudaCopyEngine, EachRange
 from kv_offload_cpu.copy.cuda.methods.batch import Batch, OneBatch, SourceOrder
 from kv_offload_cpu.copy.cuda.methods.gather import OneKernel
 from kv_offload_cpu.copy.cuda.methods.staged import TwoHalves
+from kv_offload_cpu.copy.cuda.methods.strided import OneStridedBatch
 from kv_offload_cpu.copy.cuda.table import TABLE, ByTable, Row, fitting, pick
 from kv_offload_cpu.copy.ranges.addresses import Moves
 from kv_offload_cpu.copy.ranges.descriptors import CopyPlan, Extent
@@ -29,7 +30,7 @@ from kv_offload_cpu.memory import MappedMemory
 
 AUTO, HOST, CUDA = CopyEngineChoice.AUTO, CopyEngineChoice.HOST, CopyEngineChoice.CUDA
 BATCH, GATHER, STAGED = CopyEngineChoice.CUDA_BATCH, CopyEngineChoice.CUDA_GATHER, CopyEngineChoice.CUDA_STAGED
-BULK = CopyEngineChoice.CUDA_BULK
+BULK, STRIDED = CopyEngineChoice.CUDA_BULK, CopyEngineChoice.CUDA_STRIDED
 
 
 def on(*devices):
@@ -53,8 +54,8 @@ WRONG = {
         GATHER,
         on("cpu"),
     ),
-    "copy_engine: 'host' can't copy KV caches in cuda memory; use 'cuda' or 'cuda-batch' or 'cuda-gather' or "
-    "'cuda-bulk' or 'cuda-staged' or 'cuda-best'": (HOST, on("cuda")),
+    "copy_engine: 'host' can't copy KV caches in cuda memory; use 'cuda' or 'cuda-batch' or 'cuda-strided' or "
+    "'cuda-gather' or 'cuda-bulk' or 'cuda-staged' or 'cuda-best'": (HOST, on("cuda")),
 }
 
 
@@ -81,6 +82,9 @@ class Enabled(FakeDevice):
     def enable_batches(self):
         self.found.add("batches")
 
+    def enable_strided(self):
+        self.found.add("strided")
+
     def enable_kernels(self):
         self.found.add("kernels")
 
@@ -93,6 +97,7 @@ class Enabled(FakeDevice):
     [
         (CUDA, EachRange, set()),
         (BATCH, OneBatch, {"batches"}),
+        (STRIDED, OneStridedBatch, {"strided"}),
         (GATHER, OneKernel, {"kernels"}),
         (BULK, OneKernel, {"bulk"}),
         (STAGED, TwoHalves, {"batches", "kernels"}),

@@ -27,6 +27,7 @@ from kv_offload_cpu.copy.cuda.methods.gather import BULK_PROGRAMS, PROGRAMS, One
 from kv_offload_cpu.copy.cuda.methods.page_table import Kernels, Tables, columns_of, group_steps
 from kv_offload_cpu.copy.cuda.methods.pieces import Cutter
 from kv_offload_cpu.copy.cuda.methods.staged import TwoHalves
+from kv_offload_cpu.copy.cuda.methods.strided import OneStridedBatch
 from kv_offload_cpu.copy.ranges.addresses import Moves, moves, widest_word
 from kv_offload_cpu.copy.ranges.descriptors import CopyPlan, Ranges
 from kv_offload_cpu.copy.ranges.tensors import TensorPages
@@ -68,6 +69,21 @@ def test_a_batch_is_one_call_in_the_order_its_direction_needs(make, direction, o
     machine = make("batch")
     machine.submit(1, direction, WHOLE)
     assert machine.device.calls == [("batch", order, 16)]
+
+
+@pytest.mark.parametrize(("direction", "order"), [(STORE, SourceOrder.STREAM), (LOAD, SourceOrder.ANY)])
+def test_rectangles_are_one_call_of_a_copy_a_page(make, direction, order):
+    machine = make("strided")
+    machine.submit(1, direction, WHOLE)
+    assert machine.device.calls == [("strided", order, 4)]
+
+
+def test_rectangles_are_no_larger_than_a_device_takes(make):
+    machine = make("strided")
+    machine.device.most_pitch = 15
+    method = OneStridedBatch(machine.device, machine.device.new_stream(), machine.plan)
+    method.give((STORE, PageCopies(*(numbers(*column) for column in ([0, 0], [5, 1], [4, 2], [1, 0])))))
+    assert machine.device.calls == [("strided", SourceOrder.STREAM, 8)]
 
 
 @pytest.mark.parametrize("direction", Direction)
@@ -143,6 +159,15 @@ def test_a_group_may_hold_nothing(make, way):
     assert np.array_equal(pages, machine.arrays[1][[5, 3]].ravel())
 
 
+@pytest.mark.parametrize("way", WAYS)
+def test_pages_whose_layers_other_workers_have_are_nothing_to_copy(make, way):
+    machine = make(way, Shape(6, 2, LAYERS, ((), ((1, 16),))))
+    machine.submit(1, LOAD, Job(((2, 4), ()), ((5,), ()), (0, 0)))
+    assert machine.device.calls == []
+    machine.device.run()
+    assert machine.finished() == [(1, True)]
+
+
 @pytest.mark.parametrize("direction", Direction)
 def test_staging_copies_slots_that_follow_each_other_at_once(make, direction):
     machine = make(lambda *machine: TwoHalves(*machine, half_bytes=2048))
@@ -212,7 +237,11 @@ def test_a_load_fills_one_half_while_the_other_is_scattered(make):
 
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize(
-    "method", ["mark_compute", "hold", "mark", "mark_time", "copy_batch", "new_table", "upload", "run_kernel"]
+    "method",
+    [
+        *("mark_compute", "hold", "mark", "mark_time"),
+        *("copy_batch", "copy_strided", "new_table", "upload", "run_kernel"),
+    ],
 )
 def test_a_failing_call_is_a_failed_job_and_the_next_one_is_fine(make, way, method):
     machine = make(way)
@@ -235,6 +264,7 @@ def test_a_failing_call_is_a_failed_job_and_the_next_one_is_fine(make, way, meth
 USES = {
     "each": set(),
     "batch": {"copy_batch"},
+    "strided": {"copy_strided"},
     "gather": {"new_table", "upload", "run_kernel"},
     "bulk": {"new_table", "upload", "run_kernel"},
     "staged": {"new_table", "upload", "run_kernel", "copy_batch"},
@@ -244,7 +274,7 @@ USES = {
 @pytest.mark.parametrize("way", USES)
 def test_each_call_of_a_method_can_fail_a_job(make, way):
     failed = set()
-    for method in ("copy_batch", "new_table", "upload", "run_kernel"):
+    for method in ("copy_batch", "copy_strided", "new_table", "upload", "run_kernel"):
         machine = make(way)
         machine.device.failing = {method}
         machine.submit(1, LOAD, WHOLE)
@@ -390,11 +420,17 @@ def test_words_fit_the_slots_too(at, apart, word):
 class Calls:
     """A driver that notes its batches."""
 
+    most_pitch = 1 << 29
+
     def __init__(self):
         self.made = []
 
     def copy_batch(self, stream, batch, begin, end):
         self.made.append((stream, begin, end, int(batch.moves.sizes[begin:end].sum())))
+
+    def copy_strided(self, stream, batch, begin, end):
+        *_, widths, heights = (column[begin:end] for column in batch.columns)
+        self.made.append((stream, begin, end, int((widths * heights).sum())))
 
 
 def sized(sizes):
@@ -439,17 +475,24 @@ def test_a_batch_is_where_its_columns_are_without_gaps():
         assert np.array_equal(np.ctypeslib.as_array((ctypes.c_int64 * 4).from_address(address)), column)
 
 
+LARGE = {OneBatch: [512, 1024, 2048, *[4096] * 4, 32], OneStridedBatch: [512, 1024, 2048, 1416]}
+"""By method the copies of what is worked out at once, for 5,000 pages in four layers."""
+
+
 @pytest.mark.parametrize("most", [CALL_COPIES, 100])
-def test_a_large_job_is_worked_out_bit_by_bit(most):
+@pytest.mark.parametrize("method", LARGE)
+def test_a_large_job_is_worked_out_bit_by_bit(method, most):
     plan = plan_of(*[TensorPages(5000, 64, 64, n << 30) for n in range(1, 5)])
+    if method is OneStridedBatch:
+        plan = plan_of(*[TensorPages(5000, 64, 64, n << 29) for n in range(1, 5)])
     plan = CopyPlan(
         plan.tensors, [[CanonicalKVCacheRef(n, 64) for n in range(4)]], HostLayout(5000, 1, 256, 1, 256), 0
     )
     pages = np.random.default_rng(0).permutation(5000)
     zeros = np.zeros_like(pages)
     driver = Calls()
-    method = OneBatch(driver, 7, plan, most)
-    method.give(method.prepare(STORE, PageCopies(zeros, pages, pages[::-1].copy(), zeros)))
+    way = method(driver, 7, plan, most)
+    way.give(way.prepare(STORE, PageCopies(zeros, pages, pages[::-1].copy(), zeros)))
     assert {call[0] for call in driver.made} == {7}
     assert sum(call[3] for call in driver.made) == 5000 * 256
     assert max(end - begin for _, begin, end, _ in driver.made) == most
@@ -460,8 +503,8 @@ def test_a_large_job_is_worked_out_bit_by_bit(most):
     assert {begins[index + 1] for index in smaller} == {0}, (
         "only the first ones are smaller, and those that end a part"
     )
-    # 512 ranges, 1024, 2048, four times 4096, and what is left.
-    assert [begin for _, begin, _, _ in driver.made].count(0) == 8
+    lasts = [index for index in range(len(driver.made)) if begins[index + 1] == 0]
+    assert [driver.made[index][2] for index in lasts] == LARGE[method]
 
 
 @pytest.mark.parametrize(
@@ -512,7 +555,8 @@ def test_pieces_fit_their_half_whatever_the_job(data):
         assert len(set(halves.tolist())) == 1
         used.append(int(halves[0]))
         assert len(set(slots.tolist())) <= room
-    assert all(half == 1 - before for before, half in pairwise(used))
+    # A piece whose layers other workers have takes its turn, and no kernel.
+    assert not all(shape.groups) or all(half == 1 - before for before, half in pairwise(used))
     expected = machine.memory.copy()
     for group, block, chunk, offset in rows:
         one = [np.array([number]) for number in (group, block, chunk, offset)]

@@ -92,6 +92,11 @@ class Registry:
         self.num_bulk_calls += 1
         return SimpleNamespace(kernel=partial(Kernel, self, Kernels.BULK))
 
+    def strided_call(self):
+        """The batched copy of rectangles of the current device."""
+        assert self.device is not None, "on whatever device was the current one"
+        return Rectangles()
+
     def cudaHostRegister(self, address, size, flags):
         self.calls.append(("register", address, size, flags))
         return 0
@@ -108,6 +113,19 @@ class Batches:
         assert stream == Stream.cuda_stream
         for target, source, size in zip(*(column[begin:end].tolist() for column in batch.moves), strict=True):
             ctypes.memmove(target, source, size)
+
+
+class Rectangles:
+    """The batched copy of rectangles, done by C."""
+
+    most_pitch = 1 << 31
+
+    def __call__(self, stream, batch, begin, end):
+        assert stream == Stream.cuda_stream
+        rows = zip(*(column[begin:end].tolist() for column in batch.columns), strict=True)
+        for target, target_pitch, source, source_pitch, width, height in rows:
+            for row in range(height):
+                ctypes.memmove(target + row * target_pitch, source + row * source_pitch, width)
 
 
 class Bindings:
@@ -159,6 +177,7 @@ def registry(monkeypatch):
     driver = "kv_offload_cpu.copy.cuda.torch_driver"
     __import__(driver)
     monkeypatch.setattr(f"{driver}.BatchCall", Batches)
+    monkeypatch.setattr(f"{driver}.StridedCall", registry.strided_call)
     monkeypatch.setattr(f"{driver}.load_bindings", lambda purpose: Bindings())
     monkeypatch.setattr(f"{driver}.mapped_address", lambda bindings, address: address)
     kernels = SimpleNamespace(Kernel=partial(Kernel, registry, Kernels.GATHER))

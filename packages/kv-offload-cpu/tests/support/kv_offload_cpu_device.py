@@ -64,6 +64,7 @@ class FakeDevice:
         self.clock = 0
         self.is_shut_down = False
         self.mapped_shift = 0
+        self.most_pitch = 1 << 31
         self.is_pinned = True
 
     # What a test does
@@ -152,16 +153,17 @@ class FakeDevice:
     def copy_batch(self, stream, batch, begin, end):
         self._may_fail("copy_batch")
         assert begin < end, "an empty batch"
-        order = batch.order
         rows = list(zip(*(column[begin:end].tolist() for column in batch.moves), strict=True))
-        # Where it may read early, it does: at once, or by chance later.
-        early = [order is SourceOrder.ANY and (not self.random or self.random.random() < 0.5) for _ in rows]
-        copies = [
-            Copy(*row, self._read(*row[1:]) if is_early else None)
-            for row, is_early in zip(rows, early, strict=True)
-        ]
-        self.calls.append(("batch", order, len(rows)))
-        self.streams[stream].append(("batch", copies))
+        self.calls.append(("batch", batch.order, len(rows)))
+        self._give_copies(stream, batch.order, rows)
+
+    def copy_strided(self, stream, batch, begin, end):
+        self._may_fail("copy_strided")
+        assert begin < end, "an empty batch"
+        rectangles = list(zip(*(column[begin:end].tolist() for column in batch.columns), strict=True))
+        rows = [row for rectangle in rectangles for row in self._rows_of(*rectangle)]
+        self.calls.append(("strided", batch.order, len(rectangles)))
+        self._give_copies(stream, batch.order, rows)
 
     def new_table(self, num_rows):
         self._may_fail("new_table")
@@ -192,6 +194,23 @@ class FakeDevice:
         self.stages = [stage for stage in self.stages if stage.ctypes.data != address]
 
     # Operations
+
+    def _give_copies(self, stream, order, rows):
+        """Copies of targets, sources and sizes. Where the device may read early, it does: now, or later."""
+        early = [order is SourceOrder.ANY and (not self.random or self.random.random() < 0.5) for _ in rows]
+        copies = [
+            Copy(*row, self._read(*row[1:]) if is_early else None)
+            for row, is_early in zip(rows, early, strict=True)
+        ]
+        self.streams[stream].append(("batch", copies))
+
+    def _rows_of(self, target, target_pitch, source, source_pitch, width, height):
+        """The copies of a rectangle, as the driver takes one."""
+        for pitch in (target_pitch, source_pitch):
+            assert pitch == 0 or width <= pitch <= self.most_pitch, f"rows of {width} bytes, {pitch} apart"
+            assert height == 1 or pitch, f"{height} rows at no distance"
+        for row in range(height):
+            yield target + row * target_pitch, source + row * source_pitch, width
 
     def _ranges(self, direction, ranges):
         for tensor, device, host, size in zip(*ranges, strict=True):

@@ -161,14 +161,20 @@ class BytesModel:
 
 @st.composite
 def shapes(draw):
-    """One to three groups over one to four tensors, aliased and padded or not; chunks of one to four blocks."""
-    tensors = draw(
-        st.lists(st.builds(Tensor, st.integers(1, 33), st.sampled_from([0, 0, 1, 7])), min_size=1, max_size=4)
-    )
+    """One to three groups over one to four tensors, aliased and padded, all alike, or not; chunks of some blocks.
+
+    A group's layers may all be other workers'.
+    """
+    some = st.builds(Tensor, st.integers(1, 33), st.sampled_from([0, 0, 1, 7]))
+    alike = st.builds(lambda tensor, count: [tensor] * count, some, st.integers(2, 4))
+    tensors = draw(st.lists(some, min_size=1, max_size=4) | alike)
     refs = st.integers(0, len(tensors) - 1).flatmap(
         lambda index: st.tuples(st.just(index), st.integers(1, tensors[index].page_bytes))
     )
-    groups = draw(st.lists(st.lists(refs, min_size=1, max_size=5).map(tuple), min_size=1, max_size=3))
+    every = st.just([(index, tensor.page_bytes) for index, tensor in enumerate(tensors)])
+    group = (st.lists(refs, min_size=1, max_size=5) | every).map(tuple)
+    groups = draw(st.lists(group, min_size=1, max_size=2))
+    groups += draw(st.just([]) | st.just([()]) | group.map(lambda last: [last]))
     return Shape(draw(st.integers(1, 12)), draw(st.integers(1, 4)), tuple(tensors), tuple(groups))
 
 

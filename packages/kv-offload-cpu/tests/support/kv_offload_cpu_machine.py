@@ -11,6 +11,7 @@ from kv_offload_cpu.copy.cuda.engine import CudaCopyEngine, EachRange
 from kv_offload_cpu.copy.cuda.methods.batch import OneBatch
 from kv_offload_cpu.copy.cuda.methods.gather import OneKernel
 from kv_offload_cpu.copy.cuda.methods.staged import TwoHalves
+from kv_offload_cpu.copy.cuda.methods.strided import OneStridedBatch
 from kv_offload_cpu.copy.cuda.table import ByTable, Row
 from kv_offload_cpu.copy.ranges.descriptors import CopyPlan
 from kv_offload_cpu.copy.ranges.pages import page_copies
@@ -42,6 +43,7 @@ def by_table(driver, stream, plan):
 WAYS = {
     "each": EachRange,
     "batch": OneBatch,
+    "strided": OneStridedBatch,
     "gather": OneKernel,
     "bulk": METHODS[CopyEngineChoice.CUDA_BULK],
     "staged": staged,
@@ -58,7 +60,7 @@ class Machine:
         self.way = way
         self.slot = slot
         self.layout = HostLayout(NUM_CHUNKS, shape.blocks_per_chunk, slot_bytes, slots, slots * slot_bytes)
-        self.arrays = make_caches(shape, seed=0)[0]
+        self.arrays = side_by_side(make_caches(shape, seed=0)[0])
         self.memory = np.zeros(self.layout.total_bytes, np.uint8)
         self.device = FakeDevice(self.arrays, self.memory, random)
         tensors = [
@@ -101,6 +103,16 @@ class Machine:
     def finished(self):
         self.check()
         return [(result.job_id, result.success) for result in self.engine.poll()]
+
+
+def side_by_side(arrays):
+    """The same arrays, each as far from the one before as all others, as an engine's layers often are."""
+    apart = (max(array.nbytes for array in arrays) // 16 + 2) * 16
+    room = np.zeros((len(arrays), apart), np.int8)
+    found = [row[: array.nbytes].reshape(array.shape) for row, array in zip(room, arrays, strict=True)]
+    for place, array in zip(found, arrays, strict=True):
+        place[:] = array
+    return found
 
 
 def one_block(block):

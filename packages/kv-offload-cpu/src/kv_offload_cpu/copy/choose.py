@@ -15,6 +15,7 @@ from kv_offload_cpu.copy.cuda.methods.batch import OneBatch
 from kv_offload_cpu.copy.cuda.methods.gather import BULK_PROGRAMS, OneKernel
 from kv_offload_cpu.copy.cuda.methods.page_table import Kernels
 from kv_offload_cpu.copy.cuda.methods.staged import TwoHalves
+from kv_offload_cpu.copy.cuda.methods.strided import OneStridedBatch
 from kv_offload_cpu.copy.cuda.table import STAND_INS, TABLE, ByTable, Row, fitting, is_odd
 from kv_offload_cpu.copy.cuda.trial import TINY, Seconds, Shape, Trial, rows_of
 from kv_offload_cpu.copy.engine import CopyEngine, HostMemory
@@ -32,6 +33,7 @@ _log = logging.getLogger("kv_offload_cpu")
 METHODS: Final[dict[CopyEngineChoice, Callable[[Any, Stream, CopyPlan], Method]]] = {
     CopyEngineChoice.CUDA: EachRange,
     CopyEngineChoice.CUDA_BATCH: OneBatch,
+    CopyEngineChoice.CUDA_STRIDED: OneStridedBatch,
     CopyEngineChoice.CUDA_GATHER: OneKernel,
     CopyEngineChoice.CUDA_BULK: partial(OneKernel, programs=BULK_PROGRAMS, kernels=Kernels.BULK),
     CopyEngineChoice.CUDA_STAGED: TwoHalves,
@@ -44,7 +46,7 @@ _TRIED: Final = (
     CopyEngineChoice.CUDA_BULK,
     CopyEngineChoice.CUDA_STAGED,
 )
-"""What ``cuda-best`` tries."""
+"""What ``cuda-best`` tries. Not what no device has run yet."""
 
 _FITTING = {
     "cpu": (CopyEngineChoice.HOST, CopyEngineChoice.HOST_STREAM),
@@ -52,6 +54,7 @@ _FITTING = {
 }
 _NEED_BATCHES = (CopyEngineChoice.CUDA_BATCH, CopyEngineChoice.CUDA_STAGED)
 _NEED_KERNELS = (CopyEngineChoice.CUDA_GATHER, CopyEngineChoice.CUDA_STAGED)
+_NEED_STRIDED = (CopyEngineChoice.CUDA_STRIDED,)
 _NEED_BULK = (CopyEngineChoice.CUDA_BULK,)
 
 
@@ -174,6 +177,8 @@ def _tried(driver: Any, asked: CopyEngineChoice, choice: CopyEngineChoice, shape
 def _enable(driver: Any, choice: CopyEngineChoice) -> None:
     if choice in _NEED_BATCHES:
         driver.enable_batches()
+    if choice in _NEED_STRIDED:
+        driver.enable_strided()
     if choice in _NEED_KERNELS:
         driver.enable_kernels()
     if choice in _NEED_BULK:

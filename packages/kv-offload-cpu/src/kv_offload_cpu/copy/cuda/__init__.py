@@ -9,7 +9,8 @@
 ``gather_kernel``   a kernel, in Triton
 ``bulk_call``       a kernel of bulk copies, whose source is ``bulk_kernel.cu``, by NVRTC and cuda-bindings
 ``batch_call``      the driver's batched copy, by cuda-bindings
+``strided_call``    the driver's batched copy of rectangles, by cuda-bindings
 =================== =======================================================================================
 
-The last four are the only ones here that import what needs a device.
+The last five are the only ones here that import what needs a device.
 """

@@ -39,12 +39,8 @@ class BatchCall:
 
     def __init__(self) -> None:
         bindings = load_bindings("a batched copy")
-        self._call = _SIGNATURE(_address(bindings))
-        names = bindings.CUmemcpySrcAccessOrder
-        orders = {
-            SourceOrder.STREAM: names.CU_MEMCPY_SRC_ACCESS_ORDER_STREAM,
-            SourceOrder.ANY: names.CU_MEMCPY_SRC_ACCESS_ORDER_ANY,
-        }
+        self._call = _SIGNATURE(find_function(bindings, SYMBOL))
+        orders = source_orders(bindings)
         attributes = {order: _attributes(bindings, value) for order, value in orders.items()}
         self._attributes = {order: (found, int(found.getPtr())) for order, found in attributes.items()}
         self._first = ctypes.c_size_t(0)
@@ -92,9 +88,10 @@ def copy_to_device(bindings: Any, target: int, source: int, num_bytes: int, stre
         raise RuntimeError(f"cuMemcpyAsync gave error {int(result)} for {num_bytes} bytes")
 
 
-def _address(bindings: Any) -> int:
+def find_function(bindings: Any, symbol: bytes) -> int:
+    """The address of one of the driver's batched copies."""
     try:
-        result, address, _ = bindings.cuGetProcAddress(SYMBOL, VERSION, 0)
+        result, address, _ = bindings.cuGetProcAddress(symbol, VERSION, 0)
         _, version = bindings.cuDriverGetVersion()
     except Exception as error:  # the bindings find the driver at the first call
         raise ConfigError(f"copy_engine: the CUDA driver can't be asked for a batched copy: {error}") from error
@@ -104,6 +101,15 @@ def _address(bindings: Any) -> int:
             f"copy, which came with 12.8; use 'cuda'"
         )
     return int(address)
+
+
+def source_orders(bindings: Any) -> dict[SourceOrder, Any]:
+    """What the driver calls them."""
+    names = bindings.CUmemcpySrcAccessOrder
+    return {
+        SourceOrder.STREAM: names.CU_MEMCPY_SRC_ACCESS_ORDER_STREAM,
+        SourceOrder.ANY: names.CU_MEMCPY_SRC_ACCESS_ORDER_ANY,
+    }
 
 
 def _attributes(bindings: Any, order: Any) -> Any:

@@ -19,6 +19,8 @@ from kv_offload_cpu.copy.cuda.batch_call import BatchCall, copy_to_device, load_
 from kv_offload_cpu.copy.cuda.bulk_call import BulkCall
 from kv_offload_cpu.copy.cuda.methods.batch import Batch
 from kv_offload_cpu.copy.cuda.methods.page_table import COLUMNS, Kernels, Launch, Table
+from kv_offload_cpu.copy.cuda.methods.strided import StridedBatch
+from kv_offload_cpu.copy.cuda.strided_call import StridedCall
 from kv_offload_cpu.copy.engine import Numbers
 from kv_offload_cpu.copy.ranges.descriptors import Ranges
 from kv_offload_cpu.copy.ranges.tensors import DeviceTensor
@@ -49,8 +51,8 @@ class TorchSteps(NamedTuple):
 class TorchDriver:
     """The device that ``tensors`` are on, and host memory, pinned if ``pin_memory`` is on and the driver will.
 
-    ``copy_batch`` works after ``enable_batches``; tables, kernels and stages after ``enable_kernels`` or
-    ``enable_bulk``.
+    ``copy_batch`` works after ``enable_batches``, ``copy_strided`` and ``most_pitch`` after ``enable_strided``;
+    tables, kernels and stages after ``enable_kernels`` or ``enable_bulk``.
     """
 
     def __init__(self, tensors: list[DeviceTensor], memory: NDArray[np.uint8], *, pin_memory: bool) -> None:
@@ -60,6 +62,7 @@ class TorchDriver:
         self.is_pinned = pin_memory and self._pin()
         self._stages: dict[int, torch.Tensor] = {}
         self._batch_call: BatchCall | None = None
+        self._strided_call: StridedCall | None = None
         self._make_kernel: dict[Kernels, Callable[..., Any]] = {}
         self._addresses = [tensor.pages.address for tensor in tensors]
         self._host_address = self._memory.data_ptr()
@@ -69,6 +72,12 @@ class TorchDriver:
         """Find the driver's batched copy; a ConfigError where it has none."""
         if self._batch_call is None:
             self._batch_call = BatchCall()
+
+    def enable_strided(self) -> None:
+        """Find the driver's batched copy of rectangles; a ConfigError where it has none."""
+        if self._strided_call is None:
+            with torch.cuda.device(self._device):
+                self._strided_call = StridedCall()
 
     def enable_kernels(self) -> None:
         """Find what a kernel of Triton's needs; a ConfigError where that can't be."""
@@ -141,6 +150,16 @@ class TorchDriver:
         assert self._batch_call is not None, "enable_batches was not called"
         with torch.cuda.device(self._device):
             self._batch_call(stream.cuda_stream, batch, begin, end)
+
+    @property
+    def most_pitch(self) -> int:
+        assert self._strided_call is not None, "enable_strided was not called"
+        return self._strided_call.most_pitch
+
+    def copy_strided(self, stream: torch.cuda.Stream, batch: StridedBatch, begin: int, end: int) -> None:
+        assert self._strided_call is not None, "enable_strided was not called"
+        with torch.cuda.device(self._device):
+            self._strided_call(stream.cuda_stream, batch, begin, end)
 
     def new_table(self, num_rows: int) -> TorchTable:
         return TorchTable(num_rows, self._device)

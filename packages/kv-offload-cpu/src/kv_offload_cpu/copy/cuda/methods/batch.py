@@ -19,7 +19,7 @@ import numpy as np
 
 from kv_api import Direction
 from kv_offload_cpu.copy.cuda.engine import Stream
-from kv_offload_cpu.copy.engine import PageCopies
+from kv_offload_cpu.copy.engine import Numbers, PageCopies
 from kv_offload_cpu.copy.ranges.addresses import Moves, moves
 from kv_offload_cpu.copy.ranges.descriptors import CopyPlan, Scratch
 
@@ -64,13 +64,8 @@ class Batch:
         return len(self._ends)
 
     def calls(self, begin: int, end: int, most: Iterator[int]) -> Iterator[tuple[int, int]]:
-        """Some of them cut into calls of no more than ``CALL_BYTES``, each of as many as ``most`` says."""
-        while begin < end:
-            before = self._ends[begin] - self.moves.sizes[begin]
-            fitting = int(self._ends.searchsorted(before + CALL_BYTES, side="right"))
-            last = max(begin + 1, min(fitting, begin + next(most), end))
-            yield begin, last
-            begin = last
+        """Some of them cut into calls, each of as many as ``most`` says."""
+        return calls_of(self._ends, begin, end, most)
 
 
 class BatchDriver(Protocol):
@@ -110,6 +105,19 @@ class OneBatch:
         """The arrays are of this job alone."""
 
 
+def calls_of(ends: Numbers, begin: int, end: int, most: Iterator[int]) -> Iterator[tuple[int, int]]:
+    """Copies ``begin`` to ``end`` cut into calls of no more than ``CALL_BYTES``, each of as many as ``most`` says.
+
+    ``ends[i]`` bytes are those of copy ``i`` and all before it.
+    """
+    while begin < end:
+        before = ends[begin - 1] if begin else 0
+        fitting = int(ends.searchsorted(before + CALL_BYTES, side="right"))
+        last = max(begin + 1, min(fitting, begin + next(most), end))
+        yield begin, last
+        begin = last
+
+
 def growing(most: int) -> Iterator[int]:
     """Copies of each call of a job: few at first, and so many in the end."""
     copies = min(FIRST_COPIES, most)
@@ -119,8 +127,11 @@ def growing(most: int) -> Iterator[int]:
 
 
 def portions(copies: PageCopies, num_ranges: int) -> Iterator[PageCopies]:
-    """A job in parts: a small one first, so that the device needn't wait, and each later one twice as large."""
-    begin, ranges = 0, CALL_COPIES
+    """A job in parts: a small one first, so that the device needn't wait, and each later one twice as large.
+
+    None of a job without ranges, whose pages are of layers that other workers have.
+    """
+    begin, ranges = 0 if num_ranges else len(copies), CALL_COPIES
     while begin < len(copies):
         pages = max(1, ranges * len(copies) // num_ranges)
         yield copies.part(begin, begin + pages)

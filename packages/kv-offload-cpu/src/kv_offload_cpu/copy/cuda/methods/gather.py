@@ -84,7 +84,8 @@ class OneKernel:
             begin, end = end, end + len(copies.blocks[chosen])
             blocks[begin:end], offsets[begin:end] = copies.blocks[chosen], copies.offsets[chosen]
             np.multiply(copies.chunks[chosen], self._row_bytes, out=slots[begin:end])
-            groups.append((group, range(begin, end)))
+            if self._steps[group].num_steps:  # else its layers are other workers'
+                groups.append((group, range(begin, end)))
         slots += self._address
         return Gather(direction, table, num_rows, groups)
 

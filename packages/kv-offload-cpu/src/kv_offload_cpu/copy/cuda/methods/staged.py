@@ -159,5 +159,6 @@ class TwoHalves:
 
     def _run_kernel(self, direction: Direction, part: Part, piece: Piece) -> None:
         steps = self._steps[piece.group]
-        launch = Launch(direction, part.table, part.num_rows, piece.rows, steps, PROGRAMS)
-        self._driver.run_kernel(self.streams[1], launch)
+        if steps.num_steps:  # else its layers are other workers'
+            launch = Launch(direction, part.table, part.num_rows, piece.rows, steps, PROGRAMS)
+            self._driver.run_kernel(self.streams[1], launch)
