@@ -6,7 +6,7 @@ import pytest
 from kv_offload_configs import FULL, WINDOW, Blocks, Request, kv_cache_config, make, step
 from kv_offload_medium import ScriptedSpec, StrictManager
 
-from kv_api import KVConnectorOutput, KVConnectorRole
+from kv_api import KVConnectorHandshakeMetadata, KVConnectorOutput, KVConnectorRole
 from kv_offload.metadata import OffloadingWorkerMetadata, RankRoom
 
 
@@ -149,3 +149,10 @@ def test_a_rank_without_layers_of_a_group_has_no_pages_of_it():
     found = ScriptedSpec.workers[-1].kv_caches
     assert [len(refs) for refs in found.group_data_refs] == [0, 1]
     assert connector.build_connector_worker_meta().rooms == [RankRoom(32, None)]
+
+
+def test_what_other_connectors_workers_tell_each_other_is_let_pass(manager):
+    """Also that of later stages, which vLLM's MultiConnector brings to all of its children."""
+    manager(StrictManager)
+    foreign = KVConnectorHandshakeMetadata()
+    scheduler().set_xfer_handshake_metadata_pp_aware({(0, 0): foreign, (1, 0): foreign})

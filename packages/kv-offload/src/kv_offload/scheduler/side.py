@@ -10,6 +10,7 @@ from kv_api import (
     KVCacheBlocks,
     KVCacheConfig,
     KVCacheEvent,
+    KVConnectorHandshakeMetadata,
     KVConnectorOutput,
     KVError,
     OffloadingManager,
@@ -61,6 +62,11 @@ class OffloadingSchedulerSide(SchedulerSide, SupportsHMA):
 
     def bind_gpu_block_pool(self, gpu_block_pool: BlockPool) -> None:
         self._books.pins.bind(gpu_block_pool)
+
+    def set_xfer_handshake_metadata_pp_aware(
+        self, metadata: dict[tuple[int, int], KVConnectorHandshakeMetadata]
+    ) -> None:
+        """Our workers have none. vLLM's MultiConnector brings everybody that of one child, of all stages."""
 
     @property
     def manager(self) -> OffloadingManager:
