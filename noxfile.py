@@ -68,6 +68,7 @@ VLLM_NEWER = "vllm==0.33.0"
 VLLM_ON_BOTH = (
     *("authors.py", "features.py", "files.py", "mla.py", "outputs.py", "p2p.py", "p2p_groups.py"),
     *("prediction.py", "server.py", "states.py", "traffic.py", "two_groups.py", "two_ranks.py"),
+    "two_stages.py",
     *("vllms_hf3fs.py", "vllms_lmcache.py", "vllms_mooncake.py", "vllms_mooncake_store.py"),
     *("vllms_mooncake_store_real.py", "vllms_nixl.py", "vllms_simple.py"),
 )

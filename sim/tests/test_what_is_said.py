@@ -1,6 +1,6 @@
 """Lines that people read: actions, worlds, copies, steps, values and failures, compared whole."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import Enum
 from pathlib import Path
 from types import SimpleNamespace
@@ -97,6 +97,12 @@ def test_a_world() -> None:
         "30 blocks of 8; groups: full, state 2; tp 2 pp 3; run-ahead 0; runner V1; at most 5 running, 32 tokens a "
         "step; 7 host slots; kv_consumer, failed loads: fail; 4 hashes a block"
     )
+    for stages, told in {
+        "more_later": "1 + 1 | 2 + 2 | 2 + 2",
+        "more_first": "2 + 2 | 1 + 1 | 1 + 1",
+        "groups_apart": "1 + 0 | 0 + 2 | 1 + 0",
+    }.items():
+        assert f"; tp 2 pp 3 of {told} layers; " in describe_world(replace(config, stages=stages))
 
 
 @pytest.mark.parametrize(

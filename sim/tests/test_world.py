@@ -114,6 +114,7 @@ def test_a_plain_world_is_small_and_leaves_nothing_out() -> None:
         "layers": 1,
         "tp_size": 1,
         "pp_size": 1,
+        "stages": "alike",
         "max_running": 4,
         "max_step_tokens": 16,
         "run_ahead": 0,

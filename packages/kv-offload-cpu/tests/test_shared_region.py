@@ -134,9 +134,25 @@ def test_workers_that_disagree_on_the_size_are_told(tmp_path):
         attach(tmp_path, 1, num_bytes=4096)
     assert str(caught.value) == (
         f"engine 'engine': worker 1 wants 4098 bytes of shared memory, but {first.path.name} has 8194: "
-        "the workers' configurations differ, or two engines have one id"
+        "the workers hold different layers (with pipeline_parallel_size above 1 use host_memory 'private'), their "
+        "configurations differ, or two engines have one id"
     )
     let_go(first)
+
+
+def test_workers_that_cut_it_otherwise_are_told(tmp_path):
+    """Their slots would lie over each other, though they want as many bytes."""
+    first = attach(tmp_path, 0, layout=(2, 1, 2048, 2, 4096))
+    with pytest.raises(ConfigError) as caught:
+        attach(tmp_path, 1, layout=(1, 1, 4096, 2, 8192))
+    assert str(caught.value) == (
+        f"engine 'engine': worker 1 cuts {first.path.name} into [1, 1, 4096, 2, 8192] (chunks, blocks of each, "
+        "bytes of a slot, slots of a row, bytes of a row), and who made it into [2, 1, 2048, 2, 4096]: the "
+        "workers hold different layers (with pipeline_parallel_size above 1 use host_memory 'private'), their "
+        "configurations differ, or two engines have one id"
+    )
+    let_go(first, attach(tmp_path, 1, layout=(2, 1, 2048, 2, 4096)))
+    assert names(tmp_path) == []
 
 
 def test_a_folder_that_is_not_there_is_named(tmp_path):

@@ -3,6 +3,7 @@
 import os
 import threading
 from dataclasses import replace
+from sys import maxsize
 
 import numpy as np
 import pytest
@@ -19,6 +20,7 @@ from kv_offload_cpu.copy import choose
 from kv_offload_cpu.copy.host.engine import HostCopyEngine
 from kv_offload_cpu.options import CopyEngineChoice
 from kv_offload_file import FileOffloadingSpec
+from kv_offload_file.manager import Restore
 from kv_offload_file.restore import Found
 
 
@@ -79,6 +81,7 @@ def test_the_manager_is_told_what_was_set(tmp_path, monkeypatch):
     told.get_manager()
     [((num_chunks, home, found), options)] = made
     assert (num_chunks, found) == (6, Found([], 1))
+    assert options.pop("info_of")(4).file_num_chunks == 4
     assert options == {
         "cache_policy": "arc",
         "cache_policy_module_path": "theirs",
@@ -87,6 +90,7 @@ def test_the_manager_is_told_what_was_set(tmp_path, monkeypatch):
         "max_tracker_size": 9,
         "most_in_flight": 3,
         "info": told.file_info,
+        "when": Restore.AT_ONCE,
     }
     home.close()
 
@@ -108,7 +112,7 @@ def test_the_parts_of_a_worker_are_told_how_much_there_is(tmp_path, monkeypatch)
     monkeypatch.setattr(spec, "make_memory", lambda bays: (told.append(bays), make_memory(bays))[1])
     monkeypatch.setattr(spec, "make_engine", lambda *parts: (told.append(parts[-1]), make_engine(*parts))[1])
     spec.get_worker(caches((8, 7), ((0,), (0, 1), ()))).shutdown()
-    assert told == [HostLayout(6, 2, 4096, 1, 4096), [8, 7, 0]]
+    assert told == [HostLayout(6, 2, 4096, 1, 4096), [8, 7, maxsize]]
 
 
 def test_both_halves_are_made_once(tmp_path):

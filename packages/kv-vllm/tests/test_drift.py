@@ -408,7 +408,9 @@ OF_OTHERS = {
         "extra_keys",
         "kv_transfer_config",
         "let_go",
+        "limit_chunks",
         "name",
+        "num_chunks",
         "supports_sleep_mode",
         "take_counts",
     ),  # ours

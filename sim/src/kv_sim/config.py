@@ -18,6 +18,7 @@ BLOCKS_MORE: Final = 7
 """How many the second engine of a world has more than the first."""
 
 Role = Literal["kv_both", "kv_consumer", "kv_producer"]
+Stages = Literal["alike", "more_later", "more_first", "groups_apart"]
 COUNTERPARTS: Final[Mapping[Role, Role]] = {
     "kv_both": "kv_both",
     "kv_consumer": "kv_producer",
@@ -60,8 +61,12 @@ class WorldConfig:
     prefix_caching: bool = True
     """Whether the GPU's blocks are found by requests that come later."""
     layers: int = 1
+    """Of each group on each rank, where all stages of the pipeline are alike."""
     tp_size: int = 1
     pp_size: int = 1
+    stages: Stages = "alike"
+    """Which layers the stages have: one more of each group on those after the first, or on the first; or, with
+    several groups, every second group and one layer more on every second stage, and the others on the others."""
     max_running: int = 4
     max_step_tokens: int = 16
     run_ahead: int = 0
@@ -74,8 +79,8 @@ class WorldConfig:
     role: Role = "kv_both"
     failure_policy: Literal["recompute", "fail"] = "recompute"
     host_slots: int = 64
-    """Room of a connector's host memory, in blocks of one worker. A connector learns it from its extra config: as
-    ``host_slots``, or as ``cpu_bytes_to_use``, which is what all workers have together."""
+    """Room of a connector's host memory, in blocks of one worker, the one with the largest. A connector learns it
+    from its extra config: as ``host_slots``, or as ``cpu_bytes_to_use``, which all workers have together."""
     engines: int = 1
     """Two: each serves what the other has computed. The second one has other blocks, and the other role."""
     sessions: bool = False
@@ -129,15 +134,30 @@ class WorldConfig:
         """Bytes of a block in one layer."""
         return self.block_size * WORD_BYTES
 
+    def layers_of(self, rank: int) -> tuple[int, ...]:
+        """How many layers of each group a rank has."""
+        stage, groups = rank // self.tp_size, len(self.groups)
+        if self.pp_size == 1 or self.stages == "alike":
+            return (self.layers,) * groups
+        if self.stages == "groups_apart" and groups > 1:
+            more = self.layers + stage % 2
+            return tuple(more if (group + stage) % 2 == 0 else 0 for group in range(groups))
+        has_more = (stage == 0) == (self.stages == "more_first")
+        return (self.layers + has_more,) * groups
+
+    def block_bytes_of(self, rank: int) -> int:
+        """Bytes of a block in all layers of a rank: of the group that has the most there."""
+        return max(self.layers_of(rank)) * self.page_bytes
+
     @property
-    def block_bytes(self) -> int:
-        """Bytes of a block in all layers of a rank."""
-        return self.layers * self.page_bytes
+    def most_layers(self) -> int:
+        """How many layers of a group the rank has that has the most."""
+        return max(max(self.layers_of(rank)) for rank in range(0, self.world_size, self.tp_size))
 
     @property
     def host_bytes(self) -> int:
         """Bytes of host memory, of all workers together."""
-        return self.host_slots * self.block_bytes * self.world_size
+        return self.host_slots * self.most_layers * self.page_bytes * self.world_size
 
     @property
     def max_model_len(self) -> int:

@@ -41,7 +41,7 @@ class WorldCopyEngine:
 
     def __init__(self, device: Device, memory: WorldMemory) -> None:
         self._memory = memory
-        self._page_bytes = device.config.block_bytes
+        self._page_bytes = device.block_bytes
         self._copies = device.copies.open()
         self._jobs: dict[int, tuple[int, int]] = {}
         """Copy -> job and its pages. Kept when it ends, since its end may be reported again."""

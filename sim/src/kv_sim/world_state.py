@@ -136,6 +136,8 @@ class WorldState:
     def _called(self, site: Site, side: str, name: str, args: tuple[Any, ...], answer: Any) -> None:
         if name == "get_num_new_matched_tokens":
             self.coverage.matched(args[0], answer)
+            if self.config.stages != "alike" and answer[0]:
+                self.coverage.situation("match: stages hold different layers")
             if self.config.has_tails and answer[0] and (args[1] + answer[0]) % self.config.block_size:
                 self.coverage.situation("match: a load ends within a block")
             self._digest.update(repr((side, name, args[0].request_id, args[1], answer)).encode())

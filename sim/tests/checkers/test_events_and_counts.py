@@ -107,7 +107,8 @@ def devices(*ranks: tuple[list[Copy], list[Copy]]) -> Any:
         SimpleNamespace(
             copies=SimpleNamespace(
                 ended=ended, running={copy.copy_id: copy for copy in running}, has_unheard=False
-            )
+            ),
+            block_bytes=BLOCK_BYTES,
         )
         for ended, running in ranks
     ]
@@ -145,14 +146,14 @@ def test_the_bytes_that_are_counted_are_those_of_copies_that_ended_well() -> Non
         {},
     ):
         counted.take(Stats(numbers))
-    counted.check(HAPPENED, BLOCK_BYTES)
+    counted.check(HAPPENED)
     wrong = "ACCOUNTING  vllm:kv_offload_load_bytes adds up to 0, but 1 load copies that ended well moved 64 bytes"
     assert notes.take() == [wrong]
     counted.take(Stats({LOADED[0]: 64}))
-    counted.check(HAPPENED, BLOCK_BYTES)
+    counted.check(HAPPENED)
     assert notes.take() == []
     counted.take(Stats(dict.fromkeys(RIGHT, 1)))
-    counted.check(HAPPENED, BLOCK_BYTES)
+    counted.check(HAPPENED)
     assert notes.take() == [
         f"ACCOUNTING  {name} adds up to {sum_ + 1}, but {copies} {way} copies that ended well moved {sum_} bytes"
         for names, sum_, copies, way in ((LOADED, 64, 1, "load"), (STORED, 320, 2, "store"))
@@ -203,17 +204,17 @@ def test_the_last_shares_are_nothing_if_nothing_is_under_way() -> None:
     counted.take(Stats({READ: 0.1, "other": 1}))  # without the whole the parts are none
     busy = devices(([], []), (HAPPENED[0].copies.ended, [copy(4, LOAD, 1, State.LOST)]))
     busy[0].copies.ended.append(copy(5, STORE, 3, State.DONE))
-    counted.check(busy, BLOCK_BYTES)
+    counted.check(busy)
     assert notes.take() == []
     HAPPENED[0].copies.has_unheard = True
-    counted.check(HAPPENED, BLOCK_BYTES)
+    counted.check(HAPPENED)
     assert notes.take() == []
     HAPPENED[0].copies.has_unheard = False
-    counted.check(HAPPENED, BLOCK_BYTES)
+    counted.check(HAPPENED)
     shown = {WHOLE: 0.5, WRITTEN: 0, READ: 0.5}
     assert notes.take() == [f"ACCOUNTING  nothing is under way, but these shares are in use: {shown}"]
     counted.take(Stats({WHOLE: 0.0}))
-    counted.check(HAPPENED, BLOCK_BYTES)
+    counted.check(HAPPENED)
     assert notes.take() == []
 
 
@@ -225,7 +226,7 @@ def test_what_was_found_late_may_be_counted_or_given_up() -> None:
         notes = Notes()
         counted = Counted(notes, is_on=True)
         counted.take(Stats({**RIGHT, **{name: RIGHT[name] + more for name in STORED}}))
-        counted.check(made, BLOCK_BYTES)
+        counted.check(made)
         assert (notes.told == []) is is_right
 
 
@@ -237,17 +238,17 @@ def test_what_children_count_adds_up() -> None:
     counted.take(Stats({"a": some, "quarantined": {"b": "broke down"}}))
     counted.take(Stats({"c": {"d": rest}}))
     HAPPENED[0].copies.has_unheard = True
-    counted.check(HAPPENED, BLOCK_BYTES)
+    counted.check(HAPPENED)
     assert notes.take() == []
     HAPPENED[0].copies.has_unheard = False
-    counted.check(HAPPENED, BLOCK_BYTES)
+    counted.check(HAPPENED)
     shown = {WHOLE: 0.5, WRITTEN: 0, READ: 0.5}
     assert notes.take() == [f"ACCOUNTING  a: nothing is under way, but these shares are in use: {shown}"]
     counted.take(Stats({"a": {WHOLE: 0.0}, "c": {"d": {WHOLE: 0.5}}}))
     shown = {WHOLE: 0.5, WRITTEN: 0, READ: 0}
     assert notes.take() == [f"ACCOUNTING  d: c: the first of these is the sum of the others: {shown}"]
     counted.take(Stats({"a": {STORED[0]: 1}, "c": {"d": {WHOLE: 0.0}}}))
-    counted.check(HAPPENED, BLOCK_BYTES)
+    counted.check(HAPPENED)
     (told,) = notes.take()
     assert told.startswith(f"ACCOUNTING  {STORED[0]} adds up to {5 * BLOCK_BYTES + 1}, but")
 
@@ -256,7 +257,7 @@ def test_who_does_not_claim_to_count_is_not_held_to_it() -> None:
     notes = Notes()
     counted = Counted(notes, is_on=False)
     counted.take(Stats({WHOLE: 0.5, STORED[0]: 3}))
-    counted.check(HAPPENED, BLOCK_BYTES)
+    counted.check(HAPPENED)
     assert notes.told == []
 
 

@@ -180,7 +180,13 @@ def test_the_worlds_of_a_claim_show_it(trait: Trait, monkeypatch: pytest.MonkeyP
         assert all(config.world_size == 1 for config in worlds)
 
 
-COUNTED = {"match: asynchronous load": 9, "a copy fails": 12, "a copy is torn": 5, "a restart ends copies": 2}
+COUNTED = {
+    "match: asynchronous load": 9,
+    "match: stages hold different layers": 20,
+    "a copy fails": 12,
+    "a copy is torn": 5,
+    "a restart ends copies": 2,
+}
 
 
 @pytest.mark.parametrize(("lost", "came"), [(0, "never came up"), (1, "came up once"), (3, "came up 3 times")])

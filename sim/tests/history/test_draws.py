@@ -6,12 +6,12 @@ from dataclasses import replace
 from functools import cache
 from itertools import product
 from random import Random
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 
 from kv_api import AttentionKind
-from kv_sim.config import STATE, GroupConfig, WorldConfig
+from kv_sim.config import STATE, GroupConfig, Stages, WorldConfig
 from kv_sim.engine.request import SimRequest
 from kv_sim.engine.request_spec import RequestSpec
 from kv_sim.engine.settings import kv_cache_config, vllm_config
@@ -62,6 +62,7 @@ VALUES: dict[str, set[Any]] = {
     "layers": {1, 2},
     "tp_size": {1, 2},
     "pp_size": {1, 2},
+    "stages": {"alike"},
     "max_running": {1, 2, 4, 6},
     "max_step_tokens": {4, 8, 16, 32},
     "run_ahead": {0, 1, 2, 3},
@@ -364,6 +365,42 @@ def test_what_a_connector_is_told_of_the_engine() -> None:
     assert (other["scheduler_config"]["disable_hybrid_kv_cache_manager"], other["use_v2_model_runner"]) == (
         False,
     ) * 2
+
+
+@pytest.mark.parametrize(
+    ("stages", "groups", "layers"),
+    [
+        ("alike", 2, [(2, 2)] * 3),
+        ("more_later", 2, [(2, 2), (3, 3), (3, 3)]),
+        ("more_first", 1, [(3,), (2,), (2,)]),
+        ("groups_apart", 3, [(2, 0, 2), (0, 3, 0), (2, 0, 2)]),
+        ("groups_apart", 1, [(2,), (3,), (3,)]),
+    ],
+)
+def test_the_layers_of_stages(stages: Stages, groups: int, layers: list[tuple[int, ...]]) -> None:
+    """Two ranks of each stage; with one stage there is nothing to tell apart."""
+    config = WorldConfig(groups=(FULL, SLIDING[0], STATE)[:groups], layers=2, tp_size=2, pp_size=3, stages=stages)
+    most = max(max(of_stage) for of_stage in layers)
+    for rank in range(6):
+        expected = layers[rank // 2]
+        assert config.layers_of(rank) == expected
+        assert config.block_bytes_of(rank) == 32 * max(expected)
+        told = plain(kv_cache_config(config, rank))
+        names = [[f"group{group}.layer{layer}" for layer in range(n)] for group, n in enumerate(expected)]
+        assert [group["layer_names"] for group in told["kv_cache_groups"]] == names
+        assert [(one["size"], one["shared_by"]) for one in told["kv_cache_tensors"]] == [
+            (24 * 32, [f"group{group}.layer{layer}" for group, n in enumerate(expected) if layer < n])
+            for layer in range(max(expected))
+        ]
+    assert (config.most_layers, config.host_bytes) == (most, 64 * most * 32 * 6)
+    assert replace(config, pp_size=1).layers_of(1) == (2,) * groups
+
+
+def test_stages_of_different_layers_are_drawn_where_there_are_some() -> None:
+    configs = [config_for(Subject("X"), Random(seed)) for seed in range(400)]
+    stages = Counter((config.pp_size > 1, config.stages) for config in configs)
+    assert {*stages} == {(False, "alike"), *((True, one) for one in get_args(Stages))}
+    assert sum(stages[True, one] for one in get_args(Stages) if one != "alike") > 30
 
 
 def test_what_a_connector_is_told_of_the_caches() -> None:

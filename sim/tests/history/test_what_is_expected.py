@@ -27,6 +27,7 @@ ALWAYS = (
     *("reset answered True", "reset answered False", "reset answered None"),
 )
 SOMETIMES = {
+    Trait.RANKS: ("match: stages hold different layers",),
     Trait.FINE: (
         "a block is copied on write",
         "match: more than the end of a block",

@@ -32,11 +32,13 @@ RANK, SIZE = 1, 4
 GROUPS = (GroupConfig(), GroupConfig("sliding", 5), STATE)
 CONFIG = WorldConfig(num_blocks=24, block_size=SIZE, groups=GROUPS, layers=2, tp_size=2)
 TAILS = replace(CONFIG, groups=(GroupConfig(), STATE), hashes_per_block=2, hands_over_states=True)
+APART = replace(CONFIG, tp_size=1, pp_size=2, stages="groups_apart")
+"""Of its groups this rank has three layers of the second, and none of the others."""
 TABLES = ((1, 2, 3, 4, 5), (6, 7, 8, 9, 10), (11, 12, 13, 14, 15))
 HASHES = SimRequest(RequestSpec("r1", 0, 20, 0, 1, 1), SIZE, 0).hashes
 SPANS = [(0, 3), (1, 2), (0, 4), (0, 9), (3, 4), (4, 5), (5, 12), (7, 16), (11, 13), (12, 20), (17, 19)]
 spans = pytest.mark.parametrize(("start", "end"), SPANS)
-configs = pytest.mark.parametrize("config", [CONFIG, TAILS], ids=["groups", "tails"])
+configs = pytest.mark.parametrize("config", [CONFIG, TAILS, APART], ids=["groups", "tails", "apart"])
 
 
 def device(config: WorldConfig = CONFIG) -> Device:
@@ -46,7 +48,7 @@ def device(config: WorldConfig = CONFIG) -> Device:
 
 
 def tables_of(config: WorldConfig) -> tuple[tuple[int, ...], ...]:
-    return TABLES if config is CONFIG else (TABLES[0], TABLES[2])
+    return (TABLES[0], TABLES[2]) if config is TAILS else TABLES
 
 
 def step(
@@ -60,10 +62,10 @@ def step(
 
 def slots(config: WorldConfig, start: int, end: int) -> Iterator[tuple[int, int, Slot, int]]:
     """Of tokens that were computed: group, token, where it lies, and what must lie there."""
-    keys = layer_keys(RANK, len(config.groups), config.layers)
+    keys = layer_keys(RANK, config.layers_of(RANK))
     for group, table in enumerate(tables_of(config)):
         for token in range(start, end):
-            for layer in range(config.layers):
+            for layer in range(config.layers_of(RANK)[group]):
                 block, held = table[token // SIZE], int(HASHES[token]) ^ int(keys[group][layer])
                 for offset in [token % SIZE] if config.groups[group].kind != "state" else range(SIZE):
                     yield group, token, (block, layer, offset), held
@@ -120,7 +122,7 @@ def test_what_is_computed_from_wrong_bytes_is_spoilt(start: int, end: int) -> No
     made.retire()
     reads_it = start > 0 and end >= SIZE
     assert bool(one.problems) == reads_it
-    keys = layer_keys(RANK, 3, 2)
+    keys = layer_keys(RANK, (2, 2, 2))
     for group in (0, 1):
         for token in range(start, end):
             block, offset = TABLES[group][token // SIZE], token % SIZE
@@ -139,7 +141,7 @@ def test_what_others_compute_in_the_same_step_is_not_spoilt() -> None:
     made.launch(one)
     made.retire()
     assert {problem.request_id for problem in one.problems} == {"r1"}
-    assert (made.memory[tables[0][0], 0, :3] ^ layer_keys(RANK, 3, 2)[0][0]).tolist() == HASHES[:3].tolist()
+    assert (made.memory[tables[0][0], 0, :3] ^ layer_keys(RANK, (2, 2, 2))[0][0]).tolist() == HASHES[:3].tolist()
 
 
 @configs
@@ -182,7 +184,7 @@ def problems(config: WorldConfig, start: int, end: int, *wrong: Slot) -> list[Co
 
 
 def test_of_several_wrong_slots_of_a_group_the_first_is_told() -> None:
-    keys = layer_keys(RANK, 3, 2)
+    keys = layer_keys(RANK, (2, 2, 2))
     wrong = [(2, 1, 0), (2, 0, 3), (1, 1, 2), (1, 1, 1)]
     (one,) = problems(CONFIG, 8, 12, *wrong)
     assert one == told(0, 1, (1, 1, 1), int(HASHES[1]) ^ int(keys[0][1]))
@@ -459,9 +461,10 @@ def test_a_connector_reads_and_writes_pages_behind_the_device() -> None:
 
 
 def test_it_tells_layer_group_and_rank() -> None:
-    keys = [layer_keys(rank, 3, 2) for rank in range(3)]
-    assert all(each.shape == (3, 2) and each.dtype == np.uint64 for each in keys)
-    assert len({int(key) for each in keys for key in each.flatten()}) == 18
+    keys = [layer_keys(rank, (2, 0, 3)) for rank in range(3)]
+    assert all([len(group) for group in each] == [2, 0, 3] for each in keys)
+    assert all(group.dtype == np.uint64 for each in keys for group in each)
+    assert len({int(key) for each in keys for group in each for key in group}) == 15
 
 
 def test_it_is_the_same_everywhere_and_for_ever() -> None:
@@ -470,7 +473,10 @@ def test_it_is_the_same_everywhere_and_for_ever() -> None:
     assert (root_hash(None, None), root_hash("s", "a")) == (0xBC716AC86A3B732F, 0x614E89E85F587375)
     assert prefix_hashes(1, [0, 7]) == [0x910A2DEC89025CC1, 0x3381D1ECDC901D]
     assert sampled_token(0x3381D1ECDC901D) == 13725
-    assert [int(key) for key in layer_keys(2, 2, 1).flatten()] == [0x776B54026F85F921, 0xBE5E2A8CAE02194A]
+    assert [int(key) for group in layer_keys(2, (1, 1)) for key in group] == [
+        0x776B54026F85F921,
+        0xBE5E2A8CAE02194A,
+    ]
 
 
 def test_it_is_a_function_of_all_that_came_before() -> None:

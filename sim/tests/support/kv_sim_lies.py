@@ -133,7 +133,7 @@ def bytes_that_are_not_counted(referee: Referee) -> None:
 def a_share_that_stays_in_use(referee: Referee) -> None:
     made = stored_once(referee)
     made.sites[0].counted._shares[""]["vllm:kv_offload_cpu_cache_read_usage_perc"] = 0.25
-    made.sites[0].counted.check(made.engine.devices, made.config.block_bytes)
+    made.sites[0].counted.check(made.engine.devices)
 
 
 def a_whole_that_is_not_its_parts(referee: Referee) -> None:

@@ -174,6 +174,14 @@ class OffloadingManager(ABC):
         """The events since the last call."""
         return ()
 
+    def limit_chunks(self, num_chunks: int) -> bool:
+        """Use the first ``num_chunks`` places and no others. Returns whether it does; by default it can't.
+
+        Called at most once, before the first store, with the room that every rank has: the stages of a pipeline
+        hold different layers, so chunks of theirs are of different sizes. vLLM's managers don't have this method.
+        """
+        return False
+
     def reset_cache(self) -> None:
         """Forget every chunk, pinned or not. The caller ignores the completion of jobs from before."""
 
@@ -213,6 +221,9 @@ class TransferResult:
 
 class OffloadingWorker(ABC):
     """Moves the bytes of one medium, asynchronously, in one worker process. Jobs are known by their id."""
+
+    num_chunks: int | None = None
+    """For how many chunks this rank has room. None: not said. vLLM's workers don't have it."""
 
     @abstractmethod
     def submit_store(self, job_id: int, src_spec: GPULoadStoreSpec, dst_spec: LoadStoreSpec) -> bool:

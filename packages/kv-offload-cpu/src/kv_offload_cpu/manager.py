@@ -10,7 +10,7 @@ flight or resident. A lookup is a HIT only when every byte landed. A ``prepare_s
 nothing but the count of refusals.
 """
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import ClassVar, Final
 
 from kv_api import (
@@ -19,6 +19,7 @@ from kv_api import (
     ConfigInfo,
     ConfigInfoMapping,
     Direction,
+    KVError,
     LoadStoreSpec,
     LookupResult,
     Medium,
@@ -51,7 +52,7 @@ class CPUOffloadingManager(OffloadingManager):
     ``cache_policy`` is one of `policy.POLICIES`, or an attribute of the module ``cache_policy_module_path``. With
     a ``store_threshold`` of 2 or more a chunk is stored from that offer on; ``max_tracker_size`` keys are
     remembered for it. A store with which more than ``most_in_flight`` chunks were in flight is refused. ``info``
-    has the labels of the info metric.
+    has the labels of the info metric, and ``info_of`` those for fewer slots.
     """
 
     medium: ClassVar[Medium] = Medium.CPU
@@ -67,6 +68,7 @@ class CPUOffloadingManager(OffloadingManager):
         max_tracker_size: int = 64_000,
         most_in_flight: int | None = None,
         info: ConfigInfo | None = None,
+        info_of: Callable[[int], ConfigInfo] | None = None,
     ) -> None:
         _check_at_least("num_chunks", num_chunks, 1)
         if num_chunks > MOST_CHUNKS:
@@ -75,16 +77,22 @@ class CPUOffloadingManager(OffloadingManager):
         _check_at_least("max_tracker_size", max_tracker_size, 1)
         if most_in_flight is not None:
             _check_at_least("most_in_flight", most_in_flight, 1)
-        self._policy = find_policy(cache_policy, cache_policy_module_path)(num_chunks)
-        self._pool = ChunkPool(num_chunks, most_in_flight)
-        self._policy.key_of = self._pool.key_of
-        self._run = Runs(self._pool.key_of).of
         self._tracker = OfferTracker(store_threshold, max_tracker_size) if store_threshold >= 2 else None
         self._events = EventLog(self.medium) if enable_events else None
         self._counters = Counters(skips=self._tracker is not None)
+        self._make_policy = find_policy(cache_policy, cache_policy_module_path)
+        self._most_in_flight = most_in_flight
+        self._info, self._info_of = info, info_of
+        self._lay_out(num_chunks)
+
+    def _lay_out(self, num_chunks: int) -> None:
+        """Begin with so many slots, all free."""
+        self._policy = self._make_policy(num_chunks)
+        self._pool = ChunkPool(num_chunks, self._most_in_flight)
+        self._policy.key_of = self._pool.key_of
+        self._run = Runs(self._pool.key_of).of
         self._intake = Intake(self._pool, self._policy, self._tracker, self._events, self._counters, self._run)
         self._access = self._intake.access
-        self._info = info
 
     def on_new_request(self, req_context: ReqContext) -> RequestOffloadingContext:
         return RequestOffloadingContext()
@@ -190,6 +198,18 @@ class CPUOffloadingManager(OffloadingManager):
             self._policy.finish(run)
             if self._events is not None:
                 self._events.stored(keys)
+
+    def limit_chunks(self, num_chunks: int) -> bool:
+        """Use the first ``num_chunks`` slots and no others, of a manager that holds nothing yet."""
+        _check_at_least("limit_chunks", num_chunks, 1)
+        pool = self._pool
+        if num_chunks < pool.capacity:
+            if pool.slot_of or pool.fenced:
+                raise KVError(f"limit_chunks: {len(pool.slot_of)} chunks are held, {len(pool.fenced)} fenced")
+            self._lay_out(num_chunks)
+            if self._info_of is not None:
+                self._info = self._info_of(num_chunks)
+        return True
 
     def reset_cache(self) -> None:
         """Forget every chunk. Slots in use stay fenced until ``on_reset_flushed`` or until their jobs complete."""

@@ -41,7 +41,7 @@ class MemoryChoice(Enum):
     """Whose memory the chunks are in."""
 
     AUTO = "auto"
-    """``private`` for one worker, else ``shared``."""
+    """``shared`` for several workers that hold the same layers, else ``private``."""
     PRIVATE = "private"
     """Each worker has memory of its own."""
     SHARED = "shared"

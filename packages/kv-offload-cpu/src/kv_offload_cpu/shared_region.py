@@ -8,6 +8,8 @@
 * Every start first removes the leftovers of any engine. So does every release, of its own file.
 * At the end of the file there is a byte for each worker, set when it attached. The last of them removes the name:
   from then on the memory goes with its last process, and there is nothing to clean up.
+* Behind those stands how the worker that made the file cuts it. One that cuts it otherwise is refused, since its
+  slots would lie over those of others: the stages of a pipeline hold different layers.
 
 **Invariants.** A region that is attached is held. A worker's byte is set at most once: if it is set already, the
 engine's id is used twice on this machine, and the second user is refused.
@@ -18,8 +20,9 @@ import hashlib
 import mmap
 import os
 import re
+import struct
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Final
@@ -30,12 +33,17 @@ from kv_offload_cpu.available import Available
 PREFIX: Final = "kv-offload-cpu-"
 _PATIENCE_SECONDS: Final = 60.0
 _PAUSE_SECONDS: Final = 0.01
+_WHY: Final = (
+    "the workers hold different layers (with pipeline_parallel_size above 1 use host_memory 'private'), their "
+    "configurations differ, or two engines have one id"
+)
 
 
 class SharedRegion:
     """``num_bytes`` that worker ``rank`` of ``num_ranks`` maps together with the others of ``engine_id``.
 
-    ``before_create`` is called by the worker that makes the file, before it does.
+    ``layout`` has the numbers by which it is cut. ``before_create`` is called by the worker that makes the file,
+    before it does.
     """
 
     def __init__(
@@ -45,10 +53,12 @@ class SharedRegion:
         rank: int,
         num_ranks: int,
         num_bytes: int,
+        layout: Sequence[int] = (),
         before_create: Callable[[], None] = lambda: None,
     ) -> None:
         self.path = folder / _file_name(engine_id)
-        self._file_bytes = num_bytes + num_ranks
+        self._layout = struct.pack(f"<{len(layout)}q", *layout)
+        self._file_bytes = num_bytes + num_ranks + len(self._layout)
         self._released = False
         with _locked(folder):
             for leftover in sorted(folder.glob(f"{PREFIX}*")):
@@ -85,6 +95,7 @@ class SharedRegion:
             before_create()
             fd = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600)
             os.ftruncate(fd, self._file_bytes)
+            os.pwrite(fd, self._layout, self._file_bytes - len(self._layout))
         fcntl.flock(fd, fcntl.LOCK_SH)
         return fd
 
@@ -93,7 +104,14 @@ class SharedRegion:
         if size != self._file_bytes:
             raise ConfigError(
                 f"engine {engine_id!r}: worker {rank} wants {self._file_bytes} bytes of shared memory, but "
-                f"{self.path.name} has {size}: the workers' configurations differ, or two engines have one id"
+                f"{self.path.name} has {size}: {_WHY}"
+            )
+        cut = os.pread(self._fd, len(self._layout), size - len(self._layout))
+        if cut != self._layout:
+            ours, theirs = (list(struct.unpack(f"<{len(cut) // 8}q", packed)) for packed in (self._layout, cut))
+            raise ConfigError(
+                f"engine {engine_id!r}: worker {rank} cuts {self.path.name} into {ours} (chunks, blocks of each, "
+                f"bytes of a slot, slots of a row, bytes of a row), and who made it into {theirs}: {_WHY}"
             )
         if os.pread(self._fd, 1, num_bytes + rank) != b"\0":
             raise ConfigError(

@@ -7,7 +7,9 @@ tensor after tensor, and of each tensor the ``blocks_per_chunk`` pages that the 
     row c   | slot 0                            | slot 1                            | to a page |
               tensor 0: block 0, 1, … tensor 1: …
 
-The scheduler and all workers compute this from the same configuration, so they agree without a word.
+The scheduler and all workers compute this from the same configuration, so they agree without a word where all
+workers hold the same layers. The stages of a pipeline don't: there each worker has rows of its own, in memory of
+its own, and the manager is limited to as many as the worker with the fewest has (``limit_chunks``).
 """
 
 from dataclasses import dataclass

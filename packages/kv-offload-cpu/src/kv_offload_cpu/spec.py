@@ -4,6 +4,7 @@ Importing this, and making the manager, needs nothing but kv_api. What has bytes
 """
 
 import mmap
+from dataclasses import astuple, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -37,8 +38,9 @@ class CPUOffloadingSpec(OffloadingSpec):
     def __init__(self, config: OffloadingConfig) -> None:
         super().__init__(config)
         self.options = options = read_options(config.extra_config, type(self).extra_keys)
+        have_same_layers = config.parallel.pp_size == 1 < config.parallel.world_size
         self.shares_memory = options.host_memory is MemoryChoice.SHARED or (
-            options.host_memory is MemoryChoice.AUTO and config.parallel.world_size > 1
+            options.host_memory is MemoryChoice.AUTO and have_same_layers
         )
         # With memory of their own, workers that hold the same bytes must all keep them.
         self.replicated_layout = config.replicated_layout and self.shares_memory
@@ -80,6 +82,9 @@ class CPUOffloadingSpec(OffloadingSpec):
                 store_threshold=self.options.store_threshold,
                 max_tracker_size=self.options.max_tracker_size,
                 info=self.cpu_info,
+                info_of=lambda num_chunks: offloading_info(
+                    self.config, replace(self.layout, num_chunks=num_chunks)
+                ),
             )
         return self._manager
 
@@ -122,6 +127,7 @@ class CPUOffloadingSpec(OffloadingSpec):
             parallel.rank,
             parallel.world_size,
             needed,
+            astuple(layout),
             before_create=lambda: check_available(needed, "shared host memory of all workers", folder),
         )
         return MappedMemory(layout, 0 if self.replicated_layout else parallel.rank, region)

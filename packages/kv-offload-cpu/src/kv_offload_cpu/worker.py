@@ -58,6 +58,7 @@ class CPUOffloadingWorker(OffloadingWorker):
         self.engine = engine
         self._memory = memory
         self._layout = layout
+        self.num_chunks = layout.num_chunks
         self._num_groups = num_groups
         self._store_role = store_role
         self._running: dict[int, Direction] = {}

@@ -270,6 +270,8 @@ def test_a_group_may_hold_nothing():
     assert [column.tolist() for column in plan.ranges(copies[1])] == [[], [], [], []]
     with pytest.raises(KVError, match="page 0 of the job: chunk 99, expected 0 to "):
         plan.ranges(PageCopies(*(np.array([number]) for number in (0, 0, 99, 1))))
+    both = PageCopies(*(np.array(numbers) for numbers in ((0, 1), (9, 0), (0, 1), (0, 1))))
+    assert [column.tolist() for column in plan.ranges(both)] == [[0], [0], [192], [64]]
 
 
 def test_blocks_in_order_are_one_range_a_tensor():

@@ -236,6 +236,7 @@ def test_defaults():
         "max_tracker_size": Options(1).max_tracker_size,
         "most_in_flight": None,
         "info": None,
+        "info_of": None,
     }
 
 

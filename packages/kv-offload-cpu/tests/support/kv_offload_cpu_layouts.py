@@ -43,6 +43,7 @@ def offloading_config(
     replicated=False,
     groups=1,
     max_model_len=0,
+    stages=1,
     **extra,
 ):
     """What an engine tells a spec; ``extra`` is the extra config."""
@@ -54,7 +55,7 @@ def offloading_config(
         engine_id="engine",
         model=OffloadingModelConfig("model", "float16", max_model_len),
         cache=OffloadingCacheConfig(tokens_per_hash=16, blocks_per_chunk=blocks_per_chunk),
-        parallel=OffloadingParallelConfig(rank, world_size, world_size, 1, 1, 1, 0, 1, None, False),
+        parallel=OffloadingParallelConfig(rank, world_size, world_size // stages, stages, 1, 1, 0, 1, None, False),
         replicated_layout=replicated,
     )
 

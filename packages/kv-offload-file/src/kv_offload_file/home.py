@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any, Final, Protocol
 
 from kv_api import ConfigError, OffloadingConfig
+from kv_offload_file.slot_file import rows_path
 
 _log = getLogger("kv_offload_file")
 
@@ -41,18 +42,26 @@ class Home(Protocol):
 
 
 def meaning(config: OffloadingConfig, tag: str) -> dict[str, Any]:
-    """All that must be the same for stored bytes to mean the same."""
+    """All that must be the same for stored bytes to mean the same.
+
+    Of a pipeline it is what all ranks are told alike. What each holds stands beside its files: see ``claim``.
+    """
     parallel = config.parallel
+    is_alike = parallel.pp_size == 1
     return {
         "format": _FORMAT,
         "tag": tag,
         "model": config.model.name,
         "dtype": config.model.dtype,
-        "bytes_per_block": config.worker_kv_bytes_per_block,
+        "bytes_per_block": config.worker_kv_bytes_per_block if is_alike else None,
         "blocks_per_chunk": config.cache.blocks_per_chunk,
         "tokens_per_hash": config.cache.tokens_per_hash,
         "groups": [
-            [group.tokens_per_block, group.sliding_window_size_in_chunks, *group.layer_names]
+            [
+                group.tokens_per_block,
+                group.sliding_window_size_in_chunks,
+                *(group.layer_names if is_alike else ()),
+            ]
             for group in config.groups
         ],
         "layout": [config.kv_cache_layout, config.canonical_layout],
@@ -67,6 +76,26 @@ def meaning(config: OffloadingConfig, tag: str) -> dict[str, Any]:
         ],
         "engine": parallel.data_parallel_index,
     }
+
+
+def claim(folder: Path, config: OffloadingConfig) -> None:
+    """See to it that the files of this rank hold its layers. If they have those of another cut, they are emptied.
+
+    Only where ranks may have different ones. Who manages the folder may have read them before, as chunks that will
+    not be found there: their loads fail, and they are forgotten.
+    """
+    rank = config.parallel.rank
+    held = json.dumps([config.worker_kv_bytes_per_block, *(group.layer_names for group in config.groups)])
+    path = folder / f"rank-{rank}.layers"
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        if path.exists() and path.read_text(encoding="utf-8") == held:
+            return
+        rows_path(folder, rank).unlink(missing_ok=True)
+        _have_on_disk(folder)
+        path.write_text(held, encoding="utf-8")
+    except OSError as error:
+        raise ConfigError(f"file_dir: {error.strerror}: {error.filename or path}") from error
 
 
 def home_folder(file_dir: str, config: OffloadingConfig, tag: str) -> Path:
@@ -148,12 +177,17 @@ class LockedHome:
             file.flush()
             os.fsync(file.fileno())
         written.replace(self.folder / "epoch")
-        folder = os.open(self.folder, os.O_RDONLY)
-        try:
-            os.fsync(folder)
-        finally:
-            os.close(folder)
+        _have_on_disk(self.folder)
         return epoch
+
+
+def _have_on_disk(folder: Path) -> None:
+    """Which files there are in a folder."""
+    fd = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)
 
 
 def _in_words(config: OffloadingConfig, tag: str) -> str:

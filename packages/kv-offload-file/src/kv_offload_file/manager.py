@@ -1,6 +1,7 @@
 """The scheduler's side of a file: host memory's manager, with slots of a file that remembers what it holds."""
 
 from collections.abc import Collection
+from enum import Enum, auto
 from typing import Any, ClassVar
 
 from kv_api import CacheHitSource, Medium, OffloadKey
@@ -12,17 +13,40 @@ from kv_offload_file.restore import Found
 from kv_offload_file.stats import FileOffloadingStats, own_name
 
 
+class Restore(Enum):
+    """When what was found counts as there."""
+
+    AT_ONCE = auto()
+    WHEN_LIMITED = auto()
+    """When it is known how many slots all ranks have."""
+
+
 class FileOffloadingManager(CPUOffloadingManager):
     """Manages ``num_chunks`` slots, of which those ``found`` are filled already; ``options`` are host memory's."""
 
     medium: ClassVar[Medium] = Medium.STORAGE
     source: ClassVar[CacheHitSource] = CacheHitSource.DISK
 
-    def __init__(self, num_chunks: int, home: Home, found: Found, **options: Any) -> None:
+    def __init__(
+        self, num_chunks: int, home: Home, found: Found, when: Restore = Restore.AT_ONCE, **options: Any
+    ) -> None:
         super().__init__(num_chunks, **options)
         self._home = home
         self._next_number = found.next_number
-        self.restore(found.stores)
+        self._found = found.stores
+        if when is Restore.AT_ONCE:
+            self._restore_found(num_chunks)
+
+    def limit_chunks(self, num_chunks: int) -> bool:
+        super().limit_chunks(num_chunks)
+        self._restore_found(num_chunks)
+        return True
+
+    def _restore_found(self, num_slots: int) -> None:
+        """What was found in the first slots is there, unless there was a reset since."""
+        found, self._found = self._found, []
+        within = [[(k, s) for k, s in zip(*one, strict=True) if s < num_slots] for one in found]
+        self.restore([([k for k, _ in one], [s for _, s in one]) for one in within if one])
 
     def places(self, keys: Collection[OffloadKey], slots: list[int]) -> FileLoadStoreSpec:
         number = self._next_number
@@ -31,6 +55,7 @@ class FileOffloadingManager(CPUOffloadingManager):
 
     def reset_cache(self) -> None:
         self._home.renew()  # first: who comes after a crash in between finds too little, and nothing that is stale
+        self._found = []
         super().reset_cache()
 
     def get_stats(self) -> FileOffloadingStats:  # type: ignore[override]

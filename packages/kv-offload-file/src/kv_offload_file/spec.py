@@ -6,18 +6,20 @@ What has bytes is imported by ``get_worker``.
 
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from sys import maxsize
 from threading import Event
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from kv_api import CanonicalKVCaches, ConfigError, OffloadingConfig, OffloadingMetricMetadata, OffloadingSpec
 from kv_offload_cpu import HostLayout
 from kv_offload_cpu.stats import STORES_SKIPPED
-from kv_offload_file.home import Home, LockedHome, home_folder
+from kv_offload_file.home import Home, LockedHome, claim, home_folder
 from kv_offload_file.info import FileOffloadingInfo, offloading_info
 from kv_offload_file.label import ROW_BYTES
-from kv_offload_file.manager import FileOffloadingManager
+from kv_offload_file.manager import FileOffloadingManager, Restore
 from kv_offload_file.options import OWN_KEYS, FileOptions, read_options
 from kv_offload_file.restore import Found, find_stores
 from kv_offload_file.slot_file import ALIGNMENT, read_rows
@@ -49,6 +51,7 @@ class FileOffloadingSpec(OffloadingSpec):
         super().__init__(config)
         self.options: FileOptions = read_options(config.extra_config)
         self.replicated_layout = config.replicated_layout
+        self.has_stages = config.parallel.pp_size > 1
         self.num_files = 1 if self.replicated_layout else config.parallel.world_size
         self.slot_bytes = self.slot_bytes_for(config.worker_kv_bytes_per_block * self.blocks_per_chunk)
         taken = (self.slot_bytes + self.ROW_BYTES) * self.num_files
@@ -101,6 +104,10 @@ class FileOffloadingSpec(OffloadingSpec):
                     max_tracker_size=self.options.max_tracker_size,
                     most_in_flight=self.most_in_flight,
                     info=self.file_info,
+                    info_of=lambda num_chunks: offloading_info(
+                        self.config, replace(self.layout(), num_chunks=num_chunks), self.num_files
+                    ),
+                    when=Restore.WHEN_LIMITED if self.has_stages else Restore.AT_ONCE,
                 )
             except BaseException:
                 home.close()
@@ -174,6 +181,8 @@ class FileOffloadingSpec(OffloadingSpec):
         from kv_offload_file.bays import FileSlots
         from kv_offload_file.slot_file import SlotFile, SlotReader
 
+        if self.has_stages:
+            claim(self.folder, self.config)
         kind, rank = (SlotFile, self.config.parallel.rank) if self._has_file else (SlotReader, 0)
         file = kind(Path(self.folder), rank, self.num_chunks, self.slot_bytes, direct=self.options.file_direct)
         return FileSlots(file, memory)
@@ -204,6 +213,6 @@ class FileOffloadingSpec(OffloadingSpec):
 
 
 def _num_blocks(kv_caches: CanonicalKVCaches) -> list[int]:
-    """How many blocks each group has: those of its smallest tensor."""
+    """How many blocks each group has: those of its smallest tensor. Any, of a group that has none here."""
     counts = [int(tensor.tensor.shape[0]) for tensor in kv_caches.tensors]
-    return [min((counts[ref.tensor_idx] for ref in refs), default=0) for refs in kv_caches.group_data_refs]
+    return [min((counts[ref.tensor_idx] for ref in refs), default=maxsize) for refs in kv_caches.group_data_refs]

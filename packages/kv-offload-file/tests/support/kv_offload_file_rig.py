@@ -1,6 +1,7 @@
 """Engines over a folder, with real bytes: what a chunk holds follows from its key."""
 
 import zlib
+from math import prod
 
 import numpy as np
 
@@ -38,9 +39,11 @@ def config(
     blocks_per_chunk=2,
     events=False,
     engine="engine",
+    stages=None,
     **extra,
 ):
-    """What an engine tells the spec; room for so many chunks."""
+    """What an engine tells the spec; room for so many chunks. ``stages``: the layers of each, of a pipeline."""
+    layers = "ab" if stages is None else stages[rank]
     copies = 1 if replicated else ranks
     own = {
         "file_dir": str(folder),
@@ -49,14 +52,16 @@ def config(
         "file_threads": 2,
     }
     return OffloadingConfig(
-        groups=(OffloadingGroupConfig(16, ("a", "b"), 0),),
-        worker_kv_bytes_per_block=PAGE * LAYERS,
+        groups=(OffloadingGroupConfig(16, (*layers,), 0),),
+        worker_kv_bytes_per_block=PAGE * len(layers),
         enable_kv_cache_events=events,
         extra_config={**own, **extra},
         engine_id=engine,
         model=OffloadingModelConfig("org/model", "float16", 64),
         cache=OffloadingCacheConfig(tokens_per_hash=16, blocks_per_chunk=blocks_per_chunk),
-        parallel=OffloadingParallelConfig(rank, ranks, ranks, 1, 1, 1, 0, 1, None, False),
+        parallel=OffloadingParallelConfig(
+            rank, ranks, ranks if stages is None else 1, len(stages or "a"), 1, 1, 0, 1, None, False
+        ),
         replicated_layout=replicated,
     )
 
@@ -75,15 +80,15 @@ def content(key, rank, size):
 
 
 class Rank:
-    """A worker and its GPU: ``num_blocks`` blocks of two layers, which hold what those of ``rank`` do."""
+    """A worker and its GPU: ``num_blocks`` blocks of its layers, which hold what those of ``rank`` do."""
 
     def __init__(self, spec, rank, num_blocks=32):
         self.rank = rank
         self.blocks_per_chunk = spec.blocks_per_chunk
-        self.layers = [np.zeros((num_blocks, PAGE), np.uint8) for _ in range(LAYERS)]
+        self.layers = [np.zeros((num_blocks, PAGE), np.uint8) for _ in spec.config.groups[0].layer_names]
         caches = CanonicalKVCaches(
             [CanonicalKVCacheTensor(layer, PAGE) for layer in self.layers],
-            [[CanonicalKVCacheRef(index, PAGE) for index in range(LAYERS)]],
+            [[CanonicalKVCacheRef(index, PAGE) for index in range(len(self.layers))]],
         )
         self.worker = spec.get_worker(caches)
 
@@ -105,8 +110,8 @@ class Rank:
         )
 
     def expected(self, key):
-        size = self.blocks_per_chunk * LAYERS * PAGE
-        return content(key, self.rank, size).reshape(self.blocks_per_chunk, LAYERS, PAGE)
+        shape = self.blocks_per_chunk, len(self.layers), PAGE
+        return content(key, self.rank, prod(shape)).reshape(shape)
 
 
 class Rig:
@@ -120,7 +125,8 @@ class Rig:
         self.folder = specs[0].folder
         self.manager = specs[0].get_manager()
         # The last rank first: others may be ready before the one whose files they read.
-        made = [Rank(specs[rank], 0 if replicated else rank) for rank in reversed(range(ranks))]
+        num_blocks = max(32, 6 * specs[0].blocks_per_chunk)
+        made = [Rank(specs[rank], 0 if replicated else rank, num_blocks) for rank in reversed(range(ranks))]
         self.ranks = made[::-1]
         self.blocks_per_chunk = specs[0].blocks_per_chunk
         self._most_at_once = store_bays(specs[0].num_bays)

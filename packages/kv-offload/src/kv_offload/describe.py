@@ -42,6 +42,8 @@ class EngineDescription:
     """Whether failed loads are told by request: with several groups, offloaded or not, and with states. By block,
     an engine would go on where the first failed one begins, and there may be no state."""
     world_size: int
+    has_stages: bool
+    """Whether ranks may hold different layers: then the scheduler's side was told of the first one's only."""
 
 
 def describe_engine(
@@ -89,6 +91,7 @@ def describe_engine(
         fails_requests=len(kv_cache_config.kv_cache_groups) > 1
         or any(group.kind is AttentionKind.STATE_SPACE for group in groups),
         world_size=vllm_config.parallel_config.world_size,
+        has_stages=parallel.pp_size > 1,
     )
 
 

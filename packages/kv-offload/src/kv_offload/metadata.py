@@ -1,7 +1,7 @@
 """What the two sides of the connector send each other, in vLLM's form where vLLM has one."""
 
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 from kv_api import GPULoadStoreSpec, KVConnectorMetadata, KVConnectorWorkerMetadata, LoadStoreSpec
 
@@ -85,13 +85,21 @@ class TransferStats:
         return TransferStats(self.load.aggregate(other.load), self.store.aggregate(other.store))
 
 
+class RankRoom(NamedTuple):
+    """What one rank has: bytes of a block there, and room in the medium for so many chunks, if its worker says."""
+
+    bytes_per_block: int
+    num_chunks: int | None
+
+
 @dataclass
 class OffloadingWorkerMetadata(KVConnectorWorkerMetadata):
     """Workers -> scheduler: by job, how many workers say so.
 
     ``completed_jobs`` counts ends of any kind, once a worker; ``failed_jobs`` and ``unended_jobs`` say which of
     them failed, and which of those were only given up; ``late_jobs``, that a copy that was given up has ended.
-    ``medium_counts`` has what the medium's workers counted, by metric.
+    ``medium_counts`` has what the medium's workers counted, by metric. ``rooms`` has each rank's room, told once
+    by those of a pipeline.
     """
 
     completed_jobs: dict[int, int] = field(default_factory=dict)
@@ -100,6 +108,7 @@ class OffloadingWorkerMetadata(KVConnectorWorkerMetadata):
     late_jobs: dict[int, int] = field(default_factory=dict)
     transfer_stats: TransferStats = field(default_factory=TransferStats)
     medium_counts: dict[str, int] = field(default_factory=dict)
+    rooms: list[RankRoom] = field(default_factory=list)
 
     def aggregate(self, other: KVConnectorWorkerMetadata) -> "OffloadingWorkerMetadata":
         if not isinstance(other, OffloadingWorkerMetadata):
@@ -111,6 +120,7 @@ class OffloadingWorkerMetadata(KVConnectorWorkerMetadata):
             _sum(self.late_jobs, other.late_jobs),
             self.transfer_stats.aggregate(other.transfer_stats),
             _sum(self.medium_counts, other.medium_counts),
+            self.rooms + other.rooms,
         )
 
 

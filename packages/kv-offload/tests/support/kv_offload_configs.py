@@ -11,7 +11,9 @@ from kv_offload import OffloadingConnector
 FULL, WINDOW, STATE = AttentionKind.FULL, AttentionKind.SLIDING_WINDOW, AttentionKind.STATE_SPACE
 
 
-def vllm_config(role="kv_both", world_size=1, rank=0, events=True, retention=None, context_parallel=1, **extra):
+def vllm_config(
+    role="kv_both", world_size=1, rank=0, events=True, retention=None, context_parallel=1, stages=1, **extra
+):
     extra = {"spec_name": "ScriptedSpec", "spec_module_path": "kv_offload_medium", **extra}
     return SimpleNamespace(
         kv_transfer_config=KVTransferConfig(
@@ -21,8 +23,8 @@ def vllm_config(role="kv_both", world_size=1, rank=0, events=True, retention=Non
             block_size=4, enable_prefix_caching=True, prefix_cache_retention_interval=retention
         ),
         parallel_config=SimpleNamespace(
-            tensor_parallel_size=world_size,
-            pipeline_parallel_size=1,
+            tensor_parallel_size=world_size // stages,
+            pipeline_parallel_size=stages,
             decode_context_parallel_size=context_parallel,
             world_size=world_size,
             rank=rank,

@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import pytest
 from kv_p2p_engine import OPTIONS, Blocks, Request, scheduler, shape, step, ticket_of
 
-from kv_api import KVConnectorOutput
+from kv_api import KVConnectorHandshakeMetadata, KVConnectorOutput
 from kv_p2p.pulling.metadata import Hold, P2PMetadata, Part, Pull
 from kv_p2p.pulling.ticket import Address, digest_of, read_ticket
 
@@ -44,6 +44,12 @@ def test_what_is_wanted_is_held_and_has_a_ticket(make):
     assert half.has_pending_push_work()
     half.update_connector_output(KVConnectorOutput(finished_sending={"a", "somebody else's"}))
     assert not half.has_pending_push_work()
+
+
+def test_what_other_connectors_workers_tell_each_other_is_let_pass(make):
+    """Also that of later stages, which vLLM's MultiConnector brings to all of its children."""
+    foreign = KVConnectorHandshakeMetadata()
+    make("kv_producer", pp=2).set_xfer_handshake_metadata_pp_aware({(0, 0): foreign, (1, 0): foreign})
 
 
 def test_only_the_blocks_of_the_prompt(make):

@@ -28,7 +28,8 @@ class Worker:
         random = np.random.default_rng(seed)
         self.memory = random.integers(0, 256, (BLOCKS, 16), dtype=np.uint8)
         self.other = random.integers(0, 256, (BLOCKS, 6), dtype=np.uint8)
-        self.caches = {"all0": self.memory[:, :10], "all1": self.other, "near0": self.memory}
+        caches = {"all0": self.memory[:, :10], "all1": self.other, "near0": self.memory}
+        self.caches = {name: caches[name] for group in names for name in group}
         pages = WorkerPages.of(self.caches, kv_cache_config(BLOCKS, SPECS, names))
         self.wire = TcpWire(pages, 0, Options(HOST, 0, PATIENCE, PATIENCE))
         self.layout = pages.layout
@@ -100,7 +101,27 @@ def test_what_slid_out_of_a_window_is_refused(made):
     assert here.result().failed == [("r", said)]
 
 
-@pytest.mark.parametrize("names", [[["all0"], ["near0", "all1"]], NAMES[::-1]])
+@pytest.mark.parametrize("names", [[[], ["near0"]], [["all1"], []], [[], []]])
+def test_a_stage_that_lacks_layers_of_a_group_pulls_those_that_it_has(made, names):
+    """From the same stage of another pipeline that is cut in the same way."""
+    there, here = made(1, names=names), made(2, names=names)
+    there.wire.serve(Hold("a", "h", "d", ((3, 4, 5), (0, 6, 7))))
+    memory, other = here.memory.copy(), here.other.copy()
+    if "near0" in names[1]:
+        memory[[10, 11]] = there.memory[[6, 7]]
+    if "all1" in names[0]:
+        other[[1, 2]] = there.other[[4, 5]]
+    here.wire.pull(pull(there.source, (1, (1, 2)), (1, (10, 11))))
+    ended = here.result()
+    assert (ended.pulled, ended.failed) == (["r"], [])
+    assert ended.pulled_bytes == 2 * (16 * ("near0" in names[1]) + 6 * ("all1" in names[0]))
+    assert here.memory.tolist() == memory.tolist()
+    assert here.other.tolist() == other.tolist()
+
+
+@pytest.mark.parametrize(
+    "names", [[["all0"], ["near0", "all1"]], NAMES[::-1], [[], ["near0"]], [["all0"], ["near0"]]]
+)
 def test_the_same_layers_in_other_groups_are_another_layout(made, names):
     there, here = made(1), made(2, names=names)
     there.wire.serve(Hold("a", "h", "d", ((3,), (6,))))

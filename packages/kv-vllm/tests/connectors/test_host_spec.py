@@ -202,3 +202,44 @@ def test_metrics_are_declared_in_vllms_classes(module):
     }
     assert all(isinstance(metric, offload.OffloadingMetricMetadata) for metric in declared.values())
     assert module.HostOffloadingSpec.config_info_keys(extra) == ours.config_info_keys(extra)
+
+
+@pytest.fixture
+def stages(config):
+    """The same for the two stages of a pipeline, of which the second holds more."""
+    parallel = [replace(config.parallel, rank=rank, tp_size=1, pp_size=2) for rank in range(2)]
+    return [
+        replace(config, parallel=one, worker_kv_bytes_per_block=4096 * (2 + one.rank), replicated_layout=False)
+        for one in parallel
+    ]
+
+
+def test_stages_that_hold_other_layers_are_refused_at_the_start(module, stages, tmp_path):
+    """vLLM's connector asks no worker for how many chunks it has room."""
+    specs = []
+    for one in stages:
+        extra = {**one.extra_config, "shared_memory_dir": str(tmp_path)}
+        specs.append(module.HostOffloadingSpec(replace(one, extra_config=extra)).ours)
+        assert specs[-1].shares_memory
+    assert len({spec.num_chunks for spec in specs}) == 2
+    memory = specs[0].make_memory(specs[0].worker_layout())
+    with pytest.raises(kv_api.ConfigError, match="the workers hold different layers"):
+        specs[1].make_memory(specs[1].worker_layout())
+    memory.release()
+
+
+def test_memory_of_their_own_would_hide_it(module, stages):
+    extra = {**stages[0].extra_config, "host_memory": "private"}
+    with pytest.raises(kv_api.ConfigError) as caught:
+        module.HostOffloadingSpec(replace(stages[0], extra_config=extra))
+    assert str(caught.value) == (
+        "host_memory: got 'private' with pipeline_parallel_size 2; vLLM's OffloadingConnector can't see whether "
+        "all stages have room for the same chunks: choose 'shared', which does, or the "
+        "OffloadingConnector of kv_vllm"
+    )
+
+
+def test_vllms_own_spec_gives_each_stage_another_number_of_chunks(module, stages):
+    """And its scheduler has the first one's. Should this fail, vLLM has mended it."""
+    first, second = (module.VllmCPUOffloadingSpec(one) for one in stages)
+    assert first.num_chunks > second.num_chunks > 0

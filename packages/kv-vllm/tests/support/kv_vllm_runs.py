@@ -50,6 +50,27 @@ def model():
     return make_model(Path(gettempdir(), f"kv-vllm-tiny-model-{os.getuid()}"))
 
 
+def model_of_three_layers():
+    """The folder of a tiny model whose layers two stages of a pipeline can't share evenly."""
+    config = {**CONFIG, "num_hidden_layers": 3}
+    return write_model(Path(gettempdir(), f"kv-vllm-tiny-three-{os.getuid()}"), config, shapes(config))
+
+
+def make_room_between_stages(worker):
+    """What vLLM's runner on a CPU makes only where it compiles a model: memory for what the stage before sends.
+
+    Says which layers of each KV cache group this stage has.
+    """
+    from vllm.distributed.parallel_state import get_pp_group
+
+    runner = worker.model_runner
+    if not get_pp_group().is_first_rank:
+        runner.intermediate_tensors = runner.model.make_empty_intermediate_tensors(
+            batch_size=runner.max_num_tokens, dtype=runner.model_config.dtype, device=runner.device
+        )
+    return [len(group.layer_names) for group in runner.kv_cache_config.kv_cache_groups]
+
+
 WINDOW = 64
 """How far the layers with a window of the model of two groups look back, in tokens."""
 

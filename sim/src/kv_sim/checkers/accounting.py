@@ -99,15 +99,15 @@ class Counted:
                 Invariant.ACCOUNTING, f"{whose}the first of these is the sum of the others: {shares}"
             )
 
-    def check(self, devices: Sequence[Device], block_bytes: int) -> None:
+    def check(self, devices: Sequence[Device]) -> None:
         """Compare with what happened, when nothing is under way but what was lost; or it was found too late."""
         if not self._is_on:
             return
-        copies = [copy for device in devices for copy in device.copies.ended]
+        copies = [(copy, device.block_bytes) for device in devices for copy in device.copies.ended]
         for direction, names in BYTES.items():
-            done = [c for c in copies if c.direction is direction and c.state is State.DONE]
-            moved = block_bytes * sum(len(copy.pairs) for copy in done)
-            late = block_bytes * sum(len(copy.pairs) for copy in done if copy.was_lost)  # maybe given up before
+            done = [(c, size) for c, size in copies if c.direction is direction and c.state is State.DONE]
+            moved = sum(size * len(copy.pairs) for copy, size in done)
+            late = sum(size * len(copy.pairs) for copy, size in done if copy.was_lost)  # maybe given up before
             for name in names:
                 if not moved - late <= self._sums[name] <= moved:
                     self._referee.fail(

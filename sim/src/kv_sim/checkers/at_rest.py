@@ -26,11 +26,11 @@ def _judge(world: WorldState, site: Site) -> None:
     conservation.check_books(engine)
     conservation.check_sides(engine)
     geometry.check_ranks(engine)
-    site.counted.check(engine.devices, site.config.block_bytes)
+    site.counted.check(engine.devices)
     hits.check_kept(site, lambda: _comes_to_rest(world))
     if not engine.has_work:  # what was asked and reset since has come to rest, too
         conservation.check_books(engine)
-        site.counted.check(engine.devices, site.config.block_bytes)
+        site.counted.check(engine.devices)
         lost = any(device.copies.running for device in engine.devices)
         if Trait.RESET in site.subject.traits and not lost:  # what is lost is in use for ever
             check_room(engine.connectors[-1], engine.referee)

@@ -35,16 +35,17 @@ class BuiltinEngine(Engine):
         place: Place | None = None,
     ) -> None:
         super().__init__(config, subject, referee, log, place)
-        cache_config, told = self.describe_caches(), with_own_folder(subject, self)
+        told = with_own_folder(subject, self)
         self.devices = [self.make_device(rank) for rank in range(config.world_size)]
         self.connectors: list[KVConnectorBase_V1] = []
         self.workers = []
         for device in self._ranks:
-            connector = create(self.describe(told, device.rank), KVConnectorRole.WORKER, cache_config, referee)
+            caches = self.describe_caches(device.rank)
+            connector = create(self.describe(told, device.rank), KVConnectorRole.WORKER, caches, referee)
             self.connectors.append(connector)
             guard = Guard(connector, f"worker {device.rank}", referee, log)
             self.workers.append(Worker(config, device, guard, self.crossing))
-        connector = create(self.describe(told, 0), KVConnectorRole.SCHEDULER, cache_config, referee)
+        connector = create(self.describe(told, 0), KVConnectorRole.SCHEDULER, self.describe_caches(0), referee)
         self.connectors.append(connector)
         if not isinstance(connector, SupportsHMA) and len(config.groups) > 1:
             raise ValueError(f"{type(connector).__name__} doesn't support several KV cache groups")
@@ -63,9 +64,9 @@ class BuiltinEngine(Engine):
         """What a connector is told of the engine; fits ``kv_api.VllmConfig``."""
         return vllm_config(self.config, subject, rank, self.place.engine_id)
 
-    def describe_caches(self) -> Any:
-        """What a connector is told of the KV caches; fits ``kv_api.KVCacheConfig``."""
-        return kv_cache_config(self.config)
+    def describe_caches(self, rank: int = 0) -> Any:
+        """What a connector is told of a rank's KV caches; fits ``kv_api.KVCacheConfig``."""
+        return kv_cache_config(self.config, rank)
 
     def make_device(self, rank: int) -> Device:
         """The device of a rank."""

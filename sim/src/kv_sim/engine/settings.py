@@ -1,5 +1,6 @@
 """What a connector is told about the engine: what fits ``kv_api.VllmConfig`` and ``kv_api.KVCacheConfig``."""
 
+from itertools import zip_longest
 from types import SimpleNamespace
 from typing import Any
 
@@ -37,9 +38,12 @@ def vllm_config(config: WorldConfig, subject: Subject, rank: int = 0, engine_id:
     )
 
 
-def kv_cache_config(config: WorldConfig) -> Any:
-    """Groups and tensors. As in vLLM, a block belongs to one group, and layer i of every group shares a tensor."""
-    names = [_layer_names(group, config.layers) for group in range(len(config.groups))]
+def kv_cache_config(config: WorldConfig, rank: int = 0) -> Any:
+    """Groups and tensors of a rank; the scheduler is told those of rank 0.
+
+    As in vLLM, a block belongs to one group, and layer i of every group that has one shares a tensor.
+    """
+    names = [_layer_names(group, layers) for group, layers in enumerate(config.layers_of(rank))]
     return SimpleNamespace(
         num_blocks=config.num_blocks,
         kv_cache_groups=[
@@ -47,8 +51,10 @@ def kv_cache_config(config: WorldConfig) -> Any:
             for layers, group in zip(names, config.groups, strict=True)
         ],
         kv_cache_tensors=[
-            SimpleNamespace(size=config.num_blocks * config.page_bytes, shared_by=list(layers))
-            for layers in zip(*names, strict=True)
+            SimpleNamespace(
+                size=config.num_blocks * config.page_bytes, shared_by=[name for name in layers if name]
+            )
+            for layers in zip_longest(*names)
         ],
         prefix_cacheable_group_ids=tuple(range(len(config.groups))),
         hash_block_size=config.block_size // config.hashes_per_block,

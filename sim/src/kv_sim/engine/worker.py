@@ -38,8 +38,8 @@ class Worker:
         self.connector = connector
         self._places = {
             layer_name(group, layer): (group, layer)
-            for group in range(len(config.groups))
-            for layer in range(config.layers)
+            for group, layers in enumerate(config.layers_of(device.rank))
+            for layer in range(layers)
         }
         self.layers = {name: device.kv_cache(layer) for name, (_, layer) in self._places.items()}
         connector.get_mem_pool_context()

@@ -43,7 +43,7 @@ def check_world(config: WorldConfig) -> None:
     check_most(
         "world: tokens of num_blocks of block_size", config.num_blocks * config.block_size, MOST_BLOCK_TOKENS
     )
-    words = (config.num_blocks + config.host_slots) * config.block_size * config.layers * config.world_size
+    words = (config.num_blocks + config.host_slots) * config.block_size * config.most_layers * config.world_size
     check_most("world: words of num_blocks and host_slots in all layers and ranks", words, MOST_WORDS)
 
 

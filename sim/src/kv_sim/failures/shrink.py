@@ -26,6 +26,7 @@ MACROS: Final = (
 PLAIN: Final[dict[str, tuple[Any, ...]]] = {
     "tp_size": (1,),
     "pp_size": (1,),
+    "stages": ("alike",),
     "groups": ((GroupConfig(),),),
     "layers": (1,),
     "run_ahead": (0, 1),

@@ -7,7 +7,7 @@ So what came later asks nothing: whether a world has it, its sizes say, and one 
 from dataclasses import replace
 from random import Random
 
-from kv_sim.config import BUILTIN_ENGINE, STATE, GroupConfig, Role, WorldConfig
+from kv_sim.config import BUILTIN_ENGINE, STATE, GroupConfig, Role, Stages, WorldConfig
 from kv_sim.engines import find_engine
 from kv_sim.subject import Subject, Trait
 
@@ -42,7 +42,7 @@ def config_for(subject: Subject, random: Random, engine: str = BUILTIN_ENGINE) -
         config = with_failing_loads(with_loads(config))
     else:
         config = with_loads(config)
-    return find_engine(engine).fit(with_sessions(config))
+    return find_engine(engine).fit(with_stages(with_sessions(config)))
 
 
 def draw_config(random: Random, *, groups: int | None = None) -> WorldConfig:
@@ -111,6 +111,14 @@ def with_sessions(config: WorldConfig) -> WorldConfig:
     """
     drawn = Random(repr(("sessions", _sizes(config)))).random() < 1 / 3
     return replace(config, sessions=drawn and not (STATE in config.groups and config.async_scheduling))
+
+
+def with_stages(config: WorldConfig) -> WorldConfig:
+    """Give the stages of most pipelines different layers, which their sizes say."""
+    if config.pp_size == 1:
+        return config
+    stages: tuple[Stages, ...] = ("alike", "more_later", "more_first", "groups_apart")
+    return replace(config, stages=Random(repr(("stages", _sizes(config)))).choice(stages))
 
 
 def with_own_cache(config: WorldConfig) -> WorldConfig:

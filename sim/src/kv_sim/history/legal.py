@@ -87,6 +87,7 @@ SITUATIONS: Final[Mapping[str, str]] = {
     "match: load in the step": "note 3: strictly less than the request",
     "match: a preempted request loads": "note 6: matched again before its preemption is reported",
     "match: the answer is dropped": "note 1: the answer is not the load",
+    "match: stages hold different layers": "chunks of other sizes, and maybe nothing of a group",
     "a request is preempted": "note 2: no query in a step that preempted",
     "a request resumes, runner V1": "note 15",
     "a request resumes, runner V2": "note 15: it arrives among the new ones",
@@ -121,6 +122,7 @@ SITUATIONS: Final[Mapping[str, str]] = {
 """Every situation that is counted, and what of the contract it stands for."""
 
 SITUATION_NEEDS: Final[Mapping[str, Trait]] = {
+    "match: stages hold different layers": Trait.RANKS,
     "a block is copied on write": Trait.FINE,
     "match: more than the end of a block": Trait.FINE,
     "match: less than the end of a block": Trait.FINE,

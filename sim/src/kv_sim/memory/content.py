@@ -67,10 +67,11 @@ def sampled_token(prefix_hash: int) -> int:
     return prefix_hash % 50021
 
 
-def layer_keys(rank: int, groups: int, layers: int) -> Words:
-    """The constants that tell groups and layers of one rank apart, as ``[group, layer]``."""
-    keys = [
-        [mix((rank << 40) ^ (group << 20) ^ (layer + 1) ^ (0x5EED << 48)) for layer in range(layers)]
-        for group in range(groups)
+def layer_keys(rank: int, layers: Sequence[int]) -> list[Words]:
+    """The constants that tell groups and layers of one rank apart, ``layers`` of each group."""
+    return [
+        np.array(
+            [mix((rank << 40) ^ (group << 20) ^ (layer + 1) ^ (0x5EED << 48)) for layer in range(count)], np.uint64
+        )
+        for group, count in enumerate(layers)
     ]
-    return np.array(keys, dtype=np.uint64)

@@ -30,9 +30,11 @@ class Device:
         self.rank = rank
         self.config = config
         self.shadow = shadow
-        by_layer = np.full((config.layers, config.num_blocks, config.block_size), POISON, dtype=np.uint64)
+        layers = max(config.layers_of(rank))
+        by_layer = np.full((layers, config.num_blocks, config.block_size), POISON, dtype=np.uint64)
         self.memory: Words = by_layer.transpose(1, 0, 2)
-        """By block, layer and slot; the pages of a layer lie together."""
+        """By block, layer and slot; the pages of a layer lie together. Groups that have fewer layers here use the
+        first ones."""
         self.kernels = Kernels(rank, config, shadow, self.memory)
         self.host: Words = np.empty((0, *self.memory.shape[1:]), dtype=np.uint64)
         self.queue: deque[LaunchedStep] = deque()
@@ -48,6 +50,11 @@ class Device:
         self._thread = threading.get_ident()
         self._refused = ""
         """What another thread than the world's asked for."""
+
+    @property
+    def block_bytes(self) -> int:
+        """Bytes of a block in all layers: what a copy of it moves."""
+        return self.config.block_bytes_of(self.rank)
 
     # -- host memory, for connectors -----------------------------------------------------------
 

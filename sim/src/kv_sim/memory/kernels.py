@@ -79,10 +79,12 @@ class Kernels:
         self._rank = rank
         self._config = config
         self._shadow = shadow
-        self._memory = memory
-        self.keys = layer_keys(rank, len(config.groups), config.layers)
-        self._states = [group for group, spec in enumerate(config.groups) if spec.kind == "state"]
-        self._tokens = [group for group in range(len(config.groups)) if group not in self._states]
+        self._of_group = [memory[:, :layers] for layers in config.layers_of(rank)]
+        """What groups use of the memory: the layers that they have here."""
+        self.keys = layer_keys(rank, config.layers_of(rank))
+        here = [group for group, layers in enumerate(config.layers_of(rank)) if layers]
+        self._states = [group for group in here if config.groups[group].kind == "state"]
+        self._tokens = [group for group in here if group not in self._states]
 
     def run(self, step: LaunchedStep) -> None:
         """Run a step: a state is read before any is written, tokens are written before any is read."""
@@ -113,7 +115,7 @@ class Kernels:
             for index, block in enumerate(attention.tables[group][: attention.start // size]):
                 if index >= first and block in blocks:
                     expected = attention.hashes[index * size : (index + 1) * size] ^ self.keys[group][layer]
-                    differs = self._memory[block, layer] != expected
+                    differs = self._of_group[group][block, layer] != expected
                     if differs.any():
                         offset = int(np.argmax(differs))
                         slot = (block, layer, offset)
@@ -140,7 +142,7 @@ class Kernels:
                     if self._config.groups[group].kind == "state":
                         return True
                     first, end = max(attention.start, index * size), min(attention.end, index * size + last)
-                    held = self._memory[block, :, first - index * size : end - index * size]
+                    held = self._of_group[group][block, :, first - index * size : end - index * size]
                     right = attention.hashes[first:end] ^ self.keys[group][:, None]
                     if not ((held == right) | (held == ~right)).all():
                         return True
@@ -148,14 +150,14 @@ class Kernels:
 
     def _write(self, step: LaunchedStep, attention: Attention, group: int) -> None:
         for block, slots, hashes in self._written(attention, group):
-            self._memory[block, :, slots] = hashes ^ self.keys[group][:, None]
+            self._of_group[group][block, :, slots] = hashes ^ self.keys[group][:, None]
             self._shadow.wrote_part(self._rank, block, _writer(step, attention), slots)
 
     def _spoil(self, attention: Attention) -> None:
         """Leave wrong bytes where a request wrote, which read some."""
         for group in self._tokens:
             for block, slots, hashes in self._written(attention, group):
-                self._memory[block, :, slots] = ~(hashes ^ self.keys[group][:, None])
+                self._of_group[group][block, :, slots] = ~(hashes ^ self.keys[group][:, None])
 
     def _written(self, attention: Attention, group: int) -> Iterator[tuple[int, slice, Words]]:
         """Where a request writes: a block, the slots in it, and the hashes of the tokens there."""
@@ -193,7 +195,8 @@ class Kernels:
         expected: Words,
     ) -> None:
         """Compare the beginnings of blocks, whose first is a request's ``first``, with what they must hold."""
-        got = self._memory[list(table), :, : expected.shape[1]] ^ self.keys[group][None, :, None]
+        held = self._of_group[group][list(table), :, : expected.shape[1]]
+        got = held ^ self.keys[group][None, :, None]
         differs = got != expected[:, None]
         if differs.any():
             index, layer, offset = (int(x) for x in np.argwhere(differs)[0])
@@ -205,7 +208,7 @@ class Kernels:
     ) -> None:
         """Note that a slot isn't what it must be for a request's ``token``."""
         block, layer, _ = slot
-        request_id, held = attention.request_id, int(self._memory[slot])
+        request_id, held = attention.request_id, int(self._of_group[group][slot])
         told = self._shadow.explain_content(self._rank, request_id, token, slot, held)
         message = f"{told} (group {group}, layer {layer}, step {step.number}{role})"
         spoilt = {block for group in self._tokens for block, _, _ in self._written(attention, group)}
@@ -218,7 +221,7 @@ class Kernels:
             if table[index] == NULL:
                 continue
             state = attention.hashes[min((index + 1) * size, attention.end) - 1]
-            self._memory[table[index]] = (state ^ self.keys[group])[:, None]
+            self._of_group[group][table[index]] = (state ^ self.keys[group])[:, None]
             self._shadow.last_writer[self._rank][table[index]] = _writer(step, attention)
 
     def _read_state(self, step: LaunchedStep, attention: Attention, group: int) -> None:
@@ -227,7 +230,7 @@ class Kernels:
         if before < 0:
             return
         block = attention.tables[group][before // self._config.block_size]
-        got = self._memory[block] ^ self.keys[group][:, None]
+        got = self._of_group[group][block] ^ self.keys[group][:, None]
         differs = got != attention.hashes[before]
         if differs.any():
             layer, offset = (int(x) for x in np.argwhere(differs)[0])

@@ -23,7 +23,7 @@ def describe_world(config: WorldConfig) -> str:
     parts = [
         f"{config.num_blocks} blocks of {config.block_size}",
         f"groups: {groups}",
-        f"tp {config.tp_size} pp {config.pp_size}",
+        f"tp {config.tp_size} pp {config.pp_size}" + _stages(config),
         f"run-ahead {config.run_ahead}" + (" asynchronous" if config.async_scheduling else ""),
         f"runner V{config.runner}" + (" zeroing new blocks" if config.zero_new_blocks else ""),
         f"at most {config.max_running} running, {config.max_step_tokens} tokens a step",
@@ -38,6 +38,14 @@ def describe_world(config: WorldConfig) -> str:
     if config.spec_tokens:
         parts.append(f"{config.spec_tokens} draft tokens")
     return "; ".join(parts)
+
+
+def _stages(config: WorldConfig) -> str:
+    """How many layers of each group the stages have, where they aren't alike."""
+    if config.stages == "alike":
+        return ""
+    stages = (config.layers_of(rank) for rank in range(0, config.world_size, config.tp_size))
+    return " of " + " | ".join(" + ".join(map(str, layers)) for layers in stages) + " layers"
 
 
 def describe(action: Action) -> str:

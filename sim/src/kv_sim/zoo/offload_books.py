@@ -53,6 +53,18 @@ class OneRankIsEnough(TimedOffloadingConnector):
     scheduler_class = _FirstReport
 
 
+class _FirstRoom(PartedScheduler):
+    def on_new_request(self, request: Request) -> None:
+        self._books.rooms.may_store = True
+        super().on_new_request(request)
+
+
+class RoomOfTheFirst(TimedOffloadingConnector):
+    """Chunks get as many places as the first rank has, and stages with more layers have fewer."""
+
+    scheduler_class = _FirstRoom
+
+
 class _OneWrites(TimedWorkerSide):
     def register_kv_caches(self, kv_caches: Any) -> None:
         super().register_kv_caches(kv_caches)

@@ -197,6 +197,7 @@ _OFFLOADED: Final = (
     plant(offload.AlwaysHolds, "#46240", _I.LIVENESS, _HELD, _I.PROTOCOL, _I.HITS),
     plant(offload_books.KeysWithoutGroup, "#44701", _I.CONTENT, _FENCED, _I.NO_CRASH),
     plant(offload_books.OneRankIsEnough, "#23917", _I.OWNERSHIP, _FENCED, _I.CONTENT),
+    plant(offload_books.RoomOfTheFirst, "#50821", _I.NO_CRASH, _FENCED),
     plant(offload_books.ReplicasTakenForGranted, "#50821", _I.GEOMETRY, _FENCED, _I.CONTENT),
     plant(offload_books.ResetForgetsJobs, "#57727", _I.OWNERSHIP, _FENCED, _I.CONTENT, _I.NO_CRASH),
     plant(offload_books.AbortBeforeAllocationLeaks, "#44100", _I.CONSERVATION, _FENCED),

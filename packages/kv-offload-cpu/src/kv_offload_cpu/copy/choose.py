@@ -84,7 +84,12 @@ def make_copy_engine(kv_caches: CanonicalKVCaches, memory: HostMemory, options: 
 
 
 def fitting_device(asked: CopyEngineChoice, tensors: list[DeviceTensor]) -> str:
-    """The one device that all tensors are on, if what was asked for copies there."""
+    """The one device that all tensors are on, if what was asked for copies there.
+
+    A rank may have none, where other stages of a pipeline have all layers that are offloaded: it copies nothing.
+    """
+    if not tensors:
+        return "cpu"
     devices = sorted({tensor.device for tensor in tensors})
     if len(devices) != 1 or devices[0] not in _FITTING:
         raise ConfigError(f"KV caches: in {devices} memory; there are copy engines for {sorted(_FITTING)}")

@@ -28,6 +28,7 @@ class Outcomes:
             self._spoil_after(output.invalid_block_ids)
         meta = output.kv_connector_worker_meta
         if isinstance(meta, OffloadingWorkerMetadata):
+            books.take_rooms(meta.rooms)
             books.stats.add_transfers(meta.transfer_stats)
             for name, amount in meta.medium_counts.items():
                 books.stats.increase(name, amount)

@@ -10,6 +10,7 @@ from kv_api import (
     KVCacheBlocks,
     KVCacheConfig,
     KVCacheEvent,
+    KVConnectorHandshakeMetadata,
     KVConnectorOutput,
     KVError,
     OffloadingManager,
@@ -61,6 +62,11 @@ class OffloadingSchedulerSide(SchedulerSide, SupportsHMA):
 
     def bind_gpu_block_pool(self, gpu_block_pool: BlockPool) -> None:
         self._books.pins.bind(gpu_block_pool)
+
+    def set_xfer_handshake_metadata_pp_aware(
+        self, metadata: dict[tuple[int, int], KVConnectorHandshakeMetadata]
+    ) -> None:
+        """Our workers have none. vLLM's MultiConnector brings everybody that of one child, of all stages."""
 
     @property
     def manager(self) -> OffloadingManager:
@@ -157,7 +163,7 @@ class OffloadingSchedulerSide(SchedulerSide, SupportsHMA):
             counted = books.manager.get_stats()
             if counted is not None:
                 stats.add_counts(counted, self._kinds)
-            if not self._has_sent_info:
+            if not self._has_sent_info and books.rooms.are_known:
                 stats.set_info(books.manager.config_info())
                 self._has_sent_info = True
         if stats.is_empty():

@@ -25,7 +25,10 @@ MOST_PADDING_BYTES: Final = 4 << 10
 
 
 def canonical_caches(kv_caches: KVCaches, kv_cache_config: KVCacheConfig, layout: Layout) -> CanonicalKVCaches:
-    """The pages of all groups that are offloaded. Layers that alias the same memory share a tensor."""
+    """The pages of all groups that are offloaded. Layers that alias the same memory share a tensor.
+
+    Of a group that another stage of the pipeline has, there are none.
+    """
     tensors: list[CanonicalKVCacheTensor] = []
     places: dict[tuple[int, int], int] = {}
     refs: list[list[CanonicalKVCacheRef]] = []
@@ -35,7 +38,7 @@ def canonical_caches(kv_caches: KVCaches, kv_cache_config: KVCacheConfig, layout
             if name not in kv_caches:
                 known = ", ".join(sorted(kv_caches)) or "none"
                 raise ConfigError(f"register_kv_caches: there is no tensor of layer {name!r}; known: {known}")
-        num_blocks, of_layer = kv_cache_config.num_blocks, group.bytes_per_block // len(names)
+        num_blocks, of_layer = kv_cache_config.num_blocks, group.bytes_per_block // max(1, len(names))
         layers = [pages_of(name, kv_caches[name], num_blocks, of_layer) for name in names]
         of_group = []
         for pages in _as_few(layers, group.bytes_per_block):

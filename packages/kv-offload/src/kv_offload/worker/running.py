@@ -14,7 +14,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from kv_api import KVConnectorTransferResults, TransferResult
-from kv_offload.metadata import OffloadingWorkerMetadata, TransferJob
+from kv_offload.metadata import OffloadingWorkerMetadata, RankRoom, TransferJob
 
 
 @dataclass(slots=True)
@@ -124,6 +124,10 @@ class RunningJobs:
         counts = self._meta.medium_counts
         for name, amount in medium_counts.items():
             counts[name] = counts.get(name, 0) + amount
+
+    def tell_room(self, room: RankRoom) -> None:
+        """This rank has so much of the medium."""
+        self._meta.rooms.append(room)
 
     def take_meta(self) -> OffloadingWorkerMetadata | None:
         """What the scheduler's side is told."""

@@ -30,7 +30,7 @@ from kv_api import (
 from kv_offload.clock import Clock, read_clock
 from kv_offload.describe import EngineDescription
 from kv_offload.log import warn
-from kv_offload.metadata import OffloadingConnectorMetadata, TransferJob
+from kv_offload.metadata import OffloadingConnectorMetadata, RankRoom, TransferJob
 from kv_offload.worker.register import canonical_caches
 from kv_offload.worker.running import RunningJobs
 
@@ -65,6 +65,10 @@ class OffloadingWorkerSide(WorkerSide):
         assert self._kv_cache_config is not None, "the engine was described without a kv_cache_config"
         caches = canonical_caches(kv_caches, self._kv_cache_config, self._engine.layout)
         self._medium = self._spec.get_worker(caches)
+        if self._engine.has_stages:
+            # Those of vLLM's media have no such attribute.
+            num_chunks = getattr(self._medium, "num_chunks", None)
+            self._jobs.tell_room(RankRoom(self._engine.config.worker_kv_bytes_per_block, num_chunks))
 
     @property
     def _copies(self) -> OffloadingWorker:

@@ -20,6 +20,7 @@ from kv_api import (
     CacheHitSource,
     KVCacheBlocks,
     KVCacheConfig,
+    KVConnectorHandshakeMetadata,
     KVConnectorOutput,
     Request,
     SchedulerOutput,
@@ -81,6 +82,11 @@ class P2PSchedulerSide(SchedulerSide, SupportsHMA):
         self._num_holds = 0
         self._next = P2PMetadata()
         self._stats = P2PStats()
+
+    def set_xfer_handshake_metadata_pp_aware(
+        self, metadata: dict[tuple[int, int], KVConnectorHandshakeMetadata]
+    ) -> None:
+        """Our workers have none. vLLM's MultiConnector brings everybody that of one child, of all stages."""
 
     # -- who has a ticket ----------------------------------------------------------------------
 

@@ -8,6 +8,7 @@ engine, unlike with ours.
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
+from dataclasses import replace
 from typing import Any, Final
 
 from vllm.v1.kv_offload.base import OffloadingManager, OffloadingSpec, OffloadingWorker
@@ -137,7 +138,7 @@ class HostOffloadingSpec(VllmCPUOffloadingSpec):  # type: ignore[misc]
         refuse_misspelt(config.extra_config, known, where="kv_connector_extra_config")
         # Not the constructor of vLLM's spec: it plans memory of its own.
         OffloadingSpec.__init__(self, config)
-        self.ours = self.our_spec(offloading_config_of(config))
+        self.ours = self.our_spec(_with_shared_memory(offloading_config_of(config)))
         self.replicated_layout = self.ours.replicated_layout
 
     @classmethod
@@ -154,3 +155,21 @@ class HostOffloadingSpec(VllmCPUOffloadingSpec):  # type: ignore[misc]
 
     def get_worker(self, kv_caches: Any) -> HostWorker:
         return HostWorker(self.ours.get_worker(kv_caches))
+
+
+def _with_shared_memory(config: kv_api.OffloadingConfig) -> kv_api.OffloadingConfig:
+    """Of a pipeline: its workers in one file, which refuses those that hold other layers, and so cut it otherwise.
+
+    Our own connector has the manager limited to what all have room for. vLLM's asks no worker.
+    """
+    if config.parallel.pp_size == 1:
+        return config
+    told = config.extra_config.get("host_memory", "auto")
+    if told == "private":
+        raise kv_api.ConfigError(
+            f"host_memory: got 'private' with pipeline_parallel_size {config.parallel.pp_size}; vLLM's "
+            "OffloadingConnector can't see whether all stages have room for the same chunks: choose 'shared', "
+            "which does, or the OffloadingConnector of kv_vllm"
+        )
+    extra = {**config.extra_config, "host_memory": "shared" if told == "auto" else told}
+    return replace(config, extra_config=extra)

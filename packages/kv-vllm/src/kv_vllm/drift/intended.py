@@ -55,7 +55,9 @@ INTENDED: Final[tuple[Intended, ...]] = (
     ),
     *_only_here("MultiConnector", "a recount, for tests", "check"),
     *_only_here(
-        "OffloadingWorker", "asked by kv-offload alone, and only where it is there", "let_go", "take_counts"
+        "OffloadingWorker",
+        "asked by kv-offload alone, and only where it is there",
+        *("let_go", "num_chunks", "take_counts"),
     ),
     *_only_here(
         "MultiConnector",
@@ -111,6 +113,9 @@ INTENDED: Final[tuple[Intended, ...]] = (
         "OffloadingManager",
         "prepares the stores of a step with one call; its default asks prepare_store for each, as above",
         "prepare_stores",
+    ),
+    *_only_here(
+        "OffloadingManager", "told where stages hold different layers, which vLLM's don't agree on", "limit_chunks"
     ),
     *_only_here("OffloadingManager", "forgets chunks of which a load failed: vLLM asserts that none does", "drop"),
     *_only_here(

@@ -60,11 +60,11 @@ class VllmEngine(Engine):
         """The world nearest to ``config`` that vLLM's schedulers can be.
 
         No drafts where vLLM computes them without the token before them: under pipeline parallelism. And no id
-        comes back: vLLM's front ends add to each what makes it unique.
+        comes back: vLLM's front ends add to each what makes it unique. All ranks have the same layers.
         """
         if config.run_ahead and not config.async_scheduling:
             config = replace(config, spec_tokens=0)
-        return replace(config, silent=config.silent | {"same_id"})
+        return replace(config, silent=config.silent | {"same_id"}, stages="alike")
 
     @classmethod
     def subject_named(cls, name: str) -> Subject:

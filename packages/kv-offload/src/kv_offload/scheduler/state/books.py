@@ -5,13 +5,14 @@ for anything else while that lasts (``lock``). The lock is not reentrant, and a 
 comes within a step's planning, unless the engine gave that up half-way: then it is unlocked first.
 """
 
+from collections.abc import Collection, Sequence
 from contextlib import AbstractContextManager
 from typing import Any
 
-from kv_api import OffloadingManager, Request
+from kv_api import OffloadingManager, OffloadKey, PrepareStoreOutput, ReqContext, Request, StoreOffer
 from kv_offload.describe import EngineDescription
 from kv_offload.log import warn
-from kv_offload.metadata import OffloadingConnectorMetadata
+from kv_offload.metadata import OffloadingConnectorMetadata, RankRoom
 from kv_offload.metrics import OffloadingConnectorStats
 from kv_offload.scheduler.events import EventTranslator
 from kv_offload.scheduler.state.agenda import Agenda
@@ -20,6 +21,7 @@ from kv_offload.scheduler.state.fresh import Tables, fresh_blocks
 from kv_offload.scheduler.state.jobs import JobBook
 from kv_offload.scheduler.state.pins import Pins
 from kv_offload.scheduler.state.request_state import RequestState, begin_life
+from kv_offload.scheduler.state.rooms import Rooms
 
 
 class Books:
@@ -29,6 +31,7 @@ class Books:
         self.engine = engine
         self.layout = engine.layout
         self.manager = manager
+        self.rooms = Rooms(engine)
         self.states: dict[str, RequestState] = {}
         """The lives that have not ended, by request id."""
         self.block_index = None if self.layout.reads_back_only else BlockIndex()
@@ -94,6 +97,21 @@ class Books:
         """There was room."""
         state.accept_store()
         self._awaits_room.pop(state, None)
+
+    def prepare_store(self, keys: Collection[OffloadKey], context: ReqContext) -> PrepareStoreOutput | None:
+        """Ask the manager for places. Before it is known what ranks have room for, there are none."""
+        return self.manager.prepare_store(keys, context) if self.rooms.may_store else None
+
+    def prepare_stores(self, offers: Sequence[StoreOffer]) -> list[PrepareStoreOutput]:
+        """The same of one offer after the other, up to the first for which there is no room."""
+        return self.manager.prepare_stores(offers) if self.rooms.may_store else []
+
+    def take_rooms(self, rooms: Sequence[RankRoom]) -> None:
+        """Ranks told what they have room for. Who waits for that offers again in the next step."""
+        self.rooms.take(rooms, self.manager)
+        if rooms and self.rooms.may_store:
+            for _ in range(len(self._awaits_room)):
+                self.offer_again()
 
     def offer_again(self) -> None:
         """A job ended, so there may be room: who waits longest for some offers again in the next step."""

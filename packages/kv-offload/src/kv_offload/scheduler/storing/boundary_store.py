@@ -45,7 +45,7 @@ def _begin(
 ) -> tuple[Job | None, list[Source]]:
     """Begin a job, if the medium wants any of it and has room. ``sources`` are in the order of the layout."""
     source_of = {source.key: source for source in sources}
-    output = books.manager.prepare_store([*source_of], state.context)
+    output = books.prepare_store([*source_of], state.context)
     if output is None:
         books.stats.increase(ALLOCATION_FAILURE)
     if output is None or not output.keys_to_store:

@@ -130,7 +130,7 @@ class Storing:
         """Offer what is planned, in its order, and note how far each request has come."""
         offers = [(plan, batch, keys_of(plan.state.progress, batch)) for plan in plans for batch in plan.batches]
         if offers:
-            outputs = self._books.manager.prepare_stores([(keys, plan.state.context) for plan, _, keys in offers])
+            outputs = self._books.prepare_stores([(keys, plan.state.context) for plan, _, keys in offers])
             for place, output in enumerate(outputs):
                 self._begin(*offers[place], output)
             if len(outputs) < len(offers):
@@ -150,7 +150,7 @@ class Storing:
 
     def _offer(self, plan: Plan, batch: Batch, keys: list[OffloadKey]) -> None:
         """Offer a batch by itself."""
-        output = self._books.manager.prepare_store(keys, plan.state.context)
+        output = self._books.prepare_store(keys, plan.state.context)
         if output is None:
             self._offer_less(plan, batch, len(keys))
         else:
@@ -165,7 +165,7 @@ class Storing:
             offered = beginning(books.layout, offered, count // 2)
             keys = keys_of(progress, offered)
             count = len(keys)
-            output = books.manager.prepare_store(keys, plan.state.context) if keys else None
+            output = books.prepare_store(keys, plan.state.context) if keys else None
             if output is not None or not keys:
                 break
         _note_left(plan.left, batch, offered)

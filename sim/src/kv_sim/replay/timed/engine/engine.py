@@ -59,9 +59,9 @@ class TimedEngine(BuiltinEngine):
         described.kv_events_config = SimpleNamespace(enable_kv_cache_events=self.tells_events)
         return described
 
-    def describe_caches(self) -> Any:
+    def describe_caches(self, rank: int = 0) -> Any:
         """One group, with the bytes of the server's model."""
-        described, size = super().describe_caches(), self.sizes.block_bytes
+        described, size = super().describe_caches(rank), self.sizes.block_bytes
         described.kv_cache_groups[0].kv_cache_spec.page_size_bytes = size
         described.kv_cache_tensors[0].size = size * self.config.num_blocks
         return described

@@ -1,0 +1,94 @@
+"""Workers that are stages of a pipeline: their files, of other slots each, are in one folder, and found again."""
+
+import pytest
+from kv_offload_file_rig import TAKEN, Rig, config
+
+from kv_offload_file import home_folder
+from kv_offload_file.slot_file import ALIGNMENT
+
+PER_CHUNK = 16
+STAGES = ("ab", "cde")
+"""Chunks of 16 blocks of two layers take a page of the disk, those of three layers two."""
+
+
+def engine(folder, stages=STAGES, rooms=None, **settings):
+    """One with room for twelve chunks on its first rank, which has been told what all ranks have."""
+    settings.setdefault("file_staging_bytes", 16 * ALIGNMENT)
+    rig = Rig(folder, 12, ranks=len(stages), stages=stages, blocks_per_chunk=PER_CHUNK, **settings)
+    rig.manager.limit_chunks(min(rooms or [rank.worker.num_chunks for rank in rig.ranks]))
+    return rig
+
+
+def test_all_are_in_one_folder(tmp_path):
+    configs = [config(tmp_path, rank=rank, ranks=2, stages=STAGES) for rank in range(2)]
+    assert len({home_folder(str(tmp_path), one, "") for one in configs}) == 1
+    assert len({home_folder(str(tmp_path), config(tmp_path, rank=rank), "") for rank in range(2)}) == 1
+
+
+def test_no_more_is_stored_than_the_smallest_has_room_for(tmp_path):
+    rig = engine(tmp_path)
+    assert [rank.worker.num_chunks for rank in rig.ranks] == [12, 12 * TAKEN // (TAKEN + ALIGNMENT)]
+    for number in range(20):
+        assert rig.store([number])
+    there = [number for number in range(20) if rig.hits([number])]
+    assert len(there) == 6
+    assert rig.load(there)
+    assert rig.manager.config_info()[0]["file_num_chunks"] == 6
+    rig.check()
+    rig.stop()
+
+
+def test_what_was_stored_is_found_again_once_all_have_told(tmp_path):
+    first = engine(tmp_path)
+    assert first.store([1, 2, 3])
+    first.stop()
+    again = Rig(
+        tmp_path, 12, ranks=2, stages=STAGES, blocks_per_chunk=PER_CHUNK, file_staging_bytes=16 * ALIGNMENT
+    )
+    assert again.hits([1]) == 0
+    again.manager.limit_chunks(6)
+    assert again.hits([1, 2, 3]) == 3
+    assert again.load([1, 2, 3])
+    again.check()
+    again.stop()
+
+
+def test_what_lies_beyond_the_room_of_all_is_not(tmp_path):
+    first = engine(tmp_path)
+    assert first.store([1, 2, 3])
+    first.stop()
+    again = engine(tmp_path, rooms=[2])
+    assert [again.hits([number]) for number in (1, 2, 3)] == [1, 1, 0]
+    again.check()
+    again.stop()
+
+
+def test_after_a_reset_nothing_is_found(tmp_path):
+    first = engine(tmp_path)
+    assert first.store([1])
+    first.stop()
+    again = Rig(
+        tmp_path, 12, ranks=2, stages=STAGES, blocks_per_chunk=PER_CHUNK, file_staging_bytes=16 * ALIGNMENT
+    )
+    again.manager.reset_cache()
+    again.manager.limit_chunks(6)
+    assert again.hits([1]) == 0
+    again.stop()
+
+
+@pytest.mark.parametrize("stages", [("ab", "cdf"), ("ab", "c")])
+def test_of_a_model_that_is_cut_otherwise_nothing_is_loaded(tmp_path, stages):
+    """The first rank holds the same layers, and the scheduler's side knows no others."""
+    first = engine(tmp_path)
+    assert first.store([1, 2])
+    first.stop()
+    other = engine(tmp_path, stages)
+    if other.hits([1, 2]):
+        assert not other.load([1, 2])
+    assert other.store([3])
+    other.check()
+    other.stop()
+    third = engine(tmp_path, stages)
+    assert third.hits([3]) == 1
+    assert third.load([3])
+    third.stop()

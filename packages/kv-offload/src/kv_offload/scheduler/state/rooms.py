@@ -1,0 +1,55 @@
+"""What all ranks have room for.
+
+The stages of a pipeline hold different layers, so a block takes other bytes on each, and the same host memory has
+room for more chunks on one than on another. The scheduler's side knows the first rank's layers only. So each rank
+tells what it has with the report of its first step, and nothing is stored before all have told: what a manager
+would give out until then might be no place at all somewhere.
+"""
+
+from collections.abc import Sequence
+
+from kv_api import OffloadingManager
+from kv_offload.describe import EngineDescription
+from kv_offload.log import error
+from kv_offload.metadata import RankRoom
+
+
+class Rooms:
+    """The rooms of ``engine``'s ranks, as they are told. Without stages all have what the scheduler's side has."""
+
+    def __init__(self, engine: EngineDescription) -> None:
+        self._world_size = engine.world_size
+        self._bytes_per_block = engine.config.worker_kv_bytes_per_block
+        self._told: list[RankRoom] = []
+        self.may_store = not engine.has_stages
+        """Whether each place that the manager gives out is one on every rank."""
+
+    @property
+    def are_known(self) -> bool:
+        """Whether nothing changes any more."""
+        return self.may_store or len(self._told) >= self._world_size
+
+    def take(self, rooms: Sequence[RankRoom], manager: OffloadingManager) -> None:
+        """Some ranks told theirs. When the last one has, the manager learns what all have."""
+        missing = 0 if self.are_known else self._world_size - len(self._told)
+        if missing:
+            self._told += rooms
+            if len(rooms) >= missing:
+                self.may_store = self._agree(manager)
+
+    def _agree(self, manager: OffloadingManager) -> bool:
+        counts = [room.num_chunks for room in self._told if room.num_chunks is not None]
+        limit = getattr(manager, "limit_chunks", None)  # vLLM's managers have none
+        if len(counts) == self._world_size and limit is not None and limit(min(counts)):
+            return True
+        sizes = {room.bytes_per_block for room in self._told}
+        if sizes == {self._bytes_per_block}:
+            return True
+        error(
+            "nothing is offloaded: the stages of the pipeline hold KV of different sizes, %s bytes a block, and "
+            "%s can't be limited to what all of them have room for; use a medium that can, as CPUOffloadingSpec, "
+            "or stages with layers of the same sizes (VLLM_PP_LAYER_PARTITION)",
+            ", ".join(map(str, sorted(sizes))),
+            type(manager).__name__,
+        )
+        return False
