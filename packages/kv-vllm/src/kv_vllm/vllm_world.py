@@ -122,8 +122,13 @@ def _base() -> VllmConfig:
         )
 
 
-def vllm_config(world: WorldConfig, transfer: KVTransferConfig, rank: int = 0) -> WorldVllmConfig:
-    """The configuration that vLLM and its connectors get; the worker of ``rank`` gets one of its own."""
+def vllm_config(
+    world: WorldConfig, transfer: KVTransferConfig, rank: int = 0, sharing_ranks: int = 1
+) -> WorldVllmConfig:
+    """The configuration that vLLM and its connectors get; the worker of ``rank`` gets one of its own.
+
+    ``sharing_ranks`` have each a part of the tokens of a block (decode context parallelism).
+    """
     base = _base()
     config = object.__new__(WorldVllmConfig)
     config.__dict__.update(base.__dict__)
@@ -139,7 +144,7 @@ def vllm_config(world: WorldConfig, transfer: KVTransferConfig, rank: int = 0) -
     scheduler.async_scheduling = world.async_scheduling
     scheduler.disable_hybrid_kv_cache_manager = len(world.groups) == 1
     config.cache_config = copy.copy(base.cache_config)
-    config.cache_config.block_size = world.block_size
+    config.cache_config.block_size = world.block_size // sharing_ranks
     config.cache_config.enable_prefix_caching = world.prefix_caching
     config.cache_config.kv_cache_layout = LAYOUT
     if world.has_tails:
@@ -153,6 +158,7 @@ def vllm_config(world: WorldConfig, transfer: KVTransferConfig, rank: int = 0) -
     config.parallel_config = parallel = copy.copy(base.parallel_config)
     # All ranks are tensor parallel to vLLM: what it does for pipelines alone is no business of a connector.
     parallel.tensor_parallel_size = parallel.world_size = world.world_size
+    parallel.decode_context_parallel_size = sharing_ranks
     parallel.rank = rank
     config.compilation_config = copy.copy(base.compilation_config)
     config.compilation_config.static_forward_context = {}
@@ -169,7 +175,18 @@ class WorldKVCacheConfig(KVCacheConfig):  # type: ignore[misc]
         return self.is_zeroed
 
 
-def kv_cache_config(world: WorldConfig) -> WorldKVCacheConfig:
+def sharing_ranks_of(world: WorldConfig) -> int:
+    """How many ranks share the tokens of a block in a world whose connector knows of that: in some worlds all.
+
+    To vLLM and to connectors it is the size of blocks alone: what a rank has of one is its own affair. States
+    aren't shared, and windows are left out, since a world's blocks are all of one size.
+    """
+    ranks = world.world_size
+    shares = world.groups == (GroupConfig(),) and world.block_size % ranks == 0
+    return ranks if shares and (world.num_blocks + world.max_running) % 2 == 0 else 1
+
+
+def kv_cache_config(world: WorldConfig, sharing_ranks: int = 1) -> WorldKVCacheConfig:
     """Groups and their layers; a page of a layer is as large as the testbed's. All groups share the memory."""
     names = [[layer_name(group, layer) for layer in range(world.layers)] for group in range(len(world.groups))]
     layer_bytes = world.num_blocks * world.page_bytes
@@ -185,7 +202,7 @@ def kv_cache_config(world: WorldConfig) -> WorldKVCacheConfig:
             for layers in names
         ],
         kv_cache_groups=[
-            KVCacheGroupSpec(layers, _spec(world, group))
+            KVCacheGroupSpec(layers, _spec(world, group, sharing_ranks))
             for layers, group in zip(names, world.groups, strict=True)
         ],
     )
@@ -204,13 +221,15 @@ def _retention_tokens(world: WorldConfig) -> int | None:
     return (None, 0, 2 * world.block_size)[(world.num_blocks + world.max_running) % 3]
 
 
-def _spec(world: WorldConfig, group: GroupConfig) -> Any:
+def _spec(world: WorldConfig, group: GroupConfig, sharing_ranks: int) -> Any:
     if group == STATE:
         words = world.page_bytes // WORD_BYTES
         return MambaSpec(
             block_size=world.block_size, shapes=((words,),), dtypes=(torch.int64,), mamba_cache_mode="align"
         )
-    size = {"block_size": world.block_size, "num_kv_heads": KV_HEADS, "head_size": HEAD_SIZE, "dtype": DTYPE}
+    # A rank has fewer tokens of a block that ranks share, in a page that is as large as the testbed's.
+    tokens, width = world.block_size // sharing_ranks, HEAD_SIZE * sharing_ranks
+    size = {"block_size": tokens, "num_kv_heads": KV_HEADS, "head_size": width, "dtype": DTYPE}
     return SlidingWindowSpec(**size, sliding_window=group.window) if group.window else FullAttentionSpec(**size)
 
 
@@ -228,7 +247,7 @@ def make_scheduler(world: WorldConfig, config: WorldVllmConfig, *, log_stats: bo
     """The scheduler of a world; it creates the connector that its configuration names."""
     return (OrderedAsyncScheduler if world.async_scheduling else OrderedScheduler)(
         vllm_config=config,
-        kv_cache_config=kv_cache_config(world),
+        kv_cache_config=kv_cache_config(world, config.parallel_config.decode_context_parallel_size),
         block_size=world.block_size,
         hash_block_size=hash_tokens(world),
         log_stats=log_stats,

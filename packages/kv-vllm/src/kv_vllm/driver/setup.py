@@ -26,7 +26,7 @@ from kv_sim.engine.request_spec import RequestSpec, Turn
 from kv_sim.guard import Guard, LogCall, NotCreated, create
 from kv_sim.subject import Subject
 from kv_sim.violation import Referee
-from kv_vllm.driver.classes import is_vllms
+from kv_vllm.driver.classes import class_of, is_vllms
 from kv_vllm.driver.connector import BEHIND_KEY
 from kv_vllm.driver.crash import crashes
 from kv_vllm.driver.device import TensorDevice
@@ -43,6 +43,7 @@ from kv_vllm.vllm_world import (
     layer_name,
     make_request,
     make_scheduler,
+    sharing_ranks_of,
     vllm_config,
 )
 
@@ -112,6 +113,8 @@ class Setup:
         self.environment = free_ports()
         self._transfer = self._transfer_values(subject)
         self._is_vllms = is_vllms(subject.kv_connector, subject.module_path)
+        knows = getattr(class_of(subject.kv_connector, subject.module_path), "shares_tokens", False)
+        self._sharing_ranks = sharing_ranks_of(world) if knows else 1
         if self._is_vllms:
             self.environment[SOCKETS] = self._new_folder()
 
@@ -146,7 +149,7 @@ class Setup:
         return folder
 
     def _config(self, rank: int = 0) -> WorldVllmConfig:
-        config = vllm_config(self._world, KVTransferConfig(**self._transfer), rank)
+        config = vllm_config(self._world, KVTransferConfig(**self._transfer), rank, self._sharing_ranks)
         config.model_config.model = config.model_config.served_model_name = self._model
         config.compilation_config.static_forward_context = attention_layers(self._world, config)
         return config
@@ -159,10 +162,10 @@ class Setup:
             "kv_connector_module_path": "kv_vllm.driver.connector",
             "kv_connector_extra_config": {BEHIND_KEY: (guard, told)},
         }
-        return vllm_config(self._world, KVTransferConfig(**values), rank)
+        return vllm_config(self._world, KVTransferConfig(**values), rank, self._sharing_ranks)
 
     def _create(self, role: str, rank: int = 0) -> Any:
-        config, cache_config = self._config(rank), kv_cache_config(self._world)
+        config, cache_config = self._config(rank), kv_cache_config(self._world, self._sharing_ranks)
         if not self._is_vllms:
             made: Any = create(config, KVConnectorRole[role], cache_config, self._referee)
         else:

@@ -59,7 +59,9 @@ class VllmWorker:
         )
         self._new_blocks: Collection[int] = ()
         self._load_targets: list[int] = []
-        self.connector = DrivenConnector(self._config, KVConnectorRole.WORKER, kv_cache_config(world))
+        sharing_ranks = self._config.parallel_config.decode_context_parallel_size
+        caches = kv_cache_config(world, sharing_ranks)
+        self.connector = DrivenConnector(self._config, KVConnectorRole.WORKER, caches)
         with self._process():
             self.connector.get_mem_pool_context()
             self._start()
