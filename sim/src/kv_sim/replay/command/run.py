@@ -12,7 +12,7 @@ from kv_sim.command.console import FAILED, FINE, note, say
 from kv_sim.replay.cache import Setup
 from kv_sim.replay.columns import Columns
 from kv_sim.replay.command import selection
-from kv_sim.replay.command.arguments import TIMED, Fidelity
+from kv_sim.replay.command.arguments import TIMED, TIMED_REPORT, Fidelity
 from kv_sim.replay.command.foreign import refuse_foreign
 from kv_sim.replay.command.outputs import PRINTED, check_outputs, writing
 from kv_sim.replay.command.progress import Progress
@@ -172,7 +172,7 @@ def _replay_engine(columns: Columns, options: argparse.Namespace, progress: Prog
     fleet = selection.fleet_of(options)
     found = timed.run(columns, options, lambda share: progress.share("replaying", share), fleet)
     progress.clear()
-    _report(options, found.as_json(), found.table().splitlines(), str)
+    _report_timed(options, found)
     _write_oracle(options, columns)
     return FINE
 
@@ -183,8 +183,13 @@ def _size_engine(options: argparse.Namespace, points: int, progress: Progress) -
     columns, fleet = _read(options, progress), selection.fleet_of(options)
     found = timed.size(columns, options, points, lambda share: progress.share("replaying", share), fleet)
     progress.clear()
-    _report(options, found.as_json(), found.table().splitlines(), str)
+    _report_timed(options, found)
     return FINE if found.can_be_met else FAILED
+
+
+def _report_timed(options: argparse.Namespace, found: object) -> None:
+    as_json, text = (importlib.import_module(f"{TIMED_REPORT}.{name}") for name in ("as_json", "text"))
+    _report(options, as_json.timed_as_json(found), text.timed_lines(found), str)
 
 
 def _capacities(typed: str | None, footprint: Footprint, option: str = "--capacity") -> list[int]:
