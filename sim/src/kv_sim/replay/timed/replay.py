@@ -10,7 +10,7 @@ from kv_sim.replay.fleet import Fleet, Load
 from kv_sim.replay.side_by_side import Progress
 from kv_sim.replay.timed.answers import Answers
 from kv_sim.replay.timed.connectors.timed_config import NOTHING, without_files
-from kv_sim.replay.timed.servers import Server, replay_on, shares_of
+from kv_sim.replay.timed.servers import ServerKind, replay_on, shares_of
 from kv_sim.replay.timed.settings import EngineSettings, Sizes, plan
 from kv_sim.replay.trace import Trace
 
@@ -47,8 +47,8 @@ def replay_engine(
     sizes, transfer = plan(settings, trace.block_tokens), settings.transfer_config()
     shares, left = shares_of(trace, fleet, settings.limit), without_files(transfer)
     configs = [transfer, NOTHING] if left is None else [transfer, NOTHING, left]
-    servers = [Server(settings, config) for config in configs]
-    with_connector, without, *without_disk = replay_on(shares, servers, jobs, progress)
+    kinds = [ServerKind(settings, config) for config in configs]
+    with_connector, without, *without_disk = replay_on(shares, kinds, jobs, progress)
     return EngineReplay(
         trace=trace.name,
         settings=settings,

@@ -16,7 +16,7 @@ from kv_sim.replay.timed.answers import Answers
 from kv_sim.replay.timed.connectors.timed_config import NOTHING
 from kv_sim.replay.timed.goal import Goal
 from kv_sim.replay.timed.replay import notes_of
-from kv_sim.replay.timed.servers import Server, replay_on, shares_of
+from kv_sim.replay.timed.servers import ServerKind, replay_on, shares_of
 from kv_sim.replay.timed.settings import EngineSettings, Sizes, plan
 from kv_sim.replay.trace import Trace
 
@@ -90,8 +90,8 @@ def sweep_engine(
         raise ConfigError("a sweep needs at least one size")
     first = settings[0]
     shares = shares_of(trace, fleet, first.limit)
-    servers = [Server(first, NOTHING), *(Server(one, one.transfer_config()) for one in settings)]
-    without, *answers = replay_on(shares, servers, jobs, progress)
+    kinds = [ServerKind(first, NOTHING), *(ServerKind(one, one.transfer_config()) for one in settings)]
+    without, *answers = replay_on(shares, kinds, jobs, progress)
     for goal in goals if without.requests else ():
         goal.check_counted(without)
     return EngineSweep(
