@@ -15,7 +15,7 @@ from kv_sim.replay.command import selection
 from kv_sim.replay.command.arguments import TIMED, TIMED_REPORT, Fidelity
 from kv_sim.replay.command.foreign import refuse_foreign
 from kv_sim.replay.command.outputs import PRINTED, check_outputs, writing
-from kv_sim.replay.command.progress import Progress
+from kv_sim.replay.command.progress import ProgressBar
 from kv_sim.replay.fleet import RoutedTrace
 from kv_sim.replay.oracle import write_oracle
 from kv_sim.replay.parallel import replay_all
@@ -39,11 +39,11 @@ def replay(options: argparse.Namespace) -> int:
     if Fidelity(options.fidelity) is Fidelity.ENGINE:
         selection.take_old_names(options, note)
     check_outputs(options)
-    with Progress() as progress:
+    with ProgressBar() as progress:
         return _replay(options, progress)
 
 
-def _replay(options: argparse.Namespace, progress: Progress) -> int:
+def _replay(options: argparse.Namespace, progress: ProgressBar) -> int:
     if options.stream:
         return _replay_stream(options, progress)
     columns = _read(options, progress)
@@ -68,13 +68,13 @@ def size(options: argparse.Namespace) -> int:
     refuse_foreign(options)
     points = selection.points_of(options)
     check_outputs(options)
-    with Progress() as progress:
+    with ProgressBar() as progress:
         if Fidelity(options.fidelity) is Fidelity.ENGINE:
             return _size_engine(options, points, progress)
         return _size(options, points, progress)
 
 
-def _size(options: argparse.Namespace, points: int, progress: Progress) -> int:
+def _size(options: argparse.Namespace, points: int, progress: ProgressBar) -> int:
     columns = _read(options, progress)
     footprint = selection.footprint_of(options, columns.block_tokens, columns.engine)
     gpu_blocks = selection.gpu_blocks_of(options, footprint, columns.engine)
@@ -105,7 +105,7 @@ def _size(options: argparse.Namespace, points: int, progress: Progress) -> int:
     return FINE
 
 
-def _read(options: argparse.Namespace, progress: Progress) -> Columns:
+def _read(options: argparse.Namespace, progress: ProgressBar) -> Columns:
     columns = open_trace(
         options.trace, selection.trace_options(options), lambda count: progress.count("reading requests", count)
     )
@@ -113,7 +113,7 @@ def _read(options: argparse.Namespace, progress: Progress) -> Columns:
     return columns
 
 
-def _replay_stream(options: argparse.Namespace, progress: Progress) -> int:
+def _replay_stream(options: argparse.Namespace, progress: ProgressBar) -> int:
     for option, place in (("--html", options.html), ("--write-oracle", options.write_oracle)):
         if place is not None:
             raise ConfigError(f"--stream keeps nothing of the trace, which {option} needs")
@@ -167,7 +167,7 @@ def _threshold(offers: int, option: str) -> int:
     return offers
 
 
-def _replay_engine(columns: Columns, options: argparse.Namespace, progress: Progress) -> int:
+def _replay_engine(columns: Columns, options: argparse.Namespace, progress: ProgressBar) -> int:
     timed = importlib.import_module(TIMED)
     fleet = selection.fleet_of(options)
     found = timed.run(columns, options, lambda share: progress.share("replaying", share), fleet)
@@ -177,7 +177,7 @@ def _replay_engine(columns: Columns, options: argparse.Namespace, progress: Prog
     return FINE
 
 
-def _size_engine(options: argparse.Namespace, points: int, progress: Progress) -> int:
+def _size_engine(options: argparse.Namespace, points: int, progress: ProgressBar) -> int:
     timed = importlib.import_module(TIMED)
     timed.goals_of(options)  # a wrong one is known before a long trace is read
     columns, fleet = _read(options, progress), selection.fleet_of(options)

@@ -9,12 +9,12 @@ import numpy as np
 from kv_api import ConfigError
 from kv_sim.replay.columns import Columns
 from kv_sim.replay.fleet import Fleet, Load, RoutedTrace
-from kv_sim.replay.side_by_side import Progress, Tell, do_all
+from kv_sim.replay.side_by_side import Progress, do_all
 from kv_sim.replay.timed.answers import Answers, answers_of
 from kv_sim.replay.timed.finished import Finished, finished_of
 from kv_sim.replay.timed.run import replay_once
 from kv_sim.replay.timed.settings import EngineSettings
-from kv_sim.replay.trace import Trace
+from kv_sim.replay.trace import Tell, Trace
 
 WORTH_A_PROCESS: Final = 1000
 """Requests that take longer than a process takes to begin."""
