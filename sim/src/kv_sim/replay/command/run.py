@@ -24,7 +24,7 @@ from kv_sim.replay.report.as_json import replays_as_json, sizing_as_json
 from kv_sim.replay.report.page import replay_page, size_page
 from kv_sim.replay.report.text import replay_lines, size_lines
 from kv_sim.replay.results import results_of
-from kv_sim.replay.sizing import size_trace, usual_capacities
+from kv_sim.replay.sizing import Around, size_trace, usual_capacities
 from kv_sim.replay.stream import replay_stream
 from kv_sim.replay.units import Footprint, parse_capacity
 from kv_sim.whole_file import whole_file
@@ -80,19 +80,17 @@ def _size(options: argparse.Namespace, points: int, progress: ProgressBar) -> in
     gpu_blocks = selection.gpu_blocks_of(options, footprint, columns.engine)
     trace, policies = RoutedTrace(columns, selection.fleet_of(options)), selection.policies_of(options)
     budget = None if options.budget is None else parse_capacity(options.budget, footprint, "--budget")
-    disk = selection.disk_of(options, footprint)
+    around = Around(gpu_blocks, selection.disk_of(options, footprint), options.cache_policy_module_path)
     capacities = _capacities(options.capacity, footprint) or usual_capacities(trace.most_blocks, points)
     found = size_trace(
         trace,
         policies,
         capacities,
         footprint,
-        gpu_blocks=gpu_blocks,
+        around,
         budget_blocks=budget,
         jobs=options.jobs,
         progress=lambda share: progress.share("sweeping", share),
-        policy_module=options.cache_policy_module_path,
-        disk=disk,
     )
     progress.clear()
     model = selection.bytes_per_token(options, columns.engine)[1]
