@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from kv_api import AttentionKind, ConfigError
-from kv_api.groups import GroupDescription, describe_group
+from kv_api.groups import GroupDescription, describe_group, described, workers_of
 
 
 def spec(**values: Any) -> Any:
@@ -37,6 +37,27 @@ def test_a_spec_says_what_it_is(of: Any, described: GroupDescription) -> None:
 def test_what_is_not_said_of_a_group_is_nothing() -> None:
     nothing = (0, 0, 0, False)  # window_tokens, page_size_bytes, restart_tokens, is_handed_over
     assert GroupDescription(AttentionKind.FULL, 4) == GroupDescription(AttentionKind.FULL, 4, *nothing)
+
+
+def engine(**parallel: int) -> Any:
+    return SimpleNamespace(parallel_config=SimpleNamespace(**parallel))
+
+
+@pytest.mark.parametrize(
+    ("of", "of_engine", "workers"),
+    [
+        (spec(dcp_sharded=True), engine(decode_context_parallel_size=3), 3),
+        (spec(dcp_sharded=False), engine(decode_context_parallel_size=3), 1),
+        (spec(), engine(decode_context_parallel_size=3), 1),
+        (spec(dcp_sharded=True), engine(), 1),
+    ],
+)
+def test_a_block_is_as_long_as_all_workers_parts_of_it(of: Any, of_engine: Any, workers: int) -> None:
+    """Where its spec says that there are some: one that doesn't counts all of them itself."""
+    of.kind, of.sliding_window, of.page_size_bytes = "sliding_window", 6, 96
+    assert workers_of(of_engine, of) == workers
+    expected = GroupDescription(AttentionKind.SLIDING_WINDOW, 4 * workers, 6, 96)
+    assert described(of_engine, of, describe_group) == expected
 
 
 @pytest.mark.parametrize(

@@ -35,6 +35,9 @@ def others(folder):
         "groups": replace(usual, groups=(group, group)),
         "layout": replace(usual, kv_cache_layout="HND"),
         "canonical": replace(usual, canonical_layout=True),
+        "interleaved": replace(
+            usual, parallel=replace(usual.parallel, dcp_size=2, cp_kv_cache_interleave_size=16)
+        ),
         **{
             name: replace(usual, parallel=replace(usual.parallel, **{name: 2}))
             for name in ("world_size", "tp_size", "pp_size", "pcp_size", "dcp_size", "data_parallel_index")
@@ -51,12 +54,15 @@ def test_whatever_changes_what_bytes_mean_is_another_folder(tmp_path):
 
 
 def test_whatever_does_not_is_the_same(tmp_path):
-    usual = home_folder(str(tmp_path), config(tmp_path), "")
+    usual_config = config(tmp_path)
+    usual = home_folder(str(tmp_path), usual_config, "")
     same = [
         config(tmp_path, 99),
         config(tmp_path, engine="another"),
         config(tmp_path, events=True),
         config(tmp_path, rank=1, ranks=1),
+        # Nobody shares the tokens of a block.
+        replace(usual_config, parallel=replace(usual_config.parallel, cp_kv_cache_interleave_size=16)),
         config(tmp_path, eviction_policy="arc", copy_threads=2, file_direct=True),
         replace(config(tmp_path), model=replace(config(tmp_path).model, max_model_len=7)),
     ]

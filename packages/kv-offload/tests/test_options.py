@@ -169,6 +169,7 @@ def test_all_that_a_medium_is_told():
         data_parallel_index=7,
         data_parallel_size=9,
         data_parallel_rank_local=8,
+        cp_kv_cache_interleave_size=16,
         world_size=6,
         rank=1,
     )
@@ -182,7 +183,7 @@ def test_all_that_a_medium_is_told():
         engine_id="e",
         model=OffloadingModelConfig("m", "bfloat16", 99),
         cache=OffloadingCacheConfig(4, 2),
-        parallel=OffloadingParallelConfig(1, 6, 2, 3, 4, 5, 7, 9, 8, False),
+        parallel=OffloadingParallelConfig(1, 6, 2, 3, 4, 5, 7, 9, 8, False, 16),
         canonical_layout=True,
         kv_cache_layout="HND",
     )
@@ -256,6 +257,19 @@ def test_when_workers_share_the_tokens_of_a_block(prefill, decode):
     config = vllm_config(context_parallel=decode)
     config.parallel_config.prefill_context_parallel_size = prefill
     assert describe_engine(config, kv_cache_config()).layout.shares_tokens is (prefill + decode > 2)
+
+
+def test_a_block_that_workers_share_is_as_long_as_all_their_parts():
+    config, cache = vllm_config(context_parallel=2), kv_cache_config(((FULL, 4, 0), (FULL, 4, 0)))
+    cache.kv_cache_groups[0].kv_cache_spec.dcp_sharded = True
+    engine = describe_engine(config, cache)
+    assert [group.tokens_per_block for group in engine.layout.groups] == [8, 4]
+    assert [group.tokens_per_block for group in engine.config.groups] == [8, 4]
+    assert engine.config.worker_kv_bytes_per_block == 32 + 32, "what one worker has"
+    assert (engine.layout.tokens_per_hash, engine.layout.grain_tokens) == (4, 8)
+    config.kv_transfer_config.kv_connector_extra_config["block_size"] = 16
+    with pytest.raises(ConfigError, match=r"the groups have blocks of \[8, 4\] tokens"):
+        describe_engine(config, cache)
 
 
 def test_a_window_of_layers_that_read_everything_is_none():

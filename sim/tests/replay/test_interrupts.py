@@ -25,6 +25,14 @@ from kv_sim.replay.fleet import Fleet, RoutedTrace
 from kv_sim.replay.parallel import replay_all
 
 
+@pytest.fixture(autouse=True)
+def _is_heard():
+    """Also where whoever started the tests does not listen, as in the background of a shell: all inherit that."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
 @pytest.fixture
 def long(tmp_path):
     """A trace that takes seconds to read, and to replay."""

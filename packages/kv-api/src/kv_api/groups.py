@@ -5,7 +5,7 @@ to know asks a hook of its own, ``describe_group``, which a connector for anothe
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from kv_api.errors import ConfigError
@@ -18,7 +18,8 @@ class GroupDescription:
 
     kind: AttentionKind
     tokens_per_block: int
-    """Over all workers that share the tokens of a request."""
+    """Over all workers that share the tokens of a request. Only where a spec says so itself (``dcp_sharded``) is
+    it what one of them has of a block: then ``described`` multiplies."""
     window_tokens: int = 0
     """Sliding window: tokens that are read or kept, the computed one among them."""
     page_size_bytes: int = 0
@@ -31,6 +32,23 @@ class GroupDescription:
 
 DescribeGroup = Callable[[Any], GroupDescription]
 """(a group's ``kv_cache_spec``) -> what it is."""
+
+
+def described(vllm_config: Any, kv_cache_spec: Any, describe: DescribeGroup) -> GroupDescription:
+    """What ``describe`` says of a group, with the tokens of a block over all workers.
+
+    Under decode context parallelism a block id stands for a block of each of so many workers, which hold its
+    tokens by turns. Layers may be left out of that: then each worker holds all of them.
+    """
+    found = describe(kv_cache_spec)
+    return replace(found, tokens_per_block=found.tokens_per_block * workers_of(vllm_config, kv_cache_spec))
+
+
+def workers_of(vllm_config: Any, kv_cache_spec: Any) -> int:
+    """How many workers have each a part of the tokens of a group's block, as its spec says itself."""
+    if not getattr(kv_cache_spec, "dcp_sharded", False):
+        return 1
+    return int(getattr(vllm_config.parallel_config, "decode_context_parallel_size", 1))
 
 
 def describe_group(kv_cache_spec: Any) -> GroupDescription:

@@ -48,6 +48,8 @@ class OffloadingParallelConfig:
     data_parallel_rank_local: int | None
     is_parallelism_agnostic: bool
     """Whether stored bytes mean the same under another spread."""
+    cp_kv_cache_interleave_size: int = 1
+    """Tokens in a row that one worker has, where workers share those of a block. vLLM's has no such field."""
 
 
 @dataclass(frozen=True)

@@ -62,6 +62,8 @@ def meaning(config: OffloadingConfig, tag: str) -> dict[str, Any]:
             parallel.pp_size,
             parallel.pcp_size,
             parallel.dcp_size,
+            # Left out where it means nothing: folders keep their names.
+            *([parallel.cp_kv_cache_interleave_size] if parallel.dcp_size > 1 else []),
         ],
         "engine": parallel.data_parallel_index,
     }

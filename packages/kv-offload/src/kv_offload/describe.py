@@ -22,6 +22,7 @@ from kv_api import (
 )
 from kv_api.blocks import bytes_per_block, tokens_per_hash
 from kv_api.groups import DescribeGroup, describe_group
+from kv_api.groups import described as described_group
 from kv_offload.options import HoldBlocks, Options, parse_options
 from kv_offload.shape.layout import Group, Layout
 
@@ -54,7 +55,8 @@ def describe_engine(
         raise ConfigError("OffloadingConnector needs a kv_cache_config, and there is none")
     options = parse_options(transfer.kv_connector_extra_config)
     group_ids = _group_ids(kv_cache_config)
-    described = [describe(kv_cache_config.kv_cache_groups[i].kv_cache_spec) for i in group_ids]
+    specs = [kv_cache_config.kv_cache_groups[group_id].kv_cache_spec for group_id in group_ids]
+    described = [described_group(vllm_config, spec, describe) for spec in specs]
     block_sizes = [group.tokens_per_block for group in described]
     blocks_per_chunk = _blocks_per_chunk(options, block_sizes)
     hash_tokens = tokens_per_hash(vllm_config, kv_cache_config, block_sizes)
@@ -237,4 +239,5 @@ def _parallel(vllm_config: VllmConfig) -> OffloadingParallelConfig:
         data_parallel_size=getattr(parallel, "data_parallel_size", 1),
         data_parallel_rank_local=getattr(parallel, "data_parallel_rank_local", None),
         is_parallelism_agnostic=False,
+        cp_kv_cache_interleave_size=getattr(parallel, "cp_kv_cache_interleave_size", 1),
     )

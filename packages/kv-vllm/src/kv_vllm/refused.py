@@ -43,10 +43,14 @@ def refuse_loads_that_nothing_reads(vllm_config: Any) -> None:
         )
 
 
-def refuse_context_parallelism(vllm_config: Any) -> None:
-    """Refuse ranks that share the tokens of a prompt, where others share its heads."""
+def refuse_context_parallelism(vllm_config: Any, *, shares_tokens: bool) -> None:
+    """Refuse ranks that share the tokens of a block, unless a connector knows, and those that share a prompt."""
     parallel = vllm_config.parallel_config
-    for name in ("decode_context_parallel_size", "prefill_context_parallel_size"):
+    refused = ["prefill_context_parallel_size"]
+    if not shares_tokens:
+        refused.append("decode_context_parallel_size")
+    for name in refused:
         size = getattr(parallel, name, 1)
         if size != 1:
-            raise ConfigError(f"parallel_config.{name}: got {size}; these connectors work with 1 only")
+            connector = vllm_config.kv_transfer_config.kv_connector
+            raise ConfigError(f"parallel_config.{name}: got {size}; {connector} works with 1 only")

@@ -1,5 +1,6 @@
 """Our connectors as vLLM makes them, from its own configuration; and what it asks of their classes."""
 
+from dataclasses import replace
 from functools import partial
 from types import SimpleNamespace
 
@@ -133,14 +134,30 @@ def test_several(base, cache):
     connector.shutdown()
 
 
-@pytest.mark.parametrize("name", ["decode_context_parallel_size", "prefill_context_parallel_size"])
-def test_what_they_do_not_work_with(base, cache, name):
+def test_what_it_does_not_work_with(base, cache):
     from kv_vllm import OffloadingConnector
 
-    config = config_of("OffloadingConnector", OFFLOADING["kv_connector_extra_config"], **{name: 2})
+    extra, name = OFFLOADING["kv_connector_extra_config"], "prefill_context_parallel_size"
     with pytest.raises(ConfigError) as refused:
-        OffloadingConnector(config, base.KVConnectorRole.SCHEDULER, cache)
-    assert str(refused.value) == f"parallel_config.{name}: got 2; these connectors work with 1 only"
+        OffloadingConnector(
+            config_of("OffloadingConnector", extra, **{name: 2}), base.KVConnectorRole.SCHEDULER, cache
+        )
+    assert str(refused.value) == f"parallel_config.{name}: got 2; OffloadingConnector works with 1 only"
+
+
+@pytest.mark.parametrize(("is_shared", "tokens"), [(True, 32), (False, 16)])
+def test_a_block_that_ranks_share_has_the_tokens_of_all(base, cache, is_shared, tokens):
+    from kv_vllm import OffloadingConnector
+
+    [group] = cache.kv_cache_groups
+    assert group.kv_cache_spec.block_size == 16
+    group.kv_cache_spec = replace(group.kv_cache_spec, dcp_sharded=is_shared)
+    config = config_of(
+        "OffloadingConnector", OFFLOADING["kv_connector_extra_config"], decode_context_parallel_size=2
+    )
+    connector = OffloadingConnector(config, base.KVConnectorRole.SCHEDULER, cache)
+    assert [group.tokens_per_block for group in connector.side._books.layout.groups] == [tokens]
+    connector.shutdown()
 
 
 MLA_ON_CPUS = {"use_mla": True, "is_cpu": True, "enable_prefix_caching": False, "kv_role": "kv_both"}

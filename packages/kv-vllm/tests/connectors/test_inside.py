@@ -1,5 +1,6 @@
 """Ours as vLLM finds and asks them: by its factory, by its classes, by its configuration."""
 
+from contextlib import nullcontext
 from functools import partial
 from types import SimpleNamespace
 
@@ -107,15 +108,35 @@ def test_a_child_of_vllms_is_of_our_class(base):
         assert made.__name__ == child["kv_connector"]
 
 
-def test_context_parallelism_is_refused(base):
+@pytest.mark.parametrize(
+    ("shares_tokens", "decode", "prefill", "refused"),
+    [
+        (False, 1, 1, None),
+        (False, 2, 1, "decode_context_parallel_size: got 2"),
+        (False, 1, 3, "prefill_context_parallel_size: got 3"),
+        (True, 2, 1, None),
+        (True, 2, 3, "prefill_context_parallel_size: got 3"),
+    ],
+)
+def test_context_parallelism_is_refused_where_a_connector_does_not_know_of_it(
+    base, shares_tokens, decode, prefill, refused
+):
     from kv_vllm.refused import refuse_context_parallelism
 
-    parallel = SimpleNamespace(decode_context_parallel_size=2)
-    with pytest.raises(ConfigError) as refused:
-        refuse_context_parallelism(SimpleNamespace(parallel_config=parallel))
-    assert str(refused.value) == (
-        "parallel_config.decode_context_parallel_size: got 2; these connectors work with 1 only"
-    )
+    parallel = SimpleNamespace(decode_context_parallel_size=decode, prefill_context_parallel_size=prefill)
+    config = SimpleNamespace(parallel_config=parallel, kv_transfer_config=SimpleNamespace(kv_connector="Mine"))
+    expected = pytest.raises(ConfigError) if refused else nullcontext()
+    with expected as raised:
+        refuse_context_parallelism(config, shares_tokens=shares_tokens)
+    if refused:
+        assert str(raised.value) == f"parallel_config.{refused}; Mine works with 1 only"
+
+
+@pytest.mark.parametrize(("name", "shares_tokens"), [("Offloading", True), ("Multi", True), ("P2P", False)])
+def test_who_knows_that_ranks_share_the_tokens_of_a_block(base, name, shares_tokens):
+    import kv_vllm
+
+    assert getattr(kv_vllm, f"{name}Connector").shares_tokens is shares_tokens
 
 
 def test_deprecated_metrics_count_the_same(base):

@@ -120,6 +120,13 @@ def test_slots_where_nobody_said_how_many_bytes():
     assert world_of(config, blocks(8, [160]), [group(AttentionKind.FULL)] * 2)["world"]["host_slots"] == 64
 
 
+def test_a_block_that_ranks_share_is_as_long_as_all_their_parts():
+    config = engine()
+    config.parallel_config.decode_context_parallel_size = 2
+    groups = [group(AttentionKind.FULL, 32)] * 2
+    assert world_of(config, blocks(8, [160]), groups)["world"]["block_size"] == 32
+
+
 @pytest.mark.parametrize(
     ("odd", "hash_tokens", "message"),
     [
@@ -132,7 +139,7 @@ def test_slots_where_nobody_said_how_many_bytes():
             group(AttentionKind.FULL, 32),
             16,
             "KV cache group 1: its blocks have 32 tokens, and a schedule has one size of blocks, "
-            "cache_config.block_size (16)",
+            "the engine's (16)",
         ),
         (
             group(AttentionKind.FULL),

@@ -30,9 +30,12 @@ class InsideVllm:
     It comes before the class that it is mixed into.
     """
 
+    shares_tokens = False
+    """Whether it knows that a block may be spread over ranks (decode context parallelism)."""
+
     def __init__(self, vllm_config: Any, role: Any, kv_cache_config: Any = None) -> None:
         require_version()
-        refuse_context_parallelism(vllm_config)
+        refuse_context_parallelism(vllm_config, shares_tokens=self.shares_tokens)
         ours = role_of(role)
         if ours is KVConnectorRole.SCHEDULER:
             refuse_worker_of_another_engine(vllm_config)

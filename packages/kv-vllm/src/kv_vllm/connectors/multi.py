@@ -16,6 +16,8 @@ from kv_vllm.connectors.inside import VLLM_BASES, InsideVllm
 class MultiConnector(InsideVllm, OurMultiConnector, *VLLM_BASES):  # type: ignore[misc]
     """kv-multi's connector, of vLLM's class and with vLLM's connectors among its children."""
 
+    shares_tokens = True
+
     def __init__(self, vllm_config: Any, role: Any, kv_cache_config: Any = None) -> None:
         super().__init__(_found_in(vllm_config), role, kv_cache_config)
 

@@ -14,6 +14,8 @@ from kv_vllm.translate import describe_group, role_of
 class OffloadingConnector(InsideVllm, OurOffloadingConnector, *VLLM_BASES):  # type: ignore[misc]
     """kv-offload's connector, of vLLM's class and for vLLM's KV cache groups."""
 
+    shares_tokens = True
+
     def __init__(self, vllm_config: Any, role: Any, kv_cache_config: Any = None) -> None:
         refuse_keys_of_others(vllm_config)
         super().__init__(vllm_config, role, kv_cache_config)

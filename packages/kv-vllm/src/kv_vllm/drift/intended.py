@@ -123,6 +123,11 @@ INTENDED: Final[tuple[Intended, ...]] = (
         "positions of a whole chain that nobody notes one by one",
         *("derive_offload_key_positions", "is_offload_key_before"),
     ),
+    *_more_parameters(
+        "OffloadingParallelConfig",
+        "how many tokens in a row a rank has is part of what files are for; it has a default",
+        "__init__",
+    ),
     *_new_in_033("KVConnectorBase_V1", "missing there", *_SLEEP),
     *_new_in_033("MultiConnector", "missing there", *_SLEEP),
     *_new_in_033("contract of KVConnectorBase_V1", "missing there", *_SLEEP),

@@ -127,6 +127,7 @@ LOOKED_FOR: Final[tuple[tuple[str, str, tuple[str, ...]], ...]] = (
         ),
     ),
     ("KVCacheGroupSpec", _LAYOUT, ("host_resident", "is_eagle_group")),
+    ("KVCacheSpec", _LAYOUT, ("dcp_sharded",)),
     (
         "CacheConfig",
         "vllm.config",
@@ -145,7 +146,12 @@ LOOKED_FOR: Final[tuple[tuple[str, str, tuple[str, ...]], ...]] = (
         "ParallelConfig",
         "vllm.config",
         (
-            *("data_parallel_index", "data_parallel_rank_local", "data_parallel_size"),
+            *(
+                "cp_kv_cache_interleave_size",
+                "data_parallel_index",
+                "data_parallel_rank_local",
+                "data_parallel_size",
+            ),
             *("decode_context_parallel_size", "prefill_context_parallel_size"),
             *("distributed_executor_backend", "nnodes_within_dp"),
         ),

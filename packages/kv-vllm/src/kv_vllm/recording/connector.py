@@ -17,6 +17,7 @@ from typing import Any, Final
 from vllm.v1.request import RequestStatus
 
 from kv_api import ConfigError
+from kv_api.groups import described
 from kv_vllm.recording.before import ConnectorBefore, Opens, path_in
 from kv_vllm.recording.schedule import world_of, write_schedule_of
 from kv_vllm.translate import describe_group
@@ -33,7 +34,8 @@ class RecordingConnector(ConnectorBefore):
     _log: "CallLog | None" = None
 
     def prepare(self, vllm_config: Any, config_behind: Any, kv_cache_config: Any) -> Opens:
-        groups = [describe_group(group.kv_cache_spec) for group in kv_cache_config.kv_cache_groups]
+        specs = [group.kv_cache_spec for group in kv_cache_config.kv_cache_groups]
+        groups = [described(vllm_config, spec, describe_group) for spec in specs]
         path = path_in(vllm_config.kv_transfer_config.kv_connector_extra_config, "record_path")
         return partial(self._open, path, world_of(config_behind, kv_cache_config, groups))
 

@@ -81,7 +81,7 @@ def world_of(vllm_config: Any, kv_cache_config: Any, groups: Sequence[GroupDescr
     host_bytes = given.get("cpu_bytes_to_use") or given.get("file_bytes_to_use") or 64 * block_bytes
     world = {
         "num_blocks": kv_cache_config.num_blocks,
-        "block_size": vllm_config.cache_config.block_size,
+        "block_size": _block_tokens(vllm_config),
         "groups": [{"kind": KINDS[group.kind], "window": group.window_tokens} for group in groups],
         "layers": 1,
         "tp_size": parallel.tensor_parallel_size,
@@ -104,8 +104,14 @@ def bytes_of(groups: Sequence[GroupDescription], kv_cache_config: Any) -> list[i
     return [group.page_size_bytes * count for group, count in zip(groups, layers, strict=True)]
 
 
+def _block_tokens(vllm_config: Any) -> int:
+    """Tokens of a block, over all ranks that share them."""
+    ranks = getattr(vllm_config.parallel_config, "decode_context_parallel_size", 1)
+    return int(vllm_config.cache_config.block_size * ranks)
+
+
 def _refuse_what_no_world_has(vllm_config: Any, kv_cache_config: Any, groups: Sequence[GroupDescription]) -> None:
-    block_size = vllm_config.cache_config.block_size
+    block_size = _block_tokens(vllm_config)
     for number, group in enumerate(groups):
         if group.kind not in KINDS:
             raise ConfigError(
@@ -114,7 +120,7 @@ def _refuse_what_no_world_has(vllm_config: Any, kv_cache_config: Any, groups: Se
         if group.tokens_per_block != block_size:
             raise ConfigError(
                 f"KV cache group {number}: its blocks have {group.tokens_per_block} tokens, and a schedule has "
-                f"one size of blocks, cache_config.block_size ({block_size})"
+                f"one size of blocks, the engine's ({block_size})"
             )
     hash_tokens = tokens_per_hash(vllm_config, kv_cache_config, [group.tokens_per_block for group in groups])
     if hash_tokens != block_size:

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from kv_api.blocks import bytes_per_block, tokens_per_hash
+from kv_api.groups import workers_of
 from kv_vllm.recording.before import ConnectorBefore, Opens, path_in
 from kv_vllm.recording.clock import read_clock
 from kv_vllm.recording.traffic import Blocks, Traffic, path_of_replica
@@ -69,8 +70,9 @@ def _blocks_of(vllm_config: Any, kv_cache_config: Any) -> Blocks:
     """The engine's blocks, as the hashes of its requests name them."""
     groups = kv_cache_config.kv_cache_groups
     specs = [group.kv_cache_spec for group in groups]
-    size = tokens_per_hash(vllm_config, kv_cache_config, [spec.block_size for spec in specs])
-    if [spec.block_size for spec in specs] != [size] or not reads_all(specs[0]):
+    block_sizes = [spec.block_size * workers_of(vllm_config, spec) for spec in specs]
+    size = tokens_per_hash(vllm_config, kv_cache_config, block_sizes)
+    if block_sizes != [size] or not reads_all(specs[0]):
         return Blocks(size)
     of_layers = describe_group(specs[0]).page_size_bytes * len(groups[0].layer_names)
     num_bytes = bytes_per_block(kv_cache_config, [of_layers]) * vllm_config.parallel_config.world_size
