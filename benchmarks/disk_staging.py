@@ -16,6 +16,7 @@ from typing import Any
 
 from kv_sim.command.table import aligned
 from kv_sim.replay import open_trace
+from kv_sim.replay.report.timed.as_json import answers_as_json
 from kv_sim.replay.timed import Answers, EngineSettings
 from kv_sim.replay.timed.answers import answers_of
 from kv_sim.replay.timed.connectors.timed_config import NOTHING, without_files
@@ -79,7 +80,9 @@ def main() -> None:
     }
     print("\n".join(aligned([[*HEAD], *(row(name, answers) for name, answers in found.items())])))
     if options.json:
-        options.json.write_text(json.dumps({name: answers.as_json() for name, answers in found.items()}, indent=1))
+        options.json.write_text(
+            json.dumps({name: answers_as_json(answers) for name, answers in found.items()}, indent=1)
+        )
 
 
 if __name__ == "__main__":

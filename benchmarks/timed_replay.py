@@ -15,6 +15,7 @@ from pathlib import Path
 
 from kv_sim.command.table import aligned
 from kv_sim.replay import open_trace
+from kv_sim.replay.report.timed.as_json import answers_as_json
 from kv_sim.replay.timed import Answers, EngineSettings, Stepping
 from kv_sim.replay.timed.answers import answers_of
 from kv_sim.replay.timed.connectors.timed_config import NOTHING
@@ -55,7 +56,7 @@ def main() -> None:
     table, results = [["run", "requests", "seconds", "requests/s", "steps", "fused", "digest"]], []
     for name, settings, connector in runs:
         seconds, answers = timed(trace, settings, connector=connector)
-        results.append({"run": name, "processor_seconds": seconds, **answers.as_json()})
+        results.append({"run": name, "processor_seconds": seconds, **answers_as_json(answers)})
         table.append(
             [
                 name,

@@ -194,8 +194,8 @@ def test_what_is_measured_in_a_situation(
             super().end()
             ends.append((self, "end"))
 
-    monkeypatch.setattr("kv_sim.growth.server.Unguarded", Watched)
-    monkeypatch.setattr("kv_sim.growth.server.Meter", Counted)
+    monkeypatch.setattr("kv_sim.growth.metered.Unguarded", Watched)
+    monkeypatch.setattr("kv_sim.growth.metered.Meter", Counted)
     assert SITUATIONS[name].measure(MEMORY, MODELS[model], size) == UnitWork(work, "most")
     (made,) = worlds
     assert ends == [(made, "rest"), (made, "end")], "what must hold at rest is looked at once, and then it ends"
@@ -218,7 +218,7 @@ def test_all_that_decode_run_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
         configs.append(config)
         return World(config, subject, **options)
 
-    monkeypatch.setattr("kv_sim.growth.server.Unguarded", make)
+    monkeypatch.setattr("kv_sim.growth.metered.Unguarded", make)
     for requests in (3, 70):
         SITUATIONS["requests that decode"].measure(MEMORY, MODELS["full attention"], requests)
     assert [(config.max_running, config.max_step_tokens) for config in configs] == [(3, 64), (70, 70)]

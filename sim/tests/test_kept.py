@@ -17,8 +17,8 @@ from kv_sim.engine.request_spec import RequestSpec
 from kv_sim.examples.catalogue import LATER, SUBJECTS
 from kv_sim.growth import kept
 from kv_sim.growth.kept import Kept, measure_kept, things_of
+from kv_sim.growth.metered import MeteredWorld
 from kv_sim.growth.models import MODELS, models_for
-from kv_sim.growth.server import Server
 from kv_sim.offload import TimedWorkerSide
 from kv_sim.world import World
 
@@ -156,9 +156,9 @@ def test_a_round_is_one_that_ends_and_three_that_are_aborted(monkeypatch: pytest
             super().__init__(*args, **options)
             worlds.append(self)
 
-    monkeypatch.setattr("kv_sim.growth.server.Unguarded", Watched)
+    monkeypatch.setattr("kv_sim.growth.metered.Unguarded", Watched)
     monkeypatch.setattr(kept, "ROUNDS", (1, 2))
-    sides = measure_kept(partial(Server, LATER, MODELS["full attention"], "builtin"))
+    sides = measure_kept(partial(MeteredWorld, LATER, MODELS["full attention"], "builtin"))
     assert [(one.side, list(one.things)) for one in sides] == [("scheduler", [1, 2]), ("worker", [1, 2])]
     for world, rounds in zip(worlds, (1, 2), strict=True):
         happened = [action.kind for action in world.history]
@@ -197,5 +197,5 @@ def test_what_is_kept_of_each_request_is_named(
 def test_ours_keep_nothing(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(kept, "ROUNDS", (2, 4, 8))
     for model in models_for(SUBJECTS[name]):
-        for side in measure_kept(partial(Server, SUBJECTS[name], MODELS[model], "builtin")):
+        for side in measure_kept(partial(MeteredWorld, SUBJECTS[name], MODELS[model], "builtin")):
             assert side.growth == 0, f"{model}, {side.side}: {side.grows_at}"

@@ -12,9 +12,8 @@ finding failures           ``fuzz``, ``campaign/``, ``conformance/``, ``growth/`
 what becomes of one        ``failures/``
 the command                ``cli/``, and what its commands share: ``command/``; what users write is read by
                            ``strict``, and what they keep is written as a ``whole_file``
-to be driven               ``examples/``; our own media over a world's memory, ``offload`` and ``offload_file``,
-                           which stand for those that copy by themselves (``media``); ``p2p/``, a world as the
-                           wire between engines; ``zoo/``, each with a mistake
+to be driven               ``examples/``; ``offload/``, our own media with a world's copies; ``p2p/``, a world as
+                           the wire between engines; ``zoo/``, each with a mistake
 traces instead of worlds   ``replay/``
 ========================== ================================================================================
 """

@@ -171,7 +171,7 @@ def test_the_trace_shows_the_end(tmp_path: Path) -> None:
 def test_a_world_that_growth_is_measured_in_ends(monkeypatch: pytest.MonkeyPatch) -> None:
     calls: list[str] = []
     observed = partial(World, observe=lambda side, name, *_: calls.append(name))
-    monkeypatch.setattr("kv_sim.growth.server.Unguarded", observed)
+    monkeypatch.setattr("kv_sim.growth.metered.Unguarded", observed)
     SITUATIONS["a request beside others"].measure(MEMORY, MODELS["full attention"], 2)
     assert calls[-2:] == ["shutdown", "shutdown"]
 

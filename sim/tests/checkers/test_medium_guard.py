@@ -25,8 +25,8 @@ from kv_sim.checkers.room import MOST_CHUNKS, _Room, check_room
 from kv_sim.config import BUILTIN_ENGINE, WorldConfig
 from kv_sim.examples.catalogue import SUBJECTS
 from kv_sim.fuzz import run_seed
+from kv_sim.growth.metered import MeteredWorld
 from kv_sim.growth.models import MODELS
-from kv_sim.growth.server import Server
 from kv_sim.subject import Trait
 from kv_sim.violation import Invariant, Referee, Violation
 from kv_sim.world import World
@@ -279,8 +279,8 @@ def test_every_medium_of_a_world_is_guarded(name: str) -> None:
 
 
 def test_where_work_is_counted_nobody_is_guarded() -> None:
-    server = Server(SUBJECTS["offload"], MODELS["full attention"], BUILTIN_ENGINE, 8)
-    [side] = sides_of(server._world.engine.connectors[-1])
+    world = MeteredWorld(SUBJECTS["offload"], MODELS["full attention"], BUILTIN_ENGINE, 8)
+    [side] = sides_of(world._world.engine.connectors[-1])
     assert not isinstance(side.manager, MediumGuard)
 
 

@@ -37,7 +37,7 @@ MISUSES = [
     (
         """conform --spec FileOffloadingSpec --extra '{"file_dir": "nowhere", "file_bytes_to_use": 1e6}'""",
         "FileOffloadingSpec copies memory by itself, and a world's memory is written by its devices alone; the "
-        "subject 'offload-file' is the same with copies of the testbed's (kv_sim.offload_file:WorldFileOffl",
+        "subject 'offload-file' is the same with copies of the testbed's (kv_sim.offload:WorldFileOffl",
     ),
     (
         """fuzz --connector MultiConnector --extra '{"connectors": [{"kv_connector": "MultiConnector",

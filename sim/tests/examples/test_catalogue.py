@@ -41,7 +41,7 @@ NOT_PATIENT = f"{NOT_LATER} zeroing reset"
 NOT_P2P = "states fine keeps events counts"
 FILES = (
     "TimedOffloadingConnector",
-    {"spec_name": "WorldFileOffloadingSpec", "spec_module_path": "kv_sim.offload_file"},
+    {"spec_name": "WorldFileOffloadingSpec", "spec_module_path": "kv_sim.offload"},
 )
 NEITHER = f"{NOT_LATER} failures"
 

@@ -13,8 +13,8 @@ from kv_sim.engine.engine import Engine
 from kv_sim.examples.catalogue import LATER, P2P, P2P_TWO
 from kv_sim.growth import kept
 from kv_sim.growth.kept import measure_kept
+from kv_sim.growth.metered import MeteredWorld, Unguarded
 from kv_sim.growth.models import MODELS
-from kv_sim.growth.server import Server, Unguarded
 from kv_sim.growth.situations import OF_PEERS, OUTPUTS, SITUATIONS, UnitWork, situations_for
 from kv_sim.history.coverage import PULLED
 from kv_sim.subject import Subject
@@ -34,7 +34,7 @@ def worlds(monkeypatch: pytest.MonkeyPatch) -> list[Unguarded]:
             super().__init__(*args, **options)
             made.append(self)
 
-    monkeypatch.setattr("kv_sim.growth.server.Unguarded", Watched)
+    monkeypatch.setattr("kv_sim.growth.metered.Unguarded", Watched)
     return made
 
 
@@ -77,12 +77,12 @@ def test_threads_of_a_connector_s_own_get_on_meanwhile(
 ) -> None:
     asked: list[Engine] = []
     monkeypatch.setattr(Engine, "let_others_work", lambda engine: asked.append(engine))
-    server = Server(replace(PATIENT, engines=engines), FULL, "builtin", 80)
-    steps = server.hold(8)
-    assert (server.held, asked) == (1, [*worlds[0].engines] * len(steps))
-    server.come()
-    assert server.held == 0
-    server.end()
+    world = MeteredWorld(replace(PATIENT, engines=engines), FULL, "builtin", 80)
+    steps = world.hold(8)
+    assert (world.held, asked) == (1, [*worlds[0].engines] * len(steps))
+    world.come()
+    assert world.held == 0
+    world.end()
 
 
 @pytest.mark.parametrize("situation", ["a prompt, from arrival to end", "requests that decode"])
@@ -94,7 +94,7 @@ def test_one_engine_works_while_the_other_has_nothing_to_do(situation: str) -> N
 def test_one_decodes_while_others_are_held(
     engines: int, worlds: list[Unguarded], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("kv_sim.growth.server.Meter", partial(CountsHolds, worlds=worlds))
+    monkeypatch.setattr("kv_sim.growth.metered.Meter", partial(CountsHolds, worlds=worlds))
     found = OF_PEERS["a request beside holds"].measure(replace(PATIENT, engines=engines), FULL, 5)
     assert found == UnitWork((5 + 1) * engines, "held")
     (world,) = worlds
@@ -124,7 +124,7 @@ def test_in_a_round_one_is_pulled_too(
     subject: Subject, worlds: list[Unguarded], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(kept, "ROUNDS", (1, 3))
-    sides = measure_kept(partial(Server, subject, FULL, "builtin"))
+    sides = measure_kept(partial(MeteredWorld, subject, FULL, "builtin"))
     names = [f"{words}{side}" for words in ("engine 0 ", "engine 1 ") for side in ("scheduler", "worker")]
     assert [one.side for one in sides] == (names if subject.engines == 2 else ["scheduler", "worker"])
     assert [one.growth for one in sides] == [0] * len(sides)

@@ -18,7 +18,7 @@ from kv_sim.replay.curve import Hits, Ratios, Totals
 from kv_sim.replay.fleet import RoutedTrace
 from kv_sim.replay.medium import Traffic
 from kv_sim.replay.shape import shape_of, uses_again
-from kv_sim.replay.sizing import Disk, sweep
+from kv_sim.replay.sizing import Around, Disk, sweep
 from kv_sim.replay.stack import Order, longest_prompt, lru_curve
 
 traces = st.builds(
@@ -64,7 +64,7 @@ def test_a_curve_is_what_the_real_manager_does_from_the_longest_prompt_on(reques
         both = sums((outcome.gpu_hits + outcome.cpu_hits).tolist(), requests, columns)
         curve = lru_curve(columns, shape, max(capacity, gpu_blocks))
         assert as_sums(curve.at(max(capacity, gpu_blocks))) == both, (capacity, gpu_blocks)
-        found = sweep(RoutedTrace(columns), ["lru"], [capacity], gpu_blocks=gpu_blocks)
+        found = sweep(RoutedTrace(columns), ["lru"], [capacity], Around(gpu_blocks))
         assert found == {"lru": (Hits(*both).ratios(Totals.of(columns)),)}, (capacity, gpu_blocks)
 
 
@@ -344,7 +344,7 @@ def test_a_sweep_replays_only_what_one_pass_leaves_open(monkeypatch, policies, d
     monkeypatch.setattr(
         sizing, "replay_all", lambda trace, setups, *rest: asked.extend(setups) or run(trace, setups)
     )
-    sweep(RoutedTrace(columns), policies, [2, 3, 9], disk=disk)
+    sweep(RoutedTrace(columns), policies, [2, 3, 9], Around(disk=disk))
     assert [(setup.policy, setup.disk or setup.capacity) for setup in asked] == replayed
 
 

@@ -24,7 +24,7 @@ from kv_sim.replay import replay, size
 from kv_sim.replay.cache import Outcome, Setup, replay_cache
 from kv_sim.replay.fleet import RoutedTrace
 from kv_sim.replay.medium import MediumRun, Traffic
-from kv_sim.replay.sizing import Disk, size_trace, sweep
+from kv_sim.replay.sizing import Around, Disk, size_trace, sweep
 from kv_sim.replay.stack import longest_prompt
 from kv_sim.replay.units import Footprint
 
@@ -102,7 +102,7 @@ def test_a_sweep_of_disks_is_what_replays_say(requests, host, gpu_blocks):
     columns = trace_of(requests)
     longest = longest_prompt(columns)
     sizes = [1, 2, max(1, longest - 1), longest, longest + 1, 3 * longest]
-    found = sweep(RoutedTrace(columns), ["lru", "sieve"], sizes, gpu_blocks=gpu_blocks, disk=Disk("/kv", host))
+    found = sweep(RoutedTrace(columns), ["lru", "sieve"], sizes, Around(gpu_blocks, Disk("/kv", host)))
     for policy, ratios in found.items():
         for disk, ratio in zip(sizes, ratios, strict=True):
             outcome = replay_cache(columns, Setup(policy, host, gpu_blocks, disk=disk))
@@ -243,7 +243,9 @@ def test_no_disk_is_recommended_that_answers_nothing_more(small, tmp_path, capsy
 def test_the_best_policy_in_front_is_what_a_disk_is_measured_against():
     """Or a disk would be recommended for what host memory with another policy does alone."""
     columns = trace_of([[1, 2], [3], [1, 2], [3], [4], [1, 2]] * 4)
-    found = size_trace(RoutedTrace(columns), ["lru", "s3fifo"], [1], Footprint(4, None), disk=Disk("/kv", 3))
+    found = size_trace(
+        RoutedTrace(columns), ["lru", "s3fifo"], [1], Footprint(4, None), Around(disk=Disk("/kv", 3))
+    )
     alone = [replay_cache(columns, Setup(policy, 3)).cpu_hits.sum() for policy in ("lru", "s3fifo")]
     assert alone[0] != alone[1]
     assert (found.gpu_blocks, found.setup.gpu_blocks) == (0, 0), "nobody said that there is one in front"

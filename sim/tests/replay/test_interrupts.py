@@ -20,7 +20,7 @@ from kv_sim.command.interrupts import heard_here_alone
 from kv_sim.replay import open_trace
 from kv_sim.replay.cache import Setup
 from kv_sim.replay.command import run
-from kv_sim.replay.command.progress import Progress
+from kv_sim.replay.command.progress import ProgressBar
 from kv_sim.replay.fleet import Fleet, RoutedTrace
 from kv_sim.replay.parallel import replay_all
 
@@ -165,7 +165,7 @@ def test_what_ends_a_command_is_not_said_behind_its_progress(small, capsys, monk
     """On a terminal, where a line is drawn over and over."""
     screen = io.StringIO()
     screen.isatty = lambda: True
-    monkeypatch.setattr(run, "Progress", lambda: Progress(screen))
+    monkeypatch.setattr(run, "ProgressBar", lambda: ProgressBar(screen))
 
     for error, code in ((KeyboardInterrupt(), 130), (ConfigError("no"), 2)):
 

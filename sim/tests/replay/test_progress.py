@@ -6,7 +6,7 @@ import re
 import pytest
 
 from kv_sim.cli.main import main
-from kv_sim.replay.command.progress import Progress
+from kv_sim.replay.command.progress import ProgressBar
 
 
 class Terminal(io.StringIO):
@@ -53,7 +53,7 @@ def test_bars_of_a_command(small, monkeypatch, capsys, options, bars):
 def test_a_bar_is_drawn_on_a_terminal_only():
     screen, pipe = Terminal(), io.StringIO()
     for stream in (screen, pipe):
-        progress = Progress(stream)
+        progress = ProgressBar(stream)
         for share in (0.0, 0.5, 0.501, 1.0):
             progress.share("replaying", share)
         progress.count("reading", 4096)
@@ -68,14 +68,14 @@ def test_a_bar_is_drawn_on_a_terminal_only():
 @pytest.mark.parametrize(("share", "drawn"), [(-0.5, "  0%"), (0.004, "  0%"), (1.0, "100%"), (1.5, "100%")])
 def test_a_bar_has_two_ends(share, drawn):
     screen = Terminal()
-    Progress(screen).share("replaying", share)
+    ProgressBar(screen).share("replaying", share)
     _, text = screen.seen.split("\r")
     assert text.endswith(f"] {drawn}") and len(text) == len("replaying [] 100%") + 30
 
 
 def test_a_bar_that_was_cleared_is_drawn_again():
     screen = Terminal()
-    progress = Progress(screen)
+    progress = ProgressBar(screen)
     for _ in range(2):
         progress.count("reading", 7)
         progress.clear()

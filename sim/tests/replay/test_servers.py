@@ -22,9 +22,11 @@ from kv_sim.replay.fleet import Fleet, RoutedTrace
 from kv_sim.replay.medium import Traffic
 from kv_sim.replay.parallel import replay_all
 from kv_sim.replay.readers.opening import open_stream
+from kv_sim.replay.report.timed.as_json import timed_as_json
+from kv_sim.replay.report.timed.text import timed_lines
 from kv_sim.replay.results import results_of
 from kv_sim.replay.routing import Routing
-from kv_sim.replay.sizing import sweep
+from kv_sim.replay.sizing import Around, sweep
 from kv_sim.replay.tally import ages_of, hits_by_tier, series_of
 from kv_sim.replay.timed import EngineSettings, replay_engine
 from kv_sim.replay.timed.answers import answers_of
@@ -118,7 +120,7 @@ def test_processes_change_nothing_not_even_with_servers_that_get_nothing():
 def test_a_sweep_of_servers_is_what_replays_say(requests, fleet, seed, gpu_blocks):
     trace = routed(requests, fleet, seed)
     totals, sizes = Totals.of(trace.columns), [1, 3, 8, 20]
-    for policy, found in sweep(trace, ["lru", "arc"], sizes, gpu_blocks=gpu_blocks).items():
+    for policy, found in sweep(trace, ["lru", "arc"], sizes, Around(gpu_blocks)).items():
         setups = [Setup(policy, capacity, gpu_blocks) for capacity in sizes]
         for outcome, ratios in zip(replay_all(trace, setups), found, strict=True):
             assert hits_by_tier(trace.columns, outcome).together().ratios(totals) == ratios, outcome.setup
@@ -260,8 +262,10 @@ def test_an_engine_s_answers_are_those_of_all_servers(tmp_path):
     assert answers_of(*(finished_of(*run) for run in runs)).host_wait_seconds == pytest.approx(0.6)
     stored = "vllm:kv_offload_store_bytes"
     assert together.connector[stored] == sum(one.connector[stored] for one in alone) > 0
-    assert f"3 servers, routing prefix: the busiest got {found.load.most:.2f} × the prompt" in found.table()
-    assert found.as_json()["load"]["tokens"] == found.load.tokens
+    assert f"3 servers, routing prefix: the busiest got {found.load.most:.2f} × the prompt" in "\n".join(
+        timed_lines(found)
+    )
+    assert timed_as_json(found)["load"]["tokens"] == found.load.tokens
 
 
 def test_a_limit_is_of_the_trace_and_not_of_each_server():

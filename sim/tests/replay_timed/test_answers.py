@@ -10,10 +10,11 @@ from kv_sim_timed_traces import ListedTrace, answer, servers, toy, trace_of, tra
 
 from kv_sim.replay.readers.opening import open_trace
 from kv_sim.replay.readers.options import OnError, TraceOptions
+from kv_sim.replay.report.timed.as_json import answers_as_json, timed_as_json
+from kv_sim.replay.report.timed.text import header_lines, rows, timed_lines
 from kv_sim.replay.timed import Answers, Contents, EngineReplay, EngineSettings, replay_engine
 from kv_sim.replay.timed.answers import Copies, Spread
 from kv_sim.replay.timed.settings import plan
-from kv_sim.replay.timed.table import header_lines, rows
 
 LOADED, STORED = "vllm:kv_offload_load_bytes", "vllm:kv_offload_store_bytes"
 
@@ -47,7 +48,7 @@ TRACE = trace_of(
 def test_the_table_has_both_columns() -> None:
     seen: list[float] = []
     replay = replay_engine(TRACE, toy(gpu_blocks=5, limit=8, max_model_len=18 + 1), seen.append)
-    lines = replay.table().splitlines()
+    lines = [*timed_lines(replay)]
     assert lines[0] == "listed, 4 tokens a block, on 1 × toy with toy"
     assert lines[1:5] == [
         "  model   0.00 G parameters, 1 layers, 1 heads, 1 of KV, of 1, 2 bytes a number; "
@@ -63,10 +64,10 @@ def test_the_table_has_both_columns() -> None:
     assert rows["hit ratio, tokens: CPU"] == [f"{60 / 104:.4f}", "0.0000"]
     assert rows["time to first token, mean"][0] != rows["time to first token, mean"][1]
     assert seen == [0.5, 1.0]
-    checked = replay_engine(TRACE, toy(gpu_blocks=5, limit=1, contents=Contents.CHECKED)).table()
-    last = checked.splitlines()[-1]
+    last = [*timed_lines(replay_engine(TRACE, toy(gpu_blocks=5, limit=1, contents=Contents.CHECKED)))][-1]
     assert last == "contents were checked: every slot that was read held what it should"
-    assert "contents" not in replay_engine(TRACE, toy(gpu_blocks=5, limit=1)).table()
+    unchecked = timed_lines(replay_engine(TRACE, toy(gpu_blocks=5, limit=1)))
+    assert not any("contents" in line for line in unchecked)
 
 
 def test_what_was_decided_about_a_trace_is_said(tmp_path: Path) -> None:
@@ -76,15 +77,15 @@ def test_what_was_decided_about_a_trace_is_said(tmp_path: Path) -> None:
     trace = open_trace(file, TraceOptions(block_tokens=4, on_error=OnError.SKIP))
     replay = replay_engine(trace, toy())
     assert trace.notes[0] == "format: mooncake" and "1 malformed record was skipped" in trace.notes[1]
-    assert replay.table().splitlines()[1:3] == [f"  {note}" for note in trace.notes]
-    assert replay.as_json()["notes"] == list(trace.notes)
-    assert replay_engine(TRACE, toy()).as_json()["notes"] == []
+    assert [*timed_lines(replay)][1:3] == [f"  {note}" for note in trace.notes]
+    assert timed_as_json(replay)["notes"] == list(trace.notes)
+    assert timed_as_json(replay_engine(TRACE, toy()))["notes"] == []
 
 
 def test_what_a_replay_rests_on_is_shown() -> None:
     settings = EngineSettings(tp_size=2)
-    shown = EngineReplay("made", settings, plan(settings, 512), BUSY, IDLE).table()
-    assert shown.splitlines()[:5] == [
+    shown = [*timed_lines(EngineReplay("made", settings, plan(settings, 512), BUSY, IDLE))]
+    assert shown[:5] == [
         "made, 512 tokens a block, on 2 × H100 with Llama-3.1-8B",
         "  model   8.03 G parameters, 32 layers, 32 heads, 8 of KV, of 128, 2 bytes a number; "
         "131,072 bytes of KV a token; at most 131,072 tokens",
@@ -187,7 +188,7 @@ def test_every_row_of_the_table() -> None:
         "disk busy, written": "3.500 s",
     }
     assert Spread.of(array("q")) == Spread(0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0)
-    assert BUSY.as_json() == asdict(BUSY) | {
+    assert answers_as_json(BUSY) == asdict(BUSY) | {
         "gpu_block_ratio": 0.1,
         "cpu_block_ratio": 0.05,
         "disk_block_ratio": 0.04,
@@ -203,7 +204,7 @@ def test_json_has_everything() -> None:
     seen: list[float] = []
     replay = replay_engine(TRACE, toy(gpu_blocks=5, limit=4, max_model_len=18), seen.append)
     assert seen == [0.5, 1.0]
-    values = json.loads(json.dumps(replay.as_json()))
+    values = json.loads(json.dumps(timed_as_json(replay)))
     assert values["trace"] == "listed"
     assert values["with_connector"]["refused"] == {"is longer than the model's maximum": 4}
     assert values["settings"]["stepping"] == "fused"
@@ -215,4 +216,4 @@ def test_json_has_everything() -> None:
     assert list(values["settings"]["gpu"]) == [field.name for field in fields(replay.settings.gpu)]
     assert values["kv_transfer_config"]["kv_connector"] == "OffloadingConnector"
     assert values["without"]["ttft"]["count"] == 0
-    assert "not replayed: 4 requests, each of which is longer than the model's maximum" in replay.table()
+    assert "not replayed: 4 requests, each of which is longer than the model's maximum" in [*timed_lines(replay)]

@@ -18,6 +18,8 @@ from kv_api import Direction, OffloadKey
 from kv_offload_cpu.copy.engine import PageCopies
 from kv_offload_cpu.sizing import HostLayout
 from kv_offload_file.label import Label
+from kv_sim.replay.report.timed.as_json import timed_as_json
+from kv_sim.replay.report.timed.text import timed_lines
 from kv_sim.replay.timed import Answers, Contents, EngineSettings, Stepping, replay_engine
 from kv_sim.replay.timed.answers import Copies, Spread
 from kv_sim.replay.timed.connectors.files import Disk, DiskCopyEngine
@@ -154,17 +156,17 @@ def test_a_third_column_is_without_the_disk() -> None:
     settings = with_disk(3)
     replay = replay_engine(trace, settings, seen.append)
     assert seen == [1 / 3, 2 / 3, 1]
-    assert replay.without_disk is not None and isinstance(replay.as_json()["without_disk"], dict)
+    assert replay.without_disk is not None and isinstance(timed_as_json(replay)["without_disk"], dict)
     assert (replay.with_connector.disk_hit_tokens, replay.without_disk.disk_writes.jobs) == (8, 0)
-    lines = replay.table().splitlines()
+    lines = [*timed_lines(replay)]
     assert "  disk    1 GB/s read, 1 GB/s written, 2 µs a chunk, 1 chunks a block" in lines
     assert lines[7].split() == ["with", "the", "connector", "without", "the", "disk", "without"]
     assert any(line.startswith("hit ratio, tokens: disk") for line in lines)
     alone = replay_engine(trace, with_disk(0))
-    assert (alone.without_disk, alone.as_json()["without_disk"]) == (None, None)
-    assert "hit ratio, tokens: disk" in alone.table() and "without the disk" not in alone.table()
-    plain = replay_engine(trace, toy(gpu_blocks=4)).table()
-    assert "disk" not in plain
+    assert (alone.without_disk, timed_as_json(alone)["without_disk"]) == (None, None)
+    shown = "\n".join(timed_lines(alone))
+    assert "hit ratio, tokens: disk" in shown and "without the disk" not in shown
+    assert not any("disk" in line for line in timed_lines(replay_engine(trace, toy(gpu_blocks=4))))
 
 
 def test_a_folder_is_not_looked_for() -> None:

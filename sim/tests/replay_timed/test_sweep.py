@@ -14,11 +14,12 @@ from kv_sim.cli.main import main
 from kv_sim.replay import open_trace
 from kv_sim.replay.columns import Columns, ColumnsBuilder
 from kv_sim.replay.fleet import Fleet
+from kv_sim.replay.report.timed.as_json import answers_as_json, timed_as_json
+from kv_sim.replay.report.timed.text import seconds_shown, timed_lines
 from kv_sim.replay.routing import Routing
 from kv_sim.replay.timed import EngineSettings, replay_engine, servers
 from kv_sim.replay.timed.goal import Goal, parse_goals
 from kv_sim.replay.timed.sweep import EngineSweep, sweep_engine, usual_sizes
-from kv_sim.replay.timed.table import seconds_shown
 
 BLOCK = 512 * 131_072
 """Bytes of a block of the trace below, with the model that is usual."""
@@ -44,6 +45,10 @@ def replayed() -> EngineSweep:
 
 def swept(goals: str = "") -> EngineSweep:
     return replace(replayed(), goals=parse_goals(goals) if goals else ())
+
+
+def table(found: EngineSweep) -> str:
+    return "\n".join(timed_lines(found))
 
 
 @pytest.mark.once
@@ -143,14 +148,14 @@ def test_of_policies_that_meet_it_with_as_much_lru_is_recommended() -> None:
 def test_what_is_shown() -> None:
     slow, quick = swept().without.ttft.mean, swept().runs[2].answers.ttft.mean
     found = swept(f"ttft-mean={(quick + slow) / 2 * 1e3:.0f}ms,tpot-p95=1s")
-    lines = found.table().splitlines()
+    lines = [*timed_lines(found)]
     begin = lines.index("goal: time per output token, p95, of at most 1 s")
     assert lines[begin - 1].startswith("goal: time to first token, mean, of at most 0.")
     assert lines[begin + 1] == "hits by prompt tokens, and times of requests:"
     head, none, *rows = lines[begin + 2 : begin + 7]
     assert head.split("  ")[0] == "policy" and "tpot p95" in head and "disk" not in head
     assert "ttft" not in head, "these have columns already"
-    assert "ttft p95" in swept("ttft-p95=1s").table() and "tpot mean" in swept("tpot-mean=1s").table()
+    assert "ttft p95" in table(swept("ttft-p95=1s")) and "tpot mean" in table(swept("tpot-mean=1s"))
     assert none.split()[:4] == ["none", "-", "0.000", "0.000"] and not none.endswith("met")
     assert [row.split()[:3] for row in rows[:3]] == [
         ["lru", "1.25", "GiB"],
@@ -166,14 +171,14 @@ def test_what_is_shown() -> None:
     ]
     config = json.loads(lines[-1].removeprefix("--kv-transfer-config '").removesuffix("'"))
     assert config["kv_connector_extra_config"]["cpu_bytes_to_use"] == 250 * BLOCK
-    easy = swept(f"ttft-mean={slow + 1:.3f}s").table().splitlines()
+    easy = [*timed_lines(swept(f"ttft-mean={slow + 1:.3f}s"))]
     assert easy[-1] == "recommended: no host memory, since a server without any meets it"
     assert sum(line.endswith("  met") for line in easy) == 4
-    hard = swept("ttft-mean=1us").table().splitlines()
+    hard = [*timed_lines(swept("ttft-mean=1us"))]
     assert hard[-2] == "recommended: nothing, since no host memory that was tried meets it"
     assert hard[-1] == f"  the least ttft mean was {seconds_shown(quick)}"
-    assert swept().table().splitlines()[-1].startswith("lru"), "without a goal nothing is recommended"
-    assert not any("met" in line.split() or "goal" in line for line in swept().table().splitlines())
+    assert [*timed_lines(swept())][-1].startswith("lru"), "without a goal nothing is recommended"
+    assert not any("met" in line.split() or "goal" in line for line in [*timed_lines(swept())])
 
 
 def test_who_waits_in_the_queue_is_told_so() -> None:
@@ -193,7 +198,7 @@ def test_who_waits_in_the_queue_is_told_so() -> None:
             )
             for run, share in ((most, of_most), (less, of_less))
         )
-        return replace(base, runs=runs).table().splitlines()[-2:]
+        return [*timed_lines(replace(base, runs=runs))][-2:]
 
     assert said(0.5, 0.1) == [
         "  with the most of it 50% of the time to first token is spent in the queue:",
@@ -206,9 +211,9 @@ def test_who_waits_in_the_queue_is_told_so() -> None:
 def test_what_is_shown_of_a_disk_and_of_several_servers() -> None:
     sizes = [server(20, disk_bytes_to_use=300 * BLOCK), server(0, disk_bytes_to_use=300 * BLOCK)]
     found = sweep_engine(turns(), sizes, parse_goals("queueing-mean=10s"), fleet=Fleet(2))
-    lines = found.table().splitlines()
+    lines = [*timed_lines(found)]
     assert any(line.startswith("  disk  ") for line in lines)
-    assert found.load is not None and found.as_json()["load"] == asdict(found.load)
+    assert found.load is not None and timed_as_json(found)["load"] == asdict(found.load)
     [head] = [line for line in lines if line.startswith("policy")]
     assert head.split()[:6] == ["policy", "memory", "disk", "GPU", "CPU", "disk"]
     [none] = [line for line in lines if line.startswith("none")]
@@ -216,12 +221,12 @@ def test_what_is_shown_of_a_disk_and_of_several_servers() -> None:
     assert "hits by prompt tokens, and times of requests; sizes are of each server:" in lines
     assert lines[-1] == "recommended: no host memory or disk, since a server without any meets it"
     hard = replace(found, without=replace(found.without, queueing=replace(found.without.queueing, mean=99.0)))
-    [said] = [line for line in hard.table().splitlines() if line.startswith("recommended")]
+    [said] = [line for line in [*timed_lines(hard)] if line.startswith("recommended")]
     assert said == "recommended: lru, 18.8 GiB of disk on each of 2 servers"
     one = (found.runs[0], replace(found.runs[1], settings=server()))
-    [head] = [line for line in replace(found, runs=one).table().splitlines() if line.startswith("policy")]
+    [head] = [line for line in [*timed_lines(replace(found, runs=one))] if line.startswith("policy")]
     assert head.split()[:3] == ["policy", "memory", "disk"], "one of them has one"
-    both = replace(hard, runs=hard.runs[:1]).table()
+    both = table(replace(hard, runs=hard.runs[:1]))
     assert "recommended: lru, 1.25 GiB and 18.8 GiB of disk on each of 2 servers" in both
 
 
@@ -229,7 +234,7 @@ def test_what_is_shown_of_a_disk_and_of_several_servers() -> None:
 def test_what_is_written() -> None:
     slow, quick = swept().without.ttft.mean, swept().runs[2].answers.ttft.mean
     found = swept(f"ttft-mean={(quick + slow) / 2 * 1e3:.6f}ms")
-    data = json.loads(json.dumps(found.as_json()))
+    data = json.loads(json.dumps(timed_as_json(found)))
     assert (data["fidelity"], data["trace"], data["goals"][0]["measure"]) == ("engine", "turns", "ttft")
     assert [run["meets_goals"] for run in data["runs"]] == [False, False, True]
     assert data["recommended"] == data["runs"][2] and data["recommended"]["cpu_bytes"] == 250 * BLOCK
@@ -346,7 +351,7 @@ def test_replay_takes_several_sizes(file: str, capsys: pytest.CaptureFixture[str
     settings = [EngineSettings(gpu_blocks=20, cpu_bytes_to_use=size << 30) for size in (2, 16)]
     expected = sweep_engine(open_trace(file), settings)
     for run, one in zip(data["runs"], expected.runs, strict=False):
-        assert run["answers"] == json.loads(json.dumps(one.answers.as_json()))
+        assert run["answers"] == json.loads(json.dumps(answers_as_json(one.answers)))
     assert data["recommended"] is None and data["goals"] == []
 
 

@@ -38,9 +38,9 @@ class CPUOffloadingSpec(OffloadingSpec):
     def __init__(self, config: OffloadingConfig) -> None:
         super().__init__(config)
         self.options = options = read_options(config.extra_config, type(self).extra_keys)
-        have_same_layers = config.parallel.pp_size == 1 < config.parallel.world_size
+        are_several_alike = config.parallel.pp_size == 1 < config.parallel.world_size
         self.shares_memory = options.host_memory is MemoryChoice.SHARED or (
-            options.host_memory is MemoryChoice.AUTO and have_same_layers
+            options.host_memory is MemoryChoice.AUTO and are_several_alike
         )
         # With memory of their own, workers that hold the same bytes must all keep them.
         self.replicated_layout = config.replicated_layout and self.shares_memory

@@ -15,8 +15,8 @@ from kv_sim.command import selection
 from kv_sim.config import WorldConfig
 from kv_sim.fuzz import run_seed
 from kv_sim.growth.kept import measure_kept
+from kv_sim.growth.metered import MeteredWorld
 from kv_sim.growth.models import MODELS
-from kv_sim.growth.server import Server
 from kv_sim.growth.situations import SITUATIONS
 from kv_sim.memory.shadow import Shadow
 from kv_sim.subject import Subject, Trait
@@ -181,7 +181,7 @@ def test_what_vllm_hands_over_is_not_what_a_connector_keeps(monkeypatch):
     from kv_vllm.driver.subjects import OUR_SUBJECTS, VLLM_SUBJECTS
 
     for subject in (VLLM_SUBJECTS["vllm-offloading"], OUR_SUBJECTS["our-offloading"]):
-        make = partial(Server, subject, MODELS["full attention"], "vllm")
+        make = partial(MeteredWorld, subject, MODELS["full attention"], "vllm")
         for kept in measure_kept(make):
             ways = sorted(kept.things[8])
             # vLLM's heap lets what has gone lie until there are 64.

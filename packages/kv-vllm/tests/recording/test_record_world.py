@@ -169,7 +169,7 @@ def test_any_other_connector_is_what_it_is():
 @pytest.mark.parametrize(
     ("name", "expected"),
     [
-        ("FileOffloadingSpec", ("WorldFileOffloadingSpec", "kv_sim.offload_file")),
+        ("FileOffloadingSpec", ("WorldFileOffloadingSpec", "kv_sim.offload")),
         ("ShelfSpec", ("WorldCPUOffloadingSpec", "kv_sim.offload")),
     ],
 )

@@ -24,7 +24,7 @@ from kv_sim.examples.catalogue import SUBJECTS
 from kv_sim.failures.schedule_file import Schedule
 from kv_sim.guard import NotCreated
 from kv_sim.history.draws import config_for
-from kv_sim.media import why_not_driven
+from kv_sim.offload.stand_ins import why_not_driven
 from kv_sim.subject import PEERS, Subject, Trait
 from kv_sim.violation import Violation
 from kv_sim.world import World

@@ -120,7 +120,7 @@ OFFLOAD_AGAIN: Final = fenced(store_threshold=3)
 OFFLOAD_FILE: Final = Subject(
     "TimedOffloadingConnector",
     "kv_sim.offload",
-    {"spec_name": "WorldFileOffloadingSpec", "spec_module_path": "kv_sim.offload_file"},
+    {"spec_name": "WorldFileOffloadingSpec", "spec_module_path": "kv_sim.offload"},
     frozenset(Trait) - OF_PEERS - {Trait.LOSSES, Trait.COUNTS},
     evicts_oldest=True,
 )

@@ -12,8 +12,8 @@ from kv_sim.command.console import FAILED, FINE, say
 from kv_sim.command.table import aligned
 from kv_sim.engines import find_engine
 from kv_sim.growth.kept import MOST_LEFT, Kept, measure_kept
+from kv_sim.growth.metered import MeteredWorld
 from kv_sim.growth.models import models_for
-from kv_sim.growth.server import Server
 from kv_sim.growth.situations import Situation, UnitWork, situations_for
 from kv_sim.guard import HistoryEnds
 from kv_sim.violation import Violation
@@ -48,7 +48,7 @@ def growth(options: argparse.Namespace) -> int:
     sides: list[tuple[str, Kept]] = []
     for model_name, model in models_for(subject).items():
         what = ""
-        make = partial(Server, subject, model, options.engine, silent=silent)
+        make = partial(MeteredWorld, subject, model, options.engine, silent=silent)
         try:
             for what, situation in situations_for(subject).items():
                 works = [situation.take(make, size) for size in situation.sizes]

@@ -15,7 +15,7 @@ from types import BuiltinFunctionType, FunctionType, MethodType, ModuleType
 from typing import Any, Final, NamedTuple, TypeAlias
 
 from kv_sim.checkers.conservation import slots_of
-from kv_sim.growth.server import MakeServer
+from kv_sim.growth.metered import MakeWorld
 
 Things: TypeAlias = Counter[str]
 """How many there are, by the way to them, which names no keys and places."""
@@ -64,31 +64,31 @@ class Kept(NamedTuple):
         return min((after[way] - before[way]) / (more - few) for (few, before), (more, after) in pairs)
 
 
-def measure_kept(make: MakeServer) -> list[Kept]:
+def measure_kept(make: MakeWorld) -> list[Kept]:
     """What each side holds after all numbers of rounds."""
     held = {rounds: _kept_after(make, rounds) for rounds in ROUNDS}
     return [Kept(side, {rounds: held[rounds][side] for rounds in ROUNDS}) for side in held[ROUNDS[0]]]
 
 
-def _kept_after(make: MakeServer, rounds: int) -> dict[str, Things]:
+def _kept_after(make: MakeWorld, rounds: int) -> dict[str, Things]:
     """In each round a prompt comes that is known by now, and goes in all ways.
 
     It ends; and it is aborted before its first step, and after one or two whose copies have not ended. Where
     engines serve each other, one is held, too, and pulled.
     """
-    server = make(4 * _BLOCKS)
+    world = make(4 * _BLOCKS)
     for _ in range(rounds):
         for steps in (None, 0, 1, 2):
-            server.forget()
-            server.add(_BLOCKS, 3, conversation=1)
+            world.forget()
+            world.add(_BLOCKS, 3, conversation=1)
             if steps is not None:
-                server.abort(after_steps=steps)
-            server.run()
-        if server.serves_peers:
-            server.hold(_BLOCKS)
-            server.come()
-    things = {name: things_of(side, server.own_modules) for name, side in server.sides.items()}
-    server.end()
+                world.abort(after_steps=steps)
+            world.run()
+        if world.serves_peers:
+            world.hold(_BLOCKS)
+            world.come()
+    things = {name: things_of(side, world.own_modules) for name, side in world.sides.items()}
+    world.end()
     return things
 
 

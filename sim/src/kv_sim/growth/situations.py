@@ -1,4 +1,4 @@
-"""Situations of a busy server, each in several sizes, and what a connector's calls are in them.
+"""Situations of a world, each in several sizes, and what a connector's calls are in them.
 
 All of them are plain: nothing fails, copies end at once, everything fits. Work is told for one unit:
 a step, a block or a request.
@@ -11,8 +11,8 @@ from types import MappingProxyType
 from typing import Final, NamedTuple
 
 from kv_sim.config import BUILTIN_ENGINE
+from kv_sim.growth.metered import STEP_BLOCKS, MakeWorld, MeteredWorld
 from kv_sim.growth.models import Model
-from kv_sim.growth.server import STEP_BLOCKS, MakeServer, Server
 from kv_sim.subject import Subject
 
 OUTPUTS: Final = 32
@@ -34,124 +34,124 @@ def _per_unit(steps: list[Counter[str]], units: int) -> UnitWork:
     return UnitWork(total.total() / max(units, 1), most)
 
 
-def _step_of_a_prompt(make: MakeServer, blocks: int) -> UnitWork:
+def _step_of_a_prompt(make: MakeWorld, blocks: int) -> UnitWork:
     """The last full steps of a prompt: what came before may not count."""
-    server = make(2 * blocks + STEP_BLOCKS)
-    server.add(blocks)
+    world = make(2 * blocks + STEP_BLOCKS)
+    world.add(blocks)
     full = blocks // STEP_BLOCKS
-    last = server.run()[full - full // 4 : full]
-    server.end()
+    last = world.run()[full - full // 4 : full]
+    world.end()
     return _per_unit(last, len(last))
 
 
-def _whole_prompt(make: MakeServer, blocks: int) -> UnitWork:
-    server = make(2 * blocks + STEP_BLOCKS)
-    server.add(blocks)
-    steps = server.run()
-    server.end()
+def _whole_prompt(make: MakeWorld, blocks: int) -> UnitWork:
+    world = make(2 * blocks + STEP_BLOCKS)
+    world.add(blocks)
+    steps = world.run()
+    world.end()
     return _per_unit(steps, blocks)
 
 
-def _known_prompt(make: MakeServer, blocks: int) -> UnitWork:
+def _known_prompt(make: MakeWorld, blocks: int) -> UnitWork:
     """A prompt that was computed before and has left the GPU. A connector that stored it loads it now."""
-    server = make(2 * blocks + STEP_BLOCKS)
-    server.add(blocks, conversation=1)
-    server.run()
-    server.forget()
-    server.add(blocks, conversation=1)
-    steps = server.run()
-    server.end()
+    world = make(2 * blocks + STEP_BLOCKS)
+    world.add(blocks, conversation=1)
+    world.run()
+    world.forget()
+    world.add(blocks, conversation=1)
+    steps = world.run()
+    world.end()
     return _per_unit(steps, blocks)
 
 
-def _prompt_on_its_way(make: MakeServer, blocks: int) -> UnitWork:
+def _prompt_on_its_way(make: MakeWorld, blocks: int) -> UnitWork:
     """A step of a request whose prompt is still being stored. A connector may have it wait for that."""
-    server = make(2 * blocks + STEP_BLOCKS)
-    server.add(blocks, conversation=1)
-    server.run(blocks // STEP_BLOCKS + 4, copies=False)
-    server.forget()
-    server.add(blocks, conversation=1)
+    world = make(2 * blocks + STEP_BLOCKS)
+    world.add(blocks, conversation=1)
+    world.run(blocks // STEP_BLOCKS + 4, copies=False)
+    world.forget()
+    world.add(blocks, conversation=1)
     steps: list[Counter[str]] = []
-    for work in server.steps(WAITS, copies=False):
-        if not server.newest_waits:
+    for work in world.steps(WAITS, copies=False):
+        if not world.newest_waits:
             break
         steps.append(work)
-    server.run()
-    server.end()
+    world.run()
+    world.end()
     return _per_unit(steps[1:], len(steps[1:]))  # in the first one, all of the prompt is looked for
 
 
-def _decoding(make: MakeServer, requests: int) -> UnitWork:
+def _decoding(make: MakeWorld, requests: int) -> UnitWork:
     """A step in which so many requests sample a token each."""
-    server = make(16 * requests, max_running=requests)
+    world = make(16 * requests, max_running=requests)
     for _ in range(requests):
-        server.add(1, outputs=OUTPUTS)
+        world.add(1, outputs=OUTPUTS)
     steps: list[Counter[str]] = []
-    for work in server.steps():
-        if server.running == requests:
+    for work in world.steps():
+        if world.running == requests:
             steps.append(work)
         elif steps:
             break
-    server.end()
+    world.end()
     return _per_unit(steps[1:], len(steps[1:]) * requests)  # in the first one, the last of them was admitted
 
 
-def _beside_others(make: MakeServer, requests: int) -> UnitWork:
+def _beside_others(make: MakeWorld, requests: int) -> UnitWork:
     """A step of one request that decodes, while so many wait for their turn."""
-    server = make(32, max_running=1)
-    server.add(1, outputs=OUTPUTS)
-    server.step()
+    world = make(32, max_running=1)
+    world.add(1, outputs=OUTPUTS)
+    world.step()
     for _ in range(requests):
-        server.add(1, outputs=1)
-    steps = [server.step() for _ in range(OUTPUTS - 1)]
-    server.end()
+        world.add(1, outputs=1)
+    steps = [world.step() for _ in range(OUTPUTS - 1)]
+    world.end()
     return _per_unit(steps[1:], len(steps[1:]))  # in the first one, the others were told to have arrived
 
 
-def _after_others(make: MakeServer, requests: int) -> UnitWork:
+def _after_others(make: MakeWorld, requests: int) -> UnitWork:
     """One request after so many others that have come and gone."""
-    server = make(3 * requests + STEP_BLOCKS)
+    world = make(3 * requests + STEP_BLOCKS)
     for _ in range(requests):
-        server.add(2)
-        server.run()
-    server.add(2)
-    steps = server.run()
-    server.end()
+        world.add(2)
+        world.run()
+    world.add(2)
+    steps = world.run()
+    world.end()
     return _per_unit(steps, 1)
 
 
-def _pulled(make: MakeServer, blocks: int) -> UnitWork:
+def _pulled(make: MakeWorld, blocks: int) -> UnitWork:
     """A prompt that is held, and pulled by whoever goes on from it."""
-    server = make(2 * blocks + STEP_BLOCKS)
-    steps = _held_and_pulled(server, blocks)
-    server.end()
+    world = make(2 * blocks + STEP_BLOCKS)
+    steps = _held_and_pulled(world, blocks)
+    world.end()
     return _per_unit(steps, blocks)
 
 
-def _held_and_pulled(server: Server, blocks: int) -> list[Counter[str]]:
+def _held_and_pulled(world: MeteredWorld, blocks: int) -> list[Counter[str]]:
     """The steps of both, or none if nothing was held."""
-    steps = server.hold(blocks)
-    return [*steps, *server.come()] if server.held else []
+    steps = world.hold(blocks)
+    return [*steps, *world.come()] if world.held else []
 
 
-def _beside_holds(make: MakeServer, requests: int) -> UnitWork:
+def _beside_holds(make: MakeWorld, requests: int) -> UnitWork:
     """A step of one request that decodes, while so many that ended are held."""
-    server = make(2 * requests + 32)
+    world = make(2 * requests + 32)
     for _ in range(requests):
-        server.hold(1)
-    server.add(1, outputs=OUTPUTS)
-    steps = [server.step() for _ in range(OUTPUTS - 1)] if server.held else []
-    server.end()
+        world.hold(1)
+    world.add(1, outputs=OUTPUTS)
+    steps = [world.step() for _ in range(OUTPUTS - 1)] if world.held else []
+    world.end()
     return _per_unit(steps[1:], len(steps[1:]))  # in the first one it was admitted
 
 
-def _after_pulls(make: MakeServer, requests: int) -> UnitWork:
+def _after_pulls(make: MakeWorld, requests: int) -> UnitWork:
     """One that is held and pulled, after so many others."""
-    server = make(3 * requests + STEP_BLOCKS)
+    world = make(3 * requests + STEP_BLOCKS)
     for _ in range(requests):
-        _held_and_pulled(server, 2)
-    steps = _held_and_pulled(server, 2)
-    server.end()
+        _held_and_pulled(world, 2)
+    steps = _held_and_pulled(world, 2)
+    world.end()
     return _per_unit(steps, 1)
 
 
@@ -163,12 +163,12 @@ class Situation(NamedTuple):
     of: str
     """What is counted by its sizes."""
     sizes: tuple[int, ...]
-    take: Callable[[MakeServer, int], UnitWork]
+    take: Callable[[MakeWorld, int], UnitWork]
     """Measures it in one size."""
 
     def measure(self, subject: Subject, model: Model, size: int) -> UnitWork:
         """The work of a connector in one size, with one model, in the testbed's own engine."""
-        return self.take(partial(Server, subject, model, BUILTIN_ENGINE), size)
+        return self.take(partial(MeteredWorld, subject, model, BUILTIN_ENGINE), size)
 
 
 _BLOCKS, _REQUESTS = (64, 256, 1024), (8, 32, 128)

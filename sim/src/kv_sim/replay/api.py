@@ -13,7 +13,7 @@ from kv_sim.replay.readers.opening import open_trace
 from kv_sim.replay.readers.options import EngineField, TraceOptions
 from kv_sim.replay.results import CacheReplay, results_of
 from kv_sim.replay.routing import USUAL, find_routing
-from kv_sim.replay.sizing import Disk, Sizing, size_trace, usual_capacities
+from kv_sim.replay.sizing import Around, Disk, Sizing, size_trace, usual_capacities
 from kv_sim.replay.units import Footprint, parse_capacity
 
 __all__ = ["CacheReplay", "Columns", "Sizing", "TraceOptions", "open_trace", "replay", "size"]
@@ -90,11 +90,13 @@ def size(
         parse_policies(policies) if isinstance(policies, str) else policies,
         sizes,
         footprint,
-        gpu_blocks=_gpu_blocks(gpu_capacity, columns, footprint),
+        Around(
+            gpu_blocks=_gpu_blocks(gpu_capacity, columns, footprint),
+            disk=None if disk is None else Disk(disk, _blocks(host_capacity, footprint)),
+        ),
         budget_blocks=None if budget is None else _blocks(budget, footprint),
         jobs=jobs,
         progress=progress,
-        disk=None if disk is None else Disk(disk, _blocks(host_capacity, footprint)),
     )
 
 

@@ -15,7 +15,7 @@ The GPU's prefix cache is an LRU in which, as in vLLM, a request's tail leaves b
 
 import gc
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 
@@ -26,9 +26,7 @@ from kv_offload_cpu import AtOnceManager
 from kv_sim.replay.columns import Columns, Ints
 from kv_sim.replay.gpu_tier import GpuTier
 from kv_sim.replay.medium import MediumRun, Traffic
-
-Progress = Callable[[int], None]
-"""Told how many requests were replayed, now and then."""
+from kv_sim.replay.trace import Tell
 
 _KEYS_AT_ONCE = 1 << 15
 _TELL_EVERY = 256
@@ -85,7 +83,7 @@ class Outcome:
             assert 0 <= kept <= slots, f"{kept} chunks kept in {slots} slots"
 
 
-def replay_cache(columns: Columns, setup: Setup, progress: Progress = lambda count: None) -> Outcome:
+def replay_cache(columns: Columns, setup: Setup, progress: Tell = lambda count: None) -> Outcome:
     """Replay a trace through a manager."""
     run = CacheRun(setup, len(columns.blocks))
     return run.outcome(*run.feed(columns, progress))
@@ -137,7 +135,7 @@ class CacheRun:
         if self._disk is not None:
             self.sums.disk = self._disk.traffic
 
-    def feed(self, columns: Columns, progress: Progress = lambda count: None) -> tuple[Ints, Ints, Ints]:
+    def feed(self, columns: Columns, progress: Tell = lambda count: None) -> tuple[Ints, Ints, Ints]:
         """Replay a trace, or the next part of one. Each request's hits: the GPU's, host memory's, the disk's."""
         gpu, host, before = self._gpu, self._host, self._served
         gpu_hits, cpu_hits, disk_hits = ([0] * len(columns) for _ in range(3))

@@ -6,7 +6,8 @@ from kv_offload_cpu.policy import find_policy
 from kv_sim.replay.cache import Outcome, Setup, replay_cache
 from kv_sim.replay.columns import Columns
 from kv_sim.replay.fleet import RoutedTrace
-from kv_sim.replay.side_by_side import Progress, Tell, do_all
+from kv_sim.replay.side_by_side import Progress, do_all
+from kv_sim.replay.trace import Tell
 
 
 def replay_all(

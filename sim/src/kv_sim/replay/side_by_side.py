@@ -14,12 +14,10 @@ from kv_api import ConfigError
 from kv_sim.command.interrupts import heard_here_alone
 from kv_sim.command.workers import end_with_parent
 from kv_sim.replay.columns import Columns
+from kv_sim.replay.trace import Tell
 
 Progress = Callable[[float], None]
 """Told which share of all the work is done."""
-
-Tell = Callable[[int], None]
-"""Told how many requests of a piece are done."""
 
 _Task = TypeVar("_Task")
 _Result = TypeVar("_Result")

@@ -15,7 +15,7 @@ nothing to room for everything: up to there a GiB buys more than on average, fro
 `WORTH_CHANGING`.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import exp, log
 from typing import Any, Final
@@ -26,6 +26,7 @@ from kv_sim.replay.cache import Setup
 from kv_sim.replay.curve import Hits, Ratios, Totals
 from kv_sim.replay.fleet import Load, RoutedTrace, add_up
 from kv_sim.replay.parallel import replay_all
+from kv_sim.replay.side_by_side import Progress
 from kv_sim.replay.stack import longest_prompt, lru_curve
 from kv_sim.replay.tally import hits_by_tier
 from kv_sim.replay.transfer_config import disk_bytes_for, disk_config, host_config
@@ -53,6 +54,42 @@ class Disk:
 
     folder: str
     host_blocks: int = 0
+
+
+@dataclass(frozen=True)
+class Around:
+    """What stands around the memory that is sized, whatever its policy and its size."""
+
+    gpu_blocks: int = 0
+    """Of the GPU's prefix cache, in front of it."""
+    disk: Disk | None = None
+    """None: host memory is sized."""
+    policy_module: str | None = None
+    """Where policies come from that kv-offload-cpu doesn't have."""
+
+    @property
+    def host_blocks(self) -> int:
+        """Of the host memory in front of it."""
+        return 0 if self.disk is None else self.disk.host_blocks
+
+    @property
+    def medium(self) -> str:
+        """What is sized, in words."""
+        return "host memory" if self.disk is None else "the disk"
+
+    def setup(self, policy: str, size: int) -> Setup:
+        """What a replay runs on with so much of it."""
+        if self.disk is None:
+            return Setup(policy, size, self.gpu_blocks, policy_module=self.policy_module)
+        return Setup(policy, self.host_blocks, self.gpu_blocks, policy_module=self.policy_module, disk=size)
+
+    def setup_in_front(self, policy: str) -> Setup:
+        """What one runs on without any of it, where there is host memory in front."""
+        return Setup(policy, self.host_blocks, self.gpu_blocks, policy_module=self.policy_module)
+
+
+ALONE: Final = Around()
+"""Host memory, with nothing in front of it."""
 
 
 @dataclass(frozen=True)
@@ -106,14 +143,16 @@ class Sizing:
     @property
     def setup(self) -> Setup:
         """What a replay of the recommended point runs on."""
-        return _setup(
-            self.recommended.policy, self.recommended.capacity, self.gpu_blocks, self.policy_module, self.disk
-        )
+        return self._around.setup(self.recommended.policy, self.recommended.capacity)
 
     @property
     def medium(self) -> str:
         """What is sized, in words."""
-        return medium_sized(self.disk)
+        return self._around.medium
+
+    @property
+    def _around(self) -> Around:
+        return Around(self.gpu_blocks, self.disk, self.policy_module)
 
     def gains(self) -> list[float]:
         """At each capacity, by how much the best token ratio rises with one block more, on the way to the next."""
@@ -137,11 +176,6 @@ class Sizing:
         return disk_config(self.disk.folder, disk_bytes, host_bytes, chosen.policy, self.policy_module)
 
 
-def medium_sized(disk: Disk | None) -> str:
-    """What is sized, in words."""
-    return "host memory" if disk is None else "the disk"
-
-
 def usual_capacities(most_blocks: int, points: int, least_blocks: int = 0) -> list[int]:
     """Capacities in even steps of a logarithm, from a thousandth of all blocks, or what is given, to all."""
     if points < 2:
@@ -158,34 +192,23 @@ def size_trace(
     policies: Sequence[str],
     capacities: Sequence[int],
     footprint: Footprint,
+    around: Around = ALONE,
     *,
-    gpu_blocks: int = 0,
     budget_blocks: int | None = None,
     jobs: int = 1,
-    progress: Callable[[float], None] = lambda share: None,
-    policy_module: str | None = None,
-    disk: Disk | None = None,
+    progress: Progress = lambda share: None,
 ) -> Sizing:
-    """Sweep, and recommend; the capacities and the budget are host memory's, or those of a ``disk``."""
+    """Sweep, and recommend; the capacities and the budget are of what is sized."""
     if not policies or not capacities:
         raise ConfigError("size needs at least one policy and one capacity")
     columns, totals = trace.columns, Totals.of(trace.columns)
     sizes = sorted(set(capacities) | ({budget_blocks} if budget_blocks else set()))
-    curves = sweep(
-        trace,
-        policies,
-        sizes,
-        gpu_blocks=gpu_blocks,
-        jobs=jobs,
-        progress=progress,
-        policy_module=policy_module,
-        disk=disk,
-    )
-    gpu_alone = _lru_hits(trace, [gpu_blocks])[0].ratios(totals)
-    in_front = 0 if disk is None else disk.host_blocks
-    without = _best_in_front(trace, policies, in_front, gpu_blocks, jobs, policy_module) if in_front else gpu_alone
-    chosen, reason = recommend(curves, sizes, without.token, trace.most_blocks, budget_blocks, medium_sized(disk))
-    best = tuple(trace.best_hits(size + in_front + gpu_blocks).ratios(totals) for size in sizes)
+    curves = sweep(trace, policies, sizes, around, jobs=jobs, progress=progress)
+    gpu_alone = _lru_hits(trace, [around.gpu_blocks])[0].ratios(totals)
+    without = _best_in_front(trace, policies, around, jobs) if around.host_blocks else gpu_alone
+    chosen, reason = recommend(curves, sizes, without.token, trace.most_blocks, budget_blocks, around.medium)
+    in_front = around.host_blocks + around.gpu_blocks
+    best = tuple(trace.best_hits(size + in_front).ratios(totals) for size in sizes)
     return Sizing(
         trace=columns.name,
         notes=columns.notes,
@@ -194,7 +217,7 @@ def size_trace(
         totals=totals,
         unique_blocks=trace.shape.unique_blocks,
         footprint=footprint,
-        gpu_blocks=gpu_blocks,
+        gpu_blocks=around.gpu_blocks,
         capacities=tuple(sizes),
         curves=curves,
         best=best,
@@ -205,8 +228,8 @@ def size_trace(
         without=without,
         recommended=chosen,
         reason=reason,
-        policy_module=policy_module,
-        disk=disk,
+        policy_module=around.policy_module,
+        disk=around.disk,
     )
 
 
@@ -214,24 +237,22 @@ def sweep(
     trace: RoutedTrace,
     policies: Sequence[str],
     capacities: Sequence[int],
+    around: Around = ALONE,
     *,
-    gpu_blocks: int = 0,
     jobs: int = 1,
-    progress: Callable[[float], None] = lambda share: None,
-    policy_module: str | None = None,
-    disk: Disk | None = None,
+    progress: Progress = lambda share: None,
 ) -> dict[str, tuple[Ratios, ...]]:
     """The ratios of each policy at each capacity: LRU's from one pass where it is exact, all others replayed."""
     columns, found = trace.columns, dict[tuple[str, int], Hits]()
     totals = Totals.of(columns)
-    longest, in_front = longest_prompt(columns), 0 if disk is None else disk.host_blocks
+    longest, in_front = longest_prompt(columns), around.host_blocks
     if LRU in policies and (not in_front or in_front >= longest):
         exact = [size for size in capacities if size >= longest]
-        hits = _lru_hits(trace, [max(size, in_front, gpu_blocks) for size in exact])
+        hits = _lru_hits(trace, [max(size, in_front, around.gpu_blocks) for size in exact])
         found = {(LRU, size): one for size, one in zip(exact, hits, strict=True)}
     wanted = [(policy, size) for policy in dict.fromkeys(policies) for size in capacities]
     left = [point for point in wanted if point not in found]
-    setups = [_setup(policy, size, gpu_blocks, policy_module, disk) for policy, size in left]
+    setups = [around.setup(policy, size) for policy, size in left]
     for point, outcome in zip(left, replay_all(trace, setups, jobs, progress), strict=True):
         found[point] = hits_by_tier(columns, outcome).together()
     return {
@@ -240,17 +261,10 @@ def sweep(
     }
 
 
-def _best_in_front(
-    trace: RoutedTrace,
-    policies: Sequence[str],
-    host_blocks: int,
-    gpu_blocks: int,
-    jobs: int,
-    policy_module: str | None,
-) -> Ratios:
+def _best_in_front(trace: RoutedTrace, policies: Sequence[str], around: Around, jobs: int) -> Ratios:
     """What host memory answers that lies in front of what is sized, by the best policy."""
     totals = Totals.of(trace.columns)
-    setups = [Setup(policy, host_blocks, gpu_blocks, policy_module=policy_module) for policy in policies]
+    setups = [around.setup_in_front(policy) for policy in policies]
     answered = [hits_by_tier(trace.columns, outcome).together() for outcome in replay_all(trace, setups, jobs)]
     return max((hits.ratios(totals) for hits in answered), key=lambda ratios: ratios.token)
 
@@ -261,12 +275,6 @@ def _lru_hits(trace: RoutedTrace, sizes: Sequence[int]) -> list[Hits]:
         return []
     curves = [lru_curve(share.columns, share.shape, max(sizes)) for share in trace.shares]
     return [add_up(curve.at(size) for curve in curves) for size in sizes]
-
-
-def _setup(policy: str, size: int, gpu_blocks: int, policy_module: str | None, disk: Disk | None) -> Setup:
-    if disk is None:
-        return Setup(policy, size, gpu_blocks, policy_module=policy_module)
-    return Setup(policy, disk.host_blocks, gpu_blocks, policy_module=policy_module, disk=size)
 
 
 def recommend(

@@ -11,7 +11,7 @@ prefix who was sent each block.
 Invariants: the caches of each setup, one on each server, have been fed all requests that were read, each one once.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -24,6 +24,7 @@ from kv_sim.replay.readers.opening import Opening
 from kv_sim.replay.results import CacheCounts, counts_of
 from kv_sim.replay.routing import Routing, make_router, route
 from kv_sim.replay.tally import Tiers, hits_by_tier
+from kv_sim.replay.trace import Tell
 from kv_sim.replay.units import Footprint
 
 PART_REQUESTS: Final = 1024
@@ -53,7 +54,7 @@ def replay_stream(
     opening: Opening,
     setups: Sequence[Setup],
     footprint: Footprint,
-    progress: Callable[[int], None] = lambda n: None,
+    progress: Tell = lambda count: None,
     fleet: Fleet | None = None,
 ) -> StreamReplays:
     """Replay through all setups side by side, in one go through the file."""

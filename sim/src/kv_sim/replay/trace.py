@@ -6,9 +6,12 @@ A reader of a format whose ids mean something else (ids that name one block's to
 a session) makes them mean this.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Protocol
+
+Tell = Callable[[int], None]
+"""Told how many requests of a trace are done, now and then."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,7 +8,7 @@ from kv_multi import MultiConnector
 from kv_multi.scheduler_side import MultiSchedulerSide
 from kv_offload.scheduler.outcomes import Outcomes
 from kv_offload.scheduler.state.jobs import Job
-from kv_sim.offload import TimedOffloadingConnector, TimedWorkerSide
+from kv_sim.offload.host_memory import TimedOffloadingConnector, TimedWorkerSide
 from kv_sim.zoo.offload import PartedScheduler
 
 

@@ -5,8 +5,8 @@ from typing import Any, ClassVar
 from kv_api import Direction
 from kv_offload_cpu.copy.engine import CopyEngine
 from kv_offload_file.engine import FileCopyEngine, Slots
-from kv_sim.offload import TimedOffloadingConnector
-from kv_sim.offload_file import WorldFileCopyEngine, WorldFileOffloadingSpec
+from kv_sim.offload.files import WorldFileCopyEngine, WorldFileOffloadingSpec
+from kv_sim.offload.host_memory import TimedOffloadingConnector
 
 
 class _PlantedSpec(WorldFileOffloadingSpec):

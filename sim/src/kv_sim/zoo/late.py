@@ -5,7 +5,7 @@ from kv_offload.scheduler.outcomes import Outcomes
 from kv_offload.scheduler.state.jobs import Report
 from kv_p2p.pulling.options import Options
 from kv_p2p.pulling.wire import Wire
-from kv_sim.offload import TimedOffloadingConnector, TimedWorkerSide
+from kv_sim.offload.host_memory import TimedOffloadingConnector, TimedWorkerSide
 from kv_sim.p2p import TimedP2PWorkerSide, WorldP2PConnector, WorldWire
 from kv_sim.zoo.offload import PartedScheduler
 

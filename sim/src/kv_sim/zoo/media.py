@@ -5,7 +5,7 @@ from typing import Any, ClassVar
 
 from kv_api import OffloadingManager, OffloadKey, ReqContext
 from kv_offload_cpu import CPUOffloadingManager
-from kv_sim.offload import TimedOffloadingConnector, WorldCPUOffloadingSpec
+from kv_sim.offload.host_memory import TimedOffloadingConnector, WorldCPUOffloadingSpec
 
 
 class _Manager(CPUOffloadingManager):

@@ -25,7 +25,7 @@ from kv_offload.scheduler.storing.handed_states import HandedStates
 from kv_offload.scheduler.storing.storing import Storing
 from kv_offload.scheduler.storing.tails import Tails
 from kv_offload.shape.reach import Ends
-from kv_sim.offload import TimedOffloadingConnector, TimedWorkerSide
+from kv_sim.offload.host_memory import TimedOffloadingConnector, TimedWorkerSide
 
 
 class PartedScheduler(OffloadingSchedulerSide):

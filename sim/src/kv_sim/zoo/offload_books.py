@@ -14,7 +14,7 @@ from kv_offload.scheduler.loading.matching import Matching
 from kv_offload.scheduler.outcomes import Outcomes
 from kv_offload.scheduler.state.progress import Progress
 from kv_offload.scheduler.state.request_state import RequestState
-from kv_sim.offload import TimedOffloadingConnector, TimedWorkerSide
+from kv_sim.offload.host_memory import TimedOffloadingConnector, TimedWorkerSide
 from kv_sim.zoo.offload import PartedScheduler
 
 

@@ -12,7 +12,7 @@ from kv_offload.scheduler.storing.boundary_store import Source
 from kv_offload.scheduler.storing.handed_states import HandedStates, Taken, offers_of
 from kv_offload.scheduler.storing.tails import Tables, Tails
 from kv_offload.shape.naming import tail_key
-from kv_sim.offload import TimedOffloadingConnector
+from kv_sim.offload.host_memory import TimedOffloadingConnector
 from kv_sim.zoo.offload import PartedScheduler
 
 STEPS: Final = 4

@@ -8,7 +8,12 @@ from kv_offload.scheduler.outcomes import Outcomes
 from kv_offload_cpu.copy.engine import CopyEngine
 from kv_offload_cpu.sizing import HostLayout
 from kv_sim.memory.device import Device
-from kv_sim.offload import TimedOffloadingConnector, WorldCopyEngine, WorldCPUOffloadingSpec, WorldMemory
+from kv_sim.offload.host_memory import (
+    TimedOffloadingConnector,
+    WorldCopyEngine,
+    WorldCPUOffloadingSpec,
+    WorldMemory,
+)
 from kv_sim.zoo.offload import PartedScheduler
 
 

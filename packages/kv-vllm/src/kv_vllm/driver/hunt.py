@@ -21,7 +21,7 @@ from kv_sim.violation import Invariant, Violation
 MOST_REPLAYS = 600
 """Tries to make a history shorter."""
 MOST_SECONDS = 120
-"""For that: who copies in threads of its own, or asks a server, may take seconds for a history."""
+"""For that: who copies in threads of its own, or asks another process, may take seconds for a history."""
 
 
 @dataclass

@@ -36,7 +36,7 @@ VERSION: Final = 1
 KINDS: Final = {AttentionKind.FULL: "full", AttentionKind.SLIDING_WINDOW: "sliding"}
 WORLD_SPEC: Final = {"spec_name": "WorldCPUOffloadingSpec", "spec_module_path": "kv_sim.offload"}
 WORLD_SPECS: Final = {
-    "FileOffloadingSpec": {"spec_name": "WorldFileOffloadingSpec", "spec_module_path": "kv_sim.offload_file"}
+    "FileOffloadingSpec": {"spec_name": "WorldFileOffloadingSpec", "spec_module_path": "kv_sim.offload"}
 }
 """What stands for a medium in a world; for any other it is host memory."""
 NOT_THE_WORLDS: Final = (

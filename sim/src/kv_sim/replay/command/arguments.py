@@ -24,7 +24,8 @@ from kv_sim.replay.routing import Routing
 from kv_sim.replay.units import EXPECTED
 
 TIMED: Final = "kv_sim.replay.timed.command"
-"""Engine fidelity. It brings the engine model with it, so it is imported where it is asked for."""
+TIMED_REPORT: Final = "kv_sim.replay.report.timed"
+"""Engine fidelity, and who shows it. They bring the engine model, so they are imported where it is asked for."""
 
 USUAL_DTYPE: Final = "bf16"
 NOTHING: Final = "none"

@@ -7,7 +7,7 @@ from typing import IO, Self
 _WIDTH = 30
 
 
-class Progress:
+class ProgressBar:
     """One line that is drawn over; silent where nobody looks. As a context it leaves an empty line at its end."""
 
     def __init__(self, stream: IO[str] | None = None) -> None:

@@ -12,10 +12,10 @@ from kv_sim.command.console import FAILED, FINE, note, say
 from kv_sim.replay.cache import Setup
 from kv_sim.replay.columns import Columns
 from kv_sim.replay.command import selection
-from kv_sim.replay.command.arguments import TIMED, Fidelity
+from kv_sim.replay.command.arguments import TIMED, TIMED_REPORT, Fidelity
 from kv_sim.replay.command.foreign import refuse_foreign
 from kv_sim.replay.command.outputs import PRINTED, check_outputs, writing
-from kv_sim.replay.command.progress import Progress
+from kv_sim.replay.command.progress import ProgressBar
 from kv_sim.replay.fleet import RoutedTrace
 from kv_sim.replay.oracle import write_oracle
 from kv_sim.replay.parallel import replay_all
@@ -24,7 +24,7 @@ from kv_sim.replay.report.as_json import replays_as_json, sizing_as_json
 from kv_sim.replay.report.page import replay_page, size_page
 from kv_sim.replay.report.text import replay_lines, size_lines
 from kv_sim.replay.results import results_of
-from kv_sim.replay.sizing import size_trace, usual_capacities
+from kv_sim.replay.sizing import Around, size_trace, usual_capacities
 from kv_sim.replay.stream import replay_stream
 from kv_sim.replay.units import Footprint, parse_capacity
 from kv_sim.whole_file import whole_file
@@ -39,11 +39,11 @@ def replay(options: argparse.Namespace) -> int:
     if Fidelity(options.fidelity) is Fidelity.ENGINE:
         selection.take_old_names(options, note)
     check_outputs(options)
-    with Progress() as progress:
+    with ProgressBar() as progress:
         return _replay(options, progress)
 
 
-def _replay(options: argparse.Namespace, progress: Progress) -> int:
+def _replay(options: argparse.Namespace, progress: ProgressBar) -> int:
     if options.stream:
         return _replay_stream(options, progress)
     columns = _read(options, progress)
@@ -68,31 +68,29 @@ def size(options: argparse.Namespace) -> int:
     refuse_foreign(options)
     points = selection.points_of(options)
     check_outputs(options)
-    with Progress() as progress:
+    with ProgressBar() as progress:
         if Fidelity(options.fidelity) is Fidelity.ENGINE:
             return _size_engine(options, points, progress)
         return _size(options, points, progress)
 
 
-def _size(options: argparse.Namespace, points: int, progress: Progress) -> int:
+def _size(options: argparse.Namespace, points: int, progress: ProgressBar) -> int:
     columns = _read(options, progress)
     footprint = selection.footprint_of(options, columns.block_tokens, columns.engine)
     gpu_blocks = selection.gpu_blocks_of(options, footprint, columns.engine)
     trace, policies = RoutedTrace(columns, selection.fleet_of(options)), selection.policies_of(options)
     budget = None if options.budget is None else parse_capacity(options.budget, footprint, "--budget")
-    disk = selection.disk_of(options, footprint)
+    around = Around(gpu_blocks, selection.disk_of(options, footprint), options.cache_policy_module_path)
     capacities = _capacities(options.capacity, footprint) or usual_capacities(trace.most_blocks, points)
     found = size_trace(
         trace,
         policies,
         capacities,
         footprint,
-        gpu_blocks=gpu_blocks,
+        around,
         budget_blocks=budget,
         jobs=options.jobs,
         progress=lambda share: progress.share("sweeping", share),
-        policy_module=options.cache_policy_module_path,
-        disk=disk,
     )
     progress.clear()
     model = selection.bytes_per_token(options, columns.engine)[1]
@@ -105,7 +103,7 @@ def _size(options: argparse.Namespace, points: int, progress: Progress) -> int:
     return FINE
 
 
-def _read(options: argparse.Namespace, progress: Progress) -> Columns:
+def _read(options: argparse.Namespace, progress: ProgressBar) -> Columns:
     columns = open_trace(
         options.trace, selection.trace_options(options), lambda count: progress.count("reading requests", count)
     )
@@ -113,7 +111,7 @@ def _read(options: argparse.Namespace, progress: Progress) -> Columns:
     return columns
 
 
-def _replay_stream(options: argparse.Namespace, progress: Progress) -> int:
+def _replay_stream(options: argparse.Namespace, progress: ProgressBar) -> int:
     for option, place in (("--html", options.html), ("--write-oracle", options.write_oracle)):
         if place is not None:
             raise ConfigError(f"--stream keeps nothing of the trace, which {option} needs")
@@ -167,24 +165,29 @@ def _threshold(offers: int, option: str) -> int:
     return offers
 
 
-def _replay_engine(columns: Columns, options: argparse.Namespace, progress: Progress) -> int:
+def _replay_engine(columns: Columns, options: argparse.Namespace, progress: ProgressBar) -> int:
     timed = importlib.import_module(TIMED)
     fleet = selection.fleet_of(options)
     found = timed.run(columns, options, lambda share: progress.share("replaying", share), fleet)
     progress.clear()
-    _report(options, found.as_json(), found.table().splitlines(), str)
+    _report_timed(options, found)
     _write_oracle(options, columns)
     return FINE
 
 
-def _size_engine(options: argparse.Namespace, points: int, progress: Progress) -> int:
+def _size_engine(options: argparse.Namespace, points: int, progress: ProgressBar) -> int:
     timed = importlib.import_module(TIMED)
     timed.goals_of(options)  # a wrong one is known before a long trace is read
     columns, fleet = _read(options, progress), selection.fleet_of(options)
     found = timed.size(columns, options, points, lambda share: progress.share("replaying", share), fleet)
     progress.clear()
-    _report(options, found.as_json(), found.table().splitlines(), str)
+    _report_timed(options, found)
     return FINE if found.can_be_met else FAILED
+
+
+def _report_timed(options: argparse.Namespace, found: object) -> None:
+    as_json, text = (importlib.import_module(f"{TIMED_REPORT}.{name}") for name in ("as_json", "text"))
+    _report(options, as_json.timed_as_json(found), text.timed_lines(found), str)
 
 
 def _capacities(typed: str | None, footprint: Footprint, option: str = "--capacity") -> list[int]:

@@ -5,7 +5,7 @@ checked, its blocks are named, and it goes into columns. Whatever is left out is
 """
 
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from itertools import chain, islice
 from pathlib import Path
@@ -32,6 +32,7 @@ from kv_sim.replay.readers.source import SHIPPED, empty_of, files_of, left_out_o
 from kv_sim.replay.readers.text import Text
 from kv_sim.replay.readers.times import Times
 from kv_sim.replay.readers.turns import GrowingPrompts
+from kv_sim.replay.trace import Tell
 from kv_sim.replay.units import counted
 
 _LOOK_AT: Final = 1000
@@ -40,12 +41,9 @@ _LOOK_AT: Final = 1000
 Request = tuple[float, int, int, Sequence[int], int]
 """Arrival in seconds, input tokens, output tokens, ids, the number of its session."""
 
-Progress = Callable[[int], None]
-"""Told how many requests were read, now and then."""
-
 
 def open_trace(
-    path: str | Path, options: TraceOptions | None = None, progress: Progress = lambda count: None
+    path: str | Path, options: TraceOptions | None = None, progress: Tell = lambda count: None
 ) -> Columns:
     """Read a trace: a file, a folder of files, or the name of one that ships with this package."""
     opening = open_stream(path, options)
@@ -158,7 +156,7 @@ class Opening:
             raise ConfigError(f"{place}: {error}{SKIP_GOES_ON}") from None
         self._account.skip(f"{place}: {error}")
 
-    def requests(self, progress: Progress = lambda count: None) -> Iterator[Request]:
+    def requests(self, progress: Tell = lambda count: None) -> Iterator[Request]:
         """Each request, its blocks named. Whoever stops early gets notes of what was read so far."""
         options, form, block_tokens = self._options, self._form, self.block_tokens
         naming = Naming(options.ids, options.scope)

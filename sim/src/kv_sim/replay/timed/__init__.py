@@ -11,7 +11,7 @@ cache, and on the same server without one; ``sweep_engine`` says the same of sev
 ``engine/``               what runs there: the testbed's engine with a clock, and the loop of its steps
 ``connectors/``           those of a server, over media whose copies are timed
 ``timing``                what a step and a copy take; ``link``: what copies take that others are in front of
-``finished``              what is left at the end; ``answers``: what is said of that, and ``table``: shown
+``finished``              what is left at the end; ``answers``: what is said of that
 ========================= =================================================================================
 """
 

@@ -1,12 +1,12 @@
-"""``Answers``: what one replay says, in numbers for a program and for a reader. Seconds, bytes and tokens.
+"""``Answers``: what one replay says, in numbers. Seconds, bytes and tokens.
 
 Of several servers they are those of all requests, and of all copies and steps together.
 """
 
 from array import array
 from collections import Counter
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from hashlib import blake2b
 from itertools import chain
 
@@ -139,22 +139,11 @@ class Answers:
         """Prompts, found or computed, and outputs."""
         return (self.prompt_tokens + self.output_tokens) / self.seconds if self.seconds else 0.0
 
-    def as_json(self) -> dict[str, object]:
-        """Plain values, the ratios among them."""
-        ratios = {
-            name: getattr(self, name)
-            for name in (
-                "gpu_block_ratio",
-                "cpu_block_ratio",
-                "disk_block_ratio",
-                "gpu_token_ratio",
-                "cpu_token_ratio",
-                "disk_token_ratio",
-                "output_tokens_per_second",
-                "tokens_per_second",
-            )
-        }
-        return asdict(self) | ratios
+
+def not_replayed(refused: Mapping[str, int]) -> Iterator[str]:
+    """How many requests the engine didn't take, for each reason."""
+    for reason, count in refused.items():
+        yield f"1 request, which {reason}" if count == 1 else f"{count:,} requests, each of which {reason}"
 
 
 def answers_of(*runs: Finished) -> Answers:

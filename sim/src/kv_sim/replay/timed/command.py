@@ -14,11 +14,11 @@ from kv_sim.replay.columns import Columns
 from kv_sim.replay.fleet import Fleet
 from kv_sim.replay.policies import parse_policies
 from kv_sim.replay.side_by_side import Progress
-from kv_sim.replay.timed.answers import Answers
+from kv_sim.replay.timed.answers import Answers, not_replayed
 from kv_sim.replay.timed.goal import EXPECTED as GOAL_EXPECTED
 from kv_sim.replay.timed.goal import MEASURES, STATISTICS, Goal, parse_goals
 from kv_sim.replay.timed.hardware import GPUS, MODELS, Gpu, Model, find_gpu, find_model
-from kv_sim.replay.timed.replay import EngineReplay, not_replayed, replay_engine
+from kv_sim.replay.timed.replay import EngineReplay, replay_engine
 from kv_sim.replay.timed.settings import Contents, EngineSettings, Stepping, plan
 from kv_sim.replay.timed.sweep import EngineSweep, sweep_engine, usual_sizes
 from kv_sim.replay.trace import Trace

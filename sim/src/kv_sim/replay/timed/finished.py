@@ -39,19 +39,19 @@ def finished_of(engine: TimedEngine, books: Books) -> Finished:
     """What there is to keep of a replay that has ended."""
     link, disk = engine.link.traffic, engine.disk.traffic
     return Finished(
-        engine.sizes.block_tokens,
-        engine.sizes.block_bytes,
-        {name: getattr(books, name) for name in _COUNTS},
-        {name: getattr(books, name) for name in _DURATIONS},
-        dict(books.refused),
-        dict(books.connector),
-        {
+        block_tokens=engine.sizes.block_tokens,
+        block_bytes=engine.sizes.block_bytes,
+        counts={name: getattr(books, name) for name in _COUNTS},
+        durations={name: getattr(books, name) for name in _DURATIONS},
+        refused=dict(books.refused),
+        connector=dict(books.connector),
+        moved={
             "loads": link[Direction.LOAD],
             "stores": link[Direction.STORE],
             "disk_reads": disk[Direction.LOAD],
             "disk_writes": disk[Direction.STORE],
         },
-        books.last_step_ns,
-        engine.clock.waited_ns,
-        books.digest,
+        last_step_ns=books.last_step_ns,
+        waited_ns=engine.clock.waited_ns,
+        digest=books.digest,
     )

@@ -4,19 +4,14 @@ Where files stand behind another medium it is replayed a third time, with all bu
 gets its share of the trace, and goes its own way.
 """
 
-from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass
-from enum import Enum
-from typing import Any
+from dataclasses import dataclass
 
-from kv_sim.command.table import aligned
 from kv_sim.replay.fleet import Fleet, Load
 from kv_sim.replay.side_by_side import Progress
 from kv_sim.replay.timed.answers import Answers
-from kv_sim.replay.timed.connectors.timed_config import NOTHING, has_files, without_files
-from kv_sim.replay.timed.servers import Server, replay_on, shares_of
-from kv_sim.replay.timed.settings import Contents, EngineSettings, Sizes, plan
-from kv_sim.replay.timed.table import header_lines, rows
+from kv_sim.replay.timed.connectors.timed_config import NOTHING, without_files
+from kv_sim.replay.timed.servers import ServerKind, replay_on, shares_of
+from kv_sim.replay.timed.settings import EngineSettings, Sizes, plan
 from kv_sim.replay.trace import Trace
 
 
@@ -36,43 +31,6 @@ class EngineReplay:
     load: Load | None = None
     """What came to each server, where there are several."""
 
-    def table(self) -> str:
-        """What to print."""
-        has_disk = has_files(self.settings.transfer_config())
-        lines = [*header_lines(self.trace, self.settings, self.sizes, self.notes, self.load, disk=has_disk), ""]
-        columns = [("with the connector", self.with_connector)]
-        if self.without_disk is not None:
-            columns.append(("without the disk", self.without_disk))
-        columns.append(("without", self.without))
-        return "\n".join([*lines, *aligned(rows(columns, disk=has_disk)), *self._notes()])
-
-    def as_json(self) -> dict[str, object]:
-        """Plain values."""
-        return {
-            "trace": self.trace,
-            "notes": list(self.notes),
-            "load": None if self.load is None else asdict(self.load),
-            "settings": plain(asdict(self.settings)),
-            "sizes": plain(asdict(self.sizes)),
-            "kv_transfer_config": self.settings.transfer_config(),
-            "with_connector": self.with_connector.as_json(),
-            "without_disk": None if self.without_disk is None else self.without_disk.as_json(),
-            "without": self.without.as_json(),
-        }
-
-    def _notes(self) -> list[str]:
-        answers, notes = self.with_connector, []
-        notes += [f"not replayed: {text}" for text in not_replayed(answers.refused)]
-        if self.settings.contents is Contents.CHECKED:
-            notes.append("contents were checked: every slot that was read held what it should")
-        return ["", *notes] if notes else []
-
-
-def not_replayed(refused: Mapping[str, int]) -> Iterator[str]:
-    """How many requests the engine didn't take, for each reason."""
-    for reason, count in refused.items():
-        yield f"1 request, which {reason}" if count == 1 else f"{count:,} requests, each of which {reason}"
-
 
 def replay_engine(
     trace: Trace,
@@ -89,8 +47,8 @@ def replay_engine(
     sizes, transfer = plan(settings, trace.block_tokens), settings.transfer_config()
     shares, left = shares_of(trace, fleet, settings.limit), without_files(transfer)
     configs = [transfer, NOTHING] if left is None else [transfer, NOTHING, left]
-    servers = [Server(settings, config) for config in configs]
-    with_connector, without, *without_disk = replay_on(shares, servers, jobs, progress)
+    kinds = [ServerKind(settings, config) for config in configs]
+    with_connector, without, *without_disk = replay_on(shares, kinds, jobs, progress)
     return EngineReplay(
         trace=trace.name,
         settings=settings,
@@ -106,10 +64,3 @@ def replay_engine(
 def notes_of(trace: Trace) -> tuple[str, ...]:
     """What was noted of a trace that was read; one that was made has no notes."""
     return tuple(getattr(trace, "notes", ()))
-
-
-def plain(value: Any) -> Any:
-    """Enums by value, at any depth."""
-    if isinstance(value, Mapping):
-        return {key: plain(item) for key, item in value.items()}
-    return value.value if isinstance(value, Enum) else value

@@ -1,6 +1,6 @@
 """``replay_once``: one trace through one configuration of a server."""
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from itertools import islice
 from typing import Any
@@ -11,14 +11,11 @@ from kv_sim.replay.timed.engine.drive import Drive
 from kv_sim.replay.timed.engine.engine import CheckedEngine, QuickEngine, TimedEngine
 from kv_sim.replay.timed.refuse import refuse_too_much
 from kv_sim.replay.timed.settings import Contents, EngineSettings, Sizes, Stepping, plan
-from kv_sim.replay.trace import Trace, TraceRequest
-
-Progress = Callable[[int], None]
-"""Hears after each request of the trace how many there were."""
+from kv_sim.replay.trace import Tell, Trace, TraceRequest
 
 
 def replay_once(
-    trace: Trace, settings: EngineSettings, transfer: Mapping[str, Any], progress: Progress | None = None
+    trace: Trace, settings: EngineSettings, transfer: Mapping[str, Any], progress: Tell = lambda count: None
 ) -> tuple[TimedEngine, Books]:
     """Replay a trace with the connector that ``transfer`` configures."""
     sizes: Sizes = plan(settings, trace.block_tokens)
@@ -41,8 +38,7 @@ def _scaled(requests: Iterator[TraceRequest], scale: float) -> Iterator[TraceReq
     return (replace(request, arrival_seconds=request.arrival_seconds * scale) for request in requests)
 
 
-def _watched(requests: Iterator[TraceRequest], progress: Progress | None) -> Iterator[TraceRequest]:
+def _watched(requests: Iterator[TraceRequest], progress: Tell) -> Iterator[TraceRequest]:
     for count, request in enumerate(requests, 1):
-        if progress is not None:
-            progress(count)
+        progress(count)
         yield request

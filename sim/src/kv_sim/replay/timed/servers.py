@@ -1,4 +1,4 @@
-"""Replays of one trace on several configurations of a server, maybe side by side in processes."""
+"""Replays of one trace on servers of several kinds, one kind after the other, maybe side by side in processes."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -9,20 +9,20 @@ import numpy as np
 from kv_api import ConfigError
 from kv_sim.replay.columns import Columns
 from kv_sim.replay.fleet import Fleet, Load, RoutedTrace
-from kv_sim.replay.side_by_side import Progress, Tell, do_all
+from kv_sim.replay.side_by_side import Progress, do_all
 from kv_sim.replay.timed.answers import Answers, answers_of
 from kv_sim.replay.timed.finished import Finished, finished_of
 from kv_sim.replay.timed.run import replay_once
 from kv_sim.replay.timed.settings import EngineSettings
-from kv_sim.replay.trace import Trace
+from kv_sim.replay.trace import Tell, Trace
 
 WORTH_A_PROCESS: Final = 1000
 """Requests that take longer than a process takes to begin."""
 
 
 @dataclass(frozen=True)
-class Server:
-    """A server, and the connector that it has: the value of a ``--kv-transfer-config``."""
+class ServerKind:
+    """What a server is like, and the connector that it has: the value of a ``--kv-transfer-config``."""
 
     settings: EngineSettings
     transfer: Mapping[str, Any]
@@ -45,24 +45,24 @@ def shares_of(trace: Trace, fleet: Fleet | None, limit: int | None) -> Shares:
     return Shares(tuple(share.columns for share in routed.shares), routed.load)
 
 
-def replay_on(shares: Shares, servers: Sequence[Server], jobs: int, progress: Progress) -> list[Answers]:
-    """What each kind of server answers, in their order: all of its kind together."""
-    pieces = [(server, which) for server in servers for which in range(len(shares.traces))]
+def replay_on(shares: Shares, kinds: Sequence[ServerKind], jobs: int, progress: Progress) -> list[Answers]:
+    """What servers of each kind answer, in their order: all of a kind together."""
+    pieces = [(kind, which) for kind in kinds for which in range(len(shares.traces))]
     traces = [trace for trace in shares.traces if isinstance(trace, Columns)]
     if len(traces) == len(shares.traces):
         enough = sum(len(traces[which]) for _, which in pieces) // WORTH_A_PROCESS
         found = do_all(_replay, pieces, traces, min(jobs, max(1, enough)), progress)
     else:  # one that was made: it can't be saved for another process, and nobody knows how long it is
         found = []
-        for server, which in pieces:
-            found.append(_replay(shares.traces[which], server, lambda count: None))
+        for kind, which in pieces:
+            found.append(_replay(shares.traces[which], kind, lambda count: None))
             progress(len(found) / len(pieces))
     each = len(shares.traces)
     return [answers_of(*found[first : first + each]) for first in range(0, len(found), each)]
 
 
-def _replay(trace: Trace, server: Server, tell: Tell) -> Finished:
-    return finished_of(*replay_once(trace, server.settings, server.transfer, tell))
+def _replay(trace: Trace, kind: ServerKind, tell: Tell) -> Finished:
+    return finished_of(*replay_once(trace, kind.settings, kind.transfer, tell))
 
 
 def _first(trace: Trace, limit: int | None) -> Columns:

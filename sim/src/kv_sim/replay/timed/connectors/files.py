@@ -16,7 +16,7 @@ from kv_offload_cpu.copy.engine import CopyEngine, CopyResult, PageCopies, Urgen
 from kv_offload_cpu.sizing import HostLayout
 from kv_offload_file.engine import FileCopyEngine, Slots
 from kv_offload_file.staging import LEAST_BAYS
-from kv_sim.offload_file import FileOffloadingSpecInMemory
+from kv_sim.offload.files import FileOffloadingSpecInMemory
 from kv_sim.replay.timed.connectors.host_memory import LinkCopyEngine
 from kv_sim.replay.timed.engine.device import HasLink
 from kv_sim.replay.timed.timing import SECOND

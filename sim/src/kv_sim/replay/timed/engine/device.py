@@ -21,8 +21,8 @@ from kv_sim.memory.kernels import LaunchedStep
 from kv_sim.memory.kv_cache import KVCache
 from kv_sim.memory.settled import Offer
 from kv_sim.memory.shadow import Shadow
-from kv_sim.offload import WorldMemory
-from kv_sim.offload_file import WorldSlots
+from kv_sim.offload.files import WorldSlots
+from kv_sim.offload.host_memory import WorldMemory
 from kv_sim.replay.timed.link import Link
 from kv_sim.replay.timed.timing import Clock
 

@@ -28,7 +28,7 @@ from kv_sim.replay.timed.engine.scheduler import TimedScheduler
 from kv_sim.replay.timed.engine.sleepers import quiet_steps
 from kv_sim.replay.timed.refuse import refuse_too_late
 from kv_sim.replay.timed.settings import Stepping
-from kv_sim.replay.timed.timing import SECOND
+from kv_sim.replay.timed.timing import to_ns
 from kv_sim.replay.trace import TraceRequest
 from kv_sim.violation import Invariant, Violation
 
@@ -97,7 +97,7 @@ class Drive:
             self._index += 1
             if self.books.admits(traced):
                 refuse_too_late(self._index - 1, traced.arrival_seconds)
-                self._next, self._next_arrival = traced, arrival_ns(traced)
+                self._next, self._next_arrival = traced, to_ns(traced.arrival_seconds)
                 return
 
     def _let_arrive(self) -> None:
@@ -227,11 +227,6 @@ class Drive:
         self.books.num_steps += steps
         for counter in self._counters:
             counter.skip_steps(steps)
-
-
-def arrival_ns(traced: TraceRequest) -> int:
-    """When a request arrives."""
-    return round(traced.arrival_seconds * SECOND)
 
 
 def _nobody_waits(scheduler: TimedScheduler) -> bool:

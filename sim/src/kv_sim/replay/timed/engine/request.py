@@ -17,7 +17,7 @@ import numpy as np
 from kv_sim.engine.request import SimRequest
 from kv_sim.engine.request_spec import RequestSpec
 from kv_sim.memory.content import Words, mix
-from kv_sim.replay.timed.timing import SECOND
+from kv_sim.replay.timed.timing import to_ns
 from kv_sim.replay.trace import TraceRequest
 
 _OWN_BITS = 24
@@ -123,7 +123,7 @@ class TracedRequest(SimRequest):
         ]
         self._block_hashes = [number.to_bytes(8, "big") for number in self.numbers]
         self.hashes: Words = np.empty(0, np.uint64)
-        self.times = Times(round(traced.arrival_seconds * SECOND))
+        self.times = Times(to_ns(traced.arrival_seconds))
 
     @property
     def all_token_ids(self) -> Sequence[int]:

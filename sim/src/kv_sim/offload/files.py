@@ -22,7 +22,7 @@ from kv_offload_file.restore import Found
 from kv_offload_file.slot_file import DamagedError
 from kv_sim.memory.content import Words
 from kv_sim.memory.device import Device
-from kv_sim.offload import NoMemory, WorldCopyEngine, WorldMemory
+from kv_sim.offload.host_memory import NoMemory, WorldCopyEngine, WorldMemory
 
 _BAYS = 6
 """Few, so that they are used again and again and large jobs go through them in parts, stores as well as loads."""

@@ -1,4 +1,4 @@
-"""``Server``: a world in which what a connector does is counted, and what may come to it one after the other."""
+"""``MeteredWorld``: a world that counts a connector's work, and what may come to it, one after the other."""
 
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
@@ -44,7 +44,7 @@ class Unguarded(World):
     router_class = Wishes
 
 
-class Server:
+class MeteredWorld:
     """A world with a meter in it; where engines serve each other maybe two, with a meter each."""
 
     def __init__(
@@ -207,5 +207,5 @@ class Server:
         assert is_legal, f"{kind} with {args} is not legal"
 
 
-MakeServer: TypeAlias = Callable[..., Server]
+MakeWorld: TypeAlias = Callable[..., MeteredWorld]
 """Of so many blocks; by name, how many requests run at most."""

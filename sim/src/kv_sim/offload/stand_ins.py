@@ -7,8 +7,8 @@ from kv_factory import OffloadingSpecFactory
 from kv_offload import OffloadingConnector
 from kv_offload_cpu import CPUOffloadingSpec
 from kv_offload_file import FileOffloadingSpec
-from kv_sim.offload import WorldCPUOffloadingSpec
-from kv_sim.offload_file import WorldFileOffloadingSpec
+from kv_sim.offload.files import WorldFileOffloadingSpec
+from kv_sim.offload.host_memory import WorldCPUOffloadingSpec
 
 STAND_INS: Final[dict[type[OffloadingSpec], tuple[str, type[OffloadingSpec]]]] = {
     CPUOffloadingSpec: ("offload", WorldCPUOffloadingSpec),
@@ -30,5 +30,5 @@ def why_not_driven(connector_class: type[Any], transfer: KVTransferConfig) -> st
     subject, other = STAND_INS[medium]
     return (
         f"{medium.__name__} copies memory by itself, and a world's memory is written by its devices alone; the "
-        f"subject {subject!r} is the same with copies of the testbed's ({other.__module__}:{other.__name__})"
+        f"subject {subject!r} is the same with copies of the testbed's ({__package__}:{other.__name__})"
     )

@@ -1,0 +1,79 @@
+"""What ``--json`` writes of a replay with time."""
+
+from collections.abc import Mapping
+from dataclasses import asdict
+from enum import Enum
+from typing import Any
+
+from kv_sim.replay.timed.answers import Answers
+from kv_sim.replay.timed.replay import EngineReplay
+from kv_sim.replay.timed.sweep import EngineSweep, SweepRun
+
+
+def timed_as_json(found: EngineReplay | EngineSweep) -> Mapping[str, Any]:
+    """Of ``replay`` and ``size`` with ``--fidelity engine``."""
+    return _sweep(found) if isinstance(found, EngineSweep) else _replay(found)
+
+
+def answers_as_json(answers: Answers) -> Mapping[str, Any]:
+    """Of one server, or one fleet: the ratios, too."""
+    ratios = (
+        "gpu_block_ratio",
+        "cpu_block_ratio",
+        "disk_block_ratio",
+        "gpu_token_ratio",
+        "cpu_token_ratio",
+        "disk_token_ratio",
+        "output_tokens_per_second",
+        "tokens_per_second",
+    )
+    return asdict(answers) | {name: getattr(answers, name) for name in ratios}
+
+
+def _replay(found: EngineReplay) -> Mapping[str, Any]:
+    without_disk = found.without_disk
+    return _trace_and_settings(found) | {
+        "kv_transfer_config": found.settings.transfer_config(),
+        "with_connector": answers_as_json(found.with_connector),
+        "without_disk": None if without_disk is None else answers_as_json(without_disk),
+        "without": answers_as_json(found.without),
+    }
+
+
+def _sweep(found: EngineSweep) -> Mapping[str, Any]:
+    chosen = found.recommended
+    return _trace_and_settings(found) | {
+        "goals": [asdict(goal) for goal in found.goals],
+        "runs": [_run(found, run) for run in found.runs],
+        "without": {**answers_as_json(found.without), "meets_goals": found.is_met(found.without)},
+        "recommended": None if chosen is None else _run(found, chosen),
+    }
+
+
+def _run(found: EngineSweep, run: SweepRun) -> Mapping[str, Any]:
+    return {
+        "policy": run.settings.eviction_policy,
+        "cpu_bytes": run.settings.cpu_bytes_to_use,
+        "disk_bytes": run.settings.disk_bytes_to_use,
+        "kv_transfer_config": run.settings.transfer_config(),
+        "meets_goals": found.is_met(run.answers),
+        "answers": answers_as_json(run.answers),
+    }
+
+
+def _trace_and_settings(found: EngineReplay | EngineSweep) -> dict[str, Any]:
+    return {
+        "fidelity": "engine",
+        "trace": found.trace,
+        "notes": list(found.notes),
+        "load": None if found.load is None else asdict(found.load),
+        "settings": _plain(asdict(found.settings)),
+        "sizes": _plain(asdict(found.sizes)),
+    }
+
+
+def _plain(value: Any) -> Any:
+    """Enums by value, at any depth."""
+    if isinstance(value, Mapping):
+        return {key: _plain(item) for key, item in value.items()}
+    return value.value if isinstance(value, Enum) else value

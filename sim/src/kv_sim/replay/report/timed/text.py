@@ -1,0 +1,191 @@
+"""What a replay with time prints: answers side by side, or a row for each size and what is recommended."""
+
+import json
+from collections.abc import Iterator, Sequence
+from typing import Final
+
+from kv_sim.command.table import aligned
+from kv_sim.replay.fleet import Load
+from kv_sim.replay.timed.answers import Answers, not_replayed
+from kv_sim.replay.timed.connectors.timed_config import has_files
+from kv_sim.replay.timed.replay import EngineReplay
+from kv_sim.replay.timed.settings import Contents, EngineSettings, Sizes
+from kv_sim.replay.timed.sweep import EngineSweep
+from kv_sim.replay.units import counted, show_bytes
+
+MUCH: Final = 0.5
+"""Of the time to first token; who spends it in the queue isn't helped by memory."""
+_TTFT: Final = ("mean", "p50", "p90", "p99")
+
+
+def timed_lines(found: EngineReplay | EngineSweep) -> Iterator[str]:
+    """What ``replay`` and ``size`` print with ``--fidelity engine``."""
+    return _sweep_lines(found) if isinstance(found, EngineSweep) else _replay_lines(found)
+
+
+def _replay_lines(found: EngineReplay) -> Iterator[str]:
+    has_disk = has_files(found.settings.transfer_config())
+    yield from header_lines(found.trace, found.settings, found.sizes, found.notes, found.load, disk=has_disk)
+    yield ""
+    columns = [("with the connector", found.with_connector)]
+    if found.without_disk is not None:
+        columns.append(("without the disk", found.without_disk))
+    columns.append(("without", found.without))
+    yield from aligned(rows(columns, disk=has_disk))
+    notes = [*_refused(found.with_connector)]
+    if found.settings.contents is Contents.CHECKED:
+        notes.append("contents were checked: every slot that was read held what it should")
+    yield from ["", *notes] if notes else []
+
+
+def _sweep_lines(found: EngineSweep) -> Iterator[str]:
+    has_disk = any(run.settings.disk_bytes_to_use for run in found.runs)
+    yield from header_lines(found.trace, found.settings, found.sizes, found.notes, found.load, disk=has_disk)
+    yield ""
+    yield from (f"goal: {goal}" for goal in found.goals)
+    of_each = "" if found.load is None else "; sizes are of each server"
+    yield f"hits by prompt tokens, and times of requests{of_each}:"
+    yield from aligned(_sweep_rows(found, has_disk))
+    refused = [*_refused(found.without)]
+    yield from ["", *refused] if refused else []
+    if found.goals:
+        yield ""
+        yield from _recommendation(found, has_disk)
+
+
+def _refused(answers: Answers) -> Iterator[str]:
+    return (f"not replayed: {text}" for text in not_replayed(answers.refused))
+
+
+def header_lines(
+    trace: str, settings: EngineSettings, sizes: Sizes, notes: Sequence[str], load: Load | None, *, disk: bool
+) -> list[str]:
+    """What was replayed, and all that is assumed."""
+    s, z = settings, sizes
+    model, gpu = s.model, s.gpu
+    return [
+        f"{trace}, {z.block_tokens} tokens a block, on {s.tp_size} × {gpu.name} with {model.name}",
+        *(f"  {note}" for note in notes),
+        *([] if load is None else [f"  {load}"]),
+        f"  model   {model.parameters / 1e9:.2f} G parameters, {model.layers} layers, {model.heads} heads, "
+        f"{model.kv_heads} of KV, of {model.head_dim}, {model.dtype_bytes} bytes a number; "
+        f"{z.kv_bytes_per_token:,} bytes of KV a token; at most {z.max_model_len:,} tokens",
+        f"  GPU     {gpu.flops / 1e12:,.0f} TFLOP/s × {s.flops_efficiency:g}, "
+        f"{gpu.hbm_bandwidth / 1e12:g} TB/s × {s.hbm_efficiency:g}, "
+        f"{gpu.memory_bytes / (1 << 30):g} GiB × {s.gpu_memory_utilization:g}; "
+        f"{counted(z.gpu_blocks, 'block', 'blocks')} = {z.gpu_blocks * z.block_tokens:,} tokens",
+        f"  link    {gpu.link_bandwidth / 1e9:g} GB/s × {s.link_efficiency:g} each way and GPU, "
+        f"{s.copy_microseconds:g} µs a copy, {z.pieces_per_block:,} copies a block",
+        *([_disk_line(s, z)] if disk else []),
+        f"  steps   at most {counted(z.max_step_tokens, 'token', 'tokens')} and "
+        f"{counted(z.max_running, 'request', 'requests')}; "
+        f"{s.step_microseconds:g} µs each beside the forward pass",
+    ]
+
+
+def _disk_line(s: EngineSettings, z: Sizes) -> str:
+    return (
+        f"  disk    {s.disk_read_bandwidth / 1e9:g} GB/s read, {s.disk_write_bandwidth / 1e9:g} GB/s written, "
+        f"{s.disk_microseconds:g} µs a chunk, {z.disk_read.pieces_per_block:,} chunks a block"
+    )
+
+
+def rows(columns: Sequence[tuple[str, Answers]], *, disk: bool = False) -> list[list[str]]:
+    """The answers side by side, one column each; of a ``disk`` where there is one."""
+    cells = [_cells(answers, disk) for _, answers in columns]
+    return [["", *(name for name, _ in columns)], *([label, *(c[label] for c in cells)] for label in cells[0])]
+
+
+def _cells(answers: Answers, disk: bool) -> dict[str, str]:
+    media = ("gpu", "cpu", "disk") if disk else ("gpu", "cpu")
+    cells = {"requests": f"{answers.requests:,}"}
+    for unit in ("block", "token"):
+        for medium in media:
+            name = medium if medium == "disk" else medium.upper()
+            cells[f"hit ratio, {unit}s: {name}"] = f"{getattr(answers, f'{medium}_{unit}_ratio'):.4f}"
+    moved = [("link", "loaded", answers.loads), ("link", "stored", answers.stores)]
+    if disk:
+        moved += [("disk", "read", answers.disk_reads), ("disk", "written", answers.disk_writes)]
+    for what, label, copies in moved:
+        cells[f"bytes {label}"] = f"{copies.bytes / (1 << 30):,.2f} GiB"
+        cells[f"{what} busy, {label}"] = seconds_shown(copies.busy_seconds)
+    cells["wait for a load, mean"] = seconds_shown(answers.load_wait.mean) if answers.load_wait.count else "-"
+    cells["host waits for copies"] = seconds_shown(answers.host_wait_seconds)
+    for label, spread in (
+        ("time to first token", answers.ttft),
+        ("time per output token", answers.time_per_output_token),
+        ("latency", answers.latency),
+        ("queueing", answers.queueing),
+    ):
+        for part in ("mean", "p50", "p90", "p99"):
+            cells[f"{label}, {part}"] = seconds_shown(getattr(spread, part))
+    return cells | {
+        "output tokens/s": f"{answers.output_tokens_per_second:,.1f}",
+        "all tokens/s": f"{answers.tokens_per_second:,.1f}",
+        "preemptions": f"{answers.preemptions:,}",
+        "first arrival to last token": seconds_shown(answers.seconds),
+        "engine steps": f"{answers.steps:,}",
+    }
+
+
+def seconds_shown(value: float) -> str:
+    """For people."""
+    if 0 < value < 0.1:
+        return f"{value * 1e3:.3f} ms"
+    return f"{value:,.3f} s"
+
+
+def _sweep_rows(found: EngineSweep, has_disk: bool) -> list[list[str]]:
+    others = [goal for goal in found.goals if goal.measure != "ttft" or goal.statistic not in _TTFT]
+    table = [["policy", "memory"] + ["disk"] * has_disk + ["GPU", "CPU"] + ["disk"] * has_disk]
+    table[0] += ["TTFT mean", "p50", "p90", "p99", "TPOT mean", *(goal.short for goal in others), "tokens/s"]
+    table[0] += ["stored", ""]
+    chosen = found.recommended
+    for run in (None, *found.runs):
+        answers = found.without if run is None else run.answers
+        memory, disk = (0, 0) if run is None else run.size
+        row = ["none" if run is None else run.settings.eviction_policy, _size(memory)]
+        row += [_size(disk)] * has_disk
+        row += [f"{answers.gpu_token_ratio:.3f}", f"{answers.cpu_token_ratio:.3f}"]
+        row += [f"{answers.disk_token_ratio:.3f}"] * has_disk
+        row += [seconds_shown(getattr(answers.ttft, name)) for name in _TTFT]
+        row += [seconds_shown(answers.time_per_output_token.mean)]
+        row += [seconds_shown(goal.value(answers)) for goal in others]
+        row += [f"{answers.tokens_per_second:,.0f}", _size(answers.stores.bytes)]
+        is_met = bool(found.goals) and found.is_met(answers)
+        table.append([*row, "◀ here" if run is not None and run is chosen else "met" if is_met else ""])
+    return table
+
+
+def _recommendation(found: EngineSweep, has_disk: bool) -> Iterator[str]:
+    run = found.recommended
+    medium = "host memory or disk" if has_disk else "host memory"
+    it = "it" if len(found.goals) == 1 else "all of them"
+    if found.is_met(found.without):
+        yield f"recommended: no {medium}, since a server without any meets {it}"
+    elif run is None:
+        yield f"recommended: nothing, since no {medium} that was tried meets {it}"
+        for goal in found.goals:
+            least = min(goal.value(run.answers) for run in found.runs)
+            yield f"  the least {goal.short} was {seconds_shown(least)}"
+        yield from _queue(found)
+    else:
+        each = "" if found.load is None else f" on each of {found.load.servers} servers"
+        memory, disk = run.size
+        parts = [show_bytes(memory)] * bool(memory) + [f"{show_bytes(disk)} of disk"] * bool(disk)
+        yield f"recommended: {run.settings.eviction_policy}, {' and '.join(parts)}{each}"
+        yield f"  the least that was tried and meets {it}"
+        yield f"--kv-transfer-config '{json.dumps(run.settings.transfer_config())}'"
+
+
+def _queue(found: EngineSweep) -> Iterator[str]:
+    """Who waits for a free place on the server is helped by memory only as far as others are done sooner."""
+    answers = max(found.runs, key=lambda run: run.size).answers
+    queued = answers.queueing.mean / answers.ttft.mean if answers.ttft.mean else 0.0
+    if queued >= MUCH:
+        yield f"  with the most of it {queued:.0%} of the time to first token is spent in the queue:"
+        yield "  fewer requests for each server (--servers, --arrival-scale) would change more"
+
+
+def _size(count: int) -> str:
+    return show_bytes(count) if count else "-"
