@@ -119,6 +119,8 @@ def test_the_summary() -> None:
         *situation_table(times),
         "note: a is no use",
         "note: b is no use",
+        "note: ranks: what it is about (match: stages hold different layers) never came up: --histories tries "
+        "more",
         "note: not claimed, so not tried: states, fine, failures, losses",
     ]
     assert [line.split()[-1] for line in situation_table(times)] == ["times", *map(str, times.values())]
