@@ -7,8 +7,7 @@ also when what is tested is an installed wheel.
 * `ci`: what a default run of nox uses. Not derandomized: nox passes the commit as the seed, so that
   runs vary and yet replay.
 * `again`: what nox uses where the same tests run once more, with another interpreter or other siblings. Of the
-  cases of one test every third is run then, of those that are seeds every fifth, the first among them; and no test
-  that is marked `once`.
+  cases of one test every fifth is run then, the first among them; and no test that is marked `once`.
 * `nightly`: for a machine that has nothing else to do.
 """
 
@@ -29,10 +28,8 @@ settings.register_profile("again", settings.get_profile("ci"), max_examples=20)
 settings.register_profile("nightly", max_examples=10_000, deadline=None, derandomize=False, print_blob=True)
 settings.load_profile("dev")
 
-FEWER_SEEDS = settings.get_profile("ci").max_examples // settings.get_profile("again").max_examples
-"""How many times fewer examples, and seeds, than in the profile `ci`."""
-FEWER_CASES = 3
-"""The same of a test's other cases: each has more of its own than a seed."""
+FEWER = settings.get_profile("ci").max_examples // settings.get_profile("again").max_examples
+"""How many times fewer examples, and cases, than in the profile `ci`."""
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
@@ -52,7 +49,7 @@ def _few(items: list[pytest.Item]) -> Iterator[pytest.Item]:
         known = cases[item.nodeid.partition("[")[0]]
         number = known.setdefault(tuple(case.items()), len(known))
         is_once = item.get_closest_marker("once") is not None
-        if not is_once and seed % FEWER_SEEDS == number % FEWER_CASES == 0:
+        if not is_once and seed % FEWER == number % FEWER == 0:
             yield item
 
 
