@@ -167,13 +167,15 @@ def lines(case: Case, found: dict[str, Any], limit: dict[str, float]) -> Iterato
 
 
 def available(setting: Setting, loop: Loop | None, arguments: Any) -> list[str]:
-    """The methods that this machine has; says why it lacks the others."""
+    """The methods that work on this machine, each tried once; says why the others don't."""
     names = []
     gathers = [f"{CopyEngineChoice.CUDA_GATHER.value}/{count}" for count in arguments.programs]
     batches = [f"{CopyEngineChoice.CUDA_BATCH.value}/{count}" for count in arguments.calls]
     for name in [*arguments.methods, *gathers, *batches]:
         try:
-            setting.engine(name, loop)
+            engine = setting.engine(name, loop)
+            for direction in Direction:
+                timed_run(setting, engine, direction.value)
         except (ConfigError, AssertionError) as error:
             print(f"{name} is left out: {error}")
         else:
