@@ -11,12 +11,24 @@ STAGES = ("ab", "cde")
 """Chunks of 16 blocks of two layers take a page of the disk, those of three layers two."""
 
 
-def engine(folder, stages=STAGES, rooms=None, **settings):
-    """One with room for twelve chunks on its first rank, which has been told what all ranks have."""
+def untold(folder, stages=STAGES, **settings):
+    """One with room for twelve chunks on its first rank."""
     settings.setdefault("file_staging_bytes", 16 * ALIGNMENT)
-    rig = Rig(folder, 12, ranks=len(stages), stages=stages, blocks_per_chunk=PER_CHUNK, **settings)
+    return Rig(folder, 12, ranks=len(stages), stages=stages, blocks_per_chunk=PER_CHUNK, **settings)
+
+
+def engine(folder, stages=STAGES, rooms=None, **settings):
+    """The same, told what all ranks have."""
+    rig = untold(folder, stages, **settings)
     rig.manager.limit_chunks(min(rooms or [rank.worker.num_chunks for rank in rig.ranks]))
     return rig
+
+
+def leave(folder, numbers):
+    """Store chunks by an engine, and stop it."""
+    first = engine(folder)
+    assert first.store(numbers)
+    first.stop()
 
 
 def test_all_are_in_one_folder(tmp_path):
@@ -39,12 +51,8 @@ def test_no_more_is_stored_than_the_smallest_has_room_for(tmp_path):
 
 
 def test_what_was_stored_is_found_again_once_all_have_told(tmp_path):
-    first = engine(tmp_path)
-    assert first.store([1, 2, 3])
-    first.stop()
-    again = Rig(
-        tmp_path, 12, ranks=2, stages=STAGES, blocks_per_chunk=PER_CHUNK, file_staging_bytes=16 * ALIGNMENT
-    )
+    leave(tmp_path, [1, 2, 3])
+    again = untold(tmp_path)
     assert again.hits([1]) == 0
     again.manager.limit_chunks(6)
     assert again.hits([1, 2, 3]) == 3
@@ -54,9 +62,7 @@ def test_what_was_stored_is_found_again_once_all_have_told(tmp_path):
 
 
 def test_what_lies_beyond_the_room_of_all_is_not(tmp_path):
-    first = engine(tmp_path)
-    assert first.store([1, 2, 3])
-    first.stop()
+    leave(tmp_path, [1, 2, 3])
     again = engine(tmp_path, rooms=[2])
     assert [again.hits([number]) for number in (1, 2, 3)] == [1, 1, 0]
     again.check()
@@ -64,12 +70,8 @@ def test_what_lies_beyond_the_room_of_all_is_not(tmp_path):
 
 
 def test_after_a_reset_nothing_is_found(tmp_path):
-    first = engine(tmp_path)
-    assert first.store([1])
-    first.stop()
-    again = Rig(
-        tmp_path, 12, ranks=2, stages=STAGES, blocks_per_chunk=PER_CHUNK, file_staging_bytes=16 * ALIGNMENT
-    )
+    leave(tmp_path, [1])
+    again = untold(tmp_path)
     again.manager.reset_cache()
     again.manager.limit_chunks(6)
     assert again.hits([1]) == 0
@@ -79,9 +81,7 @@ def test_after_a_reset_nothing_is_found(tmp_path):
 @pytest.mark.parametrize("stages", [("ab", "cdf"), ("ab", "c")])
 def test_of_a_model_that_is_cut_otherwise_nothing_is_loaded(tmp_path, stages):
     """The first rank holds the same layers, and the scheduler's side knows no others."""
-    first = engine(tmp_path)
-    assert first.store([1, 2])
-    first.stop()
+    leave(tmp_path, [1, 2])
     other = engine(tmp_path, stages)
     if other.hits([1, 2]):
         assert not other.load([1, 2])
