@@ -121,7 +121,7 @@ def test_the_summary() -> None:
         "note: b is no use",
         "note: ranks: what it is about (match: stages hold different layers) never came up: --histories tries "
         "more",
-        "note: not claimed, so not tried: states, fine, failures, losses",
+        "note: not claimed, so not tried: states, fine, failures, losses, sleep",
     ]
     assert [line.split()[-1] for line in situation_table(times)] == ["times", *map(str, times.values())]
     assert scenario_table([])[0].split() == ["scenario", "claim", "histories", "steps", "result"]

@@ -440,7 +440,7 @@ def test_subjects_and_what_they_claim() -> None:
         "both": SUBJECTS["later+flaky"],
         "set": Subject("Y", "y", {"b": 1}, frozenset({Trait.EVENTS, Trait.KEEPS})),
     }
-    claims = "ranks, failures, repeats, zeroing, reset"
+    claims = "ranks, failures, repeats, zeroing, reset, sleep"
     assert subject_lines(some) == [
         "x      X (installed)",
         "       claims: none",

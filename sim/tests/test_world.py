@@ -127,6 +127,7 @@ def test_a_plain_world_is_small_and_leaves_nothing_out() -> None:
         "host_slots": 64,
         "engines": 1,
         "sessions": False,
+        "pauses": False,
         "trouble": 1,
         "silent": [],
     }

@@ -25,7 +25,7 @@ SCHEDULER_CALLS = {
     "register_finished_partial_tail": ((R, ([1],), []), False),
     "has_pending_push_work": ((), True),
     "has_pending_block_frees": ((), False),
-    "reset_cache": ((), True),
+    "reset_cache": ((), None),
 }
 WORKER_CALLS = {
     "handle_preemptions": ((MultiKVConnectorMetadata((Meta(), Meta())),), None),
@@ -139,6 +139,13 @@ def test_stats_of_the_living_go_on_and_survive_a_pickle(make):
     assert stats.reduce()["quarantined"] == {"bad": "reset_cache raised OSError: broken"}
     stats.reset()
     assert not stats.is_empty()
+
+
+def test_a_child_that_is_off_has_forgotten(make):
+    """It serves nothing any more, also if it was the reset that broke it."""
+    multi = make([child(name="bad"), child(answers={"reset_cache": True})], **ON)
+    multi.sub_connectors[0].raises["reset_cache"] = OSError("broken")
+    assert [multi.reset_cache() for _ in range(2)] == [True, True]
 
 
 def test_sleeping_children_that_are_off_are_let_lie(make):

@@ -200,8 +200,8 @@ def test_any_and_all(make, name, first, second):
 @pytest.mark.parametrize(
     ("answers", "joined"),
     [
-        ((None, None), True),
-        ((True, None), True),
+        ((None, None), None),
+        ((True, None), None),
         ((False, True), False),
         ((None, False), False),
         ((True, True), True),

@@ -215,6 +215,29 @@ def test_what_must_have_ended_is_waited_for_wherever_its_bytes_are(worker):
     assert end(connector)[2].completed_jobs == {1: 1, 2: 1}
 
 
+@pytest.mark.parametrize("ends", [True, False])
+def test_before_the_engine_sleeps_all_jobs_are_waited_for(worker, monkeypatch, ends):
+    """Also one that was given up, and whatever it is for. A store that doesn't end then reads what is gone."""
+    monkeypatch.setattr(OffloadingWorkerSide, "clock", iter(range(100)).__next__)
+    connector, medium = worker(load_timeout_seconds=1, store_timeout_seconds=100)
+    run(connector, loads={1: load("b")})
+    run(connector, {2: store()})
+    medium.calls.clear()
+    medium.ends_when_waited_for = ends
+    connector.unregister_kv_caches()
+    assert medium.calls == [("wait", [1, 2])]
+    if not ends:
+        medium.end(1)
+        medium.end(2)
+    meta = run(connector)[2]
+    assert (meta.completed_jobs, meta.late_jobs) == ({2: 1}, {1: 1})
+    assert meta.failed_jobs == ({} if ends else {2: 1})
+    medium.calls.clear()
+    connector.unregister_kv_caches()
+    connector.restore_kv_caches()
+    assert medium.calls == []
+
+
 def test_of_a_medium_that_cannot_let_go_fences_wait_for_the_end(worker, monkeypatch):
     connector, medium = worker()
     monkeypatch.setattr(type(medium), "let_go", None)

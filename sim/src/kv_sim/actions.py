@@ -48,6 +48,12 @@ class Kind(StrEnum):
     """What moves a rank's bytes restarts: every copy under way fails, and its host memory may be lost."""
     RESET = "reset"
     """``reset_prefix_cache``, maybe with the running requests, maybe with the connector."""
+    PAUSE = "pause"
+    """Nobody new is scheduled, or nobody at all."""
+    SLEEP = "sleep"
+    """An engine that has paused, and has come to rest, lets go of its GPU memory."""
+    WAKE = "wake"
+    """It goes on after a pause; if it slept, its GPU memory is there again, without what was in it."""
 
 
 @dataclass(frozen=True)

@@ -85,6 +85,8 @@ class WorldConfig:
     """Two: each serves what the other has computed. The second one has other blocks, and the other role."""
     sessions: bool = False
     """Whether some of the requests that arrive are sessions."""
+    pauses: bool = False
+    """Whether the engine pauses now and then, and sleeps if its connector withstands that."""
     trouble: int = 1
     """How much more often than usual copies fail."""
     silent: frozenset[str] = field(default_factory=frozenset)

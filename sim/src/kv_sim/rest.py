@@ -1,13 +1,15 @@
 """How a world comes to rest: nothing is added, and every copy and request ends.
 
-Sessions get the turns that they wait for, and are told to end. Several of them may wait for each other's blocks,
-or keep others from theirs, and no engine takes any away from them: then their clients give up. Where engines
-serve each other, the last ones come for what is held still, when nothing else moves.
+An engine that pauses or sleeps goes on. Sessions get the turns that they wait for, and are told to end. Several
+of them may wait for each other's blocks, or keep others from theirs, and no engine takes any away from them: then
+their clients give up. Where engines serve each other, the last ones come for what is held still, when nothing else
+moves.
 
 It is the same for the same world, so nothing of it is recorded.
 """
 
 from kv_sim.actions import Kind
+from kv_sim.engine.pause import Pause
 from kv_sim.engine.request import SimRequest, Status
 from kv_sim.site import Site
 from kv_sim.world_state import WorldState
@@ -26,6 +28,9 @@ def come_to_rest(world: WorldState) -> bool:
     """Take quiet steps until nothing is left to do. False: there always is."""
     stands, last_call = 0, LAST_CALL
     left, steps, most = _left(world), 0, most_steps(world)
+    for site in world.sites:
+        if site.engine.pause_state is not Pause.NONE:
+            world.take(Kind.WAKE, **site.where)
     while steps < most:
         for site in world.sites:
             _let_steps_come_back(world, site)

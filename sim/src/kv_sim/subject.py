@@ -32,6 +32,9 @@ class Trait(StrEnum):
     """New blocks may be zeroed before ``handle_preemptions`` (runner V2), so a fence there comes too late."""
     RESET = "reset"
     """``reset_cache`` works."""
+    SLEEP = "sleep"
+    """The engine may let go of its GPU memory, once it has paused and has no work left, and have it again later.
+    For what serves no peers."""
     KEEPS = "keeps"
     """A cache of this engine alone: it stores every full block of the prompt of a request that ran to its end,
     drops it only for lack of room, and serves nothing that was not computed here since the last reset."""
@@ -56,6 +59,8 @@ PEERS: Final = {1: "--serves-peers", 2: "--two-engines"}
 """How a command is told that a connector serves peers, by how many engines its worlds have."""
 OF_PEERS: Final = frozenset({Trait.HOLDS, Trait.TICKETS})
 """Traits that mean nothing where no other engine is served."""
+NOT_OF_PEERS: Final = frozenset({Trait.SLEEP})
+"""Traits that mean nothing where others are: they may be reading while the engine sleeps."""
 
 
 @dataclass(frozen=True)
@@ -95,7 +100,8 @@ class Subject:
     @property
     def possible_traits(self) -> list[Trait]:
         """What it could claim."""
-        return [trait for trait in Trait if self.serves_peers or trait not in OF_PEERS]
+        foreign = NOT_OF_PEERS if self.serves_peers else OF_PEERS
+        return [trait for trait in Trait if trait not in foreign]
 
     def transfer_config(self, world: WorldConfig, engine_id: str = "world") -> KVTransferConfig:
         """The ``--kv-transfer-config`` of an engine of a world."""

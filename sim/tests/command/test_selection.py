@@ -24,7 +24,8 @@ from kv_sim.violation import Invariant
 
 HASTY = "broken_connectors:Hasty"
 TRAITS = (
-    "counts, events, failures, fine, groups, holds, keeps, losses, ranks, repeats, reset, states, tickets, zeroing"
+    "counts, events, failures, fine, groups, holds, keeps, losses, ranks, repeats, reset, sleep, states, tickets, "
+    "zeroing"
 )
 CHECKERS = "CONTENT, OWNERSHIP, CONSERVATION, LIVENESS, NO-CRASH, PROTOCOL, HITS, ACCOUNTING, GEOMETRY, WORK"
 
@@ -250,6 +251,8 @@ def test_what_serves_peers_is_told_so() -> None:
     told = selection.choose_subject("later", traits="tickets,ranks", serves_peers=1)
     assert told == replace(LATER, traits=frozenset({Trait.RANKS, Trait.TICKETS}), serves_peers=True)
     assert selection.choose_subjects("later", None, None, serves_peers=1)["later"].serves_peers
+    with pytest.raises(ConfigError, match="--traits: 'sleep' is of connectors that serve no other engines"):
+        selection.choose_subject("later", traits="sleep", serves_peers=1)
     with pytest.raises(ConfigError, match="--serves-peers is about one connector: name it with --connector"):
         selection.choose_subjects(None, None, None, serves_peers=1)
 
@@ -257,7 +260,7 @@ def test_what_serves_peers_is_told_so() -> None:
 def test_or_that_its_worlds_have_two_engines() -> None:
     assert (selection.choose_subject("p2p").engines, selection.choose_subject("p2p-two-engines").engines) == (1, 2)
     told = selection.choose_subject("later", serves_peers=2)
-    assert told == replace(LATER, serves_peers=True, engines=2)
+    assert told == replace(LATER, serves_peers=True, engines=2, traits=LATER.traits - {Trait.SLEEP})
     with pytest.raises(ConfigError, match="--two-engines is about one connector: name it with --connector"):
         selection.choose_subjects(None, None, None, serves_peers=2)
 

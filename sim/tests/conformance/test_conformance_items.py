@@ -38,7 +38,9 @@ def test_options_become_a_plan(tmp_path: Path) -> None:
     )
     assert (plan.start, plan.histories, plan.folder, plan.extra) == (32, 1, tmp_path, '{"a": 1}')
     assert (plan.subject.traits, plan.subject.extra_config["a"]) == ({Trait.RANKS, Trait.FAILURES}, 1)
-    assert plan_of(connector="later", **{"serves-peers": 1}).subject == replace(LATER, serves_peers=True)
+    assert plan_of(connector="later", **{"serves-peers": 1}).subject == replace(
+        LATER, serves_peers=True, traits=LATER.traits - {Trait.SLEEP}
+    )
     medium = "kv_sim.offload:WorldCPUOffloadingSpec"
     plan = plan_of(spec=medium)
     assert (plan.name, plan.subject.kv_connector) == (medium, "OffloadingConnector")
@@ -223,5 +225,5 @@ def test_a_summary_names_every_refusal_and_every_claim_that_was_not_made() -> No
     assert notes[:2] == ["note: one", "note: two"]
     assert notes[-1] == (
         "note: not claimed, so not tried: "
-        "groups, states, fine, ranks, failures, losses, repeats, zeroing, reset, keeps, events, counts"
+        "groups, states, fine, ranks, failures, losses, repeats, zeroing, reset, sleep, keeps, events, counts"
     )

@@ -330,7 +330,7 @@ def test_which_worlds_are_changed_their_sizes_say(
 USUAL = {
     **{"add": 12, "abort": 5, "turn": 10, "step": 30, "schedule": 12, "execute": 14, "retire": 14, "process": 14},
     **{"settle": 4, "finish": 14, "advance": 6, "fail": 4, "spoil": 1, "lose": 1, "find": 3, "repeat": 2},
-    **{"restart": 1, "reset": 2},
+    **{"restart": 1, "reset": 2, "pause": 2, "sleep": 12, "wake": 12},
 }
 OF_PEERS = {"add": 24, "step": 90, "reset": 6, "fail": 16, "lose": 12, "find": 12}
 

@@ -7,6 +7,7 @@ import pytest
 
 from kv_api import KVConnectorOutput
 from kv_sim.actions import Action, Kind
+from kv_sim.engine.pause import Pause
 from kv_sim.engine.request import Status
 from kv_sim.history.coverage import Coverage
 
@@ -98,6 +99,7 @@ def scheduled(made: Coverage, *requests: Any, new: tuple[str, ...] = (), **chang
         "scheduled_new_reqs": [SimpleNamespace(req_id=name) for name in new],
     }
     engine: Any = SimpleNamespace(config=SimpleNamespace(block_size=4), scheduler=scheduler)
+    engine.pause_state, engine.is_asleep = changes.pop("pause", Pause.NONE), changes.pop("is_asleep", False)
     before = made.situations.copy()
     output: Any = SimpleNamespace(output=SimpleNamespace(**{**values, **changes}), **step)
     made.scheduled(engine, output)
@@ -134,6 +136,14 @@ def test_who_is_in_a_step() -> None:
     assert scheduled(made, preempted, new=("r1",)) == ["a request resumes, runner V2"]
     assert scheduled(made, preempted, request("r2"), new=("r2",)) == []
     assert scheduled(made, loading, request("r2")) == ["a step while a load is under way"]
+
+
+def test_in_which_pause_a_step_is() -> None:
+    waits, name = request("r2", Status.WAITING), "a step in which nobody who runs is scheduled"
+    assert scheduled(Coverage(), request(), waits, pause=Pause.ALL) == [name]
+    assert scheduled(Coverage(), request(), waits, pause=Pause.NEW) == []
+    assert scheduled(Coverage(), waits, pause=Pause.ALL) == []
+    assert scheduled(Coverage(), waits, pause=Pause.ALL, is_asleep=True) == ["a step while the engine sleeps"]
 
 
 def test_a_session_goes_on_once_in_a_turn() -> None:

@@ -7,7 +7,7 @@ from kv_sim.subject import Subject, Trait
 
 ACTIONS = (
     *("add", "abort", "turn", "step", "schedule", "execute", "retire", "process", "settle", "finish"),
-    *("advance", "fail", "spoil", "lose", "find", "repeat", "restart", "reset"),
+    *("advance", "fail", "spoil", "lose", "find", "repeat", "restart", "reset", "pause", "sleep", "wake"),
 )
 UNFINISHED = ("waiting", "waiting for a load", "waiting for its next turn", "running", "preempted")
 ENDED = ("stopped and held", "aborted", "aborted and held", "failed", "failed and held")
@@ -16,6 +16,7 @@ NEEDED = {
     Trait.FAILURES: ("fail", "spoil", "restart"),
     Trait.LOSSES: ("lose", "find"),
     Trait.REPEATS: ("repeat",),
+    Trait.SLEEP: ("sleep",),
 }
 ALWAYS = (
     *("match: ask again", "match: asynchronous load", "match: load in the step"),
@@ -24,6 +25,7 @@ ALWAYS = (
     *("a session goes on", "a session goes on before its last turn is over"),
     *("a session's next input comes before it stops", "a session ends while it waits", "frees are deferred"),
     *("drafts are rejected", "an empty step", "a step while a load is under way"),
+    "a step in which nobody who runs is scheduled",
     *("reset answered True", "reset answered False", "reset answered None"),
 )
 SOMETIMES = {
@@ -39,6 +41,10 @@ SOMETIMES = {
     Trait.FAILURES: ("a copy fails", "a copy is torn", "a restart ends copies", "a restart loses host memory"),
     Trait.LOSSES: ("a copy is lost", "a lost copy is found", "a load that stands still is aborted"),
     Trait.RESET: ("a connector forgets at a reset",),
+    Trait.SLEEP: (
+        *("the engine sleeps", "the engine sleeps and keeps requests", "the engine can't sleep"),
+        "a step while the engine sleeps",
+    ),
 }
 
 
@@ -48,6 +54,8 @@ def why_not(action: str, state: str, claimed: frozenset[Trait]) -> str | None:
         return "a request that has ended can't be aborted any more"
     if action == "turn" and state in ENDED:
         return "a session that has ended doesn't go on"
+    if action == "sleep" and state in ENDED:
+        return "an engine that has something left to free goes on"
     for trait, actions in NEEDED.items():
         if trait not in claimed and action in actions:
             return f"no subject claims {trait.value!r}"
@@ -71,7 +79,7 @@ def test_all_that_can_be_is_expected_and_the_rest_has_a_reason(claims: str) -> N
     pairs = [(action, state) for action in ACTIONS for state in (*UNFINISHED, *ENDED)]
     reasons = {pair: why_not(*pair, claimed) for pair in pairs}
     can_be = [pair for pair in pairs if reasons[pair] is None]
-    table = expected([Subject("X", traits=claimed, serves_peers=True)])
+    table = expected([Subject("X", traits=claimed, serves_peers=True), Subject("Y", traits=claimed)])
     unclaimed = {
         name: f"no subject claims {trait.value!r}"
         for trait, names in SOMETIMES.items()

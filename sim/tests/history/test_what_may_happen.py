@@ -14,6 +14,7 @@ from kv_sim_weighed import Weighed
 from kv_api import Direction
 from kv_sim.actions import Action, Kind
 from kv_sim.config import STATE, GroupConfig, WorldConfig
+from kv_sim.engine.pause import MODES, Pause
 from kv_sim.engine.request_spec import RequestSpec
 from kv_sim.examples.catalogue import LATER, MEMORY, OFFLOAD, PATIENT
 from kv_sim.history.choices import TROUBLE, WEIGHTS, legal_choices, pick
@@ -314,6 +315,8 @@ def every(made: World, kind: Kind) -> list[Action]:
         return [Action(kind, {"rank": rank, "copy": copy}) for rank, copy in product(ranks, copies)]
     if kind in (Kind.ABORT, Kind.TURN):
         return [Action(kind, {"request": name}) for name in made.engine.scheduler.requests]
+    if kind is Kind.PAUSE:
+        return [Action(kind, {"mode": mode}) for mode in MODES]
     return [Action(kind)]
 
 
@@ -331,6 +334,8 @@ LEFT_OUT = (Kind.ADVANCE, Kind.ABORT, Kind.RESET)
 def is_meant(made: World, kind: Kind) -> bool:
     """Whether a world takes actions of a kind at all."""
     config = made.config
+    if kind in (Kind.PAUSE, Kind.SLEEP):
+        return config.pauses if kind is Kind.PAUSE else Trait.SLEEP in made.subject.traits
     name, trait = NEEDS.get(kind, (kind.value if kind in LEFT_OUT else "", None))
     if name in config.silent or (trait is not None and trait not in made.subject.traits):
         return False
@@ -350,6 +355,7 @@ def test_all_that_is_chosen_is_legal_and_what_is_not_chosen_is_not(subject: Subj
             unfinished = [r for r in made.engine.scheduler.requests.values() if not r.status.is_finished]
             assert (Kind.ADD in choices) is (len(unfinished) < 2 * made.config.max_running + 2)
             copies_may = any(device.copies.startable() for device in made.engine.devices)
+            assert (Kind.WAKE in choices) is (made.engine.pause_state is not Pause.NONE)
             for kind in Kind:
                 if kind in (Kind.ADD, Kind.RESET, Kind.SPOIL, Kind.RESTART):
                     assert kind is Kind.ADD or (kind in choices) is is_meant(made, kind)

@@ -42,7 +42,10 @@ def test_a_sound_connector_passes_and_is_told_what_was_tried(run_pytest: Run) ->
     for name in ("plain", "ranks", "failures", "together"):
         assert any(line.startswith(f"{name} ") and line.endswith("holds") for line in out.splitlines()), name
     assert "a copy fails" in out
-    assert "not claimed, so not tried: groups, states, fine, losses, repeats, zeroing, reset, keeps, events" in out
+    assert (
+        "not claimed, so not tried: groups, states, fine, losses, repeats, zeroing, reset, sleep, keeps, events"
+        in out
+    )
 
 
 def test_a_broken_one_fails_with_lines_to_paste(run_pytest: Run, tmp_path: Path) -> None:

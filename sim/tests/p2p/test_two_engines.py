@@ -132,7 +132,7 @@ def test_an_action_happens_where_it_says_and_nowhere_if_there_is_no_such_engine(
 @pytest.mark.once
 def test_all_that_can_happen_happens_at_both() -> None:
     done: Counter[tuple[Kind, int]] = Counter()
-    for seed in range(12):
+    for seed in range(16):
         world = World(config_for(P2P_TWO, Random(seed)), P2P_TWO)
         world.run(Random(seed), 80)
         done.update((action.kind, action.args.get("engine", 0)) for action in world.history)

@@ -9,6 +9,7 @@ import pytest
 from kv_api import Direction
 from kv_sim.actions import Action, Kind
 from kv_sim.config import WorldConfig
+from kv_sim.engine.pause import Pause
 from kv_sim.engine.request import SimRequest, Status
 from kv_sim.engine.request_spec import RequestSpec, Turn
 from kv_sim.examples.catalogue import MEMORY
@@ -230,6 +231,8 @@ def scheduled(coverage: Coverage | None = None, **of: Any) -> set[str]:
     requests = {f"r{n}": {"num_preemptions": n, "turn": turn, "num_stale_output_tokens": stale} for n in range(2)}
     engine = SimpleNamespace(
         config=WorldConfig(),
+        pause_state=Pause.NONE,
+        is_asleep=False,
         scheduler=SimpleNamespace(
             requests={name: SimpleNamespace(request_id=name, **values) for name, values in requests.items()},
             deferred_frees=of.pop("frees", []),

@@ -38,16 +38,24 @@ class WorkerSide(ConnectorSide):
         """Take the KV caches by layer name. Called once at start, before any step."""
 
     def unregister_kv_caches(self) -> None:
-        """Let go of the KV caches before the engine sleeps. Transfers have ended; may be repeated."""
+        """Let go of the KV caches before the engine sleeps. May be repeated.
+
+        The engine has paused, its steps have come back, and it has asked ``has_pending_push_work``: transfers of
+        who answers that have ended. But an engine in the caller's own process (``InprocClient``) makes no steps
+        for it: there they may be under way.
+        """
 
     def restore_kv_caches(self) -> None:
-        """Take the same KV caches again after the engine woke. May be repeated."""
+        """Take the same KV caches again after the engine woke: they are where they were, and hold nothing.
+
+        May be repeated. ``get_handshake_metadata`` is asked again after it.
+        """
 
     def set_host_xfer_buffer_ops(self, copy_operation: CopyBlocksOp) -> None:
         """Take the platform's way to copy blocks between device and host buffers."""
 
     def get_handshake_metadata(self) -> KVConnectorHandshakeMetadata | None:
-        """What peers need to reach this worker; asked once. None: nothing."""
+        """What peers need to reach this worker; asked at the start, and when it woke. None: nothing."""
         return None
 
     # -- begin of a step -----------------------------------------------------------------------

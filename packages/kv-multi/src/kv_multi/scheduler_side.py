@@ -126,10 +126,12 @@ class MultiSchedulerSide(MultiRequests):
         asked = [self._quarantine.ask(c, c.connector.has_pending_block_frees, False) for c in self._children]
         return any(asked)
 
-    def reset_cache(self) -> bool:
-        """Each; True unless any says False."""
-        answers = [self._quarantine.ask(child, child.connector.reset_cache, None) for child in self._children]
-        return all(answer is not False for answer in answers)
+    def reset_cache(self) -> bool | None:
+        """Each; False if any says so, else None if any can't. One that is switched off serves nothing any more."""
+        answers = [self._quarantine.ask(child, child.connector.reset_cache, True) for child in self._children]
+        if any(answer is False for answer in answers):
+            return False
+        return None if None in answers else True
 
     def check(self) -> None:
         """Recount every book."""

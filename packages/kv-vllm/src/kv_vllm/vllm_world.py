@@ -26,6 +26,7 @@ from vllm.sampling_params import SamplingParams
 from vllm.utils.hashing import sha256
 from vllm.v1.core.kv_cache_utils import get_request_block_hasher, init_none_hash
 from vllm.v1.core.sched.async_scheduler import AsyncScheduler
+from vllm.v1.core.sched.interface import PauseState
 from vllm.v1.core.sched.scheduler import Scheduler
 from vllm.v1.kv_cache_interface import (
     FullAttentionSpec,
@@ -39,6 +40,7 @@ from vllm.v1.request import Request
 from vllm.v1.structured_output import StructuredOutputManager
 
 from kv_sim.config import STATE, WORD_BYTES, GroupConfig, WorldConfig
+from kv_sim.engine.pause import Pause
 
 VOCABULARY: Final = 60_000
 """More than the tokens of the testbed."""
@@ -84,11 +86,20 @@ class WorldVllmConfig(VllmConfig):  # type: ignore[misc]
         return self.world.spec_tokens
 
 
+PAUSE_STATES: Final = {
+    Pause.NONE: PauseState.UNPAUSED,
+    Pause.NEW: PauseState.PAUSED_NEW,
+    Pause.ALL: PauseState.PAUSED_ALL,
+}
+"""vLLM's words for who isn't scheduled."""
+
+
 class _Ordered:
     """Ends requests in the order of their ids. vLLM takes a set's members as they come, and frees blocks so."""
 
     def finish_requests(self, request_ids: Any, finished_status: Any) -> Any:
-        names = [request_ids] if isinstance(request_ids, str) else sorted(request_ids)
+        everybody = self.requests if request_ids is None else request_ids  # type: ignore[attr-defined]
+        names = [everybody] if isinstance(everybody, str) else sorted(everybody)
         finish = super().finish_requests  # type: ignore[misc]
         return [request for name in names for request in finish(name, finished_status)]
 

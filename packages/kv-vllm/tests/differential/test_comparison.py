@@ -69,6 +69,15 @@ def test_one_call_too_many():
     assert found.made == "has_pending_block_frees()"
 
 
+@pytest.mark.parametrize("has_work", [True, False])
+def test_a_step_without_work(has_work):
+    turns, script = [Turn(Schedule(1, has_work), [])], Script()
+    assert follow(turns, SimpleNamespace(apply=lambda event: has_work), script) is None
+    found = follow(turns, SimpleNamespace(apply=lambda event: not has_work), script)
+    said = ["it has no work", "it has work"]
+    assert [found.expected, found.made] == said[:: 1 - 2 * has_work]
+
+
 def test_another_order():
     found = followed(change=lambda self, turn: turn.calls[::-1])
     assert (found.turn, found.made.partition("(")[0]) == (1, "build_connector_meta")

@@ -17,7 +17,20 @@ from kv_vllm.differential.comparison import Divergence
 from kv_vllm.differential.matrix import CELLS, EXCLUSIONS, Cell, exclusion_of, hidden, without_states
 from kv_vllm.differential.run import CellResult, differential, missed, run_cell, show_cell, show_situations
 from kv_vllm.differential.situations import MINIMA, situations_of, wanted
-from kv_vllm.differential.trace import Abort, Add, Call, NextTurn, Process, Reset, Sampled, Schedule, Trace, Turn
+from kv_vllm.differential.trace import (
+    Abort,
+    Add,
+    Call,
+    NextTurn,
+    Paused,
+    Process,
+    Reset,
+    Resumed,
+    Sampled,
+    Schedule,
+    Trace,
+    Turn,
+)
 
 NEW = (0, 33)
 
@@ -340,11 +353,16 @@ def test_situations_are_counted():
             Turn(Reset(True, True, None)),
             Turn(Reset(False, False, True)),
             Turn(Reset(False, False, False)),
+            Turn(Paused("keep")),
+            Turn(Resumed()),
+            Turn(Paused("wait")),
         ),
         WorldConfig(failure_policy="fail"),
     )
     assert {name: count for name, count in counts.items() if count} == {
         "an id comes back": 2,
+        "a pause: keep": 1,
+        "a pause: wait": 1,
         "ask again": 1,
         "failed allocation": 2,
         "asynchronous hit": 1,

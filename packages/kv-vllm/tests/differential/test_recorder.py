@@ -9,7 +9,9 @@ from types import SimpleNamespace
 import pytest
 
 from kv_api import Direction
+from kv_sim.config import WorldConfig
 from kv_sim.engine.builtin import BuiltinEngine
+from kv_sim.engine.pause import MODES
 from kv_sim.engine.request import SimRequest, Status
 from kv_sim.engine.request_spec import RequestSpec, Turn
 from kv_sim.examples.catalogue import SUBJECTS
@@ -19,7 +21,19 @@ from kv_sim.subject import Trait
 from kv_sim.violation import Violation
 from kv_sim.world import World
 from kv_vllm.differential.recorder import RecordedWorld, RecordingEngine, _Known, _sampled, record
-from kv_vllm.differential.trace import COMPARED, Abort, Add, Call, NextTurn, Process, Reset, Sampled, Schedule
+from kv_vllm.differential.trace import (
+    COMPARED,
+    Abort,
+    Add,
+    Call,
+    NextTurn,
+    Paused,
+    Process,
+    Reset,
+    Resumed,
+    Sampled,
+    Schedule,
+)
 from kv_vllm.differential.trace import Turn as TraceTurn
 
 CODE = """
@@ -89,7 +103,7 @@ def test_a_trace_holds_what_a_scheduler_is_told_and_asks():
             assert len(reports) == isinstance(turn.event, Process)
             if reports:
                 assert reports[0].arguments["report"] == turn.event.report
-    assert events == {Add, NextTurn, Schedule, Process, Abort, Reset}
+    assert events == {Add, NextTurn, Schedule, Process, Abort, Reset, Paused, Resumed}
     assert names <= COMPARED - {"request_finished_all_groups"}
     assert names >= COMPARED - {"request_finished_all_groups", "reset_cache", "has_pending_block_frees"}
 
@@ -297,6 +311,25 @@ def test_the_answer_of_a_reset_is_recorded(engine, monkeypatch, running, answer)
     monkeypatch.setattr(BuiltinEngine, "reset", lambda self, running, connector: answer)
     assert engine.reset(running=running, connector=not running) is answer
     assert [turn.event for turn in engine.turns] == [Reset(running, not running, answer)]
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_a_pause_and_its_end_are_recorded_and_whether_there_was_work(mode):
+    """A sleep is a reset to a scheduler, in a pause."""
+    world = World(WorldConfig(max_running=1), SUBJECTS["memory"], engine_class=RecordingEngine)
+    engine = world.engine
+    for name in ("r1", "r2"):
+        engine.add(RequestSpec(name, 0, 5, 0, 1, 1))
+    engine.pause(mode)
+    engine.scheduler.connector.has_pending_push_work = lambda: True
+    engine.schedule(lambda request, drafts: 0)
+    engine.steps.clear()
+    has_work = mode == "abort"  # they have ended, and are yet to be named
+    assert engine.sleep()
+    engine.wake()
+    events = [turn.event for turn in engine.turns[2:]]
+    assert events == [Paused(mode), Schedule(1, has_work), Reset(True, True, True), Resumed()]
+    assert [call.name for call in engine.turns[2].calls] == ["request_finished_all_groups"] * 2 * has_work
 
 
 def test_of_the_calls_only_those_of_the_schedulers_connector_and_of_a_turn_are_recorded(monkeypatch):

@@ -6,7 +6,18 @@ from unittest.mock import MagicMock
 import pytest
 
 from kv_sim.config import WorldConfig
-from kv_vllm.differential.trace import Abort, Add, NextTurn, Process, Reset, Sampled, Schedule, Trace
+from kv_vllm.differential.trace import (
+    Abort,
+    Add,
+    NextTurn,
+    Paused,
+    Process,
+    Reset,
+    Resumed,
+    Sampled,
+    Schedule,
+    Trace,
+)
 
 pytestmark = [pytest.mark.vllm, pytest.mark.filterwarnings("ignore")]
 
@@ -97,6 +108,22 @@ def test_an_abort(follower):
 
 
 @pytest.mark.parametrize(
+    ("mode", "state"), [("abort", "PAUSED_NEW"), ("wait", "PAUSED_NEW"), ("keep", "PAUSED_ALL")]
+)
+def test_a_pause_and_its_end(follower, mode, state):
+    from vllm.v1.core.sched.interface import PauseState
+    from vllm.v1.request import RequestStatus
+
+    one = follower()
+    assert one.apply(Paused(mode)) is None
+    one._scheduler.set_pause_state.assert_called_once_with(PauseState[state])
+    ended = [(None, RequestStatus.FINISHED_ABORTED)] if mode == "abort" else []
+    assert [call.args for call in one._scheduler.finish_requests.call_args_list] == ended
+    assert one.apply(Resumed()) is None
+    one._scheduler.set_pause_state.assert_called_with(PauseState.UNPAUSED)
+
+
+@pytest.mark.parametrize(
     ("told", "answer"), [(True, True), (1, True), (False, False), (RuntimeError("busy"), None)]
 )
 def test_a_reset_and_its_answer(follower, told, answer):
@@ -120,7 +147,8 @@ def test_the_output_of_a_step_is_what_the_trace_says(follower):
     one = follower()
     steps = [step_of("a", "b"), step_of("c")]
     one._scheduler.schedule.side_effect = steps
-    assert [one.apply(Schedule(number)) for number in (1, 2)] == [None, None]
+    one._scheduler.has_requests.side_effect = [1, 0]
+    assert [one.apply(Schedule(number)) for number in (1, 2)] == [True, False]
     report = {"finished_sending": ["x"], "finished_recving": ["y"], "failed_recving": ["z"]}
     one.apply(Process(1, {"b": Sampled((7, 8), ends=False)}, {**report, "invalid_block_ids": [3]}))
     one.apply(Process(2, {}, {}))

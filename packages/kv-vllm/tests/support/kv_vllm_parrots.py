@@ -1,6 +1,6 @@
 """Schedulers that are none: they make the calls of a trace again, maybe with something changed."""
 
-from kv_vllm.differential.trace import Call, Reset, Turn
+from kv_vllm.differential.trace import Call, Reset, Schedule, Turn
 
 
 class Parrot:
@@ -14,6 +14,8 @@ class Parrot:
         turn = next(self.turns)
         for call in self.change(turn):
             assert self.script.compare(call.name, call.arguments) == call.answer
+        if isinstance(turn.event, Schedule):
+            return turn.event.answer
         return self.answer(turn.event) if isinstance(turn.event, Reset) else None
 
     def change(self, turn):

@@ -25,7 +25,7 @@ from kv_sim.failures.schedule_file import Schedule
 from kv_sim.guard import NotCreated
 from kv_sim.history.draws import config_for
 from kv_sim.offload.stand_ins import why_not_driven
-from kv_sim.subject import PEERS, Subject, Trait
+from kv_sim.subject import NOT_OF_PEERS, PEERS, Subject, Trait
 from kv_sim.violation import Violation
 from kv_sim.world import World
 
@@ -77,14 +77,16 @@ def choose_subject(
     """
     subject = _named(connector, engine)
     if serves_peers:
-        subject = replace(subject, serves_peers=True, engines=serves_peers)
+        kept = subject.traits - NOT_OF_PEERS
+        subject = replace(subject, serves_peers=True, engines=serves_peers, traits=kept)
     if extra is not None:
         subject = replace(subject, extra_config={**subject.extra_config, **parse_extra(extra)})
         subject = _with_what_is_kept(subject, parse_extra(extra), engine)
     if traits is not None:
         subject = replace(subject, traits=parse_traits(traits))
     for trait in sorted(subject.traits.difference(subject.possible_traits)):
-        raise ConfigError(f"--traits: {trait.value!r} is of connectors that serve other engines: {PEERS[1]}")
+        whose = "no other engines" if trait in NOT_OF_PEERS else f"other engines: {PEERS[1]}"
+        raise ConfigError(f"--traits: {trait.value!r} is of connectors that serve {whose}")
     _check_class(connector, subject, engine)
     if extra is not None:
         _check_medium(connector, parse_extra(extra), subject, engine)
@@ -218,6 +220,7 @@ def unclaimed(schedule: Schedule) -> list[str]:
         Trait.LOSSES: (bool(kinds & {Kind.LOSE, Kind.FIND}), "a copy is lost"),
         Trait.REPEATS: (Kind.REPEAT in kinds, "the end of a copy is reported twice"),
         Trait.RESET: (resets, "the connector's cache is reset"),
+        Trait.SLEEP: (Kind.SLEEP in kinds, "the engine sleeps"),
     }
     return [
         f"{t.value} ({why})" for t, (needed, why) in needs.items() if needed and t not in schedule.subject.traits

@@ -99,11 +99,12 @@ def seeds_of(subject: Subject, scenario: Scenario, start: int, histories: int, e
 
 def _shows(subject: Subject, trait: Trait | None, seed: int, engine: str) -> bool:
     """Whether a world has what a trait is about. Most traits are about actions, which any world may take."""
-    if trait not in (Trait.GROUPS, Trait.STATES, Trait.FINE, Trait.RANKS, Trait.ZEROING):
+    if trait not in (Trait.GROUPS, Trait.STATES, Trait.FINE, Trait.RANKS, Trait.ZEROING, Trait.SLEEP):
         return True
     config = config_for(subject, Random(seed), engine)
     return {
         Trait.GROUPS: len(config.groups) > 1,
+        Trait.SLEEP: config.pauses,
         Trait.STATES: any(group.kind == "state" for group in config.groups),
         Trait.FINE: config.hashes_per_block > 1,
         Trait.RANKS: config.world_size > 1,

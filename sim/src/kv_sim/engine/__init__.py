@@ -4,7 +4,7 @@
 ``engine``                   what a world drives, whoever's it is: a step is scheduled, executed, retired and
                              processed; ``builtin``: the whole of this one
 ``scheduler``                who computes how many tokens in the next step; who waits is let in by ``admission``
-``queues``                   what the scheduler keeps from step to step
+``queues``                   what the scheduler keeps from step to step; ``pause``: who isn't scheduled
 ``blocks``, ``pool``         who has which GPU blocks; who may get one, and what is still found in it
 ``tails``                    what is kept of states within a block
 ``plan``, ``output``         what scheduling collects, and what the connector and the workers are given of it

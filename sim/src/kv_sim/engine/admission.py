@@ -4,12 +4,14 @@ Those that hold blocks (their load was announced, or they are sessions) come bef
 others is matched against the prefix cache, then against the connector, and gets its blocks; then it runs, or waits
 for its load. A session that goes on isn't matched: it has blocks and gets more. While it waits for its next turn
 it takes the place of one that runs.
-A request that can't go on now is skipped and keeps its place; one that finds no room ends the round.
+A request that can't go on now is skipped and keeps its place; one that finds no room ends the round. While the
+engine pauses only those that hold blocks are looked at.
 """
 
 from collections import deque
 
 from kv_sim.engine.blocks import Tables
+from kv_sim.engine.pause import Pause
 from kv_sim.engine.plan import StepPlan
 from kv_sim.engine.queues import Queues
 from kv_sim.engine.request import SimRequest, Status
@@ -33,7 +35,9 @@ class Admission:
 
         places = self._state.config.max_running - self._state.num_paused
         while plan.budget > 0 and self._state.num_running < places:
-            queue = self._state.holding or self._state.waiting
+            queue = self._state.holding
+            if not queue and self._state.pause is Pause.NONE:
+                queue = self._state.waiting
             if not queue:
                 break
             request = queue[0]

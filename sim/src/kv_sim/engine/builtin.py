@@ -9,6 +9,7 @@ from kv_sim.engine.engine import Engine
 from kv_sim.engine.outcome import Outcome
 from kv_sim.engine.output import Step
 from kv_sim.engine.own_folder import with_own_folder
+from kv_sim.engine.pause import MODES, Pause, PauseMode
 from kv_sim.engine.place import Place
 from kv_sim.engine.request import SimRequest, Status
 from kv_sim.engine.request_spec import RequestSpec, most_tokens
@@ -57,7 +58,7 @@ class BuiltinEngine(Engine):
         self.scheduler = self.scheduler_class(config, guarded, self.shadow, all_groups=all_groups)
         guarded.bind_kv_cache_manager(self.scheduler.blocks)
         self.aggregator = KVOutputAggregator.from_connector(guarded, config.world_size)
-        guarded.set_xfer_handshake_metadata_pp_aware(self._handshakes())
+        self._tell_handshakes()
         self.outcome = Outcome(self.scheduler, referee)
 
     def describe(self, subject: Subject, rank: int) -> Any:
@@ -104,6 +105,23 @@ class BuiltinEngine(Engine):
         if forgot:
             self.served.reset([*self.outcome.ended, *scheduler.requests.values()])
         return done and forgot is not False
+
+    @property
+    def pause_state(self) -> Pause:
+        """Who isn't scheduled now."""
+        return self.scheduler.pause
+
+    def pause(self, mode: PauseMode) -> None:
+        """Schedule nobody new, or nobody at all, until it goes on."""
+        if mode == "abort":
+            self.outcome.finish(list(self.scheduler.requests), Status.FINISHED_ABORTED)
+        self.scheduler.pause = MODES[mode]
+
+    def _resume(self) -> None:
+        self.scheduler.pause = Pause.NONE
+
+    def _tell_handshakes(self) -> None:
+        self.scheduler.connector.set_xfer_handshake_metadata_pp_aware(self._handshakes())
 
     @property
     def has_work(self) -> bool:

@@ -22,6 +22,7 @@ from kv_sim.config import WorldConfig
 from kv_sim.engine.crossing import Crossing
 from kv_sim.engine.outcome import Outcome
 from kv_sim.engine.output import Step
+from kv_sim.engine.pause import Pause, PauseMode
 from kv_sim.engine.place import Place
 from kv_sim.engine.rank_device import RankDevice
 from kv_sim.engine.request import SimRequest
@@ -108,6 +109,7 @@ class Engine(ABC):
         self.forgiven: dict[int, int] = {}
         """GPU block -> the last step that may have read what a failed load left there."""
         self.crossing = Crossing(config.world_size, referee)
+        self.is_asleep = False
 
     def let_others_work(self) -> None:
         """Nothing moves, and the world has no copy to end. Is it waiting for threads that aren't the world's?"""
@@ -145,6 +147,51 @@ class Engine(ABC):
     @abstractmethod
     def reset(self, *, running: bool, connector: bool) -> bool | None:
         """``reset_prefix_cache``. None: the engine raised, as vLLM's does when a load holds blocks."""
+
+    # -- pauses ----------------------------------------------------------------------------------
+
+    @property
+    @abstractmethod
+    def pause_state(self) -> Pause:
+        """Who isn't scheduled now."""
+
+    @abstractmethod
+    def pause(self, mode: PauseMode) -> None:
+        """Schedule nobody new, or nobody at all, until it goes on."""
+
+    @abstractmethod
+    def _resume(self) -> None:
+        """Schedule everybody again."""
+
+    @property
+    def may_sleep(self) -> bool:
+        """Whether it has paused, and nothing is left to do."""
+        paused = self.pause_state is not Pause.NONE
+        return paused and not (self.is_asleep or self.steps or self.has_work)
+
+    def sleep(self) -> bool:
+        """Forget what is cached, and let go of the GPU memory. False: it can't forget, and only pauses."""
+        if not self.reset(running=True, connector=True):
+            return False
+        for worker in self.workers:
+            worker.sleep()
+        self.is_asleep = True
+        return True
+
+    def wake(self) -> None:
+        """Go on after a pause, or a sleep."""
+        if self.is_asleep:
+            for worker in self.workers:
+                worker.wake()
+            self._tell_handshakes()
+            self.is_asleep = False
+        self._resume()
+
+    @abstractmethod
+    def _tell_handshakes(self) -> None:
+        """Bring what the workers have for other engines to the connector's scheduler side."""
+
+    # -- what there is to do ---------------------------------------------------------------------
 
     @property
     @abstractmethod

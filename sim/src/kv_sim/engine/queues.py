@@ -10,6 +10,7 @@ from collections import Counter, deque
 from kv_api import KVConnectorBase_V1
 from kv_sim.config import WorldConfig
 from kv_sim.engine.blocks import KVCacheManager
+from kv_sim.engine.pause import Pause
 from kv_sim.engine.request import SimRequest, Status
 from kv_sim.memory.shadow import Shadow
 
@@ -28,6 +29,7 @@ class Queues:
         self.waiting: deque[SimRequest] = deque()
         self.holding: deque[SimRequest] = deque()
         """Waiting requests that hold blocks: a load of theirs is going on or has ended, or they are sessions."""
+        self.pause = Pause.NONE
         self.num_paused = 0
         """How many sessions wait for their next turn. They keep their blocks, and nothing is done for them."""
         self.running: list[SimRequest] = []
@@ -57,7 +59,13 @@ class Queues:
     @property
     def has_work(self) -> bool:
         """Whether the engine's loop would call ``schedule`` now."""
-        return len(self.requests) > self.num_paused or bool(self.finished_req_ids)
+        if self.pause is Pause.NONE:
+            return len(self.requests) > self.num_paused or bool(self.finished_req_ids)
+        queued = len(self.running) + len(self.waiting) + len(self.holding)
+        if self.finished_req_ids or len(self.requests) > queued:
+            return True
+        going_on = (request.status is not Status.WAITING_FOR_STREAMING_REQ for request in self.holding)
+        return self.pause is Pause.NEW and (bool(self.running) or any(going_on))
 
     @property
     def num_running(self) -> int:

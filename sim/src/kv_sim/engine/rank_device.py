@@ -60,6 +60,14 @@ class RankDevice(Protocol):
         """The pages of a layer, for a connector."""
         ...
 
+    def sleep(self) -> None:
+        """Let go of the GPU memory, and of what is in it."""
+        ...
+
+    def wake(self) -> None:
+        """The GPU memory is there again."""
+        ...
+
     def begin_step(self, new_blocks: Iterable[int], handed: Iterable[Offer]) -> None:
         """The worker begins with a step, which gets new blocks and hands over ends of prompts."""
         ...
@@ -76,7 +84,7 @@ class RankDevice(Protocol):
         """Copy blocks (from, to)."""
         ...
 
-    def poison(self, blocks: list[int]) -> None:
+    def poison(self, blocks: Iterable[int]) -> None:
         """Make the bytes of newly allocated blocks recognizable."""
         ...
 

@@ -12,6 +12,7 @@ from kv_api import KVConnectorBase_V1
 from kv_sim.config import WorldConfig
 from kv_sim.engine.admission import Admission
 from kv_sim.engine.output import BlockCopy, BlockState, SchedulerOutput
+from kv_sim.engine.pause import Pause
 from kv_sim.engine.plan import StepPlan
 from kv_sim.engine.queues import Queues
 from kv_sim.engine.request import SimRequest, Status
@@ -38,7 +39,7 @@ class Scheduler(Queues):
     def schedule(self, reject_drafts: RejectDrafts) -> tuple[SchedulerOutput, StepPlan]:
         """Decide on the next step and let the connector plan its part of it."""
         self.num_steps += 1
-        plan = StepPlan(self.config.max_step_tokens)
+        plan = StepPlan(0 if self.pause is Pause.ALL else self.config.max_step_tokens)
         self._schedule_running(plan)
         if not plan.preempted:
             self.admission.schedule(plan)

@@ -47,6 +47,17 @@ class Worker:
         self.handshake = connector.get_handshake_metadata()
         """What other engines have to know of this rank, if anything."""
 
+    def sleep(self) -> None:
+        """Let go of the rank's GPU memory."""
+        self.connector.unregister_kv_caches()
+        self.device.sleep()
+
+    def wake(self) -> None:
+        """The rank's GPU memory is there again, where it was."""
+        self.device.wake()
+        self.connector.restore_kv_caches()
+        self.handshake = self.connector.get_handshake_metadata()
+
     def execute(self, step: Step) -> KVConnectorOutput:
         """Run the hooks of a step and launch its kernels; returns what the connector reports."""
         output, connector = step.output, self.connector

@@ -18,6 +18,7 @@ MEMORY: Final = Subject(
             Trait.REPEATS,
             Trait.ZEROING,
             Trait.RESET,
+            Trait.SLEEP,
             Trait.KEEPS,
             Trait.EVENTS,
         }
@@ -26,12 +27,17 @@ MEMORY: Final = Subject(
 LATER: Final = Subject(
     "LaterConnector",
     "kv_sim.examples.later",
-    traits=frozenset({Trait.RANKS, Trait.FAILURES, Trait.REPEATS, Trait.ZEROING, Trait.RESET, Trait.KEEPS}),
+    traits=frozenset(
+        {
+            *(Trait.RANKS, Trait.FAILURES, Trait.REPEATS, Trait.ZEROING),
+            *(Trait.RESET, Trait.SLEEP, Trait.KEEPS),
+        }
+    ),
 )
 PATIENT: Final = Subject(
     "PatientConnector",
     "kv_sim.examples.patient",
-    traits=frozenset({Trait.RANKS, Trait.FAILURES, Trait.REPEATS, Trait.KEEPS}),
+    traits=frozenset({Trait.RANKS, Trait.FAILURES, Trait.REPEATS, Trait.SLEEP, Trait.KEEPS}),
 )
 LAYERWISE: Final = Subject("LayerwiseConnector", "kv_sim.examples.layerwise", traits=PATIENT.traits)
 FLAKY: Final = Subject("FlakyConnector", "kv_sim.examples.flaky", traits=LATER.traits - {Trait.KEEPS})

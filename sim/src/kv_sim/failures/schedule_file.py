@@ -15,6 +15,7 @@ from typing import Any, Final, get_type_hints
 from kv_api import ConfigError
 from kv_sim.actions import Action, Kind
 from kv_sim.config import MOST_ENGINES, GroupConfig, WorldConfig
+from kv_sim.engine.pause import PauseMode
 from kv_sim.engine.request_spec import RequestSpec, Turn
 from kv_sim.failures import limits
 from kv_sim.fuzz import Failure
@@ -44,6 +45,9 @@ ARGUMENTS: Final[Mapping[Kind, Mapping[str, Any]]] = {
     Kind.REPEAT: {"rank": int, "copy": int},
     Kind.RESTART: {"rank": int, "memory": bool},
     Kind.RESET: {"running": bool, "connector": bool},
+    Kind.PAUSE: {"mode": PauseMode},
+    Kind.SLEEP: {},
+    Kind.WAKE: {},
 }
 """The arguments of each kind of action; each has ``engine``, too, where a world has several."""
 

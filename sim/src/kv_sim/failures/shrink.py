@@ -27,6 +27,7 @@ PLAIN: Final[dict[str, tuple[Any, ...]]] = {
     "tp_size": (1,),
     "pp_size": (1,),
     "stages": ("alike",),
+    "pauses": (False,),
     "groups": ((GroupConfig(),),),
     "layers": (1,),
     "run_ahead": (0, 1),

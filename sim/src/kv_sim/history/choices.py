@@ -9,6 +9,7 @@ from random import Random
 from typing import Any, TypeAlias
 
 from kv_sim.actions import Action, Kind
+from kv_sim.engine.pause import MODES, Pause
 from kv_sim.engine.request import SimRequest
 from kv_sim.site import Site
 from kv_sim.subject import Trait
@@ -36,6 +37,9 @@ WEIGHTS: Mapping[Kind, int] = {
     Kind.RESTART: 1,
     Kind.ABORT: 5,
     Kind.RESET: 2,
+    Kind.PAUSE: 2,
+    Kind.SLEEP: 12,
+    Kind.WAKE: 12,
 }
 
 TROUBLE = (Kind.FAIL, Kind.SPOIL, Kind.LOSE, Kind.FIND, Kind.REPEAT, Kind.RESTART)
@@ -141,10 +145,20 @@ def legal_choices(world: WorldState, at: int = 0) -> Choices:
         "running": random.random() < with_running,
         "connector": _may(site, "reset_all", Trait.RESET) and random.random() < 0.5,
     }
+    _add_pauses(site, choices)
     for kind in (Kind.ADVANCE, Kind.ABORT, Kind.RESET):
         if kind.value in config.silent:
             choices.pop(kind, None)
     return choices
+
+
+def _add_pauses(site: Site, choices: Choices) -> None:
+    if site.engine.pause_state is not Pause.NONE:
+        choices[Kind.WAKE] = {}
+        if site.engine.may_sleep and Trait.SLEEP in site.subject.traits:
+            choices[Kind.SLEEP] = {}
+    elif site.config.pauses:
+        choices[Kind.PAUSE] = lambda random: {"mode": random.choice(list(MODES))}
 
 
 def _add_work_of_ranks(site: Site, choices: Choices) -> None:

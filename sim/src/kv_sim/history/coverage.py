@@ -8,6 +8,7 @@ from kv_api import KVConnectorOutput
 from kv_sim.actions import Action, Kind
 from kv_sim.engine.engine import Engine
 from kv_sim.engine.output import Step
+from kv_sim.engine.pause import Pause
 from kv_sim.engine.request import SimRequest, Status
 
 LOADS: Final = ("match: asynchronous load", "match: load in the step")
@@ -103,12 +104,21 @@ class Coverage:
         going_on = self._going_on(engine, new)
         if any(engine.scheduler.requests[name].num_preemptions for name in new - going_on):
             self.situation("a request resumes, runner V2")
-        if engine.scheduler.deferred_frees:
-            self.situation("frees are deferred")
         if step.rejected:
             self.situation("drafts are rejected")
         if not output.total_num_scheduled_tokens:
             self.situation("an empty step")
+        self._meanwhile(engine)
+
+    def _meanwhile(self, engine: Engine) -> None:
+        """What goes on while a step is scheduled."""
+        if engine.scheduler.deferred_frees:
+            self.situation("frees are deferred")
+        requests = engine.scheduler.requests.values()
+        if engine.pause_state is Pause.ALL and any(r.status is Status.RUNNING for r in requests):
+            self.situation("a step in which nobody who runs is scheduled")
+        if engine.is_asleep:
+            self.situation("a step while the engine sleeps")
         if any(r.status is Status.WAITING_FOR_REMOTE_KVS for r in engine.scheduler.holding):
             self.situation("a step while a load is under way")
 

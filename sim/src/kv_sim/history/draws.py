@@ -42,7 +42,7 @@ def config_for(subject: Subject, random: Random, engine: str = BUILTIN_ENGINE) -
         config = with_failing_loads(with_loads(config))
     else:
         config = with_loads(config)
-    return find_engine(engine).fit(with_stages(with_sessions(config)))
+    return find_engine(engine).fit(with_pauses(with_stages(with_sessions(config))))
 
 
 def draw_config(random: Random, *, groups: int | None = None) -> WorldConfig:
@@ -111,6 +111,11 @@ def with_sessions(config: WorldConfig) -> WorldConfig:
     """
     drawn = Random(repr(("sessions", _sizes(config)))).random() < 1 / 3
     return replace(config, sessions=drawn and not (STATE in config.groups and config.async_scheduling))
+
+
+def with_pauses(config: WorldConfig) -> WorldConfig:
+    """Let a quarter of the engines pause now and then; which, their sizes say."""
+    return replace(config, pauses=Random(repr(("pauses", _sizes(config)))).random() < 1 / 4)
 
 
 def with_stages(config: WorldConfig) -> WorldConfig:

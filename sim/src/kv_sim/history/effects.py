@@ -11,6 +11,7 @@ from typing import Any, TypeAlias
 from kv_sim.actions import Kind
 from kv_sim.config import WorldConfig
 from kv_sim.engine.engine import Engine
+from kv_sim.engine.pause import Pause
 from kv_sim.engine.request_spec import RequestSpec
 from kv_sim.history.coverage import Coverage
 from kv_sim.memory.copies import Copy, State
@@ -60,6 +61,9 @@ class Effects:
             Kind.REPEAT: self._repeat,
             Kind.RESTART: self._restart,
             Kind.RESET: self._reset,
+            Kind.PAUSE: self._pause,
+            Kind.SLEEP: self._sleep,
+            Kind.WAKE: self._wake,
         }
 
     def take(self, kind: Kind, args: Args, random: Random | None) -> bool:
@@ -159,6 +163,29 @@ class Effects:
         self._coverage.situation(f"reset answered {done}")
         if self._engine.served.resets > resets:
             self._coverage.situation("a connector forgets at a reset")
+        return True
+
+    def _pause(self, args: Args, random: Random | None) -> bool:
+        if self._engine.pause_state is not Pause.NONE:
+            return False
+        self._engine.pause(args["mode"])
+        return True
+
+    def _sleep(self, args: Args, random: Random | None) -> bool:
+        if not self._engine.may_sleep:
+            return False
+        if not self._engine.sleep():
+            self._coverage.situation("the engine can't sleep")
+        elif self._engine.scheduler.requests:
+            self._coverage.situation("the engine sleeps and keeps requests")
+        else:
+            self._coverage.situation("the engine sleeps")
+        return True
+
+    def _wake(self, args: Args, random: Random | None) -> bool:
+        if self._engine.pause_state is Pause.NONE:
+            return False
+        self._engine.wake()
         return True
 
     # -- copies --------------------------------------------------------------------------------

@@ -62,6 +62,7 @@ KIND_NEEDS: Final[Mapping[Kind, Trait]] = {
     Kind.FIND: Trait.LOSSES,
     Kind.REPEAT: Trait.REPEATS,
     Kind.RESTART: Trait.FAILURES,
+    Kind.SLEEP: Trait.SLEEP,
 }
 
 
@@ -77,8 +78,15 @@ class Exclusion:
 EXCLUSIONS: Final = (
     Exclusion((Kind.ABORT,), tuple(ENDED), "a request that has ended can't be aborted any more"),
     Exclusion((Kind.TURN,), tuple(ENDED), "a session that has ended doesn't go on"),
+    Exclusion((Kind.SLEEP,), tuple(ENDED), "an engine that has something left to free goes on"),
 )
 
+SLEEPS: Final = (
+    "the engine sleeps",
+    "the engine sleeps and keeps requests",
+    "the engine can't sleep",
+    "a step while the engine sleeps",
+)
 FORGETS: Final = "a connector forgets at a reset"
 
 SITUATIONS: Final[Mapping[str, str]] = {
@@ -105,6 +113,7 @@ SITUATIONS: Final[Mapping[str, str]] = {
     "drafts are rejected": "note 13: computed tokens include drafts",
     "an empty step": "note 18: steps go on for the connector's sake",
     "a step while a load is under way": "notes 4 and 5",
+    "a step in which nobody who runs is scheduled": "note 18: a pause that keeps them",
     PULLED: "what a ticket is good for",
     NOT_PULLED: "the other engine is late, or has it no more",
     "a copy fails": "note 9",
@@ -118,6 +127,10 @@ SITUATIONS: Final[Mapping[str, str]] = {
     "reset answered False": "note 17: refused",
     "reset answered None": "note 17: the engine raises",
     FORGETS: "note 17: its reset_cache answered True",
+    "the engine sleeps": "the GPU memory goes, and what was in it",
+    "the engine sleeps and keeps requests": "they were preempted, and are matched again",
+    "the engine can't sleep": "a session holds blocks, or a load that came for a request",
+    "a step while the engine sleeps": "a request that it kept is aborted",
 }
 """Every situation that is counted, and what of the contract it stands for."""
 
@@ -138,6 +151,7 @@ SITUATION_NEEDS: Final[Mapping[str, Trait]] = {
     "a restart ends copies": Trait.FAILURES,
     "a restart loses host memory": Trait.FAILURES,
     FORGETS: Trait.RESET,
+    **dict.fromkeys(SLEEPS, Trait.SLEEP),
 }
 
 

@@ -38,6 +38,7 @@ class Device:
         self.kernels = Kernels(rank, config, shadow, self.memory)
         self.host: Words = np.empty((0, *self.memory.shape[1:]), dtype=np.uint64)
         self.queue: deque[LaunchedStep] = deque()
+        self.is_asleep = False
         self.waited_steps = 0
         """Steps that this rank's worker executed while no copy was under way that can end, here or at another
         engine: what stands for time. A copy that is only late is none that a timeout may give up."""
@@ -102,6 +103,25 @@ class Device:
             "(docs/testbed.md, Copies)"
         )
         raise ConfigError(self._refused)
+
+    # -- sleep ---------------------------------------------------------------------------------
+
+    def sleep(self) -> None:
+        """Let go of the GPU memory, and of what is in it. No copy may be under way; a lost one is so for good."""
+        for copy in self.copies.running.values():
+            self.copies.give_up(copy.copy_id)
+        self.shadow.about_to_sleep(self.rank, self.copies.running.values())
+        self.poison(range(len(self.memory)))
+        self.is_asleep = True
+
+    def wake(self) -> None:
+        """The GPU memory is there again."""
+        self.is_asleep = False
+
+    def must_be_awake(self, block: int, who: str) -> None:
+        """Somebody uses a block."""
+        if self.is_asleep:
+            self.shadow.misses(self.rank, block, who)
 
     # -- compute -------------------------------------------------------------------------------
 
@@ -175,7 +195,7 @@ class Device:
             who = f"step {step}, which copied block {source} into it"
             self.shadow.last_writer[self.rank][target] = who
 
-    def poison(self, blocks: list[int]) -> None:
+    def poison(self, blocks: Iterable[int]) -> None:
         """Make the bytes of newly allocated blocks recognizable."""
         for block in blocks:
             self.memory[block] = POISON
@@ -202,6 +222,7 @@ class Device:
     def move_page(self, copy: Copy, block: int, slot: int) -> None:
         """Move one page now, if the shadow allows it."""
         others, changes = self.copies.running.values(), self.kernels.changes
+        self.must_be_awake(block, str(copy))
         self.shadow.about_to_move(self.rank, copy, block, slot, len(self.host), self.queue, others, changes)
         if not 0 <= slot < len(self.host):
             return  # the shadow said so already

@@ -119,6 +119,23 @@ class Shadow:
                             f"while {copy} (begun for {', '.join(copy.owners) or 'nobody'}) is under way",
                         )
 
+    # -- sleep ---------------------------------------------------------------------------------
+
+    def about_to_sleep(self, rank: int, copies: Iterable[Copy]) -> None:
+        """The GPU memory goes: no copy may be under way."""
+        for copy in copies:
+            if copy.state is not State.LOST:
+                whose = f"rank {rank} block {copy.blocks_left[0]} (of {self.owner(copy.blocks_left[0])})"
+                begun = f"(begun for {', '.join(copy.owners) or 'nobody'})"
+                self.fail(
+                    Invariant.OWNERSHIP, f"{whose}: the engine goes to sleep while {copy} {begun} is under way"
+                )
+
+    def misses(self, rank: int, block: int, who: str) -> None:
+        """Somebody uses a block, and there is no GPU memory."""
+        whose = f"rank {rank} block {block} (of {self.owner(block)})"
+        self.fail(Invariant.OWNERSHIP, f"{whose}: {who} uses it while the engine sleeps")
+
     # -- copies --------------------------------------------------------------------------------
 
     def about_to_move(

@@ -35,6 +35,8 @@ def describe_world(config: WorldConfig) -> str:
         parts.append(f"{config.engines} engines, the second {other.role} with {other.num_blocks} blocks")
     if config.hashes_per_block > 1:
         parts.append(f"{config.hashes_per_block} hashes a block")
+    if config.pauses:
+        parts.append("pauses")
     if config.spec_tokens:
         parts.append(f"{config.spec_tokens} draft tokens")
     return "; ".join(parts)
@@ -74,7 +76,7 @@ def _describe(kind: Kind, args: dict[str, Any]) -> str:
         return "reset    " + " and ".join(["the prefix cache", *what])
     if kind is Kind.RESTART:
         return f"restart  rank {args['rank']}" + (", its host memory is lost" if args["memory"] else "")
-    words = {"request": "", "rank": "rank ", "copy": "copy ", "pages": "pages ", "rejects": "rejects "}
+    words = {"request": "", "rank": "rank ", "copy": "copy ", "pages": "pages ", "rejects": "rejects ", "mode": ""}
     return f"{kind.value:<8} " + ", ".join(f"{words.get(k, k + ' ')}{brief(v)}" for k, v in args.items())
 
 

@@ -3,7 +3,7 @@
 One action takes 1000 µs of virtual time; what happens within it is spread over that time in its order, which is
 all that its place means. The engine is sampled at every call of the connector and after every action.
 
-* process *world*: the actions; instants for aborts, resets and the violation.
+* process *world*: the actions; instants for aborts, resets, pauses and the violation.
 * process *requests*: a track for each life of a request, with spans of its state.
 * process *steps*: a track for each step that may be under way at once (scheduled to processed), and below it one
   for each rank (launched to retired).
@@ -30,6 +30,8 @@ from kv_sim.world import World
 
 WORLD: Final = 1
 """The process of actions; those of engines are in ``engine_tracks``."""
+MARKED: Final = (Kind.ABORT, Kind.RESET, Kind.PAUSE, Kind.SLEEP, Kind.WAKE)
+"""Actions with a mark across everything."""
 
 
 class Perfetto(Watcher):
@@ -49,7 +51,7 @@ class Perfetto(Watcher):
 
     def acts(self, number: int, action: Action) -> None:
         self._tracks.begin(WORLD, 1, describe(action), {"number": number} if number else {"number": "at rest"})
-        if action.kind in (Kind.ABORT, Kind.RESET) and number != AT_REST:
+        if action.kind in MARKED and number != AT_REST:
             self._tracks.instant(WORLD, 1, describe(action), scope="g")
 
     def called(self, side: str, method: str, args: tuple[Any, ...], answer: Any) -> None:

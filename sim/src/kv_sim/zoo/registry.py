@@ -33,6 +33,7 @@ from kv_sim.zoo import (
     pulls,
     pulls_of_groups,
     ranks,
+    sleeps,
     transfers,
 )
 from kv_sim.zoo import several as multi
@@ -84,6 +85,11 @@ _LOADED: Final = (
     plant(loads.ForgetsWhatResumes, "", _I.LIVENESS, LATER),
     plant(loads.TrustsItsAnswer, "", _I.OWNERSHIP, LATER, _I.NO_CRASH, _I.PROTOCOL, _I.CONTENT),
     plant(loads.WaitsInTheLastLayer, "", _I.CONTENT, LAYERWISE),
+)
+
+_SLEPT: Final = (
+    plant(sleeps.CountsOnSteps, "#45268", _I.OWNERSHIP, PATIENT),
+    plant(sleeps.LetsGoForGood, "", _I.NO_CRASH, LATER),
 )
 
 _TAKEN_FOR_GRANTED: Final = (
@@ -240,6 +246,7 @@ PLANTED: Final[tuple[Planted, ...]] = (
     *_FOUND,
     *_MOVED,
     *_LOADED,
+    *_SLEPT,
     *_TAKEN_FOR_GRANTED,
     *_RANKS,
     *_SEVERAL,

@@ -77,6 +77,10 @@ class RunningJobs:
             _count(self._meta.unended_jobs, job_id)
             self.fail(job_id)
 
+    def all_at_work(self) -> list[int]:
+        """Whose copies may still read or write."""
+        return [*self.running, *self._given_up]
+
     def is_at_work(self, job_id: int) -> bool:
         """Whether its copy may still read or write."""
         return job_id in self.running or job_id in self._given_up

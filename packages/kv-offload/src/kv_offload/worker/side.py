@@ -5,6 +5,7 @@
 * ``handle_preemptions`` waits until jobs let go of blocks that are somebody else's now, or have ended if their
   places in the medium are. Those that begin in this step may be among them.
 * Loads are submitted in ``start_load_kv``; those that the step itself needs are waited for there.
+* Before the engine sleeps ``unregister_kv_caches`` waits for all jobs. The caches come back where they were.
 
 Whatever the medium's worker does with a job, refuse it, fail it, report it twice, never end it or raise an
 ``OSError`` or ``RuntimeError``, it ends up as a job that ended or failed (``running``). This file is the one edge.
@@ -69,6 +70,10 @@ class OffloadingWorkerSide(WorkerSide):
             # Those of vLLM's media have no such attribute.
             num_chunks = getattr(self._medium, "num_chunks", None)
             self._jobs.tell_room(RankRoom(self._engine.config.worker_kv_bytes_per_block, num_chunks))
+
+    def unregister_kv_caches(self) -> None:
+        # An engine in the caller's own process has waited for no transfer.
+        self._flush(self._jobs.all_at_work(), self._end)
 
     @property
     def _copies(self) -> OffloadingWorker:

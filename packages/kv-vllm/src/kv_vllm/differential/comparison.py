@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from traceback import extract_tb
 from typing import Any, Protocol
 
-from kv_vllm.differential.trace import Call, Event, Reset, Turn, arguments_of
+from kv_vllm.differential.trace import Call, Event, Reset, Schedule, Turn, arguments_of
 
 
 @dataclass(frozen=True)
@@ -42,7 +42,7 @@ class Follower(Protocol):
     """A scheduler that can be taken through a trace."""
 
     def apply(self, event: Event) -> bool | None:
-        """Let it happen; the answer of a reset is given back."""
+        """Let it happen; what a reset answers, and whether there is work before a step, is given back."""
 
 
 class Script:
@@ -89,6 +89,9 @@ def follow(turns: Sequence[Turn], follower: Follower, script: Script) -> Diverge
             script.end()
             if isinstance(turn.event, Reset) and answer != turn.event.answer:
                 raise DivergedError(f"the reset answers {turn.event.answer}", f"it answers {answer}")
+            if isinstance(turn.event, Schedule) and answer != turn.event.answer:
+                has = ("it has no work", "it has work")
+                raise DivergedError(has[turn.event.answer], has[bool(answer)])
         except DivergedError as error:
             return Divergence(number, turn.event, error.expected, error.made, error.details)
         except Exception as error:  # noqa: BLE001 - whatever it raises, the other engine didn't

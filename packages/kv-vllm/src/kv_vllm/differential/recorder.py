@@ -15,6 +15,7 @@ from kv_sim.actions import Action, Kind
 from kv_sim.config import WorldConfig
 from kv_sim.engine.builtin import BuiltinEngine
 from kv_sim.engine.output import Step
+from kv_sim.engine.pause import PauseMode
 from kv_sim.engine.place import Place
 from kv_sim.engine.request import SimRequest, Status
 from kv_sim.engine.request_spec import RequestSpec
@@ -30,8 +31,10 @@ from kv_vllm.differential.trace import (
     Call,
     Event,
     NextTurn,
+    Paused,
     Process,
     Reset,
+    Resumed,
     Sampled,
     Schedule,
     Trace,
@@ -114,9 +117,18 @@ class RecordingEngine(BuiltinEngine):
         turn.event = Reset(running, connector, answer)
         return answer
 
+    def pause(self, mode: PauseMode) -> None:
+        """Record the pause."""
+        self._open(Paused(mode))
+        super().pause(mode)
+
+    def _resume(self) -> None:
+        self._open(Resumed())
+        super()._resume()
+
     def schedule(self, reject_drafts: RejectDrafts) -> Step:
         """Record the step."""
-        self._open(Schedule(self.num_steps + 1))
+        self._open(Schedule(self.num_steps + 1, self.scheduler.has_work))
         return super().schedule(reject_drafts)
 
     def process(self) -> None:

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from typing import Final
 
 from kv_sim.config import WorldConfig
-from kv_vllm.differential.trace import Abort, Add, Call, NextTurn, Process, Reset, Trace, Turn
+from kv_vllm.differential.trace import Abort, Add, Call, NextTurn, Paused, Process, Reset, Trace, Turn
 
 PER: Final = 500
 """The number of histories that ``MINIMA`` are for; fewer histories need proportionally less."""
@@ -43,6 +43,9 @@ MINIMA: Final[Mapping[str, int]] = {
     "several groups": 50,
     "a session goes on": 300,
     "a session is told to end": 200,
+    "a pause: abort": 200,
+    "a pause: wait": 200,
+    "a pause: keep": 200,
 }
 """The least of each situation in a cell of the matrix, over the usual subjects with ``PER`` histories each."""
 
@@ -66,6 +69,8 @@ def situations_of(trace: Trace, config: WorldConfig) -> Counter[str]:
                 counts["reset: raised" if answer is None else "reset: done" if answer else "reset: refused"] += 1
                 counts["reset with running requests"] += running
                 counts["reset with the connector"] += connector
+            case Paused(mode):
+                counts[f"a pause: {mode}"] += 1
             case Process(_, sampled, report):
                 counts[f"failed load, {config.failure_policy}"] += turn.event.has_failed_loads
                 counts["a store is reported"] += len(report.get("finished_sending", ()))

@@ -12,7 +12,7 @@ Sets are sorted, tables are lists, so that traces compare and print.
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, Literal, NamedTuple
 
 COMPARED: Final = frozenset(
     {
@@ -59,6 +59,8 @@ class Schedule:
     """A step is scheduled."""
 
     step: int
+    answer: bool = True
+    """Whether the scheduler has work, and not only its connector."""
 
 
 @dataclass(frozen=True)
@@ -112,7 +114,19 @@ class Reset:
     """None: the engine raised."""
 
 
-Event = Add | NextTurn | Schedule | Process | Abort | Reset
+@dataclass(frozen=True)
+class Paused:
+    """The engine pauses."""
+
+    mode: Literal["abort", "wait", "keep"]
+
+
+@dataclass(frozen=True)
+class Resumed:
+    """It goes on."""
+
+
+Event = Add | NextTurn | Schedule | Process | Abort | Reset | Paused | Resumed
 
 
 class Call(NamedTuple):

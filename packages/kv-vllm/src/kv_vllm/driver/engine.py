@@ -23,6 +23,7 @@ from kv_sim.checkers.tickets import ENDS
 from kv_sim.config import WorldConfig
 from kv_sim.engine.engine import Engine
 from kv_sim.engine.output import SchedulerOutput, Step
+from kv_sim.engine.pause import MODES, Pause, PauseMode
 from kv_sim.engine.place import Place
 from kv_sim.engine.request import SimRequest
 from kv_sim.engine.request_spec import RequestSpec
@@ -37,6 +38,7 @@ from kv_vllm.driver.device import TensorDevice
 from kv_vllm.driver.ledger import Ledger, Twin
 from kv_vllm.driver.setup import Setup, request_of, turn_of
 from kv_vllm.driver.view import Ended, SchedulerView
+from kv_vllm.vllm_world import PAUSE_STATES
 
 
 @dataclass
@@ -99,7 +101,7 @@ class VllmEngine(Engine):
         self.connectors = setup.connectors
         self._bootstrap = f"http://localhost:{setup.environment['VLLM_MOONCAKE_BOOTSTRAP_PORT']}"
         self.aggregator = KVOutputAggregator.from_connector(self.vllm.connector, config.world_size)
-        self.guard.set_xfer_handshake_metadata_pp_aware(self._handshakes())
+        self._tell_handshakes()
         self.scheduler = SchedulerView(self.vllm, self.ledger, self.guard)  # type: ignore[assignment]
         self.outcome = Ended(self.ledger)  # type: ignore[assignment]
 
@@ -178,6 +180,25 @@ class VllmEngine(Engine):
             return None
         finally:
             self.ledger.follow(self.vllm.requests)
+
+    @property
+    def pause_state(self) -> Pause:
+        """Who isn't scheduled now."""
+        return next(pause for pause, state in PAUSE_STATES.items() if state == self.vllm.pause_state)
+
+    def pause(self, mode: PauseMode) -> None:
+        """Schedule nobody new, or nobody at all, until it goes on."""
+        if mode == "abort":
+            with crashes(self.referee, "finish_requests"):
+                self.vllm.finish_requests(None, RequestStatus.FINISHED_ABORTED)
+        self.vllm.set_pause_state(PAUSE_STATES[MODES[mode]])
+        self.ledger.follow(self.vllm.requests)
+
+    def _resume(self) -> None:
+        self.vllm.set_pause_state(PAUSE_STATES[Pause.NONE])
+
+    def _tell_handshakes(self) -> None:
+        self.guard.set_xfer_handshake_metadata_pp_aware(self._handshakes())
 
     @property
     def has_work(self) -> bool:

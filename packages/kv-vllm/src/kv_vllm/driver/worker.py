@@ -16,7 +16,7 @@ from typing import Any
 
 from vllm.distributed.kv_transfer import kv_transfer_state
 from vllm.distributed.kv_transfer.kv_connector.utils import copy_kv_blocks
-from vllm.distributed.kv_transfer.kv_connector.v1 import KVConnectorRole
+from vllm.distributed.kv_transfer.kv_connector.v1 import KVConnectorBase_V1, KVConnectorRole
 from vllm.forward_context import set_forward_context
 from vllm.v1.outputs import KVConnectorOutput
 from vllm.v1.worker.gpu.kv_connector import ActiveKVConnector
@@ -74,6 +74,23 @@ class VllmWorker:
     def _start(self) -> None:
         self.connector.register_kv_caches(self._layers)
         self.connector.set_host_xfer_buffer_ops(copy_kv_blocks)
+
+    def sleep(self) -> None:
+        """Let go of the rank's GPU memory. Before 0.33 vLLM tells the connector nothing of it."""
+        with self._process():
+            self._tell("unregister_kv_caches")
+        self.device.sleep()
+
+    def wake(self) -> None:
+        """The rank's GPU memory is there again, where it was."""
+        self.device.wake()
+        with self._process():
+            self._tell("restore_kv_caches")
+            self.handshake = self.connector.get_handshake_metadata()
+
+    def _tell(self, method: str) -> None:
+        if hasattr(KVConnectorBase_V1, method):
+            getattr(self.connector, method)()
 
     def begins(self) -> None:
         """The connector has seen to preempted requests: from now on loads may come."""

@@ -95,6 +95,12 @@ class EmptyDevice:
         """An array with a row for each block, which says whose it is."""
         return self._pages
 
+    def sleep(self) -> None:
+        """There are no bytes."""
+
+    def wake(self) -> None:
+        """There are no bytes."""
+
     def begin_step(self, new_blocks: Iterable[int], handed: Iterable[Offer]) -> None:
         """There are no copies that could be late."""
         self.waited_steps += 1
@@ -120,7 +126,7 @@ class EmptyDevice:
     def copy_blocks(self, copies: Sequence[tuple[int, int]], step: int) -> None:
         """There are no bytes."""
 
-    def poison(self, blocks: list[int]) -> None:
+    def poison(self, blocks: Iterable[int]) -> None:
         """There are no bytes."""
 
     def allocate_host(self, slots: int) -> int:
