@@ -38,6 +38,7 @@ from kv_vllm.driver.device import TensorDevice
 from kv_vllm.driver.ledger import Ledger, Twin
 from kv_vllm.driver.setup import Setup, request_of, turn_of
 from kv_vllm.driver.view import Ended, SchedulerView
+from kv_vllm.driver.worker import TELLS_OF_SLEEP
 from kv_vllm.vllm_world import PAUSE_STATES
 
 
@@ -198,6 +199,8 @@ class VllmEngine(Engine):
         self.vllm.set_pause_state(PAUSE_STATES[Pause.NONE])
 
     def _tell_handshakes(self) -> None:
+        if self.is_asleep and not TELLS_OF_SLEEP:
+            return
         self.guard.set_xfer_handshake_metadata_pp_aware(self._handshakes())
 
     @property

@@ -12,7 +12,7 @@ import pickle
 from collections.abc import Callable, Collection, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, Final
 
 from vllm.distributed.kv_transfer import kv_transfer_state
 from vllm.distributed.kv_transfer.kv_connector.utils import copy_kv_blocks
@@ -29,6 +29,9 @@ from kv_sim.memory.kernels import LaunchedStep
 from kv_vllm.driver.connector import DrivenConnector
 from kv_vllm.driver.ranks import at_work
 from kv_vllm.vllm_world import kv_cache_config, layer_name
+
+TELLS_OF_SLEEP: Final = hasattr(KVConnectorBase_V1, "unregister_kv_caches")
+"""Before 0.33 vLLM sleeps and tells connectors nothing of it."""
 
 
 @contextmanager
@@ -76,21 +79,19 @@ class VllmWorker:
         self.connector.set_host_xfer_buffer_ops(copy_kv_blocks)
 
     def sleep(self) -> None:
-        """Let go of the rank's GPU memory. Before 0.33 vLLM tells the connector nothing of it."""
-        with self._process():
-            self._tell("unregister_kv_caches")
+        """Let go of the rank's GPU memory."""
+        if TELLS_OF_SLEEP:
+            with self._process():
+                self.connector.unregister_kv_caches()
         self.device.sleep()
 
     def wake(self) -> None:
         """The rank's GPU memory is there again, where it was."""
         self.device.wake()
-        with self._process():
-            self._tell("restore_kv_caches")
-            self.handshake = self.connector.get_handshake_metadata()
-
-    def _tell(self, method: str) -> None:
-        if hasattr(KVConnectorBase_V1, method):
-            getattr(self.connector, method)()
+        if TELLS_OF_SLEEP:
+            with self._process():
+                self.connector.restore_kv_caches()
+                self.handshake = self.connector.get_handshake_metadata()
 
     def begins(self) -> None:
         """The connector has seen to preempted requests: from now on loads may come."""
