@@ -338,6 +338,28 @@ def file(tmp_path: Path) -> str:
 ENGINE = ("--fidelity", "engine", "--gpu-capacity", "20blocks")
 
 
+@pytest.mark.parametrize(
+    ("module", "command", "options"),
+    [
+        ("replay", "replay", ()),
+        ("sweep", "replay", ("--capacity", "1GiB,2GiB")),
+        ("sweep", "size", ("--capacity", "1GiB", "--goal", "ttft-mean=1s")),
+    ],
+)
+def test_a_command_takes_as_many_processes_as_it_is_told(
+    file: str, monkeypatch: pytest.MonkeyPatch, module: str, command: str, options: tuple[str, ...]
+) -> None:
+    class AskedError(Exception):
+        pass
+
+    def asked(shares: Any, kinds: Any, jobs: int, progress: Any) -> Any:
+        raise AskedError(jobs)
+
+    monkeypatch.setattr(f"kv_sim.replay.timed.{module}.replay_on", asked)
+    with pytest.raises(AskedError, match=r"^3$"):
+        main([command, file, *ENGINE, *options, "--jobs", "3"])
+
+
 @pytest.mark.once
 def test_replay_takes_several_sizes(file: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["replay", file, *ENGINE, "--capacity", "2GiB,16GiB", "--policy", "lru,arc", "--json", "-"]) == 0

@@ -61,6 +61,10 @@ ANEW = (Group(0, FULL, 2, 1, 1), Group(1, WINDOW, 4, 1, 1, 20, 6), Group(2, WIND
 
 ONE_TOKEN = (Group(0, FULL, 2, 1, 1), Group(1, WINDOW, 2, 1, 1, 1), Group(2, WINDOW, 4, 1, 1, 1))
 
+EVEN = (Group(0, FULL, 2, 1, 1), Group(1, WINDOW, 2, 1, 1, 4))
+LAST_TWO = (Group(0, FULL, 2, 1, 1), Group(1, WINDOW, 2, 1, 1, 3))
+FINER = (Group(0, FULL, 8, 1, 1), Group(1, WINDOW, 2, 1, 1, 3))
+
 MID_CHUNK = (Group(0, FULL, 2, 1, 1), Group(1, WINDOW, 4, 3, 3, 20, 16), Group(2, WINDOW, 2, 1, 1, 2))
 
 WITH_STATES = (Group(0, FULL, 6, 1, 3), Group(1, WINDOW, 2, 1, 1, 2), Group(2, STATE, 4, 1, 2))
@@ -127,6 +131,9 @@ rising = st.lists(st.integers(0, 60), max_size=30, unique=True).map(sorted)
 
 @example(Layout(ONE_TOKEN, 2, 4), (0, 0, 0), [0], 1)
 @example(Layout(ONE_TOKEN, 2, 4), (7, 9, 0), range(5), 1)
+@example(Layout(EVEN, 2, 2, 0), (8, 0, 0), range(4), 1)  # goes on a token before all of its window is complete
+@example(Layout(LAST_TWO, 2, 2, 4), (0, 0, 0), range(8, 12), 1)  # what is looked at begins some intervals on
+@example(Layout(FINER, 2, 8, None), (0, 0, 0), range(8, 12), 1)
 @given(
     layouts((None, 0, 4, 8, 6)),
     st.tuples(st.integers(0, 120), st.integers(0, 120), st.integers(0, 120)),

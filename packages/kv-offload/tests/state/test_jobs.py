@@ -188,7 +188,8 @@ def test_who_has_its_blocks_makes_nobody_wait():
     assert (book.is_watching, book.touching({1, 2}), book.kept()) == (False, [], [job])
     book.release(owner)
     assert (book.is_watching, book.touching({2}), book.kept()) == (True, [0], [])
-    assert book.report(0, 1).is_done
+    report = book.report(0, 1)
+    assert (report.is_done, report.is_first_failure, [*book.abandoned]) == (True, False, [])
     assert (book.is_watching, book.kept()) == (False, [])
     book.check()
 

@@ -35,6 +35,13 @@ def test_jobs_apart_share_a_layer():
     assert len(watched._layers) == 1
 
 
+def test_a_job_may_use_a_block_twice():
+    watched = WatchedBlocks()
+    watched.add(1, [5, 5])
+    watched.remove(1, [5, 5])
+    assert (watched.touching({5}), bool(watched)) == ([], False)
+
+
 def test_check_sees_a_block_too_many():
     watched = WatchedBlocks()
     watched.add(1, [5, 6])

@@ -54,6 +54,16 @@ def test_there_is_more_where_a_chunk_of_any_group_was_not_offered(sizes_and_curs
     assert progress.next_end == min(ends)
 
 
+def test_a_prompt_waits_for_an_eighth_of_what_it_offered():
+    progress = Progress(Layout((Group(0, FULL, 4, 1, 1),), 4, 4), ReqContext("r"))
+    for chunks, more in ((7, 1), (15, 1), (16, 2), (23, 2), (24, 3)):
+        progress.pass_over([chunks], {}, 1000, 4 * chunks, 1000)
+        assert progress.next_end == 4 * (chunks + more)
+    progress.groups[0].loaded = range(1)  # which it did not offer
+    progress.pass_over([24], {}, 1000, 96, 1000)
+    assert progress.next_end == 4 * (24 + 2)
+
+
 def test_chunks_that_lost_blocks_are_not_offered_wherever_one_begins_to_look():
     group, layout = Group(1, WINDOW, 4, 2, 2, 9), Layout((Group(0, FULL, 8, 1, 2),), 4, 8)
     for cursor, offered in ((0, [0, 3, 4]), (1, [3, 4]), (2, [3, 4]), (3, [3, 4]), (4, [4])):

@@ -46,6 +46,11 @@ def test_all_numbers_that_numpy_has_on_any_machine_can_be_sent() -> None:
     assert {np.dtype(code).str[1:] for code in codes} == {*NUMPY_TYPES}
 
 
+def test_torch_has_the_same_numbers_and_floats_of_fewer_bits() -> None:
+    narrow = {"bfloat16", "float8_e4m3fn", "float8_e4m3fnuz", "float8_e5m2", "float8_e5m2fnuz"}
+    assert {np.dtype(letters).name for letters in NUMPY_TYPES} | narrow == {*TORCH_TYPES}
+
+
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 @pytest.mark.parametrize("order", "<>")
 @pytest.mark.parametrize("letters", NUMPY_TYPES)

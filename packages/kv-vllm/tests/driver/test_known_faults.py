@@ -24,7 +24,7 @@ def end_of(check, *arguments):
     return None
 
 
-def end_of_session(monkeypatch, *, version=(0, 32), is_async=False, known=True, **said):
+def end_of_session(monkeypatch, *, version=(0, 32), is_async=False, known=("vllm", "ledger"), **said):
     """That of one that was asked for three tokens, has two, and gets some."""
     from vllm.v1.request import RequestStatus
 
@@ -41,7 +41,8 @@ def end_of_session(monkeypatch, *, version=(0, 32), is_async=False, known=True, 
     twin = SimpleNamespace(
         asked=SimpleNamespace(output_tokens=3), has_next_turn=has["next"], was_told_to_end=has["told"]
     )
-    requests, twins = ({"a": request}, {"a": twin}) if known else ({}, {})
+    requests = {"a": request} if "vllm" in known else {}
+    twins = {"a": twin} if "ledger" in known else {}
     monkeypatch.setattr(known_faults, "vllm_version", lambda: version)
     world = WorldConfig(async_scheduling=is_async)
     vllm, ledger = SimpleNamespace(requests=requests), SimpleNamespace(twins=twins)
@@ -63,7 +64,9 @@ def end_of_session(monkeypatch, *, version=(0, 32), is_async=False, known=True, 
         ({"status": "RUNNING", "tokens": 2, "is_async": True}, None),
         ({"next": False, "told": True, "tokens": 2}, TAKEN_ALONG),
         ({"resumable": False}, None),
-        ({"known": False}, None),
+        ({"known": ()}, None),
+        ({"known": ("vllm",)}, None),
+        ({"known": ("ledger",)}, None),
         ({"version": (0, 33)}, None),
     ],
     ids=str,
