@@ -2,6 +2,6 @@
 
 import sys
 
-from kv_sim.cli.main import main
+from kv_sim.cli.start import start
 
-sys.exit(main())
+sys.exit(start())

@@ -475,3 +475,43 @@ def test_what_a_lost_copy_uses_is_in_use_for_ever(monkeypatch: pytest.MonkeyPatc
     for seed in range(16, 24):
         assert run_seed(SUBJECTS["offload"], seed).failure is None
     assert 0 < len(looked) < 8
+
+
+# -- what isn't there --------------------------------------------------------------------------
+
+
+def test_what_has_not_been_stored_is_no_hit() -> None:
+    shelves, guard, taken = guarded()
+
+    def found(key: OffloadKey) -> str:
+        before = len(taken.taken)
+        shelves.answer = LookupResult.HIT
+        guard.lookup(key, REQUEST)
+        return "; ".join(f"{invariant} {message}" for invariant, message in taken.taken[before:])
+
+    assert [found(key) for key in (A, B)] == ["", ""], "somebody else may have stored it"
+    shelves.answer = PrepareStoreOutput([A, B], BlockIDsLoadStoreSpec([1, 2]), [])
+    guard.prepare_store([A, B, C], REQUEST)
+    said = "HITS the medium's Shelves.lookup finds a chunk whose store"
+    assert [found(key) for key in (A, B, C)] == [f"{said} goes on", f"{said} goes on", ""]
+    guard.complete_store([A], REQUEST)
+    guard.complete_store([B], REQUEST, False)
+    guard.complete_store([D], REQUEST, False)  # one that nobody knows is ignored
+    assert [found(key) for key in (A, B, D)] == ["", f"{said} failed", ""]
+    for answer in (LookupResult.MISS, LookupResult.HIT_PENDING, LookupResult.RETRY):
+        shelves.answer = answer
+        guard.lookup(B, REQUEST)
+    assert len(taken.taken) == 3
+    guard.reset_cache()
+    assert found(B) == ""
+
+
+def test_of_a_prefix_only_the_hits_must_be_there() -> None:
+    shelves, guard, taken = guarded(Quick)
+    shelves.answer = stored([B], [1])
+    guard.prepare_store([B], REQUEST)
+    shelves.answer = PrefixLookup(1, LookupResult.HIT_PENDING)
+    guard.lookup_prefix([A, B], REQUEST)
+    assert not taken.taken
+    guard.lookup_prefix([B, A], REQUEST)
+    assert taken.taken == [(Invariant.HITS, "the medium's Quick.lookup_prefix finds a chunk whose store goes on")]

@@ -8,12 +8,16 @@ import shlex
 import subprocess
 import sys
 from collections.abc import Callable
+from importlib.abc import MetaPathFinder
+from importlib.metadata import entry_points
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 from kv_sim_command_lines import Result
 
+from kv_sim.cli.main import COMMANDS
+from kv_sim.cli.start import start
 from kv_sim.cli.subjects import subject_lines
 from kv_sim.command import selection
 from kv_sim.examples.catalogue import SUBJECTS
@@ -168,3 +172,37 @@ def test_that_nothing_was_ever_found_is_said(kv_sim: Callable[[str], Result]) ->
     assert (code, "nothing is wrong" in out, err) == (0, True, nothing)
     assert kv_sim(f"{lazy} --histories 9")[2] == ""
     assert kv_sim("kv-sim fuzz --connector memory --histories 10")[2] == ""
+
+
+@pytest.mark.parametrize("command", ["replay-schedule x.jsonl", "replay mooncake-synthetic", "growth memory"])
+def test_what_goes_wrong_in_any_command_is_no_answer(
+    command: str, kv_sim: Callable[[str], Result], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(options: object) -> int:
+        raise ZeroDivisionError("ours")
+
+    monkeypatch.setitem(COMMANDS, command.split()[0], broken)
+    code, out, err = kv_sim(f"kv-sim {command}")
+    assert (code, out) == (3, "")
+    assert err.startswith("Traceback ")
+    end = f"ZeroDivisionError: ours\nkv-sim {command.split()[0]}: kv-sim itself failed: please report it\n"
+    assert err.endswith(end)
+
+
+def test_a_command_may_be_interrupted_while_it_is_imported(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    class Interrupted(MetaPathFinder):
+        def find_spec(self, name: str, *args: object) -> None:
+            if name == "kv_sim.cli.main":
+                raise KeyboardInterrupt
+
+    monkeypatch.delitem(sys.modules, "kv_sim.cli.main")
+    monkeypatch.delattr("kv_sim.cli.main")
+    monkeypatch.setattr(sys, "meta_path", [Interrupted(), *sys.meta_path])
+    assert (start(), capsys.readouterr().err) == (130, "note: interrupted\n")
+
+
+def test_the_script_begins_where_the_module_does() -> None:
+    [script] = entry_points(group="console_scripts", name="kv-sim")
+    assert script.value == "kv_sim.cli.start:start"

@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -16,6 +17,7 @@ from kv_sim.conformance import command, report
 from kv_sim.conformance.scenarios import Claim, Outcome, Scenario, probes_of, run_scenario, scenarios_of
 from kv_sim.examples.catalogue import OFFLOAD
 from kv_sim.fuzz import Run
+from kv_sim.history.coverage import Coverage
 from kv_sim.subject import NOT_OF_PEERS, OF_PEERS, Subject, Trait
 
 CONNECTORS = Path(__file__).parents[1] / "support" / "broken_connectors.py"
@@ -45,6 +47,31 @@ def test_a_claim_that_does_not_hold_ends_it(conform: Callable[..., tuple[int, st
     assert "\n\nscenario " in out
     rows = [line.split() for line in out.splitlines() if "made" in line.split()[1:2]]
     assert [(row[0], row[-2]) for row in rows] == [("plain", "breaks")]
+
+
+def test_the_line_to_paste_has_as_many_actions(conform: Callable[..., tuple[int, str]]) -> None:
+    code, out = conform("broken_connectors:Hasty", "--histories", "3", "--actions", "90")
+    assert code == 1
+    [line] = [line.removeprefix("replay: ") for line in out.splitlines() if line.startswith("replay: ")]
+    assert "--actions 90" in line
+    assert main(shlex.split(line)[1:]) == 1
+
+
+def test_a_failure_of_the_testbed_itself(
+    conform: Callable[..., tuple[int, str]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def run_seed(subject: Subject, seed: int, **options: Any) -> Run:
+        if seed == 6:
+            raise ZeroDivisionError("ours")
+        return Run(Coverage(), 1, "", None)
+
+    monkeypatch.setattr("kv_sim.conformance.scenarios.run_seed", run_seed)
+    code, out = conform("broken_connectors:Hasty", "--traits", "repeats", "--seed", "4", "--actions", "9")
+    line = "kv-sim fuzz --connector broken_connectors:Hasty --traits none --seed 6 --actions 9 --log"
+    assert (code, out[: out.index("Traceback ")]) == (
+        3,
+        f"TESTBED seed=6  ZeroDivisionError: ours\nreplay: {line}\n",
+    )
 
 
 @pytest.mark.once

@@ -1,11 +1,14 @@
 """Layers of the testbed's memory as tensors: what they look like, and what touching them asks for."""
 
+from concurrent.futures import ThreadPoolExecutor
+
 import pytest
 
 pytest.importorskip("kv_sim")
 
-from kv_api import Direction
+from kv_api import ConfigError, Direction
 from kv_sim.config import WorldConfig
+from kv_sim.memory.kernels import LaunchedStep
 from kv_sim.memory.shadow import Shadow
 from kv_sim.violation import Referee, Violation
 from kv_vllm.driver.device import TensorDevice
@@ -104,6 +107,58 @@ def test_the_device_first_finishes_what_it_was_given(device, writes):
     else:
         assert tensor[3].shape == shape
     assert (device.retired_steps, len(device.queue)) == (1, 0)
+
+
+# -- a thread of the connector's own ------------------------------------------------------------
+
+
+def in_a_thread(call):
+    with ThreadPoolExecutor(1, thread_name_prefix="of-its-own") as pool:
+        return pool.submit(call).result()
+
+
+def test_a_thread_of_its_own_finds_what_is_there_and_moves_nothing(device):
+    from kv_vllm.driver.tensors import device_tensor
+
+    device.is_read_by_address = True
+    tensor, step = device_tensor(device, 0), LaunchedStep(1, [], [], [], 4, (0,))
+    device.queue.append(step)  # as while it is launched, on the world's own thread
+    device.memory[3, 0] = 7
+    assert in_a_thread(lambda: tensor[3].clone().view(torch_int64()).reshape(-1).tolist()) == [7] * 4
+    assert list(device.queue) == [step]
+
+
+def test_a_thread_of_its_own_writes_what_it_has_a_right_to(device):
+    from kv_vllm.driver.tensors import device_tensor
+
+    device.is_read_by_address = True
+    tensor = device_tensor(device, 0).view(torch_int64())
+    device.queue.append(LaunchedStep(1, [], [], [], 4, (0,)))
+    with pytest.raises(Violation, match=r"block 2 .*: the connector's thread of-its-own_0 writes it, but no load"):
+        in_a_thread(lambda: tensor[2].fill_(1))
+    device.shadow.load_rights[2] = "r"
+    in_a_thread(lambda: tensor[2].fill_(1))
+    assert (device.memory[2, 0].tolist(), len(device.queue)) == ([1] * 4, 1)
+    assert device.shadow.last_writer[0][2] == "the connector's thread of-its-own_0"
+
+
+def test_a_thread_cannot_wait_for_steps_of_a_device_that_is_copied_through(device):
+    from kv_vllm.driver.tensors import device_of, device_tensor
+
+    tensor = device_tensor(device, 0)
+    device_of(tensor)
+    with pytest.raises(
+        ConfigError, match=r"Tensor.clone was called by the thread 'of-its-own_0': the testbed's memory"
+    ):
+        in_a_thread(tensor.clone)
+    with pytest.raises(ConfigError):
+        device.launch(LaunchedStep(1, [], [], [], 4, (0,)))
+
+
+def torch_int64():
+    import torch
+
+    return torch.int64
 
 
 def test_what_is_not_on_a_device_is_nobodys(device):

@@ -2,13 +2,16 @@
 
 Its answers are what ``kv_api.OffloadingManager`` says that they are (PROTOCOL). A chunk that a job reads or writes
 isn't evicted, and its place is given to nobody, also not after a reset, until it is known that jobs from before it
-have ended (OWNERSHIP). Places are known where they are numbers, one for each chunk.
+have ended (OWNERSHIP). Places are known where they are numbers, one for each chunk. A chunk whose last store
+goes on, or failed, is no hit (HITS).
 
-Keeps, of each chunk in use, how many jobs use it and its place; and the places of jobs from before the last reset.
+Keeps, of each chunk in use, how many jobs use it and its place; the places of jobs from before the last reset; and
+which chunks aren't there, and why.
 """
 
 from collections import Counter
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from itertools import islice
 from typing import Any
 
 from kv_api import (
@@ -52,6 +55,8 @@ class MediumGuard:
         """Of those chunks, as far as it is known."""
         self._withheld: set[int] = set()
         """Places of jobs from before the last reset."""
+        self._not_there: dict[OffloadKey, str] = {}
+        """Chunks that were given a place and can't be found now: what became of the store."""
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.manager, name)
@@ -68,6 +73,8 @@ class MediumGuard:
         """Ask, and check the answer."""
         answer = self.manager.lookup(key, req_context)
         self._expect("lookup", answer, LookupResult)
+        if answer is LookupResult.HIT:
+            self._check_hits("lookup", [key])
         return answer
 
     def lookup_prefix(self, keys: Collection[OffloadKey], req_context: ReqContext) -> PrefixLookup:
@@ -81,6 +88,8 @@ class MediumGuard:
             self._fail(f"lookup_prefix answered {answer.hits} hits of {len(keys)} chunks")
         elif (answer.rest is LookupResult.HIT) is not (answer.hits == len(keys)):
             self._fail(f"lookup_prefix answered {answer.hits} hits of {len(keys)} chunks, and then {answer.rest}")
+        else:
+            self._check_hits("lookup_prefix", islice(keys, answer.hits))
         return answer
 
     # -- jobs ----------------------------------------------------------------------------------
@@ -119,6 +128,11 @@ class MediumGuard:
         """A store has ended."""
         self.manager.complete_store(keys, req_context, success)
         self._release(keys)
+        for key in keys:
+            if success:
+                self._not_there.pop(key, None)
+            elif key in self._not_there:
+                self._not_there[key] = "failed"
 
     def reset_cache(self) -> None:
         """Everything is forgotten, and what is in use stays where it is."""
@@ -126,6 +140,7 @@ class MediumGuard:
         self._withheld.update(self._place_of.values())
         self._users.clear()
         self._place_of.clear()
+        self._not_there.clear()
 
     def on_reset_flushed(self) -> None:
         """Jobs from before the reset have ended."""
@@ -133,6 +148,11 @@ class MediumGuard:
         self._withheld.clear()
 
     # -- parts of these ------------------------------------------------------------------------
+
+    def _check_hits(self, method: str, hits: Iterable[OffloadKey]) -> None:
+        for key in hits:
+            if key in self._not_there:
+                self._fail(f"{method} finds a chunk whose store {self._not_there[key]}", Invariant.HITS)
 
     def _check_store(self, method: str, keys: Collection[OffloadKey], answer: PrepareStoreOutput) -> None:
         self._expect(method, answer, PrepareStoreOutput)
@@ -158,6 +178,7 @@ class MediumGuard:
                 Invariant.OWNERSHIP,
             )
         self._use(stored, answer.store_spec)
+        self._not_there.update(dict.fromkeys(stored, "goes on"))
 
     def _use(self, keys: Collection[OffloadKey], spec: LoadStoreSpec) -> None:
         self._users.update(keys)

@@ -1,6 +1,7 @@
 """The command ``kv-sim``: from what was typed to what is run, and to an exit code.
 
 ===================== =====================================================================================
+``start``             imports what follows, and runs it
 ``main``              runs a command, by its name in ``COMMANDS``
 ``options``           what can be typed, of all commands
 ``fuzz``              histories of seeds; ``replay_schedule``: one from a file

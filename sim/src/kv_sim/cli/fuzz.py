@@ -1,7 +1,6 @@
 """``kv-sim fuzz``: the histories of a range of seeds, up to the first that fails."""
 
 import argparse
-import traceback
 from collections import Counter
 from collections.abc import Callable
 from functools import partial
@@ -10,7 +9,15 @@ from typing import Final
 from kv_api import ConfigError
 from kv_sim.cli.options import USUAL_HISTORIES
 from kv_sim.command import selection, values
-from kv_sim.command.console import BROKEN, FAILED, FINE, note, say, say_interrupted
+from kv_sim.command.console import (
+    BROKEN,
+    FAILED,
+    FINE,
+    note,
+    say,
+    say_interrupted,
+    say_that_testbed_failed,
+)
 from kv_sim.command.failed import line_to_paste, say_that_it_failed
 from kv_sim.command.interrupts import Told
 from kv_sim.command.views import make_world
@@ -88,7 +95,5 @@ def _guarded(seed: int, line: str, run: Callable[[], Run]) -> Run | None:
     except (ConfigError, OSError):
         raise
     except Exception as error:  # noqa: BLE001 - reported with its traceback, under an exit code of its own
-        traceback.print_exc()
-        say(f"TESTBED seed={seed}  {type(error).__name__}: {error}")
-        say(f"replay: {line}")
+        say_that_testbed_failed(error, seed, line)
         return None

@@ -8,6 +8,7 @@ can't be run as it stands; 3 the testbed itself failed, which is never the conne
 import argparse
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from traceback import print_exception
 from typing import Final
 
 from kv_api import ConfigError
@@ -72,6 +73,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         said = f"{error.filename}: {error.strerror}" if named else error
         print(f"kv-sim {options.command}: {said}", file=sys.stderr)
         return MISUSED
+    except Exception as error:  # noqa: BLE001 - reported with its traceback, under an exit code of its own
+        print_exception(error)
+        print(f"kv-sim {options.command}: kv-sim itself failed: please report it", file=sys.stderr)
+        return BROKEN
     return code
 
 

@@ -5,6 +5,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from io import TextIOWrapper
+from traceback import print_exception
 from typing import Final
 
 from kv_sim.guard import called_at
@@ -45,6 +46,13 @@ def say_interrupted(error: BaseException, seed: int | None, of: str, done: int) 
     where = f" in {called}," if called else ""
     running = f"while seed {seed} of {of} ran" if seed is not None else f"before {of} ran"
     note(f"interrupted{where} {running}; {done} {'history' if done == 1 else 'histories'} of it done before")
+
+
+def say_that_testbed_failed(error: Exception, seed: int, line: str) -> None:
+    """Print what is wrong here, not in a connector: its traceback, and how to see it again."""
+    print_exception(error)
+    say(f"TESTBED seed={seed}  {type(error).__name__}: {error}")
+    say(f"replay: {line}")
 
 
 def print_whatever_there_is() -> None:

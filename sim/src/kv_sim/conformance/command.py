@@ -2,15 +2,25 @@
 
 import argparse
 import shlex
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
+from kv_api import ConfigError
 from kv_sim.command import selection, values
-from kv_sim.command.console import FAILED, FINE, note, say, say_interrupted
+from kv_sim.command.console import (
+    BROKEN,
+    FAILED,
+    FINE,
+    note,
+    say,
+    say_interrupted,
+    say_that_testbed_failed,
+)
 from kv_sim.command.interrupts import Told
 from kv_sim.config import BUILTIN_ENGINE
 from kv_sim.conformance import scenarios
-from kv_sim.conformance.report import row_of, scenario_table, summary_lines, tell_failure
+from kv_sim.conformance.report import line_to_paste, row_of, scenario_table, summary_lines, tell_failure
 from kv_sim.engines import find_engine
 from kv_sim.failures.report import USUAL_ACTIONS
 from kv_sim.subject import PEERS, Subject
@@ -34,6 +44,15 @@ def conform(options: argparse.Namespace) -> int:
                 say(text)
             say_interrupted(error, outcome.seed, f"the scenario {scenario.name}", outcome.histories)
             raise Told from None
+        except (ConfigError, OSError):
+            raise
+        except Exception as error:
+            if outcome.seed is None:  # no history had begun
+                raise
+            narrowed = replace(subject, traits=scenario.traits)
+            line = line_to_paste(name, extra, narrowed, outcome.seed, options.engine, options.actions)
+            say_that_testbed_failed(error, outcome.seed, line)
+            return BROKEN
         outcomes.append(outcome)
         if outcome.failure is not None and scenario.claim is scenarios.Claim.MADE and not options.keep_going:
             break
@@ -57,7 +76,8 @@ def _try_one(
         outcome, subject, start=start, histories=histories, actions=options.actions, engine=options.engine
     )
     if outcome.failure is not None and outcome.scenario.claim is scenarios.Claim.MADE:
-        tell_failure(name, extra, outcome.failure, Path(options.save), say=say, note=note)
+        folder = Path(options.save)
+        tell_failure(name, extra, outcome.failure, folder, actions=options.actions, say=say, note=note)
         say("")
 
 

@@ -7,7 +7,7 @@ from typing import Final
 from kv_sim.command.table import aligned
 from kv_sim.conformance.scenarios import Claim, Outcome
 from kv_sim.failures import telling
-from kv_sim.failures.report import file_stem, replay_line
+from kv_sim.failures.report import USUAL_ACTIONS, file_stem, replay_line
 from kv_sim.fuzz import Failure
 from kv_sim.history.coverage import Coverage, why_little_is_shown
 from kv_sim.history.legal import FORGETS, SITUATION_NEEDS, SITUATIONS
@@ -98,17 +98,31 @@ def _hardly_shown(traits: frozenset[Trait | None], situations: Mapping[str, int]
 
 
 def tell_failure(
-    name: str, extra: str | None, failure: Failure, folder: Path, *, say: telling.Say, note: telling.Say
+    name: str,
+    extra: str | None,
+    failure: Failure,
+    folder: Path,
+    *,
+    actions: int = USUAL_ACTIONS,
+    say: telling.Say,
+    note: telling.Say,
 ) -> None:
     """Say what broke, shrunk and saved, as lines to paste."""
     assert failure.seed is not None, "a scenario's failure has a seed"
-    traits = ",".join(sorted(failure.subject.traits)) or "none"
-    line = replay_line(
-        name,
-        failure.seed,
-        extra=extra,
-        traits=traits,
-        serves_peers=failure.subject.engines if failure.subject.serves_peers else None,
-        engine=failure.config.engine,
-    )
+    line = line_to_paste(name, extra, failure.subject, failure.seed, failure.config.engine, actions)
     telling.tell(failure, line, folder, file_stem(name, failure.seed), say=say, note=note)
+
+
+def line_to_paste(
+    name: str, extra: str | None, subject: Subject, seed: int, engine: str, actions: int = USUAL_ACTIONS
+) -> str:
+    """The command that runs a history of a scenario again, whose traits the subject has."""
+    return replay_line(
+        name,
+        seed,
+        extra=extra,
+        traits=",".join(sorted(subject.traits)) or "none",
+        serves_peers=subject.engines if subject.serves_peers else None,
+        engine=engine,
+        actions=actions,
+    )

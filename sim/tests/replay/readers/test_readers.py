@@ -1,7 +1,9 @@
 """What had to be decided of a trace when it was read; and that is said."""
 
+import errno
 import gc
 import json
+import os
 import shutil
 from pathlib import Path
 
@@ -9,6 +11,7 @@ import pytest
 from kv_sim_records import call, lines, mooncake, seen, weka
 from kv_sim_slow_replay import same
 
+from kv_api import ConfigError
 from kv_sim.replay import columns as columns_module
 from kv_sim.replay.bounds import infinite_hits
 from kv_sim.replay.columns import ColumnsBuilder
@@ -85,11 +88,38 @@ def test_sessions_have_their_own_ids_subagents_nest_and_files_make_one_trace(tmp
 
 @pytest.mark.parametrize("order", [iter, reversed])
 def test_the_files_of_a_folder_come_by_their_names(tmp_path, monkeypatch, order):
-    files = [tmp_path / name for name in ("a.JSONL", "b.json.XZ", "c.csv", "d.txt.gz")]
+    names = ("9/0.json", "10/0.json", "a.JSONL", "b.json.XZ", "c.csv", "d-2.txt.gz", "d-02.txt.gz", "d-10.txt.gz")
+    files = [tmp_path / name for name in names]
     for file in files:
+        file.parent.mkdir(exist_ok=True)
         file.touch()
-    monkeypatch.setattr(Path, "rglob", lambda folder, pattern: order([*files, folder / "no file.json", folder]))
-    assert files_of(tmp_path) == files
+    (tmp_path / "a.json").symlink_to("nowhere")
+    walk = os.walk
+
+    def walked(*args, **options):
+        return order(
+            [(folder, inner, list(order(sorted(found)))) for folder, inner, found in walk(*args, **options)]
+        )
+
+    monkeypatch.setattr(os, "walk", walked)
+    assert files_of(tmp_path) == [files[0], files[1], *files[2:5], files[6], files[5], files[7]]
+
+
+def test_a_folder_that_cannot_be_listed_is_no_empty_one(tmp_path, monkeypatch):
+    (tmp_path / "hours" / "secret").mkdir(parents=True)
+    (tmp_path / "hours" / "a.json").touch()
+    scandir = os.scandir
+
+    def guarded(folder):
+        if Path(folder).name == "secret":
+            raise PermissionError(errno.EACCES, "Permission denied", str(folder))
+        return scandir(folder)
+
+    monkeypatch.setattr(os, "scandir", guarded)
+    for folder in (tmp_path / "hours", tmp_path / "hours" / "secret"):
+        with pytest.raises(ConfigError) as found:
+            open_trace(folder)
+        assert str(found.value) == f"{tmp_path / 'hours' / 'secret'}: Permission denied"
 
 
 def test_mooncake_s_ids_can_be_a_session_s_and_a_turn_can_have_a_delay(tmp_path):

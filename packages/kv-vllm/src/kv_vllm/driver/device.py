@@ -1,5 +1,6 @@
 """``TensorDevice``: the testbed's device, whose memory vLLM's connectors see as tensors."""
 
+import threading
 from time import sleep
 
 from kv_sim.memory.device import Device
@@ -28,3 +29,11 @@ class TensorDevice(Device):
         """Give threads of a connector's own, which may be copying, some time."""
         if self.is_read_by_address:
             sleep(PAUSE_SECONDS)
+
+    def is_in_between(self, what: str) -> bool:
+        """Whether a thread of the connector's own asks. Refused where steps are waited for: it can't."""
+        if threading.get_ident() == self._thread:
+            return False
+        if not self.is_read_by_address:
+            self.must_be_in_turn(what)
+        return True

@@ -4,8 +4,12 @@ Where such a tensor lies is plain to see, and a view of it is one, too. Whoever 
 at once: the device first finishes what it was given, and its shadow is asked for the right to every block that is
 touched. Code that reads by an address isn't seen; so a device runs a step as soon as it is launched, unless a
 worker has asked for the device itself, to copy through the testbed (``device_of``).
+
+A thread of the connector's own comes in between anything, and a device knows one thread. So it is not waited for,
+and what it reads isn't seen, as by an address; of what it writes, only the right to is asked for.
 """
 
+import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Final
 from weakref import WeakValueDictionary
@@ -66,12 +70,12 @@ def _touch(func: Callable[..., Any], name: str, args: tuple[Any, ...], kwargs: d
     for tensor in _device_tensors((args, tuple(kwargs.values()))):
         numbers = _block_numbers(tensor)
         if any(tensor is one for one in written):
-            _about_to_write(tensor._device, _distinct(_written_part(name, numbers, args[1:], kwargs)))
+            _about_to_write(tensor._device, name, _distinct(_written_part(name, numbers, args[1:], kwargs)))
             continue
         if name in TAKES_PART and tensor is first:
             which = {key: value for key, value in kwargs.items() if key not in ("input", "out")}
             numbers = func(numbers, *args[1:], **which)
-        _about_to_read(tensor._device, _distinct(numbers))
+        _about_to_read(tensor._device, name, _distinct(numbers))
 
 
 def _written_part(name: str, numbers: torch.Tensor, said: Sequence[Any], named: Mapping[str, Any]) -> torch.Tensor:
@@ -88,16 +92,22 @@ def _written_part(name: str, numbers: torch.Tensor, said: Sequence[Any], named: 
     return numbers
 
 
-def _about_to_read(device: TensorDevice, blocks: list[int]) -> None:
+def _about_to_read(device: TensorDevice, method: str, blocks: list[int]) -> None:
+    if device.is_in_between(f"Tensor.{method}"):
+        return
     device.synchronize()
     device.shadow.about_to_read(device.rank, blocks, "the connector reads it", device.copies.running.values())
 
 
-def _about_to_write(device: TensorDevice, blocks: list[int]) -> None:
-    device.synchronize()
+def _about_to_write(device: TensorDevice, method: str, blocks: list[int]) -> None:
+    who, copies = "the connector", device.copies.running
+    if device.is_in_between(f"Tensor.{method}"):
+        who, copies = f"the connector's thread {threading.current_thread().name}", {}
+    else:
+        device.synchronize()
     for block in blocks:
-        device.shadow.about_to_load(device.rank, block, "the connector writes it", device.copies.running.values())
-        device.shadow.last_writer[device.rank][block] = "the connector"
+        device.shadow.about_to_load(device.rank, block, f"{who} writes it", copies.values())
+        device.shadow.last_writer[device.rank][block] = who
 
 
 def _block_numbers(tensor: DeviceTensor) -> torch.Tensor:

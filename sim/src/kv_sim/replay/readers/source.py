@@ -5,6 +5,8 @@ import gzip
 import importlib
 import io
 import lzma
+import os
+import re
 import zlib
 from collections.abc import Iterator
 from importlib import resources
@@ -40,6 +42,8 @@ _OTHERS: Final = {
 
 _TEXT: Final = "; a trace is text in UTF-8, JSON lines, JSON or a table, or Parquet"
 _TWICE: Final = "a trace is a file, since it is opened more than once: save it first"
+
+_TEXT_AND_NUMBER: Final = re.compile(r"([^0-9]*)([0-9]*)")
 
 _PACKED_BYTES: Final = 1 << 14
 
@@ -100,8 +104,22 @@ def _is_empty(file: Path) -> bool:
 
 
 def _within(place: Path) -> list[Path]:
-    """All files below a folder, by their names."""
-    return sorted(file for file in place.rglob("*") if file.is_file()) if place.is_dir() else []
+    """All files below a folder, by their names, in which numbers count as such: ``part-2`` before ``part-10``."""
+    if not place.is_dir():
+        return []
+    found = (Path(folder, name) for folder, _, names in os.walk(place, onerror=_refuse) for name in names)
+    return sorted((file for file in found if file.is_file()), key=_place_of)
+
+
+def _refuse(error: OSError) -> None:
+    """A folder that can't be listed isn't one without traces."""
+    raise ConfigError(f"{error.filename}: {error.strerror}")
+
+
+def _place_of(file: Path) -> tuple[list[list[tuple[str, int]]], Path]:
+    """Text and the number behind it in turns, of each folder on the way; of equals, the names decide."""
+    pairs = [_TEXT_AND_NUMBER.findall(part) for part in file.parts]
+    return [[(text, int(number or -1)) for text, number in found] for found in pairs], file
 
 
 def _kind(place: Path) -> str:
