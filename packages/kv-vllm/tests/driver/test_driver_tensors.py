@@ -117,6 +117,26 @@ def in_a_thread(call):
         return pool.submit(call).result()
 
 
+def test_nothing_is_touched_while_the_engine_sleeps(device):
+    from kv_vllm.driver.tensors import device_tensor
+
+    tensor = device_tensor(device, 0)
+    device.shadow.load_rights[2] = "r"
+    device.sleep()
+    with pytest.raises(Violation, match=r"block 2 .*: the connector uses it while the engine sleeps"):
+        tensor[2].clone()
+    with pytest.raises(Violation, match=r"block 2 .*: the connector uses it while the engine sleeps"):
+        tensor[2] = 1
+    with ThreadPoolExecutor(1) as own:
+        device.is_read_by_address = True
+        with pytest.raises(
+            Violation, match=r"block 2 .*: the connector's thread .* uses it while the engine sleeps"
+        ):
+            own.submit(tensor.__setitem__, 2, 1).result()
+    device.wake()
+    tensor[2] = 1
+
+
 def test_a_thread_of_its_own_finds_what_is_there_and_moves_nothing(device):
     from kv_vllm.driver.tensors import device_tensor
 

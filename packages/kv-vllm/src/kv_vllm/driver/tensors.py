@@ -95,6 +95,8 @@ def _written_part(name: str, numbers: torch.Tensor, said: Sequence[Any], named: 
 def _about_to_read(device: TensorDevice, method: str, blocks: list[int]) -> None:
     if device.is_in_between(f"Tensor.{method}"):
         return
+    for block in blocks:
+        device.must_be_awake(block, "the connector")
     device.synchronize()
     device.shadow.about_to_read(device.rank, blocks, "the connector reads it", device.copies.running.values())
 
@@ -106,6 +108,7 @@ def _about_to_write(device: TensorDevice, method: str, blocks: list[int]) -> Non
     else:
         device.synchronize()
     for block in blocks:
+        device.must_be_awake(block, who)
         device.shadow.about_to_load(device.rank, block, f"{who} writes it", copies.values())
         device.shadow.last_writer[device.rank][block] = who
 
