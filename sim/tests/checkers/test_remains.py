@@ -30,7 +30,7 @@ def copy(number: int, direction: Direction, *pairs: tuple[int, int], **of: Any) 
 
 def device(rank: int, ended: tuple[Copy, ...] = (), running: tuple[Copy, ...] = ()) -> Any:
     copies = SimpleNamespace(ended=[*ended], running={one.copy_id: one for one in running})
-    return SimpleNamespace(rank=rank, copies=copies)
+    return SimpleNamespace(rank=rank, copies=copies, others=[], shadow=SimpleNamespace(ranks_that_failed=set()))
 
 
 def engine(*connectors: Any, ended: tuple[str, ...] = (), devices: tuple[Any, ...] = ()) -> Any:
@@ -41,7 +41,6 @@ def engine(*connectors: Any, ended: tuple[str, ...] = (), devices: tuple[Any, ..
         referee=Notes(),
         outcome=SimpleNamespace(ended=gone),
         devices=[*devices],
-        shadow=SimpleNamespace(ranks_that_failed=set()),
     )
 
 
@@ -278,9 +277,24 @@ def test_every_rank_copies_the_same(ended: tuple[Copy, ...], running: tuple[Copy
 def test_a_rank_that_told_of_a_load_that_failed_need_not_have_copied_the_same() -> None:
     """It may have found nothing to copy from."""
     one = engine(devices=(device(0, (copy(0, LOAD, *PAGES),)), device(1)))
-    one.shadow.ranks_that_failed = {1}
+    one.devices[1].shadow.ranks_that_failed = {1}
     geometry.check_ranks(one)
     assert one.referee.told == []
-    one.shadow.ranks_that_failed = set()
+    one.devices[1].shadow.ranks_that_failed = {0}
     geometry.check_ranks(one)
     assert one.referee.told == ["GEOMETRY  ranks 0 and 1 disagree: a load of block 1 ran on one of them only"]
+
+
+@pytest.mark.parametrize("how", ["told", "failed", "lost"])
+def test_nor_need_one_that_the_same_rank_of_another_engine_pulls_from(how: str) -> None:
+    state = State.LOST if how == "lost" else State.DONE if how == "told" else State.FAILED
+    puller = device(1, (copy(0, LOAD, *PAGES, state=state),))
+    if how == "told":
+        puller.shadow.ranks_that_failed = {1}
+    one = engine(devices=(device(0, (copy(0, STORE, *PAGES),)), device(1)))
+    one.devices[1].others = [device(1), puller]
+    geometry.check_ranks(one)
+    assert one.referee.told == []
+    one.devices[1].others = [device(1, (copy(0, LOAD, *PAGES),))]
+    geometry.check_ranks(one)
+    assert one.referee.told == ["GEOMETRY  ranks 0 and 1 disagree: a store of block 1 ran on one of them only"]

@@ -2,13 +2,15 @@
 
 Where a rank puts what it stores, and in how many copies it moves it, is its own business: it may have room of
 its own that it gives back as its own copies end. What it found nothing for, or gave up by a clock of its own, it
-has to say, and then it need not have moved what others did.
+has to say, and then it need not have moved what others did. Nor need the same rank of another engine, from which
+it pulls.
 """
 
 from collections import Counter
 
 from kv_sim.engine.engine import Engine
-from kv_sim.memory.copies import State
+from kv_sim.memory.copies import Copy, State
+from kv_sim.memory.device import Device
 from kv_sim.violation import Invariant
 
 
@@ -16,12 +18,9 @@ def check_ranks(engine: Engine) -> None:
     """Compare what each rank was told to copy with the first one that could do everything."""
     first: tuple[int, Counter[tuple[str, int]]] | None = None
     for device in engine.devices:
-        copies = [*device.copies.ended, *device.copies.running.values()]
-        if device.rank in engine.shadow.ranks_that_failed:
-            continue
-        if any(copy.was_lost or copy.state in (State.FAILED, State.LOST) for copy in copies):
+        if any(map(_has_failed, (device, *device.others))):
             continue  # what failed on one rank need not have been tried on another
-        done = Counter((copy.direction.value, block) for copy in copies for block, _ in copy.pairs)
+        done = Counter((copy.direction.value, block) for copy in _copies_of(device) for block, _ in copy.pairs)
         if first is None:
             first = device.rank, done
         elif done != first[1]:
@@ -31,3 +30,14 @@ def check_ranks(engine: Engine) -> None:
                 f"ranks {first[0]} and {device.rank} disagree: a {direction} of block {block} "
                 "ran on one of them only",
             )
+
+
+def _has_failed(device: Device) -> bool:
+    """Whether a load failed there, or any copy did."""
+    if device.rank in device.shadow.ranks_that_failed:
+        return True
+    return any(copy.was_lost or copy.state in (State.FAILED, State.LOST) for copy in _copies_of(device))
+
+
+def _copies_of(device: Device) -> list[Copy]:
+    return [*device.copies.ended, *device.copies.running.values()]
