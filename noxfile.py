@@ -66,7 +66,7 @@ VLLM_NEWER = "vllm==0.33.0"
 """The newest vLLM that the contract follows: its Python only."""
 
 VLLM_ON_BOTH = (
-    *("authors.py", "features.py", "files.py", "mla.py", "outputs.py", "p2p.py", "p2p_groups.py"),
+    *("authors.py", "features.py", "files.py", "mla.py", "outputs.py", "p2p.py", "p2p_groups.py", "pauses.py"),
     *("prediction.py", "server.py", "states.py", "traffic.py", "two_groups.py", "two_ranks.py"),
     "two_stages.py",
     *("vllms_hf3fs.py", "vllms_lmcache.py", "vllms_mooncake.py", "vllms_mooncake_store.py"),
