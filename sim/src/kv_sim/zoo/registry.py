@@ -88,7 +88,7 @@ _LOADED: Final = (
 )
 
 _SLEPT: Final = (
-    plant(sleeps.CountsOnSteps, "#45268", _I.OWNERSHIP, PATIENT),
+    plant(sleeps.CountsOnSteps, "#45268", _I.OWNERSHIP, PATIENT, _I.CONTENT),
     plant(sleeps.LetsGoForGood, "", _I.NO_CRASH, LATER),
 )
 
