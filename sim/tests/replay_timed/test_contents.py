@@ -54,7 +54,10 @@ def test_two_media_have_host_memory_of_their_own() -> None:
 @pytest.mark.parametrize(
     ("name", "message"),
     [
-        ("BackwardsConnector", r"CONTENT  request 3 token 0: rank 0 block \d+ holds 0x\w+, last written by load"),
+        (
+            "BackwardsConnector",
+            r"CONTENT  request 3 token 0: rank 0 block \d+ holds token \d+ of request \d+, last written by load",
+        ),
         ("HastyConnector", r"OWNERSHIP  rank 0 block \d+ \(of request 0\): store copy 0 reads it before step 1"),
         ("SilentConnector", r"LIVENESS  nothing is under way, and there are still requests: <request 3 waiting"),
     ],

@@ -17,6 +17,7 @@ class Pause(Enum):
     NEW = auto()
     """Requests that hold no blocks: those that came or were preempted wait."""
     ALL = auto()
+    """Everybody."""
 
 
 PauseMode: TypeAlias = Literal["abort", "wait", "keep"]

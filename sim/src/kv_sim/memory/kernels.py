@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from kv_sim.config import NULL, WorldConfig
-from kv_sim.memory.content import Words, layer_keys
+from kv_sim.memory.content import POISON, ZERO, Words, layer_keys
 from kv_sim.memory.copies import Copy
 from kv_sim.memory.shadow import Shadow
 
@@ -88,6 +88,7 @@ class Kernels:
 
     def run(self, step: LaunchedStep) -> None:
         """Run a step: a state is read before any is written, tokens are written before any is read."""
+        self._shadow.hashes_of.update((attention.request_id, attention.hashes) for attention in step.attentions)
         for attention in step.attentions:
             for group in self._states:
                 self._read_state(step, attention, group)
@@ -209,10 +210,27 @@ class Kernels:
         """Note that a slot isn't what it must be for a request's ``token``."""
         block, layer, _ = slot
         request_id, held = attention.request_id, int(self._of_group[group][slot])
-        told = self._shadow.explain_content(self._rank, request_id, token, slot, held)
+        whose = self._whose(held, group, layer)
+        told = self._shadow.explain_content(self._rank, request_id, token, slot, held, whose)
         message = f"{told} (group {group}, layer {layer}, step {step.number}{role})"
         spoilt = {block for group in self._tokens for block, _, _ in self._written(attention, group)}
         step.problems.append(ContentProblem(request_id, block, message, tuple(sorted(spoilt))))
+
+    def _whose(self, value: int, group: int, layer: int) -> str | None:
+        """Which request's token a value is of, and where it belongs if that is elsewhere. None: nobody's here."""
+        if value in (POISON, ZERO):
+            return None
+        for rank in range(self._config.world_size):
+            for of_group, keys in enumerate(layer_keys(rank, self._config.layers_of(rank))):
+                for of_layer, key in enumerate(keys):
+                    for name, hashes in self._shadow.hashes_of.items():
+                        found = np.flatnonzero((hashes ^ key) == np.uint64(value))
+                        if len(found):
+                            place = (rank, of_group, of_layer)
+                            is_here = place == (self._rank, group, layer)
+                            where = "" if is_here else " of rank {}, group {}, layer {}".format(*place)
+                            return f"token {found[0]} of request {name}{where}"
+        return None
 
     def _write_states(self, step: LaunchedStep, attention: Attention, group: int) -> None:
         """Leave the state after the last token in each block that the step reaches, if there is one."""

@@ -10,7 +10,7 @@ from collections.abc import Callable, Collection, Iterable
 from typing import Any, NamedTuple, Protocol
 
 from kv_api import Direction
-from kv_sim.memory.content import POISON, ZERO
+from kv_sim.memory.content import POISON, ZERO, Words
 from kv_sim.memory.copies import Copy, State
 from kv_sim.violation import Invariant, Referee
 
@@ -55,6 +55,8 @@ class Shadow:
         """GPU block -> the step whose own loads may write it, until that step has come back."""
         self.owners: dict[int, str] = {}
         """GPU block -> the request that got it last, for messages."""
+        self.hashes_of: dict[str, Words] = {}
+        """By request, what its tokens are known by, for messages."""
         self.ranks_that_failed: set[int] = set()
         """Those whose worker said of a load that it failed: what it moved need not be what others moved."""
         self.last_writer: list[dict[int, str]] = [{} for _ in range(ranks)]
@@ -226,11 +228,17 @@ class Shadow:
         return parts
 
     def explain_content(
-        self, rank: int, request_id: str, token: int, slot: tuple[int, int, int], value: int
+        self,
+        rank: int,
+        request_id: str,
+        token: int,
+        slot: tuple[int, int, int],
+        value: int,
+        whose: str | None = None,
     ) -> str:
         """Say what a kernel read in place of the request's prefix, in a slot of (block, layer, place in it)."""
         block, layer, place = slot
-        held = {int(POISON): "poison", int(ZERO): "zeroes"}.get(value, f"{value:#x}")
+        held = {int(POISON): "poison", int(ZERO): "zeroes"}.get(value, whose or f"{value:#x}")
         parts = self._parts_of(rank, block)
         writer = next((part.writer for part in reversed(parts) if part.has(layer, place)), "nobody")
         elsewhere = "" if writer == parts[-1].writer else f", and elsewhere by {parts[-1].writer}"
