@@ -4,7 +4,7 @@ Run by the session `vllm-long`.
 """
 
 import pytest
-from kv_vllm_runs import MULTI, OURS, Engine, history, prefixes, with_extra
+from kv_vllm_runs import MULTI, OURS, Engine, history, history_alone, prefixes, with_extra
 
 pytestmark = [pytest.mark.vllm, pytest.mark.filterwarnings("ignore")]
 
@@ -19,12 +19,7 @@ def in_process(monkeypatch):
 @pytest.fixture(scope="module")
 def reference():
     """What the history gives without a connector."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("VLLM_ENABLE_V1_MULTIPROCESSING", "0")
-        engine = Engine()
-        told = history(engine)
-        engine.close()
-    return told
+    return history_alone()
 
 
 def files(folder):

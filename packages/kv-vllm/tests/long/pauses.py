@@ -6,7 +6,7 @@ the session `vllm-long`.
 """
 
 import pytest
-from kv_vllm_runs import MULTI, OURS, Engine, history, with_extra
+from kv_vllm_runs import MULTI, OURS, Engine, history, history_alone, with_extra
 
 pytestmark = [pytest.mark.vllm, pytest.mark.filterwarnings("ignore")]
 
@@ -32,12 +32,7 @@ def in_process(monkeypatch):
 @pytest.fixture(scope="module")
 def reference():
     """What the history gives without a connector, and without a pause."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("VLLM_ENABLE_V1_MULTIPROCESSING", "0")
-        engine = Engine()
-        told = history(engine)
-        engine.close()
-    return told
+    return history_alone()
 
 
 def lose_what_is_in_the_caches(worker):

@@ -8,6 +8,8 @@ import random
 from pathlib import Path
 from tempfile import gettempdir
 
+import pytest
+
 from kv_vllm.smoke.tiny_model import CONFIG, make_model, shapes, write_model
 
 BLOCK = 32
@@ -244,6 +246,16 @@ class Engine:
     def close(self):
         """End it."""
         self.engine.engine_core.shutdown()
+
+
+def history_alone():
+    """What the history gives without a connector, in this process."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("VLLM_ENABLE_V1_MULTIPROCESSING", "0")
+        engine = Engine()
+        told = history(engine)
+        engine.close()
+    return told
 
 
 def recorded(inner, path):

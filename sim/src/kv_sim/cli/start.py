@@ -3,6 +3,7 @@
 import sys
 
 INTERRUPTED = 130
+"""As in ``kv_sim.command.console``, which would have to be imported for it."""
 
 
 def start() -> int:
