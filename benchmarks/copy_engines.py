@@ -22,8 +22,11 @@ costs less.
 ``--programs 1 2 8`` measures ``cuda-gather`` with as many programs, too, as ``cuda-gather/1`` and so on, and
 ``--calls 16 128`` measures ``cuda-batch`` in calls of as many copies.
 
+Copies are given to the device by the thread that submits a job; with ``--in-thread`` ours are by threads that do
+nothing else.
+
     python benchmarks/copy_engines.py [--seconds 240] [--mebibytes 1024] [--layers 16] [--in-order] [--repeat 3]
-        [--beside 3] [--json FILE] [--pages KIB …] [--counts N …] [--methods NAME …] [--programs N …]
+        [--in-thread] [--beside 3] [--json FILE] [--pages KIB …] [--counts N …] [--methods NAME …] [--programs N …]
         [--calls N …]
 
 It begins no case after ``--seconds``, and says what it left out. Without a GPU it says so and measures nothing.
@@ -254,6 +257,7 @@ def main() -> None:
     )
     parser.add_argument("--layers", type=count, default=16)
     parser.add_argument("--in-order", action="store_true", help="chunks that follow each other")
+    parser.add_argument("--in-thread", action="store_true", help="our copies are given by threads of their own")
     parser.add_argument("--pages", type=count, nargs="+", default=PAGES_KIB, metavar="KIB")
     parser.add_argument("--counts", type=count, nargs="+", default=COUNTS, metavar="N")
     parser.add_argument("--methods", nargs="+", default=NAMES, choices=NAMES, metavar="NAME")

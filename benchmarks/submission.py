@@ -45,10 +45,9 @@ class NoDevice:
     """A driver that does nothing, and has done so at once."""
 
     mapped_shift = 0
-    most_pitch = 1 << 31
 
     def __getattr__(self, name: str) -> Any:
-        return lambda *arguments: 0
+        return lambda *arguments, **more: 0
 
     def new_table(self, num_rows: int) -> Table:
         """Room on the host."""

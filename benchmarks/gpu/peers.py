@@ -1,4 +1,7 @@
-"""How others copy pages, as methods of the CUDA engine: a call for each page, or one for the whole job."""
+"""How others copy pages, as methods of the CUDA engine: a call for each page, or one for the whole job.
+
+Both are made by the thread that submits the job.
+"""
 
 from __future__ import annotations
 
@@ -27,10 +30,13 @@ class Loop:
 
 
 class OtherBatches:
-    """A driver with another ``copy_batch``."""
+    """A driver with another ``copy_batch``, which is made at once."""
 
     def __init__(self, copy_batch: Callable[..., None]) -> None:
         self.copy_batch = copy_batch
+
+    def go(self, stream: Any) -> None:
+        """It is gone already."""
 
 
 class OneCall:

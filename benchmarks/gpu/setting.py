@@ -20,14 +20,16 @@ from kv_offload_cpu.memory import MappedMemory
 
 LOOP = "loop"
 ONE_CALL = "one call"
+OTHERS = [LOOP, ONE_CALL]
 OURS = [choice.value for choice in (*METHODS, CopyEngineChoice.AUTO, CopyEngineChoice.CUDA_BEST)]
-NAMES = [LOOP, ONE_CALL, *OURS]
+NAMES = [*OTHERS, *OURS]
 
 
 class Setting:
     """KV caches and chunks for two jobs of ``count`` pages, one of them for each direction.
 
-    ``torch`` is the module; ``make_driver`` makes what the engines ask of the device.
+    ``torch`` is the module; ``make_driver`` makes what the engines ask of the device. Others' methods have one of
+    their own, which gives all at once, in memory that ours has pinned.
     """
 
     def __init__(
@@ -48,7 +50,8 @@ class Setting:
         tensors = [CanonicalKVCacheTensor(layer, page_bytes) for layer in self.cache]
         on_device = device_tensors(CanonicalKVCaches(tensors, [refs]))
         self.plan = CopyPlan([tensor.pages for tensor in on_device], [refs], layout, 0, self.memory.address)
-        self.driver = make_driver(on_device, self.memory.bytes, pin_memory=True)
+        self.driver = make_driver(on_device, self.memory.bytes, pin_memory=True, notes=arguments.in_thread)
+        self.of_others = make_driver(on_device, self.memory.bytes, pin_memory=False)
         random = np.random.default_rng(count)
         halves = (np.arange(self.blocks), np.arange(self.blocks, 2 * self.blocks))
         self.blocks_of = dict(zip(Direction, map(random.permutation, halves), strict=True))
@@ -59,13 +62,14 @@ class Setting:
         """The engine with a method, by name."""
         base, _, number = name.partition("/")
         made: Callable[[Any], Any]
+        driver = self.driver if name not in OTHERS else self.of_others
         if name == LOOP:
             assert loop is not None
-            driver = OtherBatches(loop)
-            made = lambda stream: OneBatch(driver, stream, self.plan)  # noqa: E731
+            batches = OtherBatches(loop)
+            made = lambda stream: OneBatch(batches, stream, self.plan)  # noqa: E731
         elif name == ONE_CALL:
-            self.driver.enable_batches()
-            made = lambda stream: OneCall(self.driver, stream, self.plan)  # noqa: E731
+            driver.enable_batches()
+            made = lambda stream: OneCall(driver, stream, self.plan)  # noqa: E731
         elif number and base == CopyEngineChoice.CUDA_BATCH.value:
             self.driver.enable_batches()
             made = lambda stream: OneBatch(self.driver, stream, self.plan, int(number))  # noqa: E731
@@ -75,7 +79,7 @@ class Setting:
             made = lambda stream: OneKernel(self.driver, stream, self.plan, programs)  # noqa: E731
         else:
             made = method_maker(self.driver, CopyEngineChoice(base), self.plan)
-        return CudaCopyEngine(self.plan, self.driver, made)
+        return CudaCopyEngine(self.plan, driver, made)
 
     def copies(self, direction: Direction) -> PageCopies:
         """The pages of a job."""
@@ -102,6 +106,7 @@ class Setting:
 
     def close(self) -> None:
         """Give everything back."""
+        self.of_others.shutdown()
         self.driver.shutdown()
         self.host = None
         self.memory.release()

@@ -59,7 +59,7 @@ class Driver:
     def __init__(self, run, early, warps=WARPS):
         self.mapped_shift = 0
         self.launched = []
-        self.bindings, self.function, self.warps = self, "move_pages", warps
+        self.function, self.warps = 7, warps
         self._run, self._early = run, early
         self.is_late = False
 
@@ -77,7 +77,9 @@ class Driver:
     def run_kernel(self, stream, launch):
         self.launched.append(launch.steps.word)
         kernel = launch.steps.on_device[launch.direction]
-        kernel.launch(7, launch.table.on_device, launch.num_rows, launch.rows, launch.programs)
+        table = launch.table.on_device.data_ptr()
+        call = kernel.call(7, table, launch.num_rows, launch.rows, launch.programs)
+        self.cuLaunchKernel(*call.arguments)
 
     def cuLaunchKernel(self, function, *shape_and_rest):
         programs, _, _, threads, _, _, shared, _, arguments, _ = shape_and_rest
@@ -86,7 +88,6 @@ class Driver:
         problem = self._run(job, programs, threads, shared, self._early, ctypes.byref(is_late))
         assert problem is None, problem.decode()
         self.is_late |= bool(is_late.value)
-        return (0,)
 
 
 def check_any_job(runs, programs, direction, early, data):

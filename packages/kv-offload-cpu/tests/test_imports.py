@@ -87,10 +87,10 @@ def test_torch_and_its_kin_have_one_file_each_and_only_what_acts_owns_threads_an
         "torch": {"copy/cuda/torch_driver.py"},
         "triton": {"copy/cuda/gather_kernel.py"},
         "cuda": set(),  # by name, where it is first needed
-        "llvmlite": {"copy/host/streaming.py"},
-        "threading": {"copy/host/engine.py"},
+        "llvmlite": {"copy/compiled.py"},
+        "threading": {"copy/cuda/call_loop.py", "copy/host/engine.py"},
         "concurrent": {"copy/host/engine.py", "copy/host/moves.py"},
-        "time": {"copy/host/engine.py", "copy/cuda/trial.py", "shared_region.py"},
+        "time": {"copy/host/engine.py", "copy/cuda/giver.py", "copy/cuda/trial.py", "shared_region.py"},
         "fcntl": {"shared_region.py"},
     }
 
@@ -102,7 +102,16 @@ def test_torch_and_its_kin_have_one_file_each_and_only_what_acts_owns_threads_an
         ("policy", {"slots.columns", "slots.pick", "slots.pins"}),
         ("chunks", {"policy", "policy.base", "slots.columns", "slots.pick", "slots.pins", "stats"}),
         ("copy/ranges", {"copy.engine", "sizing"}),
-        ("copy/host", {"copy.engine", "copy.ranges.addresses", "copy.ranges.descriptors", "copy.ranges.tensors"}),
+        (
+            "copy/host",
+            {
+                "copy.compiled",
+                "copy.engine",
+                "copy.ranges.addresses",
+                "copy.ranges.descriptors",
+                "copy.ranges.tensors",
+            },
+        ),
     ],
 )
 def test_a_folder_knows_of_others_what_its_floor_allows(folder, others):

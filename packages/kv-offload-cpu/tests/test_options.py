@@ -3,7 +3,7 @@
 import pytest
 
 from kv_api import ConfigError
-from kv_offload_cpu import CopyEngineChoice, MemoryChoice, Options
+from kv_offload_cpu import CopyEngineChoice, CopySubmission, MemoryChoice, Options
 from kv_offload_cpu.options import read_options
 
 
@@ -16,6 +16,7 @@ def test_the_defaults():
         max_tracker_size=64_000,
         copy_engine=CopyEngineChoice.AUTO,
         copy_threads=0,
+        copy_submission=CopySubmission.CALLER,
         host_memory=MemoryChoice.AUTO,
         shared_memory_dir="/dev/shm",
         pin_memory=True,
@@ -32,6 +33,7 @@ def test_everything_can_be_set():
         "max_tracker_size": 3,
         "copy_engine": "host",
         "copy_threads": 5,
+        "copy_submission": "thread",
         "host_memory": "shared",
         "shared_memory_dir": "/mnt",
         "pin_memory": False,
@@ -48,6 +50,7 @@ def test_everything_can_be_set():
         max_tracker_size=3,
         copy_engine=CopyEngineChoice.HOST,
         copy_threads=5,
+        copy_submission=CopySubmission.THREAD,
         pin_memory=False,
     )
 
@@ -95,8 +98,8 @@ def test_a_subclass_of_the_spec_may_have_keys_that_resemble_ours():
 def unknown(key, meant):
     return (
         f"kv_connector_extra_config: unknown key {key!r}; known: cache_policy_module_path, checksum, copy_engine, "
-        "copy_threads, cpu_bytes_to_use, eviction_policy, host_memory, max_tracker_size, pin_memory, "
-        f"shared_memory_dir, store_threshold; did you mean {meant!r}?"
+        "copy_submission, copy_threads, cpu_bytes_to_use, eviction_policy, host_memory, max_tracker_size, "
+        f"pin_memory, shared_memory_dir, store_threshold; did you mean {meant!r}?"
     )
 
 
@@ -116,7 +119,10 @@ WRONG = {
     "cache_policy_module_path: expected str, got 3 (int)": {"cache_policy_module_path": 3},
     "checksum: expected bool, got 'yes' (str)": {"checksum": "yes"},
     "unknown copy_engine 'cude'; known: auto, cuda, cuda-batch, cuda-best, cuda-bulk, cuda-gather, cuda-staged, "
-    "cuda-strided, host, host-stream; did you mean 'cuda'?": {"copy_engine": "cude"},
+    "host, host-stream; did you mean 'cuda'?": {"copy_engine": "cude"},
+    "unknown copy_submission 'treads'; known: caller, thread; did you mean 'thread'?": {
+        "copy_submission": "treads"
+    },
     "unknown host_memory 7; known: auto, private, shared": {"host_memory": 7},
     unknown("cpu_byte_to_use", "cpu_bytes_to_use"): {"cpu_byte_to_use": 5},
     unknown("Checksums", "checksum"): {"Checksums": True},

@@ -5,7 +5,7 @@ from dataclasses import asdict
 import pytest
 
 from kv_api import ConfigError
-from kv_offload_cpu.options import CopyEngineChoice
+from kv_offload_cpu.options import CopyEngineChoice, CopySubmission
 from kv_offload_file import FileOffloadingSpec, FileOptions
 from kv_offload_file.options import read_options
 
@@ -30,6 +30,7 @@ def test_settings_and_their_defaults():
         "max_tracker_size": 64_000,
         "copy_engine": CopyEngineChoice.AUTO,
         "copy_threads": 0,
+        "copy_submission": CopySubmission.CALLER,
         "pin_memory": True,
     }
     given = {
@@ -45,10 +46,11 @@ def test_settings_and_their_defaults():
         "max_tracker_size": 9,
         "copy_engine": "host",
         "copy_threads": 2,
+        "copy_submission": "thread",
         "pin_memory": False,
     }
     assert read_options({**given, "block_size": 48}) == FileOptions(
-        **{**given, "copy_engine": CopyEngineChoice.HOST}
+        **{**given, "copy_engine": CopyEngineChoice.HOST, "copy_submission": CopySubmission.THREAD}
     )
     assert {*given} == {*FileOptions.__dataclass_fields__} == FileOffloadingSpec.extra_keys
 
@@ -68,8 +70,9 @@ def test_what_must_be_set(key, meaning, unset):
 
 
 KNOWN = (
-    "cache_policy_module_path, copy_engine, copy_threads, eviction_policy, file_bytes_to_use, file_dir, "
-    "file_direct, file_staging_bytes, file_tag, file_threads, max_tracker_size, pin_memory, store_threshold"
+    "cache_policy_module_path, copy_engine, copy_submission, copy_threads, eviction_policy, file_bytes_to_use, "
+    "file_dir, file_direct, file_staging_bytes, file_tag, file_threads, max_tracker_size, pin_memory, "
+    "store_threshold"
 )
 
 

@@ -25,7 +25,7 @@ from kv_offload_cpu.at_once import AtOnceManager
 from kv_offload_cpu.info import CPUOffloadingInfo
 from kv_offload_cpu.load_store_spec import CPULoadStoreSpec, Stored
 from kv_offload_cpu.manager import CPUOffloadingManager
-from kv_offload_cpu.options import CopyEngineChoice, MemoryChoice, Options
+from kv_offload_cpu.options import CopyEngineChoice, CopySubmission, MemoryChoice, Options
 from kv_offload_cpu.policy import POLICIES, CachePolicy, Run, find_policy
 from kv_offload_cpu.sizing import HostLayout, plan_layout
 from kv_offload_cpu.slots.pins import Pins
@@ -58,6 +58,7 @@ __all__ = [
     "CopyEngine",
     "CopyEngineChoice",
     "CopyResult",
+    "CopySubmission",
     "Direction",
     "HostLayout",
     "HostMemory",

@@ -25,8 +25,6 @@ class CopyEngineChoice(Enum):
     """One copy of the device for each range."""
     CUDA_BATCH = "cuda-batch"
     """Calls of the driver, of many copies each."""
-    CUDA_STRIDED = "cuda-strided"
-    """Calls of the driver, of many copies each, of which one may be all layers of a page."""
     CUDA_GATHER = "cuda-gather"
     """A kernel for each group of a job, for any device: the threads of a few multiprocessors."""
     CUDA_BULK = "cuda-bulk"
@@ -34,7 +32,16 @@ class CopyEngineChoice(Enum):
     CUDA_STAGED = "cuda-staged"
     """By way of a buffer on the device."""
     CUDA_BEST = "cuda-best"
-    """For each job whichever of these was fastest when they were tried on this device; not ``cuda-strided``."""
+    """For each job whichever of these was fastest when they were tried on this device."""
+
+
+class CopySubmission(Enum):
+    """Who gives a job's copies to a CUDA device."""
+
+    CALLER = "caller"
+    """The thread that submits the job, which is held as long as that takes."""
+    THREAD = "thread"
+    """A thread for each lane, which needs no interpreter; ``caller`` where that can't be had."""
 
 
 class MemoryChoice(Enum):
@@ -59,6 +66,7 @@ class SharedOptions:
     copy_engine: CopyEngineChoice = CopyEngineChoice.AUTO
     copy_threads: int = 0
     """Threads that share the bytes of one job in the host engine; 0: as many as pay."""
+    copy_submission: CopySubmission = CopySubmission.CALLER
     pin_memory: bool = True
 
 
@@ -139,6 +147,7 @@ SHARED_CHECKS: Final[dict[str, Check]] = {
     "max_tracker_size": partial(whole, least=1),
     "copy_engine": partial(choice, choices=CopyEngineChoice),
     "copy_threads": partial(whole, least=0),
+    "copy_submission": partial(choice, choices=CopySubmission),
     "pin_memory": partial(of_type, kind=bool),
 }
 """Of `SharedOptions`."""

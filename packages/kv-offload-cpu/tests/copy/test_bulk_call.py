@@ -75,6 +75,9 @@ class Attribute(Enum):
     CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN = 227 << 10
 
 
+FUNCTION = 0xF00
+
+
 class Driver:
     """The driver of an H200, and what it launched. ``failing`` names a function that gives an error."""
 
@@ -99,19 +102,18 @@ class Driver:
 
     def cuModuleGetFunction(self, module, name):
         assert (module, name) == ("module", b"move_pages")
-        return self._result("cuModuleGetFunction"), "function"
+        return self._result("cuModuleGetFunction"), FUNCTION
 
     def cuFuncSetAttribute(self, function, attribute, value):
-        assert (function, attribute) == ("function", "most")
+        assert (function, attribute) == (FUNCTION, "most")
         self.most = value
         return (self._result("cuFuncSetAttribute"),)
 
     def cuLaunchKernel(self, function, *shape_and_rest):
         *shape, stream, arguments, extra = shape_and_rest
-        assert (function, extra) == ("function", 0)
+        assert (function, extra) == (FUNCTION, 0)
         told = Told.from_address(ctypes.c_void_p.from_address(arguments).value)
         self.launched.append((shape, stream, {name: getattr(told, name) for name, _ in Told._fields_}))
-        return (self._result("cuLaunchKernel"),)
 
     def _result(self, name):
         return 700 if name == self.failing else 0
@@ -256,8 +258,10 @@ def test_a_program_of_loads_fits_into_an_h200():
 def test_a_launch_tells_where_everything_is(make, is_store):
     driver = Driver()
     kernel = make(driver).kernel(Tensor(5000), 3, is_store=is_store, word=16)
-    kernel.launch(77, Tensor(9000), 400, range(100, 300), 2)
-    kernel.launch(78, Tensor(8000), 40, range(1), 2)
+    calls = [kernel.call(77, 9000, 400, range(100, 300), 2), kernel.call(78, 8000, 40, range(1), 2)]
+    for arguments, kept in calls:
+        driver.cuLaunchKernel(*arguments)
+        assert kernel._steps in kept
     [(shape, stream, told), (last_shape, last_stream, last_told)] = driver.launched
     warps = WARPS[is_store]
     assert (shape, stream) == ([2, 1, 1, 32 * warps, 1, 1, shared_bytes(warps)], 77)
@@ -277,24 +281,19 @@ def test_a_launch_tells_where_everything_is(make, is_store):
 @pytest.mark.parametrize(("rows", "programs"), [(0, 1), (1, 1), (16, 1), (17, 2), (33, 2)])
 def test_as_many_programs_as_have_something_to_do(make, rows, programs):
     driver = Driver()
-    make(driver).kernel(Tensor(1), 1, is_store=True, word=16).launch(7, Tensor(1), 99, range(rows), 2)
-    assert driver.launched[0][0][0] == programs
-
-
-def test_a_launch_that_fails_says_so(make):
-    kernel = make(Driver("cuLaunchKernel")).kernel(Tensor(1), 2, is_store=True, word=16)
-    with pytest.raises(RuntimeError, match=r"^cuLaunchKernel gave error 700 for 10 steps$"):
-        kernel.launch(7, Tensor(1), 99, range(5), 2)
+    call = make(driver).kernel(Tensor(1), 1, is_store=True, word=16).call(7, 1, 99, range(rows), 2)
+    assert call.arguments[1] == programs
 
 
 def test_a_launch_of_more_steps_than_a_thread_can_count_is_refused(make):
     driver = Driver()
     kernel = make(driver).kernel(Tensor(1), 1 << 20, is_store=True, word=16)
-    kernel.launch(7, Tensor(1), 9999, range(2048), 2)
+    call = kernel.call(7, 1, 9999, range(2048), 2)  # which the driver reads
+    driver.cuLaunchKernel(*call.arguments)
     with pytest.raises(
         RuntimeError, match=r"^a kernel of bulk copies takes 2147483648 steps at most, and this job has"
     ):
-        kernel.launch(7, Tensor(1), 9999, range(2049), 2)
+        kernel.call(7, 1, 9999, range(2049), 2)
     assert [told["num_items"] for _, _, told in driver.launched] == [1 << 31]
 
 

@@ -27,7 +27,6 @@ from kv_offload_cpu.copy.cuda.methods.gather import BULK_PROGRAMS, PROGRAMS, One
 from kv_offload_cpu.copy.cuda.methods.page_table import Kernels, Tables, columns_of, group_steps
 from kv_offload_cpu.copy.cuda.methods.pieces import Cutter
 from kv_offload_cpu.copy.cuda.methods.staged import TwoHalves
-from kv_offload_cpu.copy.cuda.methods.strided import OneStridedBatch
 from kv_offload_cpu.copy.ranges.addresses import Moves, moves, widest_word
 from kv_offload_cpu.copy.ranges.descriptors import CopyPlan, Ranges
 from kv_offload_cpu.copy.ranges.tensors import TensorPages
@@ -69,21 +68,6 @@ def test_a_batch_is_one_call_in_the_order_its_direction_needs(make, direction, o
     machine = make("batch")
     machine.submit(1, direction, WHOLE)
     assert machine.device.calls == [("batch", order, 16)]
-
-
-@pytest.mark.parametrize(("direction", "order"), [(STORE, SourceOrder.STREAM), (LOAD, SourceOrder.ANY)])
-def test_rectangles_are_one_call_of_a_copy_a_page(make, direction, order):
-    machine = make("strided")
-    machine.submit(1, direction, WHOLE)
-    assert machine.device.calls == [("strided", order, 4)]
-
-
-def test_rectangles_are_no_larger_than_a_device_takes(make):
-    machine = make("strided")
-    machine.device.most_pitch = 15
-    method = OneStridedBatch(machine.device, machine.device.new_stream(), machine.plan)
-    method.give((STORE, PageCopies(*(numbers(*column) for column in ([0, 0], [5, 1], [4, 2], [1, 0])))))
-    assert machine.device.calls == [("strided", SourceOrder.STREAM, 8)]
 
 
 @pytest.mark.parametrize("direction", Direction)
@@ -239,8 +223,8 @@ def test_a_load_fills_one_half_while_the_other_is_scattered(make):
 @pytest.mark.parametrize(
     "method",
     [
-        *("mark_compute", "hold", "mark", "mark_time"),
-        *("copy_batch", "copy_strided", "new_table", "upload", "run_kernel"),
+        *("mark_compute", "hold", "mark", "mark_time", "go"),
+        *("copy_batch", "new_table", "upload", "run_kernel"),
     ],
 )
 def test_a_failing_call_is_a_failed_job_and_the_next_one_is_fine(make, way, method):
@@ -264,7 +248,6 @@ def test_a_failing_call_is_a_failed_job_and_the_next_one_is_fine(make, way, meth
 USES = {
     "each": set(),
     "batch": {"copy_batch"},
-    "strided": {"copy_strided"},
     "gather": {"new_table", "upload", "run_kernel"},
     "bulk": {"new_table", "upload", "run_kernel"},
     "staged": {"new_table", "upload", "run_kernel", "copy_batch"},
@@ -274,7 +257,7 @@ USES = {
 @pytest.mark.parametrize("way", USES)
 def test_each_call_of_a_method_can_fail_a_job(make, way):
     failed = set()
-    for method in ("copy_batch", "copy_strided", "new_table", "upload", "run_kernel"):
+    for method in ("copy_batch", "new_table", "upload", "run_kernel"):
         machine = make(way)
         machine.device.failing = {method}
         machine.submit(1, LOAD, WHOLE)
@@ -307,7 +290,7 @@ def test_a_table_of_a_job_that_cannot_be_drained_serves_nobody_else(make):
 def test_a_table_of_a_job_whose_end_cannot_be_asked_for_serves_nobody_else(make):
     machine = make("gather")
     machine.submit(1, STORE, WHOLE)
-    machine.device.failing = {"is_reached"}
+    machine.device.failing = {"is_reached", "drain"}
     assert machine.finished() == [(1, False)]
     machine.device.failing = set()
     machine.submit(2, STORE, WHOLE)
@@ -315,6 +298,23 @@ def test_a_table_of_a_job_whose_end_cannot_be_asked_for_serves_nobody_else(make)
     machine.device.run()
     assert machine.finished() == [(2, True)]
     assert machine.check() == 1
+
+
+def test_a_table_of_a_job_that_failed_serves_others_once_its_stream_is_idle(make):
+    machine = make("gather")
+    machine.submit(1, STORE, WHOLE)
+    machine.device.failing = {"is_reached"}
+    assert machine.finished() == [(1, False)]
+    assert not any(machine.device.streams[stream] for stream in machine.methods[0].streams)
+    assert machine.check() == 0
+
+
+@pytest.mark.parametrize("direction", Direction)
+def test_the_first_piece_goes_before_the_others_are_given(make, direction):
+    machine = make("staged")
+    machine.submit(1, direction, WHOLE)
+    kernels = [gone.count("kernel") for gone in machine.device.gone if "batch" in gone]
+    assert kernels == [1, 1]
 
 
 @pytest.mark.parametrize("way", ["gather", "staged"])
@@ -420,17 +420,16 @@ def test_words_fit_the_slots_too(at, apart, word):
 class Calls:
     """A driver that notes its batches."""
 
-    most_pitch = 1 << 29
-
     def __init__(self):
         self.made = []
+        self.gone = []
 
     def copy_batch(self, stream, batch, begin, end):
         self.made.append((stream, begin, end, int(batch.moves.sizes[begin:end].sum())))
 
-    def copy_strided(self, stream, batch, begin, end):
-        *_, widths, heights = (column[begin:end] for column in batch.columns)
-        self.made.append((stream, begin, end, int((widths * heights).sum())))
+    def go(self, stream):
+        assert stream == 7
+        self.gone.append(len(self.made))
 
 
 def sized(sizes):
@@ -475,23 +474,20 @@ def test_a_batch_is_where_its_columns_are_without_gaps():
         assert np.array_equal(np.ctypeslib.as_array((ctypes.c_int64 * 4).from_address(address)), column)
 
 
-LARGE = {OneBatch: [512, 1024, 2048, *[4096] * 4, 32], OneStridedBatch: [512, 1024, 2048, 1416]}
-"""By method the copies of what is worked out at once, for 5,000 pages in four layers."""
+LARGE = [512, 1024, 2048, *[4096] * 4, 32]
+"""The copies of what is worked out at once, for 5,000 pages in four layers."""
 
 
 @pytest.mark.parametrize("most", [CALL_COPIES, 100])
-@pytest.mark.parametrize("method", LARGE)
-def test_a_large_job_is_worked_out_bit_by_bit(method, most):
+def test_a_large_job_is_worked_out_bit_by_bit(most):
     plan = plan_of(*[TensorPages(5000, 64, 64, n << 30) for n in range(1, 5)])
-    if method is OneStridedBatch:
-        plan = plan_of(*[TensorPages(5000, 64, 64, n << 29) for n in range(1, 5)])
     plan = CopyPlan(
         plan.tensors, [[CanonicalKVCacheRef(n, 64) for n in range(4)]], HostLayout(5000, 1, 256, 1, 256), 0
     )
     pages = np.random.default_rng(0).permutation(5000)
     zeros = np.zeros_like(pages)
     driver = Calls()
-    way = method(driver, 7, plan, most)
+    way = OneBatch(driver, 7, plan, most)
     way.give(way.prepare(STORE, PageCopies(zeros, pages, pages[::-1].copy(), zeros)))
     assert {call[0] for call in driver.made} == {7}
     assert sum(call[3] for call in driver.made) == 5000 * 256
@@ -504,7 +500,32 @@ def test_a_large_job_is_worked_out_bit_by_bit(method, most):
         "only the first ones are smaller, and those that end a part"
     )
     lasts = [index for index in range(len(driver.made)) if begins[index + 1] == 0]
-    assert [driver.made[index][2] for index in lasts] == LARGE[method]
+    assert [driver.made[index][2] for index in lasts] == LARGE
+    assert driver.gone == [1, *(index + 1 for index in lasts)], "the first call at once, then all of a part"
+
+
+class Keeps(Calls):
+    """Has the batches that it was given, and what was in them then."""
+
+    def copy_batch(self, stream, batch, begin, end):
+        self.made.append((batch, [column.copy() for column in batch.moves]))
+
+
+def test_the_numbers_of_a_batch_are_its_own_until_nobody_has_it():
+    pages, zeros = np.random.default_rng(0).permutation(5000), np.zeros(5000, np.int64)
+    driver = Keeps()
+    way = OneBatch(driver, 7, plan_of(TensorPages(5000, 64, 64, 1 << 30)))
+    for job in range(2):
+        way.give(way.prepare(STORE, PageCopies(zeros, pages, np.roll(pages, 1 + job), zeros)))
+    for batch, before in driver.made:
+        assert all(map(np.array_equal, batch.moves, before))
+    num_batches = len({id(batch) for batch, _ in driver.made})
+    assert way._shelf == []
+    driver.made.clear()
+    del batch, before
+    assert len(way._shelf) == num_batches, "whose memory is used again"
+    way.give(way.prepare(STORE, PageCopies(zeros, pages, pages, zeros)))
+    assert len(way._shelf) == num_batches - len({id(batch) for batch, _ in driver.made})
 
 
 @pytest.mark.parametrize(

@@ -14,11 +14,12 @@ from llvmlite import ir
 
 from kv_api import ConfigError
 from kv_offload_cpu import CopyEngineChoice, CPUOffloadingSpec
-from kv_offload_cpu.copy import choose
+from kv_offload_cpu.copy import choose, compiled
 from kv_offload_cpu.copy.choose import host_mover
+from kv_offload_cpu.copy.compiled import Unavailable
 from kv_offload_cpu.copy.host import streaming
 from kv_offload_cpu.copy.host.memmove import BY_C
-from kv_offload_cpu.copy.host.streaming import Unavailable, find_streaming
+from kv_offload_cpu.copy.host.streaming import find_streaming
 
 AUTO, HOST, HOST_STREAM = CopyEngineChoice.AUTO, CopyEngineChoice.HOST, CopyEngineChoice.HOST_STREAM
 
@@ -80,7 +81,7 @@ def refuses_to_execute(monkeypatch):
 
 
 def knows_no_execution(monkeypatch):
-    monkeypatch.setattr(streaming, "mmap", SimpleNamespace(PROT_READ=1, PROT_WRITE=2))
+    monkeypatch.setattr(compiled, "mmap", SimpleNamespace(PROT_READ=1, PROT_WRITE=2))
 
 
 def has_no_target(monkeypatch):
@@ -109,7 +110,7 @@ LACKS = {
     ),
     is_a_process_of_several_engines: (
         "needs llvmlite, at which vLLM fails if it makes another engine for a CPU in this process",
-        "use 'host', or let engines have processes of their own",
+        "let engines have processes of their own, or use 'host'",
         INFO,
     ),
     refuses_to_execute: (
@@ -157,9 +158,9 @@ def test_who_cannot_have_it_copies_by_c_and_is_told_why(monkeypatch, caplog, fre
     ],
 )
 def test_engines_are_not_broken(monkeypatch, modules, parent, breaks):
-    monkeypatch.setattr(streaming, "sys", SimpleNamespace(modules=dict.fromkeys(modules)))
-    monkeypatch.setattr(streaming, "parent_process", lambda: parent)
-    assert streaming._would_break_engines() is breaks
+    monkeypatch.setattr(compiled, "sys", SimpleNamespace(modules=dict.fromkeys(modules)))
+    monkeypatch.setattr(compiled, "parent_process", lambda: parent)
+    assert compiled._would_break_engines() is breaks
 
 
 def test_who_can_have_it_gets_it_unless_they_want_another(caplog):

@@ -1,7 +1,7 @@
 """The driver over torch with all methods, on a CPU that pretends to be a GPU: each call is done when it is made.
 
 So nothing is shown of order, which ``test_cuda_methods`` does. Shown is that the driver gives the right bytes in
-the right form to torch, to the batched copy and to the kernel.
+the right form to torch, to the driver's functions and to the kernel, at once or by threads.
 """
 
 import ctypes
@@ -9,6 +9,7 @@ import sys
 from contextlib import contextmanager, nullcontext
 from functools import partial
 from itertools import product
+from logging import INFO
 from time import perf_counter
 from types import SimpleNamespace
 
@@ -17,15 +18,17 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from kv_offload_cpu_device import move_of
+from kv_offload_cpu_driver import FakeBindings
 from kv_offload_cpu_layouts import Shape, Tensor, canonical
 from kv_offload_cpu_torch import check_jobs
 
-from kv_api import CanonicalKVCacheRef
-from kv_offload_cpu import CopyEngineChoice, Direction, HostLayout
-from kv_offload_cpu.copy.choose import METHODS, method_maker
+from kv_api import CanonicalKVCacheRef, ConfigError
+from kv_offload_cpu import CopyEngineChoice, CopySubmission, Direction, HostLayout
+from kv_offload_cpu.copy.choose import METHODS, by_buffer, method_maker
+from kv_offload_cpu.copy.compiled import Unavailable
+from kv_offload_cpu.copy.cuda.bulk_call import BulkKernel, WrongDeviceError
 from kv_offload_cpu.copy.cuda.methods.batch import OneBatch
-from kv_offload_cpu.copy.cuda.methods.page_table import Kernels, Launch, Steps
-from kv_offload_cpu.copy.cuda.methods.staged import TwoHalves
+from kv_offload_cpu.copy.cuda.methods.page_table import Kernels, Launch, Steps, columns_of
 from kv_offload_cpu.copy.cuda.trial import TINY, Trial
 from kv_offload_cpu.copy.ranges.descriptors import CopyPlan
 from kv_offload_cpu.copy.ranges.tensors import TensorPages, device_tensors
@@ -78,12 +81,14 @@ class Registry:
         self.kernels = []
         self.device = None
         self.num_bulk_calls = 0
+        self.bindings = FakeBindings()
 
     @contextmanager
     def on(self, device):
         """While a device is the current one."""
         before, self.device = self.device, device
-        yield
+        with self.bindings.current():
+            yield
         self.device = before
 
     def bulk_call(self):
@@ -92,11 +97,6 @@ class Registry:
         self.num_bulk_calls += 1
         return SimpleNamespace(kernel=partial(Kernel, self, Kernels.BULK))
 
-    def strided_call(self):
-        """The batched copy of rectangles of the current device."""
-        assert self.device is not None, "on whatever device was the current one"
-        return Rectangles()
-
     def cudaHostRegister(self, address, size, flags):
         self.calls.append(("register", address, size, flags))
         return 0
@@ -104,37 +104,6 @@ class Registry:
     def cudaHostUnregister(self, address):
         self.calls.append(("unregister", address))
         return 0
-
-
-class Batches:
-    """The batched copy, done by C."""
-
-    def __call__(self, stream, batch, begin, end):
-        assert stream == Stream.cuda_stream
-        for target, source, size in zip(*(column[begin:end].tolist() for column in batch.moves), strict=True):
-            ctypes.memmove(target, source, size)
-
-
-class Rectangles:
-    """The batched copy of rectangles, done by C."""
-
-    most_pitch = 1 << 31
-
-    def __call__(self, stream, batch, begin, end):
-        assert stream == Stream.cuda_stream
-        rows = zip(*(column[begin:end].tolist() for column in batch.columns), strict=True)
-        for target, target_pitch, source, source_pitch, width, height in rows:
-            for row in range(height):
-                ctypes.memmove(target + row * target_pitch, source + row * source_pitch, width)
-
-
-class Bindings:
-    """A copy to the device, done by C."""
-
-    def cuMemcpyAsync(self, target, source, num_bytes, stream):
-        assert stream == Stream.cuda_stream
-        ctypes.memmove(target, source, num_bytes)
-        return (0,)
 
 
 class Kernel:
@@ -176,15 +145,13 @@ def registry(monkeypatch):
         monkeypatch.setattr(torch.cuda, name, pretended)
     driver = "kv_offload_cpu.copy.cuda.torch_driver"
     __import__(driver)
-    monkeypatch.setattr(f"{driver}.BatchCall", Batches)
-    monkeypatch.setattr(f"{driver}.StridedCall", registry.strided_call)
-    monkeypatch.setattr(f"{driver}.load_bindings", lambda purpose: Bindings())
-    monkeypatch.setattr(f"{driver}.mapped_address", lambda bindings, address: address)
+    for module in ("batch_call", "streams", "torch_driver"):
+        monkeypatch.setattr(f"kv_offload_cpu.copy.cuda.{module}.load_bindings", lambda purpose: registry.bindings)
     kernels = SimpleNamespace(Kernel=partial(Kernel, registry, Kernels.GATHER))
     monkeypatch.setattr(f"{driver}.BulkCall", registry.bulk_call)
     monkeypatch.setattr("kv_offload_cpu.copy.cuda.trial.MOST_BYTES", 1 << 10)
     monkeypatch.setattr("kv_offload_cpu.copy.cuda.trial.TIMES", 1)
-    monkeypatch.setitem(METHODS, CopyEngineChoice.CUDA_STAGED, partial(TwoHalves, half_bytes=64))
+    monkeypatch.setitem(METHODS, CopyEngineChoice.CUDA_STAGED, partial(by_buffer, half_bytes=64))
     monkeypatch.setitem(sys.modules, "kv_offload_cpu.copy.cuda.gather_kernel", kernels)
     monkeypatch.setattr("kv_offload_cpu.copy.cuda.gather_kernel", kernels, raising=False)
     return registry
@@ -194,14 +161,15 @@ UNITS = {CopyEngineChoice.CUDA_BULK: [16]}
 """In bytes, what all pages are multiples of."""
 
 
+@pytest.mark.parametrize("submission", CopySubmission)
 @pytest.mark.parametrize("choice", [CopyEngineChoice.AUTO, CopyEngineChoice.CUDA_BEST, *METHODS])
 @settings(
     suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=max(10, settings().max_examples // 2)
 )
 @given(data=st.data())
-def test_what_is_stored_by_a_method_is_what_it_loads(choice, registry, data):
+def test_what_is_stored_by_a_method_is_what_it_loads(choice, submission, registry, data):
     registry.calls.clear()
-    address, num_bytes = check_jobs(data, choice, "cpu", UNITS.get(choice, [1, 16]))
+    address, num_bytes = check_jobs(data, choice, submission, "cpu", UNITS.get(choice, [1, 16]))
     assert registry.calls == [("register", address, num_bytes, 2), ("unregister", address)]
 
 
@@ -215,7 +183,7 @@ def make(registry):
     shape = Shape(1, 1, (Tensor(8),), (((0, 8),),))
     tensors = device_tensors(canonical(shape, [torch.zeros((1, 8), dtype=torch.int8)]))
     memory = np.zeros(8, np.uint8)
-    return lambda *, pin_memory=True: TorchDriver(tensors, memory, pin_memory=pin_memory)
+    return lambda *, pin_memory=True, **notes: TorchDriver(tensors, memory, pin_memory=pin_memory, **notes)
 
 
 def test_batches_of_torch_prove_themselves(make):
@@ -267,7 +235,9 @@ def test_as_many_rows_of_a_table_are_uploaded_as_asked(make):
     table = driver.new_table(4)
     table.numbers[:] = np.arange(12)
     table.on_device.fill_(-1)
-    driver.upload(driver.new_stream(), table, 3)
+    stream = driver.new_stream()
+    driver.upload(stream, table, 3)
+    driver.go(stream)
     assert table.on_device.tolist() == [0, 1, 2, 3, 4, 5, 6, 7, 8, -1, -1, -1]
 
 
@@ -282,3 +252,82 @@ def test_streams_and_events_are_those_of_torch(make):
     assert stream.waited_for == [begin]
     assert driver.is_reached(begin)
     assert not driver.is_reached(Event())
+
+
+def test_threads_give_what_is_noted_if_that_is_wanted(make, registry):
+    assert not make().notes
+    driver = make(notes=True)
+    assert driver.notes
+    driver.enable_kernels()
+    table, stream = driver.new_table(4), driver.new_stream()
+    driver.upload(stream, table, 3)
+    assert "cuMemcpyAsync" not in registry.bindings.calls
+    driver.go(stream)
+    assert "cuMemcpyAsync" in registry.bindings.calls
+
+
+@pytest.mark.parametrize(
+    ("lacking", "said"),
+    [
+        ("loop", "a loop that gives them needs something"),
+        ("bindings", "copy_engine: a call of the driver needs cuda-bindings"),
+    ],
+)
+def test_who_cannot_have_threads_gives_at_once_and_the_log_says_why(make, monkeypatch, caplog, lacking, said):
+    caplog.set_level(INFO, "kv_offload_cpu")
+    if lacking == "loop":
+        missing = Unavailable("needs something", "", INFO)
+        monkeypatch.setattr("kv_offload_cpu.copy.cuda.torch_driver.find_loop", lambda: missing)
+    else:
+
+        def load_bindings(purpose):
+            raise ConfigError(f"copy_engine: {purpose} needs cuda-bindings")
+
+        monkeypatch.setattr("kv_offload_cpu.copy.cuda.streams.load_bindings", load_bindings)
+    assert not make(notes=True).notes
+    assert [record.getMessage() for record in caplog.records] == [f"copies are given by who submits them: {said}"]
+
+
+@pytest.mark.parametrize(
+    ("notes", "odd", "kernels"),
+    [(False, False, Kernels.GATHER), (True, False, Kernels.BULK), (True, True, Kernels.GATHER)],
+)
+def test_a_buffer_has_bulk_copies_where_threads_give_them(make, notes, odd, kernels):
+    driver = make(notes=notes)
+    driver.enable_stages(odd=odd)
+    assert driver.stage_kernels is kernels
+
+
+def test_a_buffer_has_tritons_kernel_where_there_are_no_bulk_copies(make, monkeypatch, caplog):
+    caplog.set_level(INFO, "kv_offload_cpu")
+
+    def bulk_call():
+        raise WrongDeviceError("an old device")
+
+    monkeypatch.setattr("kv_offload_cpu.copy.cuda.torch_driver.BulkCall", bulk_call)
+    driver = make(notes=True)
+    driver.enable_stages(odd=False)
+    assert driver.stage_kernels is Kernels.GATHER
+    assert [record.getMessage() for record in caplog.records] == [
+        "copies by way of a buffer need the interpreter for each piece: an old device"
+    ]
+
+
+@pytest.mark.parametrize("notes", [False, True])
+def test_a_kernel_of_bulk_copies_is_a_call_of_the_driver(make, registry, monkeypatch, notes):
+    """Its addresses are what they should be: bytes arrive."""
+    call = SimpleNamespace(function=0xF00, warps={True: 2, False: 3})
+    call.kernel = lambda *told, word, **more: BulkKernel(call, *told, **more)
+    monkeypatch.setattr("kv_offload_cpu.copy.cuda.torch_driver.BulkCall", lambda: call)
+    driver = make(notes=notes)
+    driver.enable_bulk()
+    source, target = np.arange(40, dtype=np.uint8), np.zeros(40, np.uint8)
+    numbers = np.array([source.ctypes.data, 8, 0, 8, 8], np.int64)
+    steps = Steps(driver.new_steps(numbers, 1, 16, Kernels.BULK), 1, 16)
+    table, stream = driver.new_table(2), driver.new_stream()
+    columns_of(table, 2)[:] = [[1, 3], [target.ctypes.data + 16, target.ctypes.data], [0, 1]]
+    driver.upload(stream, table, 2)
+    driver.run_kernel(stream, Launch(Direction.STORE, table, 2, range(2), steps, 4))
+    driver.go(stream)
+    assert target.tolist() == [0] * 8 + [*range(24, 32)] + [*range(8, 16)] + [0] * 16
+    assert registry.bindings.kernel[:3] == (0xF00, 1, 64)

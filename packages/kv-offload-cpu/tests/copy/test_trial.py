@@ -49,6 +49,9 @@ class Device(FakeDevice):
     def enable_bulk(self):
         raise WrongDeviceError("an old device")
 
+    def enable_stages(self, *, odd):
+        self.enable_kernels()
+
     def copy_batch(self, stream, batch, begin, end):
         super().copy_batch(stream, batch, begin, end)
         price = 10 if batch.order is SourceOrder.ANY and batch.moves.sizes[begin] < 60 else 1
@@ -67,7 +70,7 @@ class Device(FakeDevice):
             if kind in self.spoils:
                 self._write(target, bytes([(self._read(target, 1)[0] + 1) % 256]))
 
-        self.streams[stream].append(("act", act))
+        self._give(stream, ("act", act))
 
 
 @pytest.fixture(autouse=True)
@@ -412,6 +415,7 @@ def test_a_trial_waits_for_compute_that_may_still_use_its_memory():
     device = Device()
     stream = device.new_stream()
     Trial(device, stream, Shape(16, 1), lambda: 0)
+    device.go(stream)
     assert [operation[0] for operation in device.streams[stream]] == ["hold"]
     assert device.streams[stream][0][1] is device.streams[0][-1][1]
 

@@ -8,7 +8,7 @@ import numpy as np
 
 from kv_offload_cpu import Direction
 from kv_offload_cpu.copy.cuda.methods.batch import SourceOrder
-from kv_offload_cpu.copy.cuda.methods.page_table import COLUMNS
+from kv_offload_cpu.copy.cuda.methods.page_table import COLUMNS, Kernels
 
 
 class DeviceEvent:
@@ -47,7 +47,8 @@ class FakeDevice:
 
     Stream 0 is the compute stream. ``failing`` names methods that raise, and ``asked`` lists the events that were
     asked for. Time is the number of operations done. Addresses are real ones; each is looked up before it is used.
-    What the device may do in any order it does in the order of ``random``, or backwards.
+    What the device may do in any order it does in the order of ``random``, or backwards. Until it is told to go, a
+    stream has nothing of what it was given; ``gone`` says what went together.
     """
 
     def __init__(self, arrays, memory, random=None):
@@ -57,6 +58,9 @@ class FakeDevice:
         self.stages = []
         self.tables = []
         self.streams = [[]]
+        self.lanes = [0]
+        self.noted = []
+        self.gone = []
         self.failing = set()
         self.asked = []
         self.calls = []
@@ -64,8 +68,8 @@ class FakeDevice:
         self.clock = 0
         self.is_shut_down = False
         self.mapped_shift = 0
-        self.most_pitch = 1 << 31
         self.is_pinned = True
+        self.stage_kernels = Kernels.GATHER
 
     # What a test does
 
@@ -99,9 +103,21 @@ class FakeDevice:
 
     # What the engine asks
 
-    def new_stream(self):
+    def new_stream(self, beside=None):
+        self.lanes.append(len(self.streams) if beside is None else self.lanes[beside])
         self.streams.append([])
         return len(self.streams) - 1
+
+    def go(self, stream):
+        self._may_fail("go")
+        self._go(stream)
+
+    def _go(self, stream):
+        going = [noted for noted in self.noted if self.lanes[noted[0]] == self.lanes[stream]]
+        self.noted = [noted for noted in self.noted if self.lanes[noted[0]] != self.lanes[stream]]
+        self.gone.append([operation[0] for _, operation in going])
+        for to, operation in going:
+            self.streams[to].append(operation)
 
     def mark_compute(self):
         return self.mark(0)
@@ -109,7 +125,9 @@ class FakeDevice:
     def mark(self, stream):
         self._may_fail("mark" if stream else "mark_compute")
         event = DeviceEvent()
-        self.streams[stream].append(("mark", event))
+        self._give(stream, ("mark", event))
+        if not stream:  # what the model is given goes at once
+            self._go(0)
         return event
 
     def mark_time(self, stream):
@@ -120,7 +138,7 @@ class FakeDevice:
 
     def hold(self, stream, event):
         self._may_fail("hold")
-        self.streams[stream].append(("hold", event))
+        self._give(stream, ("hold", event))
 
     def is_reached(self, event):
         self._may_fail("is_reached")
@@ -134,6 +152,7 @@ class FakeDevice:
 
     def drain(self, stream):
         self._may_fail("drain")
+        self._go(stream)
         while self.streams[stream]:
             self.step(self.runnable()[0])
 
@@ -148,21 +167,13 @@ class FakeDevice:
 
     def copy(self, stream, direction, ranges):
         self._may_fail("copy")
-        self.streams[stream].append(("ranges", direction, [column.tolist() for column in ranges]))
+        self._give(stream, ("ranges", direction, [column.tolist() for column in ranges]))
 
     def copy_batch(self, stream, batch, begin, end):
         self._may_fail("copy_batch")
         assert begin < end, "an empty batch"
         rows = list(zip(*(column[begin:end].tolist() for column in batch.moves), strict=True))
         self.calls.append(("batch", batch.order, len(rows)))
-        self._give_copies(stream, batch.order, rows)
-
-    def copy_strided(self, stream, batch, begin, end):
-        self._may_fail("copy_strided")
-        assert begin < end, "an empty batch"
-        rectangles = list(zip(*(column[begin:end].tolist() for column in batch.columns), strict=True))
-        rows = [row for rectangle in rectangles for row in self._rows_of(*rectangle)]
-        self.calls.append(("strided", batch.order, len(rectangles)))
         self._give_copies(stream, batch.order, rows)
 
     def new_table(self, num_rows):
@@ -172,7 +183,7 @@ class FakeDevice:
 
     def upload(self, stream, table, num_rows):
         self._may_fail("upload")
-        self.streams[stream].append(("upload", table, num_rows))
+        self._give(stream, ("upload", table, num_rows))
 
     def new_steps(self, numbers, count, word, kernels):
         self._may_fail("new_steps")
@@ -184,7 +195,7 @@ class FakeDevice:
         self.calls.append(
             ("kernel", len(launch.rows) * launch.steps.num_steps, launch.steps.word, launch.programs)
         )
-        self.streams[stream].append(("kernel", launch))
+        self._give(stream, ("kernel", launch))
 
     def new_stage(self, num_bytes):
         self.stages.append(np.full(num_bytes, 0xEE, np.uint8))
@@ -195,6 +206,9 @@ class FakeDevice:
 
     # Operations
 
+    def _give(self, stream, operation):
+        self.noted.append((stream, operation))
+
     def _give_copies(self, stream, order, rows):
         """Copies of targets, sources and sizes. Where the device may read early, it does: now, or later."""
         early = [order is SourceOrder.ANY and (not self.random or self.random.random() < 0.5) for _ in rows]
@@ -202,15 +216,7 @@ class FakeDevice:
             Copy(*row, self._read(*row[1:]) if is_early else None)
             for row, is_early in zip(rows, early, strict=True)
         ]
-        self.streams[stream].append(("batch", copies))
-
-    def _rows_of(self, target, target_pitch, source, source_pitch, width, height):
-        """The copies of a rectangle, as the driver takes one."""
-        for pitch in (target_pitch, source_pitch):
-            assert pitch == 0 or width <= pitch <= self.most_pitch, f"rows of {width} bytes, {pitch} apart"
-            assert height == 1 or pitch, f"{height} rows at no distance"
-        for row in range(height):
-            yield target + row * target_pitch, source + row * source_pitch, width
+        self._give(stream, ("batch", copies))
 
     def _ranges(self, direction, ranges):
         for tensor, device, host, size in zip(*ranges, strict=True):

@@ -11,7 +11,6 @@ from kv_offload_cpu.copy.cuda.engine import CudaCopyEngine, EachRange
 from kv_offload_cpu.copy.cuda.methods.batch import OneBatch
 from kv_offload_cpu.copy.cuda.methods.gather import OneKernel
 from kv_offload_cpu.copy.cuda.methods.staged import TwoHalves
-from kv_offload_cpu.copy.cuda.methods.strided import OneStridedBatch
 from kv_offload_cpu.copy.cuda.table import ByTable, Row
 from kv_offload_cpu.copy.ranges.descriptors import CopyPlan
 from kv_offload_cpu.copy.ranges.pages import page_copies
@@ -43,7 +42,6 @@ def by_table(driver, stream, plan):
 WAYS = {
     "each": EachRange,
     "batch": OneBatch,
-    "strided": OneStridedBatch,
     "gather": OneKernel,
     "bulk": METHODS[CopyEngineChoice.CUDA_BULK],
     "staged": staged,

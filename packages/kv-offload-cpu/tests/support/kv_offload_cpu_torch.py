@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from kv_offload_cpu_layouts import BytesModel, canonical, jobs, make_caches, shapes
 
 from kv_api import CanonicalKVCacheRef
-from kv_offload_cpu import Direction, HostLayout, Urgency
+from kv_offload_cpu import CopySubmission, Direction, HostLayout, Urgency
 from kv_offload_cpu.copy.choose import method_maker
 from kv_offload_cpu.copy.cuda.engine import CudaCopyEngine
 from kv_offload_cpu.copy.ranges.descriptors import CopyPlan
@@ -19,7 +19,7 @@ from kv_offload_cpu.memory import MappedMemory
 NUM_CHUNKS = 6
 
 
-def check_jobs(data, choice, device, units):
+def check_jobs(data, choice, submission, device, units):
     """Store and load by a method, pages of bytes in units of one of ``units``; returns the memory that it used."""
     import torch
 
@@ -35,8 +35,9 @@ def check_jobs(data, choice, device, units):
     on_device = device_tensors(canonical(shape, tensors))
     refs = [[CanonicalKVCacheRef(*ref) for ref in group] for group in shape.groups]
     plan = CopyPlan([tensor.pages for tensor in on_device], refs, layout, 0, memory.address)
-    driver = TorchDriver(on_device, memory.bytes, pin_memory=True)
-    assert driver.is_pinned
+    notes = submission is CopySubmission.THREAD
+    driver = TorchDriver(on_device, memory.bytes, pin_memory=True, notes=notes)
+    assert (driver.is_pinned, driver.notes) == (True, notes)
     with closing(SimpleNamespace(close=lambda: (driver.shutdown(), memory.release()))):
         engine, model = CudaCopyEngine(plan, driver, method_maker(driver, choice, plan)), BytesModel(shape)
         for job_id in range(data.draw(st.integers(1, 6))):

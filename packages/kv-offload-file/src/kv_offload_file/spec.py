@@ -172,6 +172,7 @@ class FileOffloadingSpec(OffloadingSpec):
             options.file_staging_bytes,
             copy_engine=options.copy_engine,
             copy_threads=options.copy_threads,
+            copy_submission=options.copy_submission,
             pin_memory=options.pin_memory,
         )
         return make_copy_engine(kv_caches, memory, wishes)

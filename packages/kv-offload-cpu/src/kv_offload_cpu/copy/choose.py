@@ -9,53 +9,53 @@ from typing import Any, Final
 
 from kv_api import CanonicalKVCaches, ConfigError
 from kv_offload_cpu.copy.checksum import ChecksummingEngine
+from kv_offload_cpu.copy.compiled import Unavailable
 from kv_offload_cpu.copy.cuda.bulk_call import WrongDeviceError
 from kv_offload_cpu.copy.cuda.engine import CudaCopyEngine, EachRange, Method, Stream
 from kv_offload_cpu.copy.cuda.methods.batch import OneBatch
 from kv_offload_cpu.copy.cuda.methods.gather import BULK_PROGRAMS, OneKernel
 from kv_offload_cpu.copy.cuda.methods.page_table import Kernels
-from kv_offload_cpu.copy.cuda.methods.staged import TwoHalves
-from kv_offload_cpu.copy.cuda.methods.strided import OneStridedBatch
+from kv_offload_cpu.copy.cuda.methods.staged import HALF_BYTES, TwoHalves
 from kv_offload_cpu.copy.cuda.table import STAND_INS, TABLE, ByTable, Row, fitting, is_odd
 from kv_offload_cpu.copy.cuda.trial import TINY, Seconds, Shape, Trial, rows_of
 from kv_offload_cpu.copy.engine import CopyEngine, HostMemory
 from kv_offload_cpu.copy.host.engine import HostCopyEngine
 from kv_offload_cpu.copy.host.memmove import BY_C
 from kv_offload_cpu.copy.host.moves import Mover
-from kv_offload_cpu.copy.host.streaming import Unavailable, find_streaming
+from kv_offload_cpu.copy.host.streaming import find_streaming
 from kv_offload_cpu.copy.ranges.descriptors import CopyPlan
 from kv_offload_cpu.copy.ranges.tensors import DeviceTensor, device_tensors
 from kv_offload_cpu.memory import MappedMemory
-from kv_offload_cpu.options import CopyEngineChoice, Options
+from kv_offload_cpu.options import CopyEngineChoice, CopySubmission, Options
 
 _log = logging.getLogger("kv_offload_cpu")
+
+
+def by_buffer(driver: Any, stream: Stream, plan: CopyPlan, half_bytes: int = HALF_BYTES) -> Method:
+    """By way of a buffer, with the kernels that the driver has for that."""
+    return TwoHalves(driver, stream, plan, half_bytes, driver.stage_kernels)
+
 
 METHODS: Final[dict[CopyEngineChoice, Callable[[Any, Stream, CopyPlan], Method]]] = {
     CopyEngineChoice.CUDA: EachRange,
     CopyEngineChoice.CUDA_BATCH: OneBatch,
-    CopyEngineChoice.CUDA_STRIDED: OneStridedBatch,
     CopyEngineChoice.CUDA_GATHER: OneKernel,
     CopyEngineChoice.CUDA_BULK: partial(OneKernel, programs=BULK_PROGRAMS, kernels=Kernels.BULK),
-    CopyEngineChoice.CUDA_STAGED: TwoHalves,
+    CopyEngineChoice.CUDA_STAGED: by_buffer,
 }
 """What copies on a CUDA device; the first is for whoever has no wish."""
 
-_TRIED: Final = (
-    CopyEngineChoice.CUDA_BATCH,
-    CopyEngineChoice.CUDA_GATHER,
-    CopyEngineChoice.CUDA_BULK,
-    CopyEngineChoice.CUDA_STAGED,
-)
-"""What ``cuda-best`` tries. Not what no device has run yet."""
+_TRIED: Final = tuple(choice for choice in METHODS if choice is not CopyEngineChoice.CUDA)
+"""What ``cuda-best`` tries."""
 
 _FITTING = {
     "cpu": (CopyEngineChoice.HOST, CopyEngineChoice.HOST_STREAM),
     "cuda": (*METHODS, CopyEngineChoice.CUDA_BEST),
 }
 _NEED_BATCHES = (CopyEngineChoice.CUDA_BATCH, CopyEngineChoice.CUDA_STAGED)
-_NEED_KERNELS = (CopyEngineChoice.CUDA_GATHER, CopyEngineChoice.CUDA_STAGED)
-_NEED_STRIDED = (CopyEngineChoice.CUDA_STRIDED,)
+_NEED_KERNELS = (CopyEngineChoice.CUDA_GATHER,)
 _NEED_BULK = (CopyEngineChoice.CUDA_BULK,)
+_NEED_STAGES = (CopyEngineChoice.CUDA_STAGED,)
 
 
 def make_copy_engine(kv_caches: CanonicalKVCaches, memory: HostMemory, options: Options) -> CopyEngine:
@@ -74,7 +74,8 @@ def make_copy_engine(kv_caches: CanonicalKVCaches, memory: HostMemory, options: 
     else:
         from kv_offload_cpu.copy.cuda.torch_driver import TorchDriver
 
-        driver = TorchDriver(tensors, memory.bytes, pin_memory=options.pin_memory)
+        notes = options.copy_submission is CopySubmission.THREAD
+        driver = TorchDriver(tensors, memory.bytes, pin_memory=options.pin_memory, notes=notes)
         try:
             engine = CudaCopyEngine(plan, driver, method_maker(driver, choice, plan))
         except BaseException:
@@ -126,12 +127,12 @@ def method_maker(
     like those of ``plan`` show; where no row fits a job they go range by range.
     """
     if choice in METHODS:
-        _enable(driver, choice)
+        _enable(driver, choice, plan)
         return lambda stream: METHODS[choice](driver, stream, plan)
     if choice is CopyEngineChoice.CUDA_BEST:
         rows = _best_rows(driver, plan)
     else:
-        passes = cache(lambda name: _tried(driver, choice, name, TINY) is not None)
+        passes = cache(lambda name: _tried(driver, choice, name, TINY, plan) is not None)
         rows = []
         for row in fitting(table, plan):
             names = (row.method, STAND_INS.get(row.method))
@@ -148,7 +149,7 @@ def _best_rows(driver: Any, plan: CopyPlan) -> list[Row]:
     """
     shape = Shape(plan.range_bytes, plan.num_ranges_a_page)
     choices = [choice for choice in _TRIED if not (choice in STAND_INS and is_odd(plan))]
-    tried = {choice: _tried(driver, CopyEngineChoice.CUDA_BEST, choice, shape) for choice in choices}
+    tried = {choice: _tried(driver, CopyEngineChoice.CUDA_BEST, choice, shape, plan) for choice in choices}
     rows = rows_of({choice: seconds for choice, seconds in tried.items() if seconds is not None})
     for row in rows:
         size = "any size" if row.below_bytes == sys.maxsize else f"less than {row.below_bytes} bytes"
@@ -157,13 +158,15 @@ def _best_rows(driver: Any, plan: CopyPlan) -> list[Row]:
     return rows
 
 
-def _tried(driver: Any, asked: CopyEngineChoice, choice: CopyEngineChoice, shape: Shape) -> Seconds | None:
+def _tried(
+    driver: Any, asked: CopyEngineChoice, choice: CopyEngineChoice, shape: Shape, plan: CopyPlan
+) -> Seconds | None:
     """What a method takes that nobody asked for by name. None: it fails here, and the log says why."""
     try:
         if not driver.is_pinned:
             raise ConfigError("host memory is not pinned")
-        _enable(driver, choice)
-        if driver.mapped_shift and choice in (*_NEED_KERNELS, *_NEED_BULK):
+        _enable(driver, choice, plan)
+        if driver.mapped_shift and choice in (*_NEED_KERNELS, *_NEED_BULK, *_NEED_STAGES):
             raise ConfigError("the device has host memory at other addresses")
         stream = driver.new_stream()
         with closing(Trial(driver, stream, shape)) as trial:
@@ -174,12 +177,13 @@ def _tried(driver: Any, asked: CopyEngineChoice, choice: CopyEngineChoice, shape
         return None
 
 
-def _enable(driver: Any, choice: CopyEngineChoice) -> None:
+def _enable(driver: Any, choice: CopyEngineChoice, plan: CopyPlan) -> None:
+    """Find what a method needs for the pages of ``plan``."""
     if choice in _NEED_BATCHES:
         driver.enable_batches()
-    if choice in _NEED_STRIDED:
-        driver.enable_strided()
     if choice in _NEED_KERNELS:
         driver.enable_kernels()
     if choice in _NEED_BULK:
         driver.enable_bulk()
+    if choice in _NEED_STAGES:
+        driver.enable_stages(odd=is_odd(plan))

@@ -40,7 +40,7 @@ WORLD_SPECS: Final = {
 }
 """What stands for a medium in a world; for any other it is host memory."""
 NOT_THE_WORLDS: Final = (
-    *("cpu_bytes_to_use", "copy_engine", "copy_threads", "host_memory", "shared_memory_dir"),
+    *("cpu_bytes_to_use", "copy_engine", "copy_threads", "copy_submission", "host_memory", "shared_memory_dir"),
     *("file_dir", "file_bytes_to_use", "file_tag", "file_staging_bytes", "file_threads", "file_direct"),
 )
 """Options about bytes, which a world has none of."""

@@ -6,11 +6,13 @@
 ``table``           which method copies which job
 ``trial``           whether a method works on this device, and how fast
 ``torch_driver``    what all of them ask of torch
+``streams``         streams and events, of what is given at once or noted
+``giver``           a thread for each lane, that gives what was noted
+``call_loop``       the compiled loops by which it does that
 ``gather_kernel``   a kernel, in Triton
 ``bulk_call``       a kernel of bulk copies, whose source is ``bulk_kernel.cu``, by NVRTC and cuda-bindings
 ``batch_call``      the driver's batched copy, by cuda-bindings
-``strided_call``    the driver's batched copy of rectangles, by cuda-bindings
 =================== =======================================================================================
 
-The last five are the only ones here that import what needs a device.
+``torch_driver`` and the last three are the only ones here that import what needs a device.
 """

@@ -1,9 +1,8 @@
 """The driver's ``cuMemcpyBatchAsync``, called with arrays, and what else is asked of cuda-bindings' driver.
 
 The bindings' own function of that name takes lists, and would make three Python objects of every copy. So they are
-asked for the function's address, for what attributes look like and for the values of their enumerations, and the
-call is made by ctypes, which lets go of the interpreter's lock meanwhile. The address is that of CUDA 12.8's form
-of the function, which newer drivers keep.
+asked for functions' addresses, for what attributes look like and for the values of their enumerations. An address
+is that of CUDA 12.8's form of a function, which newer drivers keep.
 """
 
 import ctypes
@@ -13,53 +12,30 @@ from typing import Any, Final
 from kv_api import ConfigError
 from kv_offload_cpu.copy.cuda.methods.batch import Batch, SourceOrder
 
-SYMBOL: Final = b"cuMemcpyBatchAsync"
+FUNCTION: Final = "cuMemcpyBatchAsync"
 
 VERSION: Final = 12080
 """CUDA 12.8, as the driver writes it."""
 
 _NUMBER_BYTES: Final = 8
 
-_SIGNATURE = ctypes.CFUNCTYPE(
-    ctypes.c_int,  # CUresult
-    ctypes.c_void_p,  # targets
-    ctypes.c_void_p,  # sources
-    ctypes.c_void_p,  # sizes
-    ctypes.c_size_t,  # how many
-    ctypes.c_void_p,  # attributes
-    ctypes.c_void_p,  # the first copy of each attribute
-    ctypes.c_size_t,  # how many attributes
-    ctypes.POINTER(ctypes.c_size_t),  # which copy was at fault
-    ctypes.c_void_p,  # stream
-)
-
 
 class BatchCall:
-    """The function of this machine's driver; a ConfigError where there is none."""
+    """What the function is called with; a ConfigError where this machine's driver has none."""
 
     def __init__(self) -> None:
         bindings = load_bindings("a batched copy")
-        self._call = _SIGNATURE(find_function(bindings, SYMBOL))
+        find_function(bindings, FUNCTION.encode())
         orders = source_orders(bindings)
         attributes = {order: _attributes(bindings, value) for order, value in orders.items()}
         self._attributes = {order: (found, int(found.getPtr())) for order, found in attributes.items()}
-        self._first = ctypes.c_size_t(0)
-        self._first_address = ctypes.addressof(self._first)
+        self._first, self._wrong = ctypes.c_size_t(0), ctypes.c_size_t(0)
+        self._addresses = ctypes.addressof(self._first), 1, ctypes.addressof(self._wrong)
 
-    def __call__(self, stream: int, batch: Batch, begin: int, end: int) -> None:
-        """Give a stream some copies of a batch."""
-        wrong = ctypes.c_size_t(0)
-        result = self._call(
-            *(address + begin * _NUMBER_BYTES for address in batch.addresses),
-            end - begin,
-            self._attributes[batch.order][1],
-            self._first_address,
-            1,
-            ctypes.byref(wrong),
-            stream,
-        )
-        if result:
-            raise RuntimeError(f"cuMemcpyBatchAsync gave error {result}, at copy {wrong.value} of {end - begin}")
+    def arguments(self, stream: int, batch: Batch, begin: int, end: int) -> tuple[int, ...]:
+        """Targets, sources, sizes, their number; attributes, their first copies, their number; which was wrong."""
+        columns = [address + begin * _NUMBER_BYTES for address in batch.addresses]
+        return *columns, end - begin, self._attributes[batch.order][1], *self._addresses, stream
 
 
 def load_bindings(purpose: str) -> Any:
@@ -79,13 +55,6 @@ def mapped_address(bindings: Any, address: int) -> int:
     if int(result):
         raise ConfigError(f"copy_engine: the device can't reach host memory: error {int(result)}; use 'cuda'")
     return int(mapped)
-
-
-def copy_to_device(bindings: Any, target: int, source: int, num_bytes: int, stream: int) -> None:
-    """Give a stream one copy from pinned memory."""
-    [result] = bindings.cuMemcpyAsync(target, source, num_bytes, stream)
-    if int(result):
-        raise RuntimeError(f"cuMemcpyAsync gave error {int(result)} for {num_bytes} bytes")
 
 
 def find_function(bindings: Any, symbol: bytes) -> int:

@@ -49,6 +49,13 @@ class Told(ctypes.Structure):
     )
 
 
+class KernelCall(NamedTuple):
+    """What ``cuLaunchKernel`` is called with, and what it reads."""
+
+    arguments: tuple[int, ...]
+    kept: tuple[object, ...]
+
+
 class Compiled(NamedTuple):
     """Machine code, or PTX for a device that the compiler doesn't know, and what the compiler said.
 
@@ -138,29 +145,25 @@ class BulkKernel:
 
     def __init__(self, call: BulkCall, steps: Any, num_steps: int, *, is_store: bool) -> None:
         warps = call.warps[is_store]
-        self._call = call
+        self._function = int(call.function)
         self._steps = steps
+        self._num_steps = num_steps
+        self._is_store = is_store
         self._shape = (32 * warps, 1, 1, shared_bytes(warps))
         self._buffers = LANES * warps
-        self._told = Told(steps=steps.data_ptr(), num_steps=num_steps, is_store=is_store)
-        self._arguments = (ctypes.c_void_p * 1)(ctypes.addressof(self._told))
 
-    def launch(self, stream: int, table: Any, num_rows: int, rows: range, programs: int) -> None:
-        """Give a stream, by its handle, the moves of some pages of ``table``, a tensor on the device."""
-        told = self._told  # which the driver reads before it returns
-        told.table, told.num_rows, told.begin = table.data_ptr(), num_rows, rows.start
-        items = len(rows) * told.num_steps
+    def call(self, stream: int, table: int, num_rows: int, rows: range, programs: int) -> KernelCall:
+        """The call that gives a stream, by its handle, the moves of some pages of a table at that address."""
+        items = len(rows) * self._num_steps
         if items > MOST_ITEMS:
             raise RuntimeError(
                 f"a kernel of bulk copies takes {MOST_ITEMS} steps at most, and this job has {items}"
             )
-        told.num_items = items
+        told = Told(table, self._steps.data_ptr(), num_rows, rows.start, items, self._num_steps, self._is_store)
         programs = max(1, min(programs, -(-items // self._buffers)))
-        arguments = ctypes.addressof(self._arguments)
-        call = self._call
-        [result] = call.bindings.cuLaunchKernel(call.function, programs, 1, 1, *self._shape, stream, arguments, 0)
-        if int(result):
-            raise RuntimeError(f"cuLaunchKernel gave error {int(result)} for {items} steps")
+        where = (ctypes.c_void_p * 1)(ctypes.addressof(told))
+        grid = (self._function, programs, 1, 1, *self._shape)
+        return KernelCall((*grid, stream, ctypes.addressof(where), 0), (told, where, self._steps))
 
 
 def shared_bytes(warps: int) -> int:

@@ -1,4 +1,4 @@
-"""The copy engine for KV caches on a CUDA device: streams and events, and no thread.
+"""The copy engine for KV caches on a CUDA device: streams and events, and no thread of its own.
 
 **Theory of operation.** There are three lanes, each a stream of its own and a queue: stores, loads, and expedited
 loads, which so overtake the others. For a job its lane's stream first waits for what the compute stream was given
@@ -9,8 +9,10 @@ A job has ended when that is reached; since a stream keeps its order, only the h
 How the copies of a job are given to a stream is a ``Method``, one for each lane: ``EachRange`` here, and the
 others are in ``methods``. Whatever streams and buffers a method uses, a job begins and ends on its lane's stream.
 
-A job whose begin fails half way is reported as failed, once its streams are known to be idle: until then copies
-that were already given to them may run, and read buffers of the method.
+A device may leave what it is given until it is told to go, and who gives it then may be another thread: what
+fails there is heard of at the job's end. A job that fails half way, at its begin or later, is reported as failed,
+and what it was lent given back, once its streams are known to be idle: until then copies that were already given
+to them may run, and read buffers of the method.
 
 **Invariants.** A job is in one queue, or it has ended. What a method lent is with one queued job, or given back;
 unless the device couldn't be asked whether it is still in use, then it goes to nobody.
@@ -34,14 +36,20 @@ Event: TypeAlias = Any
 class Streams(Protocol):
     """What engine and methods ask of a device to keep order. Everything may raise."""
 
-    def new_stream(self) -> Stream:
-        """A stream that runs beside all others."""
+    def new_stream(self, beside: Stream | None = None) -> Stream:
+        """A stream that runs beside all others. It and ``beside`` are given what they are given in one order."""
 
     def mark(self, stream: Stream) -> Event:
         """An event after all that ``stream`` was given so far."""
 
     def hold(self, stream: Stream, event: Event) -> None:
         """Let nothing that ``stream`` is given from now on begin before ``event``."""
+
+    def go(self, stream: Stream) -> None:
+        """What ``stream`` was given, and those beside it, may begin; a device may leave it until then.
+
+        What of it fails isn't raised here, but by who asks for an event after it.
+        """
 
 
 class Driver(Streams, Protocol):
@@ -60,7 +68,7 @@ class Driver(Streams, Protocol):
         """Return when all before ``event`` has been done."""
 
     def drain(self, stream: Stream) -> None:
-        """Return when ``stream`` is idle."""
+        """Have all go that ``stream`` was given, and return when it is idle. What failed is over by then."""
 
     def seconds_between(self, begin: Event, end: Event) -> float:
         """The time from one reached event to another, of those that know theirs."""
@@ -162,7 +170,9 @@ class CudaCopyEngine:
                 driver.hold(stream, computed)
             begin = driver.mark_time(lane.stream)
             lane.method.give(prepared)
-            lane.jobs.append(_Job(job_id, num_bytes, begin, driver.mark_time(lane.stream), prepared))
+            end = driver.mark_time(lane.stream)
+            driver.go(lane.stream)
+            lane.jobs.append(_Job(job_id, num_bytes, begin, end, prepared))
         except Exception as error:  # noqa: BLE001 - what a device raises is the failure of this job
             self._fail(job_id, "begin", error)
             if self._drain(lane) and prepared is not None:
@@ -207,11 +217,13 @@ class CudaCopyEngine:
             if not self._driver.is_reached(job.end):
                 return False
             seconds = self._driver.seconds_between(job.begin, job.end)
-        except Exception as error:  # noqa: BLE001 - a device that can't be asked runs nothing any more
+        except Exception as error:  # noqa: BLE001 - what a device raises is the failure of this job
             self._fail(job.job_id, "end", error)
+            if not self._drain(lane):
+                return True
         else:
             self._results.append(CopyResult(job.job_id, True, job.num_bytes, seconds))
-            lane.method.take_back(job.prepared)
+        lane.method.take_back(job.prepared)
         return True
 
     def _wait_for(self, lane: _Lane, job: _Job) -> None:

@@ -7,6 +7,8 @@ copies are still right, but slower, and may hold up the thread that submits them
 """
 
 from collections.abc import Callable
+from contextlib import AbstractContextManager
+from functools import partial
 from logging import getLogger
 from typing import Any, NamedTuple
 
@@ -15,12 +17,14 @@ import torch
 from numpy.typing import NDArray
 
 from kv_api import ConfigError, Direction
-from kv_offload_cpu.copy.cuda.batch_call import BatchCall, copy_to_device, load_bindings, mapped_address
-from kv_offload_cpu.copy.cuda.bulk_call import BulkCall
+from kv_offload_cpu.copy.compiled import Unavailable
+from kv_offload_cpu.copy.cuda import batch_call
+from kv_offload_cpu.copy.cuda.batch_call import BatchCall, load_bindings, mapped_address
+from kv_offload_cpu.copy.cuda.bulk_call import BulkCall, BulkKernel
+from kv_offload_cpu.copy.cuda.call_loop import find_loop
 from kv_offload_cpu.copy.cuda.methods.batch import Batch
 from kv_offload_cpu.copy.cuda.methods.page_table import COLUMNS, Kernels, Launch, Table
-from kv_offload_cpu.copy.cuda.methods.strided import StridedBatch
-from kv_offload_cpu.copy.cuda.strided_call import StridedCall
+from kv_offload_cpu.copy.cuda.streams import AtOnce, Functions, Noted
 from kv_offload_cpu.copy.engine import Numbers
 from kv_offload_cpu.copy.ranges.descriptors import Ranges
 from kv_offload_cpu.copy.ranges.tensors import DeviceTensor
@@ -48,36 +52,73 @@ class TorchSteps(NamedTuple):
     kernels: dict[Direction, Any]
 
 
+class OfTorch:
+    """Torch's streams and events, and which device is the current one."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+
+    def new_stream(self) -> torch.cuda.Stream:
+        return torch.cuda.Stream(self._device)
+
+    def new_event(self, *, knows_time: bool) -> torch.cuda.Event:
+        return torch.cuda.Event(enable_timing=knows_time)
+
+    def compute_stream(self) -> torch.cuda.Stream:
+        return torch.cuda.current_stream(self._device)
+
+    def on_device(self) -> AbstractContextManager[object]:
+        current: AbstractContextManager[object] = torch.cuda.device(self._device)
+        return current
+
+
+def _streams(device: torch.device, *, notes: bool) -> AtOnce | Noted:
+    """Noted, where that can be, and if it is wanted."""
+    functions, of_torch = Functions(), OfTorch(device)
+    if not notes:
+        return AtOnce(of_torch, functions)
+    loop = find_loop()
+    if isinstance(loop, Unavailable):
+        _log.log(loop.level, "copies are given by who submits them: a loop that gives them %s", loop.reason)
+        return AtOnce(of_torch, functions)
+    try:
+        return Noted(of_torch, functions, loop)
+    except ConfigError as error:
+        _log.info("copies are given by who submits them: %s", error)
+        return AtOnce(of_torch, functions)
+
+
 class TorchDriver:
     """The device that ``tensors`` are on, and host memory, pinned if ``pin_memory`` is on and the driver will.
 
-    ``copy_batch`` works after ``enable_batches``, ``copy_strided`` and ``most_pitch`` after ``enable_strided``;
-    tables, kernels and stages after ``enable_kernels`` or ``enable_bulk``.
+    ``notes``: whether threads give what is told, where they can; else it is given at once.
+
+    ``copy_batch`` works after ``enable_batches``; tables and kernels after ``enable_kernels`` or ``enable_bulk``,
+    and stages after ``enable_stages``.
     """
 
-    def __init__(self, tensors: list[DeviceTensor], memory: NDArray[np.uint8], *, pin_memory: bool) -> None:
+    def __init__(
+        self, tensors: list[DeviceTensor], memory: NDArray[np.uint8], *, pin_memory: bool, notes: bool = False
+    ) -> None:
         self._device = tensors[0].tensor.device
         self._tensors = [_flat_bytes(tensor) for tensor in tensors]
         self._memory = torch.from_numpy(memory).view(torch.int8)
+        self._streams = _streams(self._device, notes=notes)
+        self.notes = isinstance(self._streams, Noted)
+        """Whether a thread gives what is noted."""
         self.is_pinned = pin_memory and self._pin()
         self._stages: dict[int, torch.Tensor] = {}
         self._batch_call: BatchCall | None = None
-        self._strided_call: StridedCall | None = None
         self._make_kernel: dict[Kernels, Callable[..., Any]] = {}
         self._addresses = [tensor.pages.address for tensor in tensors]
         self._host_address = self._memory.data_ptr()
         self.mapped_shift = 0
+        self.stage_kernels = Kernels.GATHER
 
     def enable_batches(self) -> None:
         """Find the driver's batched copy; a ConfigError where it has none."""
         if self._batch_call is None:
             self._batch_call = BatchCall()
-
-    def enable_strided(self) -> None:
-        """Find the driver's batched copy of rectangles; a ConfigError where it has none."""
-        if self._strided_call is None:
-            with torch.cuda.device(self._device):
-                self._strided_call = StridedCall()
 
     def enable_kernels(self) -> None:
         """Find what a kernel of Triton's needs; a ConfigError where that can't be."""
@@ -98,45 +139,63 @@ class TorchDriver:
             with torch.cuda.device(self._device):
                 self._make_kernel[Kernels.BULK] = BulkCall().kernel
 
+    def enable_stages(self, *, odd: bool) -> None:
+        """Find what the kernels of buffers need; a ConfigError where that can't be.
+
+        Triton's, of which a launch needs the interpreter; where threads that don't have it give what is noted,
+        those of bulk copies, if the device has them and pages aren't too ``odd``.
+        """
+        self.stage_kernels = Kernels.GATHER
+        if self.notes and not odd:
+            try:
+                self.enable_bulk()
+            except ConfigError as error:
+                _log.info("copies by way of a buffer need the interpreter for each piece: %s", error)
+            else:
+                self.stage_kernels = Kernels.BULK
+                return
+        self.enable_kernels()
+
     # Streams and events
 
-    def new_stream(self) -> torch.cuda.Stream:
-        return torch.cuda.Stream(self._device)
+    def new_stream(self, beside: Any = None) -> Any:
+        return self._streams.new_stream(beside)
 
-    def mark_compute(self) -> torch.cuda.Event:
-        event = torch.cuda.Event()
-        event.record(torch.cuda.current_stream(self._device))
-        return event
+    def mark_compute(self) -> Any:
+        return self._streams.mark_compute()
 
-    def mark(self, stream: torch.cuda.Stream) -> torch.cuda.Event:
-        event = torch.cuda.Event()
-        event.record(stream)
-        return event
+    def mark(self, stream: Any) -> Any:
+        return self._streams.mark(stream)
 
-    def mark_time(self, stream: torch.cuda.Stream) -> torch.cuda.Event:
-        event = torch.cuda.Event(enable_timing=True)
-        event.record(stream)
-        return event
+    def mark_time(self, stream: Any) -> Any:
+        return self._streams.mark(stream, knows_time=True)
 
-    def hold(self, stream: torch.cuda.Stream, event: torch.cuda.Event) -> None:
-        stream.wait_event(event)
+    def hold(self, stream: Any, event: Any) -> None:
+        self._streams.hold(stream, event)
 
-    def is_reached(self, event: torch.cuda.Event) -> bool:
-        return bool(event.query())
+    def go(self, stream: Any) -> None:
+        self._streams.go(stream)
 
-    def wait_for(self, event: torch.cuda.Event) -> None:
-        event.synchronize()
+    def is_reached(self, event: Any) -> bool:
+        return self._streams.is_reached(event)
 
-    def drain(self, stream: torch.cuda.Stream) -> None:
-        stream.synchronize()
+    def wait_for(self, event: Any) -> None:
+        self._streams.wait_for(event)
 
-    def seconds_between(self, begin: torch.cuda.Event, end: torch.cuda.Event) -> float:
-        return float(begin.elapsed_time(end)) / 1000
+    def drain(self, stream: Any) -> None:
+        self._streams.drain(stream)
+
+    def seconds_between(self, begin: Any, end: Any) -> float:
+        return self._streams.seconds_between(begin, end)
 
     # What moves bytes
 
-    def copy(self, stream: torch.cuda.Stream, direction: Direction, ranges: Ranges) -> None:
-        columns = [column.tolist() for column in ranges]
+    def copy(self, stream: Any, direction: Direction, ranges: Ranges) -> None:
+        columns = [column.tolist() for column in ranges]  # which are overwritten by the next job's
+        action = partial(self._copy, self._streams.of_torch(stream), direction, columns)
+        self._streams.act(stream, action, copies=10 * len(ranges.sizes))
+
+    def _copy(self, stream: torch.cuda.Stream, direction: Direction, columns: list[list[int]]) -> None:
         with torch.cuda.stream(stream):
             for index, device_begin, host_begin, size in zip(*columns, strict=True):
                 begin = device_begin - self._addresses[index]
@@ -146,32 +205,22 @@ class TorchDriver:
                 target, source = (host, device) if direction is Direction.STORE else (device, host)
                 target.copy_(source, non_blocking=True)
 
-    def copy_batch(self, stream: torch.cuda.Stream, batch: Batch, begin: int, end: int) -> None:
+    def copy_batch(self, stream: Any, batch: Batch, begin: int, end: int) -> None:
         assert self._batch_call is not None, "enable_batches was not called"
-        with torch.cuda.device(self._device):
-            self._batch_call(stream.cuda_stream, batch, begin, end)
-
-    @property
-    def most_pitch(self) -> int:
-        assert self._strided_call is not None, "enable_strided was not called"
-        return self._strided_call.most_pitch
-
-    def copy_strided(self, stream: torch.cuda.Stream, batch: StridedBatch, begin: int, end: int) -> None:
-        assert self._strided_call is not None, "enable_strided was not called"
-        with torch.cuda.device(self._device):
-            self._strided_call(stream.cuda_stream, batch, begin, end)
+        arguments = self._batch_call.arguments(self._streams.handle(stream), batch, begin, end)
+        self._streams.call(stream, batch_call.FUNCTION, arguments, batch, copies=end - begin)
 
     def new_table(self, num_rows: int) -> TorchTable:
         return TorchTable(num_rows, self._device)
 
-    def upload(self, stream: torch.cuda.Stream, table: Table, num_rows: int) -> None:
+    def upload(self, stream: Any, table: Table, num_rows: int) -> None:
         assert isinstance(table, TorchTable), f"a table of another driver: {type(table).__name__}"
         num_bytes = COLUMNS * num_rows * table.numbers.itemsize
-        with torch.cuda.device(self._device):
-            copy_to_device(self._bindings, *table.addresses, num_bytes, stream.cuda_stream)
+        arguments = (*table.addresses, num_bytes, self._streams.handle(stream))
+        self._streams.call(stream, "cuMemcpyAsync", arguments, table)
 
     def new_steps(self, numbers: Numbers, count: int, word: int, kernels: Kernels) -> TorchSteps:
-        stream = self.new_stream()
+        stream = torch.cuda.Stream(self._device)
         with torch.cuda.stream(stream):
             steps = torch.from_numpy(numbers).to(self._device)
         stream.synchronize()
@@ -180,12 +229,20 @@ class TorchDriver:
             made = {way: make(steps, count, is_store=way is Direction.STORE, word=word) for way in Direction}
         return TorchSteps(steps, made)
 
-    def run_kernel(self, stream: torch.cuda.Stream, launch: Launch) -> None:
+    def run_kernel(self, stream: Any, launch: Launch) -> None:
         direction, table, num_rows, rows, steps, programs = launch
         assert isinstance(table, TorchTable), f"a table of another driver: {type(table).__name__}"
+        kernel, handle = steps.on_device.kernels[direction], self._streams.handle(stream)
+        if isinstance(kernel, BulkKernel):
+            arguments, kept = kernel.call(handle, table.on_device.data_ptr(), num_rows, rows, programs)
+            self._streams.call(stream, "cuLaunchKernel", arguments, *kept)
+        else:
+            told = (handle, table.on_device, num_rows, rows, programs)
+            self._streams.act(stream, partial(self._launch, kernel, *told))
+
+    def _launch(self, kernel: Any, *told: Any) -> None:
         with torch.cuda.device(self._device):
-            kernel = steps.on_device.kernels[direction]
-            kernel.launch(stream.cuda_stream, table.on_device, num_rows, rows, programs)
+            kernel.launch(*told)
 
     def new_stage(self, num_bytes: int) -> int:
         stage = torch.empty(num_bytes, dtype=torch.int8, device=self._device)
@@ -197,6 +254,7 @@ class TorchDriver:
         del self._stages[address]
 
     def shutdown(self) -> None:
+        self._streams.shutdown()
         if self.is_pinned:
             torch.cuda.cudart().cudaHostUnregister(self._memory.data_ptr())
             self.is_pinned = False
@@ -208,9 +266,8 @@ class TorchDriver:
         """Find host memory from the device, for kernels."""
         if not self.is_pinned:
             raise ConfigError("copy_engine: a kernel reaches pinned host memory only, and this isn't; use 'cuda'")
-        self._bindings = load_bindings("a kernel")
         with torch.cuda.device(self._device):
-            mapped = mapped_address(self._bindings, self._host_address)
+            mapped = mapped_address(load_bindings("a kernel"), self._host_address)
         self.mapped_shift = mapped - self._host_address
 
     def _pin(self) -> bool:

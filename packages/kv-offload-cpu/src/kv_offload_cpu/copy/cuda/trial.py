@@ -165,7 +165,9 @@ class Trial:
         begin = self._clock()
         prepared = method.prepare(direction, copies)
         method.give(prepared)
-        self._driver.wait_for(self._driver.mark(self._stream))
+        end = self._driver.mark(self._stream)
+        self._driver.go(self._stream)
+        self._driver.wait_for(end)
         seconds = self._clock() - begin
         method.take_back(prepared)
         return seconds

@@ -1,4 +1,4 @@
-"""Moving byte ranges past the caches by a compiled loop. The only file here that imports llvmlite.
+"""Moving byte ranges past the caches by a compiled loop.
 
 C's ``memmove`` writes past the caches in copies of hundreds of megabytes. In smaller ones it reads each line of a
 target before it writes it, which is half as much traffic again; and a call a range costs more than the bytes of a
@@ -15,22 +15,19 @@ Ranges and jobs of every size go this way. Measured: from 256 bytes on it is fas
 stores, and below no slower; and to move a job and then to read what it wrote takes together as long as with those,
 which leave it in the caches, or, from 16 MiB on, less.
 
-Compiled once in a process; ``find_streaming`` says why where that can't be. LLVM ends the process if it may not
-make memory executable, so that is tried before.
+Compiled once in a process; ``find_streaming`` says why where that can't be.
 """
 
 import ctypes
-import mmap
-import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import cache
-from logging import INFO, WARNING
-from multiprocessing import parent_process
-from typing import Any, Final, NamedTuple
+from logging import WARNING
+from typing import Any, Final
 
 import numpy as np
 
+from kv_offload_cpu.copy.compiled import Compiled, Unavailable, compiled
 from kv_offload_cpu.copy.engine import Numbers
 from kv_offload_cpu.copy.host.moves import Mover
 
@@ -48,68 +45,25 @@ _NAME: Final = "move_ranges"
 _SIGNATURE = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int64)
 
 
-class Unavailable(NamedTuple):
-    """Why there is no such mover in this process, after its name; what to do about it; how loudly to tell."""
-
-    reason: str
-    remedy: str
-    level: int
-
-
 @cache
 def find_streaming() -> Mover | Unavailable:
     """The mover of this process, or why there is none."""
-    if _would_break_engines():
-        reason = "needs llvmlite, at which vLLM fails if it makes another engine for a CPU in this process"
-        return Unavailable(reason, "use 'host', or let engines have processes of their own", INFO)
-    try:
-        from llvmlite import binding, ir
-    except (ImportError, OSError) as error:
-        reason = f"needs llvmlite, which can't be imported ({error})"
-        return Unavailable(reason, "install kv-offload-cpu[host], or use 'host'", INFO)
-    try:
-        _try_to_execute()
-    except (AttributeError, OSError) as error:
-        return Unavailable(f"needs memory that may be executed, and gets none ({error})", "use 'host'", INFO)
-    try:
-        move = _StreamingMove(binding, ir)
-    except Exception as error:  # noqa: BLE001 - whatever LLVM raises, there is another mover
-        return Unavailable(f"can't be compiled ({type(error).__name__}: {error})", "use 'host'", WARNING)
+    found = compiled(_describe, [_NAME], for_cpu_engines=True)
+    if isinstance(found, Unavailable):
+        remedies = [remedy for remedy in (found.remedy, "use 'host'") if remedy]
+        return found._replace(remedy=", or ".join(remedies))
+    move = _StreamingMove(found)
     if not _moves_rightly(move):
         return Unavailable("moved wrong bytes when it was tried", "use 'host'", WARNING)
     return Mover(move, _PIECE_BYTES)
 
 
-def _would_break_engines() -> bool:
-    """Whether to import llvmlite may keep vLLM from making an engine.
-
-    Of each module that is imported, its CPU platform asks all values for their attributes whenever an engine is
-    made, and one of llvmlite's has any attribute, as a function of its library. A process that was started for an
-    engine makes no other one.
-    """
-    return "vllm" in sys.modules and "llvmlite" not in sys.modules and parent_process() is None
-
-
-def _try_to_execute() -> None:
-    """Whether memory of one's own may be executed; an OSError if not."""
-    protection = mmap.PROT_READ | mmap.PROT_WRITE | mmap.PROT_EXEC
-    mmap.mmap(-1, mmap.PAGESIZE, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS, protection).close()
-
-
 class _StreamingMove:
     """The compiled function."""
 
-    def __init__(self, binding: Any, ir: Any) -> None:
-        binding.initialize_native_target()
-        binding.initialize_native_asmprinter()
-        processor, features = binding.get_host_cpu_name(), binding.get_host_cpu_features().flatten()
-        target = binding.Target.from_default_triple()
-        machine = target.create_target_machine(cpu=processor, features=features, opt=3)
-        module = binding.parse_assembly(str(_describe(ir)))
-        module.verify()
-        self._engine = binding.create_mcjit_compiler(module, machine)  # has the code; it lives as long
-        self._engine.finalize_object()
-        self._call = _SIGNATURE(self._engine.get_function_address(_NAME))
+    def __init__(self, found: Compiled) -> None:
+        self._found = found
+        self._call = _SIGNATURE(found.addresses[0])
 
     def __call__(self, targets: Numbers, sources: Numbers, sizes: Numbers) -> None:
         lengths = len(targets), len(sources), len(sizes)

@@ -14,6 +14,7 @@ The third choice, to have read all when the call returns, would make the submiss
 from collections.abc import Iterator
 from enum import Enum
 from typing import Protocol
+from weakref import finalize
 
 import numpy as np
 
@@ -74,6 +75,9 @@ class BatchDriver(Protocol):
     def copy_batch(self, stream: Stream, batch: Batch, begin: int, end: int) -> None:
         """Give ``stream`` some copies of a batch, at least one, in one call."""
 
+    def go(self, stream: Stream) -> None:
+        """What ``stream`` was given may begin."""
+
 
 class OneBatch:
     """A job in calls of the driver, each of many copies: its first ones run while the host prepares the next."""
@@ -87,19 +91,26 @@ class OneBatch:
         self._call_copies = call_copies
         self._driver = driver
         self._plan = plan
-        self._scratch = Scratch()
+        self._shelf: list[Scratch] = []
+        """What no batch has its numbers in that is still to be given."""
 
     def prepare(self, direction: Direction, copies: PageCopies) -> tuple[Direction, PageCopies]:
         return direction, copies
 
     def give(self, prepared: tuple[Direction, PageCopies]) -> None:
         direction, copies = prepared
-        most = growing(self._call_copies)
+        most, is_first = growing(self._call_copies), True
         for part in portions(copies, self._plan.extent(copies).num_ranges):
-            ranges = self._plan.checked_ranges(part, self._scratch)
-            batch = Batch(moves(ranges, direction), SOURCE_ORDER[direction])
+            scratch = self._shelf.pop() if self._shelf else Scratch()
+            batch = Batch(moves(self._plan.checked_ranges(part, scratch), direction), SOURCE_ORDER[direction])
+            finalize(batch, self._shelf.append, scratch)
             for call in batch.calls(0, len(batch), most):
                 self._driver.copy_batch(self.streams[0], batch, *call)
+                if is_first:
+                    self._driver.go(self.streams[0])
+                    is_first = False
+            self._driver.go(self.streams[0])
+            del batch
 
     def take_back(self, prepared: tuple[Direction, PageCopies]) -> None:
         """The arrays are of this job alone."""

@@ -26,6 +26,7 @@ from kv_offload_cpu.copy.cuda.engine import Event, Stream, Streams
 from kv_offload_cpu.copy.cuda.methods.batch import CALL_COPIES, BatchDriver
 from kv_offload_cpu.copy.cuda.methods.page_table import (
     KernelDriver,
+    Kernels,
     Launch,
     Table,
     Tables,
@@ -76,15 +77,22 @@ class Staged(NamedTuple):
 class TwoHalves:
     """A buffer of two halves for a lane."""
 
-    def __init__(self, driver: StageDriver, stream: Stream, plan: CopyPlan, half_bytes: int = HALF_BYTES) -> None:
-        self.streams = (stream, driver.new_stream())
+    def __init__(
+        self,
+        driver: StageDriver,
+        stream: Stream,
+        plan: CopyPlan,
+        half_bytes: int = HALF_BYTES,
+        kernels: Kernels = Kernels.GATHER,
+    ) -> None:
+        self.streams = (stream, driver.new_stream(beside=stream))
         self.tables = Tables(driver)
         self._driver = driver
         self._cutter = cutter = Cutter(plan, half_bytes)
         self.stages = (driver.new_stage(2 * cutter.half_bytes),)
         cutter.put_at(self.stages[0])
         try:
-            self._steps = group_steps(driver, plan, cutter.rows_at, cutter.slots_apart)
+            self._steps = group_steps(driver, plan, cutter.rows_at, cutter.slots_apart, kernels)
         except BaseException:
             driver.free_stage(self.stages[0])  # nobody else will learn of it
             raise
@@ -134,6 +142,9 @@ class TwoHalves:
                 self._store(part, piece)
             else:
                 self._load(part, piece)
+            if piece is part.pieces[0] and part is job.parts[0]:
+                self._driver.go(self.streams[0])
+        self._driver.go(self.streams[0])
 
     def _store(self, part: Part, piece: Piece) -> None:
         driver, (copies, kernels) = self._driver, self.streams

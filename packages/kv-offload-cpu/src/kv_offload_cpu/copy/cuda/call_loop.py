@@ -1,0 +1,263 @@
+"""Compiled loops that make calls which were noted before, with no interpreter and no lock of one.
+
+A call is a row of words: where the function is, and its arguments, each in a word of its own. All functions get as
+many words as the one with the most takes; a function doesn't see those that it doesn't take. They are the
+driver's, of whole numbers and addresses, and give 0 or an error, at which a list of calls ends.
+
+``CallLoop`` makes a list of calls. ``Server`` makes those that are published to it, list after list, in a thread
+that is in the compiled loop until its end: it is told of more by a number in memory, and by a file descriptor that
+it reads when there is nothing to do. Numbers in memory are written so that who sees one sees what came before it.
+"""
+
+import ctypes
+import os
+import threading
+from array import array
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from enum import IntEnum
+from functools import cache
+from logging import INFO
+from typing import Any, Final
+
+import numpy as np
+
+from kv_offload_cpu.copy.compiled import Compiled, Unavailable, compiled
+
+MOST_ARGUMENTS: Final = 11
+"""Those of ``cuLaunchKernel``."""
+
+MOST_LISTS: Final = 1024
+"""That are published and not yet made."""
+
+_ROW_WORDS: Final = MOST_ARGUMENTS + 1
+
+_ZEROS: Final = [(0,) * (MOST_ARGUMENTS - count) for count in range(MOST_ARGUMENTS + 1)]
+"""What is added to so many arguments."""
+
+
+class _Word(IntEnum):
+    """What publisher and server tell each other."""
+
+    PUBLISHED = 0
+    """How many lists."""
+    MADE = 1
+    """How many of them were made, or left out."""
+    BROKEN = 2
+    """The number of the list that failed, from 1 on, or 0. What comes after it is left out."""
+    PLACE = 3
+    """How many of its calls were made before."""
+    ERROR = 4
+    """What it failed by."""
+    IS_ENDING = 5
+    """Whether to leave when nothing is left."""
+
+
+class CallLoop:
+    """The compiled functions."""
+
+    def __init__(self, found: Compiled) -> None:
+        self._found = found
+        word, address = ctypes.c_int64, ctypes.c_void_p
+        self._make = ctypes.CFUNCTYPE(word, address, word, address)(found.addresses[0])
+        self._publish = ctypes.CFUNCTYPE(None, address, word)(found.addresses[1])
+        self._serve = ctypes.CFUNCTYPE(None, address, address, word, address, address)(found.addresses[2])
+
+    def make(self, calls: "Calls") -> tuple[int, int]:
+        """How many calls were made that gave 0, and the error of the one after them, or 0."""
+        error = ctypes.c_int64(0)
+        made = self._make(calls.address, len(calls), ctypes.addressof(error))
+        return made, error.value
+
+    def publish(self, word: int, value: int) -> None:
+        """Write a number after all that was written before."""
+        self._publish(word, value)
+
+    def serve(self, state: int, ring: int, descriptor: int) -> None:
+        """Make what is published, until told to leave."""
+        room = ctypes.c_int64(0)
+        self._serve(state, ring, descriptor, _READ, ctypes.addressof(room))
+
+
+_READ = ctypes.cast(ctypes.CDLL(None).read, ctypes.c_void_p).value
+
+
+class Server:
+    """Makes lists of calls in a thread of its own. One thread publishes, and asks."""
+
+    def __init__(self, loop: CallLoop, around: Callable[[], AbstractContextManager[object]], name: str) -> None:
+        self._loop = loop
+        self._around = around
+        self._name = name
+        self._state = np.zeros(len(_Word), np.int64)
+        self._at = int(self._state.ctypes.data)
+        self._ring = np.zeros((MOST_LISTS, 2), np.int64)
+        self._published = 0
+        self._thread: threading.Thread | None = None
+        self._descriptor = -1
+
+    @property
+    def num_made(self) -> int:
+        """Lists that were made, or left out."""
+        return int(self._state[_Word.MADE])
+
+    @property
+    def broken(self) -> tuple[int, int, int] | None:
+        """Which list failed, from 0 on, at which of its calls, by what error."""
+        list_number, place, error = self._state[_Word.BROKEN : _Word.ERROR + 1].tolist()
+        return (list_number - 1, place, error) if list_number else None
+
+    def publish(self, calls: "Calls") -> None:
+        """Have one more list made. It stays as it is until it was, and fewer than ``MOST_LISTS`` wait."""
+        assert self._published - self.num_made < MOST_LISTS, "no room for one more list"
+        self._ring[self._published % MOST_LISTS] = calls.address, len(calls)
+        self._published += 1
+        self._loop.publish(self._at + 8 * _Word.PUBLISHED, self._published)
+        if self._thread is None:
+            self._state[_Word.IS_ENDING] = 0
+            self._descriptor = os.eventfd(0, os.EFD_CLOEXEC)
+            self._thread = threading.Thread(target=self._run, name=self._name, daemon=True)
+            self._thread.start()
+        else:
+            os.eventfd_write(self._descriptor, 1)
+
+    def mend(self) -> None:
+        """Make again what is published. Nothing is being made, and nothing published that isn't."""
+        self._state[_Word.BROKEN] = 0
+
+    def end(self) -> None:
+        """Make what is left, and let go of the thread, until there is more. May be repeated."""
+        if self._thread is not None:
+            self._loop.publish(self._at + 8 * _Word.IS_ENDING, 1)
+            os.eventfd_write(self._descriptor, 1)
+            self._thread.join()
+            os.close(self._descriptor)
+            self._thread = None
+
+    def _run(self) -> None:
+        with self._around():
+            self._loop.serve(self._at, self._ring.ctypes.data, self._descriptor)
+
+
+@cache
+def find_loop() -> CallLoop | Unavailable:
+    """The loops of this process, or why there are none."""
+    if not hasattr(os, "eventfd"):
+        return Unavailable("needs a system with eventfd", "", INFO)
+    found = compiled(_describe, ("make_calls", "publish", "serve"), for_cpu_engines=False)
+    return found if isinstance(found, Unavailable) else CallLoop(found)
+
+
+class Calls:
+    """Calls as the loops take them."""
+
+    def __init__(self) -> None:
+        self._words = array("q")
+
+    def __len__(self) -> int:
+        return len(self._words) // _ROW_WORDS
+
+    def add(self, function: int, arguments: tuple[int, ...]) -> None:
+        """One more call, of a function at an address."""
+        self._words.append(function)
+        self._words.extend(arguments)
+        self._words.extend(_ZEROS[len(arguments)])
+
+    def function(self, place: int) -> int:
+        """Where the function of a call is."""
+        return self._words[place * _ROW_WORDS]
+
+    @property
+    def address(self) -> int:
+        """Where they are, once no more are added."""
+        return self._words.buffer_info()[0]
+
+
+# The functions, in LLVM's words
+
+
+def _describe(ir: Any) -> Any:
+    module = ir.Module("calls")
+    make = _describe_make(ir, module)
+    _describe_publish(ir, module)
+    _describe_serve(ir, module, make)
+    return module
+
+
+def _describe_make(ir: Any, module: Any) -> Any:
+    """Of rows, how many there are, and where an error goes; gives how many went."""
+    word, code = ir.IntType(64), ir.IntType(32)
+    kind = ir.FunctionType(word, [word.as_pointer(), word, word.as_pointer()])
+    function = ir.Function(module, kind, "make_calls")
+    rows, count, error = function.args
+    entry, head, body, failed, ended = map(
+        function.append_basic_block, ("entry", "head", "body", "failed", "ended")
+    )
+    ir.IRBuilder(entry).branch(head)
+    build = ir.IRBuilder(head)
+    index = build.phi(word)
+    index.add_incoming(word(0), entry)
+    build.cbranch(build.icmp_unsigned("<", index, count), body, ended)
+    build = ir.IRBuilder(body)
+    begin = build.mul(index, word(_ROW_WORDS))
+    words = [build.load(build.gep(rows, [build.add(begin, word(place))])) for place in range(_ROW_WORDS)]
+    called = ir.FunctionType(code, [word] * MOST_ARGUMENTS)
+    result = build.call(build.inttoptr(words[0], called.as_pointer()), words[1:])
+    index.add_incoming(build.add(index, word(1)), body)
+    build.cbranch(build.icmp_unsigned("==", result, code(0)), head, failed)
+    build = ir.IRBuilder(failed)
+    build.store(build.sext(result, word), error)
+    build.ret(index)
+    ir.IRBuilder(ended).ret(index)
+    return function
+
+
+def _describe_publish(ir: Any, module: Any) -> None:
+    """Of an address and a number."""
+    word = ir.IntType(64)
+    function = ir.Function(module, ir.FunctionType(ir.VoidType(), [word.as_pointer(), word]), "publish")
+    build = ir.IRBuilder(function.append_basic_block())
+    build.store_atomic(function.args[1], function.args[0], "release", 8)
+    build.ret_void()
+
+
+def _describe_serve(ir: Any, module: Any, make: Any) -> None:
+    """Of the state, the ring of lists, a file descriptor, what reads one, and room for a word of it."""
+    word, code = ir.IntType(64), ir.IntType(32)
+    place = word.as_pointer()
+    kind = ir.FunctionType(ir.VoidType(), [place, place, word, word, place])
+    function = ir.Function(module, kind, "serve")
+    state, ring, descriptor, read, room = function.args
+    names = ("entry", "head", "idle", "rest", "end", "some", "try", "failed", "next")
+    entry, head, idle, rest, end, some, try_, failed, next_ = map(function.append_basic_block, names)
+    ir.IRBuilder(entry).branch(head)
+
+    def at(build: Any, number: _Word) -> Any:
+        return build.gep(state, [word(number)])
+
+    build = ir.IRBuilder(head)
+    made = build.load(at(build, _Word.MADE))
+    published = build.load_atomic(at(build, _Word.PUBLISHED), "acquire", 8)
+    build.cbranch(build.icmp_unsigned("==", made, published), idle, some)
+    build = ir.IRBuilder(idle)
+    is_ending = build.load_atomic(at(build, _Word.IS_ENDING), "acquire", 8)
+    build.cbranch(build.icmp_unsigned("==", is_ending, word(0)), rest, end)
+    build = ir.IRBuilder(rest)
+    reads = ir.FunctionType(word, [code, place, word])
+    build.call(build.inttoptr(read, reads.as_pointer()), [build.trunc(descriptor, code), room, word(8)])
+    build.branch(head)
+    ir.IRBuilder(end).ret_void()
+    build = ir.IRBuilder(some)
+    build.cbranch(build.icmp_unsigned("==", build.load(at(build, _Word.BROKEN)), word(0)), try_, next_)
+    build = ir.IRBuilder(try_)
+    begin = build.mul(build.urem(made, word(MOST_LISTS)), word(2))
+    rows, count = (build.load(build.gep(ring, [build.add(begin, word(column))])) for column in range(2))
+    went = build.call(make, [build.inttoptr(rows, place), count, at(build, _Word.ERROR)])
+    build.cbranch(build.icmp_unsigned("==", went, count), next_, failed)
+    build = ir.IRBuilder(failed)
+    build.store(went, at(build, _Word.PLACE))
+    build.store(build.add(made, word(1)), at(build, _Word.BROKEN))
+    build.branch(next_)
+    build = ir.IRBuilder(next_)
+    build.store_atomic(build.add(made, word(1)), at(build, _Word.MADE), "release", 8)
+    build.branch(head)

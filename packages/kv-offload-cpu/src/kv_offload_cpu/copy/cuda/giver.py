@@ -1,0 +1,174 @@
+"""Gives a lane's streams what was noted for them, in order, while whoever noted it goes on.
+
+The driver takes half a microsecond and more for each copy of a batch, so a job of some hundred megabytes keeps a
+thread for milliseconds: the one that launches the model's own work, if it is the one that submits. And two
+directions at once are more than one thread can give, where copies are small. So calls of the driver are noted, and
+each lane has a giver, with a thread that makes them and never waits for the interpreter.
+
+**Theory of operation.** What is noted comes into a list, until ``go``. Lists are numbered, and given in their
+order: a short one by ``go`` itself, if no other is under way, since to wake a thread takes as long as some dozens
+of copies; all others by the thread, to which they are published. What Python itself has to do is a call of Python,
+for which the thread must have the interpreter after all.
+
+When an entry fails, nothing more is given: what comes after it in its job would be wrong, and where the next job
+begins the giver doesn't know. All lists from that one on count as failed, until ``drained`` says that the lane's
+streams are idle.
+
+**Invariant.** Lists up to ``_given`` were given, or have failed; ``_waiting`` has those after it that have gone.
+"""
+
+import ctypes
+import time
+from collections import deque
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from typing import Any, Final, NamedTuple
+
+from kv_offload_cpu.copy.cuda.call_loop import MOST_LISTS, CallLoop, Calls, Server
+
+AT_ONCE: Final = 64
+"""Copies of a list that ``go`` gives itself, at most."""
+
+_NAP: Final = 20e-6
+"""Seconds between two looks at what was given. It doubles until it is so many times as long."""
+_LONGEST_NAP: Final = 16
+
+_CALL_OF_PYTHON = ctypes.CFUNCTYPE(ctypes.c_int)
+
+Action = Callable[[], object]
+
+
+class _List(NamedTuple):
+    number: int
+    in_thread: int
+    """Its number among those that were published."""
+    calls: Calls
+    kept: list[Any]
+
+
+class Giver:
+    """Gives what it was told, in order. ``on_device`` is where a thread must be for it.
+
+    ``name_of`` says what is at an address. One thread notes, goes and waits.
+    """
+
+    def __init__(
+        self,
+        loop: CallLoop,
+        on_device: Callable[[], AbstractContextManager[object]],
+        name_of: Callable[[int], str],
+        name: str,
+    ) -> None:
+        self.number = 1
+        """Of the list that is being noted."""
+        self._loop = loop
+        self._on_device = on_device
+        self._name_of = name_of
+        self._server = Server(loop, on_device, name)
+        self._calls = Calls()
+        self._kept: list[Any] = []
+        self._copies = 0
+        self._waiting: deque[_List] = deque()
+        self._published = 0
+        self._given = 0
+        self._broken: Exception | None = None
+        self._failures: dict[int, Exception] = {}
+        self._raised: Exception | None = None
+
+    def note(self, function: int, arguments: tuple[int, ...], *kept: object, copies: int = 1) -> None:
+        """One more call, as much work as so many copies. What is to be kept is, until it was made."""
+        self._calls.add(function, arguments)
+        self._kept += kept
+        self._copies += copies
+
+    def note_action(self, action: Action, copies: int = 1) -> None:
+        """Something for Python to do, as much work as so many copies."""
+        call = _CALL_OF_PYTHON(lambda: self._act(action))
+        self.note(ctypes.cast(call, ctypes.c_void_p).value or 0, (), call, copies=copies)
+
+    def go(self) -> None:
+        """Begin to give what was noted."""
+        if not len(self._calls):
+            return
+        calls, kept, copies, number = self._calls, self._kept, self._copies, self.number
+        self._calls, self._kept, self._copies, self.number = Calls(), [], 0, number + 1
+        self._look()
+        if self._broken is not None and not self._waiting:
+            self._end_list(number)
+            return
+        if self._waiting or copies > AT_ONCE:
+            self._nap_until(lambda: len(self._waiting) < MOST_LISTS)
+            self._waiting.append(_List(number, self._published, calls, kept))
+            self._published += 1
+            self._server.publish(calls)
+            return
+        with self._on_device():
+            made, error = self._loop.make(calls)
+        if error:
+            self._broken = self._failure(calls.function(made), error)
+        self._end_list(number)
+
+    def is_given(self, number: int) -> bool:
+        """Whether a list was given; raises what it failed by."""
+        if number > self._given:
+            self._look()
+            if number > self._given:
+                return False
+        if self._failures and (failure := self._failures.get(number)) is not None:
+            raise failure
+        return True
+
+    def wait_for(self, number: int) -> None:
+        """Return when a list was given; raises what it failed by."""
+        assert number < self.number, f"list {number} is still being noted"
+        self._nap_until(lambda: self._given >= number)
+        self.is_given(number)
+
+    def drain(self, wait: Callable[[], None]) -> None:
+        """Give all, and ``wait`` until a stream is idle. What comes then is of no job that failed before."""
+        self.end()
+        wait()
+        self._server.mend()
+        self._broken = None
+
+    def end(self) -> None:
+        """Give what was noted, and let go of the thread, until there is more for it. May be repeated."""
+        self.go()
+        self._server.end()
+        self._look()
+
+    def _look(self) -> None:
+        """See what the thread has made."""
+        num_made = self._server.num_made
+        while self._waiting and self._waiting[0].in_thread < num_made:
+            number, in_thread, calls, _ = self._waiting.popleft()
+            broken = self._server.broken
+            if broken is not None and broken[0] == in_thread:
+                self._broken = self._failure(calls.function(broken[1]), broken[2])
+            self._end_list(number)
+
+    def _end_list(self, number: int) -> None:
+        if self._broken is not None:
+            self._failures[number] = self._broken
+        self._given = number
+
+    def _nap_until(self, is_so: Callable[[], bool]) -> None:
+        """Look again and again."""
+        nap = _NAP
+        self._look()
+        while not is_so():
+            time.sleep(nap)
+            nap = min(2 * nap, _LONGEST_NAP * _NAP)
+            self._look()
+
+    def _act(self, action: Action) -> int:
+        try:
+            action()
+        except Exception as error:  # noqa: BLE001 - whoever asks for the list hears of it
+            self._raised = error
+            return 1
+        return 0
+
+    def _failure(self, function: int, error: int) -> Exception:
+        raised, self._raised = self._raised, None
+        return raised or RuntimeError(f"{self._name_of(function)} gave error {error}")

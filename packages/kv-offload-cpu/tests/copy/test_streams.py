@@ -1,0 +1,216 @@
+"""Streams and events by the driver's own functions: what is noted, what is asked, which events are used again."""
+
+import gc
+import threading
+from contextlib import nullcontext
+from itertools import count
+
+import pytest
+from kv_offload_cpu_driver import CONTEXT, FakeBindings
+
+from kv_api import ConfigError
+from kv_offload_cpu.copy.cuda.call_loop import find_loop
+from kv_offload_cpu.copy.cuda.streams import Functions, Noted
+
+handles = count(0x500)
+
+
+class Stream:
+    def __init__(self):
+        self.cuda_stream = next(handles)
+
+
+class Torch:
+    def __init__(self):
+        self.compute = Stream()
+
+    def new_stream(self):
+        return Stream()
+
+    def compute_stream(self):
+        return self.compute
+
+    def on_device(self):
+        return nullcontext()
+
+
+@pytest.fixture
+def bindings(monkeypatch):
+    found = FakeBindings()
+    for module in ("batch_call", "streams"):
+        monkeypatch.setattr(f"kv_offload_cpu.copy.cuda.{module}.load_bindings", lambda purpose: found)
+    return found
+
+
+@pytest.fixture
+def noted(bindings):
+    made = Noted(Torch(), Functions(), find_loop())
+    yield made
+    made.shutdown()
+
+
+def go(noted, stream, copies=1):
+    """Have a list given by the caller, or by the thread."""
+    noted.call(stream, "cuStreamSynchronize", (stream.handle,), copies=copies)
+    noted.go(stream)
+
+
+FEW, MANY = 1, 1000
+
+
+@pytest.mark.parametrize("copies", [FEW, MANY])
+def test_an_event_is_reached_when_it_was_recorded_and_not_before(noted, bindings, copies):
+    stream = noted.new_stream()
+    event = noted.mark(stream)
+    assert not noted.is_reached(event), "though the driver says so of an event that was never recorded"
+    assert "cuEventQuery" not in bindings.calls
+    go(noted, stream, copies)
+    noted.wait_for(event)
+    assert noted.is_reached(event)
+    assert bindings.events[event.handle].at is not None
+    assert bindings.calls[-2:] == ["cuEventSynchronize", "cuEventQuery"]
+
+
+def test_an_event_that_the_device_has_not_reached_is_not(noted, bindings, monkeypatch):
+    stream = noted.new_stream()
+    event = noted.mark(stream)
+    go(noted, stream)
+    result = noted._functions.result
+    answers = {"cuEventQuery": 600}
+    monkeypatch.setattr(noted._functions, "result", lambda name, *told: answers.get(name) or result(name, *told))
+    assert not noted.is_reached(event)
+    answers["cuEventQuery"] = 719
+    with pytest.raises(RuntimeError, match=r"^cuEventQuery gave error 719$"):
+        noted.is_reached(event)
+
+
+def test_the_compute_streams_event_is_recorded_at_once(noted, bindings):
+    event = noted.mark_compute()
+    assert bindings.calls[-2:] == ["cuEventCreate", "cuEventRecord"]
+    assert noted.is_reached(event)
+    noted.wait_for(event)
+
+
+def test_streams_beside_each_other_keep_one_order_and_others_have_their_own(noted, bindings):
+    one = noted.new_stream()
+    beside, other = noted.new_stream(one), noted.new_stream()
+    assert one.giver is beside.giver is not other.giver
+    assert len({one.handle, beside.handle, other.handle}) == 3
+    noted.hold(other, noted.mark(beside))  # which the fake driver would refuse before it is recorded
+    noted.hold(one, noted.mark(beside))
+    noted.hold(beside, noted.mark(one))
+    noted.go(one)
+    assert bindings.calls[-4:] == ["cuEventRecord", "cuEventRecord", "cuStreamWaitEvent", "cuEventRecord"] or (
+        bindings.calls.count("cuStreamWaitEvent") == 2
+    )
+    noted.go(other)
+    assert noted.is_reached(noted.mark_compute())
+
+
+@pytest.mark.parametrize("copies", [FEW, MANY])
+def test_a_thread_has_the_devices_context_and_its_lanes_name(noted, bindings, copies):
+    stream = noted.new_stream()
+    seen = []
+    noted.act(stream, lambda: seen.append((threading.current_thread().name, bindings._contexts.current)), copies)
+    noted.go(stream)
+    noted.drain(stream)
+    name = "kv-offload-copies-0" if copies == MANY else threading.current_thread().name
+    assert seen == [(name, CONTEXT)]
+
+
+def test_an_event_is_used_again_when_nobody_has_it(noted, bindings):
+    stream = noted.new_stream()
+    event = noted.mark(stream)
+    handle = event.handle
+    del event
+    gc.collect()
+    other = noted.mark(stream)
+    assert other.handle != handle, "it is noted, and not given yet"
+    go(noted, stream)
+    del other
+    gc.collect()
+    assert noted.mark(stream).handle in (handle, handle + 1)
+    made = bindings.calls.count("cuEventCreate")
+    kept = [noted.mark(stream) for _ in range(3)]
+    assert len({event.handle for event in kept}) == 3
+    assert bindings.calls.count("cuEventCreate") > made
+
+
+def test_an_event_that_is_to_be_waited_for_is_not_used_again_before(noted):
+    stream = noted.new_stream()
+    event = noted.mark_compute()
+    handle = event.handle
+    noted.hold(stream, event)
+    del event
+    gc.collect()
+    assert noted.mark_compute().handle != handle
+    noted.go(stream)
+    gc.collect()
+    assert handle in noted._shelves[False]
+
+
+def test_events_that_know_their_time_are_others(noted, bindings):
+    stream = noted.new_stream()
+    plain = noted.mark(stream)
+    begin, end = (noted.mark(stream, knows_time=True) for _ in range(2))
+    go(noted, stream)
+    bindings.events[begin.handle].at, bindings.events[end.handle].at = 1000.0, 3500.0
+    assert noted.seconds_between(begin, end) == 2.5
+    with pytest.raises(RuntimeError, match=r"^cuEventElapsedTime gave error 400$"):
+        noted.seconds_between(plain, end)
+    handle = plain.handle
+    del plain
+    gc.collect()
+    assert noted.mark(stream, knows_time=True).handle != handle
+
+
+@pytest.mark.parametrize("copies", [FEW, MANY])
+def test_a_call_that_fails_is_told_by_who_is_asked_for_what_comes_after(noted, bindings, copies):
+    stream = noted.new_stream()
+    before = noted.mark(stream)
+    go(noted, stream, copies)
+    noted.wait_for(before)
+    bindings.failing = {"cuMemcpyAsync": 0}
+    noted.call(stream, "cuMemcpyAsync", (1, 2, 3, stream.handle), copies=copies)
+    after = noted.mark(stream)
+    noted.go(stream)
+    for ask in (noted.wait_for, noted.is_reached):
+        with pytest.raises(RuntimeError, match=r"^cuMemcpyAsync gave error 1$"):
+            ask(after)
+    assert noted.is_reached(before)
+    assert bindings.events[after.handle].at is None
+    noted.drain(stream)
+    bindings.failing = {}
+    later = noted.mark(stream)
+    go(noted, stream, copies)
+    noted.wait_for(later)
+    assert noted.is_reached(later)
+
+
+def test_a_drain_gives_what_is_noted_before_it_waits(noted, bindings):
+    stream = noted.new_stream()
+    event = noted.mark(stream)
+    noted.drain(stream)
+    assert noted.is_reached(event)
+    assert bindings.calls.index("cuEventRecord") < bindings.calls.index("cuStreamSynchronize")
+
+
+def test_shutdown_gives_back_events_and_threads(noted, bindings):
+    stream = noted.new_stream()
+    event = noted.mark(stream)
+    go(noted, stream, MANY)
+    noted.wait_for(event)
+    del event
+    gc.collect()
+    noted.shutdown()
+    assert bindings.events == {}
+    assert "kv-offload-copies-0" not in {thread.name for thread in threading.enumerate()}
+    noted.shutdown()
+
+
+def test_a_function_that_the_driver_lacks_is_a_configuration_error(monkeypatch):
+    lacking = FakeBindings(lacking={"cuEventCreate"})
+    for module in ("batch_call", "streams"):
+        monkeypatch.setattr(f"kv_offload_cpu.copy.cuda.{module}.load_bindings", lambda purpose: lacking)
+    with pytest.raises(ConfigError, match="has no batched copy"):
+        Functions().address("cuEventCreate")
