@@ -175,7 +175,7 @@ def test_a_failure_of_a_scenario(
     lines: list[str] = []
     said_before: list[str] = []
 
-    def shrink(failure: Failure, silent: object, goes_on: object) -> Failure:
+    def shrink(failure: Failure, **more: object) -> Failure:
         said_before.extend(lines)
         return replace(failure, seed=None)
 

@@ -1,5 +1,6 @@
 """Lines that people read: actions, worlds, copies, steps, values and failures, compared whole."""
 
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from enum import Enum
 from pathlib import Path
@@ -367,7 +368,7 @@ def test_a_failure_is_shrunk_and_saved_without_what_is_switched_off(
     lines: list[str] = []
     asked: list[tuple[Failure, frozenset[Invariant]]] = []
 
-    def shrink(failure: Failure, silent: frozenset[Invariant], goes_on: object) -> Failure:
+    def shrink(failure: Failure, silent: frozenset[Invariant], **more: object) -> Failure:
         asked.append((failure, silent))
         return shrunk
 
@@ -383,11 +384,29 @@ def test_a_failure_is_shrunk_and_saved_without_what_is_switched_off(
 def test_a_failure_that_its_actions_alone_do_not_explain(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """As of a connector with a thread: the same actions pass when they are taken once more."""
     answers, notes, found = iter([True, False, False]), list[str](), failure(2)
-    monkeypatch.setattr("kv_sim.failures.telling.shrink", lambda failure, silent, goes_on: failure)
+    monkeypatch.setattr("kv_sim.failures.telling.shrink", lambda failure, **more: failure)
     monkeypatch.setattr("kv_sim.failures.telling._fails_again", lambda *_: next(answers))
     tell(found, "kv-sim fuzz", tmp_path, "f", say=lambda _: None, note=notes.append)
     (said,) = notes
     assert said.startswith(f"taken 3 times more, these actions break {found.violation.invariant} 1 times: ")
+
+
+def test_who_waits_for_a_failure_to_be_shrunk_hears_how_far_it_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Now and then: not at each try."""
+    times, notes, found = iter([0.0, 0.0, 3.0, 11.0, 11.0, 12.0, 20.0, 21.5, 21.5]), list[str](), failure(20)
+
+    def shrink(failure: Failure, tells: Callable[[int], object], **more: object) -> Failure:
+        for actions in (20, 15, 12, 8, 5):
+            tells(actions)
+        return failure
+
+    monkeypatch.setattr("kv_sim.failures.deadline.monotonic", lambda: next(times, 0.0))
+    monkeypatch.setattr("kv_sim.failures.telling.shrink", shrink)
+    monkeypatch.setattr("kv_sim.failures.telling._fails_again", lambda *_: True)
+    tell(found, "kv-sim fuzz", tmp_path, "f", say=lambda _: None, note=notes.append)
+    assert notes == [f"shrinking: {left} actions of 20 are left so far" for left in (15, 5)]
 
 
 @pytest.mark.parametrize(

@@ -138,7 +138,7 @@ def test_the_table_of_size(small, capsys):
         "5         2560  2.44 MiB  0.367  0.367  0.456      +0 %",
         "",
         "recommended: lru, 4 blocks = 2048 tokens = 1.95 MiB",
-        "  the knee: up to here a GiB buys more than on average, from here on less",
+        "  the knee: up to here more room buys more than on average, from here on less",
         "  answers 0.364 of blocks, 0.367 of tokens, 0.571 of full blocks",
         '--kv-transfer-config \'{"kv_connector": "OffloadingConnector", "kv_connector_module_path": "kv_vllm", '
         '"kv_role": "kv_both", "kv_load_failure_policy": "recompute", '
@@ -169,7 +169,7 @@ def test_the_table_of_size(small, capsys):
         "gpu_alone": nothing,
         "without": nothing,
         "recommended": {"policy": "lru", "capacity": 4, "ratios": half},
-        "reason": "the knee: up to here a GiB buys more than on average, from here on less",
+        "reason": "the knee: up to here more room buys more than on average, from here on less",
         "policy_module": None,
         "disk": None,
         "model": "1,000 bytes a token",

@@ -153,7 +153,7 @@ def test_what_size_says_of_a_disk(small, capsys):
         "6         3072  2.93 MiB  0.456  0.456      +0 %",
         "",
         "recommended: lru, 4 blocks = 2048 tokens = 1.95 MiB of disk",
-        "  the knee: up to here a GiB buys more than on average, from here on less",
+        "  the knee: up to here more room buys more than on average, from here on less",
         "  answers 0.364 of blocks, 0.367 of tokens, 0.571 of full blocks",
     ]
     [text] = re.fullmatch("--kv-transfer-config '(.*)'", lines[-1]).groups()

@@ -121,7 +121,7 @@ def test_what_the_page_of_size_says(small, tmp_path, capsys):
         *("format: mooncake", "1,000 bytes a token", "Recommended"),
         *("2.44 MiB of host memory, policy lru", "2560 tokens in 5 blocks answer ", "36.7%"),
         " of prompt tokens (36.4% of blocks, 57.1% of full blocks). A cache without end: 45.6%.",
-        "The knee: up to here a GiB buys more than on average, from here on less.",
+        "The knee: up to here more room buys more than on average, from here on less.",
         printed[-2],
         *("Prompt tokens answered, by capacity", "lru", "arc", "MIN, the most possible", "infinite cache"),
         *DETAILS,

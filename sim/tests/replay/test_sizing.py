@@ -45,7 +45,7 @@ def ratios(*tokens):
 
 def test_what_is_recommended():
     """The line from nothing to everything: a third of the rise at a third of the blocks."""
-    knee = "the knee: up to here a GiB buys more than on average, from here on less"
+    knee = "the knee: up to here more room buys more than on average, from here on less"
     sizes, curve = [10, 20, 30], ratios(0.3, 0.5, 0.6)
     for curves, without, budget, expected in [
         ({"lru": curve}, 0.0, None, ("lru", 20, knee)),

@@ -61,6 +61,10 @@ FILES = {
         "{more}",
     ),
     "not a time": (line(timestamp="noon"), "{file}:1: timestamp: expected a number, got 'noon' {more}"),
+    "a date where there are numbers": (
+        line(timestamp="2026-01-31T00:00:00Z"),
+        "{file}:1: timestamp: expected a number, got '2026-01-31T00:00:00Z'; --columns time=… takes dates {more}",
+    ),
     "infinite": (
         line(timestamp=float("inf")),
         "{file}:1: timestamp: expected a time within 2**63, got inf {more}",
@@ -257,6 +261,7 @@ FILES = {
         '[\n{"a": 1},\n3]\n',
         "{file}: record 1: no known format has the fields a; " + FIELDS,
     ),
+    "lines of numbers": ("[1, 2]\n[3]\n", "{file}:1: expected an object, got [1, 2]"),
     "a document of numbers": ("[\n3]\n", "{file}: record 1: expected an object, got int"),
     "a bad record of a document": (
         f"[{GOOD},\n{line(hash_ids=[True])}]",

@@ -52,12 +52,14 @@ def shrink(
     silent: frozenset[Invariant] = frozenset(),
     most_replays: int = 2000,
     goes_on: Callable[[], bool] = lambda: True,
+    tells: Callable[[int], object] = lambda actions: None,
 ) -> Failure:
     """A failure of the same invariant with as few actions as can be found in ``most_replays`` tries.
 
-    Where a replay takes long, ``goes_on`` says when enough was tried.
+    Where a replay takes long, ``goes_on`` says when enough was tried, and ``tells`` hears before each of them how
+    many actions are left.
     """
-    shrinker = Shrinker(failure, silent, most_replays, goes_on)
+    shrinker = Shrinker(failure, silent, most_replays, goes_on, tells)
     shrinker.run()
     return shrinker.best
 
@@ -66,11 +68,17 @@ class Shrinker:
     """The best failure so far, and how many tries are left."""
 
     def __init__(
-        self, failure: Failure, silent: frozenset[Invariant], most_replays: int, goes_on: Callable[[], bool]
+        self,
+        failure: Failure,
+        silent: frozenset[Invariant],
+        most_replays: int,
+        goes_on: Callable[[], bool],
+        tells: Callable[[int], object],
     ) -> None:
         self.best = failure
         self.left = most_replays
         self._goes_on = goes_on
+        self._tells = tells
         self._silent = silent
         self._tried: set[tuple[WorldConfig, tuple[str, ...]]] = set()
 
@@ -100,6 +108,7 @@ class Shrinker:
             return False
         self.left -= 1
         self._tried.add(key)
+        self._tells(len(self.best.history))
         world, violation = replay(self.best.subject, config, history, self._silent)
         if violation is None or violation.invariant is not self.best.violation.invariant:
             return False

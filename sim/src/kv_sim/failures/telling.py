@@ -4,7 +4,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Final
 
-from kv_sim.failures.deadline import within
+from kv_sim.failures.deadline import every, within
 from kv_sim.failures.report import fail_line, shrunk_lines
 from kv_sim.failures.schedule_file import Schedule, write_schedule
 from kv_sim.failures.shrink import shrink
@@ -15,6 +15,9 @@ Say = Callable[[str], object]
 
 MOST_SECONDS: Final = 300
 """For shrinking. Where the testbed owns all copies, it takes seconds."""
+
+SECONDS_OF_SILENCE: Final = 10
+"""While it shrinks; then it is said how far it got."""
 
 TIMES_AGAIN: Final = 3
 """How often what is left is taken once more, to see whether its actions are all there is to it."""
@@ -50,8 +53,13 @@ def tell(
 
 def _shrunk(found: Failure, note: Say, silent: frozenset[Invariant]) -> Failure:
     """The same in fewer actions; and whether these are all there is to it."""
-    goes_on = within(MOST_SECONDS)
-    shrunk = shrink(found, silent=silent, goes_on=goes_on)
+    goes_on, is_due = within(MOST_SECONDS), every(SECONDS_OF_SILENCE)
+
+    def tells(actions: int) -> None:
+        if is_due():
+            note(f"shrinking: {actions} actions of {len(found.history)} are left so far")
+
+    shrunk = shrink(found, silent=silent, goes_on=goes_on, tells=tells)
     if not goes_on():
         note(f"after {MOST_SECONDS} s of shrinking this is as short as it got: a replay takes long")
     again = sum(_fails_again(shrunk, silent) for _ in range(TIMES_AGAIN))

@@ -9,7 +9,7 @@ of c blocks answers together with it what an LRU of max(c, g) does, since both k
 same order; and so do files behind host memory, if every prompt fits into either.
 
 **The knee** is the capacity at which the best policy's token ratio lies highest above the straight line from
-nothing to room for everything: up to there a GiB buys more than on average, from there on less.
+nothing to room for everything: up to there more room buys more than on average, from there on less.
 
 **The policy** of the recommended point is ``lru``, the default, unless another one is better there by more than
 `WORTH_CHANGING`.
@@ -294,7 +294,7 @@ def recommend(
         above = [top / rise - size / reach for top, size in zip(tops, capacities, strict=True)]
         # That is above the line, up to a constant.
         index = above.index(max(above))
-        reason = "the knee: up to here a GiB buys more than on average, from here on less"
+        reason = "the knee: up to here more room buys more than on average, from here on less"
         if budget_blocks is not None and capacities[index] > budget_blocks:
             index = max(place for place, size in enumerate(capacities) if size <= budget_blocks)
             ends = "it ends before the knee" if tops[index] > without else f"up to there {medium} answers nothing"

@@ -45,6 +45,23 @@ def test_input_that_is_text_is_what_a_user_says(tmp_path):
     assert prompts(written(tmp_path, asked)) == prompts(written(tmp_path, said))
 
 
+@pytest.mark.parametrize(
+    "field", ["max_output_tokens", "reasoning", "tool_choice", "temperature", "top_p", "truncation"]
+)
+def test_what_only_a_response_is_asked_with_says_that_it_is_one(tmp_path, field):
+    said = {"messages": [{"role": "user", "content": "x" * 100}]}
+    assert prompts(written(tmp_path, {"input": "x" * 100, field: 1})) == prompts(written(tmp_path, said))
+
+
+def test_who_asks_for_an_embedding_or_a_response_is_told_how_to_say_which(tmp_path):
+    with pytest.raises(ConfigError) as refused:
+        prompts(written(tmp_path, {"model": "m", "input": "x"}))
+    assert "; --format openai, if it asks for a response and not for an embedding;" in str(refused.value)
+    with pytest.raises(ConfigError) as refused:
+        prompts(written(tmp_path, {"model": "m", "input": ["x"]}))
+    assert "--format openai" not in str(refused.value)
+
+
 @pytest.mark.parametrize("text", ["", "{}", "[1]", '[{"role": "user", "content": "a"}, 5]'])
 def test_also_where_it_is_json_that_is_no_list_of_messages(tmp_path, text):
     asked = {"url": "/v1/responses", "body": {"input": text}}

@@ -85,6 +85,8 @@ def detect(record: Mapping[str, Any], container: Container, where: str) -> Forma
     wanted = _wanted(record, container)
     skip = "; if it is only this record: --format with --on-error skip" if container is Container.JSON else ""
     own = "; --columns says which is what in another one"
+    if isinstance(record.get("input"), str):
+        own += "; --format openai, if it asks for a response and not for an embedding"
     raise ConfigError(f"{where}: no known format has the {what} {found}; expected those of {wanted}{own}{skip}")
 
 

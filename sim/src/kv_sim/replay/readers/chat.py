@@ -34,6 +34,8 @@ _ROLES: Final = dict.fromkeys(("gpt", "chatgpt", "bard", "bing", "model", "bot")
 """Other words for roles."""
 _SAID: Final = ("content", "value", "text")
 _CONVERSATIONS: Final = ("conversations", "conversation")
+_OF_RESPONSES: Final = ("max_output_tokens", "reasoning", "tool_choice", "temperature", "top_p", "truncation")
+"""What a request for a response may have beside a text, and one for an embedding hasn't."""
 
 
 # -- requests ------------------------------------------------------------------------------------
@@ -103,7 +105,8 @@ def is_request(record: Mapping[str, Any]) -> bool:
         return True
     if isinstance(asked.get("input"), list):  # of messages: embeddings are asked with a list of texts
         return all(isinstance(one, dict) for one in asked["input"])
-    return isinstance(asked.get("input"), str) and "/responses" in str(record.get("url", ""))
+    is_response = "/responses" in str(record.get("url", "")) or any(field in asked for field in _OF_RESPONSES)
+    return isinstance(asked.get("input"), str) and is_response
 
 
 def _before(asked: Mapping[str, Any]) -> Iterator[str]:

@@ -90,8 +90,9 @@ def _json_lines(path: Path, lines: Iterator[tuple[int, str]]) -> Iterator[Found]
 def _document(path: Path, first: str, second: tuple[int, str] | None) -> Iterator[Found]:
     number, value = _parsed(whole_text(path))
     follows = None if second is None else _parsed(second[1].strip())[1]
-    if isinstance(value, Broken) and first.lstrip()[0] == "{" and isinstance(follows, dict):
-        yield from _json_lines(path, lines_of(path))  # of which the first one is cut off
+    is_cut_off = first.lstrip()[0] == "{" and isinstance(follows, dict)
+    if isinstance(value, Broken) and (is_cut_off or isinstance(_parsed(first.strip())[1], list)):
+        yield from _json_lines(path, lines_of(path))  # of which the first one is cut off, or a whole list
     elif isinstance(value, list):
         for record, item in enumerate(value, 1):
             yield Place(path, number, record), _object(item, type(item).__name__)

@@ -89,7 +89,8 @@ def number(record: Mapping[str, Any], field: str) -> int | float:
         except ValueError:
             value = None
     if not isinstance(value, (int, float)) or isinstance(value, bool):
-        raise MalformedError(f"{field}: expected a number, got {_shown(record, field)}")
+        hint = "; --columns time=… takes dates" if _date_in(record.get(field)) else ""
+        raise MalformedError(f"{field}: expected a number, got {_shown(record, field)}{hint}")
     if not -_LATEST < value < _LATEST:  # so is what is no number
         raise MalformedError(f"{field}: expected a time within 2**63, got {_shown(record, field)}")
     return value
@@ -103,11 +104,20 @@ def number_or_date(record: Mapping[str, Any], field: str) -> int | float:
     except MalformedError:
         if not isinstance(value, str):
             raise
-    try:
-        date = datetime.fromisoformat(value.strip().upper().removesuffix(" UTC"))
-    except ValueError:
-        raise MalformedError(f"{field}: expected a number or a date, got {value!r}") from None
+    date = _date_in(value)
+    if date is None:
+        raise MalformedError(f"{field}: expected a number or a date, got {value!r}")
     return moment(date)
+
+
+def _date_in(value: Any) -> datetime | None:
+    """The date that a text is."""
+    try:
+        return (
+            datetime.fromisoformat(value.strip().upper().removesuffix(" UTC")) if isinstance(value, str) else None
+        )
+    except ValueError:
+        return None
 
 
 def moment(date: datetime) -> Moment:
