@@ -173,3 +173,35 @@ def test_an_export_of_helicone_is_a_log_with_the_newest_first(tmp_path):
     assert first.blocks == third.blocks != second.blocks, "what was asked names the model, else the log does"
     [(tokens, _)] = prompts(written(tmp_path, {"messages": SAID, "timestamp": 0}))
     assert {one.input_tokens for one in (first, second, third)} == {tokens}
+
+
+def note_of(tmp_path, *records):
+    path = tmp_path / "log.jsonl"
+    path.write_text("".join(json.dumps(record) + "\n" for record in records))
+    return [note for note in open_trace(path).notes if note.startswith("usage says")]
+
+
+TEXT = "x" * 380  # of 100 tokens, with its role and that of who answers
+
+
+@pytest.mark.parametrize(("told", "is_noted"), [(82, False), (124, False), (150, True), (60, True), (0, False)])
+def test_who_counts_other_tokens_than_a_log_does_says_so(tmp_path, told, is_noted):
+    [request] = open_trace(written(tmp_path, {"messages": [{"role": "user", "content": TEXT}]}))
+    record = {"messages": [{"role": "user", "content": TEXT}], "usage": {"prompt_tokens": told}}
+    assert abs(request.input_tokens - 100) < 4
+    note = (
+        f"usage says {told:,} prompt tokens where {request.input_tokens:,} are counted here: images have no text, "
+    )
+    own = "and a model's template and tokenizer their own idea (--tokenizer)"
+    assert note_of(tmp_path, record) == [note + own] * is_noted
+
+
+def test_only_prompts_that_both_count_are_compared(tmp_path):
+    long = {"messages": [{"role": "user", "content": 9 * TEXT}]}
+    several = {"prompt": [TEXT, TEXT], "usage": {"prompt_tokens": 9000}}
+    told = {"messages": [{"role": "user", "content": TEXT}], "response": {"usage": {"input_tokens": 101}}}
+    assert note_of(tmp_path, long, several, told) == []
+    odd = {"messages": [{"role": "user", "content": TEXT}], "usage": {"prompt_tokens": "many"}}
+    assert note_of(tmp_path, odd) == []
+    [note] = note_of(tmp_path, long, told, {**told, "response": {"usage": {"input_tokens": 900}}})
+    assert note.startswith("usage says 1,001 prompt tokens where 2")

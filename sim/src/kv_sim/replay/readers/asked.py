@@ -14,6 +14,7 @@ from kv_sim.replay.readers.record import MalformedError, Prompt, Record, session
 _BODIES: Final = ("body", "request_body", "proxy_server_request", "request", "request_args")
 _PROMPTS: Final = ("messages", "prompt", "input")
 _COUNTS: Final = ("completion_tokens", "output_tokens", "output_length")
+_TOLD: Final = ("prompt_tokens", "input_tokens")
 
 
 def asked_in(record: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -54,6 +55,16 @@ def answered_in(record: Mapping[str, Any]) -> int | None:
     return None
 
 
+def told_in(record: Mapping[str, Any]) -> int | None:
+    """The tokens of the prompt, where the record says how many."""
+    for _, counts in _counts_of(record):
+        for field in _TOLD:
+            told = inside(counts, field)
+            if isinstance(told, int) and not isinstance(told, bool) and told > 0:
+                return told
+    return None
+
+
 def _counts_of(record: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
     """Where they may be, as objects or as the JSON of such."""
     response = object_in(record.get("response"))
@@ -73,12 +84,21 @@ def inside(value: Any, name: str) -> Any:
 
 def own_request(record: Mapping[str, Any]) -> Record:
     """What a record itself says of a request, but for its prompt."""
-    answered = answered_in(record) or 0
-    return Record(time_of(record), 0, answered, None, session=session_of(record), model=text_of(record, "model"))
+    return Record(
+        time_of(record),
+        0,
+        answered_in(record) or 0,
+        None,
+        session=session_of(record),
+        model=text_of(record, "model"),
+        told_tokens=told_in(record),
+    )
 
 
 def for_each(prompts: Sequence[Prompt], record: Record) -> Iterator[Record]:
     """The record of each of several prompts; of their answers, of which the sum is known, about equal parts."""
     each, rest = divmod(record.output_tokens, len(prompts))
+    if len(prompts) > 1:
+        record = replace(record, told_tokens=None)  # which is the sum of all
     for number, (text, tokens) in enumerate(prompts):
         yield replace(record, output_tokens=each + (number < rest), text=text, tokens=tokens)

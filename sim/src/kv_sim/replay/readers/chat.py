@@ -14,7 +14,7 @@ from collections.abc import Iterator, Mapping
 from hashlib import blake2b
 from typing import Any, Final
 
-from kv_sim.replay.readers.asked import answered_in, asked_in, for_each, json_in
+from kv_sim.replay.readers.asked import answered_in, asked_in, for_each, json_in, told_in
 from kv_sim.replay.readers.format import Container, Format
 from kv_sim.replay.readers.record import (
     TIMES,
@@ -54,6 +54,7 @@ def _parse_request(record: Mapping[str, Any]) -> Iterator[Record]:
         session=session_of(record),
         model=text_of(asked, "model") or text_of(record, "model"),
         answer=answer if isinstance(answer, str) else None,
+        told_tokens=told_in(record),
     )
     yield from for_each(prompts, request)
 

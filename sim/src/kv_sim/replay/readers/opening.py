@@ -112,7 +112,8 @@ class Opening:
         """What the reader decided, and what it left out."""
         form = self._form
         assumed = ", ".join(filter(None, (self._text.said, form.assumes))) if self._has_text else None
-        return f"format: {form.name}", *filter(None, [assumed]), *self._notes, *self._account.notes()
+        beside = (*self._text.notes(), *self._notes, *self._account.notes())
+        return f"format: {form.name}", *filter(None, [assumed]), *beside
 
     @property
     def sorts(self) -> bool:

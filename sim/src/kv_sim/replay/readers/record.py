@@ -58,6 +58,8 @@ class Record:
     """The same where it is there as token ids."""
     answer: str | None = None
     """What was answered, of which tokens are to be made, too."""
+    told_tokens: int | None = None
+    """How long the prompt was, as whoever logged it counted it."""
 
 
 def whole(record: Mapping[str, Any], field: str, usual: int | None = None) -> int:

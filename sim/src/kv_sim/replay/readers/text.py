@@ -7,7 +7,7 @@ role, is cut by itself: it is the same in the next turn, so it is remembered, an
 """
 
 import importlib
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from functools import lru_cache
 from pathlib import Path
 from typing import Any, Final, Protocol, cast
@@ -19,6 +19,9 @@ CHARACTERS_PER_TOKEN: Final = 4
 BLOCK_TOKENS: Final = 16
 ASSUMED: Final = "four characters are taken for a token"
 FILE: Final = "tokenizer.json"
+
+_ALIKE: Final = 1.25
+"""Two counts that differ by less are taken for alike."""
 
 _REMEMBERED: Final = 4096
 """Pieces whose tokens are kept: the messages of the conversations that go on."""
@@ -103,11 +106,20 @@ class Text:
     def __init__(self, tokenizer: str | Path | None, block_tokens: int | None) -> None:
         self._cutter: Cutter = FourCharacters() if tokenizer is None else ByTokenizer(tokenizer)
         self._block_tokens = BLOCK_TOKENS if block_tokens is None else block_tokens
+        self._counted = self._told = 0
 
     @property
     def said(self) -> str:
         """How text is cut, for the notes."""
         return self._cutter.said
+
+    def notes(self) -> Iterator[str]:
+        """What is worth knowing, where prompts were counted by somebody else, too."""
+        if self._told and not 1 / _ALIKE < self._told / max(1, self._counted) < _ALIKE:
+            yield (
+                f"usage says {self._told:,} prompt tokens where {self._counted:,} are counted here: images have "
+                "no text, and a model's template and tokenizer their own idea (--tokenizer)"
+            )
 
     def cut(self, record: Record) -> None:
         """Of a record whose prompt is there: how long it is, its blocks, and how long its answer is."""
@@ -118,5 +130,8 @@ class Text:
         else:
             return
         record.block_tokens = self._block_tokens
+        if record.told_tokens is not None:
+            self._counted += record.input_tokens
+            self._told += record.told_tokens
         if record.answer is not None:
             record.output_tokens = self._cutter.tokens_of(record.answer)
