@@ -154,9 +154,10 @@ def compare(columns: Columns, simulate: Callable[..., Any] | None, repeat: int) 
 
 def finer(columns: Columns, tokens: int) -> Columns:
     """The same trace in smaller blocks."""
-    parts, builder = columns.block_tokens // tokens, ColumnsBuilder()
+    parts, builder, numbers = columns.block_tokens // tokens, ColumnsBuilder(), dict[int, int]()
     for request in columns:
-        ids = [block * parts + part for block in request.blocks for part in range(parts)]
+        blocks = [numbers.setdefault(block, len(numbers)) for block in request.blocks]
+        ids = [block * parts + part for block in blocks for part in range(parts)]
         count = -(-request.input_tokens // tokens)
         builder.add(request.arrival_seconds, request.input_tokens, request.output_tokens, ids[:count])
     return builder.finish(f"{columns.name} by {tokens}", tokens)

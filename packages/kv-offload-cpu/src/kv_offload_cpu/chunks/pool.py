@@ -211,7 +211,11 @@ class ChunkPool:
         return failed, slots
 
     def evict(self, slots: Sequence[int]) -> list[OffloadKey]:
-        """Resident → free. None of them is pinned."""
+        """Resident → free. None of them is pinned.
+
+        They are taken in rising order, so that parts of a span that leave together are one again; and what left
+        first is taken last: it goes to the end of a request, which leaves beside what else there is of that span.
+        """
         slot_of, pinned = self.slot_of, self.pins.slots
         assert not pinned or pinned.isdisjoint(slots), (
             f"pinned and evicted: {[slot for slot in slots if slot in pinned]}"
@@ -219,7 +223,9 @@ class ChunkPool:
         keys = pick(slots, self.key_of)
         for key in keys:
             del slot_of[key]
-        self._free.extend(slots)
+        falling = sorted(slots, reverse=True)
+        first = falling.index(slots[0])
+        self._free += falling[first:] + falling[:first]
         self._found = [], []
         return keys
 
