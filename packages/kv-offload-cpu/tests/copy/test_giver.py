@@ -228,6 +228,30 @@ def test_the_end_gives_what_was_noted_and_may_come_twice(setting):
     assert setting.name not in {thread.name for thread in threading.enumerate()}
 
 
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+def test_a_thread_that_cannot_get_to_the_device_hangs_nobody():
+    setting = Setting()
+
+    @contextmanager
+    def lost():
+        raise OSError("no such device")
+        yield
+
+    setting.giver._server._around = lost
+    for number in (1, 2):
+        setting.note(number, 1000)
+        setting.giver.go()
+    for number in (1, 2):
+        with pytest.raises(RuntimeError, match="the thread that gives copies has ended"):
+            setting.giver.wait_for(number)
+    setting.note(3)
+    setting.giver.go()
+    with pytest.raises(RuntimeError, match="the thread that gives copies has ended"):
+        setting.giver.is_given(3)
+    setting.giver.end()
+    assert setting.device.seen == []
+
+
 @settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
 @given(
     st.lists(st.tuples(st.lists(st.integers(1, AT_ONCE), min_size=1, max_size=3), st.booleans()), max_size=12),

@@ -102,6 +102,11 @@ class Server:
         return int(self._state[_Word.MADE])
 
     @property
+    def is_lost(self) -> bool:
+        """Whether the thread has ended, and nobody told it to."""
+        return self._thread is not None and not self._thread.is_alive()
+
+    @property
     def broken(self) -> tuple[int, int, int] | None:
         """Which list failed, from 0 on, at which of its calls, by what error."""
         list_number, place, error = self._state[_Word.BROKEN : _Word.ERROR + 1].tolist()

@@ -134,8 +134,8 @@ class Giver:
     def end(self) -> None:
         """Give what was noted, and let go of the thread, until there is more for it. May be repeated."""
         self.go()
+        self._nap_until(lambda: not self._waiting)
         self._server.end()
-        self._look()
 
     def _look(self) -> None:
         """See what the thread has made."""
@@ -146,6 +146,10 @@ class Giver:
             if broken is not None and broken[0] == in_thread:
                 self._broken = self._failure(calls.function(broken[1]), broken[2])
             self._end_list(number)
+        if self._waiting and self._server.is_lost:
+            self._broken = RuntimeError("the thread that gives copies has ended; its error is in the output")
+            while self._waiting:
+                self._end_list(self._waiting.popleft().number)
 
     def _end_list(self, number: int) -> None:
         if self._broken is not None:
