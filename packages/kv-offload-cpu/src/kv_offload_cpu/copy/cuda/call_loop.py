@@ -164,9 +164,7 @@ class Calls:
 
     def add(self, function: int, arguments: tuple[int, ...]) -> None:
         """One more call, of a function at an address."""
-        self._words.append(function)
-        self._words.extend(arguments)
-        self._words.extend(_ZEROS[len(arguments)])
+        self._words.extend((function, *arguments, *_ZEROS[len(arguments)]))
 
     def function(self, place: int) -> int:
         """Where the function of a call is."""
