@@ -39,7 +39,7 @@ def test_another_failure_is_not_the_same_one_again(
         return None, Violation(broken, "other words") if broken else None
 
     found = failing(Kind.STEP)
-    monkeypatch.setattr("kv_sim.failures.telling.shrink", lambda failure, silent, goes_on: failure)
+    monkeypatch.setattr("kv_sim.failures.telling.shrink", lambda failure, silent, goes_on, tells: failure)
     monkeypatch.setattr("kv_sim.failures.telling.replay", replay)
     tell(found, "kv-sim fuzz", tmp_path, "f", say=lambda _: None, note=notes.append, silent=silent)
     assert asked == [(found.subject, found.config, found.history, silent)] * 3
@@ -65,7 +65,7 @@ def test_what_broke_is_said_first_and_what_is_left_last(
     left = replace(found, history=found.history[:1])
     for note in ("one", "two"):
         found.violation.add_note(note)
-    monkeypatch.setattr("kv_sim.failures.telling.shrink", lambda failure, silent, goes_on: left)
+    monkeypatch.setattr("kv_sim.failures.telling.shrink", lambda failure, silent, goes_on, tells: left)
     monkeypatch.setattr("kv_sim.failures.telling.replay", lambda *args: (None, left.violation))
     (tmp_path / "a file").touch()
     folder = tmp_path if is_saved else tmp_path / "a file"
