@@ -73,7 +73,7 @@ class Shrinker:
         silent: frozenset[Invariant],
         most_replays: int,
         goes_on: Callable[[], bool],
-        tells: Callable[[int], object],
+        tells: Callable[[int], object] = lambda actions: None,
     ) -> None:
         self.best = failure
         self.left = most_replays
