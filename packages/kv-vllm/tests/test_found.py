@@ -21,7 +21,7 @@ FOUND = {
     "example-stores-too-little": LOAD + "RuntimeError: shape mismatch",
     "example-looks-under-another-key": LOAD + "FileNotFoundError",
     "example-answers-less-than-nothing": "PROTOCOL  request #: get_num_new_matched_tokens(…, #) answered (-#",
-    "example-ignores-the-adapter": "CONTENT  request # token #: rank # block # holds #, last written by the",
+    "example-ignores-the-adapter": "CONTENT  request # token #: rank # block # holds token # of request #, ",
     "example-rewrites-cached-blocks": "OWNERSHIP  rank # block # (of request #): the connector writes it",
     "multi-example-stores-what-is-not-computed": "CONTENT  request # token #: rank # block # holds poison, last",
     "offloading-is-reset-twice": "NO-CRASH  scheduler side, reset_cache: AssertionError",
