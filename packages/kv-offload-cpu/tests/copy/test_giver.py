@@ -248,8 +248,13 @@ def test_a_thread_that_cannot_get_to_the_device_hangs_nobody():
     setting.giver.go()
     with pytest.raises(RuntimeError, match="the thread that gives copies has ended"):
         setting.giver.is_given(3)
+    setting.giver.drain(lambda: None)
+    setting.giver._server._around = setting.device.on_device
+    for number in (4, 5):
+        setting.note(number, 1000)
+        setting.giver.go()
     setting.giver.end()
-    assert setting.device.seen == []
+    assert setting.device.seen == [4, 5], "and nothing of what was left"
 
 
 @settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))

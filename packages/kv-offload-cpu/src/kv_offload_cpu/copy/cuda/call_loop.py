@@ -112,8 +112,11 @@ class Server:
         list_number, place, error = self._state[_Word.BROKEN : _Word.ERROR + 1].tolist()
         return (list_number - 1, place, error) if list_number else None
 
-    def publish(self, calls: "Calls") -> None:
-        """Have one more list made. It stays as it is until it was, and fewer than ``MOST_LISTS`` wait."""
+    def publish(self, calls: "Calls") -> int:
+        """Have one more list made, whose number this gives, from 0 on.
+
+        It stays as it is until it was made, and fewer than ``MOST_LISTS`` wait.
+        """
         assert self._published - self.num_made < MOST_LISTS, "no room for one more list"
         self._ring[self._published % MOST_LISTS] = calls.address, len(calls)
         self._published += 1
@@ -125,10 +128,11 @@ class Server:
             self._thread.start()
         else:
             os.eventfd_write(self._descriptor, 1)
+        return self._published - 1
 
     def mend(self) -> None:
-        """Make again what is published. Nothing is being made, and nothing published that isn't."""
-        self._state[_Word.BROKEN] = 0
+        """Make again what is published from now on. Nothing is being made; a thread that was lost left lists."""
+        self._state[_Word.BROKEN], self._state[_Word.MADE] = 0, self._published
 
     def end(self) -> None:
         """Make what is left, and let go of the thread, until there is more. May be repeated."""

@@ -11,8 +11,8 @@ of copies; all others by the thread, to which they are published. What Python it
 for which the thread must have the interpreter after all.
 
 When an entry fails, nothing more is given: what comes after it in its job would be wrong, and where the next job
-begins the giver doesn't know. All lists from that one on count as failed, until ``drained`` says that the lane's
-streams are idle.
+begins the giver doesn't know. All lists from that one on count as failed, until ``drain`` has found the lane's
+streams idle.
 
 **Invariant.** Lists up to ``_given`` were given, or have failed; ``_waiting`` has those after it that have gone.
 """
@@ -69,7 +69,6 @@ class Giver:
         self._kept: list[Any] = []
         self._copies = 0
         self._waiting: deque[_List] = deque()
-        self._published = 0
         self._given = 0
         self._broken: Exception | None = None
         self._failures: dict[int, Exception] = {}
@@ -98,9 +97,7 @@ class Giver:
             return
         if self._waiting or copies > AT_ONCE:
             self._nap_until(lambda: len(self._waiting) < MOST_LISTS)
-            self._waiting.append(_List(number, self._published, calls, kept))
-            self._published += 1
-            self._server.publish(calls)
+            self._waiting.append(_List(number, self._server.publish(calls), calls, kept))
             return
         with self._on_device():
             made, error = self._loop.make(calls)
