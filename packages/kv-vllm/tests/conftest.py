@@ -18,6 +18,12 @@ def a_vllm():
 
 
 @pytest.fixture
+def in_process(monkeypatch):
+    """Engines are in this process, where a test can look at them."""
+    monkeypatch.setenv("VLLM_ENABLE_V1_MULTIPROCESSING", "0")
+
+
+@pytest.fixture
 def base():
     """vLLM's module of the base classes."""
     return pytest.importorskip("vllm.distributed.kv_transfer.kv_connector.v1.base")

@@ -6,7 +6,7 @@ Run by the session `vllm-long`. Two features at a time would be more; one at a t
 import pytest
 from kv_vllm_runs import FIRST, OURS, SHARED, Engine, made_up, with_extra
 
-pytestmark = [pytest.mark.vllm, pytest.mark.filterwarnings("ignore")]
+pytestmark = [pytest.mark.vllm, pytest.mark.filterwarnings("ignore"), pytest.mark.usefixtures("in_process")]
 
 FEW_BLOCKS = {"num_gpu_blocks_override": 18}
 SALTED = [SHARED + made_up(1, 40)] * 4
@@ -21,11 +21,6 @@ SAMPLED = {
     "priorities": ({"scheduling_policy": "priority", **FEW_BLOCKS}, {"max_tokens": 80}),
 }
 """Options of the engine, and how is sampled."""
-
-
-@pytest.fixture(autouse=True)
-def in_process(monkeypatch):
-    monkeypatch.setenv("VLLM_ENABLE_V1_MULTIPROCESSING", "0")
 
 
 def files_behind_memory(folder):

@@ -6,14 +6,9 @@ Run by the session `vllm-long`.
 import pytest
 from kv_vllm_runs import MULTI, OURS, Engine, history, history_alone, prefixes, with_extra
 
-pytestmark = [pytest.mark.vllm, pytest.mark.filterwarnings("ignore")]
+pytestmark = [pytest.mark.vllm, pytest.mark.filterwarnings("ignore"), pytest.mark.usefixtures("in_process")]
 
 ROOM = 64 << 20
-
-
-@pytest.fixture(autouse=True)
-def in_process(monkeypatch):
-    monkeypatch.setenv("VLLM_ENABLE_V1_MULTIPROCESSING", "0")
 
 
 @pytest.fixture(scope="module")

@@ -3,14 +3,9 @@
 import pytest
 from kv_vllm_runs import MULTI, OURS, SPEC, Engine, history, with_extra
 
-pytestmark = [pytest.mark.vllm, pytest.mark.filterwarnings("ignore")]
+pytestmark = [pytest.mark.vllm, pytest.mark.filterwarnings("ignore"), pytest.mark.usefixtures("in_process")]
 
 CONFIGURATIONS = {"ours": OURS, "spec": SPEC, "multi": MULTI, "chunks": with_extra(OURS, blocks_per_chunk=2)}
-
-
-@pytest.fixture(autouse=True)
-def in_process(monkeypatch):
-    monkeypatch.setenv("VLLM_ENABLE_V1_MULTIPROCESSING", "0")
 
 
 @pytest.fixture(scope="module", params=["float32", "bfloat16"])

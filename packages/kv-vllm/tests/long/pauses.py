@@ -8,7 +8,7 @@ the session `vllm-long`.
 import pytest
 from kv_vllm_runs import MULTI, OURS, Engine, history, history_alone, with_extra
 
-pytestmark = [pytest.mark.vllm, pytest.mark.filterwarnings("ignore")]
+pytestmark = [pytest.mark.vllm, pytest.mark.filterwarnings("ignore"), pytest.mark.usefixtures("in_process")]
 
 FILES = {"spec_name": "FileOffloadingSpec", "spec_module_path": "kv_offload_file", "file_bytes_to_use": 64 << 20}
 CONFIGURATIONS = {
@@ -22,11 +22,6 @@ EVERY = 7
 """How many steps there are between two pauses."""
 GARBAGE = 7.0
 """Any number will do, if it isn't what was there."""
-
-
-@pytest.fixture(autouse=True)
-def in_process(monkeypatch):
-    monkeypatch.setenv("VLLM_ENABLE_V1_MULTIPROCESSING", "0")
 
 
 @pytest.fixture(scope="module")

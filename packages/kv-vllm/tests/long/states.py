@@ -10,7 +10,7 @@ import gc
 import pytest
 from kv_vllm_runs import BLOCK, FIRST, OURS, SHARED, Engine, made_up, model_of_states, with_extra
 
-pytestmark = [pytest.mark.vllm, pytest.mark.filterwarnings("ignore")]
+pytestmark = [pytest.mark.vllm, pytest.mark.filterwarnings("ignore"), pytest.mark.usefixtures("in_process")]
 
 PROMPTS = [*FIRST, *(made_up(seed, 161 + seed) for seed in (6, 7))]
 CONFIGURATIONS = {"ours": OURS, "held": with_extra(OURS, hold_blocks="always")}
@@ -34,11 +34,6 @@ def put_through(transfer, **options):
     hits = [engine.metric(f"vllm:{kind}prefix_cache_hits") for kind in ("", "external_")]
     engine.close()
     return told, hits
-
-
-@pytest.fixture(autouse=True)
-def in_process(monkeypatch):
-    monkeypatch.setenv("VLLM_ENABLE_V1_MULTIPROCESSING", "0")
 
 
 @pytest.fixture(scope="module")
