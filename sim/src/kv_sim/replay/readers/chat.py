@@ -2,20 +2,18 @@
 
 A prompt is written down as its messages, one after the other, each behind its role, and the role of who answers.
 So the next turn begins with all of it, whatever a model's own template looks like. Tools that are offered come
-first, where most templates have them. What isn't text (an image, a tool's call) is a few characters that stand for
-it, or its JSON.
+first, where most templates have them. ``parts`` says what messages are as text.
 
 In a conversation every answer is a request, whose prompt is all before it. Such data has no times: a minute is
 taken to lie between two turns, and each conversation counts from its own begin.
 """
 
-import json
 from collections.abc import Iterator, Mapping
-from hashlib import blake2b
 from typing import Any, Final
 
 from kv_sim.replay.readers.asked import answered_in, asked_in, for_each, json_in, told_in
 from kv_sim.replay.readers.format import Container, Format
+from kv_sim.replay.readers.parts import as_json, said
 from kv_sim.replay.readers.record import (
     TIMES,
     MalformedError,
@@ -114,7 +112,7 @@ def _before(asked: Mapping[str, Any]) -> Iterator[str]:
     """What comes before the messages."""
     for field in ("tools", "system", "instructions"):
         if value := asked.get(field):
-            yield f"<|{field}|>{_content(value, field)}"
+            yield f"<|{field}|>{said(value, field)}"
 
 
 # -- conversations -------------------------------------------------------------------------------
@@ -165,42 +163,20 @@ def _messages(record: Mapping[str, Any], field: str) -> Iterator[tuple[str, str]
             raise MalformedError(f"{place}: expected an object, got {type(message).__name__}")
         role = _role(message)
         if role is None and field == "input" and isinstance(message.get("type"), str):
-            yield message["type"], json.dumps(message, sort_keys=True)  # a tool's call, or what it answered
+            yield message["type"], as_json(message)  # a tool's call, or what it answered
             continue
         if role is None:
             raise MalformedError(f"{place}: expected a role (or from) that is text, got none")
         where = next((name for name in _SAID if message.get(name) is not None), _SAID[0])
-        said = _content(message.get(where), f"{place}.{where}")
+        text = said(message.get(where), f"{place}.{where}")
         if calls := message.get("tool_calls") or message.get("function_call"):
-            said += json.dumps(calls, sort_keys=True)
-        yield role, said
+            text += as_json(calls)
+        yield role, text
 
 
 def _role(message: Mapping[str, Any]) -> str | None:
     role = message.get("role", message.get("from"))
     return _ROLES.get(role, role) if isinstance(role, str) else None
-
-
-def _content(value: Any, place: str) -> str:
-    """What is said: text, or parts of which some are text."""
-    if value is None:
-        return ""
-    if isinstance(value, str):
-        return value
-    if not isinstance(value, list):
-        raise MalformedError(f"{place}: expected text or a list of parts, got {type(value).__name__}")
-    return "".join(map(_part, value))
-
-
-def _part(part: Any) -> str:
-    if isinstance(part, str):
-        return part
-    if isinstance(part, dict) and isinstance(part.get("text"), str):
-        return str(part["text"])
-    whole_part = json.dumps(part, sort_keys=True)
-    if isinstance(part, dict) and part.get("type") not in (None, "function", "tool_use", "tool_result"):
-        return f"<{part['type']} {blake2b(whole_part.encode(), digest_size=8).hexdigest()}>"  # maybe megabytes
-    return whole_part
 
 
 def _kind(record: Mapping[str, Any], field: str) -> str:
