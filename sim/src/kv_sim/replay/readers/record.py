@@ -17,7 +17,11 @@ MOST_TOKENS: Final = 100_000_000
 _LATEST: Final = 2**63
 """Times lie before: nanoseconds since 1970 do until 2262, and differences of times stay finite."""
 
-TIMES: Final = ("timestamp", "created", "created_at", "time", "startTime", "start_time", "request_created_at")
+TIMES: Final = (
+    *("timestamp", "created", "created_at", "time", "startTime", "start_time", "request_created_at"),
+    *("@timestamp", "time_iso8601", "started_at", "ts"),
+)
+_SHORTEST_DATE: Final = len("2026-01-31")
 _IDS: Final = frozenset((int, str))
 """What JSON makes of ids; true and false are none."""
 _PROMPTS: Final = "text, a list of token ids, or a list of such prompts"
@@ -131,6 +135,11 @@ def time_of(record: Mapping[str, Any]) -> int | float | None:
     """When it arrived, under whatever name a log has it, as `number_or_date`; None: nobody says."""
     field = next((field for field in TIMES if record.get(field) is not None), None)
     return None if field is None else number_or_date(record, field)
+
+
+def dates_in(record: Mapping[str, Any]) -> list[str]:
+    """The fields of a record that are dates, whatever they are called."""
+    return [name for name, value in record.items() if len(str(value)) >= _SHORTEST_DATE and _date_in(value)]
 
 
 def session_of(record: Mapping[str, Any]) -> str | None:
