@@ -57,39 +57,6 @@ def test_what_has_some_fields_of_a_report_is_none(read):
             read({name: value})
 
 
-@pytest.mark.parametrize("body", [ASKED, json.dumps(ASKED)], ids=["object", "text"])
-def test_what_an_api_was_asked_is_seen_under_any_name(read, body):
-    with pytest.raises(ConfigError) as refused:
-        read({"when": 5, "BackendRequestBody": body})
-    hint = "(BackendRequestBody is what an API was asked: call it request_body, its answer response_body)"
-    assert f" no known format has the fields when, BackendRequestBody {hint}; expected" in str(refused.value)
-    answer = json.dumps({"usage": {"completion_tokens": 7}})
-    assert lengths(read({"request_body": body, "response_body": answer})[0]) == [(0, 32, 7)]
-
-
-@pytest.mark.parametrize(
-    ("header", "hint"),
-    [
-        (
-            f"INFO 11-26 09:00:00 Received request a: prompt: '{'x' * 9}', params: SamplingParams(n=1)",
-            "for people?",
-        ),
-        ("0.5,ChatGPT,400,20", "(its first line has to name its columns)"),
-        ("when,ChatGPT,400", "(its first line has to name its columns)"),
-        ("when,v2,prompt 1", None),
-    ],
-)
-def test_a_line_that_is_no_header_is_seen(tmp_path, header, hint):
-    path = tmp_path / "log.txt"
-    path.write_text(f"{header}\n{header}\n")
-    with pytest.raises(ConfigError, match=r"1: no known format has the columns") as refused:
-        open_trace(path)
-    if hint is None:
-        assert " (" not in str(refused.value)
-    else:
-        assert hint in str(refused.value)
-
-
 def test_aiperf_s_measurements_are_read_as_its_refusal_says(read):
     [columns] = [word for word in REPORTS[2][1].split() if word.startswith("time=")]
     counts = {"input_sequence_length": {"value": 70, "unit": "tokens"}, "output_sequence_length": {"value": 3}}

@@ -5,6 +5,7 @@ lie behind what else was sent with it, in a ``body`` of its own.
 """
 
 import json
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Final
@@ -13,6 +14,8 @@ from kv_sim.replay.readers.record import MalformedError, Prompt, Record, session
 
 _BODIES: Final = ("body", "request_body", "proxy_server_request", "request", "request_args", "params")
 _PROMPTS: Final = ("messages", "prompt", "input")
+_STATUSES: Final = ("status", "status_code", "response_code")
+_FAILED: Final = re.compile("[45][0-9][0-9]")
 _COUNTS: Final = ("completion_tokens", "output_tokens", "output_length")
 _TOLD: Final = ("prompt_tokens", "input_tokens")
 _BESIDE: Final = ("cache_read_input_tokens", "cache_creation_input_tokens")
@@ -71,6 +74,12 @@ def count_in(counts: Any, field: str) -> int | None:
     """A count above zero; None if it is none."""
     told = inside(counts, field)
     return told if isinstance(told, int) and not isinstance(told, bool) and told > 0 else None
+
+
+def has_failed(record: Mapping[str, Any]) -> bool:
+    """Whether its status says that it was refused, or that it broke."""
+    told = (record, object_in(record.get("response")))
+    return any(_FAILED.fullmatch(str(inside(one, field))) for one in told for field in _STATUSES)
 
 
 def _counts_of(record: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:

@@ -6,14 +6,14 @@ from typing import Any, Final
 from kv_api import ConfigError
 from kv_sim.replay.readers.aibrix import AIBRIX
 from kv_sim.replay.readers.aiperf import AIPERF, INPUTS, TURNS
-from kv_sim.replay.readers.asked import object_in
+from kv_sim.replay.readers.asked import asked_in, object_in
 from kv_sim.replay.readers.azure import AZURE
 from kv_sim.replay.readers.bailian import BAILIAN
 from kv_sim.replay.readers.baseten import BASETEN, BASETEN_TEXT
 from kv_sim.replay.readers.bench import BENCH
 from kv_sim.replay.readers.burstgpt import BURSTGPT
 from kv_sim.replay.readers.captured import BEDROCK, SAGEMAKER
-from kv_sim.replay.readers.chat import CONVERSATIONS, OPENAI, is_request
+from kv_sim.replay.readers.chat import CONVERSATIONS, OPENAI, is_conversation, is_request
 from kv_sim.replay.readers.dated import DATED
 from kv_sim.replay.readers.format import Container, Format
 from kv_sim.replay.readers.guidellm import GUIDELLM
@@ -102,9 +102,14 @@ def detect(record: Mapping[str, Any], container: Container, where: str) -> Forma
 
 def _may_be(record: Mapping[str, Any], container: Container) -> str:
     """What it may be all the same, for who reads that it isn't known."""
-    asks = [name for name, value in record.items() if is_request(object_in(value) or {})]
+    asks = [(name, found) for name, value in record.items() if is_request(found := object_in(value) or {})]
     if asks:
-        return f" ({asks[0]:.40} is what an API was asked: call it request_body, its answer response_body)"
+        name, found = asks[0]
+        if asked_in(found) is not found or is_conversation(found):
+            return f" ({name:.40} is a record that can be read: unpack it)"
+        return f" ({name:.40} is what an API was asked: call it request_body, its answer response_body)"
+    if container is Container.CSV and any("{" in name for name in record):
+        return " (what stands before the JSON of a line has to go)"
     if container is Container.CSV and any(len(name) > _LONGEST_NAME and " " in name for name in record):
         return " (is it a server's log for people? what is in that is no whole prompt; TraceConnector writes one)"
     if container is Container.CSV and any(name.replace(".", "").isdecimal() for name in record):

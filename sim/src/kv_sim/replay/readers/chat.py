@@ -11,7 +11,7 @@ taken to lie between two turns, and each conversation counts from its own begin.
 from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
-from kv_sim.replay.readers.asked import answered_in, asked_in, for_each, json_in, told_in
+from kv_sim.replay.readers.asked import answered_in, asked_in, for_each, has_failed, json_in, told_in
 from kv_sim.replay.readers.format import Container, Format
 from kv_sim.replay.readers.parts import as_json, said
 from kv_sim.replay.readers.record import (
@@ -32,6 +32,7 @@ _ROLES: Final = dict.fromkeys(("gpt", "chatgpt", "bard", "bing", "model", "bot")
 """Other words for roles."""
 _SAID: Final = ("content", "value", "text")
 _CONVERSATIONS: Final = ("conversations", "conversation")
+_PATHS: Final = ("url", "uri", "path", "endpoint", "request_uri", "request")
 _OF_RESPONSES: Final = ("max_output_tokens", "reasoning", "tool_choice", "temperature", "top_p", "truncation")
 """What a request for a response may have beside a text, and one for an embedding hasn't."""
 
@@ -53,6 +54,7 @@ def _parse_request(record: Mapping[str, Any]) -> Iterator[Record]:
         model=text_of(asked, "model") or text_of(record, "model"),
         answer=answer if isinstance(answer, str) else None,
         told_tokens=told_in(record),
+        has_failed=has_failed(record),
     )
     yield from for_each(prompts, request)
 
@@ -67,7 +69,18 @@ def prompts_in(record: Mapping[str, Any], asked: Mapping[str, Any]) -> list[Prom
         raise MalformedError(
             "previous_response_id: expected a whole prompt, got what is added to another response"
         )
+    if "input" in asked and asked.get("conversation") is not None:
+        raise MalformedError(
+            "conversation: expected a whole prompt, got what is added to one that is kept elsewhere"
+        )
+    if "input" in asked and _embeds(record, asked):
+        raise MalformedError("input: expected what a model goes on with, got what is embedded")
     return prompts_of(asked) if _is_completion(asked) else [(chat(asked), None)]
+
+
+def _embeds(record: Mapping[str, Any], asked: Mapping[str, Any]) -> bool:
+    """Whether a log says so, of what looks like what a response is asked with."""
+    return "embed" in str(asked.get("model")) or any("/embeddings" in str(record.get(path, "")) for path in _PATHS)
 
 
 def chat(asked: Mapping[str, Any]) -> list[str]:

@@ -180,6 +180,7 @@ class Opening:
                 continue
             if not count and self._times.are_made_up:
                 self._notes.append(f"the trace has no times: one request a second is assumed{self._dates}")
+            self._account.failed += record.has_failed
             early_by = self._account.arrive(arrival, record.input_tokens)
             if early_by and not form.is_sorted_when_read:
                 if options.unsorted is Unsorted.STOP:

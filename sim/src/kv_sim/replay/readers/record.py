@@ -64,6 +64,8 @@ class Record:
     """What was answered, of which tokens are to be made, too."""
     told_tokens: int | None = None
     """How long the prompt was, as whoever logged it counted it."""
+    has_failed: bool = False
+    """Whether whoever logged it says that nothing came of it."""
 
 
 def whole(record: Mapping[str, Any], field: str, usual: int | None = None) -> int:
