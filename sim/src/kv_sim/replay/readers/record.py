@@ -24,6 +24,8 @@ TIMES: Final = (
 _SHORTEST_DATE: Final = len("2026-01-31")
 _IDS: Final = frozenset((int, str))
 """What JSON makes of ids; true and false are none."""
+_BETWEEN: Final = str.maketrans(",;|", "   ")
+_INSIDE: Final = frozenset("[]{}()")
 _PROMPTS: Final = "text, a list of token ids, or a list of such prompts"
 _SESSIONS: Final = ("session_id", "conversation_id", "sessionId")
 
@@ -161,13 +163,16 @@ def id_list(record: Mapping[str, Any], field: str) -> list[Id]:
 
 
 def ids_in(record: Mapping[str, Any], field: str) -> list[Id]:
-    """The same, or as text with blanks, commas or semicolons between them."""
+    """The same, or as text with blanks, commas, semicolons or bars between them, maybe in brackets."""
     value = record.get(field)
     if not isinstance(value, str):
         return id_list(record, field)
-    words = value.strip("[] \n").replace(",", " ").replace(";", " ").split()
+    words = value.strip("[]{}() \n").translate(_BETWEEN).split()
     if "..." in words:
         raise MalformedError(f"{field}: expected all ids, got some with '...' in place of others")
+    odd = next((word for word in words if not _INSIDE.isdisjoint(word)), None)
+    if odd is not None:
+        raise MalformedError(f"{field}: expected a list of ids, got one of lists: {odd!r:.60}")
     return [_id_of(word) for word in words]
 
 
