@@ -105,7 +105,7 @@ def test_a_misuse_is_explained(kv_sim: Callable[[str], Result], line: str, messa
     ("line", "usage", "unknown"),
     [
         ("fuzz --histor 3", "kv-sim fuzz", "--histor 3; did you mean --histories?"),
-        ("fuzz later", "kv-sim fuzz", "later"),
+        ("fuzz later", "kv-sim fuzz", "later; did you mean --connector later?"),
         (
             "replay mooncake-synthetic --max-running 40 --x --tp-size=2",
             "kv-sim replay",

@@ -40,6 +40,8 @@ def _hints(parser: argparse.ArgumentParser, command: str, unknown: Sequence[str]
         yield f"of --fidelity engine: {' and '.join(of_engine)}"
     [commands] = [action.choices for action in parser._actions if isinstance(action.choices, dict)]
     known = {name: set(one._option_string_actions) for name, one in commands.items()}
+    if not unknown[0].startswith("-") and "--connector" in known[command]:
+        yield f"did you mean --connector {unknown[0]}?"
     for word in dict.fromkeys(word.partition("=")[0] for word in unknown if word.startswith("--")):
         if word in of_engine:
             continue
