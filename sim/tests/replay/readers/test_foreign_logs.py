@@ -62,6 +62,15 @@ def test_a_line_that_is_no_header_is_seen(tmp_path, header, hint):
     ("record", "problem"),
     [
         (
+            {"request_body": '{"messages": [{"role": "us'},
+            'request_body: expected the JSON of what an API was asked, got \'{"messages"',
+        ),
+        (
+            {"request": "GET /health HTTP/1.1"},
+            "request: expected the JSON of what an API was asked, got 'GET /health",
+        ),
+        ({"request": "GET / HTTP/1.1", "request_body": "-"}, "request_body: expected the JSON of what an API was"),
+        (
             {"input": [user("a")], "conversation": "c1"},
             "conversation: expected a whole prompt, got what is added to",
         ),

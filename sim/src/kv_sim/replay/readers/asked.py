@@ -32,6 +32,13 @@ def asked_in(record: Mapping[str, Any]) -> Mapping[str, Any]:
     return record
 
 
+def without_request(record: Mapping[str, Any]) -> str | None:
+    """The field in which the request of a log should be, where something else is, as a body that was cut off."""
+    if not record.keys().isdisjoint(_PROMPTS):
+        return None
+    return next((field for field in _BODIES if isinstance(record.get(field), str)), None)
+
+
 def object_in(value: Any) -> Mapping[str, Any] | None:
     """An object, maybe written as JSON; None if it is none."""
     found = json_in(value)

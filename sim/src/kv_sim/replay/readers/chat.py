@@ -11,7 +11,15 @@ taken to lie between two turns, and each conversation counts from its own begin.
 from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
-from kv_sim.replay.readers.asked import answered_in, asked_in, for_each, has_failed, json_in, told_in
+from kv_sim.replay.readers.asked import (
+    answered_in,
+    asked_in,
+    for_each,
+    has_failed,
+    json_in,
+    told_in,
+    without_request,
+)
 from kv_sim.replay.readers.format import Container, Format
 from kv_sim.replay.readers.parts import as_json, said
 from kv_sim.replay.readers.record import (
@@ -42,6 +50,8 @@ _OF_RESPONSES: Final = ("max_output_tokens", "reasoning", "tool_choice", "temper
 
 def _parse_request(record: Mapping[str, Any]) -> Iterator[Record]:
     asked, answer, tokens = asked_in(record), record.get("response"), answered_in(record)
+    if asked is record and (field := without_request(record)) is not None:
+        raise MalformedError(f"{field}: expected the JSON of what an API was asked, got {record[field]!r:.40}")
     if tokens is not None or isinstance(record.get("request"), str):  # beside which it is what went over the wire
         answer = None
     prompts = prompts_in(record, asked)
