@@ -104,8 +104,8 @@ def test_a_misuse_is_explained(kv_sim: Callable[[str], Result], line: str, messa
 @pytest.mark.parametrize(
     ("line", "usage", "unknown"),
     [
-        ("fuzz --histor 3", "kv-sim fuzz", "--histor 3"),
-        ("fuzz later", "kv-sim fuzz", "later"),
+        ("fuzz --histor 3", "kv-sim fuzz", "--histor 3; did you mean --histories?"),
+        ("fuzz later", "kv-sim fuzz", "later; did you mean --connector later?"),
         (
             "replay mooncake-synthetic --max-running 40 --x --tp-size=2",
             "kv-sim replay",
@@ -113,7 +113,22 @@ def test_a_misuse_is_explained(kv_sim: Callable[[str], Result], line: str, messa
         ),
         ("size mooncake-synthetic --goal x", "kv-sim size", "--goal x; of --fidelity engine: --goal"),
         ("replay mooncake-synthetic --gpu H100", "kv-sim replay", "--gpu H100; of --fidelity engine: --gpu"),
-        ("size mooncake-synthetic --fidelity engine --gaol x", "kv-sim size", "--gaol x"),
+        ("size mooncake-synthetic --fidelity engine --gaol x", "kv-sim size", "--gaol x; did you mean --goal?"),
+        (
+            "replay mooncake-synthetic --capacitty=64GiB --capacitty 1",
+            "kv-sim replay",
+            "--capacitty=64GiB --capacitty 1; did you mean --capacity?",
+        ),
+        (
+            "replay mooncake-synthetic --disk /mnt --gpu L4",
+            "kv-sim replay",
+            "--disk /mnt --gpu L4; of --fidelity engine: --gpu; --disk is of size",
+        ),
+        (
+            "growth later --histories 3",
+            "kv-sim growth",
+            "--histories 3; --histories is of fuzz and conform and campaign",
+        ),
         ("replay mooncake-synthetic --limit 3", "kv-sim replay", "--limit 3"),
         ("conform later twice", "kv-sim conform", "twice"),
         ("--log fuzz", "kv-sim [-h] [--version] COMMAND", "--log"),

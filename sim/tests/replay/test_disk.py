@@ -2,6 +2,8 @@
 
 import json
 import re
+import shlex
+from html import unescape
 from random import Random
 
 import pytest
@@ -169,6 +171,16 @@ def test_what_size_says_of_a_disk(small, capsys):
     assert spec_of(extra, 512_000).num_chunks == 4
     smaller = extra | {"file_bytes_to_use": extra["file_bytes_to_use"] - 1}
     assert spec_of(smaller, 512_000).num_chunks == 3
+
+
+def test_a_folder_with_a_quote_in_its_name_is_one_argument_in_a_shell(small, capsys, tmp_path):
+    disk, page = '/mnt/it\'s "é" $HOME', tmp_path / "page.html"
+    options = ["--disk", disk, "--bytes-per-token", "1000", "--policy", "lru", "--capacity", "4blocks"]
+    assert main(["size", str(small), *options, "--html", str(page)]) == 0
+    [line] = [line for line in capsys.readouterr().out.splitlines() if line.startswith("--kv-transfer-config ")]
+    _, text = shlex.split(line)
+    assert json.loads(text)["kv_connector_extra_config"]["file_dir"] == disk
+    assert line in unescape(page.read_text())
 
 
 @pytest.mark.parametrize("of_a_token", [7, 8, 9])

@@ -46,6 +46,7 @@ def ratios(*tokens):
 def test_what_is_recommended():
     """The line from nothing to everything: a third of the rise at a third of the blocks."""
     knee = "the knee: up to here more room buys more than on average, from here on less"
+    none = "there is no knee: up to here more room buys no less than on average"
     sizes, curve = [10, 20, 30], ratios(0.3, 0.5, 0.6)
     for curves, without, budget, expected in [
         ({"lru": curve}, 0.0, None, ("lru", 20, knee)),
@@ -56,8 +57,20 @@ def test_what_is_recommended():
         ({"lru": curve}, 0.25, None, ("lru", 20, knee)),
         ({"lru": ratios(0.5, 0.5, 0.6), "arc": curve}, 0.3, None, ("lru", 10, knee)),
         ({"arc": curve}, 0.0, None, ("arc", 20, knee)),
-        ({"lru": ratios(0.0, 0.0, 0.0), "arc": ratios(0.0, 0.005, 0.005)}, 0.0, None, ("lru", 20, knee)),
-        ({"lru": ratios(0.0, 0.0, 0.0), "arc": ratios(0.0, 0.006, 0.006)}, 0.0, None, ("arc", 20, knee)),
+        ({"lru": ratios(0.0, 0.0, 0.0), "arc": ratios(0.0, 0.005, 0.005)}, 0.0, None, ("lru", 20, none)),
+        ({"lru": ratios(0.0, 0.0, 0.0), "arc": ratios(0.0, 0.006, 0.006)}, 0.0, None, ("arc", 20, none)),
+        # Half a point above the line, which many a first block is, is no reason to do without all that follows.
+        ({"lru": ratios(0.304, 0.5, 0.9)}, 0.0, None, ("lru", 30, none)),
+        ({"lru": ratios(0.306, 0.5, 0.9)}, 0.0, None, ("lru", 10, knee)),
+        ({"lru": ratios(0.404, 0.5, 0.9)}, 0.15, None, ("lru", 30, none)),
+        ({"lru": ratios(0.406, 0.5, 0.9)}, 0.15, None, ("lru", 10, knee)),
+        (
+            {"lru": ratios(0.304, 0.5, 0.9)},
+            0.0,
+            20,
+            ("lru", 20, "the budget: it ends before the most is answered"),
+        ),
+        ({"lru": ratios(0.304, 0.9, 0.9)}, 0.0, None, ("lru", 20, knee)),
     ]:
         point, reason = recommend(curves, sizes, without, 30, budget)
         assert (point.policy, point.capacity, reason) == expected

@@ -270,6 +270,10 @@ FILES = {
     "a document with blank lines": ("[\n\n" + GOOD + "\n\n,oops]", "{file}:5: not JSON from column 2 on"),
     "not even the first line": ("{oops}\n{}\n" + GOOD + "\n", "{file}:1: not JSON from column 2 on {more}"),
     "no line at all": ("{oops}\n{sorry}\n", "{file}:1: not JSON from column 2 on"),
+    "several documents": (
+        json.dumps({"messages": []}, indent=1) + "\n" + json.dumps({"messages": []}, indent=1),
+        "{file}:4: not JSON from column 1 on (each document on a line of its own, as jq -c writes them)",
+    ),
     "a document that is cut off": ("[\n" + GOOD + ",\n", "{file}:3: not JSON from column 1 on"),
     "a bad turn": (
         session(64, {"type": "subagent", "requests": [{"t": 0}]}),

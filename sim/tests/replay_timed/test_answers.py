@@ -15,6 +15,7 @@ from kv_sim.replay.report.timed.text import header_lines, rows, timed_lines
 from kv_sim.replay.timed import Answers, Contents, EngineReplay, EngineSettings, replay_engine
 from kv_sim.replay.timed.answers import Copies, Spread
 from kv_sim.replay.timed.settings import plan
+from kv_sim.replay.timed.sweep import sweep_engine
 
 LOADED, STORED = "vllm:kv_offload_load_bytes", "vllm:kv_offload_store_bytes"
 
@@ -80,6 +81,16 @@ def test_what_was_decided_about_a_trace_is_said(tmp_path: Path) -> None:
     assert [*timed_lines(replay)][1:3] == [f"  {note}" for note in trace.notes]
     assert timed_as_json(replay)["notes"] == list(trace.notes)
     assert timed_as_json(replay_engine(TRACE, toy()))["notes"] == []
+
+
+def test_answers_of_which_nobody_says_how_long_they_were_are_said(tmp_path: Path) -> None:
+    file = tmp_path / "trace.jsonl"
+    records = [{"timestamp": 0, "input_length": 4, "output_length": n % 3, "hash_ids": [0]} for n in range(4)]
+    file.write_text("".join(json.dumps(record) + "\n" for record in records))
+    trace = open_trace(file, TraceOptions(block_tokens=4))
+    said = "2 of 4 requests don't say how long their answers were: each gets one token"
+    assert replay_engine(trace, toy()).notes == (*trace.notes, said)
+    assert sweep_engine(trace, [toy()]).notes == (*trace.notes, said)
 
 
 def test_what_a_replay_rests_on_is_shown() -> None:

@@ -1,9 +1,10 @@
 """The options of ``kv-sim``: what can be typed, and nothing of what it does."""
 
 import argparse
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Final
 
+from kv_api.errors import nearest_name
 from kv_sim.campaign.command import USUAL_MINUTES
 from kv_sim.cli.version import ShowVersions
 from kv_sim.command.watchdog import USUAL_SECONDS
@@ -14,6 +15,8 @@ from kv_sim.replay.command.arguments import add_replay_arguments, add_size_argum
 from kv_sim.subject import PEERS, Trait
 
 USUAL_HISTORIES: Final = 300
+_LIKE: Final = 0.75
+"""How like an option one has to be that may have been meant to be it."""
 
 Command = Callable[[argparse.Namespace], int]
 
@@ -25,10 +28,29 @@ def parse(commands: Mapping[str, Command], typed: Sequence[str]) -> argparse.Nam
     if unknown:
         is_before = unknown[0] in typed[: typed.index(options.command)]
         refuse = parser.error if is_before else options.refuse
-        others = " and ".join(only_in_engine(options.command, unknown))
-        hint = f"; of --fidelity engine: {others}" if others else ""
-        refuse(f"unrecognized arguments: {' '.join(unknown)}{hint}")
+        hints = "" if is_before else "".join(f"; {hint}" for hint in _hints(parser, options.command, unknown))
+        refuse(f"unrecognized arguments: {' '.join(unknown)}{hints}")
     return options
+
+
+def _hints(parser: argparse.ArgumentParser, command: str, unknown: Sequence[str]) -> Iterator[str]:
+    """Where there is an option that a command doesn't know, or what it may have been meant to be."""
+    of_engine = only_in_engine(command, unknown)
+    if of_engine:
+        yield f"of --fidelity engine: {' and '.join(of_engine)}"
+    [commands] = [action.choices for action in parser._actions if isinstance(action.choices, dict)]
+    known = {name: set(one._option_string_actions) for name, one in commands.items()}
+    if not unknown[0].startswith("-") and "--connector" in known[command]:
+        yield f"did you mean --connector {unknown[0]}?"
+    for word in dict.fromkeys(word.partition("=")[0] for word in unknown if word.startswith("--")):
+        if word in of_engine:
+            continue
+        near = nearest_name(word, known[command], likeness=_LIKE)
+        others = [name for name in known if word in known[name]]
+        if others:
+            yield f"{word} is of {' and '.join(others)}"
+        elif near is not None:
+            yield f"did you mean {near}?"
 
 
 def parser_of(commands: Mapping[str, Command], typed: Sequence[str] = ()) -> argparse.ArgumentParser:

@@ -9,7 +9,9 @@ of c blocks answers together with it what an LRU of max(c, g) does, since both k
 same order; and so do files behind host memory, if every prompt fits into either.
 
 **The knee** is the capacity at which the best policy's token ratio lies highest above the straight line from
-nothing to room for everything: up to there more room buys more than on average, from there on less.
+nothing to room for everything: up to there more room buys more than on average, from there on less. Where nothing
+lies above that line by more than `WORTH_CHANGING`, as where requests go through all of it in turns, there is none,
+and the least that answers the most is recommended.
 
 **The policy** of the recommended point is ``lru``, the default, unless another one is better there by more than
 `WORTH_CHANGING`.
@@ -33,6 +35,7 @@ from kv_sim.replay.transfer_config import disk_bytes_for, disk_config, host_conf
 from kv_sim.replay.units import Footprint
 
 WORTH_CHANGING: Final = 0.005
+"""Of prompt tokens; less is no reason to take another policy, or less room."""
 SMALLEST_SHARE: Final = 0.001
 """Of all blocks of the trace, where a sweep begins."""
 LRU: Final = "lru"
@@ -292,13 +295,15 @@ def recommend(
         index, reason = 0, "it answers nothing on this trace at any size that was tried"
     else:
         above = [top / rise - size / reach for top, size in zip(tops, capacities, strict=True)]
-        # That is above the line, up to a constant.
-        index = above.index(max(above))
+        # That is above the line, as a share of the rise, but for what is answered without it.
+        index, ends = above.index(max(above)), "it ends before the knee"
         reason = "the knee: up to here more room buys more than on average, from here on less"
+        if above[index] * rise - without <= WORTH_CHANGING:
+            index, ends = tops.index(max(tops)), "it ends before the most is answered"
+            reason = "there is no knee: up to here more room buys no less than on average"
         if budget_blocks is not None and capacities[index] > budget_blocks:
             index = max(place for place, size in enumerate(capacities) if size <= budget_blocks)
-            ends = "it ends before the knee" if tops[index] > without else f"up to there {medium} answers nothing"
-            reason = f"the budget: {ends}"
+            reason = f"the budget: {ends if tops[index] > without else f'up to there {medium} answers nothing'}"
     policy = max(curves, key=lambda name: curves[name][index].token)
     if LRU in curves and curves[policy][index].token - curves[LRU][index].token <= WORTH_CHANGING:
         policy = LRU

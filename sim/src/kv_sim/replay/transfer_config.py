@@ -1,5 +1,8 @@
 """``--kv-transfer-config`` for a server with what was found worth it: host memory, files on a disk, or both."""
 
+import json
+import shlex
+from collections.abc import Mapping
 from typing import Any
 
 from kv_offload_cpu.policy import POLICIES
@@ -40,6 +43,11 @@ def disk_config(
         for medium in media
     ]
     return _server("MultiConnector", {"load_policy": "longest", "connectors": children})
+
+
+def as_argument(config: Mapping[str, Any]) -> str:
+    """What is pasted behind ``vllm serve``, in a shell's quotes."""
+    return f"--kv-transfer-config {shlex.quote(json.dumps(config))}"
 
 
 def disk_bytes_for(blocks: int, block_bytes: int) -> int:

@@ -97,6 +97,11 @@ def test_models_don_t_use_each_other_s_blocks(tmp_path):
         columns = open_trace(written(file, session(*calls)), TraceOptions(scope=scope))
         assert shared(columns) == [0, 0, 2]
         assert columns.notes[-1] == note + "x, y"
+    asked = {"input_length": 1024, "hash_ids": [1, 2]}
+    columns = open_trace(
+        written(file, *({**asked, "timestamp": n, "model": model} for n, model in enumerate("xyx")))
+    )
+    assert (shared(columns), columns.notes) == ([0, 0, 2], ("format: mooncake", note + "x, y"))
 
 
 def test_a_request_without_a_model_has_the_only_one_of_what_it_lies_in(tmp_path):

@@ -33,6 +33,10 @@ REPORTS = [
         "TraceLab's, whose rounds have no ids of blocks; kv-cache-tester's format has them (weka)",
     ),
     (
+        {"id": "a", "custom_id": "r1", "response": {"status_code": 200}},
+        "the answers of a batch; what counts here is in the file that the batch was made from",
+    ),
+    (
         {"id": "a", "object": "chat.completion", "model": "m", "choices": []},
         "the answers of an API; what it was asked is what counts here, in the same file or instead of it",
     ),

@@ -31,6 +31,19 @@ def test_an_id_of_more_digits_than_python_reads_is_a_name():
 
 
 @pytest.mark.parametrize(
+    "text", ["1 2 a", "1,2,a", "{1,2,a}", "1|2|a", "[1; 2; 'a']", "(1, 2, 'a')", '["1", 2, "a"]']
+)
+def test_ids_as_text(text):
+    assert [str(one) for one in ids_in({"ids": text}, "ids")] == ["1", "2", "a"]
+
+
+@pytest.mark.parametrize("text", ["[[1, 2], [3]]", "[1, [2]]", '[{"id": 1}, {"id": 2}]'])
+def test_ids_as_text_that_are_lists_again(text):
+    with pytest.raises(MalformedError, match="ids: expected a list of ids, got one of lists: "):
+        ids_in({"ids": text}, "ids")
+
+
+@pytest.mark.parametrize(
     ("block_bytes", "gpu_blocks", "memory"),
     [
         (16, 1, EngineMemory(1, 16)),

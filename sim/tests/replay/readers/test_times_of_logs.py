@@ -37,13 +37,24 @@ def test_dates_as_programs_write_them(tmp_path, date):
     assert open_trace(written(tmp_path, *records)).arrivals.tolist() == [0, 2]
 
 
-@pytest.mark.parametrize("name", ["timestamp", "created", "created_at", "time", "startTime", "start_time"])
+NAMES = ["timestamp", "created", "created_at", "time", "startTime", "start_time"]
+
+
+@pytest.mark.parametrize("name", [*NAMES, "@timestamp", "time_iso8601", "started_at", "ts"])
 @pytest.mark.parametrize("asked", [SPOKEN, PROMPT], ids=["messages", "prompt"])
 def test_a_log_has_its_own_times(tmp_path, asked, name):
     when = ["2025-11-01T10:00:01.5Z", "2025-11-01T10:01:01.5Z"]
     columns = open_trace(written(tmp_path, *({**asked, name: one} for one in when)))
     assert columns.arrivals.tolist() == [0, 60]
     assert MADE_UP not in columns.notes
+
+
+def test_a_date_that_is_called_something_else_is_told(tmp_path):
+    logged = {**PROMPT, "when": "2026-01-31T10:00:00Z", "model": "m", "seed": 20260131, "day": "2026-01-31"}
+    notes = open_trace(written(tmp_path, logged, logged)).notes
+    assert f"{MADE_UP} (if when or day is the time, call it timestamp)" in notes
+    assert MADE_UP in open_trace(written(tmp_path, PROMPT, logged)).notes, "the first record decides"
+    assert not any("call it" in note for note in open_trace(written(tmp_path, {**logged, "time": 5})).notes)
 
 
 @pytest.mark.parametrize("asked", [SPOKEN, PROMPT], ids=["messages", "prompt"])

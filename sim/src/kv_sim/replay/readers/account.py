@@ -32,6 +32,7 @@ class Account:
     dropped_blocks: int = 0
     delayed: int = 0
     moved: int = 0
+    failed: int = 0
     arrived: int = 0
     tokens: int = 0
     first_arrival: float = inf
@@ -70,6 +71,9 @@ class Account:
             yield f"{requests} fewer ids than full blocks: the rest is never a hit{hint}"
         if self.dropped_blocks:
             yield f"{counted(self.dropped_blocks, 'partial last block was', 'partial last blocks were')} dropped"
+        if self.failed:
+            requests = counted(self.failed, "request has", "requests have")
+            yield f"{requests} a status of 400 or more; each counts like any other, computed or not"
         odd = self._odd_times()
         if odd is not None:
             yield f"{odd}: is the unit of its times the right one? (--time-unit)"

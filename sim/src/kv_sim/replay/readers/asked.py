@@ -5,16 +5,21 @@ lie behind what else was sent with it, in a ``body`` of its own.
 """
 
 import json
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Final
 
 from kv_sim.replay.readers.record import MalformedError, Prompt, Record, session_of, text_of, time_of, whole
 
-_BODIES: Final = ("body", "request_body", "proxy_server_request", "request", "request_args")
+_BODIES: Final = ("body", "request_body", "proxy_server_request", "request", "request_args", "params")
 _PROMPTS: Final = ("messages", "prompt", "input")
+_STATUSES: Final = ("status", "status_code", "response_code")
+_FAILED: Final = re.compile("[45][0-9][0-9]")
 _COUNTS: Final = ("completion_tokens", "output_tokens", "output_length")
 _TOLD: Final = ("prompt_tokens", "input_tokens")
+_BESIDE: Final = ("cache_read_input_tokens", "cache_creation_input_tokens")
+"""What Anthropic's ``input_tokens`` leaves out, and no other's."""
 
 
 def asked_in(record: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -25,6 +30,13 @@ def asked_in(record: Mapping[str, Any]) -> Mapping[str, Any]:
             if body and not body.keys().isdisjoint(_PROMPTS):
                 return body
     return record
+
+
+def without_request(record: Mapping[str, Any]) -> str | None:
+    """The field in which the request of a log should be, where something else is, as a body that was cut off."""
+    if not record.keys().isdisjoint(_PROMPTS):
+        return None
+    return next((field for field in _BODIES if isinstance(record.get(field), str)), None)
 
 
 def object_in(value: Any) -> Mapping[str, Any] | None:
@@ -59,10 +71,22 @@ def told_in(record: Mapping[str, Any]) -> int | None:
     """The tokens of the prompt, where the record says how many."""
     for _, counts in _counts_of(record):
         for field in _TOLD:
-            told = inside(counts, field)
-            if isinstance(told, int) and not isinstance(told, bool) and told > 0:
-                return told
+            told = count_in(counts, field)
+            if told is not None:
+                return told + sum(count_in(counts, beside) or 0 for beside in _BESIDE if field == "input_tokens")
     return None
+
+
+def count_in(counts: Any, field: str) -> int | None:
+    """A count above zero; None if it is none."""
+    told = inside(counts, field)
+    return told if isinstance(told, int) and not isinstance(told, bool) and told > 0 else None
+
+
+def has_failed(record: Mapping[str, Any]) -> bool:
+    """Whether its status says that it was refused, or that it broke."""
+    told = (record, object_in(record.get("response")))
+    return any(_FAILED.fullmatch(str(inside(one, field))) for one in told for field in _STATUSES)
 
 
 def _counts_of(record: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
@@ -72,9 +96,11 @@ def _counts_of(record: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
     yield "", record
     yield "usage.", object_in(record.get("usage"))
     yield "info.", record.get("info")
+    yield "meta_info.", record.get("meta_info")
     yield "response.", response
     yield "response.usage.", inside(response, "usage")
     yield "response.body.usage.", inside(body, "usage")
+    yield "response_body.usage.", inside(object_in(record.get("response_body")), "usage")
 
 
 def inside(value: Any, name: str) -> Any:

@@ -8,7 +8,7 @@ import base64
 from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
-from kv_sim.replay.readers.asked import answered_in, for_each, inside, json_in, object_in
+from kv_sim.replay.readers.asked import answered_in, count_in, for_each, inside, json_in, object_in
 from kv_sim.replay.readers.chat import prompts_in
 from kv_sim.replay.readers.format import Container, Format
 from kv_sim.replay.readers.record import MalformedError, Record, number_or_date, text_of, whole
@@ -23,6 +23,7 @@ def _requests(
     answer: int,
     model: str | None,
     said: str | None = None,
+    told: int | None = None,
 ) -> Iterator[Record]:
     generates = "inputs" in asked and asked.keys().isdisjoint(("messages", "prompt", "input"))
     try:
@@ -30,7 +31,7 @@ def _requests(
     except MalformedError as error:
         reason = str(error).replace("prompt", "inputs", 1) if generates else error
         raise MalformedError(f"{place}.{reason}") from None
-    yield from for_each(prompts, Record(time, 0, answer, None, model=model, answer=said))
+    yield from for_each(prompts, Record(time, 0, answer, None, model=model, answer=said, told_tokens=told))
 
 
 # -- SageMaker -----------------------------------------------------------------------------------
@@ -110,6 +111,8 @@ SAGEMAKER = Format(
 
 _MEDIA: Final = ("image", "document", "video", "audio")
 _LOG: Final = "ModelInvocationLog"
+_TOLD: Final = ("inputTokenCount", "cacheReadInputTokenCount", "cacheWriteInputTokenCount")
+"""How long a prompt was: without what its cache had or took, and that."""
 
 
 def _parse_bedrock(record: Mapping[str, Any]) -> Iterator[Record]:
@@ -123,8 +126,9 @@ def _parse_bedrock(record: Mapping[str, Any]) -> Iterator[Record]:
         answer = whole(counts, "outputTokenCount", usual=0) if isinstance(counts, dict) else 0
     except MalformedError as error:
         raise MalformedError(f"output.{error}") from None
+    told = sum(count_in(record["input"], field) or 0 for field in _TOLD) or None
     model = text_of(record, "modelId")
-    yield from _requests(asked, "input.inputBodyJson", time=time, answer=answer, model=model)
+    yield from _requests(asked, "input.inputBodyJson", time=time, answer=answer, model=model, told=told)
 
 
 def _as_usual(asked: Mapping[str, Any]) -> Mapping[str, Any]:

@@ -6,13 +6,14 @@ from typing import Any, Final
 from kv_api import ConfigError
 from kv_sim.replay.readers.aibrix import AIBRIX
 from kv_sim.replay.readers.aiperf import AIPERF, INPUTS, TURNS
+from kv_sim.replay.readers.asked import asked_in, object_in
 from kv_sim.replay.readers.azure import AZURE
 from kv_sim.replay.readers.bailian import BAILIAN
 from kv_sim.replay.readers.baseten import BASETEN, BASETEN_TEXT
 from kv_sim.replay.readers.bench import BENCH
 from kv_sim.replay.readers.burstgpt import BURSTGPT
 from kv_sim.replay.readers.captured import BEDROCK, SAGEMAKER
-from kv_sim.replay.readers.chat import CONVERSATIONS, OPENAI
+from kv_sim.replay.readers.chat import CONVERSATIONS, OPENAI, is_conversation, is_request
 from kv_sim.replay.readers.dated import DATED
 from kv_sim.replay.readers.format import Container, Format
 from kv_sim.replay.readers.guidellm import GUIDELLM
@@ -44,6 +45,8 @@ FORMATS: Final[Mapping[str, Format]] = {
 
 
 _MOST_SHOWN: Final = 3
+_LONGEST_NAME: Final = 40
+"""Of a column; what is longer and has blanks is no name."""
 _REPORTS: Final = (
     (
         ("total_input_tokens", "request_throughput"),
@@ -63,6 +66,10 @@ _REPORTS: Final = (
     (
         ("prefix_tokens", "newly_append_tokens", "timing_events"),
         "TraceLab's, whose rounds have no ids of blocks; kv-cache-tester's format has them (weka)",
+    ),
+    (
+        ("custom_id", "response"),
+        "the answers of a batch; what counts here is in the file that the batch was made from",
     ),
     (
         ("object", "model", "choices"),
@@ -87,7 +94,27 @@ def detect(record: Mapping[str, Any], container: Container, where: str) -> Forma
     own = "; --columns says which is what in another one"
     if isinstance(record.get("input"), str):
         own += "; --format openai, if it asks for a response and not for an embedding"
-    raise ConfigError(f"{where}: no known format has the {what} {found}; expected those of {wanted}{own}{skip}")
+    raise ConfigError(
+        f"{where}: no known format has the {what} {found}{_may_be(record, container)}; "
+        f"expected those of {wanted}{own}{skip}"
+    )
+
+
+def _may_be(record: Mapping[str, Any], container: Container) -> str:
+    """What it may be all the same, for who reads that it isn't known."""
+    asks = [(name, found) for name, value in record.items() if is_request(found := object_in(value) or {})]
+    if asks:
+        name, found = asks[0]
+        if asked_in(found) is not found or is_conversation(found):
+            return f" ({name:.40} is a record that can be read: unpack it)"
+        return f" ({name:.40} is what an API was asked: call it request_body, its answer response_body)"
+    if container is Container.CSV and any("{" in name for name in record):
+        return " (what stands before the JSON of a line has to go)"
+    if container is Container.CSV and any(len(name) > _LONGEST_NAME and " " in name for name in record):
+        return " (is it a server's log for people? what is in that is no whole prompt; TraceConnector writes one)"
+    if container is Container.CSV and any(name.replace(".", "").isdecimal() for name in record):
+        return " (its first line has to name its columns)"
+    return ""
 
 
 def _wanted(record: Mapping[str, Any], container: Container) -> str:

@@ -2,20 +2,26 @@
 
 A prompt is written down as its messages, one after the other, each behind its role, and the role of who answers.
 So the next turn begins with all of it, whatever a model's own template looks like. Tools that are offered come
-first, where most templates have them. What isn't text (an image, a tool's call) is a few characters that stand for
-it, or its JSON.
+first, where most templates have them. ``parts`` says what messages are as text.
 
 In a conversation every answer is a request, whose prompt is all before it. Such data has no times: a minute is
 taken to lie between two turns, and each conversation counts from its own begin.
 """
 
-import json
 from collections.abc import Iterator, Mapping
-from hashlib import blake2b
 from typing import Any, Final
 
-from kv_sim.replay.readers.asked import answered_in, asked_in, for_each, json_in, told_in
+from kv_sim.replay.readers.asked import (
+    answered_in,
+    asked_in,
+    for_each,
+    has_failed,
+    json_in,
+    told_in,
+    without_request,
+)
 from kv_sim.replay.readers.format import Container, Format
+from kv_sim.replay.readers.parts import as_json, said
 from kv_sim.replay.readers.record import (
     TIMES,
     MalformedError,
@@ -34,6 +40,7 @@ _ROLES: Final = dict.fromkeys(("gpt", "chatgpt", "bard", "bing", "model", "bot")
 """Other words for roles."""
 _SAID: Final = ("content", "value", "text")
 _CONVERSATIONS: Final = ("conversations", "conversation")
+_PATHS: Final = ("url", "uri", "path", "endpoint", "request_uri", "request")
 _OF_RESPONSES: Final = ("max_output_tokens", "reasoning", "tool_choice", "temperature", "top_p", "truncation")
 """What a request for a response may have beside a text, and one for an embedding hasn't."""
 
@@ -43,6 +50,8 @@ _OF_RESPONSES: Final = ("max_output_tokens", "reasoning", "tool_choice", "temper
 
 def _parse_request(record: Mapping[str, Any]) -> Iterator[Record]:
     asked, answer, tokens = asked_in(record), record.get("response"), answered_in(record)
+    if asked is record and (field := without_request(record)) is not None:
+        raise MalformedError(f"{field}: expected the JSON of what an API was asked, got {record[field]!r:.40}")
     if tokens is not None or isinstance(record.get("request"), str):  # beside which it is what went over the wire
         answer = None
     prompts = prompts_in(record, asked)
@@ -55,6 +64,7 @@ def _parse_request(record: Mapping[str, Any]) -> Iterator[Record]:
         model=text_of(asked, "model") or text_of(record, "model"),
         answer=answer if isinstance(answer, str) else None,
         told_tokens=told_in(record),
+        has_failed=has_failed(record),
     )
     yield from for_each(prompts, request)
 
@@ -69,7 +79,18 @@ def prompts_in(record: Mapping[str, Any], asked: Mapping[str, Any]) -> list[Prom
         raise MalformedError(
             "previous_response_id: expected a whole prompt, got what is added to another response"
         )
+    if "input" in asked and asked.get("conversation") is not None:
+        raise MalformedError(
+            "conversation: expected a whole prompt, got what is added to one that is kept elsewhere"
+        )
+    if "input" in asked and _embeds(record, asked):
+        raise MalformedError("input: expected what a model goes on with, got what is embedded")
     return prompts_of(asked) if _is_completion(asked) else [(chat(asked), None)]
+
+
+def _embeds(record: Mapping[str, Any], asked: Mapping[str, Any]) -> bool:
+    """Whether a log says so, of what looks like what a response is asked with."""
+    return "embed" in str(asked.get("model")) or any("/embeddings" in str(record.get(path, "")) for path in _PATHS)
 
 
 def chat(asked: Mapping[str, Any]) -> list[str]:
@@ -114,7 +135,7 @@ def _before(asked: Mapping[str, Any]) -> Iterator[str]:
     """What comes before the messages."""
     for field in ("tools", "system", "instructions"):
         if value := asked.get(field):
-            yield f"<|{field}|>{_content(value, field)}"
+            yield f"<|{field}|>{said(value, field)}"
 
 
 # -- conversations -------------------------------------------------------------------------------
@@ -165,42 +186,20 @@ def _messages(record: Mapping[str, Any], field: str) -> Iterator[tuple[str, str]
             raise MalformedError(f"{place}: expected an object, got {type(message).__name__}")
         role = _role(message)
         if role is None and field == "input" and isinstance(message.get("type"), str):
-            yield message["type"], json.dumps(message, sort_keys=True)  # a tool's call, or what it answered
+            yield message["type"], as_json(message)  # a tool's call, or what it answered
             continue
         if role is None:
             raise MalformedError(f"{place}: expected a role (or from) that is text, got none")
         where = next((name for name in _SAID if message.get(name) is not None), _SAID[0])
-        said = _content(message.get(where), f"{place}.{where}")
+        text = said(message.get(where), f"{place}.{where}")
         if calls := message.get("tool_calls") or message.get("function_call"):
-            said += json.dumps(calls, sort_keys=True)
-        yield role, said
+            text += as_json(calls)
+        yield role, text
 
 
 def _role(message: Mapping[str, Any]) -> str | None:
     role = message.get("role", message.get("from"))
     return _ROLES.get(role, role) if isinstance(role, str) else None
-
-
-def _content(value: Any, place: str) -> str:
-    """What is said: text, or parts of which some are text."""
-    if value is None:
-        return ""
-    if isinstance(value, str):
-        return value
-    if not isinstance(value, list):
-        raise MalformedError(f"{place}: expected text or a list of parts, got {type(value).__name__}")
-    return "".join(map(_part, value))
-
-
-def _part(part: Any) -> str:
-    if isinstance(part, str):
-        return part
-    if isinstance(part, dict) and isinstance(part.get("text"), str):
-        return str(part["text"])
-    whole_part = json.dumps(part, sort_keys=True)
-    if isinstance(part, dict) and part.get("type") not in (None, "function", "tool_use", "tool_result"):
-        return f"<{part['type']} {blake2b(whole_part.encode(), digest_size=8).hexdigest()}>"  # maybe megabytes
-    return whole_part
 
 
 def _kind(record: Mapping[str, Any], field: str) -> str:

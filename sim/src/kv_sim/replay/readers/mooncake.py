@@ -32,6 +32,7 @@ def _parse(record: Mapping[str, Any]) -> Iterator[Record]:
         ids,
         session,
         is_session_local=True if record.get("hash_id_scope") == "local" else None,
+        model=text_of(record, "model"),
         delay=delay,
     )
 

@@ -112,7 +112,8 @@ def _parsed(text: str) -> tuple[int, Any]:
     try:
         return 1, json.loads(text)
     except json.JSONDecodeError as error:
-        return error.lineno, Broken(f"not JSON from column {error.colno} on")
+        more = " (each document on a line of its own, as jq -c writes them)" if error.msg == "Extra data" else ""
+        return error.lineno, Broken(f"not JSON from column {error.colno} on{more}")
     except ValueError:  # Python's own limit
         return 1, Broken(f"a number of more than {sys.get_int_max_str_digits()} digits")
     except RecursionError:

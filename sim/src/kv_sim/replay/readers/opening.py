@@ -25,7 +25,7 @@ from kv_sim.replay.readers.format import Format
 from kv_sim.replay.readers.naming import Evidence, IdMeaning, IdScope, Naming
 from kv_sim.replay.readers.objects import Broken, Found, Place, objects_of
 from kv_sim.replay.readers.options import SKIP_GOES_ON, OnError, Partial, TraceOptions, Unsorted
-from kv_sim.replay.readers.record import MalformedError, Record
+from kv_sim.replay.readers.record import TIMES, MalformedError, Record, dates_in
 from kv_sim.replay.readers.sessions import Conversations, OwnIds, Retries, SessionNumbers
 from kv_sim.replay.readers.sharing import Sharer, describe
 from kv_sim.replay.readers.source import SHIPPED, empty_of, files_of, left_out_of
@@ -79,6 +79,8 @@ class Opening:
         self._has_text = False
         self._has_sessions = False
         self._has_own_ids = False
+        self._dates = ""
+        """Of the first record, if it has no time: what may be one."""
         files = files_of(path)
         for why, names in (("left out for their names", left_out_of(path)), ("empty", empty_of(path))):
             self._notes += [f"files of the folder that were {why}: {names}"] if names else []
@@ -140,6 +142,8 @@ class Opening:
                         f"{missing[0]}: no such field, and it isn't of format {form.name} without"
                     )
                 for record in form.parse(value):
+                    if record.time is None and not number and (dates := dates_in(value)):
+                        self._dates = f" (if {' or '.join(dates)} is the time, call it {TIMES[0]})"
                     self._text.cut(record)
                     if form.is_sorted_when_read:
                         # Names are a writer's own: two files may have the same one.
@@ -175,7 +179,8 @@ class Opening:
                 self._malformed(place, error)
                 continue
             if not count and self._times.are_made_up:
-                self._notes.append("the trace has no times: one request a second is assumed")
+                self._notes.append(f"the trace has no times: one request a second is assumed{self._dates}")
+            self._account.failed += record.has_failed
             early_by = self._account.arrive(arrival, record.input_tokens)
             if early_by and not form.is_sorted_when_read:
                 if options.unsorted is Unsorted.STOP:

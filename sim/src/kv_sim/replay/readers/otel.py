@@ -7,13 +7,13 @@ is there where that is captured, and else how many tokens it had. A span within 
 request seen by the next one who takes it, and isn't counted again where both lie in one record.
 """
 
-import json
 from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
 from kv_sim.replay.readers.asked import inside, json_in
 from kv_sim.replay.readers.chat import chat
 from kv_sim.replay.readers.format import Container, Format
+from kv_sim.replay.readers.parts import as_json
 from kv_sim.replay.readers.record import MalformedError, Record, number_or_date, whole
 from kv_sim.replay.readers.text import ASSUMED
 
@@ -77,8 +77,14 @@ def _list(within: Mapping[str, Any], field: str) -> list[Mapping[str, Any]]:
 
 
 def _value(value: Any) -> Any:
-    """What an attribute is: its only field says as what."""
-    return next(iter(value.values()), None) if isinstance(value, dict) else None
+    """What an attribute is: its only field says as what; lists and objects have such in them."""
+    kind, found = next(iter(value.items()), ("", None)) if isinstance(value, dict) else ("", None)
+    if kind not in ("arrayValue", "kvlistValue"):
+        return found
+    values = _list(found, "values") if isinstance(found, dict) else []
+    if kind == "arrayValue":
+        return [_value(one) for one in values]
+    return {str(one.get("key")): _value(one.get("value")) for one in values}
 
 
 def _asks(named: Mapping[str, Any]) -> bool:
@@ -117,7 +123,10 @@ def _numbered(named: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
     index = 0
     while f"{_PROMPT}.{index}.role" in named or f"{_PROMPT}.{index}.content" in named:
         role = named.get(f"{_PROMPT}.{index}.role", "user")
-        yield {"role": role, "content": named.get(f"{_PROMPT}.{index}.content")}
+        content = named.get(f"{_PROMPT}.{index}.content")
+        parts = json_in(content)
+        are_parts = isinstance(parts, list) and all(isinstance(inside(one, "type"), str) for one in parts)
+        yield {"role": role, "content": parts if are_parts else content}
         index += 1
 
 
@@ -132,7 +141,7 @@ def _of_openinference(named: Mapping[str, Any]) -> list[Mapping[str, Any]]:
         {
             "role": message.pop("role", "user"),
             "content": [
-                value if field == "content" or field.endswith(".text") else json.dumps([field, value])
+                value if field == "content" or field.endswith(".text") else as_json([field, value])
                 for field, value in message.items()
                 if value is not None
             ],
@@ -148,10 +157,10 @@ def _plain(message: Any) -> Any:
 
 
 def _part(part: Any) -> Any:
-    """Text that is said, and a tool's call or its result as JSON."""
+    """Text that is said; any other part is what it is."""
     if isinstance(inside(part, "content"), str) and part.get("type") == "text":
         return part["content"]
-    return json.dumps(part, sort_keys=True) if str(inside(part, "type")).startswith("tool") else part
+    return part
 
 
 def _is_traced(record: Mapping[str, Any]) -> bool:

@@ -15,7 +15,7 @@ PARTS: Final[Mapping[str, str]] = {
     "time": "when a request arrived, as a number or a date",
     "input": "the tokens of its prompt",
     "output": "the tokens of its answer",
-    "ids": "its blocks, as a list, or as text with blanks or commas between them",
+    "ids": "its blocks, as a list, or as text with blanks, commas, semicolons or bars between them",
     "session": "what it belongs to",
     "model": "who computes it",
 }

@@ -17,9 +17,15 @@ MOST_TOKENS: Final = 100_000_000
 _LATEST: Final = 2**63
 """Times lie before: nanoseconds since 1970 do until 2262, and differences of times stay finite."""
 
-TIMES: Final = ("timestamp", "created", "created_at", "time", "startTime", "start_time", "request_created_at")
+TIMES: Final = (
+    *("timestamp", "created", "created_at", "time", "startTime", "start_time", "request_created_at"),
+    *("@timestamp", "time_iso8601", "started_at", "ts"),
+)
+_SHORTEST_DATE: Final = len("2026-01-31")
 _IDS: Final = frozenset((int, str))
 """What JSON makes of ids; true and false are none."""
+_BETWEEN: Final = str.maketrans(",;|", "   ")
+_INSIDE: Final = frozenset("[]{}()")
 _PROMPTS: Final = "text, a list of token ids, or a list of such prompts"
 _SESSIONS: Final = ("session_id", "conversation_id", "sessionId")
 
@@ -60,6 +66,8 @@ class Record:
     """What was answered, of which tokens are to be made, too."""
     told_tokens: int | None = None
     """How long the prompt was, as whoever logged it counted it."""
+    has_failed: bool = False
+    """Whether whoever logged it says that nothing came of it."""
 
 
 def whole(record: Mapping[str, Any], field: str, usual: int | None = None) -> int:
@@ -133,6 +141,11 @@ def time_of(record: Mapping[str, Any]) -> int | float | None:
     return None if field is None else number_or_date(record, field)
 
 
+def dates_in(record: Mapping[str, Any]) -> list[str]:
+    """The fields of a record that are dates, whatever they are called."""
+    return [name for name, value in record.items() if len(str(value)) >= _SHORTEST_DATE and _date_in(value)]
+
+
 def session_of(record: Mapping[str, Any]) -> str | None:
     """The name of its session, under whatever name a log has it."""
     return next((name for field in _SESSIONS if (name := text_of(record, field)) is not None), None)
@@ -150,13 +163,16 @@ def id_list(record: Mapping[str, Any], field: str) -> list[Id]:
 
 
 def ids_in(record: Mapping[str, Any], field: str) -> list[Id]:
-    """The same, or as text with blanks, commas or semicolons between them."""
+    """The same, or as text with blanks, commas, semicolons or bars between them, maybe in brackets."""
     value = record.get(field)
     if not isinstance(value, str):
         return id_list(record, field)
-    words = value.strip("[] \n").replace(",", " ").replace(";", " ").split()
+    words = value.strip("[]{}() \n").translate(_BETWEEN).split()
     if "..." in words:
         raise MalformedError(f"{field}: expected all ids, got some with '...' in place of others")
+    odd = next((word for word in words if not _INSIDE.isdisjoint(word)), None)
+    if odd is not None:
+        raise MalformedError(f"{field}: expected a list of ids, got one of lists: {odd!r:.60}")
     return [_id_of(word) for word in words]
 
 

@@ -1,6 +1,5 @@
 """The report as one page: everything inline, so that it opens from disk and can be mailed."""
 
-import json
 from collections.abc import Iterator, Sequence
 from html import escape
 
@@ -10,6 +9,7 @@ from kv_sim.replay.report.text import gain_shown, nothing_more, show_seconds, si
 from kv_sim.replay.results import CacheReplay, Replays
 from kv_sim.replay.sizing import Sizing
 from kv_sim.replay.tally import AGE_EDGES_SECONDS
+from kv_sim.replay.transfer_config import as_argument
 from kv_sim.replay.units import Footprint, show_bytes, show_count
 
 _COLOURS = 5
@@ -74,7 +74,7 @@ def _answer(found: Sizing) -> str:
     big += "" if found.load is None else f" on each of {found.load.servers} servers"
     ratios = chosen.ratios
     code = (
-        f"<pre>--kv-transfer-config '{escape(json.dumps(config), quote=False)}'</pre>"
+        f"<pre>{escape(as_argument(config), quote=False)}</pre>"
         if config is not None
         else '<p class="soft">For GiB and a configuration to paste: --model NAME or --bytes-per-token N.</p>'
     )

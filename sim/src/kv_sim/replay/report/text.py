@@ -1,6 +1,5 @@
 """What ``replay`` and ``size`` print."""
 
-import json
 from collections.abc import Iterable, Iterator, Sequence
 
 from kv_sim.command.table import aligned
@@ -8,6 +7,7 @@ from kv_sim.replay.curve import Ratios
 from kv_sim.replay.results import CacheCounts, CacheReplay, Replays
 from kv_sim.replay.sizing import Sizing
 from kv_sim.replay.stream import StreamReplays
+from kv_sim.replay.transfer_config import as_argument
 from kv_sim.replay.units import Footprint, counted, show_bytes, show_count
 
 
@@ -179,7 +179,7 @@ def _recommendation(found: Sizing) -> Iterator[str]:
     if config is None:
         yield "  for GiB and a configuration to paste: --model NAME or --bytes-per-token N"
     else:
-        yield f"--kv-transfer-config '{json.dumps(config)}'"
+        yield as_argument(config)
 
 
 def nothing_more(found: Sizing) -> str:

@@ -1,6 +1,5 @@
 """What a replay with time prints: answers side by side, or a row for each size and what is recommended."""
 
-import json
 from collections.abc import Iterator, Sequence
 from typing import Final
 
@@ -11,6 +10,7 @@ from kv_sim.replay.timed.connectors.timed_config import has_files
 from kv_sim.replay.timed.replay import EngineReplay
 from kv_sim.replay.timed.settings import Contents, EngineSettings, Sizes
 from kv_sim.replay.timed.sweep import EngineSweep
+from kv_sim.replay.transfer_config import as_argument
 from kv_sim.replay.units import counted, show_bytes
 
 MUCH: Final = 0.5
@@ -175,7 +175,7 @@ def _recommendation(found: EngineSweep, has_disk: bool) -> Iterator[str]:
         parts = [show_bytes(memory)] * bool(memory) + [f"{show_bytes(disk)} of disk"] * bool(disk)
         yield f"recommended: {run.settings.eviction_policy}, {' and '.join(parts)}{each}"
         yield f"  the least that was tried and meets {it}"
-        yield f"--kv-transfer-config '{json.dumps(run.settings.transfer_config())}'"
+        yield as_argument(run.settings.transfer_config())
 
 
 def _queue(found: EngineSweep) -> Iterator[str]:

@@ -1,0 +1,109 @@
+"""Logs under names that no format has, and requests in them that are no prompts: what a reader is told of them."""
+
+import json
+
+import pytest
+from kv_sim_more_traces import ASKED, lengths, user
+
+from kv_api import ConfigError
+from kv_sim.replay.readers.opening import open_trace
+from kv_sim.replay.readers.options import OnError
+
+
+@pytest.mark.parametrize("body", [ASKED, json.dumps(ASKED)], ids=["object", "text"])
+def test_what_an_api_was_asked_is_seen_under_any_name(read, body):
+    with pytest.raises(ConfigError) as refused:
+        read({"when": 5, "BackendRequestBody": body})
+    hint = "(BackendRequestBody is what an API was asked: call it request_body, its answer response_body)"
+    assert f" no known format has the fields when, BackendRequestBody {hint}; expected" in str(refused.value)
+    answer = json.dumps({"usage": {"completion_tokens": 7}})
+    assert lengths(read({"request_body": body, "response_body": answer})[0]) == [(0, 32, 7)]
+
+
+@pytest.mark.parametrize(
+    "inner",
+    [
+        {"@timestamp": 5, "request_body": json.dumps(ASKED)},
+        {"messages": [user("a"), {"role": "assistant", "content": "b"}]},
+    ],
+)
+def test_a_record_within_another_one_is_seen(read, inner):
+    with pytest.raises(
+        ConfigError, match=r"fields _id, _source \(_source is a record that can be read: unpack it\)"
+    ):
+        read({"_id": "a", "_source": inner})
+
+
+@pytest.mark.parametrize(
+    ("header", "hint"),
+    [
+        ('2026-05-03T09:00:00Z stdout F {"messages": [{"role": "user", "content": "a"}]}', "(what stands before"),
+        (
+            f"INFO 11-26 09:00:00 Received request a: prompt: '{'x' * 9}', params: SamplingParams(n=1)",
+            "for people?",
+        ),
+        ("0.5,ChatGPT,400,20", "(its first line has to name its columns)"),
+        ("when,ChatGPT,400", "(its first line has to name its columns)"),
+        ("when,v2,prompt 1", None),
+    ],
+)
+def test_a_line_that_is_no_header_is_seen(tmp_path, header, hint):
+    path = tmp_path / "log.txt"
+    path.write_text(f"{header}\n{header}\n")
+    with pytest.raises(ConfigError, match=r"1: no known format has the columns") as refused:
+        open_trace(path)
+    if hint is None:
+        assert " (" not in str(refused.value)
+    else:
+        assert hint in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("record", "problem"),
+    [
+        (
+            {"request_body": '{"messages": [{"role": "us'},
+            'request_body: expected the JSON of what an API was asked, got \'{"messages"',
+        ),
+        (
+            {"request": "GET /health HTTP/1.1"},
+            "request: expected the JSON of what an API was asked, got 'GET /health",
+        ),
+        ({"request": "GET / HTTP/1.1", "request_body": "-"}, "request_body: expected the JSON of what an API was"),
+        (
+            {"input": [user("a")], "conversation": "c1"},
+            "conversation: expected a whole prompt, got what is added to",
+        ),
+        (
+            {"input": [user("a")], "conversation": {"id": "c1"}},
+            "conversation: expected a whole prompt, got what is",
+        ),
+        (
+            {"request": "POST /v1/embeddings HTTP/1.1", "request_body": {"input": "a"}},
+            "input: expected what a model",
+        ),
+        (
+            {"uri": "/v1/embeddings", "body": {"input": ["a"]}},
+            "input: expected what a model goes on with, got what is",
+        ),
+        (
+            {"body": {"model": "text-embedding-3", "input": "a"}},
+            "input: expected what a model goes on with, got what",
+        ),
+    ],
+)
+def test_what_is_no_whole_prompt_is_malformed_among_those_that_are(read, record, problem):
+    requests, notes = read(ASKED, record, on_error=OnError.SKIP)
+    assert len(requests) == 1
+    assert f"trace.jsonl:2: {problem}" in notes[-1]
+
+
+@pytest.mark.parametrize(
+    "failed", [{"status": 429}, {"status_code": "500"}, {"response_code": 400}, {"response": {"status": 503}}]
+)
+def test_a_request_that_failed_counts_and_is_said(read, failed):
+    good = [{**ASKED, "status": status} for status in (200, "200", None, "completed", 4290, "0", 399)]
+    requests, notes = read(*good, {**ASKED, **failed})
+    assert len(requests) == 8
+    assert "1 request has a status of 400 or more; each counts like any other, computed or not" in notes
+    assert not any("status" in note for note in read(*good)[1])
