@@ -331,13 +331,13 @@ def kernel(session: nox.Session) -> None:
     folder = "packages/kv-offload-cpu"
     extra = nox.project.load_toml(ROOT / folder / "pyproject.toml")["project"]["optional-dependencies"]["cuda"]
     [oldest] = re.findall(r"triton>=([\d.]+)", " ".join(extra))
-    gather, bulk = (f"{ROOT / folder}/tests/{kernel}_kernel" for kernel in ("gather", "bulk"))
+    gather, *others = (f"{ROOT / folder}/tests/{kernel}_kernel" for kernel in ("gather", "bulk", "plain"))
     torch, env = torch_build(session)
     install_one(session, folder, *torch, "nvidia-cuda-nvrtc", "ziglang", extra="[cuda]", env=env)
     session.env.update(TRITON_CACHE_DIR=session.create_tmp(), TRITON_INTERPRET="1")
-    run_pytest(session, f"{gather}_run_check.py", f"{bulk}_run_check.py")
+    run_pytest(session, *(f"{kernel}_run_check.py" for kernel in (gather, *others)))
     session.env["TRITON_INTERPRET"] = "0"
-    run_pytest(session, f"{gather}_build_check.py", f"{bulk}_build_check.py")
+    run_pytest(session, *(f"{kernel}_build_check.py" for kernel in (gather, *others)))
     session.install(f"triton~={oldest}.0", *torch, env=env)
     run_pytest(session, f"{gather}_build_check.py")
 

@@ -7,7 +7,8 @@ import re
 
 import pytest
 
-from kv_offload_cpu.copy.cuda.bulk_call import WARPS, compile_kernel, shared_bytes
+from kv_offload_cpu.copy.cuda.bulk_call import SOURCE, WARPS, shared_bytes
+from kv_offload_cpu.copy.cuda.nvrtc import compile_source
 
 REGISTERS = 65_536
 """Of a multiprocessor, of every generation that is tried."""
@@ -29,7 +30,7 @@ ASSEMBLER = [
 
 @pytest.fixture(scope="module", params=[(9, 0), (10, 0), (12, 0)], ids=["H200", "B200", "RTX 50"])
 def compiled(request):
-    return compile_kernel(request.param)
+    return compile_source(SOURCE, request.param)
 
 
 def test_it_compiles_for_each_generation_and_keeps_everything_in_registers(compiled):
@@ -41,7 +42,7 @@ def test_it_compiles_for_each_generation_and_keeps_everything_in_registers(compi
 
 
 def test_a_generation_that_the_compiler_does_not_know_gets_ptx_of_bulk_copies():
-    ptx = compile_kernel((15, 0)).code.decode()
+    ptx = compile_source(SOURCE, (15, 0)).code.decode()
     assert ".target sm_90\n" in ptx
     assert ord(b" ") == 32, "the compiler's log, which is empty here, is in the bytes that all of Python shares"
     assert sorted(re.findall(r"(?:mbarrier|fence|cp)\.[\w.:]+(?: 0;)?", ptx)) == ASSEMBLER

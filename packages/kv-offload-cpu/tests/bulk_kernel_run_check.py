@@ -5,89 +5,51 @@ that no other run collects it.
 """
 
 import ctypes
-import subprocess
-import sys
-from importlib.resources import files
-from pathlib import Path
-from types import SimpleNamespace
 from unittest.mock import patch
 
-import numpy as np
 import pytest
-from hypothesis import HealthCheck, Phase, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
+from kv_offload_cpu_built import ALWAYS, HostDriver, Text, built, check_that_it_fails
 from kv_offload_cpu_kernels import check_a_job
 
 from kv_offload_cpu import Direction
 from kv_offload_cpu.copy.cuda import bulk_call
 from kv_offload_cpu.copy.cuda.bulk_call import LANES, WARPS, BulkKernel
-from kv_offload_cpu.copy.cuda.methods.page_table import COLUMNS, STEP_BYTES, Kernels
+from kv_offload_cpu.copy.cuda.methods.page_table import STEP_BYTES, Kernels
 
-ALWAYS = {"max_examples": 100, "deadline": None, "suppress_health_check": list(HealthCheck)}
-
-SHIM = Path(__file__).parent / "support" / "kv_offload_cpu_bulk.h"
-SOURCE = (files("kv_offload_cpu.copy.cuda") / "bulk_kernel.cu").read_text()
+TEXT = Text("bulk_kernel.cu")
 
 
-def built(folder, lanes, source=SOURCE):
-    """The function of a source that runs all threads of a launch."""
-    (folder / "kernel.cpp").write_text(source)
-    defined = (f"-DSTEP_BYTES={STEP_BYTES}", f"-DLANES={lanes}", f'-DPRIMITIVES="{SHIM}"')
-    command = [sys.executable, "-m", "ziglang", "cc", "-shared", "-fPIC", "-O1", "-std=c++17", *defined]
-    subprocess.run([*command, str(folder / "kernel.cpp"), "-o", str(folder / "kernel.so")], check=True)
-    run = ctypes.CDLL(str(folder / "kernel.so")).run
-    run.restype = ctypes.c_char_p
-    return run
+def built_for(folder, lanes, text=TEXT):
+    """The kernel for so many threads of a warp that have a buffer."""
+    return built(folder, text, "kv_offload_cpu_bulk.h", f"-DSTEP_BYTES={STEP_BYTES}", f"-DLANES={lanes}")
 
 
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory):
     """By the threads of a warp that have a buffer: as many as there are, and one, which has several steps."""
-    return {lanes: built(tmp_path_factory.mktemp("kernel"), lanes) for lanes in (1, LANES)}
+    return {lanes: built_for(tmp_path_factory.mktemp("kernel"), lanes) for lanes in (1, LANES)}
 
 
-class Numbers(SimpleNamespace):
-    """A tensor."""
-
-    def data_ptr(self):
-        return self.numbers.ctypes.data
-
-
-class Driver:
-    """Tables on the host, and kernels on it, whose copies are made early or late."""
+class Driver(HostDriver):
+    """Its copies are made early or late."""
 
     def __init__(self, run, early, warps=WARPS):
-        self.mapped_shift = 0
-        self.launched = []
+        super().__init__(Kernels.BULK)
         self.function, self.warps = 7, warps
         self._run, self._early = run, early
         self.is_late = False
 
-    def new_table(self, num_rows):
-        return Numbers(numbers=np.zeros(COLUMNS * num_rows, np.int64))
+    def make(self, steps, count, *, word, is_store):
+        return BulkKernel(self, steps, count, is_store=is_store)
 
-    def new_steps(self, numbers, count, word, kernels):
-        assert kernels is Kernels.BULK
-        steps = Numbers(numbers=numbers)
-        return {way: BulkKernel(self, steps, count, is_store=way is Direction.STORE) for way in Direction}
-
-    def upload(self, stream, table, num_rows):
-        table.on_device = Numbers(numbers=table.numbers[: COLUMNS * num_rows].copy())
-
-    def run_kernel(self, stream, launch):
-        self.launched.append(launch.steps.word)
-        kernel = launch.steps.on_device[launch.direction]
-        table = launch.table.on_device.data_ptr()
-        call = kernel.call(7, table, launch.num_rows, launch.rows, launch.programs)
-        self.cuLaunchKernel(*call.arguments)
-
-    def cuLaunchKernel(self, function, *shape_and_rest):
-        programs, _, _, threads, _, _, shared, _, arguments, _ = shape_and_rest
-        job = ctypes.c_void_p(ctypes.c_void_p.from_address(arguments).value)
+    def run(self, function, job, grid, threads, shared):
+        assert (function, grid[1]) == (7, 1)
         is_late = ctypes.c_int()
-        problem = self._run(job, programs, threads, shared, self._early, ctypes.byref(is_late))
-        assert problem is None, problem.decode()
+        problem = self._run(job, grid[0], threads, shared, self._early, ctypes.byref(is_late))
         self.is_late |= bool(is_late.value)
+        return problem
 
 
 def check_any_job(runs, programs, direction, early, data):
@@ -118,16 +80,11 @@ BREAKS = {
     "threads_share_a_barrier": ("mine * 8)", "mine / 2 * 8)"),
     "leaves_a_step_out": ("item < job.num_items", "item + 1 < job.num_items"),
     "begins_at_the_first_row": ("job.table + job.begin + page", "job.table + page"),
-    "the_other_way": ("job.is_store ? in_tensor : in_slot", "job.is_store ? in_slot : in_tensor"),
+    "the_other_way": ("return {in_slot, in_tensor,", "return {in_tensor, in_slot,"),
     "without_the_offset": (" + offset * page_bytes", ""),
 }
 
 
 @pytest.mark.parametrize("name", BREAKS)
 def test_a_kernel_that_is_wrong_is_found(name, tmp_path):
-    before, after = BREAKS[name]
-    assert SOURCE.count(before) == 1
-    broken = {1: built(tmp_path, 1, SOURCE.replace(before, after))}
-    is_enough = settings(**ALWAYS, phases=[Phase.generate], report_multiple_bugs=False, database=None)
-    with pytest.raises(AssertionError):
-        is_enough(any_job(check_any_job))(broken)
+    check_that_it_fails(any_job, check_any_job, {1: built_for(tmp_path, 1, TEXT.broken(*BREAKS[name]))})

@@ -16,7 +16,7 @@ def test_a_place_without_a_trace(tmp_path, capsys):
     )
     assert refused(capsys, "replay", tmp_path) == (
         f"{tmp_path}: there is no trace in this folder "
-        "(.json .jsonl .ndjson .csv .tsv .txt .log .parquet, also with .xz .gz .bz2 .zst)"
+        "(.json .jsonl .ndjson .csv .tsv .txt .log .parquet .arrow .feather, also with .xz .gz .bz2 .zst)"
     )
     (tmp_path / "inner").mkdir()
     for name in ("b.orc", "inner/a.jsonl.lz4"):

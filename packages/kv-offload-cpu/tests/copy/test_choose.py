@@ -16,11 +16,11 @@ from kv_offload_cpu.copy.checksum import ChecksummingEngine
 from kv_offload_cpu.copy.choose import METHODS, fitting_device, make_copy_engine, method_maker
 from kv_offload_cpu.copy.cuda import batch_call, trial
 from kv_offload_cpu.copy.cuda.batch_call import BatchCall, load_bindings, mapped_address
-from kv_offload_cpu.copy.cuda.bulk_call import WrongDeviceError
 from kv_offload_cpu.copy.cuda.engine import CudaCopyEngine, EachRange
 from kv_offload_cpu.copy.cuda.methods.batch import Batch, OneBatch, SourceOrder
 from kv_offload_cpu.copy.cuda.methods.gather import OneKernel
 from kv_offload_cpu.copy.cuda.methods.staged import TwoHalves
+from kv_offload_cpu.copy.cuda.nvrtc import WrongDeviceError
 from kv_offload_cpu.copy.cuda.table import TABLE, ByTable, Row, fitting, pick
 from kv_offload_cpu.copy.ranges.addresses import Moves
 from kv_offload_cpu.copy.ranges.descriptors import CopyPlan, Extent
@@ -77,7 +77,6 @@ class Enabled(FakeDevice):
     def __init__(self):
         super().__init__([np.zeros((1, 1), np.int8)], np.zeros(1, np.uint8))
         self.found = set()
-        self.are_odd = []
 
     def enable_batches(self):
         self.found.add("batches")
@@ -88,8 +87,7 @@ class Enabled(FakeDevice):
     def enable_bulk(self):
         self.found.add("bulk")
 
-    def enable_stages(self, *, odd):
-        self.are_odd.append(odd)
+    def enable_stages(self):
         self.enable_kernels()
 
 

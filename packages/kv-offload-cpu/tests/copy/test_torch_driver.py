@@ -26,9 +26,11 @@ from kv_api import CanonicalKVCacheRef, ConfigError
 from kv_offload_cpu import CopyEngineChoice, CopySubmission, Direction, HostLayout
 from kv_offload_cpu.copy.choose import METHODS, by_buffer, method_maker
 from kv_offload_cpu.copy.compiled import Unavailable
-from kv_offload_cpu.copy.cuda.bulk_call import BulkKernel, WrongDeviceError
+from kv_offload_cpu.copy.cuda.bulk_call import BulkKernel
 from kv_offload_cpu.copy.cuda.methods.batch import OneBatch
 from kv_offload_cpu.copy.cuda.methods.page_table import Kernels, Launch, Steps, columns_of
+from kv_offload_cpu.copy.cuda.nvrtc import WrongDeviceError
+from kv_offload_cpu.copy.cuda.plain_call import WARPS, PlainKernel
 from kv_offload_cpu.copy.cuda.trial import TINY, Trial
 from kv_offload_cpu.copy.ranges.descriptors import CopyPlan
 from kv_offload_cpu.copy.ranges.tensors import TensorPages, device_tensors
@@ -73,6 +75,9 @@ class Event:
         return 1000 * (other.at - self.at)
 
 
+PLAIN_FUNCTION = 0xBF
+
+
 class Registry:
     """CUDA's list of pinned memory, and the kernels that were compiled and launched."""
 
@@ -80,7 +85,7 @@ class Registry:
         self.calls = []
         self.kernels = []
         self.device = None
-        self.num_bulk_calls = 0
+        self.num_bulk_calls = self.num_plain_calls = 0
         self.bindings = FakeBindings()
 
     @contextmanager
@@ -96,6 +101,12 @@ class Registry:
         assert self.device is not None, "on whatever device was the current one"
         self.num_bulk_calls += 1
         return SimpleNamespace(kernel=partial(Kernel, self, Kernels.BULK))
+
+    def plain_call(self):
+        """What makes kernels for buffers, whose launches are calls of the driver."""
+        assert self.device is not None, "on whatever device was the current one"
+        self.num_plain_calls += 1
+        return SimpleNamespace(kernel=partial(PlainKernel, PLAIN_FUNCTION))
 
     def cudaHostRegister(self, address, size, flags):
         self.calls.append(("register", address, size, flags))
@@ -149,6 +160,7 @@ def registry(monkeypatch):
         monkeypatch.setattr(f"kv_offload_cpu.copy.cuda.{module}.load_bindings", lambda purpose: registry.bindings)
     kernels = SimpleNamespace(Kernel=partial(Kernel, registry, Kernels.GATHER))
     monkeypatch.setattr(f"{driver}.BulkCall", registry.bulk_call)
+    monkeypatch.setattr(f"{driver}.PlainCall", registry.plain_call)
     monkeypatch.setattr("kv_offload_cpu.copy.cuda.trial.MOST_BYTES", 1 << 10)
     monkeypatch.setattr("kv_offload_cpu.copy.cuda.trial.TIMES", 1)
     monkeypatch.setitem(METHODS, CopyEngineChoice.CUDA_STAGED, partial(by_buffer, half_bytes=64))
@@ -218,13 +230,13 @@ def test_kernels_for_both_directions_are_compiled_before_the_first_job(make, reg
     assert [kernel.launched for kernel in registry.kernels] == [[], []]
 
 
-def test_both_kinds_of_kernels_stand_side_by_side_and_one_is_loaded_once(make, registry):
+def test_kinds_of_kernels_stand_side_by_side_and_one_is_loaded_once(make, registry):
     driver = make()
     for _ in range(2):
         driver.enable_kernels()
         driver.enable_bulk()
     assert registry.num_bulk_calls == 1
-    for kind in Kernels:
+    for kind in (Kernels.GATHER, Kernels.BULK):
         steps = driver.new_steps(np.zeros(5, np.int64), 1, 16, kind)
         assert {kernel.kind for kernel in steps.kernels.values()} == {kind}
 
@@ -288,46 +300,71 @@ def test_who_cannot_have_threads_gives_at_once_and_the_log_says_why(make, monkey
     assert [record.getMessage() for record in caplog.records] == [f"copies are given by who submits them: {said}"]
 
 
-@pytest.mark.parametrize(
-    ("notes", "odd", "kernels"),
-    [(False, False, Kernels.GATHER), (True, False, Kernels.BULK), (True, True, Kernels.GATHER)],
-)
-def test_a_buffer_has_bulk_copies_where_threads_give_them(make, notes, odd, kernels):
+@pytest.mark.parametrize(("notes", "kernels"), [(False, Kernels.GATHER), (True, Kernels.PLAIN)])
+def test_a_buffer_has_short_programs_where_threads_give_them(make, registry, notes, kernels):
     driver = make(notes=notes)
-    driver.enable_stages(odd=odd)
-    assert driver.stage_kernels is kernels
+    for _ in range(2):
+        driver.enable_stages()
+        assert driver.stage_kernels is kernels
+    assert registry.num_plain_calls == notes, "loaded once"
 
 
-def test_a_buffer_has_tritons_kernel_where_there_are_no_bulk_copies(make, monkeypatch, caplog):
+def test_a_buffer_has_tritons_kernel_where_there_is_no_compiler(make, monkeypatch, caplog):
     caplog.set_level(INFO, "kv_offload_cpu")
 
+    def plain_call():
+        raise ConfigError("no NVRTC here")
+
+    monkeypatch.setattr("kv_offload_cpu.copy.cuda.torch_driver.PlainCall", plain_call)
+    driver = make(notes=True)
+    driver.enable_stages()
+    assert driver.stage_kernels is Kernels.GATHER
+    assert [record.getMessage() for record in caplog.records] == [
+        "copies by way of a buffer need the interpreter for each piece: no NVRTC here"
+    ]
+    steps = driver.new_steps(np.zeros(5, np.int64), 1, 1, driver.stage_kernels)
+    assert {kernel.kind for kernel in steps.kernels.values()} == {Kernels.GATHER}
+
+
+def test_a_buffer_of_an_old_device_or_odd_pages_has_short_programs_too(make, monkeypatch):
     def bulk_call():
         raise WrongDeviceError("an old device")
 
     monkeypatch.setattr("kv_offload_cpu.copy.cuda.torch_driver.BulkCall", bulk_call)
     driver = make(notes=True)
-    driver.enable_stages(odd=False)
-    assert driver.stage_kernels is Kernels.GATHER
-    assert [record.getMessage() for record in caplog.records] == [
-        "copies by way of a buffer need the interpreter for each piece: an old device"
-    ]
+    driver.enable_stages()
+    steps = driver.new_steps(np.zeros(5, np.int64), 1, 1, driver.stage_kernels)
+    assert {type(kernel) for kernel in steps.kernels.values()} == {PlainKernel}
 
 
-@pytest.mark.parametrize("notes", [False, True])
-def test_a_kernel_of_bulk_copies_is_a_call_of_the_driver(make, registry, monkeypatch, notes):
-    """Its addresses are what they should be: bytes arrive."""
+def bulk_call():
     call = SimpleNamespace(function=0xF00, warps={True: 2, False: 3})
     call.kernel = lambda *told, word, **more: BulkKernel(call, *told, **more)
-    monkeypatch.setattr("kv_offload_cpu.copy.cuda.torch_driver.BulkCall", lambda: call)
+    return call
+
+
+@pytest.mark.parametrize(
+    ("kernels", "word", "seen"),
+    [
+        (Kernels.BULK, 16, (0xF00, (1, 1, 1), 64)),
+        (Kernels.PLAIN, 16, (PLAIN_FUNCTION, (1, 1, 1), 32 * WARPS)),
+        (Kernels.PLAIN, 8, (PLAIN_FUNCTION, (1, 2, 1), 32 * WARPS)),
+    ],
+)
+@pytest.mark.parametrize("notes", [False, True])
+def test_a_kernel_of_the_drivers_is_a_call(make, registry, monkeypatch, notes, kernels, word, seen):
+    """Its addresses are what they should be: bytes arrive."""
+    monkeypatch.setattr("kv_offload_cpu.copy.cuda.torch_driver.BulkCall", bulk_call)
     driver = make(notes=notes)
     driver.enable_bulk()
+    driver._load(Kernels.PLAIN, registry.plain_call)
     source, target = np.arange(40, dtype=np.uint8), np.zeros(40, np.uint8)
     numbers = np.array([source.ctypes.data, 8, 0, 8, 8], np.int64)
-    steps = Steps(driver.new_steps(numbers, 1, 16, Kernels.BULK), 1, 16)
+    steps = Steps(driver.new_steps(numbers, 1, word, kernels), 1, word)
     table, stream = driver.new_table(2), driver.new_stream()
     columns_of(table, 2)[:] = [[1, 3], [target.ctypes.data + 16, target.ctypes.data], [0, 1]]
     driver.upload(stream, table, 2)
     driver.run_kernel(stream, Launch(Direction.STORE, table, 2, range(2), steps, 4))
     driver.go(stream)
     assert target.tolist() == [0] * 8 + [*range(24, 32)] + [*range(8, 16)] + [0] * 16
-    assert registry.bindings.kernel[:3] == (0xF00, 1, 64)
+    assert registry.bindings.kernel[:3] == seen

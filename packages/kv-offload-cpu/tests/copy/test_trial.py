@@ -12,11 +12,11 @@ from kv_api import CanonicalKVCacheRef
 from kv_offload_cpu import CopyEngineChoice, Direction, HostLayout, PageCopies
 from kv_offload_cpu.copy.choose import METHODS, method_maker
 from kv_offload_cpu.copy.cuda import trial as trial_module
-from kv_offload_cpu.copy.cuda.bulk_call import WrongDeviceError
 from kv_offload_cpu.copy.cuda.engine import EachRange
 from kv_offload_cpu.copy.cuda.methods.batch import OneBatch, SourceOrder
 from kv_offload_cpu.copy.cuda.methods.gather import OneKernel
 from kv_offload_cpu.copy.cuda.methods.page_table import Kernels
+from kv_offload_cpu.copy.cuda.nvrtc import WrongDeviceError
 from kv_offload_cpu.copy.cuda.table import Row
 from kv_offload_cpu.copy.cuda.trial import Shape, Trial
 from kv_offload_cpu.copy.ranges.descriptors import CopyPlan
@@ -49,7 +49,7 @@ class Device(FakeDevice):
     def enable_bulk(self):
         raise WrongDeviceError("an old device")
 
-    def enable_stages(self, *, odd):
+    def enable_stages(self):
         self.enable_kernels()
 
     def copy_batch(self, stream, batch, begin, end):

@@ -5,8 +5,6 @@
 #include <stdint.h>
 #include <string.h>
 
-#define __global__
-#define __grid_constant__
 #define __shared__
 #define __align__(bytes)
 
@@ -129,7 +127,6 @@ void begin_to_empty(char* target, Place buffer, unsigned num_bytes) {
 
 }  // namespace
 
-struct Job;
 extern "C" void move_pages(const Job job);
 
 // Run all threads of some programs; what was wrong, if anything was.

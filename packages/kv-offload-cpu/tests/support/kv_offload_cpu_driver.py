@@ -13,7 +13,7 @@ from types import SimpleNamespace
 import numpy as np
 
 from kv_offload_cpu import Direction
-from kv_offload_cpu.copy.cuda.bulk_call import Told
+from kv_offload_cpu.copy.cuda.kernel_call import Told
 from kv_offload_cpu.copy.cuda.methods.page_table import COLUMNS
 
 CONTEXT = 0xC0
@@ -22,7 +22,7 @@ _WITHOUT_TIME = 2
 
 
 def moves_of(told):
-    """Targets, sources and sizes of a launch of bulk copies, by what the kernel is told."""
+    """Targets, sources and sizes of a launch, by what the kernel is told."""
     table = np.ctypeslib.as_array((ctypes.c_int64 * (COLUMNS * told.num_rows)).from_address(told.table))
     steps = np.ctypeslib.as_array((ctypes.c_int64 * (5 * told.num_steps)).from_address(told.steps))
     columns, parts = table.reshape(COLUMNS, -1), steps.reshape(5, -1)
@@ -160,7 +160,7 @@ class FakeBindings:
 
     def _cuLaunchKernel(self, function, x, y, z, threads, ty, tz, shared, stream, arguments, extra):
         told = Told.from_address(ctypes.c_uint64.from_address(arguments).value)
-        self.kernel = (function, x, threads, shared, Direction.STORE if told.is_store else Direction.LOAD)
+        self.kernel = (function, (x, y, z), threads, shared, Direction.STORE if told.is_store else Direction.LOAD)
         return self._move(moves_of(told))
 
     def _move(self, moves):

@@ -19,11 +19,17 @@ def aligned(count, seed=0):
     return whole[-whole.ctypes.data % 64 :][:count]
 
 
-def check_a_job(data, driver, direction, units, programs, kernels):
-    """All bytes after a job of pages whose sizes are in one of ``units``, by a kernel of ``programs`` programs."""
+WIDE = {16: [0, 0, 100, 255, 256, 257, 513]}
+"""By how many units pages grow, so that some are of several steps."""
+
+
+def check_a_job(data, driver, direction, units, programs, kernels, wide=WIDE):
+    """All bytes after a job of pages whose sizes are in one of ``units``, by a kernel of ``programs`` programs.
+
+    ``driver`` is told its ``places``, which are all that a kernel may touch.
+    """
     shape, unit = data.draw(shapes()), data.draw(st.sampled_from(units))
-    wide = st.sampled_from([0, 0, 100, 255, 256, 257, 513]) if unit == 16 else st.just(0)
-    grow = [data.draw(wide) for _ in shape.tensors]
+    grow = [data.draw(st.sampled_from(wide.get(unit, [0]))) for _ in shape.tensors]
 
     def sized(index, num_bytes):
         return unit * (num_bytes + grow[index])
@@ -38,6 +44,7 @@ def check_a_job(data, driver, direction, units, programs, kernels):
         for n, t in enumerate(tensors)
     ]
     memory = aligned(layout.total_bytes, 99)
+    driver.places = [(array.ctypes.data, array.ctypes.data + array.nbytes) for array in (*arrays, memory)]
     pages = [
         TensorPages(shape.num_blocks, t.page_bytes, t.page_bytes + t.gap_bytes, array.ctypes.data)
         for t, array in zip(tensors, arrays, strict=True)

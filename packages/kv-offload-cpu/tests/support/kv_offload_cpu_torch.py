@@ -8,9 +8,10 @@ from hypothesis import strategies as st
 from kv_offload_cpu_layouts import BytesModel, canonical, jobs, make_caches, shapes
 
 from kv_api import CanonicalKVCacheRef
-from kv_offload_cpu import CopySubmission, Direction, HostLayout, Urgency
+from kv_offload_cpu import CopyEngineChoice, CopySubmission, Direction, HostLayout, Urgency
 from kv_offload_cpu.copy.choose import method_maker
 from kv_offload_cpu.copy.cuda.engine import CudaCopyEngine
+from kv_offload_cpu.copy.cuda.methods.page_table import Kernels
 from kv_offload_cpu.copy.ranges.descriptors import CopyPlan
 from kv_offload_cpu.copy.ranges.pages import page_copies
 from kv_offload_cpu.copy.ranges.tensors import device_tensors
@@ -40,6 +41,8 @@ def check_jobs(data, choice, submission, device, units):
     assert (driver.is_pinned, driver.notes) == (True, notes)
     with closing(SimpleNamespace(close=lambda: (driver.shutdown(), memory.release()))):
         engine, model = CudaCopyEngine(plan, driver, method_maker(driver, choice, plan)), BytesModel(shape)
+        if choice is CopyEngineChoice.CUDA_STAGED:
+            assert driver.stage_kernels is (Kernels.PLAIN if notes else Kernels.GATHER)
         for job_id in range(data.draw(st.integers(1, 6))):
             job, direction = data.draw(jobs(shape, NUM_CHUNKS)), data.draw(st.sampled_from(Direction))
             copies = page_copies("job", job.gpu_spec, job.cpu_spec.block_ids, layout, len(refs))

@@ -107,7 +107,7 @@ def test_where_a_file_is_broken(tmp_path, text, said):
         (b"PK\3\4\x14", "a zip archive"),
         *((pickle.dumps({"rid": 1}, kind), "Python's pickle, as SGLang dumps requests") for kind in (2, 3, 4, 5)),
         (b"SQLite format 3\0\x10", "a database of SQLite"),
-        (b"ARROW1\0\0", "Arrow"),
+        (b"FEA1\0\0\0\0", "Feather's first version"),
         (b"Obj\1\4", "Avro"),
     ],
 )
@@ -116,7 +116,7 @@ def test_what_else_a_file_is(tmp_path, content, what):
     file.write_bytes(content)
     with pytest.raises(ConfigError) as caught:
         open_trace(file)
-    told = "a trace is text in UTF-8, JSON lines, JSON or a table, or Parquet"
+    told = "a trace is text in UTF-8, JSON lines, JSON or a table, or Parquet or Arrow"
     assert str(caught.value) == f"{file}: this is {what}; {told}"
 
 
@@ -130,8 +130,8 @@ def test_a_tar_archive_is_none(tmp_path, pack):
     file.write_bytes(pack(archive.getvalue()))
     with pytest.raises(ConfigError) as caught:
         open_trace(file)
-    said = f"{file}: this is a tar archive; a trace is text in UTF-8, JSON lines, JSON or a table, or Parquet"
-    assert str(caught.value) == said
+    told = "a trace is text in UTF-8, JSON lines, JSON or a table, or Parquet or Arrow"
+    assert str(caught.value) == f"{file}: this is a tar archive; {told}"
 
 
 @pytest.mark.parametrize("kind", [0x50, 0x5F])

@@ -10,12 +10,12 @@ from typing import Any, Final
 from kv_api import CanonicalKVCaches, ConfigError
 from kv_offload_cpu.copy.checksum import ChecksummingEngine
 from kv_offload_cpu.copy.compiled import Unavailable
-from kv_offload_cpu.copy.cuda.bulk_call import WrongDeviceError
 from kv_offload_cpu.copy.cuda.engine import CudaCopyEngine, EachRange, Method, Stream
 from kv_offload_cpu.copy.cuda.methods.batch import OneBatch
 from kv_offload_cpu.copy.cuda.methods.gather import BULK_PROGRAMS, OneKernel
 from kv_offload_cpu.copy.cuda.methods.page_table import Kernels
 from kv_offload_cpu.copy.cuda.methods.staged import HALF_BYTES, TwoHalves
+from kv_offload_cpu.copy.cuda.nvrtc import WrongDeviceError
 from kv_offload_cpu.copy.cuda.table import STAND_INS, TABLE, ByTable, Row, fitting, is_odd
 from kv_offload_cpu.copy.cuda.trial import TINY, Seconds, Shape, Trial, rows_of
 from kv_offload_cpu.copy.engine import CopyEngine, HostMemory
@@ -127,12 +127,12 @@ def method_maker(
     like those of ``plan`` show; where no row fits a job they go range by range.
     """
     if choice in METHODS:
-        _enable(driver, choice, plan)
+        _enable(driver, choice)
         return lambda stream: METHODS[choice](driver, stream, plan)
     if choice is CopyEngineChoice.CUDA_BEST:
         rows = _best_rows(driver, plan)
     else:
-        passes = cache(lambda name: _tried(driver, choice, name, TINY, plan) is not None)
+        passes = cache(lambda name: _tried(driver, choice, name, TINY) is not None)
         rows = []
         for row in fitting(table, plan):
             names = (row.method, STAND_INS.get(row.method))
@@ -149,7 +149,7 @@ def _best_rows(driver: Any, plan: CopyPlan) -> list[Row]:
     """
     shape = Shape(plan.range_bytes, plan.num_ranges_a_page)
     choices = [choice for choice in _TRIED if not (choice in STAND_INS and is_odd(plan))]
-    tried = {choice: _tried(driver, CopyEngineChoice.CUDA_BEST, choice, shape, plan) for choice in choices}
+    tried = {choice: _tried(driver, CopyEngineChoice.CUDA_BEST, choice, shape) for choice in choices}
     rows = rows_of({choice: seconds for choice, seconds in tried.items() if seconds is not None})
     for row in rows:
         size = "any size" if row.below_bytes == sys.maxsize else f"less than {row.below_bytes} bytes"
@@ -158,14 +158,12 @@ def _best_rows(driver: Any, plan: CopyPlan) -> list[Row]:
     return rows
 
 
-def _tried(
-    driver: Any, asked: CopyEngineChoice, choice: CopyEngineChoice, shape: Shape, plan: CopyPlan
-) -> Seconds | None:
+def _tried(driver: Any, asked: CopyEngineChoice, choice: CopyEngineChoice, shape: Shape) -> Seconds | None:
     """What a method takes that nobody asked for by name. None: it fails here, and the log says why."""
     try:
         if not driver.is_pinned:
             raise ConfigError("host memory is not pinned")
-        _enable(driver, choice, plan)
+        _enable(driver, choice)
         if driver.mapped_shift and choice in (*_NEED_KERNELS, *_NEED_BULK, *_NEED_STAGES):
             raise ConfigError("the device has host memory at other addresses")
         stream = driver.new_stream()
@@ -177,8 +175,8 @@ def _tried(
         return None
 
 
-def _enable(driver: Any, choice: CopyEngineChoice, plan: CopyPlan) -> None:
-    """Find what a method needs for the pages of ``plan``."""
+def _enable(driver: Any, choice: CopyEngineChoice) -> None:
+    """Find what a method needs."""
     if choice in _NEED_BATCHES:
         driver.enable_batches()
     if choice in _NEED_KERNELS:
@@ -186,4 +184,4 @@ def _enable(driver: Any, choice: CopyEngineChoice, plan: CopyPlan) -> None:
     if choice in _NEED_BULK:
         driver.enable_bulk()
     if choice in _NEED_STAGES:
-        driver.enable_stages(odd=is_odd(plan))
+        driver.enable_stages()

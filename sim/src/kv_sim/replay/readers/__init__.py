@@ -5,7 +5,7 @@
 ``lengths``           several formats that have times and lengths, and no ids
 ``format``            what a reader says of its format; ``own_columns``: a format that is told, not known
 ``asked``             what an API was asked, wherever a log keeps it
-``source``            the files and their lines; ``objects``: their records, as mappings (``table``, ``parquet``:
+``source``            the files and their lines; ``objects``: their records, as mappings (``table``, ``columnar``:
                       the rows of one); ``record``: as requests
 ``decide``            which format a trace has, and which units, by a ``guess`` where nobody says
 ``naming``            what the ids of blocks mean; ``text``: ids where there is only text; ``sharing``: where there

@@ -16,8 +16,8 @@ class Container(Enum):
     """One object a line, or one object or list in the whole file."""
     CSV = "csv"
     """A line of column names, then one line a record."""
-    PARQUET = "parquet"
-    """Columns with a value a record, which may be objects and lists."""
+    COLUMNS = "columns"
+    """Parquet or Arrow: columns with a value a record, which may be objects and lists."""
 
 
 @dataclass(frozen=True)
@@ -27,7 +27,7 @@ class Format:
     name: str
     about: str
     container: Container | None
-    """None: either. Records of any format may lie in Parquet."""
+    """None: either. Records of any format may lie in columns."""
     fields: tuple[str, ...]
     """The fields without which a record isn't of this format."""
     parse: Callable[[Mapping[str, Any]], Iterator[Record]]
@@ -67,7 +67,7 @@ class Format:
 
     def lies_in(self, container: Container) -> bool:
         """Whether its records may lie in a file like this."""
-        return container is Container.PARQUET or self.container in (None, container)
+        return container is Container.COLUMNS or self.container in (None, container)
 
     def is_of(self, record: Mapping[str, Any]) -> bool:
         """Whether a record looks like one of this format."""

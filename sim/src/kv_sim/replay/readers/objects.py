@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 from kv_api import ConfigError
+from kv_sim.replay.readers.columnar import has_rows, is_columnar, rows_of
 from kv_sim.replay.readers.format import Container
-from kv_sim.replay.readers.parquet import has_rows, is_parquet, rows_of
 from kv_sim.replay.readers.source import all_lines, first_bad_byte, lines_of, refuse_archive, whole_text
 from kv_sim.replay.readers.table import NOT_CLOSED, Table
 
@@ -51,16 +51,16 @@ class Contents(NamedTuple):
 
     container: Container
     header: Place | Path | None
-    """Where its columns are named, of a table and of Parquet."""
+    """Where its columns are named, of a table and of columns."""
     found: Iterator[Found]
 
 
 def objects_of(path: Path) -> Contents:
     """How the records of a file lie in it, and the records."""
-    if is_parquet(path):
+    if is_columnar(path):
         if not has_rows(path):
             raise ConfigError(f"{path}: {NOTHING}")
-        return Contents(Container.PARQUET, path, _rows(path))
+        return Contents(Container.COLUMNS, path, _rows(path))
     lines = lines_of(path)
     first = next(lines, None)
     if first is None:

@@ -14,12 +14,14 @@ from pathlib import Path
 from typing import IO, Any, Final
 
 from kv_api import ConfigError
-from kv_sim.replay.readers.parquet import has_rows, is_parquet
+from kv_sim.replay.readers.columnar import has_rows, is_columnar
 
 SHIPPED: Final = ("mooncake-conversation", "mooncake-synthetic")
 """Traces that come with this package, by name."""
 
-_SUFFIXES: Final = (".json", ".jsonl", ".ndjson", ".csv", ".tsv", ".txt", ".log", ".parquet")
+_SUFFIXES: Final = (".json", ".jsonl", ".ndjson", ".csv", ".tsv", ".txt", ".log", ".parquet", ".arrow", ".feather")
+_BESIDE: Final = ("dataset_info.json", "dataset_dict.json", "state.json")
+"""What Hugging Face's datasets keep beside their rows."""
 _PACKED: Final = (".xz", ".gz", ".bz2", ".zst")
 _XZ, _GZIP, _ZSTD, _BZIP2 = b"\xfd7zXZ\0", b"\x1f\x8b", b"\x28\xb5\x2f\xfd", b"BZh"
 _SKIPPED: Final = b"\x2a\x4d\x18"
@@ -35,12 +37,12 @@ _OTHERS: Final = {
     b"\x80\4": _PICKLE,
     b"\x80\5": _PICKLE,
     b"SQLite format 3\0": "a database of SQLite",
-    b"ARROW1": "Arrow",
+    b"FEA1": "Feather's first version",
     b"Obj\1": "Avro",
 }
 """How files begin that are none of these, and what they are."""
 
-_TEXT: Final = "; a trace is text in UTF-8, JSON lines, JSON or a table, or Parquet"
+_TEXT: Final = "; a trace is text in UTF-8, JSON lines, JSON or a table, or Parquet or Arrow"
 _TWICE: Final = "a trace is a file, since it is opened more than once: save it first"
 
 _TEXT_AND_NUMBER: Final = re.compile(r"([^0-9]*)([0-9]*)")
@@ -97,8 +99,8 @@ def _named(files: list[Path], place: Path) -> str:
 
 
 def _is_empty(file: Path) -> bool:
-    """Whether it has blank lines only, packed or not; or, as Parquet, no rows."""
-    if is_parquet(file):
+    """Whether it has blank lines only, packed or not; or, as Parquet or Arrow, no rows."""
+    if is_columnar(file):
         return not has_rows(file)
     return file.stat().st_size <= _MOST_OF_NOTHING and next(lines_of(file), None) is None
 
@@ -135,7 +137,7 @@ def _looks_like_a_trace(file: Path, place: Path) -> bool:
     name = file.name.lower()
     for packed in _PACKED:
         name = name.removesuffix(packed)
-    return name.endswith(_SUFFIXES)
+    return name.endswith(_SUFFIXES) and name not in _BESIDE
 
 
 def open_text(path: Path) -> IO[str]:

@@ -10,9 +10,12 @@
 ``giver``           a thread for each lane, that gives what was noted
 ``call_loop``       the compiled loops by which it does that
 ``gather_kernel``   a kernel, in Triton
-``bulk_call``       a kernel of bulk copies, whose source is ``bulk_kernel.cu``, by NVRTC and cuda-bindings
+``bulk_call``       a kernel of bulk copies, whose source is ``bulk_kernel.cu``
+``plain_call``      a kernel of short programs for the buffer, whose source is ``plain_kernel.cu``
+``kernel_call``     a launch of these as a call of the driver
+``nvrtc``           compiles them, and loads them
 ``batch_call``      the driver's batched copy, by cuda-bindings
 =================== =======================================================================================
 
-``torch_driver`` and the last three are the only ones here that import what needs a device.
+Only ``torch_driver``, ``gather_kernel``, ``nvrtc`` and ``batch_call`` import what needs a device.
 """

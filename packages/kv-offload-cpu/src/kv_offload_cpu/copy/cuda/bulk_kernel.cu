@@ -12,15 +12,7 @@
 //
 // STEP_BYTES and LANES (the threads of a warp that have a buffer) are given to the compiler.
 
-struct Job {
-    const long long* table;  // a column each of blocks, slots and offsets, with num_rows each
-    const long long* steps;  // five columns with num_steps each: see methods/page_table.py
-    long long num_rows;
-    long long begin;  // the first row
-    unsigned num_items;  // steps of all pages
-    unsigned num_steps;  // of a page
-    int is_store;
-};
+#include "job.h"
 
 #ifdef PRIMITIVES
 #include PRIMITIVES
@@ -77,21 +69,14 @@ extern "C" __global__ void move_pages(const __grid_constant__ Job job) {
     open_barrier(barrier);
     unsigned round = 0;
     for (unsigned item = blockIdx.x * buffers + mine; item < job.num_items; item += gridDim.x * buffers) {
-        const unsigned page = item / job.num_steps, number = item % job.num_steps;
-        const long long *row = job.table + job.begin + page, *step = job.steps + number;
-        const long long block = row[0], slot = row[job.num_rows], offset = row[2 * job.num_rows];
-        const long long address = step[0], stride = step[job.num_steps], place = step[2 * job.num_steps];
-        const long long page_bytes = step[3 * job.num_steps];
-        const unsigned num_bytes = static_cast<unsigned>(step[4 * job.num_steps]);
-        char* in_tensor = reinterpret_cast<char*>(address + block * stride);
-        char* in_slot = reinterpret_cast<char*>(slot + place + offset * page_bytes);
+        const Step step = step_of(job, item);
         if (job.is_store)
             wait_until_arrived();
         else
             wait_until_read();
-        begin_to_fill(buffer, job.is_store ? in_tensor : in_slot, num_bytes, barrier);
+        begin_to_fill(buffer, step.source, step.num_bytes, barrier);
         wait_until_filled(barrier, round++);
-        begin_to_empty(job.is_store ? in_slot : in_tensor, buffer, num_bytes);
+        begin_to_empty(step.target, buffer, step.num_bytes);
     }
     wait_until_arrived();
 }

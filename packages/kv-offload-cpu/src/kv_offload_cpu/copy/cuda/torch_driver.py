@@ -20,10 +20,12 @@ from kv_api import ConfigError, Direction
 from kv_offload_cpu.copy.compiled import Unavailable
 from kv_offload_cpu.copy.cuda import batch_call
 from kv_offload_cpu.copy.cuda.batch_call import BatchCall, load_bindings, mapped_address
-from kv_offload_cpu.copy.cuda.bulk_call import BulkCall, BulkKernel
+from kv_offload_cpu.copy.cuda.bulk_call import BulkCall
 from kv_offload_cpu.copy.cuda.call_loop import find_loop
+from kv_offload_cpu.copy.cuda.kernel_call import DriverKernel
 from kv_offload_cpu.copy.cuda.methods.batch import Batch
 from kv_offload_cpu.copy.cuda.methods.page_table import COLUMNS, Kernels, Launch, Table
+from kv_offload_cpu.copy.cuda.plain_call import PlainCall
 from kv_offload_cpu.copy.cuda.streams import AtOnce, Functions, Noted
 from kv_offload_cpu.copy.engine import Numbers
 from kv_offload_cpu.copy.ranges.descriptors import Ranges
@@ -134,25 +136,21 @@ class TorchDriver:
 
     def enable_bulk(self) -> None:
         """Find what a kernel of bulk copies needs; a ConfigError where that can't be."""
-        self._map_memory()
-        if Kernels.BULK not in self._make_kernel:
-            with torch.cuda.device(self._device):
-                self._make_kernel[Kernels.BULK] = BulkCall().kernel
+        self._load(Kernels.BULK, BulkCall)
 
-    def enable_stages(self, *, odd: bool) -> None:
+    def enable_stages(self) -> None:
         """Find what the kernels of buffers need; a ConfigError where that can't be.
 
         Triton's, of which a launch needs the interpreter; where threads that don't have it give what is noted,
-        those of bulk copies, if the device has them and pages aren't too ``odd``.
+        those of short programs, if they can be had.
         """
-        self.stage_kernels = Kernels.GATHER
-        if self.notes and not odd:
+        if self.notes:
             try:
-                self.enable_bulk()
+                self._load(Kernels.PLAIN, PlainCall)
             except ConfigError as error:
                 _log.info("copies by way of a buffer need the interpreter for each piece: %s", error)
             else:
-                self.stage_kernels = Kernels.BULK
+                self.stage_kernels = Kernels.PLAIN
                 return
         self.enable_kernels()
 
@@ -233,7 +231,7 @@ class TorchDriver:
         direction, table, num_rows, rows, steps, programs = launch
         assert isinstance(table, TorchTable), f"a table of another driver: {type(table).__name__}"
         kernel, handle = steps.on_device.kernels[direction], self._streams.handle(stream)
-        if isinstance(kernel, BulkKernel):
+        if isinstance(kernel, DriverKernel):
             arguments, kept = kernel.call(handle, table.on_device.data_ptr(), num_rows, rows, programs)
             self._streams.call(stream, "cuLaunchKernel", arguments, *kept)
         else:
@@ -261,6 +259,13 @@ class TorchDriver:
         self._tensors = []
         self._stages = {}
         self._memory = torch.empty(0, dtype=torch.int8)
+
+    def _load(self, kernels: Kernels, call: Callable[[], BulkCall | PlainCall]) -> None:
+        """Have kernels that are compiled by NVRTC."""
+        self._map_memory()
+        if kernels not in self._make_kernel:
+            with torch.cuda.device(self._device):
+                self._make_kernel[kernels] = call().kernel
 
     def _map_memory(self) -> None:
         """Find host memory from the device, for kernels."""

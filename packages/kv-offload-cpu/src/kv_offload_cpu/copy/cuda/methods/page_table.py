@@ -37,6 +37,8 @@ class Kernels(Enum):
     """The threads of a multiprocessor, by registers; Triton's."""
     BULK = "bulk"
     """The multiprocessor's bulk copies, by shared memory; words of 16 bytes only."""
+    PLAIN = "plain"
+    """The threads of many short programs, which only move within the device's memory."""
 
 
 class Table(Protocol):
@@ -59,7 +61,10 @@ class Steps(NamedTuple):
 
 
 class Launch(NamedTuple):
-    """One kernel: some rows of a table of ``num_rows``, by ``programs`` programs."""
+    """One kernel: some rows of a table of ``num_rows``, by ``programs`` programs.
+
+    Programs of ``Kernels.PLAIN`` are as many as there is for them to do.
+    """
 
     direction: Direction
     table: Table

@@ -1,7 +1,9 @@
-"""The rows of a Parquet file, as what JSON would have made of them.
+"""The rows of a Parquet or an Arrow file, as what JSON would have made of them.
 
 A date becomes text, a decimal a number, a map an object, and what is null isn't there: in a file every row has all
 columns, and all objects of a column have the fields of each. Needs pyarrow, which the extra ``parquet`` brings.
+
+Arrow comes as a file, which Feather is, too, or as a stream, as Hugging Face's datasets are saved.
 """
 
 import importlib
@@ -14,37 +16,48 @@ from typing import Any, Final
 
 from kv_api import ConfigError
 
-_MAGIC: Final = b"PAR1"
+_PARQUET: Final = "Parquet"
+_FILE: Final = "Arrow"
+_STREAM: Final = "a stream of Arrow"
+_KINDS: Final = {b"PAR1": _PARQUET, b"ARROW1": _FILE, b"\xff\xff\xff\xff": _STREAM}
+"""How files begin."""
+_END: Final = b"\xff\xff\xff\xff\0\0\0\0"
+"""How a stream ends."""
+
 _ROWS: Final = 256
 """How many are made at once: of conversations a row may be a megabyte."""
 _MOST_SHOWN: Final = 120
 
 
-def is_parquet(path: Path) -> bool:
+def is_columnar(path: Path) -> bool:
     """Whether a file begins as one. One that can't be read is none."""
-    with suppress(OSError), path.open("rb") as file:
-        return file.read(len(_MAGIC)) == _MAGIC
-    return False
+    return _kind_of(path) is not None
 
 
 def has_rows(path: Path) -> bool:
     """Whether there is something in a file. What writes many files leaves some of them empty."""
-    with _opened(path, _pyarrow(path)) as file:
-        return bool(file.metadata.num_rows)
+    with _opened(path) as (_, batches):
+        return any(batch.num_rows for batch in batches)
 
 
 def rows_of(path: Path) -> Iterator[Mapping[str, Any]]:
     """What each row has, by the names of its columns, of which each has to be another one."""
     pyarrow = _pyarrow(path)
-    with _opened(path, pyarrow) as file:
-        names = list(file.schema_arrow.names)
+    with _opened(path) as (names, batches):
         twice = [name for place, name in enumerate(names) if name in names[:place]]
         if twice:
             raise ConfigError(f"{path}: two columns are called {twice[0]!r:.60}")
-        for batch in file.iter_batches(batch_size=_ROWS, use_threads=False):
+        for batch in batches:
             columns = [_values(column, pyarrow) for column in batch.columns]
             for row in zip(*columns, strict=True):
                 yield {name: value for name, value in zip(names, row, strict=True) if value is not None}
+
+
+def _kind_of(path: Path) -> str | None:
+    with suppress(OSError), path.open("rb") as file:
+        begin = file.read(max(map(len, _KINDS)))
+        return next((kind for magic, kind in _KINDS.items() if begin.startswith(magic)), None)
+    return None
 
 
 def _pyarrow(path: Path) -> Any:
@@ -52,23 +65,56 @@ def _pyarrow(path: Path) -> Any:
         importlib.import_module("pyarrow.parquet")
     except ImportError:
         raise ConfigError(
-            f"{path}: this is Parquet, which needs the package pyarrow: "
+            f"{path}: this is {_kind_of(path)}, which needs the package pyarrow: "
             "pip install 'kv-sim[parquet]', or save it as JSON lines"
         ) from None
     return importlib.import_module("pyarrow")
 
 
 @contextmanager
-def _opened(path: Path, pyarrow: Any) -> Iterator[Any]:
-    """The file; what goes wrong while it is read is said of it."""
+def _opened(path: Path) -> Iterator[tuple[list[str], Iterator[Any]]]:
+    """The names of the columns of a file, and its rows, some at a time; what goes wrong is said of the file."""
+    pyarrow = _pyarrow(path)
     try:
-        with pyarrow.parquet.ParquetFile(path) as file:
-            yield file
+        if _kind_of(path) == _PARQUET:
+            with pyarrow.parquet.ParquetFile(path) as file:
+                yield list(file.schema_arrow.names), file.iter_batches(batch_size=_ROWS, use_threads=False)
+        else:
+            with pyarrow.OSFile(str(path)) as file:
+                if _kind_of(path) == _STREAM:
+                    _check_end(path, file)
+                    reader = pyarrow.ipc.open_stream(file)
+                else:
+                    reader = pyarrow.ipc.open_file(file)
+                yield list(reader.schema.names), _few(_batches(reader))
     except ConfigError:
         raise
     except (pyarrow.ArrowException, OSError, OverflowError, ValueError) as error:
         said = str(error).partition("\n")[0]
         raise ConfigError(f"{path}: truncated or damaged, or not to be read: {said:.{_MOST_SHOWN}}") from None
+
+
+def _check_end(path: Path, file: Any) -> None:
+    """A stream that is cut off between two batches would else be read as one that ends there."""
+    file.seek(file.size() - len(_END))
+    if file.read() != _END:
+        raise ConfigError(
+            f"{path}: truncated, or whoever wrote it hasn't closed it: the end of the stream is missing"
+        )
+    file.seek(0)
+
+
+def _batches(reader: Any) -> Iterator[Any]:
+    """The batches of Arrow, one in memory at a time."""
+    if hasattr(reader, "num_record_batches"):
+        return map(reader.get_batch, range(reader.num_record_batches))
+    return iter(reader)
+
+
+def _few(batches: Iterator[Any]) -> Iterator[Any]:
+    """The same rows in batches of few."""
+    for batch in batches:
+        yield from (batch.slice(begin, _ROWS) for begin in range(0, batch.num_rows, _ROWS))
 
 
 def _values(column: Any, pyarrow: Any) -> list[Any]:

@@ -1,0 +1,59 @@
+"""A launch of a kernel as a call of the driver, that whoever has no interpreter can make.
+
+What the kernel is told of a job is what Triton's is told, too: see ``methods/page_table.py``.
+"""
+
+import ctypes
+from abc import ABC, abstractmethod
+from typing import Any, Final, NamedTuple
+
+MOST_ITEMS: Final = 1 << 31
+"""Steps of a launch. Threads count theirs with 32 bits, and go beyond the last."""
+
+
+class Told(ctypes.Structure):
+    """What a kernel is told, as ``Job`` in ``job.h``."""
+
+    _fields_ = (
+        ("table", ctypes.c_void_p),
+        ("steps", ctypes.c_void_p),
+        ("num_rows", ctypes.c_longlong),
+        ("begin", ctypes.c_longlong),
+        ("num_items", ctypes.c_uint),
+        ("num_steps", ctypes.c_uint),
+        ("is_store", ctypes.c_int),
+    )
+
+
+class KernelCall(NamedTuple):
+    """What ``cuLaunchKernel`` is called with, and what it reads."""
+
+    arguments: tuple[int, ...]
+    kept: tuple[object, ...]
+
+
+class DriverKernel(ABC):
+    """A kernel, as the driver has it, for one direction and some steps, which are a tensor on the device."""
+
+    def __init__(
+        self, function: Any, steps: Any, num_steps: int, *, is_store: bool, threads: int, shared_bytes: int = 0
+    ) -> None:
+        self._function = int(function)
+        self._steps = steps
+        self._num_steps = num_steps
+        self._is_store = is_store
+        self._shape = (threads, 1, 1, shared_bytes)
+
+    @abstractmethod
+    def grid(self, items: int, programs: int) -> tuple[int, int]:
+        """How many programs move so many steps, in columns and rows, where ``programs`` are given to a job."""
+
+    def call(self, stream: int, table: int, num_rows: int, rows: range, programs: int) -> KernelCall:
+        """The call that gives a stream, by its handle, the moves of some pages of a table at that address."""
+        items = len(rows) * self._num_steps
+        if items > MOST_ITEMS:
+            raise RuntimeError(f"a kernel takes {MOST_ITEMS} steps at most, and this job has {items}")
+        told = Told(table, self._steps.data_ptr(), num_rows, rows.start, items, self._num_steps, self._is_store)
+        where = (ctypes.c_void_p * 1)(ctypes.addressof(told))
+        grid = (self._function, *self.grid(items, programs), 1, *self._shape)
+        return KernelCall((*grid, stream, ctypes.addressof(where), 0), (told, where, self._steps))

@@ -1,0 +1,53 @@
+"""The kernel of ``plain_kernel.cu``: the buffer's, where threads that have no interpreter give copies.
+
+It goes from the device's memory to the device's, so a round trip is short, and no link has to be kept full by a
+few programs that stay. It is as many short ones as there are steps: see the source.
+"""
+
+from typing import Any, Final
+
+from kv_offload_cpu.copy.cuda.kernel_call import DriverKernel
+from kv_offload_cpu.copy.cuda.methods.page_table import STEP_BYTES
+from kv_offload_cpu.copy.cuda.nvrtc import Loaded, Source
+
+WORDS: Final = 8
+"""What a thread moves, all of it under way at once. A warp moves a whole step where words are of 16 bytes; more
+warps share one where they are narrower."""
+
+WARPS: Final = 4
+"""Of a program. There are as many programs as the steps, or their parts, need: for half a buffer of 16 MiB about a
+thousand, of 16 KiB each. Nobody has measured this number, nor another one."""
+
+WIDTHS: Final = (16, 8, 4, 2, 1)
+"""Of words, in bytes. There is a function for each."""
+
+SOURCE: Final = Source(
+    "plain_kernel.cu",
+    (f"-DWORDS={WORDS}",),
+    "kernel for buffers",
+    "use 'caller' as copy_submission",
+)
+
+
+class PlainCall:
+    """The kernel on the current device; a ConfigError where that can't be."""
+
+    def __init__(self) -> None:
+        loaded = Loaded(SOURCE)
+        self._functions = {word: loaded.function(f"move_pages_{word}") for word in WIDTHS}
+
+    def kernel(self, steps: Any, num_steps: int, *, is_store: bool, word: int) -> "PlainKernel":
+        """The kernel for one direction, words of a width, and these steps, a tensor on the device."""
+        return PlainKernel(self._functions[word], steps, num_steps, is_store=is_store, word=word)
+
+
+class PlainKernel(DriverKernel):
+    """The kernel for one direction and width of words."""
+
+    def __init__(self, function: Any, steps: Any, num_steps: int, *, is_store: bool, word: int) -> None:
+        super().__init__(function, steps, num_steps, is_store=is_store, threads=32 * WARPS)
+        self._parts = -(-STEP_BYTES // (32 * WORDS * word))
+
+    def grid(self, items: int, programs: int) -> tuple[int, int]:
+        """Whatever is given to a job: none of them stays."""
+        return max(1, -(-items // WARPS)), self._parts
