@@ -3,8 +3,7 @@
 ``OffloadingConnector``, ``P2PConnector``, ``MultiConnector``, ``RecordingConnector`` and ``TraceConnector`` are
 for a ``kv_transfer_config`` with ``kv_connector_module_path: kv_vllm``, ``HostOffloadingSpec`` for vLLM's own
 connector, with ``spec_module_path: kv_vllm``. ``inside_vllm`` makes a connector of your own one of vLLM's.
-``python -m kv_vllm`` compares the testbed and the contract with the installed
-vLLM.
+``python -m kv_vllm`` compares the testbed and the contract with the installed vLLM.
 
 ========================= =================================================================================
 ``connectors/``           ours inside vLLM, and our host memory under vLLM's own

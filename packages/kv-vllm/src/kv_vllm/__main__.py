@@ -23,27 +23,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     one.set_defaults(run=_differential)
     drift = commands.add_parser("drift", help="compare the contract with the installed vLLM's classes")
     drift.set_defaults(run=_drift)
-    fuzz = commands.add_parser("fuzz", help="drive connectors by vLLM's engine until time is up")
-    fuzz.add_argument("--subject", nargs="+", action="extend", metavar="NAME", help="default: some of vLLM's own")
-    fuzz.add_argument("--connector", metavar="NAME", help="another one: module:Class, or a name that vLLM knows")
-    fuzz.add_argument("--extra", metavar="JSON", help="settings to add to its kv_connector_extra_config")
-    fuzz.add_argument("--traits", metavar="A,B", help="what it claims to withstand, or none (the default)")
-    by_tickets = "it serves other engines by tickets in kv_transfer_params"
-    fuzz.add_argument("--serves-peers", action="store_const", const=1, help=by_tickets)
-    fuzz.add_argument(
-        "--two-engines",
-        dest="serves_peers",
-        action="store_const",
-        const=2,
-        help="the same with two engines in a world: for one that can't pull from itself",
-    )
-    fuzz.add_argument(
-        "--without", nargs="+", action="extend", default=[], metavar="CHECKER", help="switch these checkers off"
-    )
-    fuzz.add_argument("--minutes", type=float, default=10.0, metavar="M", help="for all of them (default 10)")
-    fuzz.add_argument("--seed", type=int, default=0, metavar="N", help="the first seed (default 0)")
-    fuzz.add_argument("--save", default=".", metavar="DIR", help="where to put schedules of failures")
-    fuzz.set_defaults(run=_fuzz)
+    _add_fuzz(commands.add_parser("fuzz", help="drive connectors by vLLM's engine until time is up"))
     smoke = commands.add_parser("smoke", help="run vLLM without and with a connector, and compare")
     smoke.add_argument("--model", metavar="MODEL", help="as for vLLM (default: a tiny one, made on the spot)")
     smoke.add_argument(
@@ -64,6 +44,31 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(f"kv_vllm: {error}", file=sys.stderr)
         return 2
     return code
+
+
+def _add_fuzz(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--subject", nargs="+", action="extend", metavar="NAME", help="default: some of vLLM's own"
+    )
+    parser.add_argument("--connector", metavar="NAME", help="another one: module:Class, or a name that vLLM knows")
+    parser.add_argument("--extra", metavar="JSON", help="settings to add to its kv_connector_extra_config")
+    parser.add_argument("--traits", metavar="A,B", help="what it claims to withstand, or none (the default)")
+    by_tickets = "it serves other engines by tickets in kv_transfer_params"
+    parser.add_argument("--serves-peers", action="store_const", const=1, help=by_tickets)
+    parser.add_argument(
+        "--two-engines",
+        dest="serves_peers",
+        action="store_const",
+        const=2,
+        help="the same with two engines in a world: for one that can't pull from itself",
+    )
+    parser.add_argument(
+        "--without", nargs="+", action="extend", default=[], metavar="CHECKER", help="switch these checkers off"
+    )
+    parser.add_argument("--minutes", type=float, default=10.0, metavar="M", help="for all of them (default 10)")
+    parser.add_argument("--seed", type=int, default=0, metavar="N", help="the first seed (default 0)")
+    parser.add_argument("--save", default=".", metavar="DIR", help="where to put schedules of failures")
+    parser.set_defaults(run=_fuzz)
 
 
 def _seeds(text: str) -> range:

@@ -36,11 +36,11 @@ from vllm.v1.kv_cache_interface import (
     MambaSpec,
     SlidingWindowSpec,
 )
-from vllm.v1.request import Request
+from vllm.v1.request import Request, RequestStatus
 from vllm.v1.structured_output import StructuredOutputManager
 
 from kv_sim.config import STATE, WORD_BYTES, GroupConfig, WorldConfig
-from kv_sim.engine.pause import Pause
+from kv_sim.engine.pause import MODES, Pause, PauseMode
 
 VOCABULARY: Final = 60_000
 """More than the tokens of the testbed."""
@@ -92,6 +92,18 @@ PAUSE_STATES: Final = {
     Pause.ALL: PauseState.PAUSED_ALL,
 }
 """vLLM's words for who isn't scheduled."""
+
+
+def pause(scheduler: Scheduler, mode: PauseMode) -> None:
+    """What vLLM's engine core does with its scheduler when somebody pauses it."""
+    if mode == "abort":
+        scheduler.finish_requests(None, RequestStatus.FINISHED_ABORTED)
+    scheduler.set_pause_state(PAUSE_STATES[MODES[mode]])
+
+
+def resume(scheduler: Scheduler) -> None:
+    """Everybody is scheduled again."""
+    scheduler.set_pause_state(PAUSE_STATES[Pause.NONE])
 
 
 class _Ordered:

@@ -311,32 +311,69 @@ def step(**parts):
     return Call("build_connector_meta", {**empty, **parts}, None)
 
 
-def test_situations_are_counted():
-    def match(answer):
-        return Call("get_num_new_matched_tokens", {"request": "r"}, answer)
+def match(tokens, *, is_async=False):
+    return Call("get_num_new_matched_tokens", {"request": "r"}, (tokens, is_async))
 
-    alloc, others = (Call("update_state_after_alloc", {"request": name}, None) for name in "rq")
-    again = Turn(Schedule(0), [step(new=[{"request": "r"}], finished=["r"])])
-    counts = situations_of(
-        trace_of(
-            *[Turn(Add(name, (1,), 1, None, None, False)) for name in ("r", "r", "r")],
-            Turn(Schedule(1), [match((None, False)), step()]),
-            Turn(Schedule(2), [match((4, True)), step()]),
-            Turn(Schedule(2), [others, alloc, match((4, False)), others, step()]),
-            Turn(Schedule(3), [match((0, False)), alloc, match((4, True)), alloc, step()]),
-            Turn(Schedule(4), [match((4, False)), alloc, step(new=[{"request": "r"}], finished=["r"])]),
-            Turn(Schedule(5), [step(preempted=["r"])]),
-            Turn(Schedule(6), [step(new=[{"request": "r"}])]),
-            again,
-            Turn(Schedule(7), [step(preempted=["r"], drafts={"q": 2})]),
-            Turn(Schedule(8), [step(cached=[{"request": "r"}], resumed=["r"], finished=["q"])]),
-            again,
-            Turn(Schedule(9), [step(preempted=["r"])]),
-            Turn(Schedule(10), [step(finished=["r"])]),
-            Turn(Schedule(11), [step(new=[{"request": "r"}])]),
+
+def alloc(name="r"):
+    return Call("update_state_after_alloc", {"request": name}, None)
+
+
+def steps(*parts):
+    """Steps of which each says who is in it, and how."""
+    return [Turn(Schedule(number), [step(**one)]) for number, one in enumerate(parts)]
+
+
+R = [{"request": "r"}]
+AGAIN = {"new": R, "finished": ["r"]}
+
+
+def ended(name, *held):
+    return [Call(name, {}, (is_held, None)) for is_held in held]
+
+
+SITUATIONS = {
+    "an id": ([Turn(Add(name, (1,), 1, None, None, False)) for name in "rqrr"], {"an id comes back": 2}),
+    "asked again": ([Turn(Schedule(0), [match(None), step()])], {"ask again": 1}),
+    "no room": (
+        [
+            Turn(Schedule(0), [match(4, is_async=True), step()]),
+            Turn(Schedule(1), [alloc("q"), alloc(), match(4), alloc("q"), step()]),
+        ],
+        {"failed allocation": 2},
+    ),
+    "hits": (
+        [
+            Turn(Schedule(0), [match(0), alloc(), match(4, is_async=True), alloc(), step()]),
+            Turn(Schedule(1), [match(4), alloc(), step()]),
+        ],
+        {"asynchronous hit": 1, "in-step hit": 1},
+    ),
+    "finished and new": (steps(AGAIN, AGAIN), {"an id is finished and new in one step": 2}),
+    "preempted, and new": (
+        steps({"new": R}, {"preempted": ["r"]}, {"new": R}, AGAIN),
+        {"preempted": 1, "resumed": 1, "an id is finished and new in one step": 1},
+    ),
+    "preempted, and goes on": (
+        steps({"preempted": ["r"]}, {"cached": R, "resumed": ["r"], "finished": ["q"]}, {"new": R}),
+        {"preempted": 1, "resumed": 1, "a session goes on": 1},
+    ),
+    "preempted, and never seen again": (
+        steps({"preempted": ["r"]}, {"finished": ["r"]}, {"new": R}),
+        {"preempted": 1},
+    ),
+    "drafts": (steps({"drafts": {"q": 2}}), {"drafts are scheduled": 1}),
+    "a session": (
+        [
+            *steps({"new": R}),
             Turn(NextTurn("r", (2, 3))),
-            Turn(Schedule(12), [step(new=[{"request": "r"}])]),
+            *steps({"new": R}),
             Turn(NextTurn("r", ())),
+        ],
+        {"a session goes on": 1, "a session is told to end": 1},
+    ),
+    "outputs": (
+        [
             Turn(
                 Process(
                     1,
@@ -345,46 +382,40 @@ def test_situations_are_counted():
                 )
             ),
             Turn(Process(2, {}, {"invalid_block_ids": [1]})),
-            Turn(Abort("r", "running"), [Call("request_finished", {}, (True, None))]),
-            Turn(
-                Abort("q", "waiting"),
-                [Call("request_finished_all_groups", {}, (held, None)) for held in (True, False)],
-            ),
-            Turn(Reset(True, True, None)),
-            Turn(Reset(False, False, True)),
-            Turn(Reset(False, False, False)),
-            Turn(Paused("keep")),
-            Turn(Resumed()),
-            Turn(Paused("wait")),
-        ),
-        WorldConfig(failure_policy="fail"),
-    )
-    assert {name: count for name, count in counts.items() if count} == {
-        "an id comes back": 2,
-        "a pause: keep": 1,
-        "a pause: wait": 1,
-        "ask again": 1,
-        "failed allocation": 2,
-        "asynchronous hit": 1,
-        "in-step hit": 1,
-        "an id is finished and new in one step": 3,
-        "preempted": 3,
-        "resumed": 2,
-        "drafts are scheduled": 1,
-        "accepted drafts go to waste": 1,
-        "a store is reported": 2,
-        "failed load, fail": 1,
-        "abort: running": 1,
-        "abort: waiting": 1,
-        "blocks held after the end": 2,
-        "reset: raised": 1,
-        "reset: done": 1,
-        "reset: refused": 1,
-        "reset with running requests": 1,
-        "reset with the connector": 1,
-        "a session goes on": 1,
-        "a session is told to end": 1,
-    }
+        ],
+        {"accepted drafts go to waste": 1, "a store is reported": 2, "failed load, fail": 1},
+    ),
+    "aborts": (
+        [
+            Turn(Abort("r", "running"), ended("request_finished", True)),
+            Turn(Abort("q", "waiting"), ended("request_finished_all_groups", True, False)),
+        ],
+        {"abort: running": 1, "abort: waiting": 1, "blocks held after the end": 2},
+    ),
+    "resets": (
+        [Turn(Reset(True, True, None)), Turn(Reset(False, False, True)), Turn(Reset(False, False, False))],
+        {
+            "reset: raised": 1,
+            "reset: done": 1,
+            "reset: refused": 1,
+            "reset with running requests": 1,
+            "reset with the connector": 1,
+        },
+    ),
+    "pauses": (
+        [Turn(Paused("keep")), Turn(Resumed()), Turn(Paused("wait"))],
+        {"a pause: keep": 1, "a pause: wait": 1},
+    ),
+}
+
+
+@pytest.mark.parametrize(("turns", "expected"), SITUATIONS.values(), ids=SITUATIONS)
+def test_situations_are_counted(turns, expected):
+    counts = situations_of(trace_of(*turns), WorldConfig(failure_policy="fail"))
+    assert +counts == expected
     assert set(counts) <= set(MINIMA)
+
+
+def test_a_world_of_several_groups_is_counted():
     two = WorldConfig(groups=(GroupConfig(), GroupConfig("sliding", 8)))
     assert +situations_of(trace_of(), two) == {"several groups": 1}

@@ -4,8 +4,18 @@ Each engine has a process of its own: in one process all would share the one con
 """
 
 import pytest
-from kv_vllm_pulls import WANTED, ask, come_to_rest, free_port, hand_over, loaded, transfer
-from kv_vllm_runs import FIRST, OURS, Engine, made_up
+from kv_vllm_pulls import (
+    WANTED,
+    ask,
+    come_to_rest,
+    engines_apart,
+    free_port,
+    hand_over,
+    hand_over_a_beginning,
+    loaded,
+    transfer,
+)
+from kv_vllm_runs import FIRST, OURS, made_up
 
 pytestmark = [pytest.mark.vllm, pytest.mark.filterwarnings("ignore")]
 
@@ -17,20 +27,8 @@ TWO = {"tensor_parallel_size": 2, "distributed_executor_backend": "mp"}
 
 @pytest.fixture(scope="module")
 def engines():
-    """Makes engines that live until the end."""
-    made = []
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("VLLM_ENABLE_V1_MULTIPROCESSING", "1")
-        # Or vLLM wants a NUMA node for each worker.
-        patch.setenv("VLLM_CPU_OMP_THREADS_BIND", "nobind")
-
-        def make(config=None, **options):
-            made.append(Engine(config, **options))
-            return made[-1]
-
+    with engines_apart() as make:
         yield make
-        for engine in made:
-            engine.close()
 
 
 @pytest.fixture(scope="module")
@@ -48,16 +46,7 @@ def test_outputs_are_those_of_one_engine_alone(engines, prefill, expected):
     decode = engines(transfer("kv_consumer"))
     hand_over(prefill, decode, PROMPTS, expected)
     come_to_rest(prefill)
-    # A prompt that goes on where another one ended; then the same again, whose first blocks are there.
-    longer = PROMPTS[1] + made_up(11, 50)
-    whole, _ = ask(prefill, longer, 24)
-    for told, tokens in ((PROMPTS[1], 128), (longer, len(longer) - 128)):
-        _, ticket = ask(prefill, told, 1, WANTED)
-        before = loaded(decode)
-        assert ask(decode, longer, 24, ticket)[0] == whole
-        assert loaded(decode) - before == tokens
-        come_to_rest(decode)
-        ask(decode, PROMPTS[1][:129], 1)
+    hand_over_a_beginning(prefill, decode, PROMPTS[1], PROMPTS[1] + made_up(11, 50))
     decode.close()
 
 

@@ -5,8 +5,17 @@ Two of its layers have a sliding window, and vLLM's hybrid manager lets their bl
 """
 
 import pytest
-from kv_vllm_pulls import WANTED, ask, come_to_rest, hand_over, loaded, transfer
-from kv_vllm_runs import BLOCK, FIRST, WINDOW, Engine, made_up, model_of_two_groups
+from kv_vllm_pulls import (
+    WANTED,
+    ask,
+    come_to_rest,
+    engines_apart,
+    hand_over,
+    hand_over_a_beginning,
+    loaded,
+    transfer,
+)
+from kv_vllm_runs import BLOCK, FIRST, WINDOW, made_up, model_of_two_groups
 
 pytestmark = [pytest.mark.vllm, pytest.mark.filterwarnings("ignore")]
 
@@ -16,20 +25,9 @@ PROMPTS = [*FIRST, made_up(9, 64), made_up(10, 31), made_up(12, 300)]
 
 @pytest.fixture(scope="module")
 def engines():
-    """Makes engines that live until the end."""
-    made = []
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("VLLM_ENABLE_V1_MULTIPROCESSING", "1")
-        patch.setenv("VLLM_CPU_OMP_THREADS_BIND", "nobind")
-
-        def make(config, **options):
-            usual = {"model": str(model_of_two_groups()), "num_gpu_blocks_override": 64}
-            made.append(Engine(config, disable_hybrid_kv_cache_manager=False, **usual, **options))
-            return made[-1]
-
+    usual = {"model": str(model_of_two_groups()), "num_gpu_blocks_override": 64}
+    with engines_apart(disable_hybrid_kv_cache_manager=False, **usual) as make:
         yield make
-        for engine in made:
-            engine.close()
 
 
 @pytest.fixture(scope="module")
@@ -47,16 +45,7 @@ def test_outputs_are_those_of_one_engine_alone(engines, prefill, expected):
     decode = engines(transfer("kv_consumer"))
     hand_over(prefill, decode, PROMPTS, expected, computed=1)
     come_to_rest(prefill)
-    # A prompt that goes on where another one ended; then the same again, whose first blocks are there.
-    longer = PROMPTS[1] + made_up(11, 50)
-    whole, _ = ask(prefill, longer, 24)
-    for told, tokens in ((PROMPTS[1], 128), (longer, len(longer) - 1 - 128)):
-        _, ticket = ask(prefill, told, 1, WANTED)
-        before = loaded(decode)
-        assert ask(decode, longer, 24, ticket)[0] == whole
-        assert loaded(decode) - before == tokens
-        come_to_rest(decode)
-        ask(decode, PROMPTS[1][:129], 1)
+    hand_over_a_beginning(prefill, decode, PROMPTS[1], PROMPTS[1] + made_up(11, 50), computed=1)
     decode.close()
 
 

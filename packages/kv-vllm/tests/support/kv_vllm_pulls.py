@@ -2,6 +2,10 @@
 
 import socket
 import time
+from contextlib import contextmanager
+
+import pytest
+from kv_vllm_runs import Engine
 
 WANTED = {"do_remote_decode": True}
 
@@ -20,6 +24,24 @@ def transfer(role, failure_policy="fail", **extra):
         "kv_load_failure_policy": failure_policy,
         "kv_connector_extra_config": extra,
     }
+
+
+@contextmanager
+def engines_apart(**usual):
+    """Makes engines that live until the end, each in a process of its own."""
+    made = []
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("VLLM_ENABLE_V1_MULTIPROCESSING", "1")
+        # Or vLLM wants a NUMA node for each worker.
+        patch.setenv("VLLM_CPU_OMP_THREADS_BIND", "nobind")
+
+        def make(config=None, **options):
+            made.append(Engine(config, **usual, **options))
+            return made[-1]
+
+        yield make
+        for engine in made:
+            engine.close()
 
 
 def ask(engine, prompt, tokens, params=None):
@@ -64,3 +86,15 @@ def hand_over(prefill, decode, prompts, expected, computed=0):
         assert ask(decode, prompt, 24, ticket)[0] == whole
         assert loaded(decode) - before == len(prompt) - computed
         come_to_rest(decode)
+
+
+def hand_over_a_beginning(prefill, decode, prompt, longer, computed=0):
+    """A prompt goes on where another one ended; then the same again, whose first blocks are there."""
+    whole, _ = ask(prefill, longer, 24)
+    for told, tokens in ((prompt, 128), (longer, len(longer) - computed - 128)):
+        _, ticket = ask(prefill, told, 1, WANTED)
+        before = loaded(decode)
+        assert ask(decode, longer, 24, ticket)[0] == whole
+        assert loaded(decode) - before == tokens
+        come_to_rest(decode)
+        ask(decode, prompt[:129], 1)

@@ -12,15 +12,23 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import fields, is_dataclass
 from enum import Enum
 from functools import cache
-from typing import Any, Final
+from typing import Any, Final, Protocol
 
 from kv_api import KVConnectorTransferResults
 from kv_sim.checkers.answers import is_count
 from kv_sim.engine.output import SchedulerOutput, Step
-from kv_sim.engine.queues import Queues
 from kv_sim.engine.request import SimRequest
 from kv_sim.memory.shadow import Shadow
 from kv_sim.violation import Invariant, Referee
+
+
+class KnowsRequests(Protocol):
+    """A scheduler, as far as it is asked here."""
+
+    @property
+    def requests(self) -> Mapping[str, SimRequest]:
+        """Those that it has not forgotten, by id."""
+        ...
 
 
 def check_match(request: SimRequest, local: int, answer: object, referee: Referee) -> tuple[int | None, bool]:
@@ -50,7 +58,7 @@ def check_match(request: SimRequest, local: int, answer: object, referee: Refere
     return count, is_async
 
 
-def check_reports(scheduler: Queues, results: KVConnectorTransferResults, referee: Referee) -> None:
+def check_reports(scheduler: KnowsRequests, results: KVConnectorTransferResults, referee: Referee) -> None:
     """Check the joined report of ended transfers, and leave only what is legal in it."""
     for request_id in sorted(results.finished_recving):
         request = scheduler.requests.get(request_id)

@@ -94,14 +94,7 @@ def parser_of(commands: Mapping[str, Command], typed: Sequence[str] = ()) -> arg
     _add_without(grows)
     _add_engine(grows, BUILTIN_ENGINE, f"which engine drives it (default {BUILTIN_ENGINE})")
 
-    long = command("campaign", "run all subjects for long, and say what was reached")
-    long.add_argument("--minutes", type=float, metavar="M", help=f"how long (default {USUAL_MINUTES:g})")
-    long.add_argument("--histories", type=int, metavar="N", help="how many histories of each subject instead")
-    long.add_argument("--jobs", type=int, default=num_cores(), metavar="J", help="processes (default: cores)")
-    _add_engine(long, BUILTIN_ENGINE, f"which engine drives the connectors (default {BUILTIN_ENGINE})")
-    long.add_argument("--seed", default="0", metavar="N", help="the first seed (default 0)")
-    _add_actions(long)
-    _add_save(long)
+    _add_campaign(command("campaign", "run all subjects for long, and say what was reached"))
 
     bugs = command("zoo", "hunt the planted bugs, and say who caught each")
     bugs.add_argument("names", nargs="*", metavar="BUG", help="only these")
@@ -134,6 +127,16 @@ def _add_conform(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--seed", default="0", metavar="N", help="the first seed (default 0)")
     _add_actions(parser)
     _add_engine(parser, BUILTIN_ENGINE, f"which engine drives it (default {BUILTIN_ENGINE})")
+    _add_save(parser)
+
+
+def _add_campaign(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--minutes", type=float, metavar="M", help=f"how long (default {USUAL_MINUTES:g})")
+    parser.add_argument("--histories", type=int, metavar="N", help="how many histories of each subject instead")
+    parser.add_argument("--jobs", type=int, default=num_cores(), metavar="J", help="processes (default: cores)")
+    _add_engine(parser, BUILTIN_ENGINE, f"which engine drives the connectors (default {BUILTIN_ENGINE})")
+    parser.add_argument("--seed", default="0", metavar="N", help="the first seed (default 0)")
+    _add_actions(parser)
     _add_save(parser)
 
 

@@ -41,7 +41,9 @@ class Admission:
             if not queue:
                 break
             request = queue[0]
-            if not self._is_ready(request) or (request.num_stale_output_tokens and not request.drop_stale_output):
+            if not self._make_ready(request) or (
+                request.num_stale_output_tokens and not request.drop_stale_output
+            ):
                 skip(queue)
                 continue
             if queue is self._state.holding and request.request_id not in self._state.blocks.tables:
@@ -59,8 +61,8 @@ class Admission:
         self._state.holding.extendleft(skipped_holding)
         self._state.waiting.extendleft(skipped)
 
-    def _is_ready(self, request: SimRequest) -> bool:
-        """Whether a waiting request can be scheduled; a load that was reported is taken in here."""
+    def _make_ready(self, request: SimRequest) -> bool:
+        """Take in the end of a waiting request's load, if it was reported. False: it can't be scheduled."""
         if request.status is not Status.WAITING_FOR_REMOTE_KVS:
             return request.status is not Status.WAITING_FOR_STREAMING_REQ
         if request.request_id not in self._state.loaded:
@@ -167,10 +169,8 @@ class Admission:
         """Tell the connector of the allocation; give its load the right to write."""
         tables = self._state.blocks.tables[request.request_id]
         if external:
-            first, last = (
-                local // self._state.config.block_size,
-                -(-(local + external) // self._state.config.block_size),
-            )
+            size = self._state.config.block_size
+            first, last = local // size, -(-(local + external) // size)
             targets = [block for table in tables.groups for block in table[first:last] if block]
             plan.load(request, targets, is_async)
             request.awaits_load = is_async

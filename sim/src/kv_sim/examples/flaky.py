@@ -56,7 +56,7 @@ def _end(side: Any, calls: tuple[str, ...]) -> None:
     side.has_ended = True
 
 
-def _is_shut_down(side: Any) -> None:
+def _end_for_good(side: Any) -> None:
     """From now on it may not be shut down again."""
     side.shutdown = _call_again("shutdown", "was shut down before")
     side.has_ended = True
@@ -114,7 +114,7 @@ class FlakyScheduler(LaterScheduler):
 
     def shutdown(self) -> None:
         LaterScheduler.__init__(self, self._vllm_config, self._kv_cache_config)
-        _is_shut_down(self)
+        _end_for_good(self)
 
 
 class FlakyWorker(LaterWorker):
@@ -142,7 +142,7 @@ class FlakyWorker(LaterWorker):
         self._loads.clear()
         self._stores.clear()
         self.clear_connector_metadata()
-        _is_shut_down(self)
+        _end_for_good(self)
 
 
 class FlakyConnector(LaterConnector):
@@ -159,7 +159,7 @@ class FlakyPatientScheduler(PatientScheduler):
 
     def shutdown(self) -> None:
         PatientScheduler.__init__(self, self._vllm_config, self._kv_cache_config)
-        _is_shut_down(self)
+        _end_for_good(self)
 
 
 class FlakyPatientWorker(PatientWorker):
@@ -198,7 +198,7 @@ class FlakyPatientWorker(PatientWorker):
         self._copies.wait(list(self._stores))
         self._collect()
         self.clear_connector_metadata()
-        _is_shut_down(self)
+        _end_for_good(self)
 
 
 class FlakyPatientConnector(PatientConnector):

@@ -107,7 +107,7 @@ class Router:
         """Whether one that has come is to be held for another engine when it ends."""
         if self._arrived % UNWANTED == 0:
             return False
-        return not self._is_fair or self._may_hold(engine, request)
+        return not self._is_fair or self._reserve(engine, request)
 
     def _name_of_transfer(self, engine: Engine, *, wanted: bool) -> dict[str, Any]:
         """What is told beside a wish, if no ticket will come of it."""
@@ -139,8 +139,8 @@ class Router:
             return True
         return known.engine is not engine and (not self._is_fair or engine.config.role != "kv_producer")
 
-    def _may_hold(self, engine: Engine, request: SimRequest) -> bool:
-        """Whether an engine can hold one more until somebody comes for it, which is counted then; no session."""
+    def _reserve(self, engine: Engine, request: SimRequest) -> bool:
+        """Count one more that an engine holds until somebody comes for it. False: it can't; nor a session."""
         config = engine.config
         if request.spec.turns is not None or config.role == "kv_consumer":
             return False

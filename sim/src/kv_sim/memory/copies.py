@@ -199,13 +199,13 @@ class Copies:
             return False
         for other in (*self._before(copy), copy):
             self.pages.retire_until(other.after_step)
-            if other is copy and self._is_spoiled(copy):
+            if other is copy and self._take_spoiling(copy):
                 self.fail(other)
             else:
                 self.advance(other, len(other.pairs))
         return True
 
-    def _is_spoiled(self, copy: Copy) -> bool:
+    def _take_spoiling(self, copy: Copy) -> bool:
         """Whether this is the copy that was to fail when it is waited for. The next one isn't, then."""
         if self.spoiled:
             self.spoiled = False

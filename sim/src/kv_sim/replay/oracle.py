@@ -20,8 +20,8 @@ _LATEST: Final = 1 << 32
 """Seconds."""
 
 
-def write_oracle(columns: Columns, path: Path, size: int = 1) -> int:
-    """Write every reference of a trace, in order; returns how many. ``size`` is what each block counts."""
+def write_oracle(columns: Columns, path: Path) -> int:
+    """Write every reference of a trace, in order; returns how many. Each block counts one."""
     if columns.duration_seconds >= _LATEST:
         raise ConfigError(
             f"the last request arrives after {columns.duration_seconds:.3g} s, and oracleGeneral has room for "
@@ -36,7 +36,7 @@ def write_oracle(columns: Columns, path: Path, size: int = 1) -> int:
             stop = min(first + _PIECE, total)
             requests = np.searchsorted(columns.offsets, np.arange(first, stop), side="right") - 1
             piece = np.empty(stop - first, dtype=RECORD)
-            piece["time"], piece["size"] = columns.arrivals[requests].astype(np.uint32), size
+            piece["time"], piece["size"] = columns.arrivals[requests].astype(np.uint32), 1
             piece["id"], piece["next"] = columns.blocks[first:stop], nexts[first:stop]
             file.write(piece.tobytes())  # numpy's own way tells nobody when the last of it can't be written
     return total

@@ -50,7 +50,7 @@ class Perfetto(Watcher):
         self._engines = [EngineTracks(site, self._tracks) for site in world.sites]
 
     def acts(self, number: int, action: Action) -> None:
-        self._tracks.begin(WORLD, 1, describe(action), {"number": number} if number else {"number": "at rest"})
+        self._tracks.begin(WORLD, 1, describe(action), {"number": "at rest" if number == AT_REST else number})
         if action.kind in MARKED and number != AT_REST:
             self._tracks.instant(WORLD, 1, describe(action), scope="g")
 

@@ -11,7 +11,6 @@ from vllm.v1.outputs import DraftTokenIds, KVConnectorOutput, ModelRunnerOutput
 from vllm.v1.request import Request, RequestStatus
 
 from kv_sim.config import WorldConfig
-from kv_sim.engine.pause import MODES, Pause
 from kv_vllm.differential.bridge import DELIVERY_KEY, SCRIPT_KEY
 from kv_vllm.differential.comparison import Script
 from kv_vllm.differential.trace import (
@@ -27,7 +26,7 @@ from kv_vllm.differential.trace import (
     Schedule,
     Trace,
 )
-from kv_vllm.vllm_world import PAUSE_STATES, VOCABULARY, make_request, make_scheduler, vllm_config
+from kv_vllm.vllm_world import VOCABULARY, make_request, make_scheduler, pause, resume, vllm_config
 
 STOP_TOKEN: Final = VOCABULARY - 1
 """The last token of a request that ends before its limit; prompts and samples of the testbed are smaller."""
@@ -60,11 +59,9 @@ class VllmScheduler:
                 self._outputs[step] = self._scheduler.schedule()
                 return has_work
             case Paused(mode):
-                if mode == "abort":
-                    self._scheduler.finish_requests(None, RequestStatus.FINISHED_ABORTED)
-                self._scheduler.set_pause_state(PAUSE_STATES[MODES[mode]])
+                pause(self._scheduler, mode)
             case Resumed():
-                self._scheduler.set_pause_state(PAUSE_STATES[Pause.NONE])
+                resume(self._scheduler)
             case Process():
                 self._process(event)
             case Abort(request_id):

@@ -110,7 +110,7 @@ def _count_step(call: Call, counts: Counter[str], preempted: set[str], begun: se
     counts["preempted"] += len(step["preempted"])
     counts["resumed"] += len((new | set(step["resumed"])) & preempted)
     counts["an id is finished and new in one step"] += len(new & set(step["finished"]))
-    begun.difference_update(step["finished"], step["preempted"], preempted)
+    begun.difference_update(step["finished"], preempted)
     counts["a session goes on"] += len(new & begun)
     begun |= new | cached
     counts["drafts are scheduled"] += len(step["drafts"])

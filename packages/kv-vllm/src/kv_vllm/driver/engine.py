@@ -23,7 +23,7 @@ from kv_sim.checkers.tickets import ENDS
 from kv_sim.config import WorldConfig
 from kv_sim.engine.engine import Engine
 from kv_sim.engine.output import SchedulerOutput, Step
-from kv_sim.engine.pause import MODES, Pause, PauseMode
+from kv_sim.engine.pause import Pause, PauseMode
 from kv_sim.engine.place import Place
 from kv_sim.engine.request import SimRequest
 from kv_sim.engine.request_spec import RequestSpec
@@ -32,6 +32,7 @@ from kv_sim.guard import LogCall
 from kv_sim.memory.kernels import Attention
 from kv_sim.subject import Subject
 from kv_sim.violation import Invariant, Referee
+from kv_vllm import vllm_world
 from kv_vllm.driver import classes, known_faults
 from kv_vllm.driver.crash import crashes
 from kv_vllm.driver.device import TensorDevice
@@ -39,7 +40,6 @@ from kv_vllm.driver.ledger import Ledger, Twin
 from kv_vllm.driver.setup import Setup, request_of, turn_of
 from kv_vllm.driver.view import Ended, SchedulerView
 from kv_vllm.driver.worker import TELLS_OF_SLEEP
-from kv_vllm.vllm_world import PAUSE_STATES
 
 
 @dataclass
@@ -185,18 +185,16 @@ class VllmEngine(Engine):
     @property
     def pause_state(self) -> Pause:
         """Who isn't scheduled now."""
-        return next(pause for pause, state in PAUSE_STATES.items() if state == self.vllm.pause_state)
+        return next(pause for pause, state in vllm_world.PAUSE_STATES.items() if state == self.vllm.pause_state)
 
     def pause(self, mode: PauseMode) -> None:
         """Schedule nobody new, or nobody at all, until it goes on."""
-        if mode == "abort":
-            with crashes(self.referee, "finish_requests"):
-                self.vllm.finish_requests(None, RequestStatus.FINISHED_ABORTED)
-        self.vllm.set_pause_state(PAUSE_STATES[MODES[mode]])
+        with crashes(self.referee, "finish_requests"):
+            vllm_world.pause(self.vllm, mode)
         self.ledger.follow(self.vllm.requests)
 
     def _resume(self) -> None:
-        self.vllm.set_pause_state(PAUSE_STATES[Pause.NONE])
+        vllm_world.resume(self.vllm)
 
     def _tell_handshakes(self) -> None:
         if self.is_asleep and not TELLS_OF_SLEEP:

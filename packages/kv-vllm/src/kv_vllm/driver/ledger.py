@@ -7,14 +7,13 @@ it, and crossed out when the load is reported or its step has come back.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Any, Final, cast
+from typing import Any, Final
 
 from kv_api import KVConnectorTransferResults
 from kv_sim.checkers.accounting import Mirror
 from kv_sim.checkers.protocol import check_reports
 from kv_sim.checkers.served import Served
 from kv_sim.engine.request import SimRequest, Status
-from kv_sim.engine.scheduler import Scheduler
 from kv_sim.memory.settled import Offer, offers
 from kv_sim.memory.shadow import Shadow
 from kv_sim.violation import Invariant, Referee
@@ -134,7 +133,7 @@ class Ledger:
         results = KVConnectorTransferResults(
             set(output.finished_sending or ()), set(output.finished_recving or ()), output.failed_recving
         )
-        check_reports(cast(Scheduler, self), results, self._referee)  # all it asks for are the requests
+        check_reports(self, results, self._referee)
         output.finished_sending = SortedSet(results.finished_sending) or None
         output.finished_recving = SortedSet(results.finished_recving) or None
         rights = self._shadow.load_rights

@@ -148,7 +148,7 @@ class Setup:
         weakref.finalize(self._ledger, shutil.rmtree, folder, ignore_errors=True)
         return folder
 
-    def _config(self, rank: int = 0) -> WorldVllmConfig:
+    def _config(self, rank: int) -> WorldVllmConfig:
         config = vllm_config(self._world, KVTransferConfig(**self._transfer), rank, self._sharing_ranks)
         config.model_config.model = config.model_config.served_model_name = self._model
         config.compilation_config.static_forward_context = attention_layers(self._world, config)

@@ -1,8 +1,8 @@
-"""Connectors of vLLM's that the driver can drive, as subjects of the testbed, with what they claim to withstand.
+"""Connectors of vLLM's, and ours inside vLLM, as subjects of the testbed, with what they claim to withstand.
 
-``ExampleConnector`` writes files, ``OffloadingConnector`` gets ``HostCopySpec``; the ones of hardware and networks
-aren't here. No one claims ``FAILURES``: ``ExampleConnector`` has no copies, and ``OffloadingConnector`` asserts
-that every job ends well.
+Of vLLM's, ``ExampleConnector`` writes files, ``OffloadingConnector`` gets ``HostCopySpec``; the ones of hardware
+and networks aren't here. None of them claims ``FAILURES``: ``ExampleConnector`` has no copies, and
+``OffloadingConnector`` asserts that every job ends well.
 """
 
 from dataclasses import replace

@@ -57,15 +57,15 @@ class Goal:
         return f"{MEASURES[self.measure][0]}, {self.statistic}, of at most {self.most_seconds:g} s"
 
 
-def parse_goals(text: str, option: str = "--goal") -> tuple[Goal, ...]:
+def parse_goals(text: str) -> tuple[Goal, ...]:
     """One goal or more, with commas between them."""
-    return tuple(_parse(part.strip(), option) for part in text.split(","))
+    return tuple(_parse(part.strip()) for part in text.split(","))
 
 
-def _parse(text: str, option: str) -> Goal:
+def _parse(text: str) -> Goal:
     found = _FORM.fullmatch(text)
     if found is None:
-        raise ConfigError(f"{option} {text}: expected MEASURE-STATISTIC=TIME, such as {EXPECTED}")
+        raise ConfigError(f"--goal {text}: expected MEASURE-STATISTIC=TIME, such as {EXPECTED}")
     measure, statistic, number, unit = found.groups()
     for what, value, known in (
         ("measure", measure, MEASURES),
@@ -73,5 +73,5 @@ def _parse(text: str, option: str) -> Goal:
         ("unit", unit, UNITS),
     ):
         if value not in known:
-            raise ConfigError(f"{option} {text}: unknown {what} {value!r}; known: {', '.join(known)}")
+            raise ConfigError(f"--goal {text}: unknown {what} {value!r}; known: {', '.join(known)}")
     return Goal(measure, statistic, float(number) * UNITS[unit])

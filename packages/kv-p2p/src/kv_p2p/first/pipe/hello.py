@@ -22,9 +22,9 @@ class Channel(Enum):
 WELCOME: Final[Mapping[str, Any]] = {"welcome": VERSION}
 
 
-def make_hello(channel: Channel, rank: int, caller: str, role: str = "kv_consumer") -> dict[str, Any]:
+def make_hello(channel: Channel, rank: int, caller: str) -> dict[str, Any]:
     """What who connects says first."""
-    return {_VERSION_KEY: VERSION, "role": role, "rank": rank, "channel": channel.value, "caller": caller}
+    return {_VERSION_KEY: VERSION, "role": "kv_consumer", "rank": rank, "channel": channel.value, "caller": caller}
 
 
 def make_refusal(reason: str) -> dict[str, Any]:
