@@ -13,8 +13,11 @@ BlockHash: TypeAlias = bytes | int
 """A block's hash as it is published."""
 
 MEDIUM_GPU = "GPU"
+"""The memory of GPUs, as events call it."""
 MEDIUM_CPU = "CPU"
+"""Host memory."""
 MEDIUM_STORAGE = "STORAGE"
+"""Disks, and stores on other machines."""
 
 
 class KVCacheEvent:
