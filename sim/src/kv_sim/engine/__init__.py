@@ -2,7 +2,8 @@
 
 ============================ ==============================================================================
 ``engine``                   what a world drives, whoever's it is: a step is scheduled, executed, retired and
-                             processed; ``builtin``: the whole of this one
+                             processed; ``seen``: what it shows of its scheduler and its workers; ``builtin``: the
+                             whole of this one
 ``scheduler``                who computes how many tokens in the next step; who waits is let in by ``admission``
 ``queues``                   what the scheduler keeps from step to step; ``pause``: who isn't scheduled
 ``blocks``, ``pool``         who has which GPU blocks; who may get one, and what is still found in it

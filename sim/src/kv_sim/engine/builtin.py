@@ -27,6 +27,10 @@ class BuiltinEngine(Engine):
 
     scheduler_class: ClassVar[type[Scheduler]] = Scheduler
 
+    scheduler: Scheduler
+    outcome: Outcome
+    workers: list[Worker]
+
     def __init__(
         self,
         config: WorldConfig,

@@ -20,15 +20,14 @@ from kv_sim.checkers.protocol import check_failed_blocks, check_failed_loads
 from kv_sim.checkers.served import Served
 from kv_sim.config import WorldConfig
 from kv_sim.engine.crossing import Crossing
-from kv_sim.engine.outcome import Outcome
 from kv_sim.engine.output import Step
 from kv_sim.engine.pause import Pause, PauseMode
 from kv_sim.engine.place import Place
 from kv_sim.engine.rank_device import RankDevice
 from kv_sim.engine.request import SimRequest
 from kv_sim.engine.request_spec import RequestSpec
-from kv_sim.engine.scheduler import RejectDrafts, Scheduler
-from kv_sim.engine.worker import Worker
+from kv_sim.engine.scheduler import RejectDrafts
+from kv_sim.engine.seen import SeenOutcome, SeenScheduler, SeenWorker
 from kv_sim.guard import LogCall
 from kv_sim.memory.device import Device
 from kv_sim.memory.shadow import Shadow
@@ -45,10 +44,10 @@ class Engine(ABC):
     params_for: Callable[[SimRequest], dict[str, Any] | None] = staticmethod(lambda request: None)
     """The ``kv_transfer_params`` that a client sends along."""
 
-    scheduler: Scheduler
-    outcome: Outcome
+    scheduler: SeenScheduler
+    outcome: SeenOutcome
     devices: list[Device]
-    workers: list[Worker]
+    workers: Sequence[SeenWorker]
     connectors: list[KVConnectorBase_V1]
     """The workers' by rank, then the scheduler's."""
 

@@ -199,7 +199,9 @@ class RecordedWorld(World):
     """A world with more of what is rare: aborts of requests whose load was just reported, and failed loads."""
 
     def act(self, random: Random) -> None:
-        reported, silent = sorted(self.engine.scheduler.loaded), self.config.silent
+        engine, silent = self.engine, self.config.silent
+        assert isinstance(engine, RecordingEngine), f"the world made a {type(engine).__name__}"
+        reported = sorted(engine.scheduler.loaded)
         if reported and Kind.ABORT.value not in silent and random.random() < 0.3:
             self.apply(Action(Kind.ABORT, {"request": random.choice(reported)}), random)
             return

@@ -58,6 +58,8 @@ class VllmEngine(Engine):
     goes_on_after_known_faults = False
     own_modules = (*Engine.own_modules, "kv_vllm.driver", "vllm.v1.core")
 
+    scheduler: SchedulerView
+
     @classmethod
     def fit(cls, config: WorldConfig) -> WorldConfig:
         """The world nearest to ``config`` that vLLM's schedulers can be.
@@ -97,14 +99,14 @@ class VllmEngine(Engine):
         self._devices = devices = [TensorDevice(rank, config, self.shadow) for rank in range(config.world_size)]
         self.devices = [*devices]
         setup = Setup(config, subject, referee, self._logged(log), self.ledger, self.place)
-        self.workers = [setup.worker(device) for device in devices]  # type: ignore[misc]
+        self.workers = [setup.worker(device) for device in devices]
         self.vllm, self.guard = setup.scheduler(self.served)
         self.connectors = setup.connectors
         self._bootstrap = f"http://localhost:{setup.environment['VLLM_MOONCAKE_BOOTSTRAP_PORT']}"
         self.aggregator = KVOutputAggregator.from_connector(self.vllm.connector, config.world_size)
         self._tell_handshakes()
-        self.scheduler = SchedulerView(self.vllm, self.ledger, self.guard)  # type: ignore[assignment]
-        self.outcome = Ended(self.ledger)  # type: ignore[assignment]
+        self.scheduler = SchedulerView(self.vllm, self.ledger, self.guard)
+        self.outcome = Ended(self.ledger)
 
     @property
     def leaves_tickets(self) -> bool:
