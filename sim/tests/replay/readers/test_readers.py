@@ -169,18 +169,18 @@ def test_a_clock_of_seconds_is_noticed_where_the_format_has_milliseconds(tmp_pat
 @pytest.mark.parametrize(
     ("count", "tokens", "seconds", "said"),
     [
-        (100, 512, 0.0099, "10,101 requests a second"),
-        (100, 512, 0.01, None),
+        (100, 512, 0.0495, "2,020 requests a second"),
+        (100, 512, 0.05, None),
         (99, 512, 1e-6, None),
         (100, 512, 1e-6, "100,000,000 requests a second"),
-        (100, 100_000, 0.49, "20,408,163 prompt tokens a second"),
-        (100, 100_000, 0.5, None),
-        (99, 100_000, 0.49, None),
+        (100, 100_000, 4.9, "2,040,816 prompt tokens a second"),
+        (100, 100_000, 5, None),
+        (99, 100_000, 4.9, None),
         (2, 512, 365 * 86_400 * 3, "2 requests in 3.0 years"),
         (2, 512, 366 * 86_400, None),
         (2, 512, 366 * 86_400 + 1, "2 requests in 1.0 years"),
-        (100, 512, 0.0099995, "10,001 requests a second"),
-        (100, 100_000, 0.49999999, "20,000,000 prompt tokens a second"),
+        (100, 512, 0.04998, "2,001 requests a second"),
+        (100, 100_000, 4.9999999, "2,000,000 prompt tokens a second"),
     ],
 )
 def test_times_that_no_server_has_are_said(tmp_path, count, tokens, seconds, said):

@@ -1,6 +1,7 @@
 """Times, sessions and models of logs, under the names that logs have for them; a log with holes in its times."""
 
 import json
+import re
 
 import pytest
 
@@ -30,6 +31,7 @@ def written(tmp_path, *records):
             "2026-01-31 10:00:02+00",
         ),
         *("2026-01-31 10:00:02.000000 UTC", " 2026-01-31 10:00:02,000 ", "2026-01-31T05:00:02.000-0500"),
+        *("31/Jan/2026:10:00:02 +0000", "[31/jan/2026:12:00:02 +0200]"),
     ],
 )
 def test_dates_as_programs_write_them(tmp_path, date):
@@ -37,10 +39,26 @@ def test_dates_as_programs_write_them(tmp_path, date):
     assert open_trace(written(tmp_path, *records)).arrivals.tolist() == [0, 2]
 
 
+@pytest.mark.parametrize("date", ["31/Jam/2026:10:00:02 +0000", "31/Jan/2026:10:00:02", "31/02/2026"])
+def test_what_is_nearly_a_date_is_none(tmp_path, date):
+    with pytest.raises(ConfigError, match=f"timestamp: expected a number or a date, got '{re.escape(date)}'"):
+        open_trace(written(tmp_path, {**PROMPT, "timestamp": date}))
+
+
+MONTHS = ("Jan", "Feb", "Mar", "Apr", "May", "Jun", "Jul", "Aug", "Sep", "Oct", "Nov", "Dec")
+
+
+@pytest.mark.parametrize(("number", "name"), [*enumerate(MONTHS, 1)])
+def test_months_of_web_servers(tmp_path, number, name):
+    dates = (f"2026-{number:02}-28T10:00:00Z", f"28/{name}/2026:10:00:02 +0000")
+    records = [{**PROMPT, "timestamp": date} for date in dates]
+    assert open_trace(written(tmp_path, *records)).arrivals.tolist() == [0, 2]
+
+
 NAMES = ["timestamp", "created", "created_at", "time", "startTime", "start_time"]
 
 
-@pytest.mark.parametrize("name", [*NAMES, "@timestamp", "time_iso8601", "started_at", "ts"])
+@pytest.mark.parametrize("name", [*NAMES, "@timestamp", "time_iso8601", "time_local", "started_at", "ts"])
 @pytest.mark.parametrize("asked", [SPOKEN, PROMPT], ids=["messages", "prompt"])
 def test_a_log_has_its_own_times(tmp_path, asked, name):
     when = ["2025-11-01T10:00:01.5Z", "2025-11-01T10:01:01.5Z"]

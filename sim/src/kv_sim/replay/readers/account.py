@@ -12,8 +12,8 @@ _REASONS_SHOWN: Final = 3
 _BLOCK_SIZE: Final = " (is the block size right? --block-size)"
 
 _FEWEST: Final = 100
-_FASTEST: Final = 10_000
-_MOST_TOKENS: Final = 20_000_000
+_FASTEST: Final = 2_000
+_MOST_TOKENS: Final = 2_000_000
 """So many requests, so many of them a second or so many tokens of theirs: more likely a wrong unit."""
 
 _YEAR: Final = 366 * 86_400

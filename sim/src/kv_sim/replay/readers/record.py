@@ -1,5 +1,6 @@
 """``Record``: one request as a file has it, and the checks of its fields."""
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -19,8 +20,11 @@ _LATEST: Final = 2**63
 
 TIMES: Final = (
     *("timestamp", "created", "created_at", "time", "startTime", "start_time", "request_created_at"),
-    *("@timestamp", "time_iso8601", "started_at", "ts"),
+    *("@timestamp", "time_iso8601", "time_local", "started_at", "ts"),
 )
+_OF_WEB_SERVERS: Final = re.compile(r"\[?(\d\d)/([A-Za-z]{3})/(\d{4}):(\d\d:\d\d:\d\d) ?([+-]\d{4})\]?")
+"""As in 31/Jan/2026:10:00:02 +0000."""
+_MONTHS: Final = ("", "jan", "feb", "mar", "apr", "may", "jun", "jul", "aug", "sep", "oct", "nov", "dec")
 _SHORTEST_DATE: Final = len("2026-01-31")
 _IDS: Final = frozenset((int, str))
 """What JSON makes of ids; true and false are none."""
@@ -121,11 +125,16 @@ def number_or_date(record: Mapping[str, Any], field: str) -> int | float:
 
 
 def _date_in(value: Any) -> datetime | None:
-    """The date that a text is."""
+    """The date that a text is, as programs write them, or web servers."""
+    if not isinstance(value, str):
+        return None
+    text = value.strip()
+    if found := _OF_WEB_SERVERS.fullmatch(text):
+        day, month, year, time, zone = found.groups()
+        number = _MONTHS.index(month.lower()) if month.lower() in _MONTHS else 0
+        text = f"{year}-{number:02}-{day}T{time}{zone}"
     try:
-        return (
-            datetime.fromisoformat(value.strip().upper().removesuffix(" UTC")) if isinstance(value, str) else None
-        )
+        return datetime.fromisoformat(text.upper().removesuffix(" UTC"))
     except ValueError:
         return None
 
