@@ -45,10 +45,6 @@ class _Folder:
 class Columns:
     """A compiled trace; ``notes`` is what its reader wants known about it, ``engine`` what it was recorded on."""
 
-    engine: EngineMemory | None = None
-    sessions: Ints | None = None
-    """Of which session each request is, by number, or `NO_SESSION`; None if the reader wasn't asked for them."""
-
     def __init__(
         self,
         name: str,
@@ -59,7 +55,12 @@ class Columns:
         offsets: Ints,
         blocks: Ints,
         notes: Sequence[str] = (),
+        *,
+        engine: EngineMemory | None = None,
+        sessions: Ints | None = None,
+        folder: _Folder | None = None,
     ) -> None:
+        """``folder`` is where blocks are that are mapped; it lasts as long as this does."""
         self.name = name
         self.block_tokens = block_tokens
         self.arrivals = arrivals
@@ -68,8 +69,11 @@ class Columns:
         self.offsets = offsets
         self.blocks = blocks
         self.notes = tuple(notes)
+        self.engine = engine
+        self.sessions = sessions
+        """Of which session each request is, by number, or `NO_SESSION`; None: the reader wasn't asked for them."""
         self._saved: _Folder | None = None
-        self._folder: _Folder | None = None
+        self._folder = folder
 
     def __len__(self) -> int:
         return len(self.inputs)
@@ -117,10 +121,10 @@ class Columns:
         return float(self.arrivals[-1]) if len(self) else 0.0
 
     def of(self, requests: Ints) -> "Columns":
-        """Some of the requests, in their order. Their arrivals still count from the first of all."""
+        """Some of the requests, in order, without sessions. Their arrivals still count from the first of all."""
         folder = _Folder() if isinstance(self.blocks, np.memmap) else None
         blocks, offsets = _moved(self.blocks, self.offsets, requests, folder)
-        made = Columns(
+        return Columns(
             name=self.name,
             block_tokens=self.block_tokens,
             arrivals=self.arrivals[requests],
@@ -129,10 +133,9 @@ class Columns:
             offsets=offsets,
             blocks=blocks,
             notes=self.notes,
+            engine=self.engine,
+            folder=folder,
         )
-        made.engine = self.engine
-        made._folder = folder
-        return made
 
     def save(self) -> Path:
         """A folder from which another process can ``load`` this; it goes when this object goes."""
@@ -144,7 +147,7 @@ class Columns:
 
     @classmethod
     def load(cls, folder: Path, name: str, block_tokens: int) -> "Columns":
-        """What ``save`` wrote, mapped."""
+        """What ``save`` wrote, mapped: the requests, and nothing of what is known about them besides."""
         mapped: dict[str, Any] = {part: np.load(folder / f"{part}.npy", mmap_mode="r") for part in _COLUMNS}
         return cls(name, block_tokens, **mapped)
 
@@ -202,7 +205,9 @@ class ColumnsBuilder:
         if len(self._ids) >= self._spool_ids:
             self._spool()
 
-    def finish(self, name: str, block_tokens: int, notes: Sequence[str] = ()) -> Columns:
+    def finish(
+        self, name: str, block_tokens: int, notes: Sequence[str] = (), engine: EngineMemory | None = None
+    ) -> Columns:
         """The trace, in order of arrival; requests that arrive together stay in the order of the file."""
         blocks = self._blocks()
         arrivals: Floats = np.array(self._arrivals, dtype=np.float64)
@@ -217,7 +222,7 @@ class ColumnsBuilder:
             blocks, offsets = _moved(blocks, offsets, order, self._folder)
         if len(arrivals):
             arrivals = arrivals - arrivals[0]
-        made = Columns(
+        return Columns(
             name=name,
             block_tokens=block_tokens,
             arrivals=arrivals,
@@ -226,10 +231,10 @@ class ColumnsBuilder:
             offsets=offsets,
             blocks=blocks,
             notes=notes,
+            engine=engine,
+            sessions=sessions,
+            folder=self._folder,
         )
-        made.sessions = sessions
-        made._folder = self._folder
-        return made
 
     def _spool(self) -> None:
         with self._file("ids").open("ab") as file:

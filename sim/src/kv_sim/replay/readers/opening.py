@@ -50,9 +50,7 @@ def open_trace(
     builder = ColumnsBuilder(keeps_sessions=opening.keeps_sessions)
     for request in opening.requests(progress):
         builder.add(*request)
-    columns = builder.finish(opening.name, opening.block_tokens, opening.notes)
-    columns.engine = opening.engine
-    return columns
+    return builder.finish(opening.name, opening.block_tokens, opening.notes, opening.engine)
 
 
 def open_stream(path: str | Path, options: TraceOptions | None = None) -> "Opening":
