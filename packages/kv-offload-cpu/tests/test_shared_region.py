@@ -287,6 +287,21 @@ def test_what_is_free_is_the_file_systems(tmp_path):
     assert free.limit == f"free in shared_memory_dir '{tmp_path}'"
 
 
+def test_what_is_free_is_what_this_user_may_still_write(monkeypatch, tmp_path):
+    found = os.statvfs_result((4096, 512, 900, 800, 700, 60, 50, 40, 0, 255))
+    monkeypatch.setattr(os, "statvfs", lambda folder: found)
+    assert SharedRegion.free_bytes(tmp_path).num_bytes == 700 * 512
+
+
+def test_a_link_with_the_files_name_is_not_followed(tmp_path):
+    folder, elsewhere = tmp_path / "folder", tmp_path / "elsewhere"
+    folder.mkdir()
+    (folder / _file_name("engine")).symlink_to(elsewhere)
+    with pytest.raises(FileExistsError):
+        attach(folder)
+    assert not elsewhere.exists()
+
+
 def test_names_are_readable():
     known = {"dp-0": "dp-0", "a/b c": "a_b_c", "x" * 65: "x" * 64, "": ""}
     for engine_id, readable in known.items():

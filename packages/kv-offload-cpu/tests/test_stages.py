@@ -91,6 +91,15 @@ def test_more_room_than_there_is_changes_nothing():
     manager.check()
 
 
+def test_what_is_fenced_cannot_be_limited_either():
+    manager, request = CPUOffloadingManager(3), ReqContext("loads")
+    stored(manager, [1])
+    manager.prepare_load([make_offload_key(b"1", 0)], request)
+    manager.reset_cache()
+    with pytest.raises(KVError, match=r"limit_chunks: 0 chunks are held, 1 fenced"):
+        manager.limit_chunks(2)
+
+
 def test_what_is_held_already_cannot_be_limited():
     manager = CPUOffloadingManager(3)
     stored(manager, [1, 2])

@@ -38,6 +38,9 @@ def test_a_program_has_as_many_buffers_as_there_is_room_for(make, room, warps):
     assert driver.loaded == b"code"
     assert driver.most == shared_bytes(max(warps.values()))
     assert driver.most <= room or room < shared_bytes(1)
+    for is_store in (False, True):
+        arguments, _ = call.kernel(Tensor(1), 1, is_store=is_store, word=16).call(7, 1, 9, range(1), 2)
+        assert (arguments[4], arguments[7]) == (32 * warps[is_store], shared_bytes(warps[is_store]))
 
 
 def test_a_program_of_loads_fits_into_an_h200():

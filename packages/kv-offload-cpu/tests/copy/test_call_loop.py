@@ -137,6 +137,21 @@ def test_the_thread_is_where_it_should_be_and_leaves(functions, make_server):
     assert "giver-0" not in {thread.name for thread in threading.enumerate()}
 
 
+def test_a_thread_sleeps_where_there_is_nothing_to_do_and_keeps_no_process_alive(functions, make_server):
+    def eventfds():
+        paths = {int(name): f"/proc/self/fd/{name}" for name in os.listdir("/proc/self/fd")}
+        return {number for number, path in paths.items() if os.path.islink(path) and "event" in os.readlink(path)}
+
+    before, server = eventfds(), make_server()
+    calls = calls_of((functions.taking(LONG), 1))
+    server.publish(calls)
+    [thread] = (thread for thread in threading.enumerate() if thread.name == "giver-0")
+    assert thread.daemon
+    [descriptor] = eventfds() - before
+    assert os.get_blocking(descriptor)
+    assert not os.get_inheritable(descriptor)
+
+
 def test_who_publishes_goes_on_meanwhile(functions, make_server):
     one, server = functions.taking(LONG), make_server()
     functions.gate.clear()

@@ -19,6 +19,7 @@ from kv_offload_cpu.copy.cuda.batch_call import BatchCall, load_bindings, mapped
 from kv_offload_cpu.copy.cuda.engine import CudaCopyEngine, EachRange
 from kv_offload_cpu.copy.cuda.methods.batch import Batch, OneBatch, SourceOrder
 from kv_offload_cpu.copy.cuda.methods.gather import OneKernel
+from kv_offload_cpu.copy.cuda.methods.page_table import Kernels
 from kv_offload_cpu.copy.cuda.methods.staged import TwoHalves
 from kv_offload_cpu.copy.cuda.nvrtc import WrongDeviceError
 from kv_offload_cpu.copy.cuda.table import TABLE, ByTable, Row, fitting, pick
@@ -107,13 +108,21 @@ def test_a_method_asks_the_machine_only_for_what_it_needs(choice, method, found)
     assert driver.found == found
 
 
+@pytest.mark.parametrize("kernels", [Kernels.GATHER, Kernels.PLAIN])
+def test_a_buffer_has_the_kernels_that_the_driver_has_for_it(kernels):
+    driver = Enabled()
+    driver.stage_kernels = kernels
+    method_maker(driver, STAGED, plan_of())(driver.new_stream())
+    assert driver.kernels == [kernels]
+
+
 KIB, MIB = 1 << 10, 1 << 20
 
 
-def plan_of(size=1 << 20, layers=1):
-    """Blocks 0 to 4095 and as many chunks, of so many layers with pages of one size."""
+def plan_of(size=1 << 20, layers=1, slots=1):
+    """Blocks 0 to 4095 and as many chunks, of so many layers with pages of one size, for so many workers."""
     tensors = [TensorPages(4096, size, size, n << 40) for n in range(1, layers + 1)]
-    layout = HostLayout(4096, 1, layers * size, 1, layers * size)
+    layout = HostLayout(4096, 1, layers * size, slots, slots * layers * size)
     return CopyPlan(tensors, [[CanonicalKVCacheRef(n, size) for n in range(layers)]], layout, 0)
 
 
@@ -150,9 +159,10 @@ def test_a_few_ranges_go_one_by_one(direction):
 
 
 @pytest.mark.parametrize("direction", Direction)
+@pytest.mark.parametrize("slots", [1, 2])
 @pytest.mark.parametrize(("layers", "method"), [(64, STAGED), (63, BULK), (4096, STAGED), (4097, BULK)], ids=str)
-def test_slots_that_are_small_or_do_not_fit_the_buffer_are_not_staged(layers, direction, method):
-    rows = fitting(TABLE, plan_of(4 * KIB, layers))
+def test_slots_that_are_small_or_do_not_fit_the_buffer_are_not_staged(layers, direction, method, slots):
+    rows = fitting(TABLE, plan_of(4 * KIB, layers, slots))
     assert pick(rows, direction, Extent(1 << 14, 1 << 26)) is method
 
 
@@ -205,6 +215,13 @@ def test_pages_that_are_no_multiples_of_16_bytes_are_gathered(odd):
         assert {row.method for row in fitting(TABLE, plan)} == {BATCH, method}
         pages, layout = TensorPages(8, 4 * KIB, 8 * KIB, 1 << 40), HostLayout(8, 1, 64 * KIB, 1, 64 * KIB)
         refs = [[CanonicalKVCacheRef(0, 4 * KIB)]]
+
+
+def test_one_odd_group_is_enough():
+    tensors = [TensorPages(8, size, 8 * KIB, n << 40) for n, size in enumerate((4 * KIB, 4 * KIB + 8), 1)]
+    refs = [[CanonicalKVCacheRef(n, tensor.page_bytes)] for n, tensor in enumerate(tensors)]
+    plan = CopyPlan(tensors, refs, HostLayout(8, 1, 64 * KIB, 1, 64 * KIB), 0)
+    assert {row.method for row in fitting(TABLE, plan)} == {BATCH, GATHER}
 
 
 def test_auto_tries_no_kernel_for_large_pages():

@@ -100,6 +100,26 @@ def test_lanes_run_beside_each_other_and_each_in_order(machine):
         assert machine.finished() == ended
 
 
+def test_an_expedited_store_stays_behind_the_stores_before_it(machine):
+    machine.submit(1, STORE, one_block(1))
+    machine.submit(2, STORE, one_block(1), Urgency.EXPEDITED)
+    assert [len(stream) for stream in machine.device.streams[1:]] == [8, 0, 0]
+
+
+def test_a_stream_that_cannot_be_drained_leaves_none_of_the_others_running(monkeypatch):
+    machine = Machine(Shape(6, 1, (Tensor(8),), (((0, 8),),)), WAYS["staged"])
+    drained, wrong = [], machine.methods[1].streams[0]
+
+    def drain(stream):
+        drained.append(stream)
+        if stream == wrong:
+            raise RuntimeError("it is lost")
+
+    monkeypatch.setattr(machine.device, "drain", drain)
+    machine.engine.shutdown()
+    assert drained == [stream for method in machine.methods for stream in method.streams]
+
+
 def test_only_the_heads_of_the_queues_are_asked(machine):
     for job_id in range(4):
         machine.submit(job_id, LOAD, one_block(job_id))

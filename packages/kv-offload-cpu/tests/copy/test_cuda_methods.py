@@ -219,6 +219,24 @@ def test_a_load_fills_one_half_while_the_other_is_scattered(make):
     assert len([operation for operation in device.streams[kernels] if operation[0] == "kernel"]) == before - 1
 
 
+def test_what_is_worked_out_of_a_job_goes_before_the_rest_is(make):
+    machine = make("staged", MANY)
+    machine.submit(1, STORE, ALL)
+    assert [gone.count("kernel") for gone in machine.device.gone if "kernel" in gone] == [1, 2, 3]
+
+
+def test_each_job_begins_with_the_half_that_was_not_used_last(make):
+    machine = make("staged", MANY)
+    used = []
+    for job_id in range(4):
+        machine.submit(job_id, STORE, Job(((job_id,),), ((job_id,),), (0,)))
+        method = machine.methods[0]
+        *_, (_, launch) = (step for step in machine.device.streams[method.streams[1]] if step[0] == "kernel")
+        slot = int(columns_of(launch.table, launch.num_rows)[1, launch.rows.start])
+        used.append((slot - method.stages[0]) // method._cutter.half_bytes)
+    assert used == [0, 1, 0, 1]
+
+
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize(
     "method",

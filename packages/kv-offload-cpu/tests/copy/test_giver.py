@@ -3,6 +3,7 @@
 import ctypes
 import gc
 import threading
+import time
 import weakref
 from contextlib import contextmanager
 from itertools import count
@@ -145,6 +146,67 @@ def test_what_a_call_reads_is_kept_until_it_was_made(setting, copies):
     assert gone() is None
 
 
+def test_all_that_the_calls_of_a_list_read_is_kept(setting):
+    kept = [Kept(), Kept()]
+    gone = [weakref.ref(one) for one in kept]
+    for one in kept:
+        setting.note(1, 1, one)
+    del kept, one
+    gc.collect()
+    assert None not in [ref() for ref in gone]
+
+
+def until(is_so):
+    """Look again and again, as the engine's poll does."""
+    for _ in range(1000 * SECONDS):
+        if is_so():
+            return
+        time.sleep(0.001)
+    raise AssertionError(f"not within {SECONDS} seconds")
+
+
+def test_who_only_asks_hears_of_what_the_thread_has_given(setting):
+    setting.note(1, 1000)
+    setting.giver.go()
+    until(lambda: setting.giver.is_given(1))
+    setting.device.wrong = {2}
+    setting.note(2, 1000)
+    setting.giver.go()
+    with pytest.raises(RuntimeError, match=r"^cuThing gave error 700$"):
+        until(lambda: setting.giver.is_given(2))
+
+
+def test_few_copies_are_given_here_though_nobody_asked_for_those_that_the_thread_has_given(setting):
+    setting.note(1, 1000)
+    setting.giver.go()
+    until(lambda: setting.giver._server.num_made)
+    setting.note(2)
+    setting.giver.go()
+    assert setting.device.threads == [setting.name, HERE]
+
+
+@pytest.mark.parametrize("copies", [1, 1000])
+def test_what_a_drain_gives_may_fail_and_is_told_afterwards(setting, copies):
+    setting.device.wrong = {1}
+    setting.note(1, copies)
+    setting.giver.drain(lambda: None)
+    with pytest.raises(RuntimeError, match=r"^cuThing gave error 700$"):
+        setting.giver.is_given(1)
+
+
+def test_where_a_stream_does_not_become_idle_nothing_more_is_given(setting):
+    def fail():
+        raise OSError("no such device")
+
+    setting.device.wrong = {1}
+    setting.note(1)
+    with pytest.raises(OSError, match="no such device"):
+        setting.giver.drain(fail)
+    setting.note(2)
+    setting.giver.go()
+    assert setting.device.seen == [1]
+
+
 @pytest.mark.parametrize("copies", [1, 1000])
 def test_after_a_failure_nothing_is_given_until_the_streams_are_idle(setting, copies):
     setting.device.wrong = {2}
@@ -255,6 +317,16 @@ def test_a_thread_that_cannot_get_to_the_device_hangs_nobody():
         setting.giver.go()
     setting.giver.end()
     assert setting.device.seen == [4, 5], "and nothing of what was left"
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+def test_a_thread_that_cannot_get_to_the_device_is_drained_at_once():
+    setting = Setting()
+    setting.giver._server._around = lambda: None  # which is no place to be
+    setting.note(1, 1000)
+    setting.giver.drain(lambda: None)
+    with pytest.raises(RuntimeError, match="the thread that gives copies has ended"):
+        setting.giver.is_given(1)
 
 
 @settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))

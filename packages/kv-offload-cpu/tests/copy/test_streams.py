@@ -2,7 +2,6 @@
 
 import gc
 import threading
-from contextlib import nullcontext
 from itertools import count
 
 import pytest
@@ -21,17 +20,15 @@ class Stream:
 
 
 class Torch:
-    def __init__(self):
+    def __init__(self, bindings):
         self.compute = Stream()
+        self.on_device = bindings.current
 
     def new_stream(self):
         return Stream()
 
     def compute_stream(self):
         return self.compute
-
-    def on_device(self):
-        return nullcontext()
 
 
 @pytest.fixture
@@ -44,7 +41,7 @@ def bindings(monkeypatch):
 
 @pytest.fixture
 def noted(bindings):
-    made = Noted(Torch(), Functions(), find_loop())
+    made = Noted(Torch(bindings), Functions(), find_loop())
     yield made
     made.shutdown()
 
@@ -67,7 +64,7 @@ def test_an_event_is_reached_when_it_was_recorded_and_not_before(noted, bindings
     go(noted, stream, copies)
     noted.wait_for(event)
     assert noted.is_reached(event)
-    assert bindings.events[event.handle].at is not None
+    assert bindings.events[event.handle].on == stream.handle
     assert bindings.calls[-2:] == ["cuEventSynchronize", "cuEventQuery"]
 
 
@@ -79,14 +76,16 @@ def test_an_event_that_the_device_has_not_reached_is_not(noted, bindings, monkey
     answers = {"cuEventQuery": 600}
     monkeypatch.setattr(noted._functions, "result", lambda name, *told: answers.get(name) or result(name, *told))
     assert not noted.is_reached(event)
-    answers["cuEventQuery"] = 719
-    with pytest.raises(RuntimeError, match=r"^cuEventQuery gave error 719$"):
-        noted.is_reached(event)
+    for error in (1, 719):
+        answers["cuEventQuery"] = error
+        with pytest.raises(RuntimeError, match=rf"^cuEventQuery gave error {error}$"):
+            noted.is_reached(event)
 
 
 def test_the_compute_streams_event_is_recorded_at_once(noted, bindings):
     event = noted.mark_compute()
     assert bindings.calls[-2:] == ["cuEventCreate", "cuEventRecord"]
+    assert bindings.events[event.handle].on == noted._torch.compute.cuda_stream
     assert noted.is_reached(event)
     noted.wait_for(event)
 
@@ -116,6 +115,16 @@ def test_a_thread_has_the_devices_context_and_its_lanes_name(noted, bindings, co
     noted.drain(stream)
     name = "kv-offload-copies-0" if copies == MANY else threading.current_thread().name
     assert seen == [(name, CONTEXT)]
+    assert bindings._contexts.current is None, "whoever gives is then back where it was"
+
+
+def test_many_copies_are_given_by_the_thread_of_their_lane(noted, bindings):
+    streams = [noted.new_stream() for _ in range(3)]
+    for stream in streams:
+        go(noted, stream, MANY)
+        noted.drain(stream)
+    given = dict.fromkeys(name for name in bindings.threads if name.startswith("kv-"))
+    assert [*given] == [f"kv-offload-copies-{number}" for number in range(3)]
 
 
 def test_an_event_is_used_again_when_nobody_has_it(noted, bindings):
@@ -171,6 +180,7 @@ def test_a_call_that_fails_is_told_by_who_is_asked_for_what_comes_after(noted, b
     go(noted, stream, copies)
     noted.wait_for(before)
     bindings.failing = {"cuMemcpyAsync": 0}
+    noted.mark(stream)
     noted.call(stream, "cuMemcpyAsync", (1, 2, 3, stream.handle), copies=copies)
     after = noted.mark(stream)
     noted.go(stream)
@@ -196,16 +206,34 @@ def test_a_drain_gives_what_is_noted_before_it_waits(noted, bindings):
 
 
 def test_shutdown_gives_back_events_and_threads(noted, bindings):
-    stream = noted.new_stream()
-    event = noted.mark(stream)
-    go(noted, stream, MANY)
-    noted.wait_for(event)
-    del event
+    for _ in range(2):
+        stream = noted.new_stream()
+        events = [noted.mark(stream, knows_time=knows_time) for knows_time in (False, True)]
+        go(noted, stream, MANY)
+        noted.wait_for(events[-1])
+    del events
     gc.collect()
     noted.shutdown()
     assert bindings.events == {}
-    assert "kv-offload-copies-0" not in {thread.name for thread in threading.enumerate()}
+    assert not [thread for thread in threading.enumerate() if thread.name.startswith("kv-offload-copies")]
     noted.shutdown()
+
+
+def test_a_device_that_takes_no_event_back_lets_the_shutdown_end(noted, bindings):
+    noted.mark_compute()
+    gc.collect()
+    bindings.failing = {"cuEventDestroy": 0}
+    noted.shutdown()
+    assert bindings.calls[-1] == "cuEventDestroy"
+
+
+def test_functions_are_found_once_and_known_by_where_they_are(bindings, monkeypatch):
+    left = {b"one": 0x300, b"two": 0x100, b"three": 0x200}
+    monkeypatch.setattr(bindings, "cuGetProcAddress", lambda symbol, *_: (0, left.pop(symbol), 0), raising=False)
+    functions = Functions()
+    for _ in range(2):
+        assert [functions.address(name) for name in ("one", "two", "three")] == [0x300, 0x100, 0x200]
+    assert [functions.name_of(address) for address in (0x100, 0x200, 0x300)] == ["two", "three", "one"]
 
 
 def test_a_function_that_the_driver_lacks_is_a_configuration_error(monkeypatch):

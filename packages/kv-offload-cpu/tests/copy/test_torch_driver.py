@@ -217,6 +217,24 @@ def test_memory_is_pinned_and_unpinned_once_and_only_if_wanted(make, registry):
     assert len(registry.calls) == 2
 
 
+def test_memory_that_the_driver_does_not_register_is_not_pinned(make, registry, monkeypatch, caplog):
+    monkeypatch.setattr(registry, "cudaHostRegister", lambda *told: 2)
+    driver = make()
+    assert not driver.is_pinned
+    assert [record.getMessage() for record in caplog.records] == [
+        "host memory is not pinned, copies will be slower: cudaHostRegister gave error 2"
+    ]
+    driver.shutdown()
+    assert registry.calls == []
+
+
+def test_a_buffer_that_was_given_back_is_let_go_of(make):
+    driver = make()
+    address, other = driver.new_stage(8), driver.new_stage(8)
+    driver.free_stage(address)
+    assert [*driver._stages] == [other]
+
+
 @pytest.mark.parametrize(
     "choice", [CopyEngineChoice.CUDA_GATHER, CopyEngineChoice.CUDA_BULK, CopyEngineChoice.CUDA_STAGED]
 )

@@ -42,6 +42,7 @@ def test_keys_may_be_in_any_collection(make, keys, kind):
     assert manager.prepare_store(kind([a, b]), ONE) == PrepareStoreOutput([a, b], CPULoadStoreSpec([0, 1]), [])
     manager.complete_store(kind([a, b]), ONE)
     assert manager.lookup_prefix(kind([b, c, a]), TWO) == (1, LookupResult.MISS)
+    assert manager.lookup_prefix(kind([b, c, c]), TWO) == (1, LookupResult.MISS)
     assert manager.prepare_load(kind([b, a]), TWO) == CPULoadStoreSpec([1, 0])
     manager.complete_load(kind([b, a]), TWO)
     manager.touch(kind([b, a]), TWO)

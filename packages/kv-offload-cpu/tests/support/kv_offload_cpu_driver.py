@@ -106,10 +106,13 @@ class FakeBindings:
 
         return call
 
+    def _is_on_device(self):
+        return getattr(self._contexts, "current", None) == CONTEXT
+
     # The functions
 
     def _cuCtxGetCurrent(self, into):
-        ctypes.c_uint64.from_address(into).value = CONTEXT
+        ctypes.c_uint64.from_address(into).value = getattr(self._contexts, "current", None) or 0
         return 0
 
     def _cuCtxSetCurrent(self, context):
@@ -117,8 +120,10 @@ class FakeBindings:
         return 0
 
     def _cuEventCreate(self, into, flags):
+        if not self._is_on_device():
+            return NO_CONTEXT
         handle = next(self._handles)
-        self.events[handle] = SimpleNamespace(at=None, knows_time=not flags & _WITHOUT_TIME)
+        self.events[handle] = SimpleNamespace(at=None, on=None, knows_time=not flags & _WITHOUT_TIME)
         ctypes.c_uint64.from_address(into).value = handle
         return 0
 
@@ -127,7 +132,9 @@ class FakeBindings:
         return 0
 
     def _cuEventRecord(self, event, stream):
-        self.events[event].at = len(self.calls)
+        if not self._is_on_device():
+            return NO_CONTEXT
+        self.events[event].at, self.events[event].on = len(self.calls), stream
         return 0
 
     def _cuEventQuery(self, event):
@@ -164,7 +171,7 @@ class FakeBindings:
         return self._move(moves_of(told))
 
     def _move(self, moves):
-        if getattr(self._contexts, "current", None) != CONTEXT:
+        if not self._is_on_device():
             return NO_CONTEXT
         for target, source, size in moves:
             ctypes.memmove(target, source, size)
