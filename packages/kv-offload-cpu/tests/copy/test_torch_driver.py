@@ -6,6 +6,7 @@ the right form to torch, to the driver's functions and to the kernel, at once or
 
 import ctypes
 import sys
+import weakref
 from contextlib import contextmanager, nullcontext
 from functools import partial
 from itertools import product
@@ -27,11 +28,12 @@ from kv_offload_cpu import CopyEngineChoice, CopySubmission, Direction, HostLayo
 from kv_offload_cpu.copy.choose import METHODS, by_buffer, method_maker
 from kv_offload_cpu.copy.compiled import Unavailable
 from kv_offload_cpu.copy.cuda.bulk_call import BulkKernel
-from kv_offload_cpu.copy.cuda.methods.batch import OneBatch
+from kv_offload_cpu.copy.cuda.methods.batch import Batch, OneBatch, SourceOrder
 from kv_offload_cpu.copy.cuda.methods.page_table import Kernels, Launch, Steps, columns_of
 from kv_offload_cpu.copy.cuda.nvrtc import WrongDeviceError
 from kv_offload_cpu.copy.cuda.plain_call import WARPS, PlainKernel
 from kv_offload_cpu.copy.cuda.trial import TINY, Trial
+from kv_offload_cpu.copy.ranges.addresses import Moves
 from kv_offload_cpu.copy.ranges.descriptors import CopyPlan
 from kv_offload_cpu.copy.ranges.tensors import TensorPages, device_tensors
 
@@ -294,6 +296,23 @@ def test_threads_give_what_is_noted_if_that_is_wanted(make, registry):
     assert "cuMemcpyAsync" not in registry.bindings.calls
     driver.go(stream)
     assert "cuMemcpyAsync" in registry.bindings.calls
+
+
+def test_what_a_noted_call_reads_is_kept_until_it_was_made(make):
+    driver = make(notes=True)
+    driver.enable_batches()
+    driver.enable_kernels()
+    source, target, stream = np.arange(8, dtype=np.uint8), np.zeros(8, np.uint8), driver.new_stream()
+    columns = ([target.ctypes.data], [source.ctypes.data], [8])
+    table, batch = driver.new_table(4), Batch(Moves(*map(np.array, columns)), SourceOrder.ANY)
+    is_there = [weakref.ref(table), weakref.ref(batch)]
+    driver.upload(stream, table, 3)
+    driver.copy_batch(stream, batch, 0, 1)
+    del table, batch
+    assert all(one() is not None for one in is_there)
+    driver.go(stream)
+    assert target.tolist() == source.tolist()
+    assert not any(one() is not None for one in is_there)
 
 
 @pytest.mark.parametrize(
