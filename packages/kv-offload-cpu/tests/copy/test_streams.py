@@ -1,5 +1,6 @@
 """Streams and events by the driver's own functions: what is noted, what is asked, which events are used again."""
 
+import ctypes
 import gc
 import threading
 from itertools import count
@@ -9,14 +10,27 @@ from kv_offload_cpu_driver import CONTEXT, FakeBindings
 
 from kv_api import ConfigError
 from kv_offload_cpu.copy.cuda.call_loop import find_loop
-from kv_offload_cpu.copy.cuda.streams import Functions, Noted
+from kv_offload_cpu.copy.cuda.streams import AtOnce, Functions, Noted
 
 handles = count(0x500)
+
+
+class Event:
+    def __init__(self, *, knows_time):
+        self.on = None
+        self.knows_time = knows_time
+
+    def record(self, stream):
+        self.on = stream
 
 
 class Stream:
     def __init__(self):
         self.cuda_stream = next(handles)
+        self.held_by = []
+
+    def wait_event(self, event):
+        self.held_by.append(event)
 
 
 class Torch:
@@ -29,6 +43,9 @@ class Torch:
 
     def compute_stream(self):
         return self.compute
+
+    def new_event(self, *, knows_time):
+        return Event(knows_time=knows_time)
 
 
 @pytest.fixture
@@ -242,3 +259,30 @@ def test_a_function_that_the_driver_lacks_is_a_configuration_error(monkeypatch):
         monkeypatch.setattr(f"kv_offload_cpu.copy.cuda.{module}.load_bindings", lambda purpose: lacking)
     with pytest.raises(ConfigError, match="has no batched copy"):
         Functions().address("cuEventCreate")
+
+
+# Given at once
+
+
+def test_what_is_told_is_told_to_torch_of_the_stream_that_is_meant(bindings):
+    torch = Torch(bindings)
+    at_once = AtOnce(torch, Functions())
+    one, other = at_once.new_stream(), at_once.new_stream(beside=None)
+    computed, marked, timed = at_once.mark_compute(), at_once.mark(one), at_once.mark(other, knows_time=True)
+    assert [event.on for event in (computed, marked, timed)] == [torch.compute, one, other]
+    assert [event.knows_time for event in (computed, marked, timed)] == [False, False, True]
+    at_once.hold(one, computed)
+    at_once.hold(other, marked)
+    assert (one.held_by, other.held_by, torch.compute.held_by) == ([computed], [marked], [])
+    assert at_once.handle(one) == one.cuda_stream and at_once.of_torch(one) is one
+
+
+def test_a_call_is_made_at_once_on_the_device(bindings):
+    at_once = AtOnce(Torch(bindings), Functions())
+    stream = at_once.new_stream()
+    made = ctypes.c_void_p()
+    at_once.call(stream, "cuEventCreate", (ctypes.addressof(made), 2))
+    assert made.value in bindings.events
+    done = []
+    at_once.act(stream, lambda: done.append(1))
+    assert done == [1]
