@@ -8,7 +8,7 @@ recorded.
 from collections import Counter
 from dataclasses import dataclass
 from random import Random
-from typing import Any
+from typing import Any, cast
 
 from kv_api import Direction
 from kv_sim.actions import Action, Kind
@@ -199,9 +199,8 @@ class RecordedWorld(World):
     """A world with more of what is rare: aborts of requests whose load was just reported, and failed loads."""
 
     def act(self, random: Random) -> None:
-        engine, silent = self.engine, self.config.silent
-        assert isinstance(engine, RecordingEngine), f"the world made a {type(engine).__name__}"
-        reported = sorted(engine.scheduler.loaded)
+        engine = cast(RecordingEngine, self.engine)  # as record has it made
+        reported, silent = sorted(engine.scheduler.loaded), self.config.silent
         if reported and Kind.ABORT.value not in silent and random.random() < 0.3:
             self.apply(Action(Kind.ABORT, {"request": random.choice(reported)}), random)
             return
