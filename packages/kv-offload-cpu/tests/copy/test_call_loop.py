@@ -150,6 +150,7 @@ def test_a_thread_sleeps_where_there_is_nothing_to_do_and_keeps_no_process_alive
     [descriptor] = eventfds() - before
     assert os.get_blocking(descriptor)
     assert not os.get_inheritable(descriptor)
+    server.end()  # while the calls are there
 
 
 def test_who_publishes_goes_on_meanwhile(functions, make_server):
