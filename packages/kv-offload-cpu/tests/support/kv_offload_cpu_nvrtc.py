@@ -111,3 +111,23 @@ class Tensor:
 
     def data_ptr(self):
         return self.address
+
+
+def launched_twice(driver, kernel, *, is_store):
+    """What a driver was given by two calls, of 600 steps and of three; checks what both are told of their jobs."""
+    calls = [kernel.call(77, 9000, 400, range(100, 300), 2), kernel.call(78, 8000, 40, range(1), 2)]
+    for arguments, kept in calls:
+        driver.cuLaunchKernel(*arguments)
+        assert kernel._steps in kept
+    [first, last] = driver.launched
+    assert first[3] == {
+        "table": 9000,
+        "steps": 5000,
+        "num_rows": 400,
+        "begin": 100,
+        "num_items": 600,
+        "num_steps": 3,
+        "is_store": is_store,
+    }
+    assert (last[3]["table"], last[3]["begin"], last[3]["num_items"]) == (8000, 0, 3)
+    return first[:3], last[:3]
