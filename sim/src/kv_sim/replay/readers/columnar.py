@@ -36,14 +36,14 @@ def is_columnar(path: Path) -> bool:
 
 def has_rows(path: Path) -> bool:
     """Whether there is something in a file. What writes many files leaves some of them empty."""
-    with _opened(path) as (_, batches):
-        return any(batch.num_rows for batch in batches)
+    with _opened(path) as (_, count, batches):
+        return any(batch.num_rows for batch in batches) if count is None else bool(count)
 
 
 def rows_of(path: Path) -> Iterator[Mapping[str, Any]]:
     """What each row has, by the names of its columns, of which each has to be another one."""
     pyarrow = _pyarrow(path)
-    with _opened(path) as (names, batches):
+    with _opened(path) as (names, _, batches):
         twice = [name for place, name in enumerate(names) if name in names[:place]]
         if twice:
             raise ConfigError(f"{path}: two columns are called {twice[0]!r:.60}")
@@ -72,13 +72,17 @@ def _pyarrow(path: Path) -> Any:
 
 
 @contextmanager
-def _opened(path: Path) -> Iterator[tuple[list[str], Iterator[Any]]]:
-    """The names of the columns of a file, and its rows, some at a time; what goes wrong is said of the file."""
+def _opened(path: Path) -> Iterator[tuple[list[str], int | None, Iterator[Any]]]:
+    """The names of the columns of a file, how many rows it has if it says so, and these, some at a time.
+
+    What goes wrong is said of the file.
+    """
     pyarrow = _pyarrow(path)
     try:
         if _kind_of(path) == _PARQUET:
             with pyarrow.parquet.ParquetFile(path) as file:
-                yield list(file.schema_arrow.names), file.iter_batches(batch_size=_ROWS, use_threads=False)
+                batches = file.iter_batches(batch_size=_ROWS, use_threads=False)
+                yield list(file.schema_arrow.names), file.metadata.num_rows, batches
         else:
             with pyarrow.OSFile(str(path)) as file:
                 if _kind_of(path) == _STREAM:
@@ -86,7 +90,7 @@ def _opened(path: Path) -> Iterator[tuple[list[str], Iterator[Any]]]:
                     reader = pyarrow.ipc.open_stream(file)
                 else:
                     reader = pyarrow.ipc.open_file(file)
-                yield list(reader.schema.names), _few(_batches(reader))
+                yield list(reader.schema.names), None, _few(_batches(reader))
     except ConfigError:
         raise
     except (pyarrow.ArrowException, OSError, OverflowError, ValueError) as error:
