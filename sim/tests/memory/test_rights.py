@@ -104,6 +104,26 @@ def test_a_load_needs_a_right_of_its_request_or_of_its_step() -> None:
     assert shadow.step_rights == {}
 
 
+@pytest.mark.parametrize(
+    ("tokens", "targets"),
+    [(range(4, 5), [2, 6]), (range(6, 8), [2, 6]), (range(6, 9), [2, 3, 6]), (range(3, 4), [1, 5])],
+)
+@pytest.mark.parametrize("step", [None, 8])
+def test_a_load_may_write_the_blocks_with_its_tokens_until_it_is_over(
+    tokens: range, targets: list[int], step: int | None
+) -> None:
+    """Block 0 is none. What other loads may write stays."""
+    shadow = Shadow(2, Referee())
+    shadow.load_rights[9], shadow.step_rights[8] = "r2", 7
+    assert shadow.expect_load("r1", ([1, 2, 3], [5, 6, 0]), tokens, 4, step) == targets
+    by_request, by_step = (dict.fromkeys(targets, owner) for owner in ("r1", 8))
+    assert shadow.load_rights == {9: "r2", **(by_request if step is None else {})}
+    assert shadow.step_rights == {8: 7, **({} if step is None else by_step)}
+    shadow.end_load("r1")
+    shadow.end_step(8)
+    assert (shadow.load_rights, shadow.step_rights) == ({9: "r2"}, {8: 7})
+
+
 def move(one: Copy, block: int, slot: int, *others: Copy, queue: tuple[Any, ...] = (), **kwargs: Any) -> Any:
     """What is said when a copy moves a page between a block and one of four host slots."""
     shadow, copies = shadow_of_two(), [one, *others]

@@ -169,15 +169,12 @@ class Admission:
         """Tell the connector of the allocation; give its load the right to write."""
         tables = self._state.blocks.tables[request.request_id]
         if external:
-            size = self._state.config.block_size
-            first, last = local // size, -(-(local + external) // size)
-            targets = [block for table in tables.groups for block in table[first:last] if block]
+            tokens, step = range(local, local + external), None if is_async else self._state.num_steps
+            targets = self._state.shadow.expect_load(
+                request.request_id, tables.groups, tokens, self._state.config.block_size, step
+            )
             plan.load(request, targets, is_async)
             request.awaits_load = is_async
-            if is_async:
-                self._state.shadow.load_rights.update(dict.fromkeys(targets, request.request_id))
-            else:
-                self._state.shadow.step_rights.update(dict.fromkeys(targets, self._state.num_steps))
         self._state.connector.update_state_after_alloc(request, Tables(tables.get_block_ids()), external)
         if external and not request.num_preemptions:  # hits are counted once for each request
             self._state.connector.get_external_cache_hit_sources(request, external)

@@ -237,12 +237,10 @@ class KVCacheManager:
         self.block_pool.free(freed)
         return freed
 
-    def free(self, request_id: str) -> list[int]:
-        """Free a request's blocks now, group after group, tails first; returns them."""
-        blocks = self.take(request_id)
-        for group in blocks:
+    def free(self, request_id: str) -> None:
+        """Free a request's blocks now, group after group, tails first."""
+        for group in self.take(request_id):
             self.block_pool.free(reversed(group))
-        return [block for group in blocks for block in group]
 
     def take(self, request_id: str) -> list[list[int]]:
         """Take a request's blocks away without freeing them, by group in the order of the tokens."""

@@ -263,12 +263,6 @@ class Outcome:
         request.num_stale_output_tokens = request.num_in_flight_tokens
         request.num_output_placeholders = request.num_unseen_rejects = request.num_draft_tokens = 0
 
-    def _end_rights(self, request_id: str) -> None:
-        """The request's load is over: nobody may write its blocks any more."""
-        rights = self.scheduler.shadow.load_rights
-        for block in [block for block, owner in rights.items() if owner == request_id]:
-            del rights[block]
-
     def _transfers_ended(self, report: KVConnectorOutput) -> None:
         scheduler = self.scheduler
         results = KVConnectorTransferResults(
@@ -279,7 +273,7 @@ class Outcome:
             request = scheduler.requests[request_id]
             if request.status is Status.WAITING_FOR_REMOTE_KVS:
                 scheduler.loaded.add(request_id)
-                self._end_rights(request_id)
+                scheduler.shadow.end_load(request_id)
             else:  # it was aborted
                 self._free(request)
         for request_id in sorted(results.finished_sending):

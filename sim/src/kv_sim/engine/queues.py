@@ -85,14 +85,12 @@ class Queues:
     def free_request_blocks(self, request: SimRequest) -> None:
         """Give a request's blocks back, now or when the steps under way have come back."""
         if self.blocks_can_be_freed(request):
-            blocks = self.blocks.free(request.request_id)
+            self.blocks.free(request.request_id)
         else:
             blocks = [block for group in self.blocks.take(request.request_id) for block in group]
             if blocks:
                 self.deferred_frees.append((self.sched_step_seq, blocks[::-1]))
-        for block in blocks:
-            if self.shadow.load_rights.get(block) == request.request_id:
-                del self.shadow.load_rights[block]
+        self.shadow.end_load(request.request_id)
 
     def note_prefill(self, request: SimRequest) -> None:
         """The request is in the middle of its prefill, or of its load."""

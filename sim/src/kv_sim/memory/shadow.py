@@ -45,6 +45,11 @@ def _always(*where: Any) -> bool:
     return True
 
 
+def _forget(rights: dict[int, Any], owner: Any) -> None:
+    for block in [block for block, other in rights.items() if other == owner]:
+        del rights[block]
+
+
 class Shadow:
     """Rights over the blocks of all ranks."""
 
@@ -65,14 +70,34 @@ class Shadow:
         """By rank, GPU block -> who wrote which part of it since it was written as a whole, the last one last."""
         self.fail = referee.fail
 
-    def end_step(self, step: int) -> None:
-        """The loads of a step are over."""
-        for block in [block for block, owner in self.step_rights.items() if owner == step]:
-            del self.step_rights[block]
-
     def own(self, request_id: str, blocks: Iterable[int]) -> None:
         """These are a request's blocks now."""
         self.owners.update(dict.fromkeys(blocks, request_id))
+
+    # -- loads ---------------------------------------------------------------------------------
+
+    def expect_load(
+        self, request_id: str, tables: Iterable[list[int]], tokens: range, block_size: int, step: int | None
+    ) -> list[int]:
+        """A load of a request's tokens was announced: it may write the blocks of ``tables`` that hold them.
+
+        It belongs to a step, or, if that is None, goes on until it is reported. Those blocks are the answer.
+        """
+        first, last = tokens.start // block_size, -(-tokens.stop // block_size)
+        targets = [block for table in tables for block in table[first:last] if block]
+        if step is None:
+            self.load_rights.update(dict.fromkeys(targets, request_id))
+        else:
+            self.step_rights.update(dict.fromkeys(targets, step))
+        return targets
+
+    def end_load(self, request_id: str) -> None:
+        """The load of a request is over."""
+        _forget(self.load_rights, request_id)
+
+    def end_step(self, step: int) -> None:
+        """The loads of a step are over."""
+        _forget(self.step_rights, step)
 
     # -- compute -------------------------------------------------------------------------------
 

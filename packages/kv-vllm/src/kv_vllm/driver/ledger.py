@@ -118,15 +118,13 @@ class Ledger:
         if external <= 0:
             return
         local, is_async = self._matches[request_id]
-        first, last = local // self._block_size, -(-(local + external) // self._block_size)
-        targets = [block for table in tables for block in table[first:last] if block]
+        tokens, step = range(local, local + external), None if is_async else self.step
+        targets = self._shadow.expect_load(request_id, tables, tokens, self._block_size, step)
         if is_async:
             self.twins[request_id].awaits_load = True
             self.async_targets += targets
-            self._shadow.load_rights.update(dict.fromkeys(targets, request_id))
         else:
             self.sync_targets[request_id] = targets
-            self._shadow.step_rights.update(dict.fromkeys(targets, self.step))
 
     def judge(self, output: Any) -> None:
         """Check which transfers the workers report as ended, and leave only what is legal in it."""
@@ -136,9 +134,8 @@ class Ledger:
         check_reports(self, results, self._referee)
         output.finished_sending = SortedSet(results.finished_sending) or None
         output.finished_recving = SortedSet(results.finished_recving) or None
-        rights = self._shadow.load_rights
-        for block in [block for block, owner in rights.items() if owner in results.finished_recving]:
-            del rights[block]
+        for request_id in results.finished_recving:
+            self._shadow.end_load(request_id)
 
     @property
     def requests(self) -> dict[str, Twin]:
