@@ -33,7 +33,7 @@ class LastReport:
         """Take the first reports out of the joined output of a step."""
         for name in _FIELDS:
             reported: set[str] = getattr(output, name) or set()
-            early = {request_id for request_id in reported if self._is_early(request_id, name)}
+            early = {request_id for request_id in reported if self._cross_out(request_id, name)}
             if early:
                 setattr(output, name, (reported - early) or None)
 
@@ -42,7 +42,8 @@ class LastReport:
         for request_id, missing in self._missing.items():
             assert missing and set(missing) <= set(_FIELDS), f"{request_id}: misses {missing}"
 
-    def _is_early(self, request_id: str, name: str) -> bool:
+    def _cross_out(self, request_id: str, name: str) -> bool:
+        """Note a report of a request. Whether its other one is still to come."""
         missing = self._missing.get(request_id)
         if missing is None or name not in missing:
             return False

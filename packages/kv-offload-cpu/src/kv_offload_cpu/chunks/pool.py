@@ -83,10 +83,9 @@ class ChunkPool:
 
     def first_miss(self, keys: Collection[OffloadKey]) -> OffloadKey | None:
         """The first key that isn't a resident's."""
-        for key in keys:
-            if key not in self.slot_of:
-                return key
-            break
+        first = next(iter(keys), None)
+        if first is not None and first not in self.slot_of:
+            return first
         try:
             self.find(keys)
         except KeyError as error:

@@ -48,7 +48,7 @@ class Fifo(Generic[T]):
         """Take the ``count`` oldest items; there must be as many."""
         taken = self._take_entries(count)
         while self._dead and not self._dead.keys().isdisjoint(taken):
-            taken = [item for item in taken if not self._is_dead(item)]
+            taken = [item for item in taken if not self._bury(item)]
             taken += self._take_entries(count - len(taken))
         return taken
 
@@ -102,8 +102,8 @@ class Fifo(Generic[T]):
         self._size -= count
         return taken
 
-    def _is_dead(self, item: T) -> bool:
-        """Whether the entry of an item that was just taken is dead; if so, it is done with."""
+    def _bury(self, item: T) -> bool:
+        """Be done with an entry that was just taken, if it is dead. Whether it is."""
         times = self._dead.get(item, 0)
         if times:
             self._dead_count -= 1

@@ -43,7 +43,7 @@ class Matching:
         if match is None:
             return None, False
         tokens = match.boundary - local
-        in_step = tokens > 0 and self._fits_into_step(local, match.boundary)
+        in_step = tokens > 0 and self._charge_step(local, match.boundary)
         state.promise = Promise(local, tokens, in_step, match.is_tail)
         return tokens, tokens > 0 and not in_step
 
@@ -133,8 +133,8 @@ class Matching:
             self._books.stats.observe(LOOKUP_ASYNC_DELAY, now - state.deferred_since)
             state.deferred_since = None
 
-    def _fits_into_step(self, local: int, boundary: int) -> bool:
-        """Whether the step may load it itself; if so, its budget is charged.
+    def _charge_step(self, local: int, boundary: int) -> bool:
+        """Charge the budget of what a step loads itself, if it may load this. Whether it does.
 
         Never with several groups or states: a load of the step that fails has no way back there.
         """
@@ -161,7 +161,7 @@ class Matching:
         plan = plan_load(books.layout, state.progress, tables, promise.local, boundary, tail_hashes)
         job = TransferJob(state.context.req_id, None, plan.gpu_spec, sync=promise.in_step)
         pinned: Sequence[OffloadKey] = ()
-        if self._is_there(state, plan):
+        if self._confirm(state, plan):
             job.src_spec = books.manager.prepare_load(plan.keys, state.context)
             pinned = plan.keys
         for progress, chunks in zip(state.progress.groups, plan.chunks, strict=True):
@@ -175,8 +175,8 @@ class Matching:
         begun = books.jobs.begin_load(state, pinned, plan.block_ids, is_async=not promise.in_step)
         books.meta.load_jobs[begun.job_id] = job
 
-    def _is_there(self, state: RequestState, plan: LoadPlan) -> bool:
-        """Whether what was promised can still be loaded. If not, it is not promised to this request again."""
+    def _confirm(self, state: RequestState, plan: LoadPlan) -> bool:
+        """Whether what was promised can still be loaded; what is gone is not promised to this request again."""
         if not plan.is_possible:
             state.refused.update(plan.keys)
             return False
