@@ -120,8 +120,8 @@ def test_files_answer_what_host_memory_of_their_size_would(small):
     assert of_disk.recommended == of_memory.recommended and of_disk.without == of_memory.without
     assert (of_memory.medium, of_disk.medium) == ("host memory", "the disk")
     assert (of_memory.setup, of_disk.setup) == (Setup("lru", 4), Setup("lru", 0, disk=4))
-    assert of_memory.knee_gib == 4 * 512 * 100 / 2**30
-    assert size(small, ["lru"], [4]).knee_gib is None, "of blocks without bytes"
+    assert of_memory.recommended_gib == 4 * 512 * 100 / 2**30
+    assert size(small, ["lru"], [4]).recommended_gib is None, "of blocks without bytes"
 
 
 def spec_of(extra, block_bytes):
@@ -190,7 +190,7 @@ def test_room_is_for_whole_pages_and_a_row_beside_each(small, of_a_token):
     extra = found.config()["kv_connector_extra_config"] | {"file_staging_bytes": 1 << 20}
     assert extra["file_bytes_to_use"] == 4 * ((2 if of_a_token > 8 else 1) * 4096 + 256)
     assert spec_of(extra, 512 * of_a_token).num_chunks == 4
-    assert found.knee_gib == 4 * 512 * of_a_token / 2**30
+    assert found.recommended_gib == 4 * 512 * of_a_token / 2**30
 
 
 def test_what_size_says_of_a_disk_behind_host_memory(small, capsys):

@@ -11,7 +11,7 @@ memory to buy; they are in ``api``. On the command line it is ``command/``.
                         ``tally`` becomes ``results``. ``stream`` does it while a trace is read, ``parallel``
                         does several ``side_by_side`` in processes; ``policies`` are their names
 **all sizes at once**   ``stack``, over the ``shape`` of a trace, to a ``curve``; ``bounds``: what no policy beats
-**what to buy**         ``sizing``, which ends in a ``transfer_config``
+**what to buy**         ``sizing``: all that was tried, what is ``recommended`` of it, and its ``transfer_config``
 **several servers**     ``routing`` says who gets what, ``fleet`` holds their shares
 **with time**           ``timed/``: through the engine model, with a clock
 **told to others**      ``report/`` for people; ``oracle`` for other simulators

@@ -8,7 +8,7 @@ from kv_sim.replay.columns import Columns
 from kv_sim.replay.fleet import Fleet, RoutedTrace
 from kv_sim.replay.models import find_model
 from kv_sim.replay.parallel import replay_all
-from kv_sim.replay.policies import ALL_POLICIES, parse_policies
+from kv_sim.replay.policies import ALL_POLICIES, USUAL_POLICY, parse_policies
 from kv_sim.replay.readers.opening import open_trace
 from kv_sim.replay.readers.options import EngineField, TraceOptions
 from kv_sim.replay.results import CacheReplay, results_of
@@ -24,7 +24,7 @@ Capacity = int | str
 
 def replay(
     trace: Columns | str | Path,
-    policy: str = "lru",
+    policy: str = USUAL_POLICY,
     capacity: Capacity = 0,
     *,
     gpu_capacity: Capacity | None = None,

@@ -26,6 +26,7 @@ from kv_offload_cpu import AtOnceManager
 from kv_sim.replay.columns import Columns, Ints
 from kv_sim.replay.gpu_tier import GpuTier
 from kv_sim.replay.medium import MediumRun, Traffic
+from kv_sim.replay.policies import USUAL_POLICY
 from kv_sim.replay.trace import Tell
 
 _KEYS_AT_ONCE = 1 << 15
@@ -38,7 +39,7 @@ _NONE: Ints = np.zeros(0, dtype=np.int64)
 class Setup:
     """What is replayed on."""
 
-    policy: str = "lru"
+    policy: str = USUAL_POLICY
     capacity: int = 0
     """Blocks of host memory; 0: there is none."""
     gpu_blocks: int = 0

@@ -4,8 +4,10 @@ from typing import Final
 
 from kv_offload_cpu.policy import POLICIES
 
-ALL_POLICIES: Final = tuple(sorted(POLICIES, key=lambda name: (name != "lru", name)))
-"""All that host memory has; first the one that is usual."""
+USUAL_POLICY: Final = "lru"
+"""What host memory has unless somebody says otherwise."""
+ALL_POLICIES: Final = tuple(sorted(POLICIES, key=lambda name: (name != USUAL_POLICY, name)))
+"""All that host memory has; first the usual one."""
 
 _ALL: Final = "all"
 

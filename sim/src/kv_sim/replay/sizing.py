@@ -1,4 +1,4 @@
-"""How much memory or disk to buy: hit ratios over capacities and policies, the knee, and a configuration for it.
+"""How much memory or disk to buy: hit ratios over capacities and policies, and a configuration for one of them.
 
 **What is sized** is host memory, or files on a disk; these may lie behind host memory of a size that is given. Of
 several servers each gets as much, and hits are those of all.
@@ -7,14 +7,6 @@ several servers each gets as much, and hits are those of all.
 prompt, and other policies, are replayed, side by side in processes. With a GPU tier of g blocks in front, an LRU
 of c blocks answers together with it what an LRU of max(c, g) does, since both keep the most recent blocks in the
 same order; and so do files behind host memory, if every prompt fits into either.
-
-**The knee** is the capacity at which the best policy's token ratio lies highest above the straight line from
-nothing to room for everything: up to there more room buys more than on average, from there on less. Where nothing
-lies above that line by more than `WORTH_CHANGING`, as where requests go through all of it in turns, there is none,
-and the least that answers the most is recommended.
-
-**The policy** of the recommended point is ``lru``, the default, unless another one is better there by more than
-`WORTH_CHANGING`.
 """
 
 from collections.abc import Mapping, Sequence
@@ -28,27 +20,16 @@ from kv_sim.replay.cache import Setup
 from kv_sim.replay.curve import Hits, Ratios, Totals
 from kv_sim.replay.fleet import Load, RoutedTrace, add_up
 from kv_sim.replay.parallel import replay_all
+from kv_sim.replay.recommended import Point, recommend
 from kv_sim.replay.side_by_side import Progress
 from kv_sim.replay.stack import longest_prompt, lru_curve
 from kv_sim.replay.tally import hits_by_tier
 from kv_sim.replay.transfer_config import disk_bytes_for, disk_config, host_config
 from kv_sim.replay.units import Footprint
 
-WORTH_CHANGING: Final = 0.005
-"""Of prompt tokens; less is no reason to take another policy, or less room."""
+LRU: Final = "lru"
 SMALLEST_SHARE: Final = 0.001
 """Of all blocks of the trace, where a sweep begins."""
-LRU: Final = "lru"
-
-
-@dataclass(frozen=True)
-class Point:
-    """One policy at one capacity."""
-
-    policy: str
-    capacity: int
-    ratios: Ratios
-    """Of all tiers together."""
 
 
 @dataclass(frozen=True)
@@ -133,8 +114,8 @@ class Sizing:
         return tuple(self.curves)
 
     @property
-    def knee_gib(self) -> float | None:
-        """How large the recommended point is."""
+    def recommended_gib(self) -> float | None:
+        """How large the recommended point is; None of blocks without bytes."""
         size = self.footprint.bytes_of(self.recommended.capacity)
         return None if size is None else size / 2**30
 
@@ -278,33 +259,3 @@ def _lru_hits(trace: RoutedTrace, sizes: Sequence[int]) -> list[Hits]:
         return []
     curves = [lru_curve(share.columns, share.shape, max(sizes)) for share in trace.shares]
     return [add_up(curve.at(size) for curve in curves) for size in sizes]
-
-
-def recommend(
-    curves: Mapping[str, Sequence[Ratios]],
-    capacities: Sequence[int],
-    without: float,
-    most_blocks: int,
-    budget_blocks: int | None,
-    medium: str = "host memory",
-) -> tuple[Point, str]:
-    """The knee of the best policy, or the budget if it ends before; and why."""
-    tops = [max(curve[index].token for curve in curves.values()) for index in range(len(capacities))]
-    rise, reach = max(tops) - without, max(most_blocks, capacities[-1])
-    if rise <= 0:
-        index, reason = 0, "it answers nothing on this trace at any size that was tried"
-    else:
-        above = [top / rise - size / reach for top, size in zip(tops, capacities, strict=True)]
-        # That is above the line, as a share of the rise, but for what is answered without it.
-        index, ends = above.index(max(above)), "it ends before the knee"
-        reason = "the knee: up to here more room buys more than on average, from here on less"
-        if above[index] * rise - without <= WORTH_CHANGING:
-            index, ends = tops.index(max(tops)), "it ends before the most is answered"
-            reason = "there is no knee: up to here more room buys no less than on average"
-        if budget_blocks is not None and capacities[index] > budget_blocks:
-            index = max(place for place, size in enumerate(capacities) if size <= budget_blocks)
-            reason = f"the budget: {ends if tops[index] > without else f'up to there {medium} answers nothing'}"
-    policy = max(curves, key=lambda name: curves[name][index].token)
-    if LRU in curves and curves[policy][index].token - curves[LRU][index].token <= WORTH_CHANGING:
-        policy = LRU
-    return Point(policy, capacities[index], curves[policy][index]), reason

@@ -12,7 +12,7 @@ from kv_sim.replay.command.foreign import add_refused
 from kv_sim.replay.kv_model import DTYPES
 from kv_sim.replay.model_config import FILE
 from kv_sim.replay.models import MODELS
-from kv_sim.replay.policies import ALL_POLICIES
+from kv_sim.replay.policies import ALL_POLICIES, USUAL_POLICY
 from kv_sim.replay.readers.catalogue import FORMATS
 from kv_sim.replay.readers.naming import IdMeaning, IdScope
 from kv_sim.replay.readers.options import OnError, Partial, Unsorted
@@ -183,7 +183,7 @@ def _add_page(parser: argparse.ArgumentParser) -> None:
 def _add_cache(parser: argparse.ArgumentParser) -> None:
     """The options of ``replay`` that only cache fidelity reads."""
     _add_footprint(parser)
-    _add_policies(parser, "lru")
+    _add_policies(parser, USUAL_POLICY)
     parser.add_argument("--capacity", metavar="SIZES", help=f"host memory, one or more: {EXPECTED}")
     _add_gpu(parser)
     parser.add_argument(

@@ -7,6 +7,7 @@ from math import inf
 from typing import Any, Final
 
 from kv_api import ConfigError
+from kv_sim.replay.policies import USUAL_POLICY
 from kv_sim.replay.timed.hardware import GIB, GPUS, MODELS, Gpu, Model
 from kv_sim.replay.timed.timing import LinkCosts, StepCosts, to_ns
 from kv_sim.replay.transfer_config import disk_config, host_config
@@ -56,7 +57,7 @@ class EngineSettings:
     max_model_len: int | None = None
     cpu_bytes_to_use: int = 64 * GIB
     """Host memory of the default connector, over all ranks. It may be 0 where there is a disk."""
-    eviction_policy: str = "lru"
+    eviction_policy: str = USUAL_POLICY
     disk_bytes_to_use: int = 0
     """Files of the default connector, over all ranks, behind host memory; 0: none."""
     disk_folder: str = "/mnt/nvme/kv"

@@ -5,11 +5,11 @@ Each size with each policy is a row; without any, the trace is replayed once for
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Final
 
 from kv_api import ConfigError
 from kv_sim.replay.columns import Columns
 from kv_sim.replay.fleet import Fleet, Load, RoutedTrace
+from kv_sim.replay.policies import USUAL_POLICY
 from kv_sim.replay.side_by_side import Progress
 from kv_sim.replay.sizing import usual_capacities
 from kv_sim.replay.timed.answers import Answers
@@ -19,8 +19,6 @@ from kv_sim.replay.timed.replay import notes_of
 from kv_sim.replay.timed.servers import ServerKind, replay_on, shares_of
 from kv_sim.replay.timed.settings import EngineSettings, Sizes, plan
 from kv_sim.replay.trace import Trace
-
-USUAL_POLICY: Final = "lru"
 
 
 @dataclass(frozen=True)
