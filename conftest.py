@@ -15,7 +15,7 @@ import gc
 import os
 import sys
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from importlib import import_module
 from pathlib import Path
 
@@ -51,6 +51,16 @@ def _few(items: list[pytest.Item]) -> Iterator[pytest.Item]:
         is_once = item.get_closest_marker("once") is not None
         if not is_once and seed % FEWER == number % FEWER == 0:
             yield item
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Generator[None, object, object]:
+    """Collect without Python's collector: there is nothing to find yet, and it would look again and again."""
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.enable()
 
 
 def pytest_collection_finish() -> None:
