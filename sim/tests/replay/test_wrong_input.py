@@ -271,8 +271,8 @@ FILES = {
     "not even the first line": ("{oops}\n{}\n" + GOOD + "\n", "{file}:1: not JSON from column 2 on {more}"),
     "no line at all": ("{oops}\n{sorry}\n", "{file}:1: not JSON from column 2 on"),
     "several documents": (
-        json.dumps({"messages": []}, indent=1) + "\n" + json.dumps({"messages": []}, indent=1),
-        "{file}:4: not JSON from column 1 on (each document on a line of its own, as jq -c writes them)",
+        json.dumps({"messages": []}, indent=1) + "\n" + json.dumps({"messages": []}, indent=1)[:-1],
+        "{file}:4: not JSON, and what follows isn't read {more}",
     ),
     "a document that is cut off": ("[\n" + GOOD + ",\n", "{file}:3: not JSON from column 1 on"),
     "a bad turn": (
