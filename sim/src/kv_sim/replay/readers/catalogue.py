@@ -17,6 +17,7 @@ from kv_sim.replay.readers.chat import CONVERSATIONS, OPENAI, is_conversation, i
 from kv_sim.replay.readers.dated import DATED
 from kv_sim.replay.readers.format import Container, Format
 from kv_sim.replay.readers.guidellm import GUIDELLM
+from kv_sim.replay.readers.har import HAR
 from kv_sim.replay.readers.lengths import LENGTHS
 from kv_sim.replay.readers.lmbench import LMBENCH
 from kv_sim.replay.readers.lmcache_log import LMCACHE
@@ -25,7 +26,7 @@ from kv_sim.replay.readers.mooncake import MOONCAKE
 from kv_sim.replay.readers.otel import OTEL
 from kv_sim.replay.readers.recorded import RECORDED
 from kv_sim.replay.readers.servegen import SERVEGEN
-from kv_sim.replay.readers.sglang import SGLANG
+from kv_sim.replay.readers.sglang import SGLANG, SGLANG_LOG
 from kv_sim.replay.readers.tables import TABLE
 from kv_sim.replay.readers.vidur import VIDUR
 from kv_sim.replay.readers.vllm_custom import VLLM
@@ -35,7 +36,7 @@ FORMATS: Final[Mapping[str, Format]] = {
     one.name: one
     for one in (
         *(WEKA, LMCACHE, BAILIAN, RECORDED, SERVEGEN, LMBENCH, MOONCAKE, BASETEN),
-        *(AIBRIX, AIPERF, TURNS, INPUTS, OTEL, GUIDELLM, LANGFUSE, LANGSMITH, SGLANG),
+        *(AIBRIX, AIPERF, TURNS, INPUTS, OTEL, GUIDELLM, LANGFUSE, LANGSMITH, SGLANG, SGLANG_LOG, HAR),
         *(SAGEMAKER, BEDROCK, BASETEN_TEXT),
         *(VLLM, DATED, CONVERSATIONS, OPENAI, TABLE),
         *(AZURE, BURSTGPT, VIDUR, BENCH, *LENGTHS),

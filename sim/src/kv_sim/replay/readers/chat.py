@@ -34,6 +34,7 @@ from kv_sim.replay.readers.record import (
 )
 from kv_sim.replay.readers.text import ASSUMED
 from kv_sim.replay.readers.turns import TURN_SECONDS
+from kv_sim.replay.readers.usual import KEPT
 
 _ANSWERS: Final = "assistant"
 _ROLES: Final = dict.fromkeys(("gpt", "chatgpt", "bard", "bing", "model", "bot"), _ANSWERS) | {"human": "user"}
@@ -83,6 +84,8 @@ def prompts_in(record: Mapping[str, Any], asked: Mapping[str, Any]) -> list[Prom
         raise MalformedError(
             "conversation: expected a whole prompt, got what is added to one that is kept elsewhere"
         )
+    if asked.get(KEPT) is not None:
+        raise MalformedError(f"{KEPT}: expected a whole prompt, got what is added to {asked[KEPT]!r:.40}")
     if "input" in asked and _embeds(record, asked):
         raise MalformedError("input: expected what a model goes on with, got what is embedded")
     return prompts_of(asked) if _is_completion(asked) else [(chat(asked), None)]

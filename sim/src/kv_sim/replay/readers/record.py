@@ -20,7 +20,7 @@ _LATEST: Final = 2**63
 
 TIMES: Final = (
     *("timestamp", "created", "created_at", "time", "startTime", "start_time", "request_created_at"),
-    *("@timestamp", "time_iso8601", "time_local", "started_at", "ts"),
+    *("@timestamp", "time_iso8601", "time_local", "started_at", "ts", "logging_time"),
 )
 _OF_WEB_SERVERS: Final = re.compile(r"\[?(\d\d)/([A-Za-z]{3})/(\d{4}):(\d\d:\d\d:\d\d) ?([+-]\d{4})\]?")
 """As in 31/Jan/2026:10:00:02 +0000."""
