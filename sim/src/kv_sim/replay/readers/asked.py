@@ -30,7 +30,7 @@ _THOUGHTS: Final = {
 _TOLD: Final = ("prompt_tokens", "input_tokens", "promptTokenCount", "prompt_token_count")
 _ANSWERS: Final = ("response_body", "full_response")
 _USAGES: Final = ("usage", "usageMetadata", "usage_metadata", "details")
-_BESIDE: Final = ("cache_read_input_tokens", "cache_creation_input_tokens")
+BESIDE: Final = ("cache_read_input_tokens", "cache_creation_input_tokens")
 """What Anthropic's ``input_tokens`` leaves out, and no other's."""
 
 
@@ -85,7 +85,7 @@ def told_in(record: Mapping[str, Any]) -> int | None:
         for field in _TOLD:
             told = count_in(counts, field)
             if told is not None:
-                return told + sum(count_in(counts, beside) or 0 for beside in _BESIDE if field == "input_tokens")
+                return told + sum(count_in(counts, beside) or 0 for beside in BESIDE if field == "input_tokens")
     return None
 
 

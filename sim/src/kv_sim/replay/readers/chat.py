@@ -41,6 +41,8 @@ _ROLES: Final = dict.fromkeys(("gpt", "chatgpt", "bard", "bing", "model", "bot")
 """Other words for roles."""
 _SAID: Final = ("content", "value", "text")
 _CONVERSATIONS: Final = ("conversations", "conversation")
+_REDACTED: Final = "redacted-by-litellm"
+"""What LiteLLM puts in place of messages that aren't to be logged."""
 _PATHS: Final = ("url", "uri", "path", "endpoint", "request_uri", "request")
 _OF_RESPONSES: Final = ("max_output_tokens", "reasoning", "tool_choice", "temperature", "top_p", "truncation")
 """What a request for a response may have beside a text, and one for an embedding hasn't."""
@@ -195,6 +197,8 @@ def _messages(record: Mapping[str, Any], field: str) -> Iterator[tuple[str, str]
             raise MalformedError(f"{place}: expected a role (or from) that is text, got none")
         where = next((name for name in _SAID if message.get(name) is not None), _SAID[0])
         text = said(message.get(where), f"{place}.{where}")
+        if text == _REDACTED:
+            raise MalformedError(f"{place}.{where}: expected what was said, got {text!r}, which stands for it")
         if calls := message.get("tool_calls") or message.get("function_call"):
             text += as_json(calls)
         yield role, text

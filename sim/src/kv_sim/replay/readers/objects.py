@@ -1,8 +1,9 @@
 """From lines to objects: what a file holds, one mapping a record, each with the line that it comes from."""
 
 import json
+import re
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from enum import Enum
 from itertools import chain, islice
 from pathlib import Path
@@ -17,6 +18,14 @@ from kv_sim.replay.readers.table import NOT_CLOSED, Table
 MAX_PROBLEM = 60
 NOT_TEXT: Final = "this is not text in UTF-8"
 NOTHING: Final = "there is nothing in this file"
+FOR_PEOPLE: Final = (
+    " (is it a server's log for people? what is in that is no whole prompt; TraceConnector writes one)"
+)
+BEFORE_JSON: Final = " (what stands before the JSON of a line has to go)"
+_LONGEST_NAME: Final = 40
+"""Of a column; what is longer and has blanks is no name."""
+
+_DATED: Final = re.compile(r"\[\d{4}-\d\d-\d\d")
 
 
 class Place(NamedTuple):
@@ -99,6 +108,8 @@ def _document(path: Path, first: str, second: tuple[int, str] | None) -> Iterato
     elif isinstance(value, list):
         for record, item in enumerate(value, 1):
             yield Place(path, number, record), _object(item, type(item).__name__)
+    elif isinstance(value, Broken) and _DATED.match(first):
+        yield Place(path, number), Broken(value.reason + (BEFORE_JSON if '{"' in first else FOR_PEOPLE))
     else:
         yield Place(path, number), value
 
@@ -172,7 +183,14 @@ def _row(table: Table, text: str, cells: list[str] | None) -> Mapping[str, Any] 
     if cells is None:
         return Broken(NOT_CLOSED)
     named = table.named(cells)
-    return Broken(named) if isinstance(named, str) else named
+    if isinstance(named, str):
+        return Broken(named + (FOR_PEOPLE if looks_for_people(table.names) else ""))
+    return named
+
+
+def looks_for_people(names: Iterable[str]) -> bool:
+    """Whether what should be the names of columns is a sentence."""
+    return any(len(name) > _LONGEST_NAME and " " in name for name in names)
 
 
 def _rows(path: Path) -> Iterator[Found]:

@@ -13,7 +13,9 @@ from pathlib import Path
 from typing import Any, Final, Protocol, cast
 
 from kv_api import ConfigError
+from kv_sim.replay.readers.parts import has_media
 from kv_sim.replay.readers.record import Id, Record
+from kv_sim.replay.units import counted
 
 CHARACTERS_PER_TOKEN: Final = 4
 BLOCK_TOKENS: Final = 16
@@ -106,7 +108,7 @@ class Text:
     def __init__(self, tokenizer: str | Path | None, block_tokens: int | None) -> None:
         self._cutter: Cutter = FourCharacters() if tokenizer is None else ByTokenizer(tokenizer)
         self._block_tokens = BLOCK_TOKENS if block_tokens is None else block_tokens
-        self._counted = self._told = 0
+        self._counted = self._told = self._depicted = 0
 
     @property
     def said(self) -> str:
@@ -120,6 +122,11 @@ class Text:
                 f"usage says {self._told:,} prompt tokens where {self._counted:,} are counted here: images have "
                 "no text, and a model's template and tokenizer their own idea (--tokenizer)"
             )
+        if self._depicted:
+            requests = counted(
+                self._depicted, "request has images, sounds or files", "requests have images, sounds or files"
+            )
+            yield f"{requests}, each of which counts as some characters, and no usage tells how many tokens it had"
 
     def cut(self, record: Record) -> None:
         """Of a record whose prompt is there: how long it is, its blocks, and how long its answer is."""
@@ -133,5 +140,7 @@ class Text:
         if record.told_tokens is not None:
             self._counted += record.input_tokens
             self._told += record.told_tokens
+        elif record.text is not None:
+            self._depicted += any(map(has_media, record.text))
         if record.answer is not None:
             record.output_tokens = self._cutter.tokens_of(record.answer)

@@ -19,5 +19,6 @@ VLLM = Format(
     Container.JSON,
     ("prompt",),
     _parse,
+    matches=lambda record: record["prompt"] is not None or "messages" not in record,
     is_text=True,
 )
