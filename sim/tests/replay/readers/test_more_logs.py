@@ -1,5 +1,7 @@
 """What logs write in two ways, leave out, or put in the place of what was said."""
 
+import gzip
+
 import pytest
 from kv_sim_more_traces import SAID, lengths, shared, user
 from kv_sim_records import lines, mooncake
@@ -155,3 +157,53 @@ def test_a_log_for_people_is_called_one(tmp_path, line, said):
     file.write_text(line + "\nand so on\n" + lines(mooncake(0, 512, [1])))
     with pytest.raises(ConfigError, match=said):
         open_trace(file)
+
+
+# -- what would be hits that nobody had ----------------------------------------------------------
+
+
+@pytest.mark.parametrize("nothing", [{"content": None}, {"content": ""}, {}, {"content": []}])
+def test_messages_without_a_word_are_said(read, nothing):
+    silent, said = (
+        [{"role": "system", **nothing}, {"role": "user", **nothing}],
+        [{"role": "a", **nothing}, user(SAID)],
+    )
+    _, notes = read(*({"messages": one} for one in (silent, said, silent)), {"prompt": "so"})
+    assert "2 requests say nothing beside who speaks: did the log leave out what was said?" in notes
+    _, notes = read({"messages": said})
+    assert not any("nothing beside" in note for note in notes)
+
+
+def test_parts_and_images_of_a_message_count(read):
+    requests, _ = read({"messages": [{"role": "user", "parts": [{"type": "text", "text": SAID}]}]})
+    assert lengths(requests) == [(0, 32, 0)]
+    seen = [{"messages": [{**user(SAID), "images": [letter * 3000]}]} for letter in "AAB"]
+    (first, second, third), notes = read(*seen)
+    assert (first.blocks == second.blocks, first.blocks == third.blocks) == (True, False)
+    assert any(note.startswith("3 requests have images") for note in notes)
+
+
+def test_a_request_that_is_there_twice_is_said(read):
+    records = [{"request_id": name, "messages": [user(SAID)]} for name in "abab"]
+    _, notes = read(*records)
+    said = "2 requests have the request_id of one before them, and count like any other"
+    assert f"{said}: is it one that was tried again, or has the log two lines of each?" in notes
+    _, notes = read({"request_id": "a", "prompt": [SAID, SAID]})
+    assert not any("request_id" in note for note in notes)
+
+
+def test_a_file_that_is_there_packed_too_is_said(tmp_path):
+    text = lines(mooncake(0, 512, [1]))
+    (tmp_path / "a.jsonl").write_text(text)
+    (tmp_path / "a.jsonl.gz").write_bytes(gzip.compress(text.encode()))
+    (tmp_path / "b.jsonl.gz").write_bytes(gzip.compress(text.encode()))
+    assert (
+        "files of the folder that were read packed and unpacked, so twice: 1 (a.jsonl)"
+        in open_trace(tmp_path).notes
+    )
+
+
+@pytest.mark.parametrize("beside", [{}, {"prompt": "so"}, {"prompt": None}])
+def test_token_ids_of_a_prompt_are_exact(read, beside):
+    requests, notes = read({"prompt_token_ids": [*range(40)], **beside})
+    assert (notes[0], lengths(requests)) == ("format: vllm", [(0, 40, 0)])

@@ -10,7 +10,16 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Final
 
-from kv_sim.replay.readers.record import MalformedError, Prompt, Record, session_of, text_of, time_of, whole
+from kv_sim.replay.readers.record import (
+    MalformedError,
+    Prompt,
+    Record,
+    name_of,
+    session_of,
+    text_of,
+    time_of,
+    whole,
+)
 from kv_sim.replay.readers.usual import PROMPTS, as_usual
 
 _BODIES: Final = (
@@ -145,6 +154,7 @@ def own_request(record: Mapping[str, Any]) -> Record:
         session=session_of(record),
         model=text_of(record, "model"),
         told_tokens=told_in(record),
+        name=name_of(record),
     )
 
 
@@ -152,6 +162,6 @@ def for_each(prompts: Sequence[Prompt], record: Record) -> Iterator[Record]:
     """The record of each of several prompts; of their answers, of which the sum is known, about equal parts."""
     each, rest = divmod(record.output_tokens, len(prompts))
     if len(prompts) > 1:
-        record = replace(record, told_tokens=None)  # which is the sum of all
+        record = replace(record, told_tokens=None, name=None)  # which are of all
     for number, (text, tokens) in enumerate(prompts):
         yield replace(record, output_tokens=each + (number < rest), text=text, tokens=tokens)

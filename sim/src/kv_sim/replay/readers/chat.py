@@ -27,6 +27,7 @@ from kv_sim.replay.readers.record import (
     MalformedError,
     Prompt,
     Record,
+    name_of,
     prompts_of,
     session_of,
     text_of,
@@ -39,7 +40,7 @@ from kv_sim.replay.readers.usual import KEPT
 _ANSWERS: Final = "assistant"
 _ROLES: Final = dict.fromkeys(("gpt", "chatgpt", "bard", "bing", "model", "bot"), _ANSWERS) | {"human": "user"}
 """Other words for roles."""
-_SAID: Final = ("content", "value", "text")
+_SAID: Final = ("content", "value", "text", "parts")
 _CONVERSATIONS: Final = ("conversations", "conversation")
 _REDACTED: Final = "redacted-by-litellm"
 """What LiteLLM puts in place of messages that aren't to be logged."""
@@ -67,6 +68,7 @@ def _parse_request(record: Mapping[str, Any]) -> Iterator[Record]:
         model=text_of(asked, "model") or text_of(record, "model"),
         answer=answer if isinstance(answer, str) else None,
         told_tokens=told_in(record),
+        name=name_of(record),
         has_failed=has_failed(record),
     )
     yield from for_each(prompts, request)
@@ -199,8 +201,8 @@ def _messages(record: Mapping[str, Any], field: str) -> Iterator[tuple[str, str]
         text = said(message.get(where), f"{place}.{where}")
         if text == _REDACTED:
             raise MalformedError(f"{place}.{where}: expected what was said, got {text!r}, which stands for it")
-        if calls := message.get("tool_calls") or message.get("function_call"):
-            text += as_json(calls)
+        for more in ("tool_calls", "function_call", "images"):
+            text += as_json(value) if (value := message.get(more)) else ""
         yield role, text
 
 

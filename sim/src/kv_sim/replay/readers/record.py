@@ -32,6 +32,7 @@ _IDS: Final = frozenset((int, str))
 _BETWEEN: Final = str.maketrans(",;|", "   ")
 _INSIDE: Final = frozenset("[]{}()")
 _PROMPTS: Final = "text, a list of token ids, or a list of such prompts"
+_NAMES: Final = ("request_id", "requestId", "litellm_call_id")
 _SESSIONS: Final = ("session_id", "conversation_id", "sessionId")
 
 
@@ -71,6 +72,8 @@ class Record:
     """What was answered, of which tokens are to be made, too."""
     told_tokens: int | None = None
     """How long the prompt was, as whoever logged it counted it."""
+    name: str | None = None
+    """What the request is called, where whoever logged it says that."""
     has_failed: bool = False
     """Whether whoever logged it says that nothing came of it."""
 
@@ -159,6 +162,11 @@ def dates_in(record: Mapping[str, Any]) -> list[str]:
 def session_of(record: Mapping[str, Any]) -> str | None:
     """The name of its session, under whatever name a log has it."""
     return next((name for field in _SESSIONS if (name := text_of(record, field)) is not None), None)
+
+
+def name_of(record: Mapping[str, Any]) -> str | None:
+    """What a request is called, under whatever name a log has that."""
+    return next((name for field in _NAMES if (name := text_of(record, field)) is not None), None)
 
 
 def id_list(record: Mapping[str, Any], field: str) -> list[Id]:

@@ -102,13 +102,18 @@ def blocks_of_tokens(tokens: Sequence[int], block_tokens: int) -> tuple[int, lis
     return len(tokens), [repr(list(part)) for part in parts]
 
 
+def _is_role(piece: str) -> bool:
+    """Whether a piece of a prompt says who speaks, and nothing else."""
+    return piece.startswith("<|") and piece.endswith("|>")
+
+
 class Text:
     """Makes tokens and blocks of the prompts of a trace, and tokens of its answers."""
 
     def __init__(self, tokenizer: str | Path | None, block_tokens: int | None) -> None:
         self._cutter: Cutter = FourCharacters() if tokenizer is None else ByTokenizer(tokenizer)
         self._block_tokens = BLOCK_TOKENS if block_tokens is None else block_tokens
-        self._counted = self._told = self._depicted = 0
+        self._counted = self._told = self._depicted = self._silent = 0
 
     @property
     def said(self) -> str:
@@ -122,6 +127,9 @@ class Text:
                 f"usage says {self._told:,} prompt tokens where {self._counted:,} are counted here: images have "
                 "no text, and a model's template and tokenizer their own idea (--tokenizer)"
             )
+        if self._silent:
+            requests = counted(self._silent, "request says", "requests say")
+            yield f"{requests} nothing beside who speaks: did the log leave out what was said?"
         if self._depicted:
             requests = counted(
                 self._depicted, "request has images, sounds or files", "requests have images, sounds or files"
@@ -137,6 +145,7 @@ class Text:
         else:
             return
         record.block_tokens = self._block_tokens
+        self._silent += bool(record.text) and all(map(_is_role, record.text or ()))
         if record.told_tokens is not None:
             self._counted += record.input_tokens
             self._told += record.told_tokens
