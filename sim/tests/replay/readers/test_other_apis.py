@@ -150,3 +150,8 @@ def test_a_mistake_in_har_says_which_entry_it_is(read):
     entry = {"request": {"postData": {"text": json.dumps({"messages": [5]})}}}
     with pytest.raises(ConfigError, match=r":1: log.entries\[1\]: messages\[0\]: expected an object, got int"):
         read({"log": {"entries": [{}, entry]}})
+
+
+def test_a_log_that_is_none_is_no_har(read):
+    with pytest.raises(ConfigError, match=r":1: log: expected an object with entries, got str"):
+        read({"log": "so"}, format="har")

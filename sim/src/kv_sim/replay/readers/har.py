@@ -13,7 +13,10 @@ from kv_sim.replay.readers.text import ASSUMED
 
 
 def _parse(record: Mapping[str, Any]) -> Iterator[Record]:
-    for number, entry in sorted(enumerate(objects(record["log"], "entries")), key=_begin):
+    log = record["log"]
+    if not isinstance(log, dict):
+        raise MalformedError(f"log: expected an object with entries, got {type(log).__name__}")
+    for number, entry in sorted(enumerate(objects(log, "entries")), key=_begin):
         found = _logged(entry)
         if is_request(found):
             try:
