@@ -17,7 +17,7 @@ COLUMNS = (
 FIELDS = (
     "expected those of one of the formats weka, lmcache, bailian, recorded, servegen, lmbench, mooncake, "
     "baseten, aibrix, aiperf, aiperf-turns, aiperf-inputs, otel, guidellm, langfuse, langsmith, sglang, "
-    "sagemaker, bedrock, baseten-text, vllm, conversations-dated, conversations, openai, bench, "
+    "sglang-log, har, sagemaker, bedrock, baseten-text, vllm, conversations-dated, conversations, openai, bench, "
     "mooncake-lengths, litellm; --columns says which is what in another one; if it is only this record: "
     "--format with --on-error skip"
 )
@@ -25,9 +25,9 @@ NEAR = (
     "expected those of lmbench (timestamp, input_length, hash_ids) or mooncake-lengths (timestamp, "
     "input_length, output_length, no hash_ids) or mooncake (input_length, hash_ids) or one of the formats "
     "weka, lmcache, bailian, recorded, servegen, baseten, aibrix, aiperf, aiperf-turns, aiperf-inputs, otel, "
-    "guidellm, langfuse, langsmith, sglang, sagemaker, bedrock, baseten-text, vllm, conversations-dated, "
-    "conversations, openai, bench, litellm; --columns says which is what in another one; if it is only this "
-    "record: --format with --on-error skip"
+    "guidellm, langfuse, langsmith, sglang, sglang-log, har, sagemaker, bedrock, baseten-text, vllm, "
+    "conversations-dated, conversations, openai, bench, litellm; --columns says which is what in another one; "
+    "if it is only this record: --format with --on-error skip"
 )
 
 
@@ -271,8 +271,8 @@ FILES = {
     "not even the first line": ("{oops}\n{}\n" + GOOD + "\n", "{file}:1: not JSON from column 2 on {more}"),
     "no line at all": ("{oops}\n{sorry}\n", "{file}:1: not JSON from column 2 on"),
     "several documents": (
-        json.dumps({"messages": []}, indent=1) + "\n" + json.dumps({"messages": []}, indent=1),
-        "{file}:4: not JSON from column 1 on (each document on a line of its own, as jq -c writes them)",
+        json.dumps({"messages": []}, indent=1) + "\n" + json.dumps({"messages": []}, indent=1)[:-1],
+        "{file}:4: not JSON, and what follows isn't read {more}",
     ),
     "a document that is cut off": ("[\n" + GOOD + ",\n", "{file}:3: not JSON from column 1 on"),
     "a bad turn": (

@@ -52,8 +52,9 @@ OPTIONS = {
     ("--format", "moncake"): (
         "--format: unknown format 'moncake'; known: aibrix, aiperf, aiperf-inputs, aiperf-turns, azure, "
         "bailian, baseten, baseten-text, bedrock, bench, burstgpt, conversations, conversations-dated, guidellm, "
-        "langfuse, langsmith, litellm, lmbench, lmcache, mooncake, mooncake-lengths, openai, openai-table, otel, "
-        "recorded, sagemaker, servegen, sglang, splitwise, vidur, vllm, weka; did you mean 'mooncake'?"
+        "har, langfuse, langsmith, litellm, lmbench, lmcache, mooncake, mooncake-lengths, openai, openai-table, "
+        "otel, recorded, sagemaker, servegen, sglang, sglang-log, splitwise, vidur, vllm, weka; "
+        "did you mean 'mooncake'?"
     ),
     ("--time-unit", "m"): "--time-unit: unknown unit 'm'; known: ms, ns, s, us; did you mean 'ms'?",
     ("--block-size", "0"): "--block-size: expected at least 1, got 0",

@@ -58,6 +58,25 @@ def _observed(second: int, asked: Any, **more: Any) -> dict[str, Any]:
     return {"startTime": f"2026-01-31T10:00:0{second}.5Z", "input": asked, **more}
 
 
+def event(name: str, second: int, asked: Any, **told: Any) -> dict[str, Any]:
+    """A line of SGLang's log."""
+    out = {"out": {"text": "y", "meta_info": {"prompt_tokens": 99, **told}}} if told else {}
+    return {
+        "timestamp": f"2026-01-31T10:00:0{second}",
+        "event": f"request.{name}",
+        "rid": "a",
+        "obj": asked,
+        **out,
+    }
+
+
+def _entry(second: int, asked: Any, answered: Any) -> dict[str, Any]:
+    """What HAR has of a request."""
+    sent = {"method": "POST", "url": "/v1/chat/completions", "postData": {"text": json.dumps(asked)}}
+    content = {"status": 200, "content": {"text": json.dumps(answered)}}
+    return {"startedDateTime": f"2026-01-31T10:00:0{second}.000Z", "request": sent, "response": content}
+
+
 _GENERATION = {"traceId": "t", "type": "GENERATION", "model": "m", "usageDetails": {"input": 9, "output": 7}}
 _RUN = {"run_type": "llm", "completion_tokens": 7, "session_id": "a project"}
 _INVOKED = {"schemaType": "ModelInvocationLog", "schemaVersion": "1.0", "operation": "Converse", "modelId": "m"}
@@ -181,6 +200,32 @@ CASES: dict[str, tuple[str, int, list[float]]] = {
         16,
         [0, 3],
     ),
+    "sglang-log": (
+        lines(
+            event("received", 1, {"text": None, "input_ids": [*range(40)]}),
+            event("finished", 9, {"text": "x", "input_ids": [*range(35)]}, e2e_latency=5, completion_tokens=7),
+            event("finished", 9, {"text": None, "input_ids": [*range(40)]}, e2e_latency=8.0),
+        ),
+        16,
+        [0, 3],
+    ),
+    "har": (
+        json.dumps(
+            {
+                "log": {
+                    "version": "1.2",
+                    "entries": [
+                        _entry(4, MORE, {"usage": {"completion_tokens": 7}}),
+                        _entry(1, ASKED, {}),
+                        {"startedDateTime": "2026-01-31T10:00:02Z", "request": {"method": "GET"}, "response": {}},
+                    ],
+                }
+            },
+            indent=1,
+        ),
+        16,
+        [0, 3],
+    ),
     "sagemaker": (
         lines(captured(1, ASKED, {"usage": {"completion_tokens": 7}}), captured(4, MORE, {}, "BASE64")),
         16,
@@ -276,6 +321,8 @@ READ: dict[str, tuple[list[tuple[int, int]], int]] = {
     "langfuse": ([(32, 7), (45, 7)], 1),
     "langsmith": ([(32, 7), (45, 7)], 1),
     "sglang": ([(40, 0), (35, 7)], 2),
+    "sglang-log": ([(40, 0), (35, 7)], 2),
+    "har": ([(32, 0), (45, 7)], 1),
     "sagemaker": ([(32, 7), (45, 0)], 1),
     "bedrock": ([(32, 7), (45, 7)], 1),
     "baseten": ([(40, 7), (35, 7)], 2),

@@ -210,4 +210,4 @@ def test_a_lookup_that_is_there_again_is_counted(tmp_path, monkeypatch):
     recent = Retries()
     for name in ("a", "b", "c", "a", "c", None, None):
         recent.see(name)
-    assert recent.note().startswith("1 lookup has")
+    assert recent.note("lookup", "so").startswith("1 lookup has")

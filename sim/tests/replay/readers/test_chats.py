@@ -225,7 +225,8 @@ def test_a_request_arrives_with_the_message_before_its_answer(read):
         assert notes[:2] == (
             "format: conversations-dated",
             "four characters are taken for a token, "
-            "a request without a time of its own arrived when its answer was whole",
+            "a request without a time of its own arrived when its answer was whole, or, of a conversation that "
+            "only has a time as a whole, a minute after the one before",
         )
 
 

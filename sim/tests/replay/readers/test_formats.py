@@ -67,6 +67,8 @@ NEEDED = {
     "aibrix": "timestamp, requests",
     "langfuse": "type, input, traceId, usageDetails",
     "langsmith": "run_type, start_time, inputs",
+    "sglang-log": "timestamp, event, rid, obj",
+    "har": "log",
     "sagemaker": "captureData, eventMetadata",
     "bedrock": "schemaType, timestamp, input",
     "baseten": "timestamp_start_unix_ms, input_tokens, output_tokens, total_hashes",

@@ -45,7 +45,7 @@ def test_chaining_changes_nothing_of_prefix_ids(tmp_path):
 
 
 def test_an_id_may_be_anything(tmp_path):
-    huge = [2**64 - 1, -1, 2**70, "a", "1", 1, 2**61 - 1, 0]
+    huge = [2**64 - 1, -1, 2**70, "a", "01", 1, 2**61 - 1, 0]
     file = tmp_path / "trace.jsonl"
     file.write_text(lines(mooncake(0, 512 * len(huge), huge), mooncake(1, 512 * len(huge), huge)))
     for meaning in (IdMeaning.AUTO, IdMeaning.PREFIX):

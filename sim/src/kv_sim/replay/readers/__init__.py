@@ -5,6 +5,8 @@
 ``lengths``           several formats that have times and lengths, and no ids
 ``format``            what a reader says of its format; ``own_columns``: a format that is told, not known
 ``asked``             what an API was asked, wherever a log keeps it; ``parts``: what its messages say, as text
+``usual``             what some APIs are asked, as most are
+``otlp``              where OpenTelemetry's spans and events lie; ``otel_asked``: what they say was asked
 ``source``            the files and their lines; ``objects``: their records, as mappings (``table``, ``columnar``:
                       the rows of one); ``record``: as requests
 ``decide``            which format a trace has, and which units, by a ``guess`` where nobody says

@@ -10,15 +10,36 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Final
 
-from kv_sim.replay.readers.record import MalformedError, Prompt, Record, session_of, text_of, time_of, whole
+from kv_sim.replay.readers.record import (
+    MalformedError,
+    Prompt,
+    Record,
+    name_of,
+    session_of,
+    text_of,
+    time_of,
+    whole,
+)
+from kv_sim.replay.readers.usual import PROMPTS, as_usual
 
-_BODIES: Final = ("body", "request_body", "proxy_server_request", "request", "request_args", "params")
-_PROMPTS: Final = ("messages", "prompt", "input")
+_BODIES: Final = (
+    *("body", "request_body", "proxy_server_request", "request", "request_args", "params", "full_request"),
+)
 _STATUSES: Final = ("status", "status_code", "response_code")
 _FAILED: Final = re.compile("[45][0-9][0-9]")
-_COUNTS: Final = ("completion_tokens", "output_tokens", "output_length")
-_TOLD: Final = ("prompt_tokens", "input_tokens")
-_BESIDE: Final = ("cache_read_input_tokens", "cache_creation_input_tokens")
+_COUNTS: Final = (
+    *("completion_tokens", "output_tokens", "output_length", "candidatesTokenCount", "candidates_token_count"),
+    "generated_tokens",
+)
+_THOUGHTS: Final = {
+    "candidatesTokenCount": "thoughtsTokenCount",
+    "candidates_token_count": "thoughts_token_count",
+}
+"""What Gemini's answers leave out: what came before them, which is computed, too."""
+_TOLD: Final = ("prompt_tokens", "input_tokens", "promptTokenCount", "prompt_token_count")
+_ANSWERS: Final = ("response_body", "full_response")
+_USAGES: Final = ("usage", "usageMetadata", "usage_metadata", "details")
+BESIDE: Final = ("cache_read_input_tokens", "cache_creation_input_tokens")
 """What Anthropic's ``input_tokens`` leaves out, and no other's."""
 
 
@@ -27,14 +48,14 @@ def asked_in(record: Mapping[str, Any]) -> Mapping[str, Any]:
     for field in _BODIES:
         outer = object_in(record.get(field))
         for body in (outer, object_in(inside(outer, "body"))):
-            if body and not body.keys().isdisjoint(_PROMPTS):
-                return body
-    return record
+            if body and not body.keys().isdisjoint(PROMPTS):
+                return as_usual(body)
+    return as_usual(record)
 
 
 def without_request(record: Mapping[str, Any]) -> str | None:
     """The field in which the request of a log should be, where something else is, as a body that was cut off."""
-    if not record.keys().isdisjoint(_PROMPTS):
+    if not record.keys().isdisjoint(PROMPTS):
         return None
     return next((field for field in _BODIES if isinstance(record.get(field), str)), None)
 
@@ -61,7 +82,7 @@ def answered_in(record: Mapping[str, Any]) -> int | None:
         field = next((field for field in _COUNTS if inside(counts, field) is not None), None)
         if field is not None:
             try:
-                return whole(counts, field)
+                return whole(counts, field) + whole(counts, _THOUGHTS.get(field, ""), usual=0)
             except MalformedError as error:
                 raise MalformedError(f"{place}{error}") from None
     return None
@@ -73,7 +94,7 @@ def told_in(record: Mapping[str, Any]) -> int | None:
         for field in _TOLD:
             told = count_in(counts, field)
             if told is not None:
-                return told + sum(count_in(counts, beside) or 0 for beside in _BESIDE if field == "input_tokens")
+                return told + sum(count_in(counts, beside) or 0 for beside in BESIDE if field == "input_tokens")
     return None
 
 
@@ -92,15 +113,30 @@ def has_failed(record: Mapping[str, Any]) -> bool:
 def _counts_of(record: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
     """Where they may be, as objects or as the JSON of such."""
     response = object_in(record.get("response"))
-    body = object_in(inside(response, "body"))
     yield "", record
-    yield "usage.", object_in(record.get("usage"))
     yield "info.", record.get("info")
     yield "meta_info.", record.get("meta_info")
     yield "response.", response
-    yield "response.usage.", inside(response, "usage")
-    yield "response.body.usage.", inside(body, "usage")
-    yield "response_body.usage.", inside(object_in(record.get("response_body")), "usage")
+    answers = (
+        ("", record),
+        ("response.", response),
+        ("response.body.", object_in(inside(response, "body"))),
+        *((f"{field}.", last_of(record.get(field))) for field in _ANSWERS),
+    )
+    for place, answer in answers:
+        for field in _USAGES:
+            yield f"{place}{field}.", object_in(inside(answer, field))
+
+
+def last_of(value: Any) -> Mapping[str, Any] | None:
+    """What was answered, maybe as JSON; of a stream, or a list, what says the usage of it."""
+    found = json_in(value)
+    if isinstance(found, str):
+        events = (object_in(line.removeprefix("data:").strip()) for line in found.splitlines())
+        found = [event for event in events if event]
+    if not isinstance(found, list):
+        return found if isinstance(found, dict) else None
+    return next((one for one in reversed(found) if any(inside(one, field) for field in _USAGES)), None)
 
 
 def inside(value: Any, name: str) -> Any:
@@ -118,6 +154,7 @@ def own_request(record: Mapping[str, Any]) -> Record:
         session=session_of(record),
         model=text_of(record, "model"),
         told_tokens=told_in(record),
+        name=name_of(record),
     )
 
 
@@ -125,6 +162,6 @@ def for_each(prompts: Sequence[Prompt], record: Record) -> Iterator[Record]:
     """The record of each of several prompts; of their answers, of which the sum is known, about equal parts."""
     each, rest = divmod(record.output_tokens, len(prompts))
     if len(prompts) > 1:
-        record = replace(record, told_tokens=None)  # which is the sum of all
+        record = replace(record, told_tokens=None, name=None)  # which are of all
     for number, (text, tokens) in enumerate(prompts):
         yield replace(record, output_tokens=each + (number < rest), text=text, tokens=tokens)

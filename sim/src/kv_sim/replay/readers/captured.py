@@ -8,7 +8,7 @@ import base64
 from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
-from kv_sim.replay.readers.asked import answered_in, count_in, for_each, inside, json_in, object_in
+from kv_sim.replay.readers.asked import answered_in, count_in, for_each, inside, json_in, last_of, object_in
 from kv_sim.replay.readers.chat import prompts_in
 from kv_sim.replay.readers.format import Container, Format
 from kv_sim.replay.readers.record import MalformedError, Record, number_or_date, text_of, whole
@@ -84,9 +84,8 @@ def _answered(entry: Any) -> tuple[int, str | None]:
         answer = json_in(_payload(_OUTPUT, entry))
     except MalformedError:
         return 0, None
-    if isinstance(answer, str):  # a stream of events, of which the last ones may say it
-        events = (object_in(line.removeprefix("data:").strip()) for line in reversed(answer.splitlines()))
-        answer = next((event for event in events if event and event.get("usage") is not None), None)
+    if isinstance(answer, str):
+        answer = last_of(answer)
     if isinstance(answer, list) and len(answer) == 1:
         [answer] = answer
     try:

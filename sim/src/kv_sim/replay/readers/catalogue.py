@@ -17,15 +17,17 @@ from kv_sim.replay.readers.chat import CONVERSATIONS, OPENAI, is_conversation, i
 from kv_sim.replay.readers.dated import DATED
 from kv_sim.replay.readers.format import Container, Format
 from kv_sim.replay.readers.guidellm import GUIDELLM
+from kv_sim.replay.readers.har import HAR
 from kv_sim.replay.readers.lengths import LENGTHS
 from kv_sim.replay.readers.lmbench import LMBENCH
 from kv_sim.replay.readers.lmcache_log import LMCACHE
 from kv_sim.replay.readers.logged import LANGFUSE, LANGSMITH
 from kv_sim.replay.readers.mooncake import MOONCAKE
+from kv_sim.replay.readers.objects import BEFORE_JSON, FOR_PEOPLE, looks_for_people
 from kv_sim.replay.readers.otel import OTEL
 from kv_sim.replay.readers.recorded import RECORDED
 from kv_sim.replay.readers.servegen import SERVEGEN
-from kv_sim.replay.readers.sglang import SGLANG
+from kv_sim.replay.readers.sglang import SGLANG, SGLANG_LOG
 from kv_sim.replay.readers.tables import TABLE
 from kv_sim.replay.readers.vidur import VIDUR
 from kv_sim.replay.readers.vllm_custom import VLLM
@@ -35,7 +37,7 @@ FORMATS: Final[Mapping[str, Format]] = {
     one.name: one
     for one in (
         *(WEKA, LMCACHE, BAILIAN, RECORDED, SERVEGEN, LMBENCH, MOONCAKE, BASETEN),
-        *(AIBRIX, AIPERF, TURNS, INPUTS, OTEL, GUIDELLM, LANGFUSE, LANGSMITH, SGLANG),
+        *(AIBRIX, AIPERF, TURNS, INPUTS, OTEL, GUIDELLM, LANGFUSE, LANGSMITH, SGLANG, SGLANG_LOG, HAR),
         *(SAGEMAKER, BEDROCK, BASETEN_TEXT),
         *(VLLM, DATED, CONVERSATIONS, OPENAI, TABLE),
         *(AZURE, BURSTGPT, VIDUR, BENCH, *LENGTHS),
@@ -45,8 +47,6 @@ FORMATS: Final[Mapping[str, Format]] = {
 
 
 _MOST_SHOWN: Final = 3
-_LONGEST_NAME: Final = 40
-"""Of a column; what is longer and has blanks is no name."""
 _REPORTS: Final = (
     (
         ("total_input_tokens", "request_throughput"),
@@ -109,18 +109,22 @@ def _may_be(record: Mapping[str, Any], container: Container) -> str:
             return f" ({name:.40} is a record that can be read: unpack it)"
         return f" ({name:.40} is what an API was asked: call it request_body, its answer response_body)"
     if container is Container.CSV and any("{" in name for name in record):
-        return " (what stands before the JSON of a line has to go)"
-    if container is Container.CSV and any(len(name) > _LONGEST_NAME and " " in name for name in record):
-        return " (is it a server's log for people? what is in that is no whole prompt; TraceConnector writes one)"
+        return BEFORE_JSON
+    if container is Container.CSV and looks_for_people(record):
+        return FOR_PEOPLE
     if container is Container.CSV and any(name.replace(".", "").isdecimal() for name in record):
         return " (its first line has to name its columns)"
     return ""
 
 
 def _wanted(record: Mapping[str, Any], container: Container) -> str:
-    """What records of known formats have: those that this one has most fields of; of the others, their names."""
+    """What records of known formats have: those that this one has most fields of, by whatever letters.
+
+    Of the others, their names.
+    """
     forms = [one for one in FORMATS.values() if one.lies_in(container)]
-    there = {one.name: sum(field in record for field in one.fields) for one in forms}
+    names = {name.lower() for name in record}
+    there = {one.name: sum(field.lower() in names for field in one.fields) for one in forms}
     near = [one for one in forms if there[one.name]]
     near.sort(key=lambda one: (len(one.fields) - there[one.name], -there[one.name]))
     shown = near[:_MOST_SHOWN]

@@ -27,6 +27,7 @@ from kv_sim.replay.readers.record import (
     MalformedError,
     Prompt,
     Record,
+    name_of,
     prompts_of,
     session_of,
     text_of,
@@ -34,12 +35,15 @@ from kv_sim.replay.readers.record import (
 )
 from kv_sim.replay.readers.text import ASSUMED
 from kv_sim.replay.readers.turns import TURN_SECONDS
+from kv_sim.replay.readers.usual import KEPT
 
 _ANSWERS: Final = "assistant"
 _ROLES: Final = dict.fromkeys(("gpt", "chatgpt", "bard", "bing", "model", "bot"), _ANSWERS) | {"human": "user"}
 """Other words for roles."""
-_SAID: Final = ("content", "value", "text")
+_SAID: Final = ("content", "value", "text", "parts")
 _CONVERSATIONS: Final = ("conversations", "conversation")
+_REDACTED: Final = "redacted-by-litellm"
+"""What LiteLLM puts in place of messages that aren't to be logged."""
 _PATHS: Final = ("url", "uri", "path", "endpoint", "request_uri", "request")
 _OF_RESPONSES: Final = ("max_output_tokens", "reasoning", "tool_choice", "temperature", "top_p", "truncation")
 """What a request for a response may have beside a text, and one for an embedding hasn't."""
@@ -64,6 +68,7 @@ def _parse_request(record: Mapping[str, Any]) -> Iterator[Record]:
         model=text_of(asked, "model") or text_of(record, "model"),
         answer=answer if isinstance(answer, str) else None,
         told_tokens=told_in(record),
+        name=name_of(record),
         has_failed=has_failed(record),
     )
     yield from for_each(prompts, request)
@@ -83,6 +88,8 @@ def prompts_in(record: Mapping[str, Any], asked: Mapping[str, Any]) -> list[Prom
         raise MalformedError(
             "conversation: expected a whole prompt, got what is added to one that is kept elsewhere"
         )
+    if asked.get(KEPT) is not None:
+        raise MalformedError(f"{KEPT}: expected a whole prompt, got what is added to {asked[KEPT]!r:.40}")
     if "input" in asked and _embeds(record, asked):
         raise MalformedError("input: expected what a model goes on with, got what is embedded")
     return prompts_of(asked) if _is_completion(asked) else [(chat(asked), None)]
@@ -192,8 +199,10 @@ def _messages(record: Mapping[str, Any], field: str) -> Iterator[tuple[str, str]
             raise MalformedError(f"{place}: expected a role (or from) that is text, got none")
         where = next((name for name in _SAID if message.get(name) is not None), _SAID[0])
         text = said(message.get(where), f"{place}.{where}")
-        if calls := message.get("tool_calls") or message.get("function_call"):
-            text += as_json(calls)
+        if text == _REDACTED:
+            raise MalformedError(f"{place}.{where}: expected what was said, got {text!r}, which stands for it")
+        for more in ("tool_calls", "function_call", "images"):
+            text += as_json(value) if (value := message.get(more)) else ""
         yield role, text
 
 

@@ -1,7 +1,7 @@
 """Conversations whose messages say when they were sent: WildChat's, and what chat front ends export.
 
 A request arrives when the message before its answer does. WildChat has only times of answers, of when they were
-whole; there that is taken.
+whole; there that is taken. Where only a conversation as a whole has a time, it begins then.
 """
 
 from collections.abc import Iterator, Mapping
@@ -9,17 +9,32 @@ from typing import Any
 
 from kv_sim.replay.readers.chat import answers_in, is_conversation, spoken_in
 from kv_sim.replay.readers.format import Container, Format
-from kv_sim.replay.readers.record import TIMES, MalformedError, Record, time_of
+from kv_sim.replay.readers.guess import UNITS, guess_unit
+from kv_sim.replay.readers.record import TIMES, MalformedError, Moment, Record, time_of
 from kv_sim.replay.readers.text import ASSUMED
+from kv_sim.replay.readers.turns import TURN_SECONDS
 
 
 def _parse(record: Mapping[str, Any]) -> Iterator[Record]:
     field = spoken_in(record)
+    if isinstance(record.get(field), list) and not _are_dated(record[field]):
+        yield from _from_its_begin(record, field)
+        return
     for place, request in answers_in(record, field):
         before = _time(record[field], place - 1, field) if place else None
         request.time = _time(record[field], place, field) if before is None else before
         if request.time is None:
             raise MalformedError(f"{field}[{place}].{TIMES[0]}: expected when it was sent, as of others, got none")
+        yield request
+
+
+def _from_its_begin(record: Mapping[str, Any], field: str) -> Iterator[Record]:
+    begin = time_of(record)
+    if begin is None:
+        raise MalformedError(f"{TIMES[0]}: expected when it began, or when a message was sent, got none")
+    unit = 1.0 if isinstance(begin, Moment) else UNITS[guess_unit([Record(begin, 0, 0, None)], 1.0) or "s"]
+    for turn, (_, request) in enumerate(answers_in(record, field)):
+        request.time = type(begin)(begin + turn * TURN_SECONDS / unit)
         yield request
 
 
@@ -33,7 +48,13 @@ def _time(messages: list[Mapping[str, Any]], place: int, field: str) -> int | fl
 def _is_dated(record: Mapping[str, Any]) -> bool:
     if not is_conversation(record):
         return False
-    messages = record[spoken_in(record)]
+    try:
+        return time_of(record) is not None or _are_dated(record[spoken_in(record)])
+    except MalformedError:  # what is called like a time, and is none
+        return _are_dated(record[spoken_in(record)])
+
+
+def _are_dated(messages: Any) -> bool:
     return isinstance(messages, list) and any(
         isinstance(message, dict) and message.get(name) is not None for message in messages for name in TIMES
     )
@@ -47,7 +68,8 @@ DATED = Format(
     _parse,
     overlaps=True,
     matches=_is_dated,
-    looked_for="conversation, conversations, or messages that end with an answer, and a timestamp in one of them",
+    looked_for="conversation, conversations, or messages that end with an answer, and a timestamp, or one in them",
     is_text=True,
-    assumes="a request without a time of its own arrived when its answer was whole",
+    assumes="a request without a time of its own arrived when its answer was whole, or, of a conversation that "
+    "only has a time as a whole, a minute after the one before",
 )

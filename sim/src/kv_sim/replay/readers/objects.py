@@ -1,8 +1,9 @@
 """From lines to objects: what a file holds, one mapping a record, each with the line that it comes from."""
 
 import json
+import re
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from enum import Enum
 from itertools import chain, islice
 from pathlib import Path
@@ -17,6 +18,14 @@ from kv_sim.replay.readers.table import NOT_CLOSED, Table
 MAX_PROBLEM = 60
 NOT_TEXT: Final = "this is not text in UTF-8"
 NOTHING: Final = "there is nothing in this file"
+FOR_PEOPLE: Final = (
+    " (is it a server's log for people? what is in that is no whole prompt; TraceConnector writes one)"
+)
+BEFORE_JSON: Final = " (what stands before the JSON of a line has to go)"
+_LONGEST_NAME: Final = 40
+"""Of a column; what is longer and has blanks is no name."""
+
+_DATED: Final = re.compile(r"\[\d{4}-\d\d-\d\d")
 
 
 class Place(NamedTuple):
@@ -88,16 +97,52 @@ def _json_lines(path: Path, lines: Iterator[tuple[int, str]]) -> Iterator[Found]
 
 
 def _document(path: Path, first: str, second: tuple[int, str] | None) -> Iterator[Found]:
-    number, value = _parsed(whole_text(path))
+    text = whole_text(path)
+    number, value = _parsed(text)
     follows = None if second is None else _parsed(second[1].strip())[1]
     is_cut_off = first.lstrip()[0] == "{" and isinstance(follows, dict)
     if isinstance(value, Broken) and (is_cut_off or isinstance(_parsed(first.strip())[1], list)):
         yield from _json_lines(path, lines_of(path))  # of which the first one is cut off, or a whole list
+    elif isinstance(value, Broken) and isinstance(_next_of(text, 0)[0], (dict, list)):
+        yield from _several(path, text)
     elif isinstance(value, list):
         for record, item in enumerate(value, 1):
             yield Place(path, number, record), _object(item, type(item).__name__)
+    elif isinstance(value, Broken) and _DATED.match(first):
+        yield Place(path, number), Broken(value.reason + (BEFORE_JSON if '{"' in first else FOR_PEOPLE))
     else:
         yield Place(path, number), value
+
+
+def _several(path: Path, text: str) -> Iterator[Found]:
+    """Documents one after the other, each over many lines, as consoles print them. One that is broken ends it."""
+    at, line = 0, 1
+    while (begin := _not_blank(text, at)) < len(text):
+        line += text.count("\n", at, begin)
+        value, end = _next_of(text, begin)
+        if isinstance(value, list):
+            for item in value:
+                yield Place(path, line), _object(item, type(item).__name__)
+        else:
+            yield Place(path, line), _object(value, type(value).__name__)
+        line, at = line + text.count("\n", begin, end), end
+
+
+def _next_of(text: str, begin: int) -> tuple[Any, int]:
+    """The document that begins there, and where it ends."""
+    try:
+        value, end = json.JSONDecoder().raw_decode(text, _not_blank(text, begin))
+    except (ValueError, RecursionError):
+        return Broken("not JSON, and what follows isn't read"), len(text)
+    bad = first_bad_byte(text[begin:end])
+    return (value, end) if bad is None else (Broken(NOT_TEXT), end)
+
+
+def _not_blank(text: str, at: int) -> int:
+    """Where something stands from there on."""
+    while at < len(text) and text[at].isspace():
+        at += 1
+    return at
 
 
 def _object(value: Any, shown: str) -> Mapping[str, Any] | Broken:
@@ -138,7 +183,14 @@ def _row(table: Table, text: str, cells: list[str] | None) -> Mapping[str, Any] 
     if cells is None:
         return Broken(NOT_CLOSED)
     named = table.named(cells)
-    return Broken(named) if isinstance(named, str) else named
+    if isinstance(named, str):
+        return Broken(named + (FOR_PEOPLE if looks_for_people(table.names) else ""))
+    return named
+
+
+def looks_for_people(names: Iterable[str]) -> bool:
+    """Whether what should be the names of columns is a sentence."""
+    return any(len(name) > _LONGEST_NAME and " " in name for name in names)
 
 
 def _rows(path: Path) -> Iterator[Found]:

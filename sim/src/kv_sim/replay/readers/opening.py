@@ -28,7 +28,7 @@ from kv_sim.replay.readers.options import SKIP_GOES_ON, OnError, Partial, TraceO
 from kv_sim.replay.readers.record import TIMES, MalformedError, Record, dates_in
 from kv_sim.replay.readers.sessions import Conversations, OwnIds, Retries, SessionNumbers
 from kv_sim.replay.readers.sharing import Sharer, describe
-from kv_sim.replay.readers.source import SHIPPED, empty_of, files_of, left_out_of
+from kv_sim.replay.readers.source import SHIPPED, empty_of, files_of, left_out_of, twice_of
 from kv_sim.replay.readers.text import Text
 from kv_sim.replay.readers.times import Times
 from kv_sim.replay.readers.turns import GrowingPrompts
@@ -80,7 +80,12 @@ class Opening:
         self._dates = ""
         """Of the first record, if it has no time: what may be one."""
         files = files_of(path)
-        for why, names in (("left out for their names", left_out_of(path)), ("empty", empty_of(path))):
+        notes = (
+            ("left out for their names", left_out_of(path)),
+            ("empty", empty_of(path)),
+            ("read packed and unpacked, so twice", twice_of(path)),
+        )
+        for why, names in notes:
             self._notes += [f"files of the folder that were {why}: {names}"] if names else []
         self._form, found = choose_format(files[0], objects_of(files[0]), options)
         if options.tokenizer is not None and not self._form.is_text:
@@ -230,8 +235,7 @@ class Opening:
         self._evidence.add(record.ids, record.session if is_local else None, str(place))
         if self._options.scope is IdScope.AUTO and not is_local and record.is_session_local is None:
             self._own_ids.see(record.session, record.ids)
-        if self._form.has_retries:
-            self._retries.see(record.session)
+        self._retries.see(record.session if self._form.has_retries else record.name)
 
     def _fitting(self, record: Record, block_tokens: int) -> "list[int | str]":
         """As many ids as the request has blocks."""
@@ -264,8 +268,13 @@ class Opening:
             )
         if self._options.scope is IdScope.SESSION and not self._has_sessions:
             self._notes.append("no request has a session: nothing is kept apart (--id-scope)")
-        seen = (self._own_ids, self._conversations, self._retries)
-        self._notes += [note for one in seen if (note := one.note())]
+        again = (
+            ("lookup", "a request that was tried again finds what it stored")
+            if form.has_retries
+            else ("request", "is it one that was tried again, or has the log two lines of each?")
+        )
+        seen = (self._own_ids.note(), self._conversations.note(), self._retries.note(*again))
+        self._notes += [note for note in seen if note]
         if len(models) > 1:
             self._notes.append(
                 f"requests of {len(models)} models, none of which can use another's blocks: {', '.join(models)}"

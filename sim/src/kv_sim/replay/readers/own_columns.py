@@ -1,6 +1,7 @@
 """A format that nobody here knows: whoever has it says which of its columns, or fields, is what.
 
-``time=arrived,input=usage.prompt_tokens,ids=blocks`` says it; a dot goes into an object. Only ``input`` is needed.
+``time=arrived,input=usage.prompt_tokens,ids=blocks`` says it; a dot goes into an object, and a length may be the
+sum of some (``input=a+b``), the first of which has to be there. Only ``input`` is needed.
 """
 
 from collections.abc import Iterator, Mapping
@@ -8,6 +9,7 @@ from typing import Any, Final
 
 from kv_api import ConfigError
 from kv_api.errors import unknown_name
+from kv_sim.replay.readers.asked import BESIDE
 from kv_sim.replay.readers.format import Container, Format
 from kv_sim.replay.readers.record import MalformedError, Record, ids_in, number_or_date, text_of, whole
 
@@ -21,6 +23,7 @@ PARTS: Final[Mapping[str, str]] = {
 }
 """What a column may be."""
 
+_SUM: Final = "+"
 _MOST_SHOWN: Final = 12
 
 
@@ -54,6 +57,12 @@ def own_format(columns: Mapping[str, str], container: Container) -> Format:
                 f"{missing[0]}: there is none, and --columns says that it is {PARTS[part]}; there is: {there}"
             )
         given = columns.get
+        lacking = _lacking(record, columns["input"])
+        if lacking:
+            raise MalformedError(
+                f"{columns['input']}: what a cache had of a prompt is counted apart: say "
+                f"input={'+'.join([columns['input'], *lacking])}"
+            )
         yield Record(
             number_or_date(found, columns["time"]) if "time" in columns else None,
             whole(found, columns["input"]),
@@ -67,10 +76,21 @@ def own_format(columns: Mapping[str, str], container: Container) -> Format:
     return Format(f"--columns {name}", "columns that are named", container, (), parse)
 
 
+def _lacking(record: Mapping[str, Any], column: str) -> list[str]:
+    """What Anthropic counts beside the tokens of a prompt, if that is what the column has."""
+    outer, dot, name = column.rpartition(".")
+    beside = [f"{outer}{dot}{one}" for one in BESIDE if name == "input_tokens"]
+    return beside if any(_value(record, one) for one in beside) else []
+
+
 def _value(record: Mapping[str, Any], column: str) -> Any:
     """What a column has; None: there is none."""
     if column in record:
         return record[column]
+    if _SUM in column:
+        first, *more = (_value(record, one.strip()) for one in column.split(_SUM))
+        counts = [whole({column: one}, column, usual=0) for one in (first, *more)]
+        return None if first is None else sum(counts)
     outer, dot, inner = column.partition(".")
     below = record.get(outer)
     return _value(below, inner) if dot and isinstance(below, dict) else None

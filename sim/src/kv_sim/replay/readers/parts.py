@@ -29,6 +29,14 @@ _PACKED: Final = re.compile(r"data:[^,\s]*,\S{1000,}|[A-Za-z0-9+/_-]{1000,}={0,2
 """Bytes as text: nothing else goes on for so long without a blank."""
 
 
+_MARK_OF_MEDIA: Final = re.compile(r"<(?:[a-z_]{3,11}) [0-9a-f]{16}>")
+
+
+def has_media(text: str) -> bool:
+    """Whether something in it stands for what isn't text."""
+    return _MARK_OF_MEDIA.search(text) is not None
+
+
 def said(value: Any, place: str) -> str:
     """What is said: text, or parts of which some are text."""
     if value is None:

@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any, Final, TypeAlias
@@ -20,7 +21,7 @@ _LATEST: Final = 2**63
 
 TIMES: Final = (
     *("timestamp", "created", "created_at", "time", "startTime", "start_time", "request_created_at"),
-    *("@timestamp", "time_iso8601", "time_local", "started_at", "ts"),
+    *("@timestamp", "time_iso8601", "time_local", "started_at", "ts", "logging_time", "tstamp"),
 )
 _OF_WEB_SERVERS: Final = re.compile(r"\[?(\d\d)/([A-Za-z]{3})/(\d{4}):(\d\d:\d\d:\d\d) ?([+-]\d{4})\]?")
 """As in 31/Jan/2026:10:00:02 +0000."""
@@ -31,6 +32,7 @@ _IDS: Final = frozenset((int, str))
 _BETWEEN: Final = str.maketrans(",;|", "   ")
 _INSIDE: Final = frozenset("[]{}()")
 _PROMPTS: Final = "text, a list of token ids, or a list of such prompts"
+_NAMES: Final = ("request_id", "requestId", "litellm_call_id")
 _SESSIONS: Final = ("session_id", "conversation_id", "sessionId")
 
 
@@ -70,6 +72,8 @@ class Record:
     """What was answered, of which tokens are to be made, too."""
     told_tokens: int | None = None
     """How long the prompt was, as whoever logged it counted it."""
+    name: str | None = None
+    """What the request is called, where whoever logged it says that."""
     has_failed: bool = False
     """Whether whoever logged it says that nothing came of it."""
 
@@ -160,6 +164,11 @@ def session_of(record: Mapping[str, Any]) -> str | None:
     return next((name for field in _SESSIONS if (name := text_of(record, field)) is not None), None)
 
 
+def name_of(record: Mapping[str, Any]) -> str | None:
+    """What a request is called, under whatever name a log has that."""
+    return next((name for field in _NAMES if (name := text_of(record, field)) is not None), None)
+
+
 def id_list(record: Mapping[str, Any], field: str) -> list[Id]:
     """Block ids: integers of any size, or strings."""
     value = record.get(field)
@@ -168,7 +177,15 @@ def id_list(record: Mapping[str, Any], field: str) -> list[Id]:
     if not _IDS.issuperset(map(type, value)):
         odd = next(one for one in value if type(one) not in _IDS)
         raise MalformedError(f"{field}: expected integers or strings, got {odd!r}")
-    return value
+    return [*map(as_id, value)] if value and str in set(map(type, value)) else value
+
+
+def as_id(one: Id) -> Id:
+    """An integer that is written as text is the same id as that integer."""
+    if isinstance(one, str) and one.isdecimal() and one.isascii() and (one[0] != "0" or one == "0"):
+        with suppress(ValueError):  # Python's own limit
+            return int(one)
+    return one
 
 
 def ids_in(record: Mapping[str, Any], field: str) -> list[Id]:
@@ -182,14 +199,7 @@ def ids_in(record: Mapping[str, Any], field: str) -> list[Id]:
     odd = next((word for word in words if not _INSIDE.isdisjoint(word)), None)
     if odd is not None:
         raise MalformedError(f"{field}: expected a list of ids, got one of lists: {odd!r:.60}")
-    return [_id_of(word) for word in words]
-
-
-def _id_of(word: str) -> Id:
-    try:
-        return int(word) if word.isdecimal() else word.strip("'\"")
-    except ValueError:  # Python's own limit
-        return word
+    return [as_id(word.strip("'\"")) for word in words]
 
 
 def text_of(record: Mapping[str, Any], field: str) -> str | None:

@@ -74,16 +74,16 @@ class Retries:
             del self._names[next(iter(self._names))]
         self._names[name] = None
 
-    def note(self) -> str | None:
-        """For the reader of a report."""
+    def note(self, what: str, whole: str) -> str | None:
+        """For the reader of a report: what each is, and what two of one name may be."""
         if not self._count:
             return None
-        lookups = counted(
+        again = counted(
             self._count,
-            "lookup has the request_id of one before it, and counts like any other",
-            "lookups have the request_id of one before them, and count like any other",
+            f"{what} has the request_id of one before it, and counts like any other",
+            f"{what}s have the request_id of one before them, and count like any other",
         )
-        return f"{lookups}: a request that was tried again finds what it stored"
+        return f"{again}: {whole}"
 
 
 class OwnIds:

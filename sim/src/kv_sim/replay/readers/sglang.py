@@ -1,12 +1,19 @@
-"""What SGLang's own API is asked, a line a request: text, or token ids, which are exact."""
+"""What SGLang's own API is asked, a line a request: text, or token ids, which are exact. And SGLang's log of it.
+
+That log has two events a request, of which the second one counts: it says how long the answer was, and how long
+it took, so when the request arrived. Where what was asked isn't logged, it says how long it was.
+"""
 
 from collections.abc import Iterator, Mapping
-from typing import Any
+from dataclasses import replace
+from typing import Any, Final
 
-from kv_sim.replay.readers.asked import for_each, own_request
+from kv_sim.replay.readers.asked import count_in, for_each, inside, own_request
 from kv_sim.replay.readers.format import Container, Format
-from kv_sim.replay.readers.record import MalformedError, Record, prompts_of
+from kv_sim.replay.readers.record import MalformedError, Moment, Record, number, prompts_of, text_of, whole
 from kv_sim.replay.readers.text import ASSUMED
+
+_FIELDS: Final = ("text", "input_ids")
 
 
 def _parse(record: Mapping[str, Any]) -> Iterator[Record]:
@@ -24,7 +31,69 @@ SGLANG = Format(
     Container.JSON,
     ("sampling_params",),
     _parse,
-    matches=lambda record: any(isinstance(record.get(field), (str, list)) for field in ("text", "input_ids")),
+    matches=lambda record: any(isinstance(record.get(field), (str, list)) for field in _FIELDS),
     looked_for="text or input_ids",
     is_text=True,
+)
+
+
+# -- the log -------------------------------------------------------------------------------------
+
+_RECEIVED: Final = "request.received"
+_FINISHED: Final = "request.finished"
+_CUT: Final = "..."
+_MOST_OF_A_CUT_ONE: Final = 2048
+"""What the log's second level keeps of a text, the half of it from its begin, or of a list."""
+
+
+def _parse_log(record: Mapping[str, Any]) -> Iterator[Record]:
+    if record["event"] != _FINISHED:
+        return
+    asked, told = record["obj"], inside(record.get("out"), "meta_info")
+    if not isinstance(asked, dict) or not isinstance(told, dict):
+        field = "out.meta_info" if isinstance(asked, dict) else "obj"
+        raise MalformedError(f"{field}: expected an object")
+    end = own_request({"timestamp": record["timestamp"]}).time
+    took = number(told, "e2e_latency") if told.get("e2e_latency") is not None else 0
+    answer = told.get("completion_tokens")
+    request = Record(
+        end if end is None else Moment(end - took) if isinstance(end, Moment) else end - took,
+        0,
+        0 if answer is None else whole(told, "completion_tokens"),
+        None,
+        model=text_of(asked, "lora_path"),
+        told_tokens=count_in(told, "prompt_tokens"),
+    )
+    there = [field for field in ("input_ids", "text") if asked.get(field) is not None]
+    if not there:
+        yield replace(request, input_tokens=whole(told, "prompt_tokens"))
+        return
+    _refuse_cut(asked[there[0]], there[0])
+    yield from for_each(prompts_of({"prompt": asked[there[0]]}), request)
+
+
+def _refuse_cut(value: Any, field: str) -> None:
+    """Refuse what has its middle left out."""
+    is_cut = isinstance(value, list) and _CUT in value
+    if isinstance(value, str) and len(value) == _MOST_OF_A_CUT_ONE + len(_CUT):
+        is_cut = value.startswith(_CUT, _MOST_OF_A_CUT_ONE // 2)
+    if is_cut:
+        raise MalformedError(
+            f"obj.{field}: expected a whole prompt, got one without its middle (SGLang logs all of it with "
+            "--log-requests-level 3)"
+        )
+
+
+SGLANG_LOG = Format(
+    "sglang-log",
+    "SGLang's log of requests in JSON: timestamp, event, obj of text or input_ids, out of meta_info; or "
+    f"lengths only; {ASSUMED}",
+    Container.JSON,
+    ("timestamp", "event", "rid", "obj"),
+    _parse_log,
+    overlaps=True,
+    matches=lambda record: record["event"] in (_RECEIVED, _FINISHED),
+    looked_for=f"an event that is {_RECEIVED} or {_FINISHED}",
+    is_text=True,
+    assumes="a request that hasn't finished in the log is left out",
 )

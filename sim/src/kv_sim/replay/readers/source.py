@@ -92,6 +92,14 @@ def empty_of(path: str | Path) -> str:
     return _named([file for file in _within(place) if _looks_like_a_trace(file, place) and _is_empty(file)], place)
 
 
+def twice_of(path: str | Path) -> str:
+    """The same of traces that are there packed, too."""
+    place = Path(path)
+    files = [file for file in _within(place) if _looks_like_a_trace(file, place)]
+    packed = {str(file).removesuffix(end) for file in files for end in _PACKED if file.name.endswith(end)}
+    return _named([file for file in files if str(file) in packed], place)
+
+
 def _named(files: list[Path], place: Path) -> str:
     names = [file.relative_to(place).as_posix() for file in files]
     more = ", …" if len(names) > _NAMES_SHOWN else ""

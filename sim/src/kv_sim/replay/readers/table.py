@@ -1,4 +1,4 @@
-"""The rows of a table: cells with commas, tabs or semicolons between them, in quotes where they have such inside.
+"""The rows of a table: cells with commas, tabs, semicolons or bars between them, in quotes where such are inside.
 
 A cell in quotes may go on over several lines. A quote that isn't closed within some lines is taken for a mistake
 of its own line, so that it doesn't hide all that follows.
@@ -8,7 +8,7 @@ from collections import deque
 from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
-_BETWEEN: Final = ",\t;"
+_BETWEEN: Final = ",\t;|"
 """What may stand between the columns: whichever the header has most of."""
 _MOST_LINES: Final = 1000
 """Over how many lines one row may go."""
@@ -26,9 +26,9 @@ class Table:
         found = cells_of(text, self._between)
         if found is None:
             raise ValueError(NOT_CLOSED)
-        self._names = [name.strip() for name in found]
-        for place, name in enumerate(self._names):
-            if name in self._names[:place]:  # which of them is meant?
+        self.names = [name.strip() for name in found]
+        for place, name in enumerate(self.names):
+            if name in self.names[:place]:  # which of them is meant?
                 raise ValueError(f"two columns are called {name!r:.60}")
 
     def rows(self, lines: Iterator[tuple[int, str]]) -> Iterator[tuple[int, str, list[str] | None]]:
@@ -53,9 +53,9 @@ class Table:
 
     def named(self, cells: list[str]) -> Mapping[str, Any] | str:
         """The cells of a row by the names of their columns, or what is wrong with them."""
-        if len(cells) != len(self._names):
-            return f"{len(cells)} columns, expected {len(self._names)}: {', '.join(self._names)}"
-        return dict(zip(self._names, cells, strict=True))
+        if len(cells) != len(self.names):
+            return f"{len(cells)} columns, expected {len(self.names)}: {', '.join(self.names)}"
+        return dict(zip(self.names, cells, strict=True))
 
 
 def _next(ahead: deque[tuple[int, str]], lines: Iterator[tuple[int, str]]) -> tuple[int, str] | None:

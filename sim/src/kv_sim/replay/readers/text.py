@@ -13,7 +13,9 @@ from pathlib import Path
 from typing import Any, Final, Protocol, cast
 
 from kv_api import ConfigError
+from kv_sim.replay.readers.parts import has_media
 from kv_sim.replay.readers.record import Id, Record
+from kv_sim.replay.units import counted
 
 CHARACTERS_PER_TOKEN: Final = 4
 BLOCK_TOKENS: Final = 16
@@ -100,13 +102,18 @@ def blocks_of_tokens(tokens: Sequence[int], block_tokens: int) -> tuple[int, lis
     return len(tokens), [repr(list(part)) for part in parts]
 
 
+def _is_role(piece: str) -> bool:
+    """Whether a piece of a prompt says who speaks, and nothing else."""
+    return piece.startswith("<|") and piece.endswith("|>")
+
+
 class Text:
     """Makes tokens and blocks of the prompts of a trace, and tokens of its answers."""
 
     def __init__(self, tokenizer: str | Path | None, block_tokens: int | None) -> None:
         self._cutter: Cutter = FourCharacters() if tokenizer is None else ByTokenizer(tokenizer)
         self._block_tokens = BLOCK_TOKENS if block_tokens is None else block_tokens
-        self._counted = self._told = 0
+        self._counted = self._told = self._depicted = self._silent = 0
 
     @property
     def said(self) -> str:
@@ -120,6 +127,14 @@ class Text:
                 f"usage says {self._told:,} prompt tokens where {self._counted:,} are counted here: images have "
                 "no text, and a model's template and tokenizer their own idea (--tokenizer)"
             )
+        if self._silent:
+            requests = counted(self._silent, "request says", "requests say")
+            yield f"{requests} nothing beside who speaks: did the log leave out what was said?"
+        if self._depicted:
+            requests = counted(
+                self._depicted, "request has images, sounds or files", "requests have images, sounds or files"
+            )
+            yield f"{requests}, each of which counts as some characters, and no usage tells how many tokens it had"
 
     def cut(self, record: Record) -> None:
         """Of a record whose prompt is there: how long it is, its blocks, and how long its answer is."""
@@ -130,8 +145,11 @@ class Text:
         else:
             return
         record.block_tokens = self._block_tokens
+        self._silent += bool(record.text) and all(map(_is_role, record.text or ()))
         if record.told_tokens is not None:
             self._counted += record.input_tokens
             self._told += record.told_tokens
+        elif record.text is not None:
+            self._depicted += any(map(has_media, record.text))
         if record.answer is not None:
             record.output_tokens = self._cutter.tokens_of(record.answer)

@@ -10,14 +10,24 @@ from kv_sim.replay.readers.text import ASSUMED
 
 
 def _parse(record: Mapping[str, Any]) -> Iterator[Record]:
-    yield from for_each(prompts_of(record), own_request(record))
+    tokens = record.get("prompt_token_ids")
+    yield from for_each(prompts_of(record if tokens is None else {"prompt": tokens}), own_request(record))
+
+
+def _is_custom(record: Mapping[str, Any]) -> bool:
+    """Whether it has a prompt; one that is null isn't there beside messages."""
+    if record.get("prompt_token_ids") is not None or record.get("prompt") is not None:
+        return True
+    return "prompt" in record and "messages" not in record
 
 
 VLLM = Format(
     "vllm",
     f"vLLM custom JSON lines: prompt (text, or token ids), output_tokens, maybe timestamp; {ASSUMED}",
     Container.JSON,
-    ("prompt",),
+    (),
     _parse,
+    matches=_is_custom,
+    looked_for="prompt or prompt_token_ids",
     is_text=True,
 )

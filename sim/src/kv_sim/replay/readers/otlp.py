@@ -1,0 +1,185 @@
+"""Where OpenTelemetry's spans and events lie in a record, and what each of them says by name.
+
+That is OTLP's JSON, of spans (Tempo calls them batches) or of logs; Jaeger's, whose attributes are tags; a record
+of ``spans``; or each is a record, as a console or a table has it, whose attributes are an object.
+
+What a model was asked may be said in events: of a span, or of a log, where each message is one, and those of one
+span are one request. There they have to lie in one record.
+"""
+
+from collections.abc import Iterator, Mapping
+from typing import Any, Final, NamedTuple
+
+from kv_sim.replay.readers.asked import inside, json_in
+from kv_sim.replay.readers.record import MalformedError, number_or_date
+
+STARTS: Final = (
+    *("startTimeUnixNano", "start_time", "startTime", "timeUnixNano", "observedTimeUnixNano"),
+    *("Timestamp", "timestamp"),
+)
+ATTRIBUTES: Final = ("attributes", "SpanAttributes", "LogAttributes")
+_IDS: Final = ("spanId", "span_id", "SpanId")
+_PARENTS: Final = ("parentSpanId", "parent_span_id", "parent_id", "ParentSpanId")
+_SPANS: Final = ("resourceSpans", "batches")
+_LOGS: Final = "resourceLogs"
+PACKETS: Final = (*_SPANS, _LOGS, "resourceMetrics")
+"""What OTLP calls what it sends. Metrics are of nobody in particular."""
+
+_MESSAGES: Final = {f"gen_ai.{role}.message": role for role in ("system", "user", "assistant", "tool")}
+_EVENT_NAMES: Final = ("eventName", "event.name", "name")
+_CONTENT: Final = ("gen_ai.event.content", "content")
+
+Named = dict[str, Any]
+"""Attributes by name."""
+
+
+class Observed(NamedTuple):
+    """A span, or an event of a log."""
+
+    span: Mapping[str, Any]
+    named: Named
+    messages: list[Mapping[str, Any]]
+    """What its events say, where each is a message."""
+
+    @property
+    def time(self) -> int | float:
+        """When it began, in nanoseconds, or as a date."""
+        return number_or_date(self.span, first(self.span, STARTS) or STARTS[0])
+
+    @property
+    def own(self) -> str | None:
+        """What it is called."""
+        return text_in(self.span, _IDS)
+
+    @property
+    def parent(self) -> str | None:
+        """What the one around it is called."""
+        return text_in(self.span, _PARENTS)
+
+
+def observed_in(record: Mapping[str, Any]) -> Iterator[Observed]:
+    """All that a record has."""
+    if _LOGS in record:
+        yield from _of_logs(record)
+    elif is_jaeger(record):
+        for trace in objects(record, "data"):
+            yield from map(_of_jaeger, objects(trace, "spans"))
+    elif field := next((field for field in _SPANS if field in record), None):
+        for resource in objects(record, field):
+            for scope in objects(resource, "scopeSpans"):
+                for span in objects(scope, "spans"):
+                    yield _span(span, _by_name(objects(span, "attributes")))
+    else:
+        for span in objects(record, "spans") if "spans" in record else [record]:
+            if (named := attributes_of(span)) is not None:
+                yield _span(span, {str(name): value for name, value in named.items()})
+
+
+def attributes_of(span: Any) -> Mapping[str, Any] | None:
+    """Those that are an object."""
+    return next((one for field in ATTRIBUTES if isinstance(one := inside(span, field), dict)), None)
+
+
+def is_jaeger(record: Mapping[str, Any]) -> bool:
+    """Whether these are traces as Jaeger shows them."""
+    data = record.get("data")
+    return isinstance(data, list) and bool(data) and all(isinstance(inside(one, "spans"), list) for one in data)
+
+
+def objects(within: Mapping[str, Any], field: str) -> list[Mapping[str, Any]]:
+    """The objects of a list, which need not be there."""
+    value = within.get(field, [])
+    if not isinstance(value, list) or not all(isinstance(one, dict) for one in value):
+        raise MalformedError(f"{field}: expected a list of objects, got {type(value).__name__}")
+    return value
+
+
+def first(named: Mapping[str, Any], names: tuple[str, ...]) -> str | None:
+    """The first of these names that there is."""
+    return next((name for name in names if named.get(name) is not None), None)
+
+
+def text_in(named: Mapping[str, Any], names: tuple[str, ...]) -> str | None:
+    """What it says, as text."""
+    name = first(named, names)
+    return None if name is None else str(named[name])
+
+
+# -- spans ---------------------------------------------------------------------------------------
+
+
+def _span(span: Mapping[str, Any], named: Named) -> Observed:
+    messages = []
+    for event in span["events"] if isinstance(span.get("events"), list) else ():
+        lies_in = inside(event, "attributes")
+        about = _by_name(lies_in) if isinstance(lies_in, list) else lies_in
+        if isinstance(about, dict):
+            role = _MESSAGES.get(str(event.get("name")))
+            messages += [] if role is None else [_message(role, about)]
+            named = {**about, **named}
+    return Observed(span, named, messages)
+
+
+def _of_jaeger(span: Mapping[str, Any]) -> Observed:
+    above = [inside(one, "spanID") for one in objects(span, "references")]
+    named = {str(tag.get("key")): tag.get("value") for tag in objects(span, "tags")}
+    events = [
+        {
+            "name": next((one.get("value") for one in fields if one.get("key") == "event"), None),
+            "attributes": {str(one.get("key")): one.get("value") for one in fields},
+        }
+        for log in objects(span, "logs")
+        for fields in [objects(log, "fields")]
+    ]
+    own = {"spanId": span.get("spanID"), "parent_id": next(iter(above), None)}
+    return _span({"startTime": span.get("startTime"), **own, "events": events}, named)
+
+
+# -- events of a log -----------------------------------------------------------------------------
+
+
+def _of_logs(record: Mapping[str, Any]) -> Iterator[Observed]:
+    asked: dict[tuple[str, str], tuple[Mapping[str, Any], Named, list[Mapping[str, Any]]]] = {}
+    for resource in objects(record, _LOGS):
+        for scope in objects(resource, "scopeLogs"):
+            for event in objects(scope, "logRecords"):
+                named, body = _by_name(objects(event, "attributes")), _value(event.get("body"))
+                if event.get("timeUnixNano") in (0, "0"):  # nobody knows when it happened
+                    event = {**event, "timeUnixNano": None}
+                role = _MESSAGES.get(str(text_in(event, _EVENT_NAMES[:1]) or text_in(named, _EVENT_NAMES[1:])))
+                if role is None:
+                    yield Observed(event, {**(body if isinstance(body, dict) else {}), **named}, [])
+                    continue
+                whose = (str(event.get("traceId")), str(event.get("spanId")))
+                _, _, messages = asked.setdefault(whose, (event, named, []))
+                messages.append(_message(role, {**named, "content": body}))
+    for event, named, messages in asked.values():
+        yield Observed({**event, "spanId": None}, named, messages)
+
+
+def _message(role: str, about: Named) -> Mapping[str, Any]:
+    """What one event says: a message, or what is in one, maybe as its JSON."""
+    said = json_in(about.get(first(about, _CONTENT) or _CONTENT[0]))
+    if not isinstance(said, dict):
+        return {"role": role, "content": said}
+    return {"role": role, **said}
+
+
+# -- attributes ----------------------------------------------------------------------------------
+
+
+def _by_name(attributes: list[Any]) -> Named:
+    return {str(inside(one, "key")): _value(inside(one, "value")) for one in attributes}
+
+
+def _value(value: Any) -> Any:
+    """What an attribute is: its only field says as what; lists and objects have such in them."""
+    kind, found = next(iter(value.items()), ("", None)) if isinstance(value, dict) else ("", None)
+    if kind == "intValue" and isinstance(found, str) and found.isdecimal():
+        return int(found)
+    if kind not in ("arrayValue", "kvlistValue"):
+        return found
+    values = objects(found, "values") if isinstance(found, dict) else []
+    if kind == "arrayValue":
+        return [_value(one) for one in values]
+    return _by_name(values)

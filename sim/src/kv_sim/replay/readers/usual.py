@@ -1,0 +1,38 @@
+"""What some APIs are asked, as most are: Gemini's, and that of Text Generation Inference."""
+
+from collections.abc import Mapping
+from typing import Any, Final
+
+PROMPTS: Final = ("messages", "prompt", "input", "contents", "inputs")
+"""Where what is asked begins, in any of them."""
+_SYSTEM: Final = ("systemInstruction", "system_instruction")
+_KEPT: Final = ("cachedContent", "cached_content")
+
+
+def as_usual(asked: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The same with ``messages`` or a ``prompt``; what is usual already, or none of these, as it is."""
+    if not asked.keys().isdisjoint(("messages", "prompt")):
+        return asked
+    contents = asked.get("contents")
+    if isinstance(contents, list) and contents and all(map(_is_content, contents)):
+        usual = {**asked, "messages": [*map(_message, contents)]}
+        system = next((asked[field] for field in _SYSTEM if asked.get(field) is not None), None)
+        kept = next((asked[field] for field in _KEPT if asked.get(field) is not None), None)
+        if system is not None:
+            usual["system"] = system.get("parts") if isinstance(system, dict) else system
+        return usual if kept is None else {**usual, KEPT: kept}
+    if isinstance(asked.get("inputs"), (str, list)) and isinstance(asked.get("parameters"), dict):
+        return {**asked, "prompt": asked["inputs"]}
+    return asked
+
+
+KEPT: Final = "cachedContent"
+"""What names the begin of a prompt that is kept elsewhere."""
+
+
+def _is_content(content: Any) -> bool:
+    return isinstance(content, dict) and isinstance(content.get("parts"), list)
+
+
+def _message(content: Mapping[str, Any]) -> Mapping[str, Any]:
+    return {"role": content.get("role") or "user", "content": content["parts"]}
