@@ -6,7 +6,9 @@ from typing import Any, Final
 PROMPTS: Final = ("messages", "prompt", "input", "contents", "inputs")
 """Where what is asked begins, in any of them."""
 _SYSTEM: Final = ("systemInstruction", "system_instruction")
-_KEPT: Final = ("cachedContent", "cached_content")
+KEPT: Final = "cachedContent"
+"""What names the begin of a prompt that is kept elsewhere."""
+_KEPT: Final = (KEPT, "cached_content")
 
 
 def as_usual(asked: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -24,10 +26,6 @@ def as_usual(asked: Mapping[str, Any]) -> Mapping[str, Any]:
     if isinstance(asked.get("inputs"), (str, list)) and isinstance(asked.get("parameters"), dict):
         return {**asked, "prompt": asked["inputs"]}
     return asked
-
-
-KEPT: Final = "cachedContent"
-"""What names the begin of a prompt that is kept elsewhere."""
 
 
 def _is_content(content: Any) -> bool:
