@@ -31,6 +31,11 @@ NEAR = (
 )
 
 
+def likely(refusal, columns):
+    """The refusal of a record some of whose columns are called as elsewhere."""
+    return refusal.replace("in another one", f"in another one: --columns {columns}")
+
+
 def session(block_size, *requests):
     return json.dumps({"id": "a", "block_size": block_size, "requests": [*requests]}) + "\n"
 
@@ -122,7 +127,8 @@ FILES = {
     ),
     "fields of which some are known": (
         json.dumps({"timestamp": 1, "input_length": 3}),
-        "{file}:1: no known format has the fields timestamp, input_length; " + NEAR,
+        "{file}:1: no known format has the fields timestamp, input_length; "
+        + likely(NEAR, "time=timestamp,input=input_length"),
     ),
     "other columns": (
         "time,tokens\n1,2\n",
@@ -184,11 +190,13 @@ FILES = {
     ),
     "fields of a table": (
         '{"arrived_at": 0, "num_prefill_tokens": 1, "num_decode_tokens": 1}\n',
-        "{file}:1: no known format has the fields arrived_at, num_prefill_tokens, num_decode_tokens; " + FIELDS,
+        "{file}:1: no known format has the fields arrived_at, num_prefill_tokens, num_decode_tokens; "
+        + likely(FIELDS, "time=arrived_at,input=num_prefill_tokens,output=num_decode_tokens"),
     ),
     "columns of an object": (
         "input_length,hash_ids\n1,2\n",
-        "{file}:1: no known format has the columns input_length, hash_ids; " + COLUMNS,
+        "{file}:1: no known format has the columns input_length, hash_ids; "
+        + likely(COLUMNS, "input=input_length,ids=hash_ids"),
     ),
     "no fields": (
         "{}\n",

@@ -130,3 +130,59 @@ def test_an_unknown_table_is_sent_here(tmp_path: Path, capsys: pytest.CaptureFix
     (tmp_path / "t.csv").write_text(TABLE)
     assert main(["replay", str(tmp_path / "t.csv")]) == 2
     assert capsys.readouterr().err.endswith("; --columns says which is what in another one\n")
+
+
+LIKELY = {
+    'timestamp,input_length,output_length,hash_ids\n0,40,3,"[1, 2, 3]"\n': (
+        "time=timestamp,input=input_length,output=output_length,ids=hash_ids"
+    ),
+    "Arrival Time,ISL,OSL,Session_ID\n1,40,3,ann\n": "time=Arrival Time,input=ISL,output=OSL,session=Session_ID",
+    "time,created,prompt_tokens,completion_tokens\nsoon,1,40,3\n": (
+        "time=created,input=prompt_tokens,output=completion_tokens"
+    ),
+    "num_prefill_tokens,num_decode_tokens,blocks,model_name\n40,,x y z,m\n": (
+        "input=num_prefill_tokens,ids=blocks,model=model_name"
+    ),
+    json.dumps({"at": 1, "usage": {"prompt_tokens": 40, "completion_tokens": 3}}): (
+        "input=usage.prompt_tokens,output=usage.completion_tokens"
+    ),
+    json.dumps(
+        {"input_tokens": 30, "cache_read_input_tokens": 10, "output_tokens": 3, "usage": {"input_tokens": 9}}
+    ): ("input=input_tokens+cache_read_input_tokens,output=output_tokens"),
+    json.dumps({"prompt_tokens": 40, "cache_read_input_tokens": 10, "model": None}): "input=prompt_tokens",
+    json.dumps({"usage": {"input_tokens": 30, "cache_creation_input_tokens": 10, "output_tokens": None}}): (
+        "input=usage.input_tokens+usage.cache_creation_input_tokens"
+    ),
+}
+"""What nobody knows the whole of, and what probably is what there; what can't be that isn't."""
+
+
+@pytest.mark.parametrize("text", list(LIKELY))
+def test_what_columns_are_called_elsewhere_is_a_line_to_paste(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], text: str
+) -> None:
+    file = tmp_path / ("t.jsonl" if text.startswith("{") else "t.csv")
+    file.write_text(text)
+    assert main(["replay", str(file)]) == 2
+    _, _, told = capsys.readouterr().err.partition("in another one")
+    assert told.strip().partition("; ")[0] == f": --columns {LIKELY[text]}"
+    [(_, prompt, *_)] = read(file, text, LIKELY[text], sharing=parse_sharing("none"))
+    assert prompt == 40
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "input_length,x\nlong,1\n",
+        ",x\n1,1\n",
+        '"a,b.isl",x\n1,1\n',
+        "time,output_tokens\n1,2\n",
+        'x,"isl,osl"\n1,2\n',
+    ],
+)
+def test_without_the_length_of_a_prompt_there_is_no_such_line(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], text: str
+) -> None:
+    (tmp_path / "t.csv").write_text(text)
+    assert main(["replay", str(tmp_path / "t.csv")]) == 2
+    assert capsys.readouterr().err.endswith("; --columns says which is what in another one\n")

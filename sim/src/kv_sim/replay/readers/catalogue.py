@@ -19,6 +19,7 @@ from kv_sim.replay.readers.format import Container, Format
 from kv_sim.replay.readers.guidellm import GUIDELLM
 from kv_sim.replay.readers.har import HAR
 from kv_sim.replay.readers.lengths import LENGTHS
+from kv_sim.replay.readers.likely_columns import likely_columns
 from kv_sim.replay.readers.lmbench import LMBENCH
 from kv_sim.replay.readers.lmcache_log import LMCACHE
 from kv_sim.replay.readers.logged import LANGFUSE, LANGSMITH
@@ -91,7 +92,8 @@ def detect(record: Mapping[str, Any], container: Container, where: str) -> Forma
     found = ", ".join(f"{name:.40}" for name in list(record)[:12]) or "none"
     wanted = _wanted(record, container)
     skip = "; if it is only this record: --format with --on-error skip" if container is Container.JSON else ""
-    own = "; --columns says which is what in another one"
+    likely = likely_columns(record)
+    own = f"; --columns says which is what in another one{'' if likely is None else f': --columns {likely}'}"
     if isinstance(record.get("input"), str):
         own += "; --format openai, if it asks for a response and not for an embedding"
     raise ConfigError(
