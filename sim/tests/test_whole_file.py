@@ -149,14 +149,18 @@ def test_a_closed_stream_is_none(tmp_path: Path) -> None:
     assert (tmp_path / "a").read_bytes() == b"new"
 
 
-@pytest.mark.parametrize("closed", ["file", "folder"])
-def test_what_may_not_be_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, closed: str) -> None:
+@pytest.mark.parametrize(
+    ("closed", "lacks"),
+    [("file", os.W_OK), ("folder", os.W_OK), ("folder", os.X_OK)],
+    ids=["file", "folder", "within"],
+)
+def test_what_may_not_be_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, closed: str, lacks: int) -> None:
     """A file that may is written where its folder may not, as ever; one that may not isn't replaced either."""
     place = tmp_path / "a"
     place.write_bytes(b"old")
     inode = place.stat().st_ino
     closed_place = place if closed == "file" else tmp_path
-    monkeypatch.setattr(os, "access", lambda asked, mode: Path(asked) != closed_place)
+    monkeypatch.setattr(os, "access", lambda asked, mode: Path(asked) != closed_place or not mode & lacks)
     write(place)  # who runs this may do everything, so that opening it is refused by nobody
     assert place.stat().st_ino == inode and place.read_bytes() == b"new"
 

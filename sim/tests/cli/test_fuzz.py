@@ -147,9 +147,13 @@ def test_where_nothing_can_be_saved_nothing_runs(
     assert kv_sim(f"kv-sim {command} --save file") == (2, "", refused)
     refused = f"kv-sim {name}: --save file/in/it: {tmp_path}/file is no folder\n"
     assert kv_sim(f"kv-sim {command} --save file/in/it") == (2, "", refused)
-    monkeypatch.setattr(os, "access", lambda path, mode: not (path == tmp_path and mode & os.W_OK))  # root may
-    refused = f"kv-sim {name}: --save a/b: it can't be made in {tmp_path}\n"
-    assert kv_sim(f"kv-sim {command} --save a/b") == (2, "", refused)
+    (tmp_path / "leads").symlink_to("nowhere")
+    refused = f"kv-sim {name}: --save leads: leads is no folder\n"
+    assert kv_sim(f"kv-sim {command} --save leads") == (2, "", refused)
+    for lacks in (os.W_OK, os.X_OK):  # which root never does
+        monkeypatch.setattr(os, "access", lambda path, mode, lacks=lacks: not (path == tmp_path and mode & lacks))
+        refused = f"kv-sim {name}: --save a/b: it can't be made in {tmp_path}\n"
+        assert kv_sim(f"kv-sim {command} --save a/b") == (2, "", refused)
     check_folder("--save", str(tmp_path))  # where one works already is no reason not to run
 
 

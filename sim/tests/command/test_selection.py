@@ -112,6 +112,7 @@ def test_other_parts() -> None:
     ("function", "argument", "message"),
     [
         (values.parse_traits, " , ", "--traits: expected names with commas between them, or 'none', got ' , '"),
+        (values.parse_traits, "none,groups", f"--traits: unknown trait 'none'; known: {TRAITS}"),
         (
             values.parse_traits,
             "groups,rank",
@@ -177,6 +178,8 @@ def test_what_an_offloading_connector_keeps_is_said_by_its_settings(
     assert (other.blocks_per_chunk, other.keeps_from) == (1, 1), "they mean nothing there"
     chunks = selection.choose_subject("offload-chunks", "{}")
     assert chunks.blocks_per_chunk == 2, "what isn't said stays"
+    at_once = selection.choose_subject("offload-again", '{"store_threshold": 0}')
+    assert (SUBJECTS["offload-again"].keeps_from, at_once.keeps_from) == (3, 1)
 
 
 @pytest.mark.parametrize("value", ["2", 0, -1, 1.5])

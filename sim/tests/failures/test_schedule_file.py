@@ -104,6 +104,8 @@ def test_nothing_is_overwritten(tmp_path: Path) -> None:
     assert read_schedule(second) == other
     (tmp_path / "other.jsonl").mkdir()
     assert write_schedule(other, tmp_path, "other").name == "other-2.jsonl"
+    (tmp_path / "bytes.jsonl").write_bytes(b"\xff")
+    assert write_schedule(other, tmp_path, "bytes").name == "bytes-2.jsonl"
 
 
 def test_the_folder_is_made(tmp_path: Path) -> None:
@@ -180,6 +182,7 @@ HEADERS = [
     ({"world": {"groups": []}}, "line 1: world.groups: expected at least one group"),
     ({"world": {}}, "line 1: world: 'groups' missing"),
     ({"world": {"groups": [3]}}, "world.groups[0]: expected an object, got 3"),
+    ({"world": {"groups": [{"window": 4}]}}, "world.groups[0]: 'kind' missing"),
     ({"world": {"groups": [{"kind": "half"}]}}, 'world.groups[0].kind: got "half"; choices: "full", "sliding"'),
     ({"world": {"groups": [{"kind": "full", "size": 1}]}}, "world.groups[0]: unknown key 'size'"),
     ({"world": {"groups": [{"kind": "sliding", "window": -1}]}}, "world.groups[0].window: at least 0, got -1"),
@@ -217,14 +220,15 @@ def test_what_a_world_refuses_is_named_with_the_line() -> None:
 
 
 def test_a_failure_becomes_a_schedule_in_any_script(tmp_path: Path) -> None:
-    violation = Violation(Invariant.WORK, "r1 → é…")
+    message = "r1 → é…\u2028\x85"
+    violation = Violation(Invariant.WORK, message)
     failure = Failure(LATER, WorldConfig(), [Action(Kind.STEP)], violation, 7)
     without = frozenset({Invariant.HITS})
     schedule = Schedule.of(failure, without)
-    assert schedule == Schedule(LATER, WorldConfig(), [Action(Kind.STEP)], "WORK  r1 → é…", 7, without)
+    assert schedule == Schedule(LATER, WorldConfig(), [Action(Kind.STEP)], f"WORK  {message}", 7, without)
     assert (schedule.invariant, Schedule(LATER, WorldConfig(), []).invariant) == ("WORK", None)
     file = write_schedule(schedule, tmp_path, "f")
-    assert "r1 → é…" in file.read_bytes().decode("utf-8")
+    assert message in file.read_bytes().decode("utf-8")
     assert read_schedule(file) == schedule
 
 
@@ -277,6 +281,17 @@ ACTIONS = [
 @pytest.mark.parametrize(("line", "message"), ACTIONS)
 def test_a_mistake_in_an_action_is_named(line: str, message: str) -> None:
     check_error(error_of([*lines_of(), "", line]), 4, message)
+
+
+@pytest.mark.parametrize(
+    ("kind", "name"),
+    [(kind, name) for kind, wanted in ARGUMENTS.items() for name in wanted if name not in ("rejects", "load")],
+)
+def test_an_argument_that_is_missing_is_named(kind: Kind, name: str) -> None:
+    plain = {str: "r1", int: 0, bool: False, RequestSpec: SPEC}
+    action = {key: plain.get(of, "keep") for key, of in ARGUMENTS[kind].items() if key not in (name, "rejects")}
+    message = f"some.jsonl: line 3: {kind.value}: '{name}' missing"
+    assert error_of([*lines_of(), json.dumps({"action": kind.value, **action})]) == message
 
 
 @pytest.mark.parametrize(

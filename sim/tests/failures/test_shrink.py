@@ -265,6 +265,7 @@ def test_the_plainest_that_does_it_is_taken(shrunk: Any, macro: Action) -> None:
     [
         (1, 9, 0, (0, 0)),
         (1, 9, 4, (0, 4)),
+        (1, 2, 2, (0, 2)),
         (1, 9, 5, (0, 5)),
         (0, 3, 2, (0, 2)),
         (1, 2, 9, (1, 2)),

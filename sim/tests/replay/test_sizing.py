@@ -107,3 +107,5 @@ def test_usual_capacities_go_from_a_thousandth_to_everything():
     assert (sizes[0], sizes[-1], len(sizes)) == (100, 100_000, 20)
     assert usual_capacities(3, 20) == [1, 2, 3]
     assert usual_capacities(0, 5) == [1]
+    assert usual_capacities(100, 3, 64) == [64, 80, 100]
+    assert usual_capacities(100, 3, 101) == [100], "and to no more than that"

@@ -4,7 +4,7 @@ import pytest
 
 from kv_api import ConfigError
 from kv_sim.replay.models import MODELS
-from kv_sim.replay.report.text import show_seconds
+from kv_sim.replay.report.text import gain_shown, show_seconds
 from kv_sim.replay.timed import MODELS as MODELS_WITH_WEIGHTS
 from kv_sim.replay.units import Footprint, counted, parse_bytes, parse_capacity, show_bytes, show_count
 
@@ -93,6 +93,11 @@ def test_numbers_for_people():
         172_800.0: "2 d", 1e6: "11.6 d", 999.4 * 86_400: "999 d", 999.6 * 86_400: "1,000 d", 1e9: "11,574 d",
     }  # fmt: skip
     assert {time: show_seconds(time) for time in seconds} == seconds
+
+
+def test_a_gain_has_two_digits_or_is_a_whole_number():
+    gains = {0.0: "+0 %", 0.123: "+0.12 %", 99.4: "+99 %", 99.5: "+100 %", 100.0: "+100 %", 12345.0: "+12.3k %"}
+    assert {points: gain_shown(points) for points in gains} == gains
 
 
 def test_bytes_of_a_token_are_a_sum_that_is_shown():

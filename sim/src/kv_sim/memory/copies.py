@@ -233,8 +233,7 @@ class Copies:
                 return
             self.pages.move_page(copy, block, slot)
             copy.copied += 1
-            if copy.direction is Direction.STORE:
-                self.lost_slots.discard(slot)
+            self.lost_slots.discard(slot)
         if copy.copied == len(copy.pairs):
             self._end(copy, State.DONE)
 

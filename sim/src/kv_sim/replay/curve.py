@@ -86,7 +86,7 @@ class Curve:
 
     def at(self, capacity: int) -> Hits:
         """The hits of a cache of ``capacity`` blocks."""
-        capacity = min(max(capacity, 0), self._last)
+        capacity = min(capacity, self._last)
         slope, begins = self._rising.up_to(capacity)
         [jumps] = self._at_once.up_to(capacity)
         partial, missing = self._partial.up_to(capacity)

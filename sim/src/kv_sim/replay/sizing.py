@@ -165,7 +165,7 @@ def usual_capacities(most_blocks: int, points: int, least_blocks: int = 0) -> li
     if points < 2:
         raise ConfigError(f"--points: expected at least 2, got {points}")
     top = max(most_blocks, 1)
-    low = min(max(1.0, top * SMALLEST_SHARE, least_blocks), top)
+    low = max(1.0, top * SMALLEST_SHARE, least_blocks)
     step = (log(top) - log(low)) / (points - 1)
     sizes = [round(exp(log(low) + step * index)) for index in range(points)]
     return sorted({min(size, top) for size in sizes})

@@ -106,9 +106,9 @@ def test_models_don_t_use_each_other_s_blocks(tmp_path):
 
 def test_a_request_without_a_model_has_the_only_one_of_what_it_lies_in(tmp_path):
     file = tmp_path / "trace.jsonl"
-    inner = subagent(5, call(6, [1]), call(7, [1], model=7), models=["y"])
+    inner = subagent(5, call(6, [1]), call(7, [1, 2], model=7), models=["y"])
     unsaid = subagent(8, call(9, [1]))
-    assert shared(open_trace(written(file, session(call(0, [1]), inner, unsaid, models=[7])))) == [0, 0, 1, 1]
+    assert shared(open_trace(written(file, session(call(0, [1, 2]), inner, unsaid, models=[7])))) == [0, 0, 2, 1]
     columns = open_trace(written(file, session(call(0, [1]), call(1, [1], model="x"), models=["x", "y"])))
     assert shared(columns) == [0, 0]
     assert columns.notes[-1].endswith(": none, x")
@@ -144,6 +144,13 @@ def test_a_conversation_that_is_told_backwards_is_split_and_that_is_said(tmp_pat
         columns = open_trace(written(file, *order), TraceOptions(scope=IdScope.SESSION))
         assert shared(columns) == shares
         assert [one for one in columns.notes if " below one that goes on " in one] == [note] * is_split
+
+
+@pytest.mark.parametrize("scopes", [("local", "global"), ("global", "local")])
+def test_that_some_ids_are_a_session_s_own_is_said_wherever_it_stands(tmp_path, scopes):
+    sessions = [session(call(0, [1]), hash_id_scope=scope) for scope in scopes]
+    notes = open_trace(written(tmp_path / "trace.jsonl", *sessions)).notes
+    assert any(note.startswith("ids are a session's own: ") for note in notes)
 
 
 OWN = "ids of each of 3 sessions count up from {first}: if they are a session's own, say --id-scope session"
@@ -208,6 +215,6 @@ def test_a_lookup_that_is_there_again_is_counted(tmp_path, monkeypatch):
     assert {*columns.sessions.tolist()} == {NO_SESSION}, "the name is that of one request"
     monkeypatch.setattr(sessions_module, "_RECENT", 2)
     recent = Retries()
-    for name in ("a", "b", "c", "a", "c", None, None):
+    for name in ("a", "b", "c", "b", "a", None, None):
         recent.see(name)
     assert recent.note("lookup", "so").startswith("1 lookup has")

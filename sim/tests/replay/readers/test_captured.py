@@ -33,10 +33,13 @@ def events(*sent):
         ({"usage": None}, 0),
         (events({"usage": None}, {"usage": {"completion_tokens": 5}}, "[DONE]"), 5),
         (events({"usage": {"completion_tokens": 1}}, {"usage": {"completion_tokens": 5}}, {"choices": []}), 5),
+        (events({"usage": {"completion_tokens": 5}}, {"usage": None}, "[DONE]"), 5),
         (events("[DONE]"), 0),
         ({"generated_text": "z" * 20}, 5),
         ([{"generated_text": "z" * 20}], 5),
         ([{"generated_text": 5}], 0),
+        ([{"generated_text": "z"}, {"generated_text": "z"}], 0),
+        ({"usage": {"completion_tokens": 5}, "generated_text": "z" * 40}, 5),
         ([], 0),
         ("", 0),
         ("5", 0),
@@ -70,8 +73,9 @@ def test_an_endpoint_may_be_asked_to_go_on_with_a_text(read):
         captured(1, {"inputs": SAID[:64], "parameters": {"max_new_tokens": 5}}, {}),
         captured(2, {"prompt": [*range(40)], "model": "m"}, {}),
         captured(3, {"inputs": ["a" * 8, "b" * 4]}, {"usage": {"completion_tokens": 3}}),
+        captured(4, {"inputs": 5, "prompt": "a" * 8}, {}),
     )
-    assert lengths(requests) == [(0, 16, 0), (1, 40, 0), (2, 2, 2), (2, 1, 1)]
+    assert lengths(requests) == [(0, 16, 0), (1, 40, 0), (2, 2, 2), (2, 1, 1), (3, 2, 0)]
     assert notes[-1] == "requests of 2 models, none of which can use another's blocks: none, m"
 
 
@@ -120,14 +124,32 @@ def test_a_model_of_bedrock_may_be_asked_in_several_ways(tmp_path):
     assert trace.notes[-1] == "requests of 2 models, none of which can use another's blocks: m, none"
 
 
-def test_an_image_that_bedrock_was_shown_is_a_few_characters(read):
+@pytest.mark.parametrize("kind", ["image", "video", "audio"])
+def test_what_bedrock_was_shown_is_a_few_characters(read, kind):
     def shown(content):
         return {**BEDROCK, "input": {"inputBodyJson": {"messages": [{"role": "user", "content": content}]}}}
 
-    image = {"image": {"format": "png", "source": {"bytes": "A" * 10_000}}}
+    image = {kind: {"format": "a", "source": {"bytes": "A" * 10_000}}}
     requests, _ = read(shown([{"text": SAID}, image]), shown(SAID), shown(["a", {"image": "b"}]))
-    assert lengths(requests)[:2] == [(0, -(-(128 + len("<image >") + 16) // 4), 0), (0, 32, 0)]
+    assert lengths(requests)[:2] == [(0, -(-(128 + len(f"<{kind} >") + 16) // 4), 0), (0, 32, 0)]
     assert requests[2].input_tokens == -(-len('<|user|>a{"image": "b"}<|assistant|>') // 4)
+
+
+def test_a_document_of_bedrock_is_what_it_says(read):
+    part = {"document": {"format": "txt", "source": {"text": SAID}}}
+    asked = {"messages": [{"role": "user", "content": [part]}]}
+    ((request,), _) = read({**BEDROCK, "input": {"inputBodyJson": asked}})
+    text = f"<|user|>{json.dumps({**part, 'type': 'document'}, sort_keys=True)}<|assistant|>"
+    assert request.input_tokens == -(-len(text) // 4)
+
+
+def test_bedrock_may_say_nothing_of_an_answer_or_of_lengths(read):
+    """Of prompts only those are compared of which it says how long they were."""
+    record = {**BEDROCK, "input": {"inputBodyJson": ASKED}}
+    told = {**BEDROCK, "input": {"inputBodyJson": ASKED, "inputTokenCount": 32}, "output": "s3://a/b"}
+    requests, notes = read(record, told, record)
+    assert lengths(requests) == 3 * [(0, 32, 0)]
+    assert not any(note.startswith("usage says") for note in notes)
 
 
 # -- Baseten -------------------------------------------------------------------------------------

@@ -43,6 +43,15 @@ def test_what_is_said_beside_the_messages_comes_first(read, before):
     assert shares(second, third) == 0
 
 
+def test_tools_come_first_of_all_and_instructions_last(read):
+    """So what differs in a later one leaves what is before it to be shared."""
+    fields = {"tools": LONG, "system": LONG, "instructions": LONG}
+    whole, *others = read(
+        asked(user("a"), **fields), *(asked(user("a"), **{**fields, one: "b"}) for one in fields)
+    )[0]
+    assert [shares(whole, other) for other in others] == [0, 6, 13]
+
+
 def test_content_may_be_parts(read):
     text = {"type": "text", "text": LONG}
     image = {"type": "image_url", "image_url": {"url": "data:" + "A" * 10_000}}
@@ -92,8 +101,9 @@ def test_other_words_for_what_is_said(read, field):
 @pytest.mark.parametrize("word", ["gpt", "chatgpt", "bing", "bard", "model", "bot"])
 def test_other_words_for_who_answers(read, word):
     records = [asked(user(), user(LONG, role), user("b")) for role in (word, "assistant", "user")]
-    (first, second, other), _ = read(*records)
-    assert first.blocks == second.blocks != other.blocks
+    records.append(asked(user(), {**user(LONG, "assistant"), "from": "user"}, user("b")))
+    (first, second, other, named), _ = read(*records)
+    assert first.blocks == second.blocks == named.blocks != other.blocks
     assert read(asked(user("a", "human"), user("b", word)))[0][0].blocks == read(asked(user("a")))[0][0].blocks
 
 
@@ -107,6 +117,7 @@ def test_other_words_for_who_answers(read, word):
         ({"response": {"usage": {"output_tokens": 7}}}, 7),
         ({"response": {"status_code": 200, "body": {"usage": {"completion_tokens": 8}}}}, 8),
         ({"response": "123456789"}, 3),
+        ({"response": "123456789", "request": {"max_tokens": 5}}, 3),
         ({"response": ["what"], "usage": None}, 0),
     ],
 )

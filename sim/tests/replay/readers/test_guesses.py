@@ -94,6 +94,12 @@ def test_a_popular_prefix_is_drawn_as_often_as_assumed():
     assert Sharer(Sharing(1, 64, 0.0, 1.0), 0, 64).ids_for(63) == ["own 1 0"]
 
 
+def test_a_seed_assumes_the_same_on_every_machine():
+    sharer = Sharer(Sharing(), seed=5, block_tokens=64)
+    firsts = [sharer.ids_for(64)[0].removesuffix(" 0") for _ in range(8)]
+    assert firsts == ["prefix 25", "prefix 74", "prefix 66", "prefix 5", "own 5", "own 6", "prefix 1", "prefix 10"]
+
+
 @pytest.mark.parametrize(
     ("text", "sharing"),
     [

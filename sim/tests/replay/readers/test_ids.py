@@ -30,6 +30,12 @@ def test_a_name_is_the_same_on_every_machine():
     assert as_numbers(["a", "\ud800"]) == [digest("a"), digest("\ud800")], "of many at once, too"
 
 
+def test_models_of_sessions_stay_apart_in_each_session():
+    naming = Naming(IdMeaning.AUTO, IdScope.SESSION)
+    of = [naming.name([1], session, model, is_local=False) for session in "ab" for model in "xy"]
+    assert len({tuple(ids) for ids in of}) == 4
+
+
 def test_half_a_character_can_be_an_id(tmp_path):
     file = tmp_path / "trace.jsonl"
     record = {"timestamp": 0, "input_length": 1024, "output_length": 1, "hash_ids": ["\ud800", "\udfff"]}
@@ -66,6 +72,16 @@ def test_of_several_conflicts_the_first_one_is_told():
     evidence.add([9, 2, 8, 4], None, "there")
     evidence.add([7, 3], None, "later")
     assert evidence.conflict == "id 2 comes after 1 and after 9 (there)"
+
+
+@pytest.mark.parametrize("more", [0, 1])
+def test_conflicts_are_looked_for_in_a_quarter_of_a_million_ids(more):
+    evidence = Evidence()
+    for _ in range(63):
+        evidence.add(range(4096), None, "here")
+    evidence.add(range(4095 + more), None, "here")
+    evidence.add([1], None, "there")
+    assert (evidence.conflict is None) == bool(more)
 
 
 def test_a_chat_without_a_name_is_of_no_conversation():

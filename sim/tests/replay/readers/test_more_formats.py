@@ -119,7 +119,7 @@ def test_a_report_of_guidellm_without_what_was_sent_has_lengths(read):
     report = {
         "benchmarks": [
             {"requests": {"successful": [sent]}},
-            {"requests": {"errored": [{**sent, "start_time": 1}]}},
+            {"requests": {"errored": [{**sent, "start_time": 1}], "incomplete": None}},
         ]
     }
     requests, _ = read(report, sharing=parse_sharing("none"))
@@ -140,7 +140,12 @@ def test_guidellm_may_send_token_ids(read):
 
 
 @pytest.mark.parametrize(
-    ("said", "tokens"), [({"usageDetails": None}, 0), ({"usageDetails": None, "completion_tokens": 5}, 5)]
+    ("said", "tokens"),
+    [
+        ({"usageDetails": None}, 0),
+        ({"usageDetails": None, "completion_tokens": 5}, 5),
+        ({"usageDetails": {}, "usage": {"output": 5}}, 5),
+    ],
 )
 def test_an_observation_of_langfuse_may_count_elsewhere_or_not_at_all(read, said, tokens):
     asked = {"type": "GENERATION", "traceId": "t", "startTime": 1, "input": {"prompt": [*range(40)]}}
@@ -173,7 +178,8 @@ def test_messages_of_langchain_lie_in_a_list_or_in_a_batch_of_one(read):
 def test_a_run_of_langsmith_may_be_completions_or_as_an_api_is_asked(read):
     run = {"run_type": "llm", "start_time": "2026-01-31T10:00:00", "completion_tokens": 5}
     texts = {**run, "inputs": {"prompts": ["x" * 64, "y" * 8]}}
-    asked = {**run, "inputs": {"input": SAID}, "extra": {"metadata": {"thread_id": 7, "ls_model_name": 7}}}
+    extra = {"metadata": {"thread_id": 7, "ls_model_name": 7}, "invocation_params": {"model": "an alias of it"}}
+    asked = {**run, "inputs": {"input": SAID}, "extra": extra}
     requests, notes = read(texts, asked)
     assert lengths(requests) == [(0, 16, 3), (0, 2, 2), (0, 32, 5)]
     assert notes[-1] == "requests of 2 models, none of which can use another's blocks: none, 7"

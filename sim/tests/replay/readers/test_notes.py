@@ -34,6 +34,17 @@ def test_of_many_malformed_records_the_first_three_are_shown(notes):
     ]
 
 
+def test_times_since_1970_in_the_usual_unit_are_nothing_to_say(notes):
+    assert notes([request(1_790_000_000_000, 512, [1])]) == []
+
+
+def test_units_are_told_from_a_thousand_records(notes):
+    usual, others = request(0, 512, [1]), request(0, 64, [2, 3, 4, 5])
+    said = "blocks look like 16 tokens, not 512: lengths and ids of 96% of requests agree (--block-size)"
+    assert said in notes([usual] * 40 + [others] * 960)
+    assert not any("blocks look like" in note for note in notes([usual] * 51 + [others] * 969))
+
+
 def test_prompts_without_blocks_say_nothing_about_their_size(notes):
     assert notes([request(0, 0, []), request(0, 0, [])]) == []
 

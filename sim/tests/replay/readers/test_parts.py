@@ -122,6 +122,21 @@ def test_what_a_tool_answers_in_another_script_is_as_long_as_it_is(read):
     assert request.input_tokens < 120
 
 
+def test_bytes_as_text_go_on_to_the_end(read):
+    """What goes on with a blank is text, however long it went on without one."""
+    for data in ("A-_+/" * 200, "A" * 1000 + "=", "A" * 1000 + "=="):
+        ((request, longer), _) = read(
+            *({"messages": [user({"type": "x", "x": one})]} for one in (data, f"{data} a"))
+        )
+        assert request.input_tokens < 40 < 250 < longer.input_tokens
+
+
+def test_a_part_that_has_more_than_a_cache_s_begin_is_one(read):
+    part = {"cachePoint": {"type": "default"}, "x": SAID}
+    ((request,), _) = read({"messages": [user(part)]})
+    assert request.input_tokens > 500
+
+
 @pytest.mark.parametrize("depth", [5, *range(100, 460, 20)])
 def test_a_part_of_any_depth_is_read_or_malformed(read, depth):
     deep = {"type": "tool_result", "content": []}

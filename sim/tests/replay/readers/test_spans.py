@@ -58,6 +58,15 @@ def test_spans_name_their_session_and_their_model(read):
     assert (shared(first, second), shared(second, third)) == (0, 0)
 
 
+def test_an_attribute_without_a_value_is_none(read):
+    named = {"gen_ai.request.model": None, "gen_ai.response.model": "m", "session.id": "a"}
+    asked = {"gen_ai.input.messages": json.dumps(ASKED["messages"])}
+    times = {"startTimeUnixNano": None, "start_time": "2026-01-31T10:00:01.5+00:00"}
+    spans = [{**times, "attributes": {**asked, **one}} for one in (named, {"gen_ai.response.model": "m"})]
+    (first, second), notes = read(*spans, sessions=True)
+    assert shared(first, second) == 2 and not any("models" in note for note in notes)
+
+
 def test_a_numbered_message_may_lack_its_role_or_what_it_says(read):
     numbered = {"0.content": SAID, "1.role": "assistant", "2.role": "user", "2.content": "y" * 43}
     requests, _ = read(otlp(span(0, {f"gen_ai.prompt.{name}": value for name, value in numbered.items()})))
@@ -83,18 +92,22 @@ def test_spans_of_openinference_say_messages_in_numbered_attributes(read):
     requests, notes = read(*map(otlp, spans), sessions=True)
     text = "".join(f"<|{role}|>{content}" for role, content in said) + "<|assistant|>"
     assert lengths(requests) == [(0, -(-len(text) // 4), 3), (2, 32, 3)]
+    in_order = dict(reversed(named.items()))
+    (one, other), _ = read(*(otlp(span(0, {**OPEN, **attributes})) for attributes in (named, in_order)))
+    assert one.blocks == other.blocks
     assert notes[-1] == "requests of 2 models, none of which can use another's blocks: m, none"
 
 
 def test_what_else_is_said_in_openinference_is_its_name_and_its_value(read):
     call = "tool_calls.0.tool_call.function.name"
-    said = {"contents.0.message_content.text": SAID, call: "look", "content": None}
+    said = {"contents.0.message_content.text": SAID, call: "look", "content": None, "index": 0}
     other = ("x.message.role", "0.role", f"{'1' * 9999}.message.role", "message.content")
     named = {f"llm.input_messages.0.message.{name}": value for name, value in said.items()}
     named |= {f"llm.input_messages.{name}": "a" for name in other} | {"llm.tools.0.tool.json_schema": "{}"}
+    named |= {"1.message.content": "a", "llm.output_messages.0.message.content": "a"}
     record = {"start_time": "2026-01-31T10:00:01.5+00:00", "attributes": {**OPEN, **named}}
     requests, notes = read(record)
-    text = f'<|tools|>{{}}<|user|>{SAID}["{call}", "look"]<|assistant|>'
+    text = f'<|tools|>{{}}<|user|>{SAID}["{call}", "look"]["index", 0]<|assistant|>'
     assert (notes[0], lengths(requests)) == ("format: otel", [(0, -(-len(text) // 4), 3)])
 
 

@@ -61,6 +61,14 @@ def test_an_open_quote_hides_nothing_but_its_own_row(tmp_path):
     assert columns.notes[-1] == f"1 malformed record was skipped, first: {file}:1002: a quote is not closed"
 
 
+def test_a_table_begins_with_its_header_wherever_that_stands(tmp_path):
+    file = tmp_path / "trace.csv"
+    file.write_text("\n\narrived_at,num_prefill_tokens,num_decode_tokens\n0,64,1\n\n1,64,x\n")
+    columns = open_trace(file, TraceOptions(on_error=OnError.SKIP, sharing=parse_sharing("none")))
+    assert len(columns) == 1
+    assert columns.notes[-1].startswith(f"1 malformed record was skipped, first: {file}:6: num_decode_tokens:")
+
+
 def test_a_row_goes_over_so_many_lines_and_no_more():
     after = [(1003, ["3", "4"])]
     assert rows_of(Table("a,b"), '"' + "\n" * 1000 + 'x",2\n\n3,4\n') == [(1, ["\n" * 1000 + "x", "2"]), *after]

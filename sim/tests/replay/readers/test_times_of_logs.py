@@ -172,6 +172,14 @@ def test_sessions_may_have_nothing_but_delays(tmp_path, record, first):
 
 
 @pytest.mark.parametrize("record", [HASHED, {"text_input": "a"}], ids=["mooncake", "aiperf"])
+def test_a_delay_of_a_first_turn_makes_no_clock_of_the_session_s_own(tmp_path, record):
+    records = [{**record, "session_id": session, "delay": 1500} for session in "aba"]
+    columns = open_trace(written(tmp_path, *records))
+    assert (columns.arrivals - columns.arrivals[0]).tolist() == [0, 0, 1.5]
+    assert not any("count their own time" in note for note in columns.notes)
+
+
+@pytest.mark.parametrize("record", [HASHED, {"text_input": "a"}], ids=["mooncake", "aiperf"])
 def test_but_not_where_others_have_times(tmp_path, record):
     path = written(tmp_path, {**record, "timestamp": 1}, {**record, "session_id": "a", "delay": None})
     with pytest.raises(ConfigError, match=":2: it has no time, and a request above it has one"):

@@ -8,7 +8,8 @@ import pytest
 from kv_api import ConfigError
 from kv_sim.replay.readers.opening import open_stream, open_trace
 from kv_sim.replay.readers.options import OnError, Partial, TraceOptions, Unsorted
-from kv_sim.replay.readers.turns import Turns
+from kv_sim.replay.readers.record import Record
+from kv_sim.replay.readers.turns import Turns, look_added
 
 BLOCK = 4
 SAID = (
@@ -102,6 +103,20 @@ def test_added_turns_are_recognized_and_said(tmp_path):
     assert [request.input_tokens for request in columns] == [6, 14]
     assert SAID in columns.notes
     assert [request.input_tokens for request in read(written(tmp_path, added), Turns.WHOLE)] == [6, 5]
+
+
+@pytest.mark.parametrize(
+    ("firsts", "added"), [([1, 2, 2, 2], False), ([1, 2, 1, 2], True), ([1, 1, 2], False), ([1, 2, 2, 3, 4], True)]
+)
+def test_a_turn_is_compared_with_the_one_before_it(firsts, added):
+    """Half of them are not most."""
+    assert look_added([Record(0, 4, 1, [one], "a") for one in firsts]) is added
+
+
+def test_each_answer_is_another_block(tmp_path):
+    said = [turn("a", 4, [place], 4, **{"delay" if place else "timestamp": 0}) for place in range(3)]
+    columns = read(written(tmp_path, said), Turns.ADDED)
+    assert not any("block by itself" in note for note in columns.notes)
 
 
 def test_a_block_that_is_one_of_the_file_s_keeps_its_id(tmp_path):

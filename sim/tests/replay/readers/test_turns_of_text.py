@@ -84,9 +84,11 @@ def test_what_the_system_says_is_one_where_it_is_more_than_that(read, turns, fou
     assert [(one.arrival_seconds, one.input_tokens) for one in requests] == found
 
 
-@pytest.mark.parametrize("time", ["timestamp", "delay"])
-def test_but_where_it_has_a_time_of_its_own_it_is_one(read, time):
-    requests, _ = read({"turns": [{"role": "system", "text": "z" * 41, time: 0}, {"text": "y" * 43, time: 0}]})
+@pytest.mark.parametrize("own", ["timestamp", "delay", "output_length", "extra"])
+def test_but_where_it_has_a_time_or_an_answer_of_its_own_it_is_one(read, own):
+    times = {"timestamp": 0} if own == "timestamp" else {"delay": 0}
+    said = {"role": "system", "text": "z" * 41, own: {} if own == "extra" else 0}
+    requests, _ = read({"turns": [said, {"text": "y" * 43, **times}]})
     assert [(one.arrival_seconds, one.input_tokens) for one in requests] == [(0, 16), (0, 32)]
 
 
