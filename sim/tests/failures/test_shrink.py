@@ -316,6 +316,14 @@ def test_a_request_that_gets_plainer_takes_no_copy_along(shrunk: Any) -> None:
     assert best.history == history
 
 
+def test_before_each_try_it_tells_how_many_actions_are_left(shrunk: Any) -> None:
+    steps, told = numbered("step", 30), list[int]()
+    _, replays = shrunk(holds(steps[3]), steps, tells=told.append)
+    assert len(told) == len(replays.tried)
+    assert told[:2] == [30, 30] and told[-1] == 1
+    assert told == sorted(told, reverse=True)
+
+
 @pytest.mark.parametrize("most", [0, 1, 2, 5, 20])
 def test_it_ends_when_its_tries_are_spent(shrunk: Any, most: int) -> None:
     steps = numbered("step", 30)

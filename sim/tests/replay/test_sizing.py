@@ -79,6 +79,9 @@ def test_what_is_recommended():
     # The blocks of the trace, if they are more than the last capacity: then memory for all is far away.
     point, _ = recommend({"lru": curve}, sizes, 0.0, 1000, None)
     assert point.capacity == 30
+    # Where more is tried than all blocks need, the line goes on to the largest.
+    point, reason = recommend({"lru": ratios(0.2, 0.5, 0.6)}, sizes, 0.0, 15, None)
+    assert (point.capacity, reason) == (20, knee)
     # Of capacities that lie equally high above the line the smallest is enough.
     point, _ = recommend({"lru": ratios(0.5, 0.75, 1.0)}, sizes, 0.0, 40, None)
     assert point.capacity == 10
