@@ -1,6 +1,7 @@
 """The guides among the docs say what happens: what is written, run and printed, and one mistake."""
 
 import re
+import shlex
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -9,6 +10,7 @@ import pytest
 
 from kv_sim.cli.main import main
 from kv_sim.failures import telling
+from kv_sim.growth.situations import SITUATIONS
 
 DOCS = Path(__file__).parents[3] / "docs"
 
@@ -178,3 +180,20 @@ def test_the_medium_holds_what_else_is_said_of_it(
     out = conform(MEDIUM, f"of_{traits[:6]}", MEDIUM.written, connector, *options)
     results = [line.split()[-1] for line in out.partition("\n\n")[0].splitlines()[1:]]
     assert set(results) == {"holds"} and len(results) == len(traits.split(",")) + 1 + ("," in traits), out
+
+
+def test_the_medium_does_not_grow_as_its_command_is_printed(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Looked at where it does without room; a dozen places are what it says they are."""
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "of_growth.py").write_text(MEDIUM.written)
+    steps = SITUATIONS["a prompt's last steps"]._replace(sizes=(64, 128, 512))
+    monkeypatch.setattr("kv_sim.growth.command.situations_for", lambda subject: {"a prompt's last steps": steps})
+    monkeypatch.setattr("kv_sim.growth.kept.ROUNDS", (2, 6, 10))
+    [printed] = re.findall(r"^(kv-sim growth .*)$", (DOCS / "medium.md").read_text(), re.MULTILINE)
+    command = [word.replace("my_medium", "of_growth") for word in shlex.split(printed)[1:]]
+    assert main(command) == 0, capsys.readouterr().out
+    assert main(command[: command.index("--extra")]) == 1
+    assert "GROWS: a prompt's last steps" in capsys.readouterr().out
