@@ -23,7 +23,8 @@ from kv_sim.replay.readers.record import (
 from kv_sim.replay.readers.usual import PROMPTS, as_usual
 
 _BODIES: Final = (
-    *("body", "request_body", "proxy_server_request", "request", "request_args", "params", "full_request"),
+    *("body", "request_body", "proxy_server_request", "request"),
+    *("request_args", "params", "full_request"),
 )
 _STATUSES: Final = ("status", "status_code", "response_code")
 _FAILED: Final = re.compile("[45][0-9][0-9]")
@@ -142,6 +143,14 @@ def last_of(value: Any) -> Mapping[str, Any] | None:
 def inside(value: Any, name: str) -> Any:
     """A field of an object; None if it is none."""
     return value.get(name) if isinstance(value, dict) else None
+
+
+def objects_in(within: Mapping[str, Any], field: str) -> list[Mapping[str, Any]]:
+    """The objects of a list, which need not be there."""
+    value = within.get(field, [])
+    if not isinstance(value, list) or not all(isinstance(one, dict) for one in value):
+        raise MalformedError(f"{field}: expected a list of objects, got {type(value).__name__}")
+    return value
 
 
 def own_request(record: Mapping[str, Any]) -> Record:

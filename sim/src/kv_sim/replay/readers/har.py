@@ -4,10 +4,9 @@ import base64
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from kv_sim.replay.readers.asked import inside, last_of
+from kv_sim.replay.readers.asked import inside, last_of, objects_in
 from kv_sim.replay.readers.chat import OPENAI, is_request
 from kv_sim.replay.readers.format import Container, Format
-from kv_sim.replay.readers.otlp import objects
 from kv_sim.replay.readers.record import MalformedError, Record
 from kv_sim.replay.readers.text import ASSUMED
 
@@ -16,7 +15,7 @@ def _parse(record: Mapping[str, Any]) -> Iterator[Record]:
     log = record["log"]
     if not isinstance(log, dict):
         raise MalformedError(f"log: expected an object with entries, got {type(log).__name__}")
-    for number, entry in sorted(enumerate(objects(log, "entries")), key=_begin):
+    for number, entry in sorted(enumerate(objects_in(log, "entries")), key=_begin):
         found = _logged(entry)
         if is_request(found):
             try:

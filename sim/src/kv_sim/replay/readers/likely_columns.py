@@ -9,15 +9,8 @@ from kv_sim.replay.readers.record import TIMES, MalformedError, ids_in, number_o
 _LIKELY: Final[Mapping[str, tuple[str, ...]]] = {
     "time": (
         *TIMES,
-        *(
-            "arrival_time",
-            "arrived_at",
-            "arrival",
-            "arrival_timestamp",
-            "arrival_s",
-            "timestamp_ms",
-            "request_time",
-        ),
+        *("arrival_time", "arrived_at", "arrival", "arrival_timestamp", "arrival_s"),
+        *("timestamp_ms", "request_time"),
     ),
     "input": (
         *("input_length", "input_len", "input_tokens", "num_input_tokens", "prompt_tokens", "prompt_length"),
@@ -25,14 +18,8 @@ _LIKELY: Final[Mapping[str, tuple[str, ...]]] = {
     ),
     "output": (
         *("output_length", "output_len", "output_tokens", "num_output_tokens", "completion_tokens"),
-        *(
-            "num_completion_tokens",
-            "response_tokens",
-            "generated_tokens",
-            "num_decode_tokens",
-            "decode_tokens",
-            "osl",
-        ),
+        *("num_completion_tokens", "response_tokens", "generated_tokens", "num_decode_tokens"),
+        *("decode_tokens", "osl"),
     ),
     "ids": ("hash_ids", "block_hashes", "block_ids", "prefix_hashes", "prefix_ids", "blocks", "hashes"),
     "session": ("session_id", "conversation_id", "chat_id", "session"),
@@ -57,15 +44,14 @@ def likely_columns(record: Mapping[str, Any]) -> str | None:
     found = {
         part: names[one]
         for part, likely in _LIKELY.items()
-        if (one := next((one for one in likely if _is(part, names.get(one, ""), columns)), None))
+        if (one := next((one for one in likely if _fits(part, names.get(one, ""), columns)), None))
     }
     if "input" not in found:
         return None
     outer, dot, name = found["input"].rpartition(".")
-    beside = [f"{outer}{dot}{one}" for one in BESIDE if name == "input_tokens" and f"{outer}{dot}{one}" in columns]
-    return ",".join(
-        f"{part}={'+'.join([name, *(beside if part == 'input' else ())])}" for part, name in found.items()
-    )
+    beside = [f"{outer}{dot}{one}" for one in BESIDE if name == "input_tokens"]
+    found["input"] = "+".join([found["input"], *(one for one in beside if one in columns)])
+    return ",".join(f"{part}={column}" for part, column in found.items())
 
 
 def _values(record: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
@@ -77,7 +63,7 @@ def _values(record: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
             yield name, value
 
 
-def _is(part: str, column: str, columns: Mapping[str, Any]) -> bool:
+def _fits(part: str, column: str, columns: Mapping[str, Any]) -> bool:
     """Whether there is such a column, with what the part may be."""
     try:
         return _READS[part](columns, column) is not None

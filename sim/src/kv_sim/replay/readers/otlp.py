@@ -10,8 +10,8 @@ span are one request. There they have to lie in one record.
 from collections.abc import Iterator, Mapping
 from typing import Any, Final, NamedTuple
 
-from kv_sim.replay.readers.asked import inside, json_in
-from kv_sim.replay.readers.record import MalformedError, number_or_date
+from kv_sim.replay.readers.asked import inside, json_in, objects_in
+from kv_sim.replay.readers.record import number_or_date
 
 STARTS: Final = (
     *("startTimeUnixNano", "start_time", "startTime", "timeUnixNano", "observedTimeUnixNano"),
@@ -62,15 +62,15 @@ def observed_in(record: Mapping[str, Any]) -> Iterator[Observed]:
     if _LOGS in record:
         yield from _of_logs(record)
     elif is_jaeger(record):
-        for trace in objects(record, "data"):
-            yield from map(_of_jaeger, objects(trace, "spans"))
+        for trace in objects_in(record, "data"):
+            yield from map(_of_jaeger, objects_in(trace, "spans"))
     elif field := next((field for field in _SPANS if field in record), None):
-        for resource in objects(record, field):
-            for scope in objects(resource, "scopeSpans"):
-                for span in objects(scope, "spans"):
-                    yield _span(span, _by_name(objects(span, "attributes")))
+        for resource in objects_in(record, field):
+            for scope in objects_in(resource, "scopeSpans"):
+                for span in objects_in(scope, "spans"):
+                    yield _span(span, _by_name(objects_in(span, "attributes")))
     else:
-        for span in objects(record, "spans") if "spans" in record else [record]:
+        for span in objects_in(record, "spans") if "spans" in record else [record]:
             if (named := attributes_of(span)) is not None:
                 yield _span(span, {str(name): value for name, value in named.items()})
 
@@ -84,14 +84,6 @@ def is_jaeger(record: Mapping[str, Any]) -> bool:
     """Whether these are traces as Jaeger shows them."""
     data = record.get("data")
     return isinstance(data, list) and bool(data) and all(isinstance(inside(one, "spans"), list) for one in data)
-
-
-def objects(within: Mapping[str, Any], field: str) -> list[Mapping[str, Any]]:
-    """The objects of a list, which need not be there."""
-    value = within.get(field, [])
-    if not isinstance(value, list) or not all(isinstance(one, dict) for one in value):
-        raise MalformedError(f"{field}: expected a list of objects, got {type(value).__name__}")
-    return value
 
 
 def first(named: Mapping[str, Any], names: tuple[str, ...]) -> str | None:
@@ -121,15 +113,15 @@ def _span(span: Mapping[str, Any], named: Named) -> Observed:
 
 
 def _of_jaeger(span: Mapping[str, Any]) -> Observed:
-    above = [inside(one, "spanID") for one in objects(span, "references")]
-    named = {str(tag.get("key")): tag.get("value") for tag in objects(span, "tags")}
+    above = [inside(one, "spanID") for one in objects_in(span, "references")]
+    named = {str(tag.get("key")): tag.get("value") for tag in objects_in(span, "tags")}
     events = [
         {
             "name": next((one.get("value") for one in fields if one.get("key") == "event"), None),
             "attributes": {str(one.get("key")): one.get("value") for one in fields},
         }
-        for log in objects(span, "logs")
-        for fields in [objects(log, "fields")]
+        for log in objects_in(span, "logs")
+        for fields in [objects_in(log, "fields")]
     ]
     own = {"spanId": span.get("spanID"), "parent_id": next(iter(above), None)}
     return _span({"startTime": span.get("startTime"), **own, "events": events}, named)
@@ -140,10 +132,10 @@ def _of_jaeger(span: Mapping[str, Any]) -> Observed:
 
 def _of_logs(record: Mapping[str, Any]) -> Iterator[Observed]:
     asked: dict[tuple[str, str], tuple[Mapping[str, Any], Named, list[Mapping[str, Any]]]] = {}
-    for resource in objects(record, _LOGS):
-        for scope in objects(resource, "scopeLogs"):
-            for event in objects(scope, "logRecords"):
-                named, body = _by_name(objects(event, "attributes")), _value(event.get("body"))
+    for resource in objects_in(record, _LOGS):
+        for scope in objects_in(resource, "scopeLogs"):
+            for event in objects_in(scope, "logRecords"):
+                named, body = _by_name(objects_in(event, "attributes")), _value(event.get("body"))
                 if event.get("timeUnixNano") in (0, "0"):  # nobody knows when it happened
                     event = {**event, "timeUnixNano": None}
                 role = _MESSAGES.get(str(text_in(event, _EVENT_NAMES[:1]) or text_in(named, _EVENT_NAMES[1:])))
@@ -179,7 +171,7 @@ def _value(value: Any) -> Any:
         return int(found)
     if kind not in ("arrayValue", "kvlistValue"):
         return found
-    values = objects(found, "values") if isinstance(found, dict) else []
+    values = objects_in(found, "values") if isinstance(found, dict) else []
     if kind == "arrayValue":
         return [_value(one) for one in values]
     return _by_name(values)

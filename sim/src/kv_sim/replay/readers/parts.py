@@ -28,13 +28,13 @@ _POINT: Final = {"cachePoint"}
 _PACKED: Final = re.compile(r"data:[^,\s]*,\S{1000,}|[A-Za-z0-9+/_-]{1000,}={0,2}")
 """Bytes as text: nothing else goes on for so long without a blank."""
 
-
-_MARK_OF_MEDIA: Final = re.compile(r"<(?:[a-z_]{3,11}) [0-9a-f]{16}>")
+_STAND_IN: Final = re.compile(r"<[a-z_]{3,11} [0-9a-f]{16}>")
+"""What ``_stands_for`` makes of a part that isn't text."""
 
 
 def has_media(text: str) -> bool:
     """Whether something in it stands for what isn't text."""
-    return _MARK_OF_MEDIA.search(text) is not None
+    return _STAND_IN.search(text) is not None
 
 
 def said(value: Any, place: str) -> str:
