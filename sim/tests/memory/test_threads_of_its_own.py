@@ -56,6 +56,17 @@ def test_it_is_refused_there_and_at_the_next_step(name: str) -> None:
     assert str(raised.value) == whole
 
 
+@pytest.mark.parametrize("name", ["read_host", "write_host"])
+def test_so_it_is_at_host_memory(name: str) -> None:
+    device = Device(0, WorldConfig(), Shadow(1, Referee()))
+    slot = device.allocate_host(1)
+    args = (slot, device.host[slot] * 0 + ZERO) if name == "write_host" else (slot,)
+    before = device.host.copy()
+    (error,) = in_a_thread(lambda: getattr(device, name)(*args))
+    assert str(error).startswith(f"Device.{name} was called by the thread 'sender': ")
+    assert (device.host == before).all()
+
+
 def test_the_worlds_own_thread_may() -> None:
     device = Device(0, WorldConfig(), Shadow(1, Referee()))
     device.shadow.load_rights[3] = "r1"

@@ -121,6 +121,15 @@ def test_what_an_object_lacks_is_named(tmp_path: Path, record: object, there: st
     assert str(refused.value) == told
 
 
+SUMS = ["told.a+told.b+c", "told.a + told.b + c", " c +told.b+ told.a "]
+
+
+def test_a_sum_may_have_blanks_in_it(tmp_path: Path) -> None:
+    record = {"told": {"a": 3, "b": 4}, "c": 5, "ids": [1]}
+    read_so = [read(tmp_path / "t.jsonl", json.dumps(record) + "\n", f"input={one},ids=ids") for one in SUMS]
+    assert read_so == [[(0, 12, 0, 1)]] * len(SUMS)
+
+
 def test_a_format_and_columns(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["size", "mooncake-synthetic", "--columns", "input=a", "--format", "mooncake"]) == 2
     assert capsys.readouterr().err == "kv-sim size: --columns and --format: give one of them\n"
