@@ -202,6 +202,11 @@ def test_a_trace_of_nothing():
     assert shape_of(columns).unique_blocks == 0
 
 
+def test_a_request_that_lacks_ids_has_as_many_full_blocks_as_ids():
+    columns = trace_of([[1], [1, 2], [1, 2]])  # the second one is a token short, the third two blocks longer
+    assert Totals.of(columns) == Totals(5, 4, 7 * BLOCK - 1, BLOCK)
+
+
 def test_ratios_are_shares_and_nothing_of_nothing_is_nothing():
     assert Hits(1, 1, 1).ratios(Totals(1, 1, 1, 4)) == Ratios(1.0, 1.0, 1.0)
     assert Hits(1, 2, 3).ratios(Totals(10, 10, 10, 4)) == Ratios(0.1, 0.3, 0.2)

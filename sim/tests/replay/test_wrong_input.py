@@ -282,6 +282,10 @@ FILES = {
         json.dumps({"messages": []}, indent=1) + "\n" + json.dumps({"messages": []}, indent=1)[:-1],
         "{file}:4: not JSON, and what follows isn't read {more}",
     ),
+    "a list behind a document": (
+        json.dumps(json.loads(GOOD), indent=1) + "\n" + json.dumps([5], indent=1),
+        "{file}:9: expected an object, got int {more}",
+    ),
     "a document that is cut off": ("[\n" + GOOD + ",\n", "{file}:3: not JSON from column 1 on"),
     "a bad turn": (
         session(64, {"type": "subagent", "requests": [{"t": 0}]}),
