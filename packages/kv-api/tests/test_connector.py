@@ -170,7 +170,10 @@ def test_loaded_groups_are_the_prefix_cacheable_ones(connector_class: Any) -> No
     connector = connector_class(make_config(), SCHEDULER)
     with pytest.raises(RuntimeError, match="created without a kv_cache_config") as caught:
         connector.get_loaded_kv_cache_group_ids(None)
-    assert str(caught.value).startswith(f"{type(getattr(connector, 'side', connector)).__name__} was created")
+    assert str(caught.value) == (
+        f"{type(getattr(connector, 'side', connector)).__name__} was created without a kv_cache_config: it has to "
+        "take one and hand it to super().__init__, or to override get_loaded_kv_cache_group_ids"
+    )
 
 
 @pytest.mark.parametrize("side_class", [FakeScheduler, FakeWorker])
@@ -250,6 +253,22 @@ def test_transfer_results_wrap_what_get_finished_says() -> None:
     assert worker.get_transfer_results({"a"}) == kv_api.KVConnectorTransferResults({"b"}, {"c", "d"}, set())
     worker.answer = None, {"c"}
     assert worker.get_transfer_results({"a"}) == kv_api.KVConnectorTransferResults(set(), {"c"}, set())
+
+
+@pytest.mark.parametrize(
+    "answer", [None, {"r"}, ({"r"}, {"s"}, set()), ("r1", None), (None, "r1"), [set(), set()]]
+)
+def test_what_get_finished_may_not_say_is_told_by_its_name(answer: object) -> None:
+    class Finishing(FakeWorker):
+        def get_finished(self, finished_req_ids: set[str]) -> Any:
+            return answer
+
+    with pytest.raises(TypeError) as caught:
+        Finishing(make_config()).get_transfer_results({"a"})
+    assert str(caught.value) == (
+        f"Finishing.get_finished answered {answer!r}, expected a pair: the set of ids whose store ended, and of "
+        "those whose load did; None for none"
+    )
 
 
 def test_handshake_of_a_later_pipeline_stage_is_refused_by_default(connector_class: Any) -> None:
@@ -379,6 +398,15 @@ def test_a_forgotten_half_is_seen_in_every_process(role: KVConnectorRole, missin
         match=rf"^Half has no {missing}; a connector of two sides names both where it is declared$",
     ):
         made(make_config(), role)
+
+
+@pytest.mark.parametrize(("half", "kind"), [("scheduler_class", "SchedulerSide"), ("worker_class", "WorkerSide")])
+@pytest.mark.parametrize("found", [dict, None, 3])
+def test_a_half_of_the_wrong_kind_is_refused(half: str, kind: str, found: object) -> None:
+    halves = {"scheduler_class": FakeScheduler, "worker_class": FakeWorker} | {half: found}
+    with pytest.raises(kv_api.KVError) as caught:
+        type("Half", (kv_api.TwoSidedConnector,), halves)(make_config(), WORKER)
+    assert str(caught.value) == f"Half.{half}: expected a class derived from {kind}, got {found!r}"
 
 
 def test_only_the_half_of_the_role_is_made() -> None:

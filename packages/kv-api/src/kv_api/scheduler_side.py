@@ -115,8 +115,8 @@ class SchedulerSide(ConnectorSide):
         """
         if self._kv_cache_config is None:
             raise RuntimeError(
-                f"{type(self).__name__} was created without a kv_cache_config, so it has to override "
-                "get_loaded_kv_cache_group_ids"
+                f"{type(self).__name__} was created without a kv_cache_config: it has to take one and hand it to "
+                "super().__init__, or to override get_loaded_kv_cache_group_ids"
             )
         cacheable: tuple[int, ...] | None = getattr(self._kv_cache_config, "prefix_cacheable_group_ids", None)
         if cacheable is not None:

@@ -93,9 +93,12 @@ class TwoSidedConnector(KVConnectorBase_V1):
                 f"{name}: expected a role of kv_api.KVConnectorRole, got {role!r} of {type(role).__module__}; "
                 f"for a vLLM make a class of its own kind, with kv_vllm.inside_vllm({name})"
             )
-        for side in ("scheduler_class", "worker_class"):
+        for side, kind in (("scheduler_class", SchedulerSide), ("worker_class", WorkerSide)):
             if not hasattr(self, side):
                 raise KVError(f"{name} has no {side}; a connector of two sides names both where it is declared")
+            found = getattr(self, side)
+            if not (isinstance(found, type) and issubclass(found, kind)):
+                raise KVError(f"{name}.{side}: expected a class derived from {kind.__name__}, got {found!r}")
 
     def build_side(
         self, side_class: type[_Side], vllm_config: VllmConfig, kv_cache_config: KVCacheConfig | None

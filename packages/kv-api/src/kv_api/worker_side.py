@@ -129,7 +129,13 @@ class WorkerSide(ConnectorSide):
 
     def get_transfer_results(self, finished_req_ids: set[str]) -> KVConnectorTransferResults:
         """The same as ``get_finished``, with the loads that failed. This is what the engine calls."""
-        stored, loaded = self.get_finished(finished_req_ids)
+        answer: Any = self.get_finished(finished_req_ids)
+        if not (isinstance(answer, tuple) and len(answer) == 2) or any(isinstance(ids, str) for ids in answer):
+            raise TypeError(
+                f"{type(self).__name__}.get_finished answered {answer!r}, expected a pair: the set of ids whose "
+                "store ended, and of those whose load did; None for none"
+            )
+        stored, loaded = answer
         return KVConnectorTransferResults(finished_sending=set(stored or ()), finished_recving=set(loaded or ()))
 
     def get_block_ids_with_load_errors(self) -> set[int]:
