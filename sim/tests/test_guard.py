@@ -4,6 +4,7 @@ import bdb
 import json
 from typing import Any
 
+import numpy as np
 import pytest
 from kv_sim_notes import Notes
 
@@ -23,6 +24,7 @@ from kv_sim.engine.request_spec import RequestSpec
 from kv_sim.engine.settings import kv_cache_config, vllm_config
 from kv_sim.examples.memory import MemoryConnector
 from kv_sim.guard import Guard, HistoryEnds, NotCreated, crashes, create
+from kv_sim.memory.kv_cache import KVCache
 from kv_sim.subject import Subject
 from kv_sim.violation import CalledAgain, DidNotReturn, Invariant, Referee, TookTooLong, Violation
 
@@ -122,6 +124,37 @@ def test_what_a_connector_raises_is_a_violation_or_the_end(error: BaseException,
         assert caught.value.invariant is Invariant.NO_CRASH  # type: ignore[union-attr]
         # A history of a call that never ended isn't shrunk: each try would take as long.
         assert isinstance(caught.value, TookTooLong) == isinstance(error, DidNotReturn)
+
+
+@pytest.mark.parametrize("is_silent", [False, True])
+@pytest.mark.parametrize("name", ["start_load_kv", "get_num_new_matched_tokens"])
+def test_what_is_async_is_told_so_and_never_run(name: str, is_silent: bool) -> None:
+    async def reply() -> None:
+        raise AssertionError
+
+    referee = Referee()
+    if is_silent:
+        referee.silent.add(Invariant.PROTOCOL)
+    connector, guard, _ = guarded(referee)
+    connector.answer = reply()
+    said = f"scheduler side, {name} answered a coroutine, which nobody awaits: write it without async"
+    with pytest.raises(HistoryEnds if is_silent else Violation, match=f"{said}$"):
+        getattr(guard, name)(REQUEST, 0)
+
+
+def test_who_misses_an_attribute_is_told_what_there_is() -> None:
+    layer = np.zeros((2, 4), np.uint64).view(KVCache)
+    config = vllm_config(WorldConfig(), Subject("c"))
+    for owner, said in (
+        (REQUEST, "; kv_api.engine says what there is"),
+        (config, "; here it has: cache_config, "),
+        (layer, "; a layer here is a numpy array with read(block), write(block, page) and device"),
+        (Scripted(), ""),
+    ):
+        with pytest.raises(Violation) as caught, crashes(Referee(), "c"):
+            _ = owner.nothing
+        assert said in caught.value.message
+        assert caught.value.message.endswith(")") == (owner.__class__ is Scripted)
 
 
 @pytest.mark.parametrize(

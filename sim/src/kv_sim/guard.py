@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
 from itertools import count
-from types import FrameType
+from types import CoroutineType, FrameType, SimpleNamespace
 from typing import Any, Final
 
 from kv_api import ConfigError, KVConnectorBase_V1, KVConnectorRole
@@ -17,6 +17,7 @@ from kv_factory import KVConnectorFactory
 from kv_sim.checkers import accounting, answers, protocol, work
 from kv_sim.checkers.children import Children
 from kv_sim.checkers.served import Served
+from kv_sim.memory.kv_cache import KVCache
 from kv_sim.violation import CalledAgain, DidNotReturn, Invariant, Referee, TestbedError, TookTooLong, Violation
 
 _LIBRARIES: Final = frozenset({"kv_sim", "kv_api", "kv_factory", "numpy", "torch"})
@@ -48,7 +49,7 @@ def create(config: Any, role: KVConnectorRole, kv_cache_config: Any, referee: Re
         raise
     except _RAISED as error:
         _let_a_debugger_end(error)
-        message = f"{role.name.lower()} side: {type(error).__name__}: {error} ({_innermost(error)})"
+        message = f"{role.name.lower()} side: {_told(error)}"
         if Invariant.NO_CRASH in referee.silent:
             raise HistoryEnds(message) from error
         raise NotCreated(Invariant.NO_CRASH, message) from error
@@ -68,7 +69,7 @@ def crashes(referee: Referee, what: str) -> Iterator[None]:
 
 def crash(referee: Referee, what: str, error: BaseException) -> Violation | HistoryEnds:
     """What a connector's exception is raised as."""
-    message = f"{what}: {type(error).__name__}: {error} ({_innermost(error)})"
+    message = f"{what}: {_told(error)}"
     if Invariant.NO_CRASH in referee.silent:
         return HistoryEnds(message)
     return (TookTooLong if isinstance(error, DidNotReturn) else Violation)(Invariant.NO_CRASH, message)
@@ -161,12 +162,20 @@ class Guard:
         # Written out: a context manager costs as much as most calls.
         next(_calls)
         try:
-            return getattr(self.connector, name)(*args, **kwargs)
+            answer = getattr(self.connector, name)(*args, **kwargs)
         except (Violation, HistoryEnds, TestbedError):
             raise
         except _RAISED as error:
             _let_a_debugger_end(error)
             raise crash(self._referee, f"{self._side} side, {name}", error) from error
+        if isinstance(answer, CoroutineType):
+            answer.close()
+            message = (
+                f"{self._side} side, {name} answered a coroutine, which nobody awaits: write it without async"
+            )
+            self._referee.fail(Invariant.PROTOCOL, message)
+            raise HistoryEnds(message)
+        return answer
 
     def __getattr__(self, name: str) -> Any:
         known = hasattr(KVConnectorBase_V1, name) or name == "request_finished_all_groups"
@@ -208,6 +217,22 @@ def _let_a_debugger_end(error: BaseException) -> None:
     debugger = sys.modules.get("bdb")
     if debugger is not None and isinstance(error, debugger.BdbQuit):
         raise KeyboardInterrupt from error
+
+
+def _told(error: BaseException) -> str:
+    """What was raised, where, and, if an attribute of the testbed's objects was missing, what there is."""
+    return f"{type(error).__name__}: {error} ({_innermost(error)}){_what_there_is(error)}"
+
+
+def _what_there_is(error: BaseException) -> str:
+    owner = error.obj if isinstance(error, AttributeError) else None
+    if isinstance(owner, SimpleNamespace):
+        return f"; here it has: {', '.join(sorted(vars(owner)))}"
+    if isinstance(owner, KVCache):
+        return "; a layer here is a numpy array with read(block), write(block, page) and device"
+    if type(owner).__module__.startswith("kv_sim.engine."):
+        return "; kv_api.engine says what there is"
+    return ""
 
 
 def _innermost(error: BaseException) -> str:

@@ -107,8 +107,12 @@ SITUATIONS: tuple[tuple[Invariant, Callable[[Referee], None], str], ...] = (
         breaches.an_asynchronous_nothing,
         ASKED + "0) answered (0, True), an asynchronous load of nothing",
     ),
-    (I.PROTOCOL, breaches.no_count, ASKED + "0) answered ('4', False), whose count is no count"),
-    (I.PROTOCOL, breaches.no_pair, ASKED + "0) answered 4, which is no pair"),
+    (
+        I.PROTOCOL,
+        breaches.no_count,
+        ASKED + "0) answered ('4', False), whose first part is neither an int of 0 or more nor None",
+    ),
+    (I.PROTOCOL, breaches.no_pair, ASKED + "0) answered 4, which is no pair (tokens, is asynchronous)"),
     (
         I.PROTOCOL,
         breaches.a_load_of_nobody,

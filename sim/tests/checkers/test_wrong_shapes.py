@@ -50,11 +50,11 @@ def first_failure(seeds: int = 20, silent: frozenset[Invariant] = frozenset()) -
         *(
             ("get_num_new_matched_tokens", answer, rf"request r\d: \w+\(…, \d+\) answered {shown}")
             for answer, shown in (
-                (None, "None, which is no pair"),
-                (0, "0, which is no pair"),
-                ((0, False, 1), r"\(0, False, 1\), which is no pair"),
-                ((0, None), r"\(0, None\), whose second part is no bool"),
-                (("0", False), r"\('0', False\), whose count is no count"),
+                (None, r"None, which is no pair \(tokens, is asynchronous\)"),
+                (0, r"0, which is no pair \(tokens, is asynchronous\)"),
+                ((0, False, 1), r"\(0, False, 1\), which is no pair \(tokens, is asynchronous\)"),
+                ((0, None), r"\(0, None\), whose second part is neither True nor False"),
+                (("0", False), r"\('0', False\), whose first part is neither an int of 0 or more nor None"),
             )
         ),
         *(

@@ -239,6 +239,15 @@ def test_subjects_by_name() -> None:
         ((":X", None, None), "--connector ':X': expected module:Class"),
         (("x:", None, None), "--connector 'x:': expected module:Class"),
         (
+            ("./store.py:X", None, None),
+            "--connector './store.py:X': expected module:Class, and a module's name instead of its file: store:X, "
+            "with its folder on PYTHONPATH if it isn't this one",
+        ),
+        (
+            ("my.store.X", None, None),
+            "--connector: unknown connector 'my.store.X'; one of your own is module:Class, as in my.store:X",
+        ),
+        (
             (HASTY, None, "groups"),
             "Hasty can't be used with several KV cache groups (the trait 'groups'): its class is no SupportsHMA",
         ),

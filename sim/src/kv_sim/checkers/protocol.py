@@ -42,14 +42,14 @@ def check_match(request: SimRequest, local: int, answer: object, referee: Refere
         return 0, False
 
     if not (isinstance(answer, tuple) and len(answer) == 2):
-        return refuse("which is no pair")
+        return refuse("which is no pair (tokens, is asynchronous)")
     count, is_async = answer
     if not isinstance(is_async, bool):
-        return refuse("whose second part is no bool")
+        return refuse("whose second part is neither True nor False")
     if count is None:
         return (None, False) if not is_async else refuse("'ask again' and asynchronous at once")
     if not is_count(count):
-        return refuse("whose count is no count")
+        return refuse("whose first part is neither an int of 0 or more nor None")
     if count == 0 and is_async:
         return refuse("an asynchronous load of nothing")
     most = request.num_tokens - local - (0 if is_async else 1)

@@ -1,16 +1,55 @@
-"""Where the command begins: Ctrl-C is an answer from here on, also while everything is imported."""
+"""Where the command begins and ends.
 
+Ctrl-C is an answer from here on, also while everything is imported. Where a library crashes the process, the
+stack is printed. A thread that a connector left running is told of by a history; the command ends all the same.
+"""
+
+import atexit
+import faulthandler
+import os
 import sys
+import threading
+from contextlib import suppress
+from typing import Final
 
 INTERRUPTED = 130
 """As in ``kv_sim.command.console``, which would have to be imported for it."""
+PATIENCE_SECONDS: Final = 1.0
+"""A thread may take so long to end by itself."""
 
 
 def start() -> int:
     """Run the command that was typed; returns its exit code."""
+    with suppress(AttributeError, OSError, ValueError):  # there is no stderr, or none that is a file
+        faulthandler.enable()
     try:
         from kv_sim.cli.main import main
     except KeyboardInterrupt:
         sys.stderr.write("note: interrupted\n")
         return INTERRUPTED
-    return main()
+    code = main()
+    end_with(code)
+    return code
+
+
+def end_with(code: int) -> None:
+    """End the process if threads are left that would keep it from ending; else return."""
+    left = [thread for thread in threading.enumerate() if _keeps_us(thread)]
+    for thread in left:
+        thread.join(PATIENCE_SECONDS / len(left))
+    names = sorted({thread.name for thread in left if thread.is_alive()})
+    if names:
+        with suppress(AttributeError, OSError, ValueError):
+            sys.stderr.write(
+                f"note: threads are left that no shutdown ended, and not waited for: {', '.join(names)}\n"
+            )
+            sys.stdout.flush()
+            sys.stderr.flush()
+        atexit._run_exitfuncs()
+        os._exit(code)
+
+
+def _keeps_us(thread: threading.Thread) -> bool:
+    """Whether the interpreter would wait for it: for ever, if it is one of a connector's that nobody ends."""
+    pools = getattr(sys.modules.get("concurrent.futures.thread"), "_threads_queues", ())
+    return not thread.daemon and thread is not threading.main_thread() and thread not in pools

@@ -17,7 +17,7 @@ from typing import Any
 from kv_api import ConfigError, KVTransferConfig, UnknownNameError
 from kv_api.errors import unknown_name
 from kv_sim.actions import Kind
-from kv_sim.command.values import parse_extra, parse_traits, with_spec
+from kv_sim.command.values import parse_extra, parse_traits, refuse_files, with_spec
 from kv_sim.config import BUILTIN_ENGINE, WorldConfig
 from kv_sim.engines import find_engine
 from kv_sim.examples.catalogue import SUBJECTS
@@ -116,10 +116,17 @@ def _named(connector: str, engine: str) -> Subject:
     if colon:
         if not module or not attribute:
             raise ConfigError(f"--connector {connector!r}: expected module:Class")
+        refuse_files("--connector", module, attribute)
         return Subject(attribute, module, traits=frozenset())
     try:
         return find_engine(engine).subject_named(connector)
     except UnknownNameError as error:
+        if "." in connector:
+            module, _, attribute = connector.rpartition(".")
+            raise ConfigError(
+                f"--connector: unknown connector {connector!r}; one of your own is module:Class, as in "
+                f"{module}:{attribute}"
+            ) from None
         message = unknown_name("connector", connector, SUBJECTS, hint="or give one of your own as module:Class")
         raise ConfigError(f"--connector: {message} (installed connectors: {error})") from None
 

@@ -28,8 +28,20 @@ def with_spec(spec: str, extra: str | None) -> str:
     module, colon, name = spec.rpartition(":")
     if not name or (colon and not module):
         raise ConfigError(f"--spec: expected module:Class or the name of an installed medium, got {spec!r}")
+    if colon:
+        refuse_files("--spec", module, name)
     own = {"spec_name": name, **({"spec_module_path": module} if colon else {})}
     return json.dumps({**own, **(parse_extra(extra) if extra is not None else {})})
+
+
+def refuse_files(option: str, module: str, name: str) -> None:
+    """A module is named as in an import; who gives its file is told how."""
+    path = Path(module)
+    if path.name != module or path.suffix == ".py":
+        raise ConfigError(
+            f"{option} {f'{module}:{name}'!r}: expected module:Class, and a module's name instead of its file: "
+            f"{path.stem}:{name}, with its folder on PYTHONPATH if it isn't this one"
+        )
 
 
 def parse_traits(text: str) -> frozenset[Trait]:
