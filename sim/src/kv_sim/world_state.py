@@ -13,6 +13,7 @@ from typing import Any, ClassVar
 from kv_sim.actions import Action, Kind
 from kv_sim.checkers.ending import Ending
 from kv_sim.checkers.medium import guard_media
+from kv_sim.checkers.medium_worker import guard_workers
 from kv_sim.checkers.tickets import ENDS, Tickets, tables_told
 from kv_sim.config import WorldConfig
 from kv_sim.engine.engine import Engine
@@ -61,6 +62,8 @@ class WorldState:
             site = Site(place, config.at(place.number), subject, engine_class, shared, self._called)
             if self.guards_media:
                 guard_media(site.engine.connectors[-1], site.referee)
+                for worker in site.engine.connectors[:-1]:
+                    guard_workers(worker, site.referee)
             self.sites.append(site)
         self._let_devices_know_each_other()
         self.arrivals = Arrivals(config, of_peers=subject.serves_peers)

@@ -37,10 +37,10 @@ class Engine:
         self.workers, self.devices = [], []
         for rank in range(ranks):
             worker = make(KVConnectorRole.WORKER, rank)
-            worker.side._spec.get_worker = lambda kv_caches: Copies(kv_caches)
+            worker.side.spec.get_worker = lambda kv_caches: Copies(kv_caches)
             worker.register_kv_caches(caches(cache))
             self.workers.append(worker)
-            self.devices.append(Device(self, rank, worker.side._medium))
+            self.devices.append(Device(self, rank, worker.side.medium))
         self.aggregator = KVOutputAggregator(ranks)
         self.refs, self.cached, self.name_of = Counter(), {}, {}
         self.free = deque(range(1, num_blocks))

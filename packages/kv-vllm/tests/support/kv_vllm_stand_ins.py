@@ -201,4 +201,4 @@ class OffloadingConnector(offloading.OffloadingConnector):
 
     @property
     def connector_worker(self):
-        return SimpleNamespace(spec=self._worker._spec.behind)
+        return SimpleNamespace(spec=self._worker.spec.behind)

@@ -34,7 +34,10 @@ from kv_sim.violation import Invariant, Referee
 def guard_media(connector: Any, referee: Referee) -> None:
     """Guard the media of a scheduler's connector and of its children, as far as they are kv-offload's."""
     for side in sides_of(connector):
-        side.manager = MediumGuard(side.manager, referee)  # type: ignore[assignment]
+        manager: Any = side.manager
+        if manager is None:
+            referee.fail(Invariant.PROTOCOL, "the medium's get_manager answered None, expected a manager")
+        side.manager = MediumGuard(manager, referee)  # type: ignore[assignment]
 
 
 def sides_of(connector: Any) -> Iterator[OffloadingSchedulerSide]:

@@ -116,7 +116,7 @@ class TimedWorkerSide(OffloadingWorkerSide):
     def check(self) -> None:
         """Recount everything."""
         super().check()
-        _recount(self._medium)
+        _recount(self.medium)
 
 
 def _recount(medium: object) -> None:

@@ -51,8 +51,9 @@ class OffloadingWorkerSide(WorkerSide):
     ) -> None:
         super().__init__(vllm_config, kv_cache_config)
         self._engine = engine
-        self._spec = spec
-        self._medium: OffloadingWorker | None = None
+        self.spec = spec
+        self.medium: OffloadingWorker | None = None
+        """The medium's worker. One that watches it takes its place here, before the first step."""
         self._jobs = RunningJobs(fails_requests=engine.fails_requests)
         options = engine.options
         self._load_seconds = options.load_timeout_seconds
@@ -65,10 +66,10 @@ class OffloadingWorkerSide(WorkerSide):
     def register_kv_caches(self, kv_caches: KVCaches) -> None:
         assert self._kv_cache_config is not None, "the engine was described without a kv_cache_config"
         caches = canonical_caches(kv_caches, self._kv_cache_config, self._engine.layout)
-        self._medium = self._spec.get_worker(caches)
+        self.medium = self.spec.get_worker(caches)
         if self._engine.has_stages:
             # Those of vLLM's media have no such attribute.
-            num_chunks = getattr(self._medium, "num_chunks", None)
+            num_chunks = getattr(self.medium, "num_chunks", None)
             self._jobs.tell_room(RankRoom(self._engine.config.worker_kv_bytes_per_block, num_chunks))
 
     def unregister_kv_caches(self) -> None:
@@ -77,9 +78,9 @@ class OffloadingWorkerSide(WorkerSide):
 
     @property
     def _copies(self) -> OffloadingWorker:
-        if self._medium is None:
+        if self.medium is None:
             raise KVError("OffloadingConnector: a step began before register_kv_caches")
-        return self._medium
+        return self.medium
 
     # -- a step --------------------------------------------------------------------------------
 
@@ -89,7 +90,7 @@ class OffloadingWorkerSide(WorkerSide):
         for job_id, job in meta.store_jobs.items():
             if _goes_first(meta, job_id, job):
                 self._begin_store(job_id, job)
-        let_go = getattr(self._medium, "let_go", None)  # vLLM's media, and older ones, have none
+        let_go = getattr(self.medium, "let_go", None)  # vLLM's media, and older ones, have none
         self._flush(meta.jobs_to_end, self._end)
         self._flush(meta.jobs_to_flush, self._end if let_go is None else let_go)
 
@@ -129,14 +130,14 @@ class OffloadingWorkerSide(WorkerSide):
 
     def build_connector_worker_meta(self) -> KVConnectorWorkerMetadata | None:
         # Those of older media and of vLLM's have no such method.
-        take_counts = getattr(self._medium, "take_counts", None)
+        take_counts = getattr(self.medium, "take_counts", None)
         if take_counts is not None:
             self._jobs.count(take_counts())
         return self._jobs.take_meta()
 
     def shutdown(self) -> None:
-        if self._medium is not None:
-            self._medium.shutdown()
+        if self.medium is not None:
+            self.medium.shutdown()
 
     def check(self) -> None:
         """Recount."""

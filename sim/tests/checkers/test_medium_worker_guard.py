@@ -1,0 +1,122 @@
+"""The guard of a medium's worker: what it makes of each answer, and that every worker of a world has one."""
+
+from typing import Any
+
+import pytest
+from kv_sim_notes import Notes
+
+from kv_api import BlockIDsLoadStoreSpec, GPULoadStoreSpec, OffloadingWorker, TransferResult
+from kv_offload import OffloadingConnector, OffloadingWorkerSide
+from kv_sim.checkers.conservation import owners
+from kv_sim.checkers.medium import guard_media
+from kv_sim.checkers.medium_worker import WorkerGuard, guard_workers
+from kv_sim.config import WorldConfig
+from kv_sim.examples.catalogue import SUBJECTS
+from kv_sim.world import World
+
+GPU, THERE = GPULoadStoreSpec([1], (1,), (0,)), BlockIDsLoadStoreSpec([2])
+NO_LIST = "expected a list of TransferResult(job_id, success)"
+NO_BOOL = "expected True, and get_finished reports it, or False: it is refused"
+STRANGE = "which it doesn't have: it was reported before, refused or never given"
+
+
+class Worker(OffloadingWorker):
+    """Answers what it is told to."""
+
+    answer: Any = True
+    waited: Any = None
+
+    def submit_store(self, job_id: int, src_spec: Any, dst_spec: Any) -> Any:
+        assert (src_spec, dst_spec) == (GPU, THERE)
+        return self.answer
+
+    def submit_load(self, job_id: int, src_spec: Any, dst_spec: Any, expedited: bool = False) -> Any:
+        assert (src_spec, dst_spec, expedited) == (THERE, GPU, job_id == 2)
+        return self.answer
+
+    def get_finished(self) -> Any:
+        return self.answer
+
+    def wait(self, job_ids: set[int]) -> None:
+        self.waited = job_ids
+
+
+def guarded() -> tuple[Worker, WorkerGuard, Notes]:
+    worker, notes = Worker(), Notes()
+    guard = WorkerGuard(worker, notes)
+    assert guard.submit_store(1, GPU, THERE) is True
+    assert guard.submit_load(2, THERE, GPU, expedited=True) is True
+    return worker, guard, notes
+
+
+def told(notes: Notes) -> list[str]:
+    return [said.removeprefix("PROTOCOL  the medium's Worker.") for said in notes.told]
+
+
+def test_each_job_is_reported_once() -> None:
+    worker, guard, notes = guarded()
+    worker.answer = ended = [TransferResult(1, success=True), TransferResult(2, success=False)]
+    assert guard.get_finished() == ended
+    guard.wait({3})
+    assert (worker.waited, notes.told) == ({3}, [])
+    assert guard.get_finished() == ended
+    assert told(notes) == [f"get_finished reports job {job}, {STRANGE}" for job in (1, 2)]
+
+
+def test_what_was_refused_is_never_reported() -> None:
+    worker, guard, notes = guarded()
+    worker.answer = False
+    assert guard.submit_load(3, THERE, GPU) is False
+    worker.answer = [TransferResult(3, success=False)]
+    guard.get_finished()
+    assert told(notes) == [f"get_finished reports job 3, {STRANGE}"]
+
+
+@pytest.mark.parametrize("answer", [None, {1: True}, [(1, True)], [TransferResult(1, success=None)]])  # type: ignore[arg-type]
+def test_what_get_finished_may_not_say(answer: Any) -> None:
+    worker, guard, notes = guarded()
+    worker.answer = answer
+    assert guard.get_finished() is answer
+    assert told(notes) == [f"get_finished answered {answer!r}, {NO_LIST}"]
+
+
+@pytest.mark.parametrize("answer", [None, 1, "yes"])
+def test_what_submitting_may_not_say(answer: Any) -> None:
+    worker, guard, notes = guarded()
+    worker.answer = answer
+    assert guard.submit_store(3, GPU, THERE) is answer
+    assert guard.submit_load(4, THERE, GPU) is answer
+    assert told(notes) == [
+        f"{method} answered {answer!r}, {NO_BOOL}" for method in ("submit_store", "submit_load")
+    ]
+
+
+@pytest.mark.parametrize(
+    ("name", "count"), [("offload", 1), ("offload+file", 2), ("p2p+offload", 1), ("later", 0)]
+)
+def test_every_worker_of_a_world_is_guarded(name: str, count: int) -> None:
+    world = World(WorldConfig(tp_size=2), SUBJECTS[name])
+    workers = [
+        side.medium
+        for connector in world.engine.connectors
+        for side in owners(connector)
+        if isinstance(side, OffloadingWorkerSide)
+    ]
+    assert len(workers) == 2 * count
+    assert {type(worker) for worker in workers} <= {WorkerGuard}
+    world.break_off(None)
+
+
+def test_a_spec_that_makes_none_is_told() -> None:
+    world = World(WorldConfig(), SUBJECTS["offload"])
+    *workers, scheduler = world.engine.connectors
+    assert isinstance(scheduler, OffloadingConnector)
+    for half in (workers[0].side, scheduler.side):  # type: ignore[attr-defined]
+        half.medium = half.manager = None
+    notes = Notes()
+    guard_workers(workers[0], notes)
+    guard_media(scheduler, notes)
+    assert notes.told == [
+        "PROTOCOL  the medium's WorldCPUOffloadingSpec.get_worker answered None, expected a worker",
+        "PROTOCOL  the medium's get_manager answered None, expected a manager",
+    ]
