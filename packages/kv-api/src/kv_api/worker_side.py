@@ -130,7 +130,7 @@ class WorkerSide(ConnectorSide):
     def get_transfer_results(self, finished_req_ids: set[str]) -> KVConnectorTransferResults:
         """The same as ``get_finished``, with the loads that failed. This is what the engine calls."""
         answer: Any = self.get_finished(finished_req_ids)
-        if not (isinstance(answer, tuple) and len(answer) == 2) or any(isinstance(ids, str) for ids in answer):
+        if not _is_pair_of_ids(answer):
             raise TypeError(
                 f"{type(self).__name__}.get_finished answered {answer!r}, expected a pair: the set of ids whose "
                 "store ended, and of those whose load did; None for none"
@@ -157,3 +157,10 @@ class WorkerSide(ConnectorSide):
     def clear_connector_metadata(self) -> None:
         """The step is over: forget its metadata."""
         self._connector_metadata = None
+
+
+def _is_pair_of_ids(answer: Any) -> bool:
+    """As vLLM's engine would unpack it; a text would be taken for the set of its letters."""
+    return (
+        isinstance(answer, (tuple, list)) and len(answer) == 2 and not any(isinstance(ids, str) for ids in answer)
+    )
