@@ -1,5 +1,6 @@
 """How the command ends, whatever a connector did: each in a process of its own."""
 
+import os
 import subprocess
 import sys
 
@@ -22,10 +23,14 @@ sys.exit(start.start())
 """
 
 
+POOL = "import concurrent.futures; atexit.kept = concurrent.futures.ThreadPoolExecutor(); atexit.kept"
+"""One that goes on: what nobody has any more ends by itself."""
+
+
 def run(what: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-c", COMMAND.format(what=what)], capture_output=True, text=True, timeout=60, check=False
-    )
+    command = [sys.executable, "-c", COMMAND.format(what=what)]
+    buffered = {name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"}
+    return subprocess.run(command, capture_output=True, text=True, timeout=60, check=False, env=buffered)
 
 
 @pytest.mark.parametrize(
@@ -37,7 +42,8 @@ def run(what: str) -> subprocess.CompletedProcess[str]:
         ),
         ("threading.Thread(target=threading.Event().wait, args=(0.01,)).start()", ""),
         ("threading.Thread(target=threading.Event().wait, daemon=True).start()", ""),
-        ("from concurrent.futures import ThreadPoolExecutor as Pool; Pool().submit(print, end='')", ""),
+        (f"{POOL}.submit(print, end='')", ""),
+        (f"{POOL}.submit(threading.Event().wait)", ""),
     ],
 )
 def test_no_thread_of_a_connector_keeps_the_command_from_its_end(what: str, err: str) -> None:

@@ -152,6 +152,13 @@ def test_a_medium_has_a_module_and_a_class(spec: str) -> None:
     assert refused(values.with_spec, spec, None) == message
 
 
+def test_a_medium_is_named_by_its_module_and_not_its_file() -> None:
+    assert refused(values.with_spec, "./shelf.py:Shelf", None) == (
+        "--spec './shelf.py:Shelf': expected module:Class, and a module's name instead of its file: shelf:Shelf, "
+        "with its folder on PYTHONPATH if it isn't this one"
+    )
+
+
 def test_a_medium_for_a_connector_that_takes_one_is_in_its_settings() -> None:
     extra = {"spec_name": "WorldCPUOffloadingSpec", "spec_module_path": "kv_sim.offload"}
     subject = selection.choose_subject("offload", json.dumps(extra))
@@ -238,10 +245,13 @@ def test_subjects_by_name() -> None:
         ),
         ((":X", None, None), "--connector ':X': expected module:Class"),
         (("x:", None, None), "--connector 'x:': expected module:Class"),
-        (
-            ("./store.py:X", None, None),
-            "--connector './store.py:X': expected module:Class, and a module's name instead of its file: store:X, "
-            "with its folder on PYTHONPATH if it isn't this one",
+        *(
+            (
+                (f"{file}:X", None, None),
+                f"--connector '{file}:X': expected module:Class, and a module's name instead of its file: "
+                "store:X, with its folder on PYTHONPATH if it isn't this one",
+            )
+            for file in ("store.py", "../store", "mine/store.py")
         ),
         (
             ("my.store.X", None, None),

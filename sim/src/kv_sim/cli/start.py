@@ -34,22 +34,23 @@ def start() -> int:
 
 def end_with(code: int) -> None:
     """End the process if threads are left that would keep it from ending; else return."""
-    left = [thread for thread in threading.enumerate() if _keeps_us(thread)]
-    for thread in left:
-        thread.join(PATIENCE_SECONDS / len(left))
-    names = sorted({thread.name for thread in left if thread.is_alive()})
-    if names:
-        with suppress(AttributeError, OSError, ValueError):
+    ours = (threading.main_thread(), threading.current_thread())
+    left = [thread for thread in threading.enumerate() if not thread.daemon and thread not in ours]
+    # Those of a pool end when the interpreter tells them to, if none of them has a job that doesn't end.
+    pools = getattr(sys.modules.get("concurrent.futures.thread"), "_threads_queues", ())
+    alone = [thread for thread in left if thread not in pools]
+    for thread in alone:
+        thread.join(PATIENCE_SECONDS / len(alone))
+    if not any(thread.is_alive() for thread in left):
+        return
+    names = sorted({thread.name for thread in alone if thread.is_alive()})
+    with suppress(AttributeError, OSError, ValueError):
+        if names:
             sys.stderr.write(
                 f"note: threads are left that no shutdown ended, and not waited for: {', '.join(names)}\n"
             )
-            sys.stdout.flush()
-            sys.stderr.flush()
-        atexit._run_exitfuncs()
-        os._exit(code)
-
-
-def _keeps_us(thread: threading.Thread) -> bool:
-    """Whether the interpreter would wait for it: for ever, if it is one of a connector's that nobody ends."""
-    pools = getattr(sys.modules.get("concurrent.futures.thread"), "_threads_queues", ())
-    return not thread.daemon and thread is not threading.main_thread() and thread not in pools
+    atexit._run_exitfuncs()
+    for stream in (sys.stdout, sys.stderr):
+        with suppress(AttributeError, OSError, ValueError):
+            stream.flush()
+    os._exit(code)
