@@ -112,12 +112,12 @@ def test_the_first_failure_of_a_subject_is_kept() -> None:
     assert [batch.is_last for batch in batches] == [False] * (len(batches) - 1) + [True]
 
 
-@pytest.mark.skipif(sys.platform == "win32", reason="sends a signal to a group of processes")
-def test_ctrl_c_ends_all_processes_and_prints_what_was_reached(tmp_path: Path) -> None:
+def interrupted(folder: Path, seconds: int) -> str:
+    """What a campaign printed that Ctrl-C ended after so long."""
     script = "import sys; from kv_sim.cli.main import main; sys.exit(main())"
     process = subprocess.Popen(
         [sys.executable, "-c", script, "campaign", "--minutes", "5", "--jobs", "2"],
-        cwd=tmp_path,
+        cwd=folder,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
@@ -125,13 +125,19 @@ def test_ctrl_c_ends_all_processes_and_prints_what_was_reached(tmp_path: Path) -
     )
     assert process.stdout is not None
     assert "8 subjects, 5 minutes, 2 processes" in process.stdout.readline().replace(str(len(SUBJECTS)), "8", 1)
-    time.sleep(4)
+    time.sleep(seconds)
     os.killpg(process.pid, signal.SIGINT)
     out, errors = process.communicate(timeout=60)
     assert errors == ""
     assert process.returncode == 130
     assert "interrupted: this is what was reached so far" in out
-    assert re.search(r"^step +[1-9]", out, re.MULTILINE)
+    return out
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="sends a signal to a group of processes")
+def test_ctrl_c_ends_all_processes_and_prints_what_was_reached(tmp_path: Path) -> None:
+    # A busy machine may take long for the first history.
+    assert any(re.search(r"^step +[1-9]", interrupted(tmp_path, 4 * factor), re.MULTILINE) for factor in (1, 4, 8))
 
 
 def test_the_testbed_s_own_failure_is_no_connector_s(monkeypatch: pytest.MonkeyPatch) -> None:
