@@ -132,6 +132,23 @@ def test_what_is_computed_from_wrong_bytes_is_spoilt(start: int, end: int) -> No
     assert all(problem.spoilt == tuple(sorted(written)) for problem in one.problems)
 
 
+@pytest.mark.parametrize("when", ["goes on from a state", "while a layer waits"])
+def test_what_is_computed_is_spoilt_wherever_it_was_read_wrong(when: str) -> None:
+    made = device()
+    fill(made, 8)
+    one = step(CONFIG, (8, 11))
+    wrong = TABLES[2][1] if when == "goes on from a state" else TABLES[0][0]
+    made.memory[wrong] ^= 1
+    if when != "goes on from a state":
+        made.kernels.read_loaded(one, {wrong}, 0, 0)
+        made.memory[wrong] ^= 1
+    made.launch(one)
+    made.retire()
+    assert len(one.problems) == 1
+    held = made.memory[TABLES[0][2], :, :3] ^ layer_keys(RANK, (2, 2, 2))[0][:, None]
+    assert (held == ~HASHES[8:11]).all()
+
+
 def test_what_others_compute_in_the_same_step_is_not_spoilt() -> None:
     made, tables = device(), tuple(tuple(block + 5 for block in table) for table in TABLES)
     fill(made, 4)

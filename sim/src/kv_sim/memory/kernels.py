@@ -97,13 +97,13 @@ class Kernels:
                 self._write_states(step, attention, group)
             for group in self._tokens:
                 self._write(step, attention, group)
-        right = len(step.problems)
         for attention in step.attentions:
             for group in self._tokens:
                 self._read(step, attention, group, step.first_read(attention, step.windows[group]))
                 if self._config.has_tails:
                     self._read_end(step, attention, group)
-        wrong = {problem.request_id for problem in step.problems[right:]}
+        # Also on another rank, or when a layer waited for it: what is computed of it goes into all that follows.
+        wrong = {problem.request_id for problem in step.problems}
         for attention in step.attentions if wrong else ():
             if attention.request_id in wrong:
                 self._spoil(attention)
