@@ -30,6 +30,7 @@ METRICS: Final[dict[str, OffloadingMetricMetadata]] = {
         "Pages in the CPU cache that had changed since they were stored."
     ),
 }
+"""What is counted or measured, by its name, and what a dashboard says of it."""
 
 
 class CPUOffloadingStats(CountedStats):

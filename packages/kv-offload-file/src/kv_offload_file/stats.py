@@ -32,6 +32,7 @@ METRICS: Final[dict[str, OffloadingMetricMetadata]] = {
     DAMAGED: OffloadingCounterMetadata("Chunks in the file that were not what had been stored."),
     ERRORS: OffloadingCounterMetadata("Chunks that the system could not read or write."),
 }
+"""What is counted or measured, by its name, and what a dashboard says of it."""
 
 
 class FileOffloadingStats(CountedStats):

@@ -42,6 +42,7 @@ POLICIES: Final[dict[str, type[CachePolicy]]] = {
     "s3fifo": S3FIFOPolicy,
     "sieve": SievePolicy,
 }
+"""Ours, by the name that ``eviction_policy`` has."""
 
 
 def find_policy(name: str, module_path: str | None = None) -> type[CachePolicy]:
