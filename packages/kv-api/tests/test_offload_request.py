@@ -53,6 +53,8 @@ def test_a_request_context_keeps_state_by_type_and_positions_by_key() -> None:
     context.set_state("text")
     context.set_offload_key_position(key, 64)
     assert (context.get_state(int), context.get_state(str)) == (7, "text")
+    context.set_state(8)
+    assert context.get_state(int) == 8
     assert context.get_offload_key_position(key) == 64
     assert kv_api.ReqContext("r").get_state(int) is None
 
@@ -146,7 +148,7 @@ def test_of_a_request_that_nobody_knows_no_key_is_before_another() -> None:
     assert kv_api.ReqContext("r").is_offload_key_before(key, other) is False
 
 
-@pytest.mark.parametrize("end_of_second", [None, 5, 90])
+@pytest.mark.parametrize("end_of_second", [None, 0, 5, 90])
 @pytest.mark.parametrize("has_others", [False, True])
 def test_which_key_is_before_another_follows_from_their_positions(
     has_others: bool, end_of_second: int | None
