@@ -94,6 +94,7 @@ def test_a_missed_minimum_fails(lines, monkeypatch):
 def test_minima_grow_with_the_histories():
     assert wanted(500) == MINIMA
     assert wanted(50)["asynchronous hit"] == MINIMA["asynchronous hit"] // 10
+    assert not any(wanted(0).values())
     assert missed({"a": 1, "b": 3}, {"a": 2, "b": 3, "c": 0, "d": 1}) == ["a", "d"]
 
 

@@ -177,8 +177,10 @@ def test_what_ended_is_told_in_order(ledger):
         ledger.matched(name, 0, (4, True))
         ledger.allocated(name, ([ord(name)],), 4)
     output = SimpleNamespace(finished_sending=None, finished_recving={*"hgfedcba"}, failed_recving=None)
+    assert {*ledger._shadow.load_rights.values()} == {*"abcdefgh"}
     ledger.judge(output)
     assert (output.finished_sending, [*output.finished_recving]) == (None, [*"abcdefgh"])
+    assert ledger._shadow.load_rights == {}, "a load that ended may still write"
 
 
 def test_only_what_may_be_reported_reaches_vllm(ledger):
