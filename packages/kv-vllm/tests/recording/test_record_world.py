@@ -187,6 +187,14 @@ def test_files_are_the_worlds_and_any_other_medium_is_host_memory(name, expected
     }
 
 
+def test_what_is_about_bytes_alone_is_left_out_of_a_world():
+    of_host = ("cpu_bytes_to_use", "copy_engine", "copy_threads", "copy_submission", "host_memory")
+    of_files = ("file_dir", "file_bytes_to_use", "file_tag", "file_staging_bytes", "file_threads", "file_direct")
+    extra = dict.fromkeys((*of_host, "shared_memory_dir", *of_files), 1)
+    subject = subject_of({"kv_connector": "OffloadingConnector", "kv_connector_extra_config": extra})
+    assert subject["extra_config"].keys() == {"spec_name", "spec_module_path"}
+
+
 @pytest.mark.parametrize("more", [{}, {"cpu_bytes_to_use": None}])
 def test_slots_of_a_file(more):
     config = engine()
