@@ -204,8 +204,9 @@ def test_fuzzing_is_of_all_of_vllms_for_ten_minutes(hunted):
 
 
 @pytest.mark.parametrize("named", [[], ["--subject", "memory"]])
-def test_a_connector_of_ones_own_is_fuzzed_instead_of_vllms_or_after_those_that_are_named(
-    named, hunted, monkeypatch
+@pytest.mark.parametrize(("options", "serves"), [([], None), (["--serves-peers"], 1), (["--two-engines"], 2)])
+def test_a_connector_of_ones_own_is_fuzzed_alone_or_after_those_that_are_named(
+    options, serves, named, hunted, monkeypatch
 ):
     told, asked = hunted[0], []
 
@@ -215,9 +216,9 @@ def test_a_connector_of_ones_own_is_fuzzed_instead_of_vllms_or_after_those_that_
 
     monkeypatch.setattr("kv_sim.command.selection.choose_subject", choose)
     monkeypatch.setattr("kv_sim.command.selection.look_in_this_folder", lambda: None)
-    assert main(["fuzz", "--connector", "mine:Mine", "--extra", "{}", "--traits", "a", *named]) == 0
+    assert main(["fuzz", "--connector", "mine:Mine", "--extra", "{}", "--traits", "a", *options, *named]) == 0
     assert [subject for subject, *_ in told] == [*map(SUBJECTS.get, named[1:]), SUBJECTS["later"]]
-    assert asked == [(("mine:Mine", "{}", "a", "vllm"), {"serves_peers": None})]
+    assert asked == [(("mine:Mine", "{}", "a", "vllm"), {"serves_peers": serves})]
 
 
 @pytest.mark.parametrize(("name", "where"), [("memory", "found"), ("later", None)])

@@ -145,6 +145,7 @@ def test_blocks_are_held_for_a_store_or_for_a_state_that_was_registered(ledger, 
         ledger.registered("a", registers)
     ledger.finished(ended("a"), holds)
     assert [(twin.request_id, twin.is_held) for twin in ledger.ended] == [("a", holds or bool(registers))]
+    assert ledger.ended[0].status is Status.FINISHED_STOPPED
     ledger.finished(ended("a"), False)
     assert not ledger.ended[-1].is_held, "it was for that end only"
 
