@@ -27,6 +27,7 @@ class RunnerOutput:
 class Count(KVConnectorStats):
     def aggregate(self, other: KVConnectorStats) -> KVConnectorStats:
         self.data["n"] += other.data["n"]
+        self.data["ranks"] += other.data["ranks"]
         return self
 
 
@@ -122,7 +123,7 @@ def test_payloads_of_all_ranks_are_joined(table: list[list[int | None]]) -> None
             None
             if n is None
             else KVConnectorOutput(
-                kv_connector_stats=Count({"n": n}),
+                kv_connector_stats=Count({"n": n, "ranks": [rank]}),
                 kv_connector_worker_meta=WorkerMeta([rank]),
                 kv_cache_events=Events([event] * n),
                 invalid_block_ids={n},
@@ -135,8 +136,9 @@ def test_payloads_of_all_ranks_are_joined(table: list[list[int | None]]) -> None
         if not present:
             assert joined.is_empty()
             continue
-        assert joined.kv_connector_stats == Count({"n": sum(n for _, n in present)})
-        assert joined.kv_connector_worker_meta == WorkerMeta([rank for rank, _ in present])
+        total, ranks = sum(n for _, n in present), [rank for rank, _ in present]
+        assert joined.kv_connector_stats == Count({"n": total, "ranks": ranks})
+        assert joined.kv_connector_worker_meta == WorkerMeta(ranks)
         assert joined.kv_cache_events is not None
         assert len(joined.kv_cache_events.get_all_events()) == sum(n for _, n in present)
         assert joined.kv_cache_events.get_number_of_workers() == len(present)
@@ -146,7 +148,7 @@ def test_payloads_of_all_ranks_are_joined(table: list[list[int | None]]) -> None
 def test_a_rank_may_have_any_of_the_payloads(table: list[list[bool]]) -> None:
     reports = [
         KVConnectorOutput(
-            kv_connector_stats=Count({"n": 1}) if counts else None,
+            kv_connector_stats=Count({"n": 1, "ranks": [rank]}) if counts else None,
             kv_connector_worker_meta=WorkerMeta([rank]) if tells else None,
             kv_cache_events=Events([KVCacheEvent()]) if announces else None,
         )
@@ -155,7 +157,8 @@ def test_a_rank_may_have_any_of_the_payloads(table: list[list[bool]]) -> None:
     numbers = [sum(column) for column in zip(*table, strict=True)]
     ranks = [rank for rank, (_, tells, _) in enumerate(table) if tells]
     joined = KVOutputAggregator(len(table)).aggregate_reports(reports)
-    assert joined.kv_connector_stats == (Count({"n": numbers[0]}) if numbers[0] else None)
+    counting = [rank for rank, (counts, _, _) in enumerate(table) if counts]
+    assert joined.kv_connector_stats == (Count({"n": numbers[0], "ranks": counting}) if counting else None)
     assert joined.kv_connector_worker_meta == (WorkerMeta(ranks) if ranks else None)
     events = joined.kv_cache_events
     assert (events.get_number_of_workers() if events is not None else 0) == numbers[2]

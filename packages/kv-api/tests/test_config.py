@@ -1,5 +1,6 @@
 """``KVTransferConfig``: every wrong value is an error that names the field and the choices."""
 
+from collections import OrderedDict
 from typing import Any
 
 import pytest
@@ -70,6 +71,7 @@ def test_from_mapping_says_where_and_finds_typos() -> None:
     with pytest.raises(ConfigError) as caught:
         KVTransferConfig.from_mapping({"kv_connector": "C"}, where="connectors[1]")
     assert str(caught.value).startswith("connectors[1].kv_role: required because")
+    assert str(caught.value.__cause__).startswith("kv_role: required because")
     wrong: Any = 3
     with pytest.raises(ConfigError, match=r"^kv_transfer_config: expected a mapping, got 3 \(int\)$"):
         KVTransferConfig.from_mapping(wrong)
@@ -131,13 +133,22 @@ def test_defaults_are_those_of_vllm() -> None:
     assert KVTransferConfig(engine_id="e").engine_id == "e"
 
 
+def test_a_value_may_be_of_a_class_that_derives_from_the_wanted_one() -> None:
+    class Name(str):
+        pass
+
+    extra = OrderedDict(x=1)
+    config = KVTransferConfig(kv_connector=Name("C"), kv_role="kv_both", kv_connector_extra_config=extra)
+    assert (config.kv_connector, config.kv_connector_extra_config) == ("C", extra)
+
+
 @pytest.mark.parametrize("port", [0, 65535])
 def test_every_port_is_one(port: int) -> None:
     assert KVTransferConfig(kv_port=port).kv_port == port
 
 
 def test_extra_config_and_children() -> None:
-    children = [{"kv_connector": "A"}, {"kv_connector": "B"}]
+    children = [{"kv_connector": "A", "kv_role": "kv_both"}, {"kv_connector": "B", "kv_role": "kv_both"}]
     extra = {"connectors": children, "x": 1}
     config = KVTransferConfig(kv_connector="MultiConnector", kv_role="kv_both", kv_connector_extra_config=extra)
     assert config.get_from_extra_config("x", 0) == 1
@@ -145,5 +156,6 @@ def test_extra_config_and_children() -> None:
     assert config.has_connector("A") and config.has_connector("B")
     assert config.has_connector("MultiConnector")
     assert not config.has_connector("C")
+    assert not config.has_connector("kv_both"), "a child's role was taken for its name"
     other = KVTransferConfig(kv_connector="Other", kv_role="kv_both", kv_connector_extra_config=extra)
     assert not other.has_connector("B")

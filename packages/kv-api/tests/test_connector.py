@@ -167,6 +167,8 @@ def test_external_hits_are_counted_under_the_source_of_the_class() -> None:
 def test_loaded_groups_are_the_prefix_cacheable_ones(connector_class: Any) -> None:
     cache = SimpleNamespace(kv_cache_groups=[1, 2, 3], prefix_cacheable_group_ids=(0, 2))
     assert connector_class(make_config(), SCHEDULER, cache).get_loaded_kv_cache_group_ids(None) == (0, 2)
+    cache.prefix_cacheable_group_ids = ()
+    assert connector_class(make_config(), SCHEDULER, cache).get_loaded_kv_cache_group_ids(None) == ()
     connector = connector_class(make_config(), SCHEDULER)
     with pytest.raises(RuntimeError, match="created without a kv_cache_config") as caught:
         connector.get_loaded_kv_cache_group_ids(None)
@@ -191,7 +193,7 @@ def test_the_cache_manager_hands_its_pool_on(connector_class: Any) -> None:
 
     class Watcher(FakeScheduler):
         def bind_gpu_block_pool(self, gpu_block_pool: Any) -> None:
-            seen.append(gpu_block_pool)
+            seen.append((gpu_block_pool, self._kv_cache_manager))
 
     class Connector(kv_api.TwoSidedConnector):
         scheduler_class = Watcher
@@ -202,7 +204,7 @@ def test_the_cache_manager_hands_its_pool_on(connector_class: Any) -> None:
     side: Any = connector.side
     assert side._kv_cache_manager is None
     connector.bind_kv_cache_manager(manager)
-    assert seen == ["the pool"]
+    assert seen == [("the pool", manager)]
     assert side._kv_cache_manager is manager
 
 
@@ -250,7 +252,11 @@ def test_transfer_results_wrap_what_get_finished_says() -> None:
             return self.answer
 
     worker = Finishing(make_config())
-    assert worker.get_transfer_results({"a"}) == kv_api.KVConnectorTransferResults({"b"}, {"c", "d"}, set())
+    results = worker.get_transfer_results({"a"})
+    assert results == kv_api.KVConnectorTransferResults({"b"}, {"c", "d"}, set())
+    results.finished_sending.clear()
+    results.finished_recving.clear()
+    assert worker.answer == ({"b"}, {"c", "d"}), "the sets are the connector's own"
     worker.answer = None, {"c"}
     assert worker.get_transfer_results({"a"}) == kv_api.KVConnectorTransferResults(set(), {"c"}, set())
     worker.answer = [{"d"}, None]

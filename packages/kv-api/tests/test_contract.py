@@ -1,6 +1,8 @@
 """The contract table and the classes say the same."""
 
 import inspect
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -116,3 +118,8 @@ def test_the_printed_table_is_the_committed_one() -> None:
     assert contract.markdown_table().splitlines() == table, (
         "run python -m kv_api.contract and put it into CONTRACT.md"
     )
+
+
+def test_the_module_prints_its_table() -> None:
+    done = subprocess.run([sys.executable, "-m", "kv_api.contract"], capture_output=True, text=True, check=True)
+    assert done.stdout == f"{contract.markdown_table()}\n"

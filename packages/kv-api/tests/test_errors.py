@@ -21,6 +21,10 @@ def test_an_unknown_name_lists_the_known_ones_and_the_nearest(value: object, kno
     assert unknown_name("policy", value, known, hint="see there") == f"{text}; see there"
 
 
+def test_a_name_is_near_however_its_letters_are_written() -> None:
+    assert nearest_name("lru", ["ARC", "LRU"]) == "LRU"
+
+
 def test_no_name_is_near_to_something_that_is_no_name() -> None:
     assert nearest_name(None, ["None"]) is None
 
@@ -53,7 +57,8 @@ def test_a_key_that_is_nearly_known_is_refused(key: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "key", ["save", "hold_blocks", "swap", "hold", "my_hold_blocks", "hold_blocks_s", f"{TWENTY[:16]}----", 7]
+    "key",
+    ["save", "hold_blocks", "swap", "hold", "my_hold_blocks", "hold_blocks_s", f"{TWENTY[:16]}----", "evasa", 7],
 )
 def test_a_key_that_is_known_or_far_from_that_is_let_be(key: object) -> None:
     refuse_misspelt([key], ("save", "hold_blocks", TWENTY), where="extra")

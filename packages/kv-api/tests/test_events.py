@@ -75,6 +75,12 @@ def test_only_events_of_every_worker_are_common() -> None:
     assert (aggregator.get_all_events(), aggregator.get_number_of_workers()) == ([], 2)
 
 
+def test_an_event_that_one_worker_reports_twice_is_there_twice() -> None:
+    aggregator = kv_api.KVEventAggregator(1)
+    aggregator.add_events([stored(), stored()])
+    assert aggregator.get_all_events() == [stored(), stored()]
+
+
 def test_the_event_aggregator_refuses_nonsense() -> None:
     with pytest.raises(ValueError, match=r"^num_workers: expected at least 1, got 0$"):
         kv_api.KVEventAggregator(0)

@@ -123,6 +123,7 @@ def test_a_manager_answers_by_default() -> None:
     manager.shutdown()
     assert (manager.has_pending_work(), manager.take_events(), manager.get_stats()) == (False, (), None)
     assert manager.config_info() == [{}]
+    assert manager.limit_chunks(3) is False
 
 
 class Worker(kv_api.OffloadingWorker):

@@ -19,6 +19,10 @@ def test_keys_take_hash_and_group_apart_again(block_hash: bytes, group: int) -> 
     assert kv_api.get_offload_group_idx(key) == group
 
 
+def test_a_key_ends_with_its_group_in_four_bytes_the_highest_first() -> None:
+    assert kv_api.make_offload_key(b"hash", 0x0102) == b"hash\x00\x00\x01\x02"
+
+
 @given(st.lists(st.tuples(st.binary(min_size=4, max_size=4), st.integers(0, 3))))
 def test_keys_are_different_when_hash_or_group_is(pairs: list[tuple[bytes, int]]) -> None:
     assert len({kv_api.make_offload_key(*pair) for pair in pairs}) == len(set(pairs))
@@ -53,6 +57,8 @@ def test_a_request_context_keeps_state_by_type_and_positions_by_key() -> None:
     context.set_state("text")
     context.set_offload_key_position(key, 64)
     assert (context.get_state(int), context.get_state(str)) == (7, "text")
+    context.set_state(8)
+    assert context.get_state(int) == 8
     assert context.get_offload_key_position(key) == 64
     assert kv_api.ReqContext("r").get_state(int) is None
 
@@ -66,6 +72,13 @@ def test_a_request_context_is_made_and_printed_without_what_it_keeps() -> None:
     context.set_offload_key_position(kv_api.make_offload_key(b"h", 0), 64)
     context.derive_offload_key_positions([kv_api.make_offload_key(b"i", 0)], 16)
     assert repr(context) == before
+
+
+def test_how_positions_are_derived_makes_no_other_request() -> None:
+    context = kv_api.ReqContext("r")
+    context.derive_offload_key_positions([kv_api.make_offload_key(b"h", 0)], 16)
+    assert context == kv_api.ReqContext("r")
+    assert context != kv_api.ReqContext("s")
 
 
 def test_positions_of_chunks_in_a_row_are_derived() -> None:
@@ -146,7 +159,7 @@ def test_of_a_request_that_nobody_knows_no_key_is_before_another() -> None:
     assert kv_api.ReqContext("r").is_offload_key_before(key, other) is False
 
 
-@pytest.mark.parametrize("end_of_second", [None, 5, 90])
+@pytest.mark.parametrize("end_of_second", [None, 0, 5, 90])
 @pytest.mark.parametrize("has_others", [False, True])
 def test_which_key_is_before_another_follows_from_their_positions(
     has_others: bool, end_of_second: int | None

@@ -62,8 +62,10 @@ def test_counted_stats_add_up() -> None:
     assert other.data == {"sum": 2, "level": 5, "samples": [3]}
     assert stats.reduce() == {"sum": 7, "level": 4, "samples_count": 3, "samples_sum": 6}
     assert not stats.is_empty()
+    sent = stats.to_dict()
     stats.reset()
     assert stats.is_empty() and stats.data == {}
+    assert sent["sum"] == 7, "a payload that was sent is emptied"
     assert CountedStats.levels == ()
     with pytest.raises(TypeError, match=r"^stats: expected Counted, got CountedStats$"):
         stats.aggregate(CountedStats())

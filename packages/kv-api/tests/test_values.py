@@ -10,6 +10,7 @@ from kv_api_offloading_config import offloading_config
 
 import kv_api
 from kv_api import CacheHitSource, Locality, Medium, TierFilter
+from kv_api.groups import GroupDescription
 
 NAMES: dict[type[Enum], list[object]] = {
     kv_api.AttentionKind: ["full_attention", "sliding_window", "state_space"],
@@ -32,6 +33,7 @@ def test_defaults_of_what_a_medium_is_told() -> None:
     config = offloading_config()
     assert (config.replicated_layout, config.canonical_layout, config.kv_cache_layout) == (False, False, None)
     assert config.model.max_model_len == 0
+    assert config.parallel.cp_kv_cache_interleave_size == 1
     assert config.groups[0].sliding_window_size_in_chunks is None
     assert kv_api.OffloadingGaugeMetadata("text").multiprocess_mode == "mostrecent"
     success = inspect.signature(kv_api.OffloadingManager.complete_store).parameters["success"]
@@ -85,6 +87,7 @@ def test_values_that_many_share_do_not_change() -> None:
         config.model,
         config.cache,
         config.parallel,
+        GroupDescription(kv_api.AttentionKind.FULL, 4),
         kv_api.OffloadingKVEventsConfig(True, False),
         kv_api.OffloadingCounterMetadata("text"),
         TierFilter.ALL,

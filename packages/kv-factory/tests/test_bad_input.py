@@ -3,7 +3,7 @@
 import os
 from collections.abc import Callable
 from pathlib import Path
-from types import SimpleNamespace
+from types import MappingProxyType, SimpleNamespace
 from typing import Any
 
 import pytest
@@ -29,6 +29,11 @@ def create_from(config: Any, role: Any = KVConnectorRole.WORKER) -> None:
 CONNECTORS: dict[str, tuple[dict[str, Any], str]] = {
     "no name": ({"kv_connector": None}, "kv_connector: not set, so there is no name to look up"),
     "a name of the wrong type": ({"kv_connector": 5}, "kv_connector: expected str, got 5 (int)"),
+    "an empty name": (
+        {"kv_connector": ""},
+        "unknown connector ''; known: Hmaa, Three; "
+        "kv_connector_module_path names the module of one that is not registered",
+    ),
     "an unknown name": (
         {"kv_connector": "Nixl"},
         "unknown connector 'Nixl'; known: Hmaa, Three; "
@@ -87,6 +92,11 @@ CONNECTORS: dict[str, tuple[dict[str, Any], str]] = {
         "connector 'A' (kvf_needs:A, from kv_connector_module_path): "
         "importing 'kvf_needs' failed: ModuleNotFoundError: No module named 'kvf_absent'",
     ),
+    "a module that lacks another whose name its own begins with": (
+        {"kv_connector": "A", "kv_connector_module_path": "kvf_absently"},
+        "connector 'A' (kvf_absently:A, from kv_connector_module_path): "
+        "importing 'kvf_absently' failed: ModuleNotFoundError: No module named 'kvf_absent'",
+    ),
     "a module that is lazy and breaks": (
         {"kv_connector": "A", "kv_connector_module_path": "kvf_lazy"},
         "connector 'A' (kvf_lazy:A, from kv_connector_module_path): "
@@ -96,6 +106,11 @@ CONNECTORS: dict[str, tuple[dict[str, Any], str]] = {
         {"kv_connector": "Tvo", "kv_connector_module_path": "kvf_zoo"},
         "connector 'Tvo' (kvf_zoo:Tvo, from kv_connector_module_path): "
         f"module 'kvf_zoo' has no 'Tvo'; it has: {FITTING}; did you mean 'Two'?",
+    ),
+    "a module that has something of nearly that name": (
+        {"kv_connector": "functoin", "kv_connector_module_path": "kvf_zoo"},
+        "connector 'functoin' (kvf_zoo:functoin, from kv_connector_module_path): "
+        f"module 'kvf_zoo' has no 'functoin'; it has: {FITTING}; did you mean 'function'?",
     ),
     "a module that has the bases themselves": (
         {"kv_connector": "A", "kv_connector_module_path": "kvf_bases"},
@@ -131,6 +146,11 @@ CONNECTORS: dict[str, tuple[dict[str, Any], str]] = {
         "connector 'Foreign' (kvf_zoo:Foreign, from kv_connector_module_path): Foreign is no connector: "
         f"it doesn't derive from kv_api's {BASES} (its base kvf_zoo.KVConnectorBase_V1 is another class)",
     ),
+    "a grandchild of somebody else's families": (
+        {"kv_connector": "Grandchild", "kv_connector_module_path": "kvf_zoo"},
+        "connector 'Grandchild' (kvf_zoo:Grandchild, from kv_connector_module_path): Grandchild is no connector: "
+        f"it doesn't derive from kv_api's {BASES} (its base kvf_zoo.KVConnectorBase_V1 is another class)",
+    ),
     "V0 for V1": (
         {"kv_connector": "V0", "kv_connector_module_path": "kvf_zoo"},
         "connector 'V0' (kvf_zoo:V0, from kv_connector_module_path): "
@@ -162,6 +182,7 @@ def test_connectors(zoo: str, folder: Path, case: str) -> None:
         "kvf_bases": f"from kv_api import KVConnectorBase, KVConnectorBase_V1\nfrom {zoo} import Two",
         "kvf_exits": "raise SystemExit(3)",
         "kvf_needs": "import kvf_absent",
+        "kvf_absently": "import kvf_absent",
         "kvf_lazy": "def __getattr__(name):\n    raise ImportError(f'{name} needs a newer driver')",
         "kvf_circle": "from kv_factory import KVConnectorFactory as F\nF.get_connector_class_by_name('Circle')",
     }
@@ -184,6 +205,13 @@ def test_a_failed_import_has_its_cause(folder: Path) -> None:
     with pytest.raises(ConfigError, match=r"^connector 'A' \(kvf_raises:A, registered\): importing") as refused:
         KVConnectorFactory.get_connector_class_by_name("A")
     assert isinstance(refused.value.__cause__, RuntimeError)
+
+
+def test_whoever_interrupts_an_import_is_let_through(folder: Path) -> None:
+    (folder / "kvf_slow.py").write_text("raise KeyboardInterrupt")
+    KVConnectorFactory.register_connector("A", "kvf_slow", "A")
+    with pytest.raises(KeyboardInterrupt):
+        KVConnectorFactory.get_connector_class_by_name("A")
 
 
 def test_a_failed_import_is_tried_again(folder: Path, zoo: str) -> None:
@@ -211,6 +239,11 @@ CONFIGS: dict[str, tuple[Any, str]] = {
     "with a dict": (
         SimpleNamespace(kv_transfer_config={"kv_connector": "A"}),
         "kv_transfer_config: expected a KVTransferConfig, got a value of type dict; "
+        "KVTransferConfig.from_mapping makes one",
+    ),
+    "with a mapping that is no dict": (
+        SimpleNamespace(kv_transfer_config=MappingProxyType({"kv_connector": "A"})),
+        "kv_transfer_config: expected a KVTransferConfig, got a value of type mappingproxy; "
         "KVTransferConfig.from_mapping makes one",
     ),
     "with a string": (

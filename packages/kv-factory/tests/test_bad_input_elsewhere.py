@@ -146,6 +146,7 @@ def test_registrations(case: str) -> None:
         KVConnectorFactory.register_connector(*arguments)
     assert str(refused.value) == message
     assert KVConnectorFactory._registry.names() == ["A"]
+    assert [str(offer.target) for offer in KVConnectorFactory._registry.offers("A")] == ["kvf_zoo:Two"]
 
 
 def test_a_name_by_itself(zoo: str) -> None:
@@ -162,6 +163,8 @@ GENERATIONS: dict[str, tuple[str | None, str, str]] = {
     "not set": (None, "V0", "asked for a V0 connector, but VLLM_USE_V1 says V1: it is not set, its default is 1"),
     "on": ("1", "V0", "asked for a V0 connector, but VLLM_USE_V1 says V1: it is '1'"),
     "off": ("false", "V1", "asked for a V1 connector, but VLLM_USE_V1 says V0: it is 'false'"),
+    "off, in capitals": ("FALSE ", "V1", "asked for a V1 connector, but VLLM_USE_V1 says V0: it is 'FALSE '"),
+    "any other number": ("-2", "V0", "asked for a V0 connector, but VLLM_USE_V1 says V1: it is '-2'"),
     "nonsense": ("maybe", "V1", "VLLM_USE_V1: expected 0, 1, true or false, got 'maybe'"),
     "empty": ("", "V0", "VLLM_USE_V1: expected 0, 1, true or false, got ''"),
 }

@@ -151,6 +151,17 @@ def test_an_engine_that_has_no_such_switch_has_no_groups(register: Register, eng
     KVConnectorFactory.create_connector(config, WORKER, None)
 
 
+@pytest.mark.parametrize("answer", [True, False, 1, ()])
+def test_what_a_class_says_of_its_children_counts_whatever_it_derives_from(
+    folder: Path, zoo: str, engine: Engine, answer: object
+) -> None:
+    (folder / "kvf_asked.py").write_text(
+        f"import {zoo}\nclass Asked({zoo}.Other):\n    all_children_support_hma = lambda config: {answer!r}\n"
+    )
+    transfer = engine("Asked", kv_connector_module_path="kvf_asked").kv_transfer_config
+    assert KVConnectorFactory.supports_hma_config(transfer) is bool(answer)
+
+
 def test_v0_and_hybrid_memory(register: Register, engine: Engine) -> None:
     register("V0")
     assert KVConnectorFactory.supports_hma_config(engine("V0").kv_transfer_config) is False

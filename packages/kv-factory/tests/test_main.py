@@ -4,6 +4,7 @@ import json
 import os
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -55,6 +56,17 @@ def test_with_some(zoo: str, capsys: pytest.CaptureFixture[str]) -> None:
         OffloadingSpecFactory.register_spec("Away", "kvf_nowhere", "A")
         assert main([]) == 0
     assert capsys.readouterr().out == TABLE
+
+
+def test_an_error_of_several_lines_has_one_in_the_table_and_prints_go_elsewhere(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (folder / "kvf_loud.py").write_text("print('hello')\nraise RuntimeError('no\\n  device')\n")
+    KVConnectorFactory.register_connector("Loud", "kvf_loud", "A")
+    assert main([]) == 0
+    printed = capsys.readouterr()
+    assert printed.out.splitlines()[1].endswith("no: importing 'kvf_loud' failed: RuntimeError: no device")
+    assert ("hello" in printed.out, printed.err) == (False, "hello\n")
 
 
 def test_with_a_clash(zoo: str, capsys: pytest.CaptureFixture[str]) -> None:

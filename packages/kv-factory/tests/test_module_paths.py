@@ -4,6 +4,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 from contextvars import Context
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -86,6 +87,35 @@ def test_children_created_within_a_call(zoo: str, engine: Engine, child_path: st
         made: Any = KVConnectorFactory.create_connector(config, WORKER, None, allow_module_paths=allowed)
         assert [child_class.__name__ for child_class in made.classes] == ["Two"]
     assert module_paths_allowed(), "a call's prohibition outlived it"
+
+
+@pytest.mark.parametrize(
+    "name", ["create_connector_v0", "create_connector_v1", "create_spec", "supports_hma_config"]
+)
+def test_what_is_called_within_a_call_may_name_no_module_either(
+    monkeypatch: pytest.MonkeyPatch, folder: Path, zoo: str, engine: Engine, name: str
+) -> None:
+    monkeypatch.setenv("VLLM_USE_V1", "0" if name.endswith("v0") else "1")
+    base = {"create_connector_v0": "V0", "create_spec": "OldSpec"}.get(name, "Other")
+    (folder / "kvf_looks.py").write_text(
+        f"import kv_factory, {zoo}\n"
+        f"class Looks({zoo}.{base}):\n"
+        "    def __init__(self, *given):\n"
+        "        raise LookupError(kv_factory.module_paths_allowed())\n"
+        "    all_children_support_hma = __init__\n"
+    )
+    KVConnectorFactory.register_connector("Looks", "kvf_looks", "Looks")
+    OffloadingSpecFactory.register_spec("Looks", "kvf_looks", "Looks")
+    config = engine("Looks", kv_connector_extra_config={"spec_name": "Looks"})
+    for allowed in (True, False):
+        with pytest.raises(LookupError, match=rf"^{allowed}$"):
+            USES[name](config, allow_module_paths=allowed)
+
+
+def test_the_nearest_reason_is_told_when_there_are_several(zoo: str, engine: Engine) -> None:
+    forbid_module_paths()
+    with pytest.raises(ConfigError, match="because the call said allow_module_paths=False;"):
+        USES["create_connector"](engine("Two", kv_connector_module_path=zoo), allow_module_paths=False)
 
 
 def test_a_call_can_only_take_away(zoo: str, engine: Engine) -> None:

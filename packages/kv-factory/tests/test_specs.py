@@ -17,6 +17,7 @@ def test_extra_config_is_found_wherever_it_is(zoo: str) -> None:
         extra,
         MappingProxyType(extra),
         SimpleNamespace(extra_config=extra),
+        SimpleNamespace(extra_config=MappingProxyType(extra)),
         SimpleNamespace(kv_transfer_config=transfer),
     ]
     for config in given:

@@ -22,9 +22,9 @@ Engine = Callable[..., Any]
 Register = Callable[..., None]
 
 
-def test_with_a_kv_cache_config_it_is_made_as_today(zoo: str, engine: Engine) -> None:
+@pytest.mark.parametrize("cache", [SimpleNamespace(), {}])
+def test_with_a_kv_cache_config_it_is_made_as_today(zoo: str, engine: Engine, cache: Any) -> None:
     KVConnectorFactory.register_connector("Three", zoo, "Two")
-    cache: Any = SimpleNamespace()
     ensure_kv_transfer_initialized(engine("Three", kv_connector_module_path=zoo), cache)
     connector: Any = get_kv_transfer_group()
     assert connector.given == {"role": KVConnectorRole.WORKER, "kv_cache_config": cache}
@@ -51,7 +51,9 @@ def test_hybrid_memory_is_checked(register: Register, engine: Engine) -> None:
         ({"rank": 9, "local_rank": 1, "local_world_size": 4}, (9, 1)),
         ({"rank": 9, "local_world_size": 8}, (9, 1)),
         ({"rank": 11, "local_world_size": 4}, (11, 3)),
+        ({"rank": 9, "local_rank": 0, "local_world_size": 8}, (9, 0)),
         ({"rank": 3}, (3, 3)),
+        ({"rank": 3, "local_world_size": 0}, (3, 3)),
         ({"rank": 0, "local_rank": 0}, (0, 0)),
     ],
 )
@@ -157,6 +159,14 @@ def test_it_can_be_made_again(register: Register, engine: Engine) -> None:
     assert get_kv_transfer_group() is not first
 
 
+def test_where_there_is_one_no_configuration_is_looked_at(register: Register, engine: Engine) -> None:
+    register("Two")
+    ensure_kv_transfer_initialized(engine("Two"))
+    first, nothing = get_kv_transfer_group(), object()
+    ensure_kv_transfer_initialized(nothing)  # type: ignore[arg-type]
+    assert get_kv_transfer_group() is first
+
+
 def write_connector(folder: Path, zoo: str, body: str) -> None:
     (folder / "kvf_odd.py").write_text(f"import kv_factory, {zoo}\nclass Odd({zoo}.Other):\n{body}")
     KVConnectorFactory.register_connector("Odd", "kvf_odd", "Odd")
@@ -223,4 +233,19 @@ def test_isolation_shuts_down_what_a_test_left_and_puts_back_what_was(register: 
     assert (inner.shutdowns, outer.shutdowns) == (1, 0)
     with pytest.raises(LookupError), kv_factory.isolated(connectors=()):
         raise LookupError
+    assert get_kv_transfer_group() is outer
+
+
+def test_isolation_puts_back_what_was_even_if_a_shutdown_raises(
+    folder: Path, zoo: str, register: Register, engine: Engine
+) -> None:
+    register("Two")
+    ensure_kv_transfer_initialized(engine("Two"))
+    outer = get_kv_transfer_group()
+    isolation = kv_factory.isolated(connectors=())
+    isolation.__enter__()
+    write_connector(folder, zoo, "    def shutdown(self):\n        raise OSError('the peer is gone')\n")
+    ensure_kv_transfer_initialized(engine("Odd"))
+    with pytest.raises(OSError, match="the peer is gone"):
+        isolation.__exit__(None, None, None)
     assert get_kv_transfer_group() is outer

@@ -121,11 +121,17 @@ class AbstractSpec(kv_api.OffloadingSpec): ...
 class NoConnector: ...
 
 
-class KVConnectorBase_V1: ...  # noqa: N801 - the very name of the other class
+class KVConnectorBase: ...
+
+
+class KVConnectorBase_V1(KVConnectorBase): ...  # noqa: N801 - the very name of the other class
 
 
 class Foreign(KVConnectorBase_V1):
     """Derives from a class that has the right name and is another one."""
+
+
+class Grandchild(Foreign): ...
 
 
 def function() -> None: ...

@@ -58,6 +58,14 @@ def test_loggers_that_have_handlers_are_left_alone(vllms, monkeypatch):
     assert [name for name, _ in vllms.told] == [name for name in OURS if name != "kv_p2p"]
 
 
+def test_loggers_that_somebody_above_them_handles_are_left_alone(vllms, monkeypatch):
+    above = logging.Logger("above", logging.INFO)
+    above.handlers = [Kept()]
+    monkeypatch.setattr(logging.getLogger("kv_p2p"), "parent", above)
+    join_vllms_log()
+    assert logging.getLogger("kv_p2p").parent is above
+
+
 @pytest.mark.parametrize("what", ["quiet", "without handlers"])
 def test_warnings_are_not_lost_in_a_vllm_that_shows_none(vllms, monkeypatch, what):
     if what == "quiet":

@@ -93,7 +93,7 @@ def test_an_unknown_subject_to_fuzz_is_named_with_those_of_vllm(capsys):
     assert "unknown subject 'example'; known: vllm-example, vllm-example+example" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("seeds", ["", "x", "5-x", "9-3"])
+@pytest.mark.parametrize("seeds", ["", "x", "5-", "5-x", "9-3"])
 def test_seeds_that_are_none(seeds, capsys):
     with pytest.raises(SystemExit) as end:
         main(["differential", "--seeds", seeds])
@@ -203,6 +203,24 @@ def test_fuzzing_is_of_all_of_vllms_for_ten_minutes(hunted):
     assert all(600 / 7 <= seconds < 600 / 7 + 1 for _, _, _, seconds in told)
 
 
+@pytest.mark.parametrize("named", [[], ["--subject", "memory"]])
+@pytest.mark.parametrize(("options", "serves"), [([], None), (["--serves-peers"], 1), (["--two-engines"], 2)])
+def test_a_connector_of_ones_own_is_fuzzed_alone_or_after_those_that_are_named(
+    options, serves, named, hunted, monkeypatch
+):
+    told, asked = hunted[0], []
+
+    def choose(*arguments, **more):
+        asked.append((arguments, more))
+        return SUBJECTS["later"]
+
+    monkeypatch.setattr("kv_sim.command.selection.choose_subject", choose)
+    monkeypatch.setattr("kv_sim.command.selection.look_in_this_folder", lambda: None)
+    assert main(["fuzz", "--connector", "mine:Mine", "--extra", "{}", "--traits", "a", *options, *named]) == 0
+    assert [subject for subject, *_ in told] == [*map(SUBJECTS.get, named[1:]), SUBJECTS["later"]]
+    assert asked == [(("mine:Mine", "{}", "a", "vllm"), {"serves_peers": serves})]
+
+
 @pytest.mark.parametrize(("name", "where"), [("memory", "found"), ("later", None)])
 def test_what_breaks_is_saved_and_the_others_are_fuzzed_too(name, where, hunted, tmp_path, monkeypatch):
     told, breaking = hunted
@@ -237,6 +255,8 @@ def test_a_smoke_test_of_a_connector_of_ones_own(monkeypatch, capsys):
     assert len(asked) == 1 and capsys.readouterr().err == (
         "kv_vllm: --kv-transfer-config: expected an object with kv_connector, a name; got {}\n"
     )
+    assert main(["smoke", "--kv-transfer-config", ""]) == 2
+    assert len(asked) == 1 and "--kv-transfer-config: this is no JSON: " in capsys.readouterr().err
 
 
 HEAD = {

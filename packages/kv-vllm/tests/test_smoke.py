@@ -9,10 +9,17 @@ from typing import ClassVar
 
 import pytest
 
-from kv_api import ConfigError
+from kv_api import ConfigError, KVTransferConfig
 from kv_vllm.installed import SETTINGS, MissingError
 from kv_vllm.smoke import run as module
 from kv_vllm.smoke.run import CONNECTOR, READY_SECONDS, SHARED_TOKENS, Told, compare, prompts, read_transfer, smoke
+
+
+def test_what_is_tried_where_nobody_says_another_is_our_connector_both_ways():
+    config = KVTransferConfig.from_mapping(CONNECTOR)
+    assert (config.kv_connector, config.kv_connector_module_path) == ("OffloadingConnector", "kv_vllm")
+    assert (config.kv_role, config.kv_load_failure_policy) == ("kv_both", "recompute")
+    assert config.kv_connector_extra_config == {"cpu_bytes_to_use": 1 << 30}
 
 
 def test_prompts_share_their_beginning():

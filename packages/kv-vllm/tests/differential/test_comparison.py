@@ -78,6 +78,11 @@ def test_a_step_without_work(has_work):
     assert [found.expected, found.made] == said[:: 1 - 2 * has_work]
 
 
+def test_a_scheduler_that_says_nothing_of_its_work_has_none():
+    found = follow([Turn(Schedule(1), [])], SimpleNamespace(apply=lambda event: None), Script())
+    assert (found.expected, found.made) == ("it has work", "it has no work")
+
+
 def test_another_order():
     found = followed(change=lambda self, turn: turn.calls[::-1])
     assert (found.turn, found.made.partition("(")[0]) == (1, "build_connector_meta")

@@ -8,6 +8,7 @@ import pytest
 from kv_vllm_parrots import Parrot, altered
 
 from kv_sim.config import GroupConfig, WorldConfig
+from kv_sim.engine.pause import MODES
 from kv_sim.engine.request import Status
 from kv_sim.examples.catalogue import SUBJECTS
 from kv_sim.history.draws import draw_config
@@ -94,6 +95,7 @@ def test_a_missed_minimum_fails(lines, monkeypatch):
 def test_minima_grow_with_the_histories():
     assert wanted(500) == MINIMA
     assert wanted(50)["asynchronous hit"] == MINIMA["asynchronous hit"] // 10
+    assert not any(wanted(0).values())
     assert missed({"a": 1, "b": 3}, {"a": 2, "b": 3, "c": 0, "d": 1}) == ["a", "d"]
 
 
@@ -101,6 +103,7 @@ def test_every_state_in_which_a_request_is_aborted_is_asked_for():
     aborted = {name.removeprefix("abort: ") for name in MINIMA if name.startswith("abort: ")}
     assert aborted == {"load reported", *(status.value for status in Status if not status.is_finished)}
     assert {"failed load, recompute", "failed load, fail"} <= MINIMA.keys()
+    assert {f"a pause: {mode}" for mode in MODES} <= MINIMA.keys()
 
 
 def test_the_table_has_a_line_for_each_situation(lines):

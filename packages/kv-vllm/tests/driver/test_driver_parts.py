@@ -145,6 +145,7 @@ def test_blocks_are_held_for_a_store_or_for_a_state_that_was_registered(ledger, 
         ledger.registered("a", registers)
     ledger.finished(ended("a"), holds)
     assert [(twin.request_id, twin.is_held) for twin in ledger.ended] == [("a", holds or bool(registers))]
+    assert ledger.ended[0].status is Status.FINISHED_STOPPED
     ledger.finished(ended("a"), False)
     assert not ledger.ended[-1].is_held, "it was for that end only"
 
@@ -177,8 +178,10 @@ def test_what_ended_is_told_in_order(ledger):
         ledger.matched(name, 0, (4, True))
         ledger.allocated(name, ([ord(name)],), 4)
     output = SimpleNamespace(finished_sending=None, finished_recving={*"hgfedcba"}, failed_recving=None)
+    assert {*ledger._shadow.load_rights.values()} == {*"abcdefgh"}
     ledger.judge(output)
     assert (output.finished_sending, [*output.finished_recving]) == (None, [*"abcdefgh"])
+    assert ledger._shadow.load_rights == {}, "a load that ended may still write"
 
 
 def test_only_what_may_be_reported_reaches_vllm(ledger):

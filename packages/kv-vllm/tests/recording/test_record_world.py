@@ -108,6 +108,8 @@ def test_the_world_of_an_engine(more, run_ahead, runner):
 def test_slots_of_the_host(cache, host_bytes, slots):
     config = engine()
     config.kv_transfer_config.kv_connector_extra_config["cpu_bytes_to_use"] = host_bytes
+    if host_bytes:
+        config.kv_transfer_config.kv_connector_extra_config["file_bytes_to_use"] = 1 << 40
     groups = [group(AttentionKind.FULL), group(AttentionKind.FULL, page_size_bytes=30)]
     told = world_of(config, cache, groups)["world"]["host_slots"]
     assert (told, type(told)) == (slots, int)
@@ -156,11 +158,13 @@ def test_an_engine_that_no_world_can_be_is_refused(odd, hash_tokens, message):
         assert str(refused.value) == message.replace("group 1", f"group {groups.index(odd)}")
 
 
-def test_any_other_connector_is_what_it_is():
-    assert subject_of({"kv_connector": "Some", "kv_connector_module_path": "some.where"}) == {
+@pytest.mark.parametrize("extra", [{}, {"blocks_per_chunk": None}])
+def test_any_other_connector_is_what_it_is(extra):
+    transfer = {"kv_connector": "Some", "kv_connector_module_path": "some.where"}
+    assert subject_of({**transfer, "kv_connector_extra_config": extra}) == {
         "kv_connector": "Some",
         "module_path": "some.where",
-        "extra_config": {},
+        "extra_config": extra,
         "traits": ["failures", "groups", "ranks", "repeats", "reset", "zeroing"],
         "blocks_per_chunk": 1,
     }
@@ -183,9 +187,18 @@ def test_files_are_the_worlds_and_any_other_medium_is_host_memory(name, expected
     }
 
 
-def test_slots_of_a_file():
+def test_what_is_about_bytes_alone_is_left_out_of_a_world():
+    of_host = ("cpu_bytes_to_use", "copy_engine", "copy_threads", "copy_submission", "host_memory")
+    of_files = ("file_dir", "file_bytes_to_use", "file_tag", "file_staging_bytes", "file_threads", "file_direct")
+    extra = dict.fromkeys((*of_host, "shared_memory_dir", *of_files), 1)
+    subject = subject_of({"kv_connector": "OffloadingConnector", "kv_connector_extra_config": extra})
+    assert subject["extra_config"].keys() == {"spec_name", "spec_module_path"}
+
+
+@pytest.mark.parametrize("more", [{}, {"cpu_bytes_to_use": None}])
+def test_slots_of_a_file(more):
     config = engine()
-    config.kv_transfer_config.kv_connector_extra_config = {"file_bytes_to_use": 4000}
+    config.kv_transfer_config.kv_connector_extra_config = {"file_bytes_to_use": 4000, **more}
     groups = [group(AttentionKind.FULL), group(AttentionKind.FULL, page_size_bytes=30)]
     assert world_of(config, blocks(8, []), groups)["world"]["host_slots"] == 4000 // (30 * 2 * 6)
 
