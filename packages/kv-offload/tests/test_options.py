@@ -134,6 +134,13 @@ def test_a_class_that_is_not_of_kv_api_has_named_nothing(monkeypatch):
     assert refused({"saved": 1}).endswith("a key of the medium's own belongs into Theirs.extra_keys")
 
 
+@pytest.mark.parametrize("keys", ["slots", None, 3])
+def test_what_names_no_keys_is_refused(keys, monkeypatch):
+    mine = type("Mine", (), {"extra_keys": keys})
+    monkeypatch.setattr("kv_factory.OffloadingSpecFactory.get_spec_cls", lambda extra: mine)
+    assert refused({"slots": 4}) == f"Mine.extra_keys: expected a set of names, got {keys!r}"
+
+
 def test_values_are_read():
     extra = {"blocks_per_chunk": 3, "hold_blocks": "never", "load_timeout_seconds": 5, "save": False}
     assert parse_options(extra) == Options(

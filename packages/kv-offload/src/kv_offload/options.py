@@ -94,7 +94,9 @@ def _refuse_misspelt(extra_config: Mapping[str, Any], own: Collection[str]) -> N
         medium = OffloadingSpecFactory.get_spec_cls(extra_config)
     except ConfigError:  # what is wrong with it is said when it is made
         medium = None
-    of_the_medium: Collection[str] = getattr(medium, "extra_keys", ())  # a class of vLLM's has none
+    of_the_medium: Any = getattr(medium, "extra_keys", ())  # a class of vLLM's has none
+    if medium is not None and (not isinstance(of_the_medium, Collection) or isinstance(of_the_medium, str)):
+        raise ConfigError(f"{medium.__name__}.extra_keys: expected a set of names, got {of_the_medium!r}")
     hint = ""
     if medium is not None and not of_the_medium:
         hint = f"a key of the medium's own belongs into {medium.__name__}.extra_keys"
