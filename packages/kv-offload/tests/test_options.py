@@ -26,6 +26,7 @@ WRONG = [
     ({"blocks_per_chunk": True}, f"{WHERE}.blocks_per_chunk: expected a whole number of at least 1, got True"),
     ({"offload_prompt_only": 1}, f"{WHERE}.offload_prompt_only: expected true or false, got 1"),
     ({"save": "no"}, f"{WHERE}.save: expected true or false, got 'no'"),
+    ({"canonical_layout": "false"}, f"{WHERE}.canonical_layout: expected true or false, got 'false'"),
     (
         {"sync_load_budget_bytes": -1},
         f"{WHERE}.sync_load_budget_bytes: expected a whole number of at least 0, got -1",

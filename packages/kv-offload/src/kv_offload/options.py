@@ -56,6 +56,9 @@ def parse_options(extra_config: Mapping[str, Any]) -> Options:
     """Read and check them."""
     own = [field.name for field in fields(Options)]
     _refuse_misspelt(extra_config, (*own, *NO_OPTIONS))
+    layout = extra_config.get("canonical_layout")
+    if layout is not None and not isinstance(layout, bool):
+        raise _wrong("canonical_layout", layout, "true or false")
     values = {key: _read(key, extra_config[key]) for key in own if extra_config.get(key) is not None}
     if "block_size" in values and "blocks_per_chunk" in values:
         raise ConfigError(
