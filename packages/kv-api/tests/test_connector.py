@@ -77,9 +77,10 @@ def test_an_incomplete_connector_cannot_be_made() -> None:
         Incomplete(make_config(), SCHEDULER)  # type: ignore[abstract]
 
 
-def test_a_connector_needs_a_transfer_config(connector_class: Any) -> None:
+@pytest.mark.parametrize("config", [None, SimpleNamespace(), SimpleNamespace(kv_transfer_config=None)])
+def test_a_connector_needs_a_transfer_config(config: Any, connector_class: Any) -> None:
     with pytest.raises(kv_api.ConfigError, match=f"{connector_class.__name__} needs a kv_transfer_config"):
-        connector_class(SimpleNamespace(kv_transfer_config=None), SCHEDULER, None)
+        connector_class(config, SCHEDULER, None)
 
 
 def test_two_and_three_arguments_both_work(connector_class: Any) -> None:

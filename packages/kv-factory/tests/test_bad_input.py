@@ -118,12 +118,13 @@ CONNECTORS: dict[str, tuple[dict[str, Any], str]] = {
     ),
     "a module without any class": (
         {"kv_connector": "A", "kv_connector_module_path": "kvf_empty"},
-        "connector 'A' (kvf_empty:A, from kv_connector_module_path): module 'kvf_empty' has no 'A'; it has: none",
+        "connector 'A' (kvf_empty:A, from kv_connector_module_path): module 'kvf_empty' has no 'A', "
+        "and none of its kind",
     ),
     "a module without a spec": (
         {"kv_connector": "A", "kv_connector_module_path": "kvf_specless"},
         "connector 'A' (kvf_specless:A, from kv_connector_module_path): "
-        "module 'kvf_specless' has no 'A'; it has: none",
+        "module 'kvf_specless' has no 'A', and none of its kind",
     ),
     "a module that looks itself up": (
         {"kv_connector": "A", "kv_connector_module_path": "kvf_circle"},

@@ -105,3 +105,18 @@ def test_tiers_a_sender_wants(make, caplog):
     assert [record.message for record in caplog.records] == [
         f"request a: kv_transfer_params.kv_load_tiers: {problem}; it is ignored" for problem in problems
     ]
+
+
+@pytest.mark.parametrize("sent", ["x", [1], 7])
+def test_params_that_are_no_object_are_ignored(sent, make, caplog):
+    """A client of vLLM's can send them: ``vllm_xargs`` has whatever it likes under this name."""
+    from kv_offload_configs import Request
+
+    from kv_api import TierFilter
+
+    connector = make()
+    connector.on_new_request(Request("a", range(8), params=sent))
+    context = connector.side._books.states["a"].context
+    assert (context.kv_transfer_params, context.load_tier_filter) == (None, TierFilter.ALL)
+    said = f"request a: kv_transfer_params: expected an object, got {sent!r}; it is ignored"
+    assert [record.message for record in caplog.records] == [said]

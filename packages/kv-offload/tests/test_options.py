@@ -26,6 +26,7 @@ WRONG = [
     ({"blocks_per_chunk": True}, f"{WHERE}.blocks_per_chunk: expected a whole number of at least 1, got True"),
     ({"offload_prompt_only": 1}, f"{WHERE}.offload_prompt_only: expected true or false, got 1"),
     ({"save": "no"}, f"{WHERE}.save: expected true or false, got 'no'"),
+    ({"canonical_layout": "false"}, f"{WHERE}.canonical_layout: expected true or false, got 'false'"),
     (
         {"sync_load_budget_bytes": -1},
         f"{WHERE}.sync_load_budget_bytes: expected a whole number of at least 0, got -1",
@@ -132,6 +133,13 @@ def test_a_class_that_is_not_of_kv_api_has_named_nothing(monkeypatch):
     monkeypatch.setattr("kv_factory.OffloadingSpecFactory.get_spec_cls", lambda extra: theirs)
     assert parse_options({"host_slots": 4}) == Options()
     assert refused({"saved": 1}).endswith("a key of the medium's own belongs into Theirs.extra_keys")
+
+
+@pytest.mark.parametrize("keys", ["slots", None, 3])
+def test_what_names_no_keys_is_refused(keys, monkeypatch):
+    mine = type("Mine", (), {"extra_keys": keys})
+    monkeypatch.setattr("kv_factory.OffloadingSpecFactory.get_spec_cls", lambda extra: mine)
+    assert refused({"slots": 4}) == f"Mine.extra_keys: expected a set of names, got {keys!r}"
 
 
 def test_values_are_read():

@@ -21,6 +21,20 @@ def test_an_unknown_name_is_refused_with_the_known_ones():
     )
 
 
+@pytest.mark.parametrize(
+    ("module", "said"),
+    [
+        ("kv_absent.parts", "kv_vllm.Some needs the package kv-absent: install kv-vllm[connectors]"),
+        ("somebody_elses", "No module named 'somebody_elses'"),
+    ],
+)
+def test_a_package_that_is_not_installed_is_named(module, said, monkeypatch):
+    monkeypatch.setitem(kv_vllm._EXPORTS, "Some", module)
+    with pytest.raises(ModuleNotFoundError) as missing:
+        kv_vllm.Some  # noqa: B018
+    assert (str(missing.value), missing.value.name) == (said, module.partition(".")[0])
+
+
 def test_what_it_exports_is_listed():
     assert set(kv_vllm.__all__) <= set(dir(kv_vllm))
 

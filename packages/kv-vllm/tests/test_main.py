@@ -74,7 +74,7 @@ def test_its_help_names_every_command(capsys):
 def test_its_answer_is_the_exit_code(tmp_path):
     command = [sys.executable, "-m", "kv_vllm", "schedule", str(tmp_path / "none"), str(tmp_path / "out")]
     done = subprocess.run(command, capture_output=True, text=True)
-    assert (done.returncode, done.stderr.startswith("kv_vllm: [Errno")) == (2, True)
+    assert (done.returncode, done.stderr) == (2, f"kv_vllm: {tmp_path / 'none'}: No such file or directory\n")
 
 
 @pytest.mark.parametrize("is_fine", [True, False])
@@ -85,12 +85,78 @@ def test_drift_is_1(is_fine, monkeypatch):
 
 def test_an_unknown_subject_is_named_with_the_known_ones(capsys):
     assert main(["differential", "--subject", "latter"]) == 2
-    assert "unknown subject 'latter'; known: memory, later, patient" in capsys.readouterr().err
+    assert capsys.readouterr().err == (
+        "kv_vllm: --subject: unknown subject 'latter'; did you mean 'later'?; known: those that kv-sim subjects "
+        "lists\n"
+    )
 
 
 def test_an_unknown_subject_to_fuzz_is_named_with_those_of_vllm(capsys):
     assert main(["fuzz", "--subject", "example"]) == 2
-    assert "unknown subject 'example'; known: vllm-example, vllm-example+example" in capsys.readouterr().err
+    told = capsys.readouterr().err
+    assert (
+        "unknown subject 'example'; did you mean 'vllm-example'?; known: vllm-example, vllm-example+example, "
+        in told
+    )
+    assert told.endswith(", our-p2p, those that kv-sim subjects lists\n")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--minutes", "-3"], "--minutes: more than 0, got -3.0"),
+        (["--minutes", "nan"], "--minutes: a finite number, got nan"),
+        (["--call-timeout", "-1"], "--call-timeout: at least 0 seconds, got -1"),
+        (["--seed", "x"], "--seed: a seed is a whole number or 0x…, got 'x'"),
+        (["--extra", "{}"], "--extra is about one connector: name it with --connector"),
+        (["--traits", "ranks"], "--traits is about one connector: name it with --connector"),
+        (["--two-engines"], "--two-engines is about one connector: name it with --connector"),
+        (["--save", __file__], f"--save {__file__}: {__file__} is no folder"),
+    ],
+)
+def test_what_can_not_be_fuzzed_is_known_before_anything_is(arguments, message, hunted, capsys):
+    assert main(["fuzz", "--subject", "memory", *arguments]) == 2
+    assert (capsys.readouterr().err, hunted[0]) == (f"kv_vllm: {message}\n", [])
+
+
+def test_a_seed_may_be_the_hash_of_a_commit(hunted):
+    assert main(["fuzz", "--subject", "memory", "--seed", "0x1f"]) == 0
+    assert [seed for _, seed, _, _ in hunted[0]] == [31]
+
+
+@pytest.mark.parametrize(("breaks", "code"), [(False, 130), (True, 1)])
+def test_interrupted_fuzzing_keeps_what_was_found(breaks, code, some_vllm, monkeypatch, tmp_path, capsys):
+    failure = Failure(SUBJECTS["memory"], WorldConfig(), [], Violation(Invariant.CONTENT, "some block"), 7)
+    found = Found(
+        3, {"a kind": failure} if breaks else {}, Counter(["a kind"] if breaks else []), was_interrupted=True
+    )
+    monkeypatch.setattr("kv_vllm.driver.hunt.hunt", lambda *arguments, silent: found)
+    assert main(["fuzz", "--subject", "memory", "later", "--save", str(tmp_path)]) == code
+    told = capsys.readouterr()
+    assert told.err == "note: interrupted; this is what was found so far\n"
+    assert "memory: 3 histories" in told.out and "later: " not in told.out
+    assert len(list(tmp_path.iterdir())) == breaks
+
+
+@pytest.mark.parametrize("command", ["drift", "fuzz"])
+def test_an_interrupted_command_says_so(command, some_vllm, monkeypatch, capsys):
+    def interrupted(*arguments, **more):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("kv_vllm.drift.compare.drift", interrupted)
+    monkeypatch.setattr("kv_vllm.driver.hunt.hunt", interrupted)
+    assert main([command]) == 130
+    assert capsys.readouterr().err == "note: interrupted\n"
+
+
+def test_it_begins_and_ends_as_kv_sim_does(monkeypatch):
+    """There a crash is told, and no thread of a connector's keeps it from ending."""
+    asked = []
+    monkeypatch.setattr("kv_sim.cli.start.start", lambda command: asked.append(command) or 5)
+    assert (module._start(), asked) == (5, [main])
+    monkeypatch.setattr(module, "find_spec", lambda name: None)
+    monkeypatch.setattr(module, "main", lambda: 6)
+    assert (module._start(), asked) == (6, [main])
 
 
 @pytest.mark.parametrize("seeds", ["", "x", "5-", "5-x", "9-3"])

@@ -120,6 +120,15 @@ def test_answers_are_of_the_type_that_is_asked_for(
     assert str(caught.value) == f"PROTOCOL  the medium's Shelves.{method} answered {what}"
 
 
+@pytest.mark.parametrize("answer", [True, False, None])
+def test_a_limit_is_kept_or_not(answer: Any) -> None:
+    manager, guard, notes = guarded()
+    manager.limit_chunks = lambda num_chunks: answer  # type: ignore[method-assign]
+    assert guard.limit_chunks(3) is answer
+    told = [(PROTOCOL, "the medium's Shelves.limit_chunks answered None, which is no bool")]
+    assert notes.taken == (told if answer is None else [])
+
+
 @pytest.mark.parametrize("answer", [LookupResult.HIT, LookupResult.HIT_PENDING, LookupResult.RETRY])
 def test_right_answers_are_passed_on(answer: LookupResult) -> None:
     manager, guard, notes = guarded()
@@ -175,6 +184,16 @@ def test_hits_of_a_prefix_are_a_prefix_lookup(answer: object) -> None:
         (stored([A, D], [1, 2]), "prepare_store stores 2 chunks of 2 that were offered, 1 that weren't offered"),
         (stored([A, A], [1, 2]), "prepare_store stores 2 chunks of 2 that were offered, some of them twice"),
         (stored([A], [1], [B]), "prepare_store evicts 1 chunks of the same offer"),
+        (
+            stored([A], [1], ["b"]),
+            "prepare_store answered evicted_keys=['b'], expected a list of keys, which are bytes",
+        ),  # type: ignore[list-item]
+        (
+            stored([A], [1], b"b"),
+            "prepare_store answered evicted_keys=b'b', expected a list of keys, which are bytes",
+        ),  # type: ignore[arg-type]
+        (stored([A], [1], 3), "prepare_store answered evicted_keys=3, expected a list of keys, which are bytes"),  # type: ignore[arg-type]
+        (stored("ab", [1]), "prepare_store answered keys_to_store='ab', expected a list of keys, which are bytes"),  # type: ignore[arg-type]
     ],
 )
 def test_what_is_stored_was_offered(output: PrepareStoreOutput, said: str) -> None:

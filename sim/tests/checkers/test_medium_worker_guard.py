@@ -92,6 +92,17 @@ def test_what_submitting_may_not_say(answer: Any) -> None:
 
 
 @pytest.mark.parametrize(
+    ("room", "is_right"), [(None, True), (7, True), (0, False), (True, False), ("7", False), (7.0, False)]
+)
+def test_a_room_is_a_number_of_chunks(room: Any, is_right: bool) -> None:
+    worker, guard, notes = guarded()
+    worker.num_chunks = room
+    assert guard.num_chunks is room
+    said = f"num_chunks is {room!r}, expected for how many chunks this rank has room, or None"
+    assert told(notes) == ([] if is_right else [said])
+
+
+@pytest.mark.parametrize(
     ("name", "count"), [("offload", 1), ("offload+file", 2), ("p2p+offload", 1), ("later", 0)]
 )
 def test_every_worker_of_a_world_is_guarded(name: str, count: int) -> None:

@@ -6,7 +6,7 @@ import pytest
 from kv_sim_command_lines import Result
 
 MISUSES = [
-    ("fuzz --connector latr", "unknown connector 'latr'; known: flaky-busy+later, flaky-patient+memory, "),
+    ("fuzz --connector latr", "unknown connector 'latr'; did you mean 'later'?; one of your own is module:Class"),
     ("fuzz --connector latr", "did you mean 'later'?"),
     ("fuzz --connector :Later", "expected module:Class"),
     ("fuzz --connector no.such:Later", "there is no module 'no'"),

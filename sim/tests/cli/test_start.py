@@ -56,3 +56,26 @@ def test_a_crash_of_the_process_says_where() -> None:
     assert ended.returncode < 0
     assert "in string_at" in ended.stderr
     assert "in main" in ended.stderr
+
+
+def test_a_thread_that_ends_the_process_says_where() -> None:
+    ended = run(
+        "from kv_sim.command.edge import exit_code_of; import os; "
+        "exit_code_of('it', lambda: threading.Thread(target=lambda: os._exit(9)).run())"
+    )
+    assert ended.returncode == 9
+    assert ended.stderr.startswith("note: somebody called os._exit(9):\n  File ")
+    assert "in <lambda>" in ended.stderr
+
+
+def test_a_process_that_is_forked_ends_as_ever() -> None:
+    ended = run(
+        "from kv_sim.command.edge import exit_code_of; import os; sys.stdout.flush(); "
+        "exit_code_of('it', lambda: print(os.waitpid(os.fork() or os._exit(9), 0)[1] >> 8))"
+    )
+    assert (ended.returncode, ended.stdout, ended.stderr) == (7, "done\n9\natexit\n", "")
+
+
+def test_another_command_may_begin_there() -> None:
+    script = "from kv_sim.cli.start import start; import sys; sys.exit(start(lambda: 5))"
+    assert subprocess.run([sys.executable, "-c", script], check=False, timeout=60).returncode == 5

@@ -159,6 +159,11 @@ def test_a_medium_is_named_by_its_module_and_not_its_file() -> None:
     )
 
 
+def test_a_spec_that_is_named_as_in_an_import_is_told_how() -> None:
+    message = "--spec 'my.media.Spec': expected module:Class, as in my.media:Spec, or an installed medium"
+    assert refused(values.with_spec, "my.media.Spec", None) == message
+
+
 def test_a_medium_for_a_connector_that_takes_one_is_in_its_settings() -> None:
     extra = {"spec_name": "WorldCPUOffloadingSpec", "spec_module_path": "kv_sim.offload"}
     subject = selection.choose_subject("offload", json.dumps(extra))
@@ -289,9 +294,13 @@ def test_or_that_its_worlds_have_two_engines() -> None:
 
 def test_an_unknown_connector() -> None:
     message = refused(selection.choose_subject, "latr")
-    known = ", ".join(sorted(SUBJECTS))
-    assert message.startswith(f"--connector: unknown connector 'latr'; known: {known}; did you mean 'later'?")
-    assert "; or give one of your own as module:Class (installed connectors: " in message
+    assert message.startswith(
+        "--connector: unknown connector 'latr'; did you mean 'later'?; one of your own is module:Class, and "
+        "kv-sim subjects lists the testbed's; installed connectors, known: MultiConnector, "
+    )
+    assert refused(selection.choose_subject, "x").startswith(
+        "--connector: unknown connector 'x'; one of your own is module:Class, and "
+    )
 
 
 def test_a_connector_that_cannot_be_made() -> None:

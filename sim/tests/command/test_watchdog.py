@@ -150,14 +150,25 @@ class Exiting(TwoSidedConnector):
     scheduler_class, worker_class = LaterScheduler, ExitingWorker
 
 
+class ProcessExitingWorker(LaterWorker):
+    def start_load_kv(self, *args: Any, **more: Any) -> None:
+        os._exit(7)
+
+
+class ProcessExiting(TwoSidedConnector):
+    scheduler_class, worker_class = LaterScheduler, ProcessExitingWorker
+
+
 @pytest.mark.parametrize("command", [["conform"], ["fuzz", "--connector"]], ids=" ".join)
 def test_an_endless_loop_is_told_and_not_shrunk(
     command: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main([*command, f"{__name__}:Endless", "--call-timeout", "0.05", "--save", str(tmp_path)]) == 1
     printed = capsys.readouterr()
-    assert "start_load_kv: DidNotReturn: it hasn't returned for 0.05 s (--call-timeout)" in printed.out
-    assert "called at test_watchdog.py:" in printed.out
+    assert (
+        "start_load_kv: DidNotReturn: it hasn't returned for 0.05 s (--call-timeout) (test_watchdog.py:"
+        in printed.out
+    )
     assert "note: it is not shrunk: each try would take as long\n" in printed.err
 
 
@@ -167,6 +178,13 @@ def test_whoever_calls_sys_exit_ends_no_command(
 ) -> None:
     assert main([*command, f"{__name__}:Exiting", "--save", str(tmp_path)]) == 1
     assert "start_load_kv: SystemExit: 0 (test_watchdog.py:" in capsys.readouterr().out
+
+
+def test_whoever_calls_os_exit_ends_no_command_either(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    end = os._exit
+    assert main(["fuzz", "--connector", f"{__name__}:ProcessExiting", "--save", str(tmp_path)]) == 1
+    assert "start_load_kv: SystemExit: os._exit(7) (test_watchdog.py:" in capsys.readouterr().out
+    assert os._exit is end
 
 
 def test_sys_exit_where_nobody_guards_is_no_answer(

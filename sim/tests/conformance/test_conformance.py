@@ -18,6 +18,7 @@ from kv_sim.conformance.scenarios import Claim, Outcome, Scenario, probes_of, ru
 from kv_sim.examples.catalogue import OFFLOAD
 from kv_sim.fuzz import Run
 from kv_sim.history.coverage import Coverage
+from kv_sim.history.legal import SITUATIONS
 from kv_sim.subject import NOT_OF_PEERS, OF_PEERS, Subject, Trait
 
 CONNECTORS = Path(__file__).parents[1] / "support" / "broken_connectors.py"
@@ -95,6 +96,7 @@ def test_a_probe_fails_nothing(conform: Callable[..., tuple[int, str]]) -> None:
     assert said["counts"].endswith("breaks ACCOUNTING")
     assert "LaterConnector can't be used with several KV cache groups" in out
     assert "not tried" not in out
+    assert "note: states: " not in out, "no more histories would show it"
     assert "FAIL" not in out
 
 
@@ -214,6 +216,16 @@ COUNTED = {
     "a copy is torn": 5,
     "a restart ends copies": 2,
 }
+
+
+def test_situations_that_were_reached_are_counted_and_the_others_named() -> None:
+    head, *rows = report.situation_table({"a copy fails": 7, "an empty step": 0})
+    assert [head.split(), rows[0].split()] == [["situation", "times"], ["a", "copy", "fails", "7"]]
+    never = " ".join(line.strip() for line in rows[1:])
+    assert never.startswith("never: match: ask again; ")
+    assert never.removeprefix("never: ").split("; ") == [name for name in SITUATIONS if name != "a copy fails"]
+    assert all(len(line) <= 100 for line in rows)
+    assert "never" not in "".join(report.situation_table(dict.fromkeys(SITUATIONS, 1)))
 
 
 @pytest.mark.parametrize(("lost", "came"), [(0, "never came up"), (1, "came up once"), (3, "came up 3 times")])

@@ -1,5 +1,6 @@
 """Scenarios as tests of pytest, without a pytest around them; and what a scenario hands on of its options."""
 
+import os
 from collections import Counter
 from dataclasses import replace
 from pathlib import Path
@@ -53,13 +54,23 @@ def test_options_become_a_plan(tmp_path: Path) -> None:
         ({"seed": "x"}, "--kv-seed: a seed is a whole number or 0x…, got 'x'"),
         ({"histories": 0}, "--kv-histories: more than 0, got 0"),
         ({"histories": -1}, "--kv-histories: more than 0, got -1"),
+        ({"traits": "x,y"}, "--kv-traits: unknown trait 'x'; known: "),
+        ({"extra": "["}, "--kv-extra: no JSON: Expecting value at column 2"),
+        (
+            {"connector": "a.b"},
+            "--kv-connector: unknown connector 'a.b'; one of your own is module:Class, as in a:b",
+        ),
+        (
+            {"connector": None, "spec": "a.b"},
+            "--kv-spec 'a.b': expected module:Class, as in a:b, or an installed medium",
+        ),
         ({"save": __file__}, f"--kv-save {__file__}: {__file__} is no folder"),
     ],
 )
 def test_wrong_options_are_pytest_s_to_tell(options: dict[str, Any], message: str) -> None:
     with pytest.raises(pytest.UsageError) as caught:
-        plan_of(connector="later", **options)
-    assert str(caught.value) == message
+        plan_of(**{"connector": "later", **options})
+    assert str(caught.value).startswith(message)
 
 
 class Reporter:
@@ -109,8 +120,10 @@ def test_a_test_runs_its_scenario_and_keeps_what_it_found(
     plan = plan_of(connector="later", extra='{"a": 1}', seed="5", histories=3, save=str(tmp_path))
     outcome, asked, told = Outcome(RANKS, 3, 20, failure=failure), [], []
     outcome.coverage.situations["a copy fails"] = 2
+    end = os._exit
 
     def run_scenario(*args: Any, **options: Any) -> Outcome:
+        assert os._exit is not end, "a connector that calls it would end pytest without a word"
         asked.append((args, options))
         return outcome
 
@@ -133,6 +146,7 @@ def test_a_test_runs_its_scenario_and_keeps_what_it_found(
     assert told == ([] if failure is None else [("later", '{"a": 1}', failure, tmp_path)])
     found = {"row": report.row_of(outcome), "situations": {"a copy fails": 2}}
     assert item.user_properties == [(KEY, found)]
+    assert os._exit is end
     assert ScenarioItem.reportinfo(item) == (tmp_path, None, "later[ranks]")
 
 

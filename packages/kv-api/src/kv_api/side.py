@@ -11,10 +11,11 @@ class ConnectorSide(ABC):  # noqa: B024 - the sides below it have the abstract m
     """Base of ``SchedulerSide`` and ``WorkerSide``."""
 
     def __init__(self, vllm_config: VllmConfig, kv_cache_config: KVCacheConfig | None = None) -> None:
-        if vllm_config.kv_transfer_config is None:
+        transfer: TransferConfig | None = getattr(vllm_config, "kv_transfer_config", None)
+        if transfer is None:
             raise ConfigError(f"{type(self).__name__} needs a kv_transfer_config, and there is none")
         self._vllm_config = vllm_config
-        self._kv_transfer_config: TransferConfig = vllm_config.kv_transfer_config
+        self._kv_transfer_config = transfer
         self._kv_cache_config = kv_cache_config
 
     def get_kv_connector_stats(self) -> KVConnectorStats | None:

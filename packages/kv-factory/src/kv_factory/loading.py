@@ -99,7 +99,8 @@ def _missing(module: ModuleType, module_path: str, attribute: str, bases: tuple[
     ]
     nearest = nearest_name(attribute, public)
     hint = f"; did you mean {nearest!r}?" if nearest else ""
-    return f"module {module_path!r} has no {attribute!r}; it has: {', '.join(sorted(fitting)) or 'none'}{hint}"
+    has = f"; it has: {', '.join(sorted(fitting))}" if fitting else ", and none of its kind"
+    return f"module {module_path!r} has no {attribute!r}{has}{hint}"
 
 
 def _why(loaded: type[Any], bases: tuple[type[Any], ...]) -> str:

@@ -56,6 +56,9 @@ def parse_options(extra_config: Mapping[str, Any]) -> Options:
     """Read and check them."""
     own = [field.name for field in fields(Options)]
     _refuse_misspelt(extra_config, (*own, *NO_OPTIONS))
+    layout = extra_config.get("canonical_layout")
+    if layout is not None and not isinstance(layout, bool):
+        raise _wrong("canonical_layout", layout, "true or false")
     values = {key: _read(key, extra_config[key]) for key in own if extra_config.get(key) is not None}
     if "block_size" in values and "blocks_per_chunk" in values:
         raise ConfigError(
@@ -94,7 +97,9 @@ def _refuse_misspelt(extra_config: Mapping[str, Any], own: Collection[str]) -> N
         medium = OffloadingSpecFactory.get_spec_cls(extra_config)
     except ConfigError:  # what is wrong with it is said when it is made
         medium = None
-    of_the_medium: Collection[str] = getattr(medium, "extra_keys", ())  # a class of vLLM's has none
+    of_the_medium: Any = getattr(medium, "extra_keys", ())  # a class of vLLM's has none
+    if medium is not None and (not isinstance(of_the_medium, Collection) or isinstance(of_the_medium, str)):
+        raise ConfigError(f"{medium.__name__}.extra_keys: expected a set of names, got {of_the_medium!r}")
     hint = ""
     if medium is not None and not of_the_medium:
         hint = f"a key of the medium's own belongs into {medium.__name__}.extra_keys"

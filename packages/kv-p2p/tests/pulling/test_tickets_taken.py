@@ -63,6 +63,18 @@ class TestWhichAreTaken:
         (record,) = caplog.records
         assert (record.name, record.levelname, record.funcName) == ("kv_p2p", "WARNING", "on_new_request")
 
+    @pytest.mark.parametrize("params", ["x", [1], 7, 1.5])
+    def test_what_is_no_object_is_said_and_computed(self, params, make, caplog):
+        """A client of vLLM's can send it: ``vllm_xargs`` has whatever it likes under this name."""
+        half = make("kv_both")
+        request, _ = asking()
+        request.kv_transfer_params = params
+        half.on_new_request(request)
+        assert half.get_num_new_matched_tokens(request, 0) == (0, False)
+        assert half.request_finished(request, [1, 2, 3]) == (False, None)
+        said = f"request a: kv_transfer_params: expected an object, got {params!r}; its prompt is computed here"
+        assert caplog.messages == [said]
+
     def refused(self, half, request, ticket, caplog):
         half.on_new_request(request)
         assert half.get_num_new_matched_tokens(request, 0) == (0, False)

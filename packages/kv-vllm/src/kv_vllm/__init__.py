@@ -56,7 +56,17 @@ __all__ = [
 
 
 if not TYPE_CHECKING:
-    __getattr__ = imported_later(globals(), _EXPORTS)
+    _import = imported_later(globals(), _EXPORTS)
+
+    def __getattr__(name):
+        try:
+            return _import(name)
+        except ModuleNotFoundError as error:
+            package, _, _ = str(error.name).partition(".")
+            if not package.startswith("kv_"):
+                raise
+            needed = f"kv_vllm.{name} needs the package {package.replace('_', '-')}: install kv-vllm[connectors]"
+            raise ModuleNotFoundError(needed, name=error.name) from error
 
 
 def __dir__() -> list[str]:

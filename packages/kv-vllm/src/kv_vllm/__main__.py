@@ -2,17 +2,20 @@
 
 import argparse
 import sys
-from collections.abc import Sequence
+from collections.abc import Collection, Mapping, Sequence
+from functools import partial
 from importlib.util import find_spec
 from itertools import count
 from pathlib import Path
+from typing import Any, Final
 
-from kv_api import ConfigError
+from kv_api import ConfigError, UnknownNameError
+from kv_api.errors import nearest_name
 from kv_vllm.installed import MissingError
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run a command. 1: it found a difference; 2: it could not look."""
+    """Run a command. 1: it found a difference; 2: it could not look; others as of ``kv-sim``."""
     parser = argparse.ArgumentParser(prog="python -m kv_vllm", description=__doc__.partition("\n")[0])
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     one = commands.add_parser("differential", help="compare the testbed's engine with vLLM's schedulers")
@@ -39,11 +42,40 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if unknown:
         commands.choices[options.command].error(f"unrecognized arguments: {' '.join(unknown)}")
     try:
-        code: int = options.run(options)
-    except (ConfigError, MissingError, OSError) as error:
+        if options.run in IN_THE_TESTBED:
+            _need_the_testbed()
+            from kv_sim.command.edge import exit_code_of
+
+            return exit_code_of("kv_vllm", partial(_run, options))
+        return _run(options)
+    except OSError as error:
+        print(
+            f"kv_vllm: {error.filename}: {error.strerror}" if error.filename else f"kv_vllm: {error}",
+            file=sys.stderr,
+        )
+    except (ConfigError, MissingError) as error:
         print(f"kv_vllm: {error}", file=sys.stderr)
-        return 2
+    except KeyboardInterrupt:
+        print("note: interrupted", file=sys.stderr)
+        return 130
+    return 2
+
+
+def _run(options: argparse.Namespace) -> int:
+    try:
+        code: int = options.run(options)
+    except MissingError as error:
+        raise ConfigError(str(error)) from error
     return code
+
+
+def _start() -> int:
+    """Begin and end as ``kv-sim`` does, whatever a connector did, if it is there."""
+    if find_spec("kv_sim") is None:
+        return main()
+    from kv_sim.cli.start import start
+
+    return start(main)
 
 
 def _add_fuzz(parser: argparse.ArgumentParser) -> None:
@@ -65,8 +97,15 @@ def _add_fuzz(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--without", nargs="+", action="extend", default=[], metavar="CHECKER", help="switch these checkers off"
     )
+    parser.add_argument(
+        "--call-timeout",
+        type=float,
+        default=60.0,
+        metavar="S",
+        help="as of kv-sim fuzz (default 60; 0: no call is ended)",
+    )
     parser.add_argument("--minutes", type=float, default=10.0, metavar="M", help="for all of them (default 10)")
-    parser.add_argument("--seed", type=int, default=0, metavar="N", help="the first seed (default 0)")
+    parser.add_argument("--seed", default="0", metavar="N", help="the first seed (default 0)")
     parser.add_argument("--save", default=".", metavar="DIR", help="where to put schedules of failures")
     parser.set_defaults(run=_fuzz)
 
@@ -83,17 +122,13 @@ def _seeds(text: str) -> range:
 
 
 def _differential(options: argparse.Namespace) -> int:
-    _need_the_testbed()
     from kv_sim.examples.catalogue import SUBJECTS
     from kv_vllm.differential.matrix import CELLS
     from kv_vllm.differential.run import USUAL_SUBJECTS, differential
     from kv_vllm.installed import vllm_version
 
     names = options.subject or list(USUAL_SUBJECTS)
-    unknown = [name for name in names if name not in SUBJECTS]
-    if unknown:
-        print(f"unknown subject {unknown[0]!r}; known: {', '.join(SUBJECTS)}", file=sys.stderr)
-        return 2
+    _check_subjects(names, (), SUBJECTS)
     cells = [
         cell
         for cell in CELLS
@@ -113,37 +148,60 @@ def _drift(options: argparse.Namespace) -> int:
 
 
 def _fuzz(options: argparse.Namespace) -> int:
-    _need_the_testbed()
+    from kv_sim.command import selection, values
     from kv_sim.command.console import let_connectors_log_nothing
-    from kv_sim.command.selection import choose_subject, look_in_this_folder
-    from kv_sim.command.values import parse_checkers
+    from kv_sim.command.watchdog import ends_calls
     from kv_sim.examples.catalogue import SUBJECTS
-    from kv_sim.failures.deadline import within
-    from kv_vllm.driver.hunt import hunt, show_found
     from kv_vllm.driver.subjects import OUR_SUBJECTS, VLLM_SUBJECTS
     from kv_vllm.installed import vllm_version
 
-    known = {**VLLM_SUBJECTS, **OUR_SUBJECTS, **SUBJECTS}
+    own = {**VLLM_SUBJECTS, **OUR_SUBJECTS}
+    known = {**own, **SUBJECTS}
     names = options.subject or ([] if options.connector else list(VLLM_SUBJECTS))
-    unknown = [name for name in names if name not in known]
-    if unknown:
-        print(f"unknown subject {unknown[0]!r}; known: {', '.join(known)}", file=sys.stderr)
-        return 2
+    _check_subjects(names, own, SUBJECTS)
+    values.check_numbers(options)
+    values.check_folder("--save", options.save)
+    seed, without = values.parse_seed(options.seed), values.parse_checkers(options.without)
+    about_it = options.extra, options.traits, options.serves_peers
+    if options.connector is None:
+        selection.refuse_what_is_about_one(*about_it)
     let_connectors_log_nothing()
-    without = parse_checkers(options.without)
     version = vllm_version()
-    if options.connector is not None:
-        look_in_this_folder()
-        known[options.connector] = choose_subject(
-            options.connector, options.extra, options.traits, "vllm", serves_peers=options.serves_peers
-        )
-        names = [*names, options.connector]
-    _show(f"vLLM {version[0]}.{version[1]}: {', '.join(names)}, {options.minutes:g} minutes in all")
+    with ends_calls(options.call_timeout):
+        if options.connector is not None:
+            selection.look_in_this_folder()
+            extra, traits, serves_peers = about_it
+            known[options.connector] = selection.choose_subject(
+                options.connector, extra, traits, "vllm", serves_peers=serves_peers
+            )
+            names = [*names, options.connector]
+        _show(f"vLLM {version[0]}.{version[1]}: {', '.join(names)}, {options.minutes:g} minutes in all")
+        return _hunt_all({name: known[name] for name in names}, seed, options, without)
+
+
+def _hunt_all(subjects: Mapping[str, Any], seed: int, options: argparse.Namespace, without: frozenset[Any]) -> int:
+    """Hunt each in its share of the time. Ctrl-C ends it, and what was found is kept."""
+    from kv_sim.failures.deadline import within
+    from kv_vllm.driver.hunt import hunt, show_found
+
     failed = False
-    for name in names:
-        found = hunt(known[name], count(options.seed), within(60 * options.minutes / len(names)), silent=without)
+    for name, subject in subjects.items():
+        found = hunt(subject, count(seed), within(60 * options.minutes / len(subjects)), silent=without)
         failed |= show_found(name, found, Path(options.save), _show)
+        if found.was_interrupted:
+            print("note: interrupted; this is what was found so far", file=sys.stderr)
+            return 1 if failed else 130
     return 1 if failed else 0
+
+
+def _check_subjects(names: Sequence[str], own: Collection[str], testbeds: Collection[str]) -> None:
+    for name in names:
+        if name in own or name in testbeds:
+            continue
+        nearest = nearest_name(name, [*own, *testbeds])
+        meant = f"; did you mean {nearest!r}?" if nearest else ""
+        known = ", ".join([*own, "those that kv-sim subjects lists"])
+        raise UnknownNameError(f"--subject: unknown subject {name!r}{meant}; known: {known}")
 
 
 def _smoke(options: argparse.Namespace) -> int:
@@ -166,9 +224,12 @@ def _need_the_testbed() -> None:
         raise MissingError("this needs the testbed: install kv-vllm[sim]")
 
 
+IN_THE_TESTBED: Final = (_differential, _fuzz)
+
+
 def _show(text: str) -> None:
     print(text, flush=True)
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(_start())

@@ -14,7 +14,7 @@ from kv_sim.config import WorldConfig
 from kv_sim.examples.catalogue import SUBJECTS
 from kv_sim.failures.schedule_file import read_schedule
 from kv_sim.fuzz import Failure, replay
-from kv_sim.violation import Invariant, Violation
+from kv_sim.violation import Invariant, TookTooLong, Violation
 from kv_sim.zoo.registry import PLANTED
 from kv_vllm.driver.hunt import Found, hunt, kind_of, show_found
 
@@ -49,14 +49,14 @@ def test_one_short_history_of_each_kind_is_kept(tmp_path):
     failure = found.failures[kind]
     assert len(failure.history) <= 4
     lines = []
-    assert show_found("Some", found, tmp_path, lines.append)
+    assert show_found("my.kv:Some", found, tmp_path, lines.append)
     assert lines[:2] == [
-        f"Some: 4 histories, {found.counts[kind]} failures",
+        f"my.kv:Some: 4 histories, {found.counts[kind]} failures",
         f"  {found.counts[kind]} times: {kind}",
     ]
     (file,) = tmp_path.iterdir()
     assert lines[2:] == [f"  {len(failure.history)} actions, {file}: {failure.violation}"]
-    assert file.name.startswith("some-protocol-request-r") and file.name.count("-") == 4
+    assert file.name.startswith("my.kv_some-protocol-request-r") and file.name.count("-") == 4
     again = read_schedule(file)
     assert kind_of(replay(again.subject, again.config, again.history)[1]) == kind
 
@@ -150,3 +150,27 @@ def test_a_failure_that_a_replay_does_not_show_is_told_apart(again, hunted):
     lines = []
     assert show_found("Some", found, None, lines.append)
     assert lines[2:] == [f"  not shown by a replay: seed 0: {OTHER}"]
+
+
+def test_what_takes_too_long_is_kept_as_it_is(hunted):
+    """Each try to make it shorter would take as long."""
+    late = TookTooLong(Invariant.NO_CRASH, "it hasn't returned")
+    found, shrunk = hunted((late, ONE, 5, []), (late, ONE, 5, []))
+    assert (shrunk, found.unsteady, found.counts) == ([], [], {kind_of(late): 2})
+    assert [failure.seed for failure in found.failures.values()] == [0]
+
+
+def test_an_interrupt_ends_it_and_keeps_what_was_found(hunted, monkeypatch):
+    found, _ = hunted((ONE, ONE, 5, [ONE, ONE]), (OTHER, OTHER, 5, iter_that(KeyboardInterrupt)))
+    assert (found.was_interrupted, list(found.failures)) == (True, [kind_of(ONE)])
+
+
+def test_a_failure_of_the_testbed_says_which_seed_it_was(hunted):
+    with pytest.raises(AssertionError) as told:
+        hunted((ONE, ONE, 5, [ONE, ONE]), (OTHER, OTHER, 5, iter_that(AssertionError)))
+    assert told.value.__notes__ == ["in the history of seed 1"]
+
+
+def iter_that(error):
+    raise error
+    yield

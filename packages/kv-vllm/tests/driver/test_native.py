@@ -49,9 +49,10 @@ def test_a_name_that_nobody_knows_is_refused_with_those_of_both():
 
     with pytest.raises(UnknownNameError) as found:
         subject_named("ExampelConnector")
-    assert "known: MultiConnector, OffloadingConnector, P2PConnector" in str(found.value)
-    assert "of vLLM: unknown connector 'ExampelConnector'; known: DecodeBenchConnector, " in str(found.value)
-    assert "did you mean 'ExampleConnector'?" in str(found.value)
+    said = str(found.value)
+    assert said.startswith("unknown connector 'ExampelConnector'; known: DecodeBenchConnector, ExampleConnector, ")
+    assert "OffloadingConnector, P2PConnector, " in said, "ours, too"
+    assert said.endswith("; did you mean 'ExampleConnector'?")
 
 
 def test_a_connector_of_vllms_that_cannot_be_imported_is_refused(monkeypatch):

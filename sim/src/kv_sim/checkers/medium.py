@@ -10,7 +10,8 @@ which chunks aren't there, and why.
 """
 
 from collections import Counter
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from functools import partial
 from itertools import islice
 from typing import Any
 
@@ -62,7 +63,8 @@ class MediumGuard:
         """Chunks that were given a place and can't be found now: what became of the store."""
 
     def __getattr__(self, name: str) -> Any:
-        return getattr(self.manager, name)
+        found = getattr(self.manager, name)
+        return partial(self._limit, found) if name == "limit_chunks" else found  # vLLM's managers have none
 
     # -- questions -----------------------------------------------------------------------------
 
@@ -150,6 +152,11 @@ class MediumGuard:
         self.manager.on_reset_flushed()
         self._withheld.clear()
 
+    def _limit(self, limit_chunks: Callable[[int], bool], num_chunks: int) -> bool:
+        answer = limit_chunks(num_chunks)
+        self._expect("limit_chunks", answer, bool)
+        return answer
+
     # -- parts of these ------------------------------------------------------------------------
 
     def _check_hits(self, method: str, hits: Iterable[OffloadKey]) -> None:
@@ -159,6 +166,11 @@ class MediumGuard:
 
     def _check_store(self, method: str, keys: Collection[OffloadKey], answer: PrepareStoreOutput) -> None:
         self._expect(method, answer, PrepareStoreOutput)
+        for name in ("keys_to_store", "evicted_keys"):
+            some = getattr(answer, name)
+            if not isinstance(some, Collection) or not all(isinstance(key, bytes) for key in some):
+                self._fail(f"{method} answered {name}={some!r}, expected a list of keys, which are bytes")
+                return
         stored, evicted = list(answer.keys_to_store), set(answer.evicted_keys)
         strange = [key for key in stored if key not in keys]
         if strange or len(set(stored)) < len(stored):

@@ -4,6 +4,7 @@ A job that it takes is reported once; one that it refuses, or was never given, n
 and has not reported.
 """
 
+from numbers import Integral
 from typing import Any
 
 from kv_api import GPULoadStoreSpec, LoadStoreSpec, OffloadingWorker, TransferResult
@@ -35,6 +36,15 @@ class WorkerGuard:
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.worker, name)
+
+    @property
+    def num_chunks(self) -> int | None:
+        """Ask, and check the answer; vLLM's workers have none."""
+        answer: Any = getattr(self.worker, "num_chunks", None)
+        is_number = isinstance(answer, Integral) and answer is not True
+        if answer is not None and not (is_number and answer >= 1):
+            self._fail(f"num_chunks is {answer!r}, expected for how many chunks this rank has room, or None")
+        return answer  # type: ignore[no-any-return]
 
     def submit_store(self, job_id: int, src_spec: GPULoadStoreSpec, dst_spec: LoadStoreSpec) -> bool:
         """Hand the job on, and check whether it is taken."""

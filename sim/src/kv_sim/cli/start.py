@@ -9,6 +9,7 @@ import faulthandler
 import os
 import sys
 import threading
+from collections.abc import Callable
 from contextlib import suppress
 from typing import Final
 
@@ -18,18 +19,23 @@ PATIENCE_SECONDS: Final = 1.0
 """A thread may take so long to end by itself."""
 
 
-def start() -> int:
-    """Run the command that was typed; returns its exit code."""
+def start(command: Callable[[], int] | None = None) -> int:
+    """Run ``kv-sim`` as it was typed, or another command; returns its exit code."""
     with suppress(AttributeError, OSError, ValueError):  # there is no stderr, or none that is a file
         faulthandler.enable()
     try:
-        from kv_sim.cli.main import main
+        code = (command or _kv_sim())()
     except KeyboardInterrupt:
         sys.stderr.write("note: interrupted\n")
         return INTERRUPTED
-    code = main()
     end_with(code)
     return code
+
+
+def _kv_sim() -> Callable[[], int]:
+    from kv_sim.cli.main import main
+
+    return main
 
 
 def end_with(code: int) -> None:

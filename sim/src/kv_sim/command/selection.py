@@ -15,7 +15,7 @@ from random import Random
 from typing import Any
 
 from kv_api import ConfigError, KVTransferConfig, UnknownNameError
-from kv_api.errors import unknown_name
+from kv_api.errors import nearest_name
 from kv_sim.actions import Kind
 from kv_sim.command.values import parse_extra, parse_traits, refuse_files, with_spec
 from kv_sim.config import BUILTIN_ENGINE, WorldConfig
@@ -46,12 +46,17 @@ def choose_subjects(
 ) -> dict[str, Subject]:
     """The subjects to run, by name; the whole catalogue if no connector is named."""
     if connector is None:
-        peers = PEERS[serves_peers or 1]
-        for option, given in (("--extra", extra), ("--traits", traits), (peers, serves_peers)):
-            if given is not None:
-                raise ConfigError(f"{option} is about one connector: name it with --connector")
+        refuse_what_is_about_one(extra, traits, serves_peers)
         return dict(SUBJECTS)
     return {connector: choose_subject(connector, extra, traits, engine, serves_peers=serves_peers)}
+
+
+def refuse_what_is_about_one(extra: str | None, traits: str | None, serves_peers: int | None) -> None:
+    """Refuse options about one connector where none is named."""
+    peers = PEERS[serves_peers or 1]
+    for option, given in (("--extra", extra), ("--traits", traits), (peers, serves_peers)):
+        if given is not None:
+            raise ConfigError(f"{option} is about one connector: name it with --connector")
 
 
 def choose_name(options: argparse.Namespace) -> tuple[str, str | None]:
@@ -127,8 +132,13 @@ def _named(connector: str, engine: str) -> Subject:
                 f"--connector: unknown connector {connector!r}; one of your own is module:Class, as in "
                 f"{module}:{attribute}"
             ) from None
-        message = unknown_name("connector", connector, SUBJECTS, hint="or give one of your own as module:Class")
-        raise ConfigError(f"--connector: {message} (installed connectors: {error})") from None
+        nearest = nearest_name(connector, SUBJECTS)
+        meant = f"; did you mean {nearest!r}?" if nearest else ""
+        others = str(error).replace(f"unknown connector {connector!r}; ", "")
+        raise ConfigError(
+            f"--connector: unknown connector {connector!r}{meant}; one of your own is module:Class, and kv-sim "
+            f"subjects lists the testbed's; installed connectors, {others}"
+        ) from None
 
 
 def _check_class(connector: str, subject: Subject, engine: str) -> None:

@@ -30,6 +30,9 @@ def with_spec(spec: str, extra: str | None) -> str:
         raise ConfigError(f"--spec: expected module:Class or the name of an installed medium, got {spec!r}")
     if colon:
         refuse_files("--spec", module, name)
+    elif "." in spec:
+        module, _, name = spec.rpartition(".")
+        raise ConfigError(f"--spec {spec!r}: expected module:Class, as in {module}:{name}, or an installed medium")
     own = {"spec_name": name, **({"spec_module_path": module} if colon else {})}
     return json.dumps({**own, **(parse_extra(extra) if extra is not None else {})})
 

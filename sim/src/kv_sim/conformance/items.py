@@ -4,6 +4,7 @@ Every scenario is a test, so ``-k``, ``-x``, ``--junitxml`` and parallel runs wo
 travels with its report as plain values, since it may have run in another process.
 """
 
+import re
 from collections import Counter
 from functools import partial
 from pathlib import Path
@@ -13,6 +14,7 @@ import pytest
 
 from kv_api import ConfigError
 from kv_sim.command import selection, values
+from kv_sim.command.exits import exits_are_raised
 from kv_sim.config import BUILTIN_ENGINE
 from kv_sim.conformance import report, scenarios
 from kv_sim.subject import Subject
@@ -76,6 +78,7 @@ class ScenarioItem(pytest.Item):
     scenario: scenarios.Scenario
     plan: Conformance
 
+    @exits_are_raised()
     def runtest(self) -> None:
         """Run its histories."""
         plan = self.plan
@@ -121,4 +124,4 @@ def _checked(function: Any, *arguments: Any) -> Any:
     try:
         return function(*arguments)
     except ConfigError as error:
-        raise pytest.UsageError(str(error)) from None
+        raise pytest.UsageError(re.sub(r"^--(?=connector|spec|extra|traits)", "--kv-", str(error))) from None

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
+from textwrap import wrap
 from typing import Final
 
 from kv_sim.command.table import aligned
@@ -13,6 +14,7 @@ from kv_sim.history.coverage import Coverage, why_little_is_shown
 from kv_sim.history.legal import FORGETS, SITUATION_NEEDS, SITUATIONS
 from kv_sim.subject import Subject, Trait
 
+WIDTH: Final = 100
 HARDLY: Final = 20
 """Times that what a trait is about came up, below which it isn't said that it holds without more."""
 
@@ -37,7 +39,8 @@ def summary_lines(
     tried = frozenset(outcome.scenario.shows for outcome in outcomes)
     last = outcomes[-1] if outcomes else None
     stopped = last is not None and last.failure is not None and last.scenario.claim is Claim.MADE
-    said = (*refused, *notes(subject, total.situations, tried, is_whole=not stopped))
+    never_tried = frozenset(outcome.scenario.shows for outcome in outcomes if outcome.refusal is not None)
+    said = (*refused, *notes(subject, total.situations, tried, never_tried, is_whole=not stopped))
     return [*lines, "", *situation_table(total.situations), *(f"note: {note}" for note in said)]
 
 
@@ -63,14 +66,20 @@ def scenario_table(rows: Sequence[tuple[str, str, int, int, str]]) -> list[str]:
 
 
 def situation_table(situations: Mapping[str, int]) -> list[str]:
-    """How often each situation of the contract was reached."""
-    return aligned([["situation", "times"], *[[name, str(situations.get(name, 0))] for name in SITUATIONS]])
+    """How often situations of the contract were reached, and which never were."""
+    reached = [[name, str(situations[name])] for name in SITUATIONS if situations.get(name)]
+    never = [name for name in SITUATIONS if not situations.get(name)]
+    return [
+        *aligned([["situation", "times"], *reached]),
+        *(wrap(f"never: {'; '.join(never)}", WIDTH, subsequent_indent="  ") if never else ()),
+    ]
 
 
 def notes(
     subject: Subject,
     situations: Mapping[str, int],
     tried: frozenset[Trait | None] = frozenset(),
+    refused: frozenset[Trait | None] = frozenset(),
     *,
     is_whole: bool = True,
 ) -> list[str]:
@@ -78,7 +87,8 @@ def notes(
     little = why_little_is_shown(situations, serves_peers=subject.serves_peers)
     found = [] if little is None else [little]
     if is_whole:
-        found += _hardly_shown((subject.traits | tried).intersection(subject.possible_traits), situations)
+        shown = (subject.traits | tried).intersection(subject.possible_traits) - refused
+        found += _hardly_shown(shown, situations)
     if is_whole and Trait.RESET in subject.traits | tried and not situations.get(FORGETS):
         found.append("no reset_cache answered True, so nothing shows that a reset forgets what was stored")
     unclaimed = [trait.value for trait in subject.possible_traits if trait not in subject.traits | tried]

@@ -91,8 +91,8 @@ class P2PSchedulerSide(SchedulerSide, SupportsHMA):
     # -- who has a ticket ----------------------------------------------------------------------
 
     def on_new_request(self, request: Request) -> None:
-        params = request.kv_transfer_params
-        if not params or not params.get(TICKET):
+        params: Any = request.kv_transfer_params  # from a client: vLLM hands on whatever it is
+        if not params or (isinstance(params, dict) and not params.get(TICKET)):
             return
         try:
             ticket = read_ticket(params)
@@ -203,7 +203,7 @@ class P2PSchedulerSide(SchedulerSide, SupportsHMA):
     def _is_to_be_held(self, request: Request, tables: tuple[tuple[int, ...], ...]) -> bool:
         """It is wanted, it ended well, and all of its prompt is computed and still there."""
         params = request.kv_transfer_params
-        if not params or not params.get(WANTED):
+        if not isinstance(params, dict) or not params.get(WANTED):
             return False
         if not self._kv_transfer_config.is_kv_producer:
             role = self._kv_transfer_config.kv_role

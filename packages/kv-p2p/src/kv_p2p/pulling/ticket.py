@@ -8,7 +8,6 @@ with a window the first ones are gone, so a ticket says from which place on ther
 """
 
 from array import array
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 from hashlib import blake2b
 from typing import Any, Final
@@ -85,8 +84,10 @@ class Ticket:
         }
 
 
-def read_ticket(params: Mapping[str, Any]) -> Ticket:
+def read_ticket(params: Any) -> Ticket:
     """The inverse of ``to_params``. What comes from a client may be anything."""
+    if not isinstance(params, dict):
+        raise BadTicketError(f"{_WHERE}: expected an object, got {f'{params!r}':.100}")
 
     def text(key: str) -> str:
         value = params.get(key)

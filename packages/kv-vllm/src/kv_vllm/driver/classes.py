@@ -24,10 +24,11 @@ def class_named(name: str) -> type[Any]:
     """The class of a name that one of the two factories knows."""
     try:
         return KVConnectorFactory.get_connector_class_by_name(name)
-    except UnknownNameError as error:
+    except UnknownNameError:
         known = VllmFactory._registry
         if name not in known:
-            raise UnknownNameError(f"{error}; of vLLM: {unknown_name('connector', name, known)}") from None
+            all_known = {*KVConnectorFactory._registry.names(), *known}
+            raise UnknownNameError(unknown_name("connector", name, all_known)) from None
     try:
         found: type[Any] = VllmFactory.get_connector_class_by_name(name)
     except ImportError as error:

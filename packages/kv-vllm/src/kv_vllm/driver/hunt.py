@@ -13,10 +13,10 @@ from pathlib import Path
 from kv_sim.failures.deadline import within
 from kv_sim.failures.schedule_file import Schedule, write_schedule
 from kv_sim.failures.shrink import shrink
-from kv_sim.fuzz import Failure, replay, run_seed
+from kv_sim.fuzz import Failure, Run, replay, run_seed
 from kv_sim.history.coverage import why_little_is_shown
 from kv_sim.subject import Subject
-from kv_sim.violation import Invariant, Violation
+from kv_sim.violation import Invariant, TookTooLong, Violation
 
 MOST_REPLAYS = 600
 """Tries to make a history shorter."""
@@ -41,6 +41,7 @@ class Found:
     """Checkers that were switched off."""
     serves_peers: bool = False
     """Whether the subject does, so that loads by a ticket are looked for."""
+    was_interrupted: bool = False
 
 
 def kind_of(violation: Violation) -> str:
@@ -65,17 +66,32 @@ def hunt(
     for seed in seeds:
         if not goes_on():
             break
-        found.histories += 1
-        run = run_seed(subject, seed, engine=engine, actions=actions, silent=silent)
-        found.situations += run.coverage.situations
-        failure = run.failure
-        if failure is None:
-            continue
-        kind = kind_of(failure.violation)
-        found.counts[kind] += 1
-        if found.counts[kind] == 1:
-            _keep(found, failure)
+        try:
+            run = run_seed(subject, seed, engine=engine, actions=actions, silent=silent)
+            _take(found, run)
+        except KeyboardInterrupt:
+            found.was_interrupted = True
+            break
+        except Exception as error:
+            error.add_note(f"in the history of seed {seed}")  # whose fault it is isn't known here
+            raise
     return found
+
+
+def _take(found: Found, run: Run) -> None:
+    found.histories += 1
+    found.situations += run.coverage.situations
+    failure = run.failure
+    if failure is None:
+        return
+    kind = kind_of(failure.violation)
+    found.counts[kind] += 1
+    if found.counts[kind] > 1:
+        return
+    if isinstance(failure.violation, TookTooLong):  # each try would take as long
+        found.failures[kind] = failure
+    else:
+        _keep(found, failure)
 
 
 def _keep(found: Found, failure: Failure) -> None:
@@ -92,15 +108,16 @@ def _keep(found: Found, failure: Failure) -> None:
 
 def show_found(name: str, found: Found, folder: Path, show: Callable[[str], None]) -> bool:
     """Say what a hunt found, and write the schedules. True: there is something."""
+    stem = re.sub(r"[^\w.+-]+", "_", name)  # as of module:Class
     show(f"{name}: {found.histories} histories, {found.counts.total()} failures")
     for kind, times in found.counts.most_common():
         show(f"  {times} times: {kind}")
     for failure in found.failures.values():
         words = re.findall(r"[A-Za-z_]+", str(failure.violation))
-        file = write_schedule(Schedule.of(failure, found.silent), folder, "-".join([name, *words[:4]]).lower())
+        file = write_schedule(Schedule.of(failure, found.silent), folder, "-".join([stem, *words[:4]]).lower())
         show(f"  {len(failure.history)} actions, {file}: {failure.violation}")
     little = why_little_is_shown(found.situations, serves_peers=found.serves_peers)
-    if little is not None and found.histories:
+    if little is not None and found.histories and not found.counts:
         show(f"  note: {little}")
     for line in found.unsteady:
         show(f"  not shown by a replay: {line}")

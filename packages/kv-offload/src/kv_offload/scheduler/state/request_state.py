@@ -94,10 +94,14 @@ def begin_life(
     request: Request, layout: Layout, manager: OffloadingManager, block_index: BlockIndex | None
 ) -> RequestState:
     """A request arrived: read what its sender wishes, and ask how it is offloaded."""
-    params = request.kv_transfer_params or {}
+    sent: Any = request.kv_transfer_params
     name = request.request_id
+    if sent is not None and not isinstance(sent, dict):  # a client of vLLM's can send anything (vllm_xargs)
+        warn("request %s: kv_transfer_params: expected an object, got %.100r; it is ignored", name, sent)
+        sent = None
+    params = sent or {}
     tiers = _tier_filter(params, name)
-    context = ReqContext(name, request.kv_transfer_params, getattr(request, "kv_hints", None), tiers)
+    context = ReqContext(name, sent, getattr(request, "kv_hints", None), tiers)
     return RequestState(
         request,
         context,
