@@ -16,7 +16,7 @@ from kv_sim.failures.schedule_file import read_schedule
 from kv_sim.fuzz import Failure
 from kv_sim.history.coverage import NOT_PULLED, PULLED
 from kv_sim.history.legal import FORGETS, SITUATION_NEEDS, SITUATIONS
-from kv_sim.strict import Bad, check_keys, check_type, nearest, read_names, read_object, word
+from kv_sim.strict import Bad, check_keys, check_type, read_names, read_object, word
 from kv_sim.subject import Subject, Trait
 from kv_sim.violation import Invariant, Violation
 
@@ -72,11 +72,6 @@ def test_what_can() -> None:
     for value, kind in ((1, int), (1.5, float), (True, bool), (None, str | None), (2, Literal[1, 2]), ([], list)):
         check_type("it", value, kind)
     assert read_names("it", ["pear", "pear"], Fruit) == {Fruit.PEAR}
-    assert (nearest("appel", ["apple"]), nearest("x", ["apple"]), nearest([], ["apple"])) == (
-        "; did you mean 'apple'?",
-        "",
-        "",
-    )
     assert word({"a": 1}) == '{"a": 1} (an object)'
 
 
@@ -119,8 +114,6 @@ def test_the_summary() -> None:
         *situation_table(times),
         "note: a is no use",
         "note: b is no use",
-        "note: ranks: what it is about (match: stages hold different layers) never came up: --histories tries "
-        "more",
         "note: not claimed, so not tried: states, fine, failures, losses, sleep",
     ]
     assert [line.split()[-1] for line in situation_table(times)] == ["times", *map(str, times.values())]

@@ -3,7 +3,7 @@
 import pytest
 
 import kv_api
-from kv_api.errors import nearest_name, refuse_misspelt, unknown_name
+from kv_api.errors import did_you_mean, nearest_name, refuse_misspelt, unknown_name
 
 
 @pytest.mark.parametrize(
@@ -83,3 +83,8 @@ def test_a_known_key_is_never_taken_for_another_that_is_written_alike() -> None:
 def test_without_a_hint_the_error_ends_with_the_nearest_key() -> None:
     with pytest.raises(kv_api.ConfigError, match=r"; did you mean 'hold_blocks'\?$"):
         refuse_misspelt(["hold_block"], ("hold_blocks",), where="extra")
+
+
+@pytest.mark.parametrize(("value", "said"), [("appel", "; did you mean 'apple'?"), ("x", ""), ([], "")])
+def test_the_end_of_an_error_points_at_a_name_that_is_close(value: object, said: str) -> None:
+    assert did_you_mean(value, ["pear", "apple"]) == said

@@ -7,7 +7,7 @@ from types import NoneType, UnionType
 from typing import Any, Final, Literal, TypeVar, get_args, get_origin
 
 from kv_api import ConfigError
-from kv_api.errors import nearest_name
+from kv_api.errors import did_you_mean
 
 Name = TypeVar("Name", bound=StrEnum)
 
@@ -66,7 +66,7 @@ def check_keys(
     """Every key of ``values`` is known, has its type, and none is missing."""
     for key, value in values.items():
         if key not in wanted:
-            raise Bad(f"{where}: unknown key {key!r}; known: {', '.join(wanted)}{nearest(key, list(wanted))}")
+            raise Bad(f"{where}: unknown key {key!r}; known: {', '.join(wanted)}{did_you_mean(key, wanted)}")
         check_type(f"{where}.{key}", value, wanted[key])
     missing = [key for key in wanted if key not in values and key not in optional]
     if missing:
@@ -100,11 +100,5 @@ def _each_name(where: str, values: list[Any], kind: type[Name]) -> Iterator[Name
     known = [member.value for member in kind]
     for value in values:
         if value not in known:
-            raise Bad(f"{where}: unknown name {value!r}; known: {', '.join(known)}{nearest(value, known)}")
+            raise Bad(f"{where}: unknown name {value!r}; known: {', '.join(known)}{did_you_mean(value, known)}")
         yield kind(value)
-
-
-def nearest(value: object, known: list[str]) -> str:
-    """The end of an error about an unknown name; empty if none is close."""
-    name = nearest_name(value, known)
-    return f"; did you mean {name!r}?" if name else ""

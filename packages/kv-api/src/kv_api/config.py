@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import InitVar, dataclass, field, fields
 from typing import Any, Final, Literal, get_args
 
-from kv_api.errors import ConfigError, nearest_name
+from kv_api.errors import ConfigError, did_you_mean
 
 KVProducer = Literal["kv_producer", "kv_both"]
 KVConsumer = Literal["kv_consumer", "kv_both"]
@@ -104,8 +104,7 @@ class KVTransferConfig:
         known = [f.name for f in fields(cls)]
         for key in values:
             if key not in known and key not in REMOVED_KEYS:
-                nearest = nearest_name(key, known)
-                hint = f"; did you mean {nearest!r}?" if nearest else ""
+                hint = did_you_mean(key, known)
                 raise ConfigError(f"{where}: unknown key {key!r}; known: {', '.join(known)}{hint}")
         try:
             return cls(**values)
@@ -152,9 +151,7 @@ def _check_type(name: str, value: object, kind: type, *, optional: bool = False)
 def _check_choice(name: str, value: object, choices: object) -> None:
     names: tuple[str, ...] = get_args(choices)
     if value not in names:
-        nearest = nearest_name(value, names)
-        hint = f"; did you mean {nearest!r}?" if nearest else ""
-        raise ConfigError(f"{name}: got {value!r}; choices: {', '.join(names)}{hint}")
+        raise ConfigError(f"{name}: got {value!r}; choices: {', '.join(names)}{did_you_mean(value, names)}")
 
 
 def _type_name(value: object) -> str:

@@ -34,11 +34,14 @@ class WrongSideError(KVError, RuntimeError):
 def unknown_name(kind: str, value: object, known: Iterable[str], *, hint: str = "") -> str:
     """Say that ``value`` is no known ``kind``, list the known ones and point at the nearest."""
     names = sorted(known)
-    text = f"unknown {kind} {value!r}; known: {', '.join(names) if names else 'none'}"
-    nearest = nearest_name(value, names)
-    if nearest is not None:
-        text += f"; did you mean {nearest!r}?"
+    text = f"unknown {kind} {value!r}; known: {', '.join(names) if names else 'none'}{did_you_mean(value, names)}"
     return f"{text}; {hint}" if hint else text
+
+
+def did_you_mean(value: object, known: Iterable[str]) -> str:
+    """The end of an error about a name that isn't among the known ones; empty if none is close."""
+    nearest = nearest_name(value, known)
+    return "" if nearest is None else f"; did you mean {nearest!r}?"
 
 
 def refuse_misspelt(given: Iterable[object], known: Collection[str], *, where: str, hint: str = "") -> None:

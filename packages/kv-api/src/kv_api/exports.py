@@ -4,7 +4,7 @@ from collections.abc import Callable, Mapping
 from importlib import import_module
 from typing import Any
 
-from kv_api.errors import nearest_name
+from kv_api.errors import did_you_mean
 
 MOST_LISTED = 20
 """A package with more names than these lists none of them in an error."""
@@ -31,5 +31,4 @@ def _choices(package: Mapping[str, Any], name: str) -> str:
     exported = package["__all__"]
     if len(exported) <= MOST_LISTED:
         return f"; it exports {', '.join(exported)}"
-    nearest = nearest_name(name, exported)
-    return "" if nearest is None else f"; did you mean {nearest!r}?"
+    return did_you_mean(name, exported)

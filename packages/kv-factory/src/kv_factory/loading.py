@@ -9,7 +9,7 @@ from types import ModuleType
 from typing import Any, NamedTuple
 
 from kv_api import ConfigError
-from kv_api.errors import nearest_name
+from kv_api.errors import did_you_mean
 
 
 class Target(NamedTuple):
@@ -97,10 +97,8 @@ def _missing(module: ModuleType, module_path: str, attribute: str, bases: tuple[
         for name, value in public.items()
         if isinstance(value, type) and issubclass(value, bases) and value not in bases
     ]
-    nearest = nearest_name(attribute, public)
-    hint = f"; did you mean {nearest!r}?" if nearest else ""
     has = f"; it has: {', '.join(sorted(fitting))}" if fitting else ", and none of its kind"
-    return f"module {module_path!r} has no {attribute!r}{has}{hint}"
+    return f"module {module_path!r} has no {attribute!r}{has}{did_you_mean(attribute, public)}"
 
 
 def _why(loaded: type[Any], bases: tuple[type[Any], ...]) -> str:

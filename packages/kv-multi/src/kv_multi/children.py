@@ -31,7 +31,7 @@ from kv_api import (
     UnknownNameError,
     VllmConfig,
 )
-from kv_api.errors import nearest_name, refuse_misspelt
+from kv_api.errors import did_you_mean, refuse_misspelt
 from kv_factory import KVConnectorFactory
 from kv_multi.names import QUARANTINED
 
@@ -227,6 +227,5 @@ def _choice(key: str, value: object, choices: type[_Choice]) -> _Choice:
     names = [choice.value for choice in choices]
     if isinstance(value, str) and value in names:
         return choices(value)
-    nearest = nearest_name(value, names)
-    hint = f"; did you mean {nearest!r}?" if nearest else ""
+    hint = did_you_mean(value, names)
     raise ConfigError(f"kv_connector_extra_config.{key}: got {value!r}; choices: {', '.join(names)}{hint}")

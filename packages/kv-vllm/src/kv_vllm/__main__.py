@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from kv_api import ConfigError, UnknownNameError
-from kv_api.errors import nearest_name
+from kv_api.errors import did_you_mean
 from kv_vllm.installed import MissingError
 
 
@@ -198,8 +198,7 @@ def _check_subjects(names: Sequence[str], own: Collection[str], testbeds: Collec
     for name in names:
         if name in own or name in testbeds:
             continue
-        nearest = nearest_name(name, [*own, *testbeds])
-        meant = f"; did you mean {nearest!r}?" if nearest else ""
+        meant = did_you_mean(name, [*own, *testbeds])
         known = ", ".join([*own, "those that kv-sim subjects lists"])
         raise UnknownNameError(f"--subject: unknown subject {name!r}{meant}; known: {known}")
 

@@ -15,7 +15,7 @@ from random import Random
 from typing import Any
 
 from kv_api import ConfigError, KVTransferConfig, UnknownNameError
-from kv_api.errors import nearest_name
+from kv_api.errors import did_you_mean
 from kv_sim.actions import Kind
 from kv_sim.command.values import parse_extra, parse_traits, refuse_files, with_spec
 from kv_sim.config import BUILTIN_ENGINE, WorldConfig
@@ -132,8 +132,7 @@ def _named(connector: str, engine: str) -> Subject:
                 f"--connector: unknown connector {connector!r}; one of your own is module:Class, as in "
                 f"{module}:{attribute}"
             ) from None
-        nearest = nearest_name(connector, SUBJECTS)
-        meant = f"; did you mean {nearest!r}?" if nearest else ""
+        meant = did_you_mean(connector, SUBJECTS)
         others = str(error).replace(f"unknown connector {connector!r}; ", "")
         raise ConfigError(
             f"--connector: unknown connector {connector!r}{meant}; one of your own is module:Class, and kv-sim "

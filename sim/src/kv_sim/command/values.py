@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from kv_api import ConfigError
-from kv_api.errors import nearest_name, unknown_name
+from kv_api.errors import did_you_mean, unknown_name
 from kv_sim.strict import read_option
 from kv_sim.subject import Trait
 from kv_sim.violation import Invariant
@@ -65,8 +65,7 @@ def parse_checkers(names: Sequence[str]) -> frozenset[Invariant]:
     by_name = {str(invariant): invariant for invariant in Invariant}
     for name in names:
         if name.upper() not in by_name:
-            nearest = nearest_name(name, by_name)
-            hint = f"; did you mean {nearest!r}?" if nearest else ""
+            hint = did_you_mean(name, by_name)
             raise ConfigError(f"--without: unknown checker {name!r}; known: {', '.join(by_name)}{hint}")
     return frozenset(by_name[name.upper()] for name in names)
 

@@ -13,13 +13,14 @@ from pathlib import Path
 from typing import Any, Final, get_type_hints
 
 from kv_api import ConfigError
+from kv_api.errors import did_you_mean
 from kv_sim.actions import Action, Kind
 from kv_sim.config import MOST_ENGINES, GroupConfig, WorldConfig
 from kv_sim.engine.pause import PauseMode
 from kv_sim.engine.request_spec import RequestSpec, Turn
 from kv_sim.failures import limits
 from kv_sim.fuzz import Failure
-from kv_sim.strict import Bad, check_keys, check_type, nearest, read_names, read_object, word
+from kv_sim.strict import Bad, check_keys, check_type, read_names, read_object, word
 from kv_sim.subject import Subject, Trait
 from kv_sim.violation import Invariant
 
@@ -240,7 +241,7 @@ def _action(values: dict[str, Any], config: WorldConfig) -> Action:
     name = values.get("action")
     if name not in list(Kind):
         kinds = [kind.value for kind in Kind]
-        raise Bad(f"unknown action {name!r}; known: {', '.join(kinds)}{nearest(name, kinds)}")
+        raise Bad(f"unknown action {name!r}; known: {', '.join(kinds)}{did_you_mean(name, kinds)}")
     wanted = ARGUMENTS[Kind(name)]
     check_keys(
         name,

@@ -12,7 +12,7 @@ from statistics import median
 from time import perf_counter
 
 from kv_api import ConfigError
-from kv_api.errors import nearest_name
+from kv_api.errors import did_you_mean
 from kv_sim.command import values
 from kv_sim.command.console import FAILED, FINE, let_connectors_log_nothing, say
 from kv_sim.command.interrupts import heard_here_alone
@@ -71,8 +71,7 @@ def _choose(names: list[str]) -> list[Planted]:
     known = {planted.name: planted for planted in PLANTED}
     for name in names:
         if name not in known:
-            nearest = nearest_name(name, known)
-            meant = f"; did you mean {nearest!r}?" if nearest else ""
+            meant = did_you_mean(name, known)
             raise ConfigError(f"unknown planted bug {name!r}{meant}; kv-sim zoo --list says which there are")
     return [planted for planted in PLANTED if not names or planted.name in names]
 
