@@ -116,7 +116,8 @@ def test_the_summary() -> None:
         "note: b is no use",
         "note: not claimed, so not tried: states, fine, failures, losses, sleep",
     ]
-    assert [line.split()[-1] for line in situation_table(times)] == ["times", *map(str, times.values())]
+    reached = [str(number) for number in times.values() if number]
+    assert [line.split()[-1] for line in situation_table(times)[:4]] == ["times", *reached]
     assert scenario_table([])[0].split() == ["scenario", "claim", "histories", "steps", "result"]
 
 

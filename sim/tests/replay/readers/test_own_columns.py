@@ -88,7 +88,10 @@ WRONG = {
     "inputs=prompt": (
         f"--columns: unknown part 'inputs'; known: {', '.join(sorted(PARTS))}; did you mean 'input'?"
     ),
-    "time=arrival": "--columns: input=COLUMN is missing, the tokens of a prompt",
+    "time=arrival": (
+        "--columns: input=COLUMN is missing, the tokens of a prompt; or prompt=COLUMN, what it says, or "
+        "conversation=COLUMN"
+    ),
     "input=prompt,input=answer": "--columns: input is 'prompt' and 'answer': give one of them",
     "input=tokens": (
         "{file}:2: tokens: there is none, and --columns says that it is the tokens of its prompt; there is: "

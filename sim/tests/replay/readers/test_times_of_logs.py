@@ -32,6 +32,7 @@ def written(tmp_path, *records):
         ),
         *("2026-01-31 10:00:02.000000 UTC", " 2026-01-31 10:00:02,000 ", "2026-01-31T05:00:02.000-0500"),
         *("31/Jan/2026:10:00:02 +0000", "[31/jan/2026:12:00:02 +0200]"),
+        *("Sat, 31 Jan 2026 10:00:02 GMT", " sat, 31 jan 2026 05:00:02 -0500", "Sat, 31 Jan 2026 10:00:02"),
     ],
 )
 def test_dates_as_programs_write_them(tmp_path, date):
@@ -39,7 +40,9 @@ def test_dates_as_programs_write_them(tmp_path, date):
     assert open_trace(written(tmp_path, *records)).arrivals.tolist() == [0, 2]
 
 
-@pytest.mark.parametrize("date", ["31/Jam/2026:10:00:02 +0000", "31/Jan/2026:10:00:02", "31/02/2026"])
+@pytest.mark.parametrize(
+    "date", ["31/Jam/2026:10:00:02 +0000", "31/Jan/2026:10:00:02", "31/02/2026", "Sat, 31 Jam", "Sat, 5"]
+)
 def test_what_is_nearly_a_date_is_none(tmp_path, date):
     with pytest.raises(ConfigError, match=f"timestamp: expected a number or a date, got '{re.escape(date)}'"):
         open_trace(written(tmp_path, {**PROMPT, "timestamp": date}))

@@ -4,7 +4,7 @@
 ``catalogue``         the formats, and how to tell which one a file has; each file that isn't named here is one
 ``lengths``           several formats that have times and lengths, and no ids
 ``format``            what a reader says of its format; ``own_columns``: a format that is told, not known, of
-                      which ``likely_columns`` are what they are called elsewhere
+                      which ``likely_columns`` are what they are called elsewhere, and ``own_prompts`` text
 ``asked``             what an API was asked, wherever a log keeps it; ``parts``: what its messages say, as text
 ``usual``             what some APIs are asked, as most are
 ``otlp``              where OpenTelemetry's spans and events lie; ``otel_asked``: what they say was asked

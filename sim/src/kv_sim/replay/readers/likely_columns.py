@@ -3,9 +3,12 @@
 from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
-from kv_sim.replay.readers.asked import BESIDE
+from kv_sim.replay.readers.asked import BESIDE, json_in
+from kv_sim.replay.readers.chat import answers_in
+from kv_sim.replay.readers.own_prompts import messages_of, prompts_in_column
 from kv_sim.replay.readers.record import TIMES, MalformedError, ids_in, number_or_date, text_of, whole
 
+_SURELY_TEXT: Final = ("prompt", "prompt_text", "full_prompt", "user_prompt")
 _LIKELY: Final[Mapping[str, tuple[str, ...]]] = {
     "time": (
         *TIMES,
@@ -24,21 +27,31 @@ _LIKELY: Final[Mapping[str, tuple[str, ...]]] = {
     "ids": ("hash_ids", "block_hashes", "block_ids", "prefix_hashes", "prefix_ids", "blocks", "hashes"),
     "session": ("session_id", "conversation_id", "chat_id", "session"),
     "model": ("model", "model_name"),
+    "prompt": (
+        *_SURELY_TEXT,
+        *("question", "query", "instruction", "inputtext"),
+        *("input_text", "request", "input", "message", "context", "text", "content", "chosen", "tokens"),
+        *("token_ids", "input_ids"),
+    ),
+    "answer": (
+        *("answer", "response", "response_text", "completion", "output", "outputtext", "output_text"),
+        *("generated_text", "generation"),
+    ),
+    "conversation": (
+        *("messages", "trajectory", "history", "chat", "dialog", "dialogue", "turns", "conversation_a", "data"),
+    ),
 }
 """By part, the names that it has elsewhere, in any letters; the first that fits is the one."""
-_READS: Final = {
-    "time": number_or_date,
-    "input": whole,
-    "output": whole,
-    "ids": ids_in,
-    "session": text_of,
-    "model": text_of,
-}
 _USAGE: Final = "usage"
+_FEW: Final = 3
+"""Words; what has fewer may be a name."""
+_OF_LENGTHS: Final = ("time", "input", "output", "ids", "session", "model")
+_OF_PROMPTS: Final = ("time", "prompt", "input", "answer", "output", "session", "model")
+_OF_CONVERSATIONS: Final = ("time", "conversation", "model")
 
 
 def likely_columns(record: Mapping[str, Any]) -> str | None:
-    """What to say of them, if one of them is how long a prompt was."""
+    """What to say of them, if one of them is how long a prompt was, or what it said."""
     columns = dict(_values(record))
     names = {name.rpartition(".")[2].lower().replace(" ", "_"): name for name in reversed(columns)}
     found = {
@@ -46,12 +59,22 @@ def likely_columns(record: Mapping[str, Any]) -> str | None:
         for part, likely in _LIKELY.items()
         if (one := next((one for one in likely if _fits(part, names.get(one, ""), columns)), None))
     }
-    if "input" not in found:
-        return None
-    outer, dot, name = found["input"].rpartition(".")
-    beside = [f"{outer}{dot}{one}" for one in BESIDE if name == "input_tokens"]
-    found["input"] = "+".join([found["input"], *(one for one in beside if one in columns)])
-    return ",".join(f"{part}={column}" for part, column in found.items())
+    parts = _parts_of(found)
+    if "input" in parts and "input" in found:
+        outer, dot, name = found["input"].rpartition(".")
+        beside = [f"{outer}{dot}{one}" for one in BESIDE if name == "input_tokens"]
+        found["input"] = "+".join([found["input"], *(one for one in beside if one in columns)])
+    if "answer" in parts and "output" in found:
+        found.pop("answer", None)
+    return ",".join(f"{part}={found[part]}" for part in parts if part in found) or None
+
+
+def _parts_of(found: Mapping[str, str]) -> tuple[str, ...]:
+    """What is to be said: of a text, if it surely is one or there is no length, else of lengths."""
+    if found.get("prompt", "").lower() in _SURELY_TEXT:
+        return _OF_PROMPTS
+    kinds = {"input": _OF_LENGTHS, "conversation": _OF_CONVERSATIONS, "prompt": _OF_PROMPTS}
+    return next((parts for part, parts in kinds.items() if part in found), ())
 
 
 def _values(record: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
@@ -66,6 +89,35 @@ def _values(record: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
 def _fits(part: str, column: str, columns: Mapping[str, Any]) -> bool:
     """Whether there is such a column, with what the part may be."""
     try:
-        return _READS[part](columns, column) is not None
+        return column in columns and _READS[part](columns, column) is not None
     except MalformedError:
         return False
+
+
+def _words(columns: Mapping[str, Any], column: str) -> Any:
+    """Text that says something, or what isn't text; a word alone names something."""
+    value = json_in(columns[column])
+    return None if isinstance(value, str) and len(value.split()) < _FEW else prompts_in_column(columns, column)
+
+
+def _text(columns: Mapping[str, Any], column: str) -> str | None:
+    value = columns.get(column)
+    return value if isinstance(value, str) and not value.strip().isdigit() else None
+
+
+def _turns(columns: Mapping[str, Any], column: str) -> Any:
+    """Messages, one of which is an answer."""
+    return next(answers_in({column: messages_of(columns.get(column))}, column), None)
+
+
+_READS: Final = {
+    "time": number_or_date,
+    "input": whole,
+    "output": whole,
+    "ids": ids_in,
+    "session": text_of,
+    "model": text_of,
+    "prompt": _words,
+    "answer": _text,
+    "conversation": _turns,
+}

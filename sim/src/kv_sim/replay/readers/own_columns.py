@@ -1,16 +1,17 @@
 """A format that nobody here knows: whoever has it says which of its columns, or fields, is what.
 
 ``time=arrived,input=usage.prompt_tokens,ids=blocks`` says it; a dot goes into an object, and a length may be the
-sum of some (``input=a+b``), the first of which has to be there. Only ``input`` is needed.
+sum of some (``input=a+b``), the first of which has to be there. Only a prompt's length, or its text, is needed.
 """
 
-from collections.abc import Iterator, Mapping
-from typing import Any, Final
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, Final, TypeAlias
 
 from kv_api import ConfigError
 from kv_api.errors import unknown_name
-from kv_sim.replay.readers.asked import BESIDE
+from kv_sim.replay.readers.asked import BESIDE, for_each
 from kv_sim.replay.readers.format import Container, Format
+from kv_sim.replay.readers.own_prompts import answers_of, conversation_format, prompts_in_column
 from kv_sim.replay.readers.record import MalformedError, Record, ids_in, number_or_date, text_of, whole
 
 PARTS: Final[Mapping[str, str]] = {
@@ -18,11 +19,22 @@ PARTS: Final[Mapping[str, str]] = {
     "input": "the tokens of its prompt",
     "output": "the tokens of its answer",
     "ids": "its blocks, as a list, or as text with blanks, commas, semicolons or bars between them",
+    "prompt": "what was asked, as text, token ids, messages, or the JSON of such or of a request",
+    "answer": "what was answered, as text",
+    "conversation": "a session, as messages, of which each answer is a request",
     "session": "what it belongs to",
     "model": "who computes it",
 }
 """What a column may be."""
 
+Parse: TypeAlias = Callable[[Mapping[str, Any]], Iterator[Record]]
+_ONE_OF: Final = ("input", "prompt", "conversation")
+_NEVER_WITH: Final[Mapping[str, tuple[str, ...]]] = {
+    "prompt": ("ids",),
+    "answer": ("output",),
+    "conversation": ("prompt", "answer", "input", "output", "ids", "session"),
+}
+"""What says the same."""
 _SUM: Final = "+"
 _MOST_SHOWN: Final = 12
 
@@ -39,15 +51,60 @@ def parse_columns(text: str) -> dict[str, str]:
         if part in columns:
             raise ConfigError(f"--columns: {part} is {columns[part]!r} and {column!r}: give one of them")
         columns[part] = column
-    if "input" not in columns:
-        raise ConfigError("--columns: input=COLUMN is missing, the tokens of a prompt")
+    if columns.keys().isdisjoint(_ONE_OF):
+        raise ConfigError(
+            "--columns: input=COLUMN is missing, the tokens of a prompt; or prompt=COLUMN, what it says, or "
+            "conversation=COLUMN"
+        )
+    for part in columns:
+        beside = next((other for other in _NEVER_WITH.get(part, ()) if other in columns), None)
+        if beside is not None:
+            raise ConfigError(f"--columns: {part} is {PARTS[part]}, so {beside} can't be told besides")
+    if "answer" in columns and "prompt" not in columns:
+        raise ConfigError("--columns: answer is cut as prompts are: prompt=COLUMN is missing")
     return columns
 
 
 def own_format(columns: Mapping[str, str], container: Container) -> Format:
     """The format with these columns."""
+    name = f"--columns {','.join(f'{part}={column}' for part, column in columns.items())}"
+    if "conversation" in columns:
+        return conversation_format(name, container, columns, _found_by(columns))
+    parse = _parser_of_prompts(columns) if "prompt" in columns else _parser_of_lengths(columns)
+    return Format(name, "columns that are named", container, (), parse, is_text="prompt" in columns)
+
+
+def _parser_of_lengths(columns: Mapping[str, str]) -> Parse:
+    find = _found_by(columns)
 
     def parse(record: Mapping[str, Any]) -> Iterator[Record]:
+        found = find(record)
+        request = _request(columns, found)
+        request.input_tokens = _tokens_of_prompt(columns, record, found)
+        yield request
+
+    return parse
+
+
+def _parser_of_prompts(columns: Mapping[str, str]) -> Parse:
+    find = _found_by(columns)
+
+    def parse(record: Mapping[str, Any]) -> Iterator[Record]:
+        found = find(record)
+        request = _request(columns, found)
+        if "input" in columns:
+            request.told_tokens = _tokens_of_prompt(columns, record, found)
+        if "answer" in columns:
+            request.answer = answers_of(found, columns["answer"])
+        yield from for_each(prompts_in_column(found, columns["prompt"]), request)
+
+    return parse
+
+
+def _found_by(columns: Mapping[str, str]) -> Callable[[Mapping[str, Any]], Mapping[str, Any]]:
+    """What finds in a record what its columns have, all of which have to be there."""
+
+    def find(record: Mapping[str, Any]) -> Mapping[str, Any]:
         found = {column: _value(record, column) for column in columns.values()}
         missing = [column for column, value in found.items() if value is None]
         if missing:
@@ -56,24 +113,32 @@ def own_format(columns: Mapping[str, str], container: Container) -> Format:
             raise MalformedError(
                 f"{missing[0]}: there is none, and --columns says that it is {PARTS[part]}; there is: {there}"
             )
-        given = columns.get
-        lacking = _lacking(record, columns["input"])
-        if lacking:
-            raise MalformedError(
-                f"{columns['input']}: what a cache had of a prompt is counted apart: say "
-                f"input={'+'.join([columns['input'], *lacking])}"
-            )
-        yield Record(
-            number_or_date(found, columns["time"]) if "time" in columns else None,
-            whole(found, columns["input"]),
-            whole(found, columns["output"]) if "output" in columns else 0,
-            ids_in(found, columns["ids"]) if "ids" in columns else None,
-            text_of(found, given("session", "")),
-            model=text_of(found, given("model", "")),
-        )
+        return found
 
-    name = ",".join(f"{part}={column}" for part, column in columns.items())
-    return Format(f"--columns {name}", "columns that are named", container, (), parse)
+    return find
+
+
+def _request(columns: Mapping[str, str], found: Mapping[str, Any]) -> Record:
+    """All but the prompt."""
+    given = columns.get
+    return Record(
+        number_or_date(found, columns["time"]) if "time" in columns else None,
+        0,
+        whole(found, columns["output"]) if "output" in columns else 0,
+        ids_in(found, columns["ids"]) if "ids" in columns else None,
+        text_of(found, given("session", "")),
+        model=text_of(found, given("model", "")),
+    )
+
+
+def _tokens_of_prompt(columns: Mapping[str, str], record: Mapping[str, Any], found: Mapping[str, Any]) -> int:
+    lacking = _lacking(record, columns["input"])
+    if lacking:
+        raise MalformedError(
+            f"{columns['input']}: what a cache had of a prompt is counted apart: say "
+            f"input={'+'.join([columns['input'], *lacking])}"
+        )
+    return whole(found, columns["input"])
 
 
 def _lacking(record: Mapping[str, Any], column: str) -> list[str]:

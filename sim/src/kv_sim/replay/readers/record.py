@@ -5,6 +5,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from email.utils import parsedate_to_datetime
 from typing import Any, Final, TypeAlias
 
 from kv_sim.replay.trace import EngineMemory
@@ -25,6 +26,8 @@ TIMES: Final = (
 )
 _OF_WEB_SERVERS: Final = re.compile(r"\[?(\d\d)/([A-Za-z]{3})/(\d{4}):(\d\d:\d\d:\d\d) ?([+-]\d{4})\]?")
 """As in 31/Jan/2026:10:00:02 +0000."""
+_OF_LETTERS: Final = re.compile("[A-Za-z]{3}, [0-9]")
+"""How a date begins in a letter's head, or in that of an answer: Sat, 31 Jan 2026 10:00:02 GMT."""
 _MONTHS: Final = ("", "jan", "feb", "mar", "apr", "may", "jun", "jul", "aug", "sep", "oct", "nov", "dec")
 _SHORTEST_DATE: Final = len("2026-01-31")
 _IDS: Final = frozenset((int, str))
@@ -138,6 +141,8 @@ def _date_in(value: Any) -> datetime | None:
         number = _MONTHS.index(month.lower()) if month.lower() in _MONTHS else 0
         text = f"{year}-{number:02}-{day}T{time}{zone}"
     try:
+        if _OF_LETTERS.match(text):
+            return parsedate_to_datetime(text)
         return datetime.fromisoformat(text.upper().removesuffix(" UTC"))
     except ValueError:
         return None

@@ -1,0 +1,92 @@
+"""What a column has that somebody calls a prompt, or a conversation: text, in whatever shape it is there."""
+
+import re
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, Final
+
+from kv_sim.replay.readers.asked import json_in, object_in
+from kv_sim.replay.readers.chat import CONVERSATIONS, chat, prompts_in
+from kv_sim.replay.readers.dated import DATED
+from kv_sim.replay.readers.format import Container, Format
+from kv_sim.replay.readers.record import MalformedError, Prompt, Record, number_or_date, prompts_of, text_of
+from kv_sim.replay.readers.usual import PROMPTS, as_usual
+
+_PLACE: Final = re.compile("prompt|messages|conversations")
+"""How a reason begins: with what the column is called where others have it."""
+_TURNS: Final = ("user", "assistant")
+
+
+def prompts_in_column(found: Mapping[str, Any], column: str) -> list[Prompt]:
+    """The prompts that are there: of a completion there may be several."""
+    value = json_in(found[column])
+    try:
+        if isinstance(value, dict):
+            return _asked(value)
+        if _are_objects(value):
+            return [(chat({"messages": value}), None)]
+        return prompts_of({"prompt": value if isinstance(value, list) else found[column]})
+    except MalformedError as error:
+        raise MalformedError(_PLACE.sub(lambda _: column, str(error), count=1)) from None
+
+
+def answers_of(found: Mapping[str, Any], column: str) -> str:
+    """What was answered."""
+    answer = found[column]
+    if not isinstance(answer, str):
+        raise MalformedError(f"{column}: expected text, got {type(answer).__name__}; output=COLUMN is a length")
+    return answer
+
+
+def conversation_format(
+    name: str,
+    container: Container,
+    columns: Mapping[str, str],
+    find: Callable[[Mapping[str, Any]], Mapping[str, Any]],
+) -> Format:
+    """The format of what somebody calls conversations: dated, if it says when they began."""
+    usual = DATED if "time" in columns else CONVERSATIONS
+
+    def parse(record: Mapping[str, Any]) -> Iterator[Record]:
+        found = find(record)
+        said = {"conversations": messages_of(found[columns["conversation"]])}
+        if "time" in columns:
+            said["timestamp"] = number_or_date(found, columns["time"])
+        if "model" in columns:
+            said["model"] = text_of(found, columns["model"])
+        try:
+            yield from usual.parse(said)
+        except MalformedError as error:
+            raise MalformedError(_PLACE.sub(lambda _: columns["conversation"], str(error), count=1)) from None
+
+    return Format(
+        name,
+        "columns that are named",
+        container,
+        (),
+        parse,
+        merges_sessions=usual.merges_sessions,
+        overlaps=usual.overlaps,
+        is_text=True,
+        assumes=usual.assumes,
+    )
+
+
+def messages_of(value: Any) -> Any:
+    """Messages, as objects; texts are what a user and a model say in turn."""
+    messages = json_in(value)
+    if isinstance(messages, list) and messages and all(isinstance(one, str) for one in messages):
+        return [{"role": _TURNS[turn % 2], "content": text} for turn, text in enumerate(messages)]
+    return messages
+
+
+def _asked(value: Mapping[str, Any]) -> list[Prompt]:
+    """What an API was asked."""
+    body = object_in(value.get("body"))
+    asked = value if body is None or body.keys().isdisjoint(PROMPTS) else body
+    if asked.keys().isdisjoint(PROMPTS):
+        raise MalformedError(f"prompt: expected a request with {', '.join(PROMPTS)}, got {', '.join(asked):.60}")
+    return prompts_in({}, as_usual(asked))
+
+
+def _are_objects(value: Any) -> bool:
+    return isinstance(value, list) and bool(value) and all(isinstance(one, dict) for one in value)
