@@ -43,6 +43,26 @@ WORKER_CALLS = {
 }
 
 
+@pytest.mark.parametrize("answer", [None, 4, (4,), (4, False, 0), "ab"])
+def test_a_child_that_answers_no_pair_is_told_by_its_name(make, answer):
+    said = (
+        f"connector 'bad': get_num_new_matched_tokens answered {answer!r}, expected a pair: how many tokens, or "
+    )
+    said += "None, and whether they come while the request waits"
+    strict = make([child(name="bad"), child(name="good")])
+    strict.sub_connectors[0].answers["get_num_new_matched_tokens"] = answer
+    with pytest.raises(TypeError) as caught:
+        strict.get_num_new_matched_tokens(R, 0)
+    assert str(caught.value) == said
+    lenient = make([child(name="bad"), child(name="good")], **ON)
+    bad, good = lenient.sub_connectors
+    bad.answers["get_num_new_matched_tokens"] = answer
+    good.answers["get_num_new_matched_tokens"] = [8, False]
+    assert lenient.get_num_new_matched_tokens(R, 0) == (8, False)
+    reason = f"get_num_new_matched_tokens raised TypeError: {said}"
+    assert lenient.get_kv_connector_stats().reduce() == {"quarantined": {"bad": reason}}
+
+
 @pytest.mark.parametrize(
     ("role", "method", "arguments", "answer"),
     [(KVConnectorRole.SCHEDULER, name, *rest) for name, rest in SCHEDULER_CALLS.items()]

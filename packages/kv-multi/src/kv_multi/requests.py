@@ -66,7 +66,7 @@ class MultiRequests(MultiSide, SchedulerSide, SupportsHMA):
         """
         answers = (
             self._quarantine.ask(
-                child, child.connector.get_num_new_matched_tokens, (0, False), request, num_computed_tokens
+                child, _get_num_new_matched_tokens, (0, False), child, request, num_computed_tokens
             )
             for child in self._children
         )
@@ -199,3 +199,16 @@ class MultiRequests(MultiSide, SchedulerSide, SupportsHMA):
             held = False
         params = {name: own for name, (_, own) in zip(self._names, answers, strict=True) if own is not None}
         return held, merge_params(params)
+
+
+def _get_num_new_matched_tokens(
+    child: Child, request: Request, num_computed_tokens: int
+) -> tuple[int | None, bool]:
+    """A child's answer, which has to be one."""
+    answer: Any = child.connector.get_num_new_matched_tokens(request, num_computed_tokens)
+    if not (isinstance(answer, (tuple, list)) and len(answer) == 2):
+        raise TypeError(
+            f"connector {child.name!r}: get_num_new_matched_tokens answered {answer!r}, expected a pair: how many "
+            "tokens, or None, and whether they come while the request waits"
+        )
+    return cast("tuple[int | None, bool]", answer)
