@@ -20,6 +20,7 @@ from kv_sim.engine.engine import Engine
 from kv_sim.engine.place import places
 from kv_sim.engine.request_spec import RequestSpec
 from kv_sim.engines import find_engine
+from kv_sim.history import clients
 from kv_sim.history.arrivals import Arrivals
 from kv_sim.history.coverage import Coverage
 from kv_sim.history.router import Router
@@ -98,7 +99,11 @@ class WorldState:
         taken = set().union(*(site.taken_ids() for site in self.sites))
         held = self.router.newest_for(self.engines[at]) if self.router is not None else None
         spec = self.arrivals.draw(random, taken, held)
-        return spec if self.router is None else self.router.named(self.engines[at], spec)
+        if self.router is not None:
+            spec = self.router.named(self.engines[at], spec)
+        if Trait.CLIENTS not in self.subject.traits:
+            return spec
+        return clients.draw(spec, self.router.words if self.router is not None else ())
 
     # -- applying ------------------------------------------------------------------------------
 

@@ -189,6 +189,51 @@ def test_who_pulls_nothing(changes: dict[str, Any]) -> None:
 
 
 @pytest.mark.parametrize(
+    ("sent", "is_spent"),
+    [
+        ({"remote_engine_id": 7}, True),
+        ({"remote_request_id": None}, True),
+        ({"remote_request_id": 1, "remote_engine_id": 2}, False),  # so that nothing is left of this ticket
+        ({"do_remote_prefill": False}, False),
+        ({"do_remote_decode": 1}, True),
+    ],
+)
+def test_of_a_ticket_that_a_client_changed_nothing_is_expected(sent: dict[str, Any], is_spent: bool) -> None:
+    """Whoever took it all the same has it, and whoever refused it may have given it back."""
+    heard = Heard()
+    changed = SimRequest(RequestSpec("r2", 0, SHARED, 0, 1, 1, kv_transfer_params=sent), 4, 40)
+    changed.kv_transfer_params = {**PARAMS, **sent}
+    heard.tickets.hear("on_new_request", (changed,), None)
+    heard.matches(changed, 9 if "do_remote_decode" in sent else 0)
+    heard.tickets.hear("request_finished_all_groups", (changed, ([],)), (False, None))
+    made = heard.comes("r3")
+    with nullcontext() if is_spent else pytest.raises(Violation, match="r3: 0 tokens are found"):
+        heard.matches(made, 0)
+
+
+@pytest.mark.parametrize("params", ["do_remote_prefill", ["do_remote_prefill"], 7, True])
+def test_what_is_no_object_is_no_ticket_and_no_wish(params: Any) -> None:
+    heard = Heard()
+    made = request("r2")
+    made.kv_transfer_params = params
+    heard.tickets.hear("on_new_request", (made,), None)
+    heard.matches(made, 0)
+    made.status, made.num_computed_tokens = Status.FINISHED_STOPPED, SHARED
+    heard.tickets.hear("request_finished_all_groups", (made, ([],)), (False, None))
+    assert not heard.tickets.bearers
+
+
+@pytest.mark.parametrize("wish", ["yes", 1, [True], True])
+def test_only_a_true_wish_must_be_fulfilled(wish: Any) -> None:
+    heard = Heard()
+    made = request("r2")
+    made.status, made.num_computed_tokens = Status.FINISHED_STOPPED, SHARED
+    made.kv_transfer_params = {"do_remote_decode": wish}
+    with pytest.raises(Violation, match="it got no ticket") if wish is True else nullcontext():
+        heard.tickets.hear("request_finished_all_groups", (made, ([],)), (False, None))
+
+
+@pytest.mark.parametrize(
     "params", [{**PARAMS, "remote_request_id": "r1.2"}, {**PARAMS, "do_remote_prefill": False}, {}]
 )
 def test_what_is_no_ticket_of_this_world(params: dict[str, Any]) -> None:

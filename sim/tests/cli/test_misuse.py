@@ -63,7 +63,10 @@ MISUSES = [
         --extra '{"connectors": [{"kv_connector": "x", "kv_connector_extra_config": 3}]}'""",
         "connectors[0].kv_connector_extra_config: expected dict, got 3 (int)",
     ),
-    ("fuzz --connector later --traits rank", "--traits: unknown trait 'rank'; known: counts, events, failures"),
+    (
+        "fuzz --connector later --traits rank",
+        "--traits: unknown trait 'rank'; known: clients, counts, events, failures",
+    ),
     ("fuzz --connector later --traits rank", "did you mean 'ranks'?"),
     ("fuzz --connector later --traits ,", "--traits: expected names"),
     ("fuzz --connector later --traits groups", "with several KV cache groups"),

@@ -142,6 +142,25 @@ def test_requests_get_plainer(shrunk: Any, kept: str) -> None:
     assert best.history == [add("r1", **left), add("r2", **left)]
 
 
+@pytest.mark.parametrize(
+    ("sent", "needs", "left"),
+    [
+        ({"a": 1, "b": 2, "c": 3}, lambda sent: True, None),
+        ({"a": 1, "b": 2, "c": 3}, lambda sent: bool(sent) and "b" in sent, {"b": 2}),
+        ({"a": 1}, lambda sent: isinstance(sent, dict), {"a": 1}),
+        (["a", "b"], lambda sent: True, None),
+        (["a", "b"], bool, ["a", "b"]),
+    ],
+)
+def test_clients_send_less(shrunk: Any, sent: Any, needs: Callable[[Any], bool], left: Any) -> None:
+    def rule(history: History, config: WorldConfig) -> bool:
+        specs = [action.args["spec"] for action in history if action.kind is Kind.ADD]
+        return len(specs) == 1 and needs(specs[0].get("kv_transfer_params"))
+
+    best, _ = shrunk(rule, [add("r1", kv_transfer_params=sent)])
+    assert best.history == [add("r1", **({} if left is None else {"kv_transfer_params": left}))]
+
+
 def turn(tokens: int, output: int = 1, most: int = 1) -> dict[str, int]:
     return {"tokens": tokens, "output_tokens": output, "max_tokens": most}
 

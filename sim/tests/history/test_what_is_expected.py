@@ -45,6 +45,7 @@ SOMETIMES = {
         *("the engine sleeps", "the engine sleeps and keeps requests", "the engine can't sleep"),
         "a step while the engine sleeps",
     ),
+    Trait.CLIENTS: ("a client sends strange words", "a client sends what is no object"),
 }
 
 

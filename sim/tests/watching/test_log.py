@@ -182,6 +182,8 @@ def test_actions_are_described() -> None:
     assert describe(request("r3", salt="s", adapter="a", skip_reading_prefix_cache=True)).endswith(
         "samples 1 of at most 1, salt s, adapter a, skips reading caches"
     )
+    sent = describe(request("r3", kv_transfer_params={"a": None, "b": "x" * 99}))
+    assert sent.endswith(', its client sends {"a": null, "b": "' + "x" * 6)
 
 
 class Plain:

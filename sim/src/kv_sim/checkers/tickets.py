@@ -30,6 +30,7 @@ class Issued:
     """A ticket, and the request whose blocks it is for."""
 
     request: SimRequest
+    ticket: dict[str, Any]
     tokens: int
     """Of its prompt."""
     first_tokens: tuple[int, ...]
@@ -114,14 +115,16 @@ class Tickets:
             self._check_pulled(args[0])
 
     def _arrives(self, request: SimRequest, role: Role) -> None:
-        params = request.kv_transfer_params or {}
+        params = request.words
         self._stale.discard(request.request_id)
         self._too_late.discard(request.request_id)
         self._carries.pop(request.request_id, None)
-        if params.get(TICKET):
-            self._carries[request.request_id] = _name_of(params)
-        issued = self._issued.get(_name_of(params)) if params.get(TICKET) else None
+        if not params.get(TICKET):
+            return
+        self._carries[request.request_id] = _name_of(params)
+        issued = self._issued.get(_name_of(params))
         if issued is None:
+            self._spend_what_is_meant(request)
             return
         if role == "kv_producer" or not self._is_of(issued, request):
             issued.is_spent = True  # it will be refused
@@ -149,6 +152,16 @@ class Tickets:
                 Invariant.HITS,
                 f"request {request_id}: what was held when the cache was reset is pulled in a step after that",
             )
+
+    def _spend_what_is_meant(self, request: SimRequest) -> None:
+        """A client sent words of its own over those of a ticket: it may be taken all the same, or refused."""
+        sent = request.spec.kv_transfer_params
+        if not isinstance(sent, dict):
+            return
+        kept = [(word, value) for word, value in request.words.items() if word not in (TICKET, WANTED, *sent)]
+        for issued in self._issued.values() if kept else ():
+            if all(issued.ticket.get(word) == value for word, value in kept):
+                issued.is_spent = True
 
     def _is_of(self, issued: Issued, request: SimRequest) -> bool:
         """Whether the prompt begins with that of the ticket, salt and adapter included."""
@@ -206,9 +219,9 @@ class Tickets:
         is_held: bool,
     ) -> None:
         if ticket.get(TICKET):
-            self._leaves(request, _name_of(ticket), first_tokens, is_held=is_held)
+            self._leaves(request, ticket, first_tokens, is_held=is_held)
             return
-        is_wanted = (request.kv_transfer_params or {}).get(WANTED) and role != "kv_consumer"
+        is_wanted = request.words.get(WANTED) is True and role != "kv_consumer"
         tokens = request.num_prompt_tokens
         is_there = request.num_computed_tokens >= tokens and self._is_held(self._goes_on_at(tokens), first_tokens)
         if self._holds and is_wanted and is_there and request.status is Status.FINISHED_STOPPED:
@@ -218,17 +231,20 @@ class Tickets:
                 "prompt is computed, but it got no ticket when it ended",
             )
 
-    def _leaves(self, request: SimRequest, ticket: str, first_tokens: Sequence[int], *, is_held: bool) -> None:
+    def _leaves(
+        self, request: SimRequest, ticket: dict[str, Any], first_tokens: Sequence[int], *, is_held: bool
+    ) -> None:
         """A request leaves a ticket when it ends. If it isn't held itself, the ticket is one of before."""
+        name = _name_of(ticket)
         if is_held:
-            self._issued[ticket] = Issued(request, request.num_prompt_tokens, tuple(first_tokens))
-            self._holders[ticket] = request
-            self._untold.add(ticket)
+            self._issued[name] = Issued(request, ticket, request.num_prompt_tokens, tuple(first_tokens))
+            self._holders[name] = request
+            self._untold.add(name)
             return
         if not self._holds:  # its blocks may be kept elsewhere by now
             return
-        holder = self._holders.get(ticket)
-        if holder is not None and holder.is_held and ticket not in self._reset:
+        holder = self._holders.get(name)
+        if holder is not None and holder.is_held and name not in self._reset:
             return
         whose = f"; those of request {holder.request_id}, whose ticket it is, were withdrawn" if holder else ""
         self._referee.fail(

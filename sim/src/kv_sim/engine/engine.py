@@ -41,8 +41,8 @@ class Engine(ABC):
     own_modules: ClassVar[tuple[str, ...]] = ("kv_sim.engine", "kv_sim.memory")
     """Where its classes are. What a connector was handed of them is not among what the connector remembers."""
 
-    params_for: Callable[[SimRequest], dict[str, Any] | None] = staticmethod(lambda request: None)
-    """The ``kv_transfer_params`` that a client sends along."""
+    params_for: Callable[[SimRequest], Any] = staticmethod(lambda request: request.spec.kv_transfer_params)
+    """The ``kv_transfer_params`` that a request comes with."""
 
     scheduler: SeenScheduler
     outcome: SeenOutcome

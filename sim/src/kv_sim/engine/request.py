@@ -89,7 +89,7 @@ class SimRequest:
         self.request_id = spec.request_id
         self.cache_salt = spec.salt
         self.lora_request = LoRA(spec.adapter) if spec.adapter is not None else None
-        self.kv_transfer_params: dict[str, Any] | None = None
+        self.kv_transfer_params: Any = None
         self._block_size = block_size
         self.stories: list[Story] = []
         """Of each turn."""
@@ -113,6 +113,12 @@ class SimRequest:
     def _take_up(self, asked: RequestSpec | Turn) -> None:
         self.asked = asked
         self.num_prompt_tokens, self._tokens, self.hashes, self._block_hashes = self.stories[self.turn]
+
+    @property
+    def words(self) -> dict[str, Any]:
+        """Its ``kv_transfer_params``, as far as they are an object."""
+        params = self.kv_transfer_params
+        return params if isinstance(params, dict) else {}
 
     # -- sessions ------------------------------------------------------------------------------
 

@@ -3,7 +3,7 @@
 A *session* is a request that stops more than once: it pauses, and goes on with a longer prompt, its next *turn*.
 """
 
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from functools import cached_property
 from typing import Any, Final
 
@@ -40,6 +40,9 @@ class RequestSpec:
     """Not None: it is a session, with these turns after the first. When there are no more, it is told to end."""
     own_of: str | None = None
     """Not None: by the tokens that are its own it is this other request, as one that goes on from it elsewhere."""
+    kv_transfer_params: Any = field(default=None, hash=False)
+    """What its client sends, which may be anything. Where a router sends some, too, these words take the place of
+    its own; what is no object takes that of all of them."""
 
     @classmethod
     def from_json(cls, values: dict[str, Any]) -> "RequestSpec":
@@ -48,11 +51,12 @@ class RequestSpec:
         return cls(**{**values, "turns": None if turns is None else tuple(Turn(**turn) for turn in turns)})
 
     def to_json(self) -> dict[str, Any]:
-        """Plain values, for a schedule file. Only a session has turns, and few are by their tokens another one."""
+        """Plain values, for a schedule file. What few requests have is left out of the others."""
         values = asdict(self)
         turns = values.pop("turns")
-        if self.own_of is None:
-            del values["own_of"]
+        for rare in ("own_of", "kv_transfer_params"):
+            if values[rare] is None:
+                del values[rare]
         return values if turns is None else {**values, "turns": list(turns)}
 
     @cached_property

@@ -21,6 +21,7 @@ MEMORY: Final = Subject(
             Trait.SLEEP,
             Trait.KEEPS,
             Trait.EVENTS,
+            Trait.CLIENTS,
         }
     ),
 )
@@ -30,14 +31,14 @@ LATER: Final = Subject(
     traits=frozenset(
         {
             *(Trait.RANKS, Trait.FAILURES, Trait.REPEATS, Trait.ZEROING),
-            *(Trait.RESET, Trait.SLEEP, Trait.KEEPS),
+            *(Trait.RESET, Trait.SLEEP, Trait.KEEPS, Trait.CLIENTS),
         }
     ),
 )
 PATIENT: Final = Subject(
     "PatientConnector",
     "kv_sim.examples.patient",
-    traits=frozenset({Trait.RANKS, Trait.FAILURES, Trait.REPEATS, Trait.SLEEP, Trait.KEEPS}),
+    traits=frozenset({Trait.RANKS, Trait.FAILURES, Trait.REPEATS, Trait.SLEEP, Trait.KEEPS, Trait.CLIENTS}),
 )
 LAYERWISE: Final = Subject("LayerwiseConnector", "kv_sim.examples.layerwise", traits=PATIENT.traits)
 FLAKY: Final = Subject("FlakyConnector", "kv_sim.examples.flaky", traits=LATER.traits - {Trait.KEEPS})
@@ -148,6 +149,7 @@ P2P: Final = Subject(
             Trait.RESET,
             Trait.HOLDS,
             Trait.TICKETS,
+            Trait.CLIENTS,
         }
     ),
     serves_peers=True,

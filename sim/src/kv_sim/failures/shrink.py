@@ -176,7 +176,7 @@ class Shrinker:
             spec = self._spec_at(index)
             for change in _plainer(spec, self.best.config.block_size) if spec else ():
                 self._change_request(index, change)
-            while any(self._change_request(index, change) for change in _fewer_turns(self._spec_at(index))):
+            while any(self._change_request(index, change) for change in _less(self._spec_at(index))):
                 pass
             index += 1
 
@@ -224,6 +224,11 @@ def _renumbered(action: Action, by: int) -> Action:
     return Action(action.kind, {**action.args, "copy": max(0, action.args["copy"] - by)})
 
 
+def _less(spec: dict[str, Any]) -> list[dict[str, Any]]:
+    """Changes after which there may be more to leave out."""
+    return [*_fewer_turns(spec), *_fewer_words(spec)]
+
+
 def _fewer_turns(spec: dict[str, Any]) -> list[dict[str, Any]]:
     """Changes that make a session a plain request, leave out a turn of it, or make its turns plainer."""
     turns = spec.get("turns")
@@ -233,6 +238,16 @@ def _fewer_turns(spec: dict[str, Any]) -> list[dict[str, Any]]:
     samples = [{**turn, "output_tokens": 1, "max_tokens": 1} for turn in turns]
     short = [{**turn, "tokens": 1} for turn in samples]
     return [{"turns": changed} for changed in (None, *fewer, samples, short)]
+
+
+def _fewer_words(spec: dict[str, Any]) -> list[dict[str, Any]]:
+    """Changes of what a client sends: nothing, or a word less."""
+    sent = spec.get("kv_transfer_params")
+    if sent is None:
+        return []
+    words = sent if isinstance(sent, dict) and len(sent) > 1 else {}
+    fewer = [{other: value for other, value in words.items() if other != word} for word in words]
+    return [{"kv_transfer_params": changed} for changed in (None, *fewer)]
 
 
 def _plainer(spec: dict[str, Any], block_size: int) -> list[dict[str, Any]]:

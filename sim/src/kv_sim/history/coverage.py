@@ -15,6 +15,8 @@ LOADS: Final = ("match: asynchronous load", "match: load in the step")
 """Situations in which something was found."""
 PULLED: Final = "a load by a ticket ends well"
 NOT_PULLED: Final = "a load by a ticket fails"
+STRANGE_WORDS: Final = "a client sends strange words"
+NO_OBJECT: Final = "a client sends what is no object"
 
 
 def why_little_is_shown(situations: Mapping[str, int], *, serves_peers: bool = False) -> str | None:
@@ -53,6 +55,11 @@ class Coverage:
     def situation(self, name: str) -> None:
         """A named situation occurred."""
         self.situations[name] += 1
+
+    def client_sends(self, params: Any) -> None:
+        """A request arrives with these words of its client's, or None."""
+        if params is not None:
+            self.situation(STRANGE_WORDS if isinstance(params, dict) else NO_OBJECT)
 
     def matched(self, request: Any, answer: Any) -> None:
         """The connector answered a match."""

@@ -80,6 +80,7 @@ class Effects:
         spec = RequestSpec.from_json(args["spec"])
         if spec.request_id in taken_ids(self._engine) or spec.total_tokens > self._config.max_model_len:
             return False
+        self._coverage.client_sends(spec.kv_transfer_params)
         self._engine.add(spec)
         return True
 

@@ -13,7 +13,7 @@ from typing import Final, TypeAlias
 
 from kv_sim.actions import Kind
 from kv_sim.engine.request import Status
-from kv_sim.history.coverage import NOT_PULLED, PULLED
+from kv_sim.history.coverage import NO_OBJECT, NOT_PULLED, PULLED, STRANGE_WORDS
 from kv_sim.subject import Subject, Trait
 
 Pair: TypeAlias = tuple[str, str]
@@ -127,6 +127,8 @@ SITUATIONS: Final[Mapping[str, str]] = {
     "reset answered False": "note 17: refused",
     "reset answered None": "note 17: the engine raises",
     FORGETS: "note 17: its reset_cache answered True",
+    STRANGE_WORDS: "what a client sends in kv_transfer_params may be wrong",
+    NO_OBJECT: "vLLM hands on what a client sends, whatever it is",
     "the engine sleeps": "the GPU memory goes, and what was in it",
     "the engine sleeps and keeps requests": "they were preempted, and are matched again",
     "the engine can't sleep": "a session holds blocks, or a load that came for a request",
@@ -151,6 +153,8 @@ SITUATION_NEEDS: Final[Mapping[str, Trait]] = {
     "a restart ends copies": Trait.FAILURES,
     "a restart loses host memory": Trait.FAILURES,
     FORGETS: Trait.RESET,
+    STRANGE_WORDS: Trait.CLIENTS,
+    NO_OBJECT: Trait.CLIENTS,
     **dict.fromkeys(SLEEPS, Trait.SLEEP),
 }
 

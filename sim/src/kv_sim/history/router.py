@@ -16,6 +16,8 @@ together. So who goes on from ``r3`` is called ``r3-00000001``, and who isn't ca
 Some connectors leave no tickets: for them the router names each transfer and tells it both halves, the second one
 with the first's address, as that of vLLM's MooncakeConnector does.
 
+A client may send words of its own, which go over the router's (``clients``).
+
 One engine with a prefix cache knows what it holds, so nothing of that would be pulled but the end of a prompt
 within a block. Of every other hold it forgets the second half, as if another engine had computed that.
 """
@@ -30,6 +32,7 @@ from kv_sim.engine.engine import Engine
 from kv_sim.engine.request import SimRequest
 from kv_sim.engine.request_spec import RequestSpec
 from kv_sim.history.arrivals import MOST_BLOCKS
+from kv_sim.history.clients import over
 from kv_sim.subject import TICKET, WANTED
 
 TRANSFER: Final = "transfer_id"
@@ -83,8 +86,16 @@ class Router:
         self.learned = 0
         """How many tickets it was told of."""
 
-    def params_for(self, engine: Engine, request: SimRequest) -> dict[str, Any]:
-        """What a request comes to an engine with: the newest ticket of its prompt or its beginning, and a wish."""
+    def params_for(self, engine: Engine, request: SimRequest) -> Any:
+        """What a request comes to an engine with: what its client sends goes over what is said here."""
+        sent = request.spec.kv_transfer_params
+        if sent is not None and not isinstance(sent, dict):
+            self._arrived += 1
+            return sent
+        return over(self._say(engine, request), sent, is_fair=self._is_fair)
+
+    def _say(self, engine: Engine, request: SimRequest) -> dict[str, Any]:
+        """The newest ticket of a request's prompt or its beginning, and a wish."""
         claimed = self._claims.pop(request.request_id, None)
         if claimed is not None:
             return {**claimed.ticket, WANTED: False}
@@ -98,7 +109,7 @@ class Router:
         known = self._known[found]
         if self._is_fair or self._arrived % GIVEN_TWICE:
             del self._known[found]
-        if not self._comes_again:
+        if not self._comes_again and request.spec.kv_transfer_params is None:
             self._left.pop(known.number, None)
         # To vLLM's routers a request is one or the other: it is computed for another engine, or goes on from one.
         return {**known.ticket, WANTED: not self._is_fair and self.is_wanted(engine, request)}
@@ -116,10 +127,15 @@ class Router:
     def ticket_of(self, engine: Engine, request: SimRequest, answer: tuple[bool, Any]) -> dict[str, Any]:
         """That of a request that has ended: what the connector answered, or one made up; empty: none."""
         is_held, ticket = answer
-        params = request.kv_transfer_params or {}
-        if engine.leaves_tickets or not (is_held and params.get(WANTED)):
+        params = request.words
+        if engine.leaves_tickets or not (is_held and params.get(WANTED) and TRANSFER in params):
             return ticket or {}
         return {TICKET: True, TRANSFER: params[TRANSFER], **engine.address()}
+
+    @property
+    def words(self) -> set[str]:
+        """What is said in the tickets that it knows."""
+        return set().union(*(known.ticket for known in self._known.values()))
 
     def named(self, engine: Engine, spec: RequestSpec) -> RequestSpec:
         """One that is to come to an engine, with the name of whom it goes on from, if it will get a ticket."""
@@ -204,7 +220,8 @@ class Router:
 def _exactly_the_prompt_of(spec: RequestSpec, name: str) -> RequestSpec:
     """One that comes elsewhere for what is held."""
     own_of = (spec.own_of or spec.request_id) if spec.own_tokens else None
-    return replace(spec, request_id=name, output_tokens=1, max_tokens=1, turns=None, own_of=own_of)
+    spec = replace(spec, own_of=own_of, kv_transfer_params=None)
+    return replace(spec, request_id=name, output_tokens=1, max_tokens=1, turns=None)
 
 
 def _name_after(known: Known, more: int = 0) -> str:

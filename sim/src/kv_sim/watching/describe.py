@@ -1,5 +1,6 @@
 """What a world, an action, a request and a copy are in a line: for the log and for traces."""
 
+import json
 from typing import Any, Final
 
 from kv_api import Direction
@@ -9,6 +10,8 @@ from kv_sim.engine.request import SimRequest
 from kv_sim.watching.brief import brief
 
 MOST_PAGES: Final = 5
+MOST_SENT: Final = 24
+"""Characters of what a client sends."""
 
 
 def describe_state(request: SimRequest) -> str:
@@ -67,6 +70,8 @@ def _describe(kind: Kind, args: dict[str, Any]) -> str:
         whose = f"{spec['own_of']}'s" if spec.get("own_of") else "own"
         own = f" + {spec['own_tokens']} {whose}" if spec["own_tokens"] else ""
         samples = f"samples {spec['output_tokens']} of at most {spec['max_tokens']}"
+        if spec.get("kv_transfer_params") is not None:
+            extras.append(f"its client sends {json.dumps(spec['kv_transfer_params']):.{MOST_SENT}}")
         if spec.get("turns") is not None:
             turns = [f"{turn['tokens']} more, samples {turn['output_tokens']}" for turn in spec["turns"]]
             extras.append("; ".join(["a session", *turns]))

@@ -1,10 +1,10 @@
-"""Bugs planted in the manager of a medium: pins and places that don't come back, or come back too early."""
+"""Bugs planted in a medium: pins and places that don't come back, or too early, and wrong answers."""
 
 from collections.abc import Collection
 from typing import Any, ClassVar
 
-from kv_api import OffloadingManager, OffloadKey, ReqContext
-from kv_offload_cpu import CPUOffloadingManager
+from kv_api import CanonicalKVCaches, OffloadingManager, OffloadKey, ReqContext, TransferResult
+from kv_offload_cpu import CPUOffloadingManager, CPUOffloadingWorker
 from kv_sim.offload.host_memory import TimedOffloadingConnector, WorldCPUOffloadingSpec
 
 
@@ -84,3 +84,26 @@ class SaysTrueSpec(_PlantedSpec):
 
 class TruthForAResult(TimedOffloadingConnector):
     """A lookup answers True or False, which is neither a hit nor a miss to whoever asks."""
+
+
+class _TellsTwice(CPUOffloadingWorker):
+    _told: tuple[TransferResult, ...] = ()
+
+    def get_finished(self) -> list[TransferResult]:
+        ended = super().get_finished()
+        told, self._told = self._told, tuple(ended)
+        return [*told, *ended]
+
+
+class TellsTwiceSpec(WorldCPUOffloadingSpec):
+    """See `JobsToldTwice`."""
+
+    def get_worker(self, kv_caches: CanonicalKVCaches) -> CPUOffloadingWorker:
+        """Make one that forgets only later what it reported."""
+        made = super().get_worker(kv_caches)
+        made.__class__ = _TellsTwice
+        return made
+
+
+class JobsToldTwice(TimedOffloadingConnector):
+    """A medium's worker reports what ended again when it is asked the next time."""

@@ -18,6 +18,7 @@ from kv_sim.examples.catalogue import (
 from kv_sim.subject import Subject, Trait
 from kv_sim.violation import Invariant
 from kv_sim.zoo import (
+    clients,
     contract,
     endings,
     failures,
@@ -186,6 +187,7 @@ _MANAGED: Final = (
     plant(media.PlacesStayWithheld, "", _I.CONSERVATION, _managed("KeepsPlacesSpec")),
     plant(media.PlacesReturnTooEarly, "#57727", _I.OWNERSHIP, _managed("ForgetsJobsSpec")),
     plant(media.TruthForAResult, "", _I.PROTOCOL, _managed("SaysTrueSpec"), _I.WORK),
+    plant(media.JobsToldTwice, "", _I.PROTOCOL, _managed("TellsTwiceSpec")),
 )
 
 _OFFLOADED: Final = (
@@ -209,6 +211,7 @@ _OFFLOADED: Final = (
     plant(offload_books.AbortBeforeAllocationLeaks, "#44100", _I.CONSERVATION, _FENCED),
     plant(offload_books.LocalHitsAreExternal, "#28585", _I.ACCOUNTING, _FENCED),
     plant(offload_books.EvictionsNotTold, "#57159", _I.ACCOUNTING, _FENCED),
+    plant(clients.TakesItForAnObject, "", _I.NO_CRASH, _FENCED),
     plant(offload_waits.WaitsForFailedStores, "", _I.WORK, _FENCED, _I.LIVENESS),
     plant(offload_waits.SharedLoadsInTurn, "#44294", _I.WORK, _FENCED, _I.LIVENESS),
     plant(offload_waits.RankOffsetTwice, "#50821", _I.GEOMETRY, _OFFSET, _I.CONTENT),
@@ -235,6 +238,7 @@ _HANDED_OVER: Final = (
     plant(pulls.OldTicketLeft, "", _I.HITS, P2P),
     plant(pulls.DeclinesWithLocalHits, "", _I.HITS, P2P),
     plant(pulls.HoldsEndEarly, "", _I.PROTOCOL, P2P),
+    plant(clients.TrustsWordsOfTickets, "", _I.NO_CRASH, P2P),
     plant(pulls_of_groups.LastTokenFromAWindowPassed, "", _I.CONTENT, P2P),
     plant(pulls_of_groups.GroupsSwapped, "", _I.CONTENT, P2P),
     plant(pulls_of_groups.NullBlocksPulled, "", _I.PROTOCOL, P2P),

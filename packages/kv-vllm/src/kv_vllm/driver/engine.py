@@ -37,7 +37,7 @@ from kv_vllm.driver import classes, known_faults
 from kv_vllm.driver.crash import crashes
 from kv_vllm.driver.device import TensorDevice
 from kv_vllm.driver.ledger import Ledger, Twin
-from kv_vllm.driver.setup import Setup, request_of, turn_of
+from kv_vllm.driver.setup import Setup, handed_on, request_of, turn_of
 from kv_vllm.driver.view import Ended, SchedulerView
 from kv_vllm.driver.worker import TELLS_OF_SLEEP
 
@@ -154,7 +154,7 @@ class VllmEngine(Engine):
         config = self.config
         twin = Twin(spec, config.block_size, config.max_model_len, config.hit_ends_per_block)
         request = request_of(twin)
-        request.kv_transfer_params = twin.kv_transfer_params = self.params_for(twin)
+        request.kv_transfer_params = twin.kv_transfer_params = handed_on(self.params_for(twin))
         self.ledger.arrived(twin)
         with crashes(self.referee, "add_request"):
             self.vllm.add_request(request)

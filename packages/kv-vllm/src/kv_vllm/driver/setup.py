@@ -68,6 +68,14 @@ def request_of(twin: Twin) -> Request:
     return request
 
 
+def handed_on(params: Any) -> Any:
+    """What a scheduler gets of a client's ``kv_transfer_params``.
+
+    What is no object ends in vLLM's frontend, which looks into it; unless it is empty.
+    """
+    return params if isinstance(params, dict) or not params else None
+
+
 def turn_of(twin: Twin) -> Request:
     """What vLLM gets for the turn of a session that arrives now, or for the end of it."""
     spec, number = twin.spec, twin.turns_arrived
