@@ -93,6 +93,17 @@ def test_of_one_group_there_may_be_nothing_to_pull(made):
     assert there.wire.poll().served == ["h"]
 
 
+@pytest.mark.parametrize(("wanted", "more"), [((3, 4, 5), (6,)), ((3,), (6, 7, 8))])
+def test_of_one_group_there_may_be_more_to_pull_than_of_the_other(made, wanted, more):
+    there, here = made(1), made(2)
+    there.wire.serve(Hold("a", "h", "d", (wanted, more)))
+    here.wire.pull(pull(there.source, (0, wanted), (0, more)))
+    ended = here.result()
+    assert (ended.pulled, ended.failed) == (["r"], [])
+    assert here.memory[[*more]].tolist() == there.memory[[*more]].tolist()
+    assert here.other[[*wanted]].tolist() == there.other[[*wanted]].tolist()
+
+
 def test_what_slid_out_of_a_window_is_refused(made):
     there, here = made(1), made(2)
     there.wire.serve(Hold("a", "h", "d", ((3, 4), (0, 6))))
