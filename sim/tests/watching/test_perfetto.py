@@ -269,18 +269,19 @@ def test_an_action_begins_at_once_and_ends_after_what_is_seen_in_it(tmp_path: Pa
     ]
 
 
-def test_copies_of_one_stream_share_a_track_unless_they_are_under_way_at_once(tmp_path: Path) -> None:
+@pytest.mark.parametrize("rank", [0, 1])
+def test_copies_of_one_stream_share_a_track_unless_they_are_under_way_at_once(tmp_path: Path, rank: int) -> None:
     file = tmp_path / "trace.json"
     perfetto = Perfetto(file)
-    made = WatchedWorld(WorldConfig(), LATER, watchers=[perfetto])
-    queue = made.engine.devices[0].copies.open()
+    made = WatchedWorld(WorldConfig(tp_size=2), LATER, watchers=[perfetto])
+    queue = made.engine.devices[rank].copies.open()
     for first, streams in ((0, ("a", "b", "a", "")), (4, ("b", "", "a", ""))):
         for slot, stream in enumerate(streams, first):
             queue.submit(Direction.STORE, [(1, slot)], stream=stream)
         for kind in (Kind.STEP, Kind.SETTLE):
             made.apply(Action(kind))
     perfetto.ends(None)
-    events = [event for event in json.loads(file.read_text())["traceEvents"] if event["pid"] == COPIES]
+    events = [event for event in json.loads(file.read_text())["traceEvents"] if event["pid"] == COPIES + rank]
     assert {e["tid"]: e["args"]["name"] for e in events if e["name"] == "thread_name"} == {
         1: "a",
         2: "b",
