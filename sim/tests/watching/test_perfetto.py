@@ -246,6 +246,14 @@ def test_a_block_that_several_hold_or_nobody_does_yet(tmp_path: Path) -> None:
     assert max(event["tid"] for event in events if event["pid"] == BLOCKS) == MOST_BLOCKS
 
 
+def test_blocks_beyond_the_first_have_no_track(tmp_path: Path) -> None:
+    config = WorldConfig(num_blocks=70, max_step_tokens=280)
+    events = replayed([request("r1", shared_tokens=272), Action(Kind.STEP)], tmp_path / "trace.json", config)
+    check(events)
+    drawn = {phase: [e["tid"] for e in events if e["pid"] == BLOCKS and e["ph"] == phase] for phase in "Bi"}
+    assert (max(drawn["B"]), max(drawn["i"])) == (MOST_BLOCKS, MOST_BLOCKS)
+
+
 def test_what_happens_within_an_action_is_spread_over_its_time() -> None:
     tracks = Tracks()
     for places in (1, 3, 0):
