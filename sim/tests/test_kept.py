@@ -111,6 +111,15 @@ def test_a_chain_of_nodes_counts_although_its_way_has_an_end() -> None:
     assert max(way.count(".") for way in things) < 20
 
 
+def test_lists_in_lists_of_who_is_too_deep_to_be_named_are_theirs() -> None:
+    deep = Half(part=[[[1, 2], 3]])
+    for _ in range(12):
+        deep = Half(part=deep)
+    things = things_of(deep)
+    assert things["Half" + 12 * ".part"] == 1 + 1 + 2 + 2
+    assert all(way.startswith("Half") for way in things)
+
+
 def test_what_the_engine_handed_over_is_not_looked_into() -> None:
     request = SimRequest(RequestSpec("r1", 0, 8, 0, 1, 1), 4, 8)
     half = Half(known=[request])

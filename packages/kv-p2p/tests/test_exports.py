@@ -31,3 +31,19 @@ def test_the_first_family_is_imported_when_it_is_asked_for():
         [sys.executable, "-I", "-c", script], capture_output=True, text=True, check=True, timeout=60
     )
     assert done.stdout.split() == ["False", "True", "False"]
+
+
+@pytest.mark.parametrize(
+    ("base", "methods"),
+    [
+        (kv_p2p.KVPipeBase, ["close", "recv_tensor", "send_tensor"]),
+        (kv_p2p.KVLookupBufferBase, ["close", "drop_select", "insert"]),
+        (kv_p2p.KVStoreBufferBase, ["close", "get", "put"]),
+    ],
+)
+def test_who_writes_a_pipe_or_a_buffer_of_their_own_may_leave_nothing_out(base, methods):
+    for missing in methods:
+        mine = type("Mine", (base,), {name: lambda self: None for name in methods if name != missing})
+        with pytest.raises(TypeError, match=missing):
+            mine()
+    assert type("Mine", (base,), {name: lambda self: None for name in methods})()

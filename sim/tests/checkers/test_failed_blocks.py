@@ -1,11 +1,13 @@
 """Which blocks a worker may say were not loaded: those that a load which goes on was to fill, and no others."""
 
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from kv_api import Direction
 from kv_sim.actions import Action, Kind
+from kv_sim.checkers.protocol import check_failed_blocks
 from kv_sim.config import WorldConfig
 from kv_sim.engine.request_spec import RequestSpec
 from kv_sim.examples.catalogue import LATER, MEMORY, several
@@ -49,6 +51,13 @@ class Loading:
             self.act(kind, **args)
         assert raised.value.invariant is Invariant.PROTOCOL
         return raised.value.message
+
+
+def test_those_that_may_be_named_are_told_in_order() -> None:
+    step: Any = SimpleNamespace(sync_targets={"r1": [16, 3]})
+    shadow: Any = SimpleNamespace(load_rights=(24,), owner=lambda block: "nobody")
+    with pytest.raises(Violation, match=r"to fill; these are: 3, 16, 24$"):
+        check_failed_blocks(0, {1}, step, shadow, Referee())
 
 
 def test_blocks_of_a_load_that_goes_on() -> None:

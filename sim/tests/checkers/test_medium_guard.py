@@ -215,6 +215,14 @@ def test_several_stores_are_judged_like_one_after_the_other() -> None:
     assert notes.taken[1:] == [(PROTOCOL, "the medium's Quick.prepare_stores answered 2 times to 1 stores")]
 
 
+def test_who_is_asked_for_one_store_at_a_time_is_judged_by_that() -> None:
+    manager, guard, notes = guarded()
+    manager.answer = stored([D], [1])
+    guard.prepare_stores([([A], REQUEST)])
+    said = "stores 1 chunks of 1 that were offered, 1 that weren't offered"
+    assert notes.taken == [(PROTOCOL, f"the medium's Shelves.prepare_store {said}")]
+
+
 @pytest.mark.parametrize("what", ["read", "written"])
 def test_nothing_in_use_leaves_or_has_its_place_given_away(what: str) -> None:
     manager, guard, notes = guarded()

@@ -72,6 +72,16 @@ def test_who_is_there_when_a_pause_has_come_to_rest(mode: PauseMode, left: dict[
     made.rest()
 
 
+def test_a_step_that_tells_of_an_end_goes_on_with_nobody_who_is_kept() -> None:
+    made = world("r1", "r2", "r3")
+    assert do(made, Kind.PAUSE, mode="keep")
+    assert do(made, Kind.ABORT, request="r2")
+    computed = [request.num_computed_tokens for request in made.engine.scheduler.requests.values()]
+    assert steps(made)
+    assert statuses(made) == {"r1": Status.RUNNING, "r3": Status.WAITING}
+    assert computed == [request.num_computed_tokens for request in made.engine.scheduler.requests.values()]
+
+
 def test_who_was_preempted_waits_with_the_new_ones_and_who_loads_does_not() -> None:
     made = world("r1", subject=LATER)
     made.rest()

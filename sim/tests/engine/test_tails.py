@@ -160,6 +160,16 @@ def test_but_not_when_a_step_has_gone_on_or_has_not_come_back(count: int) -> Non
     assert blocks.tails.end(r1, blocks.tables["r1"].groups) == []
 
 
+def test_but_not_when_a_failed_load_has_taken_back_what_it_was_computed_from() -> None:
+    made = world(request("r1", 13))
+    made.apply(STEP)
+    blocks, r1 = made.engine.scheduler.blocks, made.engine.scheduler.requests["r1"]
+    assert blocks.tails is not None
+    assert r1.num_computed_tokens == 12
+    r1.num_computed_tokens = 8
+    assert blocks.tails.end(r1, blocks.tables["r1"].groups) == []
+
+
 def come_again(subject: Subject, config: WorldConfig = CONFIG) -> World:
     """A prompt is stored, the GPU forgets it, and it comes again, longer, but not to the block's end."""
     made = world(request("r1", 13, own=1), config=config, subject=subject)

@@ -246,6 +246,14 @@ def test_a_block_that_several_hold_or_nobody_does_yet(tmp_path: Path) -> None:
     assert max(event["tid"] for event in events if event["pid"] == BLOCKS) == MOST_BLOCKS
 
 
+def test_blocks_beyond_the_first_have_no_track(tmp_path: Path) -> None:
+    config = WorldConfig(num_blocks=70, max_step_tokens=280)
+    events = replayed([request("r1", shared_tokens=272), Action(Kind.STEP)], tmp_path / "trace.json", config)
+    check(events)
+    drawn = {phase: [e["tid"] for e in events if e["pid"] == BLOCKS and e["ph"] == phase] for phase in "Bi"}
+    assert (max(drawn["B"]), max(drawn["i"])) == (MOST_BLOCKS, MOST_BLOCKS)
+
+
 def test_what_happens_within_an_action_is_spread_over_its_time() -> None:
     tracks = Tracks()
     for places in (1, 3, 0):
@@ -269,18 +277,19 @@ def test_an_action_begins_at_once_and_ends_after_what_is_seen_in_it(tmp_path: Pa
     ]
 
 
-def test_copies_of_one_stream_share_a_track_unless_they_are_under_way_at_once(tmp_path: Path) -> None:
+@pytest.mark.parametrize("rank", [0, 1])
+def test_copies_of_one_stream_share_a_track_unless_they_are_under_way_at_once(tmp_path: Path, rank: int) -> None:
     file = tmp_path / "trace.json"
     perfetto = Perfetto(file)
-    made = WatchedWorld(WorldConfig(), LATER, watchers=[perfetto])
-    queue = made.engine.devices[0].copies.open()
+    made = WatchedWorld(WorldConfig(tp_size=2), LATER, watchers=[perfetto])
+    queue = made.engine.devices[rank].copies.open()
     for first, streams in ((0, ("a", "b", "a", "")), (4, ("b", "", "a", ""))):
         for slot, stream in enumerate(streams, first):
             queue.submit(Direction.STORE, [(1, slot)], stream=stream)
         for kind in (Kind.STEP, Kind.SETTLE):
             made.apply(Action(kind))
     perfetto.ends(None)
-    events = [event for event in json.loads(file.read_text())["traceEvents"] if event["pid"] == COPIES]
+    events = [event for event in json.loads(file.read_text())["traceEvents"] if event["pid"] == COPIES + rank]
     assert {e["tid"]: e["args"]["name"] for e in events if e["name"] == "thread_name"} == {
         1: "a",
         2: "b",

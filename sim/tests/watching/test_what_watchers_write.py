@@ -218,6 +218,13 @@ class Slotted:
     name: str
 
 
-@pytest.mark.parametrize(("value", "text"), [(Number.THREE, "3"), (Slotted(1, "x"), "Slotted(_hidden=1, name=x)")])
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [
+        (Number.THREE, "3"),
+        (Slotted(1, "x"), "Slotted(_hidden=1, name=x)"),
+        (SimpleNamespace(expected_finished_count=2, names=["a"]), "SimpleNamespace(names=[a])"),
+    ],
+)
 def test_values_that_are_brief(value: Any, text: str) -> None:
     assert brief(value) == text

@@ -162,8 +162,8 @@ def test_a_shorter_or_a_longer_prompt_is_as_good_as_none(
     receive(consumer, other, [asked], [False])
 
 
-@pytest.mark.parametrize("rows", [None, 2])
-def test_without_all_hidden_states_the_model_must_run(pair: Connectors, rows: int | None) -> None:
+@pytest.mark.parametrize("rows", [None, 2, len(A) + 1])
+def test_unless_hidden_states_came_for_each_token_the_model_must_run(pair: Connectors, rows: int | None) -> None:
     producer, consumer = pair
     one, other = TinyEngine(1), TinyEngine(2)
     batch, hidden = one.prefill([A])
@@ -172,7 +172,7 @@ def test_without_all_hidden_states_the_model_must_run(pair: Connectors, rows: in
     else:
         tokens = np.array(A)
         keys = np.zeros((3, len(A), 2, 5), np.float32)
-        producer._buffer.insert(tokens, None, keys, keys, hidden[:rows])
+        producer._buffer.insert(tokens, None, keys, keys, np.concatenate([hidden, hidden])[:rows])
     into = other.batch([A])
     assert consumer.recv_kv_caches_and_hidden_states(other.model, into, other.caches) == (None, False, into)
 

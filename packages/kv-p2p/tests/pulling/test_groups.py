@@ -172,6 +172,16 @@ def test_what_slid_out_of_a_window_may_be_here_already(make, local, more):
     assert half.get_num_new_matched_tokens(request, local) == (more, more > 0)
 
 
+@pytest.mark.parametrize(("first", "answer"), [(1, (4, True)), (2, (0, False))])
+def test_a_block_that_is_here_in_part_is_needed_whole(make, first, answer):
+    """The block at place 1 has tokens 4 to 7, of which two are here; the last token reads from token 5 on."""
+    half = make(specs=(spec(4, window=6),))
+    ticket = ticket_of(range(11), shape=half._shape, first_places=(first,))
+    request = Request("b", range(11), ticket.to_params("there"), computed=0)
+    half.on_new_request(request)
+    assert half.get_num_new_matched_tokens(request, 6) == answer
+
+
 def test_a_null_block_between_others_is_no_table(make):
     half = make(specs=TWO)
     ticket = ticket_of(range(12), shape=half._shape, first_places=(0, 0))

@@ -204,6 +204,18 @@ def test_after_a_read_that_failed_the_other_agent_is_learned_anew():
     assert len(agent_of(one).known) == 1
 
 
+def test_of_the_others_all_is_known_still():
+    one, other = pair()
+    third = NixlCarrier("UCX", 30.0, serves=True)
+    slots, into = {carrier: filled(carrier, b"text") for carrier in (other, third)}, one.make_slot(10)
+    one.read(third.session, slots[third].address, into, 4)
+    STATES[:] = ["ERR"]
+    assert read_fails(one, other, slots[other], into) == "NIXL's transfer of 9 bytes ended with ERR"
+    FAILS["add_remote_agent"] = "it is known"
+    one.read(third.session, slots[third].address, into, 4)
+    assert [*agent_of(one).known] == [agent_of(third).name.encode()]
+
+
 def test_it_is_not_forgotten_while_somebody_else_reads_from_it(monkeypatch):
     one, other = pair()
     slot, into = filled(other, b"text"), one.make_slot(10)

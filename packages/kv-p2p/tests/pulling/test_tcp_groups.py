@@ -12,7 +12,7 @@ from kv_p2p.frames import recv_frame, send_frame
 from kv_p2p.pulling.metadata import Hold, Part, Pull, Source
 from kv_p2p.pulling.options import Options
 from kv_p2p.pulling.pages import WorkerPages
-from kv_p2p.pulling.tcp.server import VERSION
+from kv_p2p.pulling.tcp.server import VERSION, frame_memory
 from kv_p2p.pulling.tcp.wire import TcpWire
 from kv_p2p.pulling.ticket import Address
 
@@ -32,7 +32,7 @@ class Worker:
         self.caches = {name: caches[name] for group in names for name in group}
         pages = WorkerPages.of(self.caches, kv_cache_config(BLOCKS, SPECS, names))
         self.wire = TcpWire(pages, 0, Options(HOST, 0, PATIENCE, PATIENCE))
-        self.layout = pages.layout
+        self.pages, self.layout = pages, pages.layout
 
     @property
     def source(self):
@@ -91,6 +91,24 @@ def test_of_one_group_there_may_be_nothing_to_pull(made):
     assert here.other[1].tolist() == there.other[4].tolist()
     there.wire.wait(PATIENCE)
     assert there.wire.poll().served == ["h"]
+
+
+@pytest.mark.parametrize(("wanted", "more"), [((3, 4, 5), (6,)), ((3,), (6, 7, 8))])
+def test_of_one_group_there_may_be_more_to_pull_than_of_the_other(made, wanted, more):
+    there, here = made(1), made(2)
+    there.wire.serve(Hold("a", "h", "d", (wanted, more)))
+    here.wire.pull(pull(there.source, (0, wanted), (0, more)))
+    ended = here.result()
+    assert (ended.pulled, ended.failed) == (["r"], [])
+    assert here.memory[[*more]].tolist() == there.memory[[*more]].tolist()
+    assert here.other[[*wanted]].tolist() == there.other[[*wanted]].tolist()
+
+
+@pytest.mark.parametrize(("counts", "size"), [((1, 3), 48), ((4, 1), 64), ((0, 2), 32), ((5, 5), 64)])
+def test_there_is_memory_for_the_largest_frame_and_not_for_all(made, monkeypatch, counts, size):
+    """A block has 16 bytes in either group."""
+    monkeypatch.setattr("kv_p2p.pulling.tcp.server.FRAME_BYTES", 4 * 16)
+    assert len(frame_memory(made(1).pages, counts)) == size
 
 
 def test_what_slid_out_of_a_window_is_refused(made):
