@@ -74,7 +74,7 @@ VLLM_ON_BOTH = (
 )
 """The long tests that run on both."""
 
-LMCACHE = ["lmcache==0.5.6", "aiofile", "caio"]
+LMCACHE = ["lmcache==0.5.6", "aiofile", "caio", "sortedcontainers"]
 """It alone declares CUDA's packages; of what it imports here vLLM's CPU build has the rest."""
 
 VLLM_SETUP = str(ROOT / "packages" / "kv-vllm" / "tests" / "support" / "cpu_vllm.py")

@@ -109,7 +109,7 @@ def test_tiers_a_sender_wants(make, caplog):
 
 @pytest.mark.parametrize("sent", ["x", [1], 7])
 def test_params_that_are_no_object_are_ignored(sent, make, caplog):
-    """A client of vLLM's can send them: ``vllm_xargs`` has whatever it likes under this name."""
+    """A client can send them in ``vllm_xargs``; whether they come so far is up to the engine."""
     from kv_offload_configs import Request
 
     from kv_api import TierFilter

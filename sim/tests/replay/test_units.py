@@ -97,6 +97,7 @@ def test_numbers_for_people():
 
 def test_a_gain_has_two_digits_or_is_a_whole_number():
     gains = {0.0: "+0 %", 0.123: "+0.12 %", 99.4: "+99 %", 99.5: "+100 %", 100.0: "+100 %", 12345.0: "+12.3k %"}
+    gains |= {-0.123: "-0.12 %", -99.4: "-99 %", -2785.0: "-2785 %", -12345.0: "-12.3k %"}
     assert {points: gain_shown(points) for points in gains} == gains
 
 

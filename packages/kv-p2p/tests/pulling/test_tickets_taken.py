@@ -65,7 +65,7 @@ class TestWhichAreTaken:
 
     @pytest.mark.parametrize("params", ["x", [1], 7, 1.5])
     def test_what_is_no_object_is_said_and_computed(self, params, make, caplog):
-        """A client of vLLM's can send it: ``vllm_xargs`` has whatever it likes under this name."""
+        """A client can send it in ``vllm_xargs``; whether it comes so far is up to the engine."""
         half = make("kv_both")
         request, _ = asking()
         request.kv_transfer_params = params
@@ -74,6 +74,25 @@ class TestWhichAreTaken:
         assert half.request_finished(request, [1, 2, 3]) == (False, None)
         said = f"request a: kv_transfer_params: expected an object, got {params!r}; its prompt is computed here"
         assert caplog.messages == [said]
+
+    @pytest.mark.parametrize(
+        "key", [None, "remote_host", "remote_digest", "remote_port", "remote_groups", "shape"]
+    )
+    def test_of_much_that_a_client_sends_little_is_logged(self, key, make, caplog):
+        half = make("kv_both")
+        request, _ = asking()
+        much = ["x" * 10] * 10_000
+        if key is None:
+            request.kv_transfer_params = much
+        elif key == "shape":
+            request.kv_transfer_params["remote_groups"] *= 10_000
+        else:
+            request.kv_transfer_params[key] = "x" * 100_000 if key == "remote_host" else much
+        half.on_new_request(request)
+        assert half.get_num_new_matched_tokens(request, 0) == (0, False)
+        [message] = caplog.messages
+        assert len(message) < 1000
+        assert message.endswith("; its prompt is computed here")
 
     def refused(self, half, request, ticket, caplog):
         half.on_new_request(request)

@@ -152,6 +152,12 @@ class TestPulls:
         assert world.step(ended={"pulled": ["b", "a"]})[0] == received("a")
         assert world.half.get_block_ids_with_load_errors() == set()
 
+    def test_of_a_long_reason_the_beginning_is_said(self, world, caplog):
+        world.step(pulls=[pull("a", 3)])
+        world.step(ended={"failed": [("a", "no hold " + "y" * 100_000)]})
+        [message] = caplog.messages
+        assert message == f"request a: its KV did not come from there:9000: no hold {'y' * 492}"
+
     def test_one_that_fails_is_reported_once_with_its_blocks_and_declines(self, world, caplog):
         world.step(pulls=[pull("a", 3, 4), pull("b", 5)])
         failed = {"failed": [("a", "no route")]}

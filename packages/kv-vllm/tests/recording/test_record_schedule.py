@@ -228,6 +228,18 @@ def test_what_ended_before_the_first_step_is_settled_before_everything():
     assert [action["action"] for action in actions] == ["settle", "add"]
 
 
+@pytest.mark.parametrize("again", ["calls", "also"])
+def test_a_schedule_is_not_written_over_the_calls(again, tmp_path):
+    calls, out = tmp_path / "calls", tmp_path / again
+    lines = "".join(json.dumps(line) + "\n" for line in [HEAD, *CALLS])
+    calls.write_text(lines)
+    (tmp_path / "also").symlink_to(calls)
+    with pytest.raises(ConfigError) as refused:
+        write_schedule_of(calls, out)
+    assert str(refused.value) == f"{out}: this is the file of calls; the schedule needs another one"
+    assert calls.read_text() == lines
+
+
 NO_HEADER = "line 1: expected the header of 'kv-vllm calls', version 1"
 
 
@@ -241,13 +253,15 @@ NO_HEADER = "line 1: expected the header of 'kv-vllm calls', version 1"
             NO_HEADER,
         ),
         (json.dumps({**HEAD, "version": 2}), NO_HEADER),
+        ("\udc88\udcff", NO_HEADER),
+        (json.dumps(HEAD) + "\n\udc88\n{}\n", "line 2: this is no JSON object"),
         (json.dumps(HEAD) + "\nno\n{}\n", "line 2: this is no JSON object"),
         (json.dumps(HEAD) + "\n{}\n[]\n", "line 3: this is no JSON object"),
     ],
 )
 def test_what_is_no_file_of_calls(text, message, tmp_path):
     file = tmp_path / "calls"
-    file.write_text(text)
+    file.write_text(text, encoding="utf-8", errors="surrogateescape")
     with pytest.raises(ConfigError) as refused:
         read_calls(file)
     assert str(refused.value) == f"{file}: {message}"

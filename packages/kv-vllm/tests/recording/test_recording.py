@@ -72,6 +72,56 @@ def told(call_name, **arguments):
     return {"call": call_name, **arguments}
 
 
+def test_the_calls_of_an_engine_before_are_put_aside(module, tmp_path):
+    schedule = tmp_path / "some.jsonl"
+    for header in ({"a": 1}, {"b": 2}, {"c": 3}):
+        module.CallLog(schedule, header)._file.close()
+    kept = {path.name: json.loads(path.read_text()) for path in tmp_path.iterdir()}
+    assert kept == {"some.1.calls.jsonl": {"a": 1}, "some.2.calls.jsonl": {"b": 2}, "some.calls.jsonl": {"c": 3}}
+
+
+class Full:
+    """A file on a disk that gets full in the middle of a line."""
+
+    def __init__(self, file, room):
+        self.file, self.room = file, room
+
+    @property
+    def closed(self):
+        return self.file.closed
+
+    def write(self, data):
+        if not self.room:
+            raise OSError(28, "disk full")
+        written = self.file.write(data[: self.room])
+        self.room -= written
+        return written
+
+    def close(self):
+        self.file.close()
+
+
+def test_a_disk_that_is_full_ends_the_recording_and_not_the_engine(recorder, log, caplog):
+    recorder.inner.reset_cache.return_value = True
+    recorder.on_new_request(request_of("x"))
+    log._file = Full(log._file, 20)
+    recorder.on_new_request(request_of("y"))
+    recorder.reset_cache()
+    assert log.calls.read_text().count("\n") == 2
+    recorder.shutdown()
+    recorder.shutdown()
+    schedule = log.calls.with_name("some.jsonl")
+    assert caplog.messages == [
+        f"{log.calls}: the recording ends here: [Errno 28] disk full",
+        f"{schedule}: the schedule was not written: {log.calls}: line 1: expected the header of 'kv-vllm calls', "
+        "version 1",
+    ]
+    assert [record.name for record in caplog.records] == ["kv_vllm"] * 2
+    assert [asked for asked, _, _ in recorder.inner.mock_calls] == [
+        *("on_new_request", "on_new_request", "reset_cache", "shutdown", "shutdown")
+    ]
+
+
 def test_of_a_request_there_is_a_number_and_what_it_wants(log, tmp_path):
     assert log.calls == tmp_path / "new" / "er" / "some.calls.jsonl"
     for name, skips in (("x", None), ("y", True)):

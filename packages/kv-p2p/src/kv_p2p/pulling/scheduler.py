@@ -45,6 +45,9 @@ from kv_p2p.pulling.ticket import (
     read_ticket,
 )
 
+_MOST_OF_A_SHAPE: Final = 500
+"""Letters of a ticket's that get into the log."""
+
 
 class P2PSchedulerSide(SchedulerSide, SupportsHMA):
     """Decides what is held, and what is pulled."""
@@ -113,7 +116,7 @@ class P2PSchedulerSide(SchedulerSide, SupportsHMA):
         if not self._kv_transfer_config.is_kv_consumer:
             return f"it came with a ticket, but kv_role is {self._kv_transfer_config.kv_role!r}"
         if ticket.shape != self._shape:
-            return f"the ticket is of {ticket.shape}, this engine is {self._shape}"
+            return f"the ticket is of {ticket.shape!s:.{_MOST_OF_A_SHAPE}}, this engine is {self._shape}"
         if ticket.num_tokens > request.num_prompt_tokens:
             return f"the ticket is of {ticket.num_tokens} tokens, the prompt has {request.num_prompt_tokens}"
         if not is_of_tokens(request):

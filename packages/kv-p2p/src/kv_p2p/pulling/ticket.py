@@ -21,6 +21,10 @@ WANTED: Final = "do_remote_decode"
 TICKET: Final = "do_remote_prefill"
 """The request's KV is elsewhere: these parameters are a ticket."""
 _WHERE: Final = "kv_transfer_params"
+MOST_SHOWN: Final = 100
+"""Of what a client sent: so many letters get into an error, and so into the log."""
+_LONGEST_HOST: Final = 253
+"""Letters of a name in the domain name system."""
 
 
 class BadTicketError(ValueError):
@@ -87,12 +91,12 @@ class Ticket:
 def read_ticket(params: Any) -> Ticket:
     """The inverse of ``to_params``. What comes from a client may be anything."""
     if not isinstance(params, dict):
-        raise BadTicketError(f"{_WHERE}: expected an object, got {f'{params!r}':.100}")
+        raise BadTicketError(f"{_WHERE}: expected an object, got {params!r:.{MOST_SHOWN}}")
 
     def text(key: str) -> str:
         value = params.get(key)
         if not isinstance(value, str):
-            raise BadTicketError(f"{_WHERE}.{key}: expected a text, got {value!r}")
+            raise BadTicketError(f"{_WHERE}.{key}: expected a text, got {value!r:.{MOST_SHOWN}}")
         return value
 
     def number(key: str) -> int:
@@ -100,8 +104,10 @@ def read_ticket(params: Any) -> Ticket:
 
     def host(key: str) -> str:
         value = params.get(key)
-        if not isinstance(value, str) or not value or not value.isprintable():
-            raise BadTicketError(f"{_WHERE}.{key}: expected a host name or an address, got {value!r}")
+        if not isinstance(value, str) or not 0 < len(value) <= _LONGEST_HOST or not value.isprintable():
+            raise BadTicketError(
+                f"{_WHERE}.{key}: expected a host name or an address, got {value!r:.{MOST_SHOWN}}"
+            )
         return value
 
     groups, first_places = _read_groups(f"{_WHERE}.remote_groups", params.get("remote_groups"))
@@ -122,13 +128,13 @@ def read_ticket(params: Any) -> Ticket:
 def _read_groups(where: str, given: object) -> tuple[tuple[Group, ...], tuple[int, ...]]:
     """The KV cache groups of a ticket, and from which place on it is good for each."""
     if not isinstance(given, list) or not given:
-        raise BadTicketError(f"{where}: expected a list of KV cache groups, got {given!r}")
+        raise BadTicketError(f"{where}: expected a list of KV cache groups, got {given!r:.{MOST_SHOWN}}")
     groups, first_places = [], []
     for index, group in enumerate(given):
         place = f"{where}[{index}]"
         if not isinstance(group, dict):
             expected = "block_size, window and first_block of a KV cache group"
-            raise BadTicketError(f"{place}: expected {expected}, got {group!r}")
+            raise BadTicketError(f"{place}: expected {expected}, got {group!r:.{MOST_SHOWN}}")
         size = _number(f"{place}.block_size", group.get("block_size"), 1)
         groups.append(Group(size, _number(f"{place}.window", group.get("window"), 0)))
         first_places.append(_number(f"{place}.first_block", group.get("first_block"), 0))
@@ -137,7 +143,7 @@ def _read_groups(where: str, given: object) -> tuple[tuple[Group, ...], tuple[in
 
 def _number(where: str, value: object, least: int) -> int:
     if not isinstance(value, int) or isinstance(value, bool) or value < least:
-        raise BadTicketError(f"{where}: expected a whole number of at least {least}, got {value!r}")
+        raise BadTicketError(f"{where}: expected a whole number of at least {least}, got {value!r:.{MOST_SHOWN}}")
     return value
 
 

@@ -177,7 +177,8 @@ class P2PWorkerSide(WorkerSide):
         self._stats.add(FAILED_PULLS, 1)
         pull = pulling.pull
         place = place_of(pull.source.address.host, pull.source.address.port)
-        warn("request %s: its KV did not come from %s: %s", request_id, place, reason)
+        # The other side says why, and may repeat what a client made up.
+        warn("request %s: its KV did not come from %s: %.500s", request_id, place, reason)
         results.failed_recving.add(request_id)
         if not self._fails_requests:
             self._unfilled.update(pull.block_ids)

@@ -3,14 +3,17 @@
 ``kv_connector_extra_config`` has ``connector``, which is behind it, and ``record_path``, where the schedule file
 goes that ``kv-sim replay-schedule`` reads. The scheduler's side writes each call as a line into ``….calls.jsonl``
 beside it as it happens, and makes the schedule of them when the engine ends; ``python -m kv_vllm schedule`` does
-so from the calls of an engine that was killed. Of a prompt there are its length and the first bytes of its block
-hashes, of an id a number.
+so from the calls of an engine that was killed. What is in that file from an engine before is put aside, and
+nothing that goes wrong with it stops an engine that serves. Of a prompt there are its length and the first bytes
+of its block hashes, of an id a number.
 """
 
 import json
 from collections import deque
 from collections.abc import Iterator, Mapping
 from functools import partial
+from itertools import count
+from logging import getLogger
 from pathlib import Path
 from typing import Any, Final
 
@@ -25,6 +28,8 @@ from kv_vllm.translate import describe_group
 HASH_BYTES: Final = 8
 REMEMBERED: Final = 1000
 """How many requests that ended have a number still, since their transfers may be reported."""
+
+_log: Final = getLogger("kv_vllm")
 
 
 class RecordingConnector(ConnectorBefore):
@@ -107,9 +112,11 @@ class CallLog:
         self._ended: deque[tuple[str, str]] = deque()
         """Ids and numbers; an id may have come back since, and has another number then."""
         self._arrived = 0
+        self._is_made = False
         try:
             schedule.parent.mkdir(parents=True, exist_ok=True)
-            self._file = self.calls.open("w", encoding="utf-8")
+            _put_aside(self.calls, schedule.stem)
+            self._file = self.calls.open("wb", buffering=0)
         except OSError as error:
             raise ConfigError(f"kv_connector_extra_config.record_path: {error}") from error
         self._line(header)
@@ -165,14 +172,31 @@ class CallLog:
                 self._numbers.pop(request_id, None)
 
     def close(self) -> None:
-        """Make the schedule."""
-        if not self._file.closed:
-            self._file.close()
+        """Make the schedule, once."""
+        if self._is_made:
+            return
+        self._is_made = True
+        self._file.close()
+        try:
             write_schedule_of(self.calls, self._schedule)
+        except (OSError, ConfigError) as error:
+            _log.warning("%s: the schedule was not written: %s", self._schedule, error)
 
     def _line(self, values: Mapping[str, Any]) -> None:
-        self._file.write(json.dumps(values, separators=(",", ":")) + "\n")
-        self._file.flush()
+        left = memoryview((json.dumps(values, separators=(",", ":")) + "\n").encode())
+        try:
+            while left and not self._file.closed:
+                left = left[self._file.write(left) :]
+        except OSError as error:
+            _log.warning("%s: the recording ends here: %s", self.calls, error)
+            self._file.close()
+
+
+def _put_aside(calls: Path, stem: str) -> None:
+    """Give another name to the calls of an engine before: if that was killed, they are all that there is of it."""
+    if calls.is_file() and calls.stat().st_size:
+        names = (calls.with_name(f"{stem}.{number}.calls.jsonl") for number in count(1))
+        calls.rename(next(name for name in names if not name.exists()))
 
 
 def _jobs_in(worker_meta: Any) -> Iterator[int]:

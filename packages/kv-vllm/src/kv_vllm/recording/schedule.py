@@ -262,7 +262,7 @@ def _spec(call: Mapping[str, Any], sampled: int, conversations: Conversations, s
 
 def read_calls(file: Path) -> tuple[dict[str, Any], list[dict[str, Any]]]:
     """The header and the calls. A last line that was cut off is left out: the engine was killed as it wrote it."""
-    lines = file.read_text(encoding="utf-8").split("\n")
+    lines = file.read_text(encoding="utf-8", errors="replace").split("\n")
     head = _object(lines[0])
     if head is None or head.get("format") != FORMAT or head.get("version") != VERSION:
         raise ConfigError(f"{file}: line 1: expected the header of {FORMAT!r}, version {VERSION}")
@@ -285,7 +285,9 @@ def _object(line: str) -> dict[str, Any] | None:
 
 
 def write_schedule_of(calls: Path, schedule: Path) -> Summary:
-    """Make the schedule of a file of calls."""
+    """Make the schedule of a file of calls, which stays as it is."""
+    if schedule.exists() and schedule.samefile(calls):
+        raise ConfigError(f"{schedule}: this is the file of calls; the schedule needs another one")
     head, listed = read_calls(calls)
     actions, summary = actions_of(listed, head["world"]["block_size"], room_tokens(head["world"]))
     header = {

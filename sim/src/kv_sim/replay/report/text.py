@@ -201,8 +201,9 @@ def _blocks(count: int) -> str:
 
 
 def gain_shown(points: float) -> str:
-    """Percentage points that more memory brings."""
-    return f"+{points:.2g} %" if points < 99.5 else f"+{show_count(points)} %"
+    """Percentage points that more memory brings, or takes: some policies do worse with a little more."""
+    sign, size = "-" if points < 0 else "+", abs(points)
+    return f"{sign}{size:.2g} %" if size < 99.5 else f"{sign}{show_count(size)} %"
 
 
 def _bytes(foot: Footprint, blocks: int) -> str:
