@@ -220,6 +220,8 @@ def test_the_table_knows_every_situation_that_is_counted() -> None:
     names = {name for call in calls for name in re.findall(r'(?<!f)"([^"]+)"', call)}
     assert source.count("self.situation(NOT_PULLED if has_failed else PULLED)\n") == 1
     names |= {coverage.PULLED, coverage.NOT_PULLED}
+    assert source.count("self.situation(STRANGE_WORDS if isinstance(params, dict) else NO_OBJECT)\n") == 1
+    names |= {coverage.STRANGE_WORDS, coverage.NO_OBJECT}
     patterns = {name for call in calls for name in re.findall(r'f"([^"{]+)\{', call)}
     assert len(names) > 10
     for name in names:

@@ -76,7 +76,7 @@ def conform(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch,
 
 @ALL
 def test_what_it_writes_holds_what_it_says(conform: Conform, guide: Guide) -> None:
-    assert conform(guide, "right", guide.written, *guide.probe).startswith(guide.table)
+    assert conform(guide, "right", guide.written, *guide.probe).startswith(f"{guide.table}\n")
 
 
 @ALL

@@ -10,6 +10,8 @@ from kv_sim.engine.request import SimRequest
 from kv_sim.watching.brief import brief
 
 MOST_PAGES: Final = 5
+PLAIN: Final = ("request", "mode")
+"""Arguments of which the value says enough."""
 MOST_SENT: Final = 24
 """Characters of what a client sends."""
 
@@ -81,8 +83,8 @@ def _describe(kind: Kind, args: dict[str, Any]) -> str:
         return "reset    " + " and ".join(["the prefix cache", *what])
     if kind is Kind.RESTART:
         return f"restart  rank {args['rank']}" + (", its host memory is lost" if args["memory"] else "")
-    words = {"request": "", "rank": "rank ", "copy": "copy ", "pages": "pages ", "rejects": "rejects ", "mode": ""}
-    return f"{kind.value:<8} " + ", ".join(f"{words.get(k, k + ' ')}{brief(v)}" for k, v in args.items())
+    said = (f"{'' if k in PLAIN else k + ' '}{brief(v)}" for k, v in args.items())
+    return f"{kind.value:<8} " + ", ".join(said)
 
 
 def describe_pairs(direction: Direction, pairs: tuple[tuple[int, int], ...]) -> str:
