@@ -55,6 +55,13 @@ def read_seconds(place: str, value: object) -> float:
     return float(value)
 
 
+def read_blocks(place: str, value: object) -> int:
+    """How many blocks."""
+    if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+        raise _wrong(place, value, "a number of blocks, at least 1")
+    return value
+
+
 def read_bytes(place: str, value: object) -> int:
     """How many bytes; people write 1e9, too."""
     if not isinstance(value, int | float) or isinstance(value, bool) or not 1 <= value < float("inf"):

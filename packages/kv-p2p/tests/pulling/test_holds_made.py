@@ -2,13 +2,15 @@
 
 import json
 import pickle
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
-from kv_p2p_engine import OPTIONS, Blocks, Request, scheduler, shape, step, ticket_of
+from kv_p2p_engine import OPTIONS, Blocks, Request, scheduler, shape, spec, step, ticket_of
 
 from kv_api import KVConnectorHandshakeMetadata, KVConnectorOutput
 from kv_p2p.pulling.metadata import Hold, P2PMetadata, Part, Pull
+from kv_p2p.pulling.stats import HELD_BLOCKS, REFUSED_HOLDS
 from kv_p2p.pulling.ticket import Address, digest_of, read_ticket
 
 WANTED = {"do_remote_decode": True, "do_remote_prefill": False}
@@ -44,6 +46,35 @@ def test_what_is_wanted_is_held_and_has_a_ticket(make):
     assert half.has_pending_push_work()
     half.update_connector_output(KVConnectorOutput(finished_sending={"a", "somebody else's"}))
     assert not half.has_pending_push_work()
+
+
+def test_no_more_is_held_than_may_be(make, caplog):
+    half = make(options=replace(OPTIONS, max_held_blocks=5))
+    assert ended(half, Request("a", TOKENS, WANTED))[0]
+    assert ended(half, Request("b", TOKENS, WANTED), (3, 4, 5)) == NOTHING
+    said = "its 3 blocks are to be held, but 3 are held and max_held_blocks is 5; it isn't held"
+    assert caplog.messages == [f"request b: {said}"]
+    assert ended(half, Request("c", range(8), WANTED), (3, 4))[0]
+    assert ended(half, Request("d", TOKENS), (5, 6, 10)) == NOTHING
+    assert half.get_kv_connector_stats().data == {HELD_BLOCKS: 5, REFUSED_HOLDS: 1}
+    assert [hold.request_id for hold in told(half).holds] == ["a", "c"]
+    half.update_connector_output(KVConnectorOutput(finished_sending={"a"}))
+    assert ended(half, Request("b", TOKENS, WANTED), (7, 8, 9))[1]["remote_request_id"] == "b.3"
+    half.check()
+    half._max_held_blocks = 4
+    with pytest.raises(AssertionError, match="5 blocks are held, at most 4"):
+        half.check()
+    half._max_held_blocks = 5
+
+
+def test_of_windows_what_has_slid_out_counts_for_nothing(make):
+    specs = (spec(), spec(window=5))
+    for most, is_held in ((5, True), (4, False)):
+        half = make(specs=specs, options=replace(OPTIONS, max_held_blocks=most))
+        request = Request("a", range(12), WANTED)
+        half.on_new_request(request)
+        half.update_state_after_alloc(request, Blocks(7, 8, 9), 0)
+        assert half.request_finished_all_groups(request, ([7, 8, 9], [0, 5, 6]))[0] is is_held
 
 
 def test_what_other_connectors_workers_tell_each_other_is_let_pass(make):

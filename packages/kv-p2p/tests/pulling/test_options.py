@@ -75,6 +75,10 @@ def test_replicas_have_ports_of_their_own():
             ("carrier", value, f"expected one of tcp, mooncake, nixl, got {value!r}")
             for value in ("rdma", "", 1, ["tcp"])
         ),
+        *(
+            ("max_held_blocks", value, f"expected a number of blocks, at least 1, got {value!r}")
+            for value in (0, -1, 2.0, True, "5")
+        ),
         *((key, 1, "expected text, got 1") for key in ("mooncake_protocol", "mooncake_device", "nixl_backend")),
         *(
             (
@@ -100,6 +104,12 @@ def test_wrong_values(key, value, expected):
     assert refused(vllm_config(**{key: value})) == f"{WHERE}.{key}: {expected}"
 
 
+def test_how_much_may_be_held():
+    assert Options().max_held_blocks is None
+    assert parse_options(vllm_config(max_held_blocks=1)).max_held_blocks == 1
+    assert parse_options(vllm_config(max_held_blocks=None)).max_held_blocks is None
+
+
 def test_seconds_for_ever():
     assert parse_options(vllm_config(hold_seconds=10**9)).hold_seconds == 1e9
 
@@ -116,8 +126,8 @@ def test_each_worker_of_each_replica_has_a_port():
 
 def test_a_key_that_is_nearly_one():
     known = (
-        "carrier, hold_seconds, host, listen_host, mooncake_device, mooncake_protocol, name, nixl_backend, port, "
-        "pull_seconds"
+        "carrier, hold_seconds, host, listen_host, max_held_blocks, mooncake_device, mooncake_protocol, name, "
+        "nixl_backend, port, pull_seconds"
     )
     for wrong, meant in [("hold_second", "hold_seconds"), ("hosts", "host"), ("Port", "port")]:
         said = f"{WHERE}: unknown key {wrong!r}; known: {known}, save; did you mean {meant!r}?"

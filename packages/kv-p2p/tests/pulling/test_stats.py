@@ -17,6 +17,7 @@ from kv_p2p.pulling.stats import (
     METRICS,
     PULL_SECONDS,
     PULLED_BYTES,
+    REFUSED_HOLDS,
     REFUSED_TICKETS,
     SECONDS,
     SERVED_HOLDS,
@@ -31,6 +32,7 @@ ALL = {
     SERVED_HOLDS: 2,
     EXPIRED_HOLDS: 3,
     REFUSED_TICKETS: 4,
+    REFUSED_HOLDS: 6,
     HELD_BLOCKS: 5,
 }
 
@@ -142,6 +144,7 @@ class TestThePayload:
             SERVED_HOLDS: 4,
             EXPIRED_HOLDS: 6,
             REFUSED_TICKETS: 8,
+            REFUSED_HOLDS: 12,
             HELD_BLOCKS: 0,
         }
         assert other.data == ALL
@@ -188,6 +191,7 @@ def test_prometheus():
         (f"{SERVED_HOLDS}_total", "1"): 4,
         (f"{EXPIRED_HOLDS}_total", "1"): 6,
         (f"{REFUSED_TICKETS}_total", "1"): 8,
+        (f"{REFUSED_HOLDS}_total", "1"): 12,
         (HELD_BLOCKS, "1"): 1,
     }
     assert {family.name: family.documentation for family in registry.collect()} == {

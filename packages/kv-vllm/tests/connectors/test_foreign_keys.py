@@ -20,6 +20,7 @@ OTHERS = [
     ("record_path", "RecordingConnector"),
     ("listen_host", "P2PConnector"),
     ("hold_seconds", "P2PConnector"),
+    ("max_held_blocks", "P2PConnector"),
     ("pull_seconds", "P2PConnector"),
     ("carrier", "P2PConnector"),
     ("mooncake_protocol", "P2PConnector"),

@@ -33,6 +33,11 @@ class Source:
     digest: str
 
 
+def num_blocks_of(tables: tuple[tuple[int, ...], ...]) -> int:
+    """How many blocks there are in these tables."""
+    return sum(block != NULL_BLOCK for table in tables for block in table)
+
+
 @dataclass(frozen=True)
 class Hold:
     """Blocks that wait to be pulled."""
@@ -46,7 +51,7 @@ class Hold:
     @property
     def num_blocks(self) -> int:
         """How many there are."""
-        return sum(block != NULL_BLOCK for table in self.tables for block in table)
+        return num_blocks_of(self.tables)
 
 
 class Part(NamedTuple):

@@ -6,7 +6,16 @@ from typing import Any, Final
 
 from kv_api import ConfigError, VllmConfig
 from kv_api.errors import refuse_misspelt
-from kv_p2p.extra_config import DEFAULT_PORT, EXTRA, Reader, read_host, read_port, read_seconds, read_values
+from kv_p2p.extra_config import (
+    DEFAULT_PORT,
+    EXTRA,
+    Reader,
+    read_blocks,
+    read_host,
+    read_port,
+    read_seconds,
+    read_values,
+)
 from kv_p2p.pulling.carrier import CARRIERS, TCP
 
 NO_OPTIONS: Final = ("name", "save")
@@ -36,6 +45,8 @@ class Options:
     """Which network devices it uses, with commas between them. Empty: it chooses."""
     nixl_backend: str = "UCX"
     """Which of its plugins NIXL moves bytes with."""
+    max_held_blocks: int | None = None
+    """How many blocks, of all KV cache groups, may wait at once. None: as many as there are."""
 
 
 def _read_reachable_host(place: str, value: object) -> str:
@@ -65,6 +76,7 @@ _READERS: Final[Mapping[str, Reader]] = {
     "listen_host": read_host,
     "hold_seconds": read_seconds,
     "pull_seconds": read_seconds,
+    "max_held_blocks": read_blocks,
     "carrier": _read_carrier,
     "mooncake_protocol": _read_text,
     "mooncake_device": _read_text,

@@ -30,9 +30,9 @@ from kv_api import (
 )
 from kv_p2p.log import warn
 from kv_p2p.pulling.groups import Group
-from kv_p2p.pulling.metadata import NULL_BLOCK, Hold, P2PMetadata, Part, Pull, Source, hold_id_of
+from kv_p2p.pulling.metadata import NULL_BLOCK, Hold, P2PMetadata, Part, Pull, Source, hold_id_of, num_blocks_of
 from kv_p2p.pulling.options import Options
-from kv_p2p.pulling.stats import HELD_BLOCKS, REFUSED_TICKETS, P2PStats
+from kv_p2p.pulling.stats import HELD_BLOCKS, REFUSED_HOLDS, REFUSED_TICKETS, P2PStats
 from kv_p2p.pulling.ticket import (
     TICKET,
     WANTED,
@@ -82,6 +82,7 @@ class P2PSchedulerSide(SchedulerSide, SupportsHMA):
         self._holding: dict[str, int] = {}
         """By request: how many blocks."""
         self._held_blocks = 0
+        self._max_held_blocks = options.max_held_blocks
         self._num_holds = 0
         self._next = P2PMetadata()
         self._stats = P2PStats()
@@ -224,7 +225,17 @@ class P2PSchedulerSide(SchedulerSide, SupportsHMA):
         if not is_of_tokens(request):
             warn("request %s: some of its prompt is embeddings; it isn't held", request.request_id)
             return False
-        return True
+        return self._has_room(request.request_id, num_blocks_of(tables))
+
+    def _has_room(self, request_id: str, num_blocks: int) -> bool:
+        """Whether so many more blocks may be held."""
+        most = self._max_held_blocks
+        if most is None or self._held_blocks + num_blocks <= most:
+            return True
+        said = "request %s: its %d blocks are to be held, but %d are held and max_held_blocks is %d; it isn't held"
+        warn(said, request_id, num_blocks, self._held_blocks, most)
+        self._stats.add(REFUSED_HOLDS, 1)
+        return False
 
     def reset_cache(self) -> bool:
         """What is held is served no longer, and tickets of others are older than the reset: none is taken."""
@@ -268,6 +279,7 @@ class P2PSchedulerSide(SchedulerSide, SupportsHMA):
         ), f"ticketed {sorted(ticketed)}, pulled {sorted(self._pulling)}, held {sorted(self._holding)}"
         held = sum(self._holding.values())
         assert self._held_blocks == held, f"{self._held_blocks} blocks are held, counted again {held}"
+        assert held <= (self._max_held_blocks or held), f"{held} blocks are held, at most {self._max_held_blocks}"
         assert set(self._asked_from) <= ticketed, f"asked from {self._asked_from}, ticketed {sorted(ticketed)}"
         assert {hold.request_id for hold in self._next.holds} <= self._holding.keys(), (
             f"{self._next.holds} not held"

@@ -14,6 +14,7 @@ FAILED_PULLS: Final = "vllm:kv_p2p_failed_pulls"
 SERVED_HOLDS: Final = "vllm:kv_p2p_served_holds"
 EXPIRED_HOLDS: Final = "vllm:kv_p2p_expired_holds"
 REFUSED_TICKETS: Final = "vllm:kv_p2p_refused_tickets"
+REFUSED_HOLDS: Final = "vllm:kv_p2p_refused_holds"
 HELD_BLOCKS: Final = "vllm:kv_p2p_held_blocks"
 
 COUNTER: Final = "counter"
@@ -40,6 +41,9 @@ METRICS: Final = {
     EXPIRED_HOLDS: Metric(COUNTER, "Holds of a worker whose time was over, or that a reset ended."),
     REFUSED_TICKETS: Metric(
         COUNTER, "Requests whose ticket could not be taken, so that their prompt was computed."
+    ),
+    REFUSED_HOLDS: Metric(
+        COUNTER, "Requests that were not held for another engine, since max_held_blocks were held already."
     ),
     HELD_BLOCKS: Metric(GAUGE, "Blocks that wait to be pulled."),
 }

@@ -25,6 +25,7 @@ OF_OTHERS: Final = {
     "listen_host": "P2PConnector",
     "hold_seconds": "P2PConnector",
     "pull_seconds": "P2PConnector",
+    "max_held_blocks": "P2PConnector",
     "carrier": "P2PConnector",
     "mooncake_protocol": "P2PConnector",
     "mooncake_device": "P2PConnector",
