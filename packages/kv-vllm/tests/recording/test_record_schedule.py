@@ -240,6 +240,18 @@ def test_a_schedule_is_not_written_over_the_calls(again, tmp_path):
     assert calls.read_text() == lines
 
 
+@pytest.mark.parametrize(("line", "missing"), [(0, "world"), (0, "subject"), (2, "call"), (2, "request")])
+def test_a_value_that_is_missing_is_named(line, missing, tmp_path):
+    calls = tmp_path / "calls"
+    lines = [HEAD, STEP, end("r0")]
+    lines[line] = {key: value for key, value in lines[line].items() if key != missing}
+    calls.write_text("".join(json.dumps(values) + "\n" for values in lines))
+    with pytest.raises(ConfigError) as refused:
+        write_schedule_of(calls, tmp_path / "out")
+    assert str(refused.value) == f"{calls}: '{missing}' is missing, which every recorder writes"
+    assert not (tmp_path / "out").exists()
+
+
 NO_HEADER = "line 1: expected the header of 'kv-vllm calls', version 1"
 
 

@@ -289,14 +289,12 @@ def write_schedule_of(calls: Path, schedule: Path) -> Summary:
     if schedule.exists() and schedule.samefile(calls):
         raise ConfigError(f"{schedule}: this is the file of calls; the schedule needs another one")
     head, listed = read_calls(calls)
-    actions, summary = actions_of(listed, head["world"]["block_size"], room_tokens(head["world"]))
-    header = {
-        "format": "kv-sim schedule",
-        "version": 1,
-        "violation": None,
-        "subject": head["subject"],
-        "world": head["world"],
-    }
+    try:
+        world, subject = head["world"], head["subject"]
+        actions, summary = actions_of(listed, world["block_size"], room_tokens(world))
+    except KeyError as error:
+        raise ConfigError(f"{calls}: {error} is missing, which every recorder writes") from error
+    header = {"format": "kv-sim schedule", "version": 1, "violation": None, "subject": subject, "world": world}
     lines = (json.dumps(line, ensure_ascii=False) for line in (header, *actions))
     schedule.write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
     return summary
