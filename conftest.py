@@ -8,6 +8,8 @@ also when what is tested is an installed wheel.
   runs vary and yet replay.
 * `again`: what nox uses where the same tests run once more, with another interpreter or other siblings. Of the
   cases of one test every seventh is run then, the first among them; and no test that is marked `once`.
+* `sample`: what nox uses where hardly anything is another, as between the oldest Python and the newest. Of what
+  `again` runs it is every fifth test.
 * `nightly`: for a machine that has nothing else to do.
 """
 
@@ -25,17 +27,22 @@ from hypothesis import given, settings, strategies
 settings.register_profile("dev", max_examples=50, deadline=None, derandomize=False)
 settings.register_profile("ci", max_examples=75, deadline=None, derandomize=False, database=None, print_blob=True)
 settings.register_profile("again", settings.get_profile("ci"), max_examples=10)
+settings.register_profile("sample", settings.get_profile("again"))
 settings.register_profile("nightly", max_examples=10_000, deadline=None, derandomize=False, print_blob=True)
 settings.load_profile("dev")
 
 FEWER = settings.get_profile("ci").max_examples // settings.get_profile("again").max_examples
 """How many times fewer examples, and cases, than in the profile `ci`."""
+SAMPLED = 5
+"""One of so many tests is in a sample."""
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Leave out what another session runs: most cases of a test of which others are run, and what is run once."""
-    if config.getoption("--hypothesis-profile") == "again":
-        kept = {item.nodeid: item for item in _few(items)}
+    profile = config.getoption("--hypothesis-profile")
+    if profile in ("again", "sample"):
+        few = [*_few(items)]
+        kept = {item.nodeid: item for item in (few if profile == "again" else few[::SAMPLED])}
         config.hook.pytest_deselected(items=[item for item in items if item.nodeid not in kept])
         items[:] = kept.values()
 

@@ -50,6 +50,10 @@ AGAIN = ["--hypothesis-profile=again", "--assert=plain"]
 """How hard a session looks whose tests another one runs, too, and only what is around them differs. What is in a
 failed assertion isn't told: to rewrite each one, for each Python, took longer than most tests."""
 
+SAMPLE = ["--hypothesis-profile=sample", "--assert=plain"]
+"""How hard it looks where hardly anything differs: between the oldest and the newest Python, and of siblings only
+their version."""
+
 CARRIERS = {
     "mooncake": ["mooncake-transfer-engine-non-cuda>=0.3.13,<0.4"],
     "nixl": ["nixl>=1.5,<2", "nixl-cu12>=1.5,<2"],
@@ -269,7 +273,7 @@ def build(session: nox.Session) -> None:
 def tests(session: nox.Session, folder: str) -> None:
     """Test one package alone, from its wheel."""
     install_one(session, folder)
-    test_alone(session, folder, *([] if session.python == PYTHONS[0] else AGAIN))
+    test_alone(session, folder, *{PYTHONS[0]: [], PYTHONS[-1]: AGAIN}.get(str(session.python), SAMPLE))
 
 
 @nox.session(python=PYTHONS[0])
@@ -292,7 +296,7 @@ def upgraded(session: nox.Session, folder: str) -> None:
         session.run("python", "-c", f"import {PROJECTS[folder].replace('-', '_')}")
         session.install("--no-sources", "--no-deps", str(built(sibling, ".whl")))
     session.install("--no-sources", "--no-deps", *ahead.values())
-    test_alone(session, folder, *AGAIN)
+    test_alone(session, folder, *SAMPLE)
 
 
 @nox.session(python=NEWEST, default=False)
