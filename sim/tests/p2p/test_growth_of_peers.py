@@ -131,6 +131,7 @@ def test_in_a_round_one_is_pulled_too(
     assert [world.coverage.situations[PULLED] for world in worlds] == [1, 3]
 
 
+@pytest.mark.once
 def test_what_grows_is_named(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     smaller = {name: each._replace(sizes=(2, 8, 32)) for name, each in OF_PEERS.items()}
     monkeypatch.setattr("kv_sim.growth.command.situations_for", lambda subject: smaller)

@@ -113,6 +113,7 @@ def places(value):
             yield from places(value[key])
 
 
+@pytest.mark.once
 @example(["mooncake"], [(0, 1, "1e999")], TraceOptions())
 @example(["mooncake", "mooncake"], [(1, 0, 10**400)], TraceOptions())
 @example(["mooncake"], [(0, 2, 2**70)], TraceOptions(block_tokens=1))
@@ -162,6 +163,7 @@ def test_rows_with_other_values(read_rows, name, changes, options):
     read_rows(row, options)
 
 
+@pytest.mark.once
 @given(st.text() | st.lists(VALUES, max_size=3).map(json.dumps), OPTIONS)
 def test_any_text(read, text, options):
     read(text, options)
