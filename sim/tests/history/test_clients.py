@@ -109,7 +109,6 @@ def test_both_kinds_are_counted() -> None:
     ("params", "sent", "by_any", "by_fair"),
     [
         (TICKET, None, TICKET, TICKET),
-        (TICKET, "x", "x", "x"),
         (TICKET, {"remote_digest": 7}, {**TICKET, "remote_digest": 7}, TICKET),
         ({"do_remote_decode": True}, {"a": 1}, {"do_remote_decode": True, "a": 1}, {"do_remote_decode": True}),
         (
@@ -148,8 +147,11 @@ def test_a_ticket_that_a_client_spoilt_is_not_given_back_but_somebody_comes_for_
 
 
 def test_what_is_no_object_comes_as_it_is_by_a_router_and_without_one() -> None:
-    router = Router(World(WorldConfig(num_blocks=80), P2P).engines, is_fair=True)
-    assert router.params_for(router.engines[0], request("r1", ["a"])) == ["a"]
+    for is_fair in (True, False):
+        router = Router(World(WorldConfig(num_blocks=80), P2P).engines, is_fair=is_fair)
+        router.learn(router.engines[0], request("held"), TICKET, ())
+        assert router.params_for(router.engines[0], request("r1", ["a"])) == ["a"]
+        assert router.words == TICKET.keys()  # so the ticket is for somebody else
     alone = World(WorldConfig(), LATER).engine.add(request("r1", "text").spec)
     assert (alone.kv_transfer_params, alone.words) == ("text", {})
     assert World(WorldConfig(), LATER).engine.add(request("r1", {"a": 1}).spec).words == {"a": 1}

@@ -86,15 +86,13 @@ def _values_of(word: str) -> Sequence[Any]:
     return [value for value in VALUES if is_none is None or not is_none(value)]
 
 
-def over(params: dict[str, Any], sent: Any, *, is_fair: bool) -> Any:
-    """What an engine gets of what a router says, and of what a client sends.
+def over(params: dict[str, Any], sent: dict[str, Any] | None, *, is_fair: bool) -> dict[str, Any]:
+    """What an engine gets of what a router says, and of the words that a client sends.
 
     By a fair router nothing of a client's gets to what it gave a ticket, and nobody is held whom it didn't count.
     """
     if sent is None:
         return params
-    if not isinstance(sent, dict):
-        return sent
     if not is_fair:
         return {**params, **sent}
     if params.get(TICKET) or params.get(WANTED):

@@ -220,8 +220,9 @@ class Router:
 def _exactly_the_prompt_of(spec: RequestSpec, name: str) -> RequestSpec:
     """One that comes elsewhere for what is held."""
     own_of = (spec.own_of or spec.request_id) if spec.own_tokens else None
-    spec = replace(spec, own_of=own_of, kv_transfer_params=None)
-    return replace(spec, request_id=name, output_tokens=1, max_tokens=1, turns=None)
+    return replace(
+        spec, request_id=name, output_tokens=1, max_tokens=1, turns=None, own_of=own_of, kv_transfer_params=None
+    )
 
 
 def _name_after(known: Known, more: int = 0) -> str:

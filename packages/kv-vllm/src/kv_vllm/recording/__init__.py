@@ -2,5 +2,5 @@
 
 ``before`` stands before another connector, whose ``stats`` it hands on with that one's name; ``connector`` writes
 down each call, and ``schedule`` makes a schedule of them; ``trace`` notes each request, which ``traffic`` writes,
-with ``nothing`` behind it if no connector is. ``clock`` says when it arrived.
+with ``nothing`` behind it if no connector is. ``clock`` says when it arrived. ``lines`` writes each line of both.
 """

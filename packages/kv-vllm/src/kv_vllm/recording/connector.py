@@ -22,6 +22,7 @@ from vllm.v1.request import RequestStatus
 from kv_api import ConfigError
 from kv_api.groups import described
 from kv_vllm.recording.before import ConnectorBefore, Opens, path_in
+from kv_vllm.recording.lines import write_line
 from kv_vllm.recording.schedule import world_of, write_schedule_of
 from kv_vllm.translate import describe_group
 
@@ -183,13 +184,10 @@ class CallLog:
             _log.warning("%s: the schedule was not written: %s", self._schedule, error)
 
     def _line(self, values: Mapping[str, Any]) -> None:
-        left = memoryview((json.dumps(values, separators=(",", ":")) + "\n").encode())
-        try:
-            while left and not self._file.closed:
-                left = left[self._file.write(left) :]
-        except OSError as error:
-            _log.warning("%s: the recording ends here: %s", self.calls, error)
-            self._file.close()
+        write_line(self._file, json.dumps(values, separators=(",", ":")), self._say_that_it_ends)
+
+    def _say_that_it_ends(self, error: OSError) -> None:
+        _log.warning("%s: the recording ends here: %s", self.calls, error)
 
 
 def _put_aside(calls: Path, stem: str) -> None:

@@ -29,6 +29,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from kv_api import ConfigError
+from kv_vllm.recording.lines import write_line
 
 ID_BITS: Final = 53
 """What any reader of JSON takes for a whole number."""
@@ -138,16 +139,10 @@ class Traffic:
             "hash_ids": [id_of(block_hash) for block_hash in row.hashes],
             **self._about,
         }
-        self._write(json.dumps(line, separators=(",", ":")) + "\n")
+        write_line(self._file, json.dumps(line, separators=(",", ":")), self._say_that_it_ends)
 
-    def _write(self, line: str) -> None:
-        left = memoryview(line.encode())
-        try:
-            while left and not self._file.closed:
-                left = left[self._file.write(left) :]
-        except OSError as error:
-            self._warn("%s: the trace of requests ends here: %s", self._path, error)
-            self._file.close()
+    def _say_that_it_ends(self, error: OSError) -> None:
+        self._warn("%s: the trace of requests ends here: %s", self._path, error)
 
 
 def id_of(block_hash: bytes) -> int:
