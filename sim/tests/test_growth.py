@@ -350,6 +350,7 @@ def test_what_is_wrong_is_not_measured(growth: Callable[..., tuple[int, str]]) -
     assert out.endswith("it is no use to measure what is wrong: kv-sim conform broken_connectors:Stillborn\n")
 
 
+@pytest.mark.once
 def test_what_is_known_to_be_wrong_may_be_left_out(
     growth: Callable[..., tuple[int, str]], monkeypatch: pytest.MonkeyPatch
 ) -> None:

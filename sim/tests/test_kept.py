@@ -204,7 +204,7 @@ def test_what_is_kept_of_each_request_is_named(
     "name", ["memory", "patient", "offload-chunks", "offload-file", "later+flaky", "p2p+offload"]
 )
 def test_ours_keep_nothing(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(kept, "ROUNDS", (2, 4, 8))
+    monkeypatch.setattr(kept, "ROUNDS", (2, 3, 5))
     for model in models_for(SUBJECTS[name]):
         for side in measure_kept(partial(MeteredWorld, SUBJECTS[name], MODELS[model], "builtin")):
             assert side.growth == 0, f"{model}, {side.side}: {side.grows_at}"

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 
+@pytest.mark.once
 def test_the_example_runs_as_printed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delitem(sys.modules, "hasty", raising=False)  # the example adds it
     readme = Path(__file__).parents[1] / "README.md"

@@ -44,12 +44,12 @@ def refused(data, max_bytes=BIG):
 
 
 scalars = st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text()
-values = st.recursive(scalars, lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner), max_leaves=8)
+values = st.recursive(scalars, lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner), max_leaves=4)
 headers = st.dictionaries(st.text(), values, max_size=5)
 frames = st.tuples(headers, st.lists(st.binary(max_size=200), max_size=6))
 
 
-@given(st.lists(frames, max_size=4), st.lists(st.integers(1, 50), max_size=200))
+@given(st.lists(frames, max_size=3), st.lists(st.integers(1, 50), max_size=100))
 def test_what_is_sent_is_received(sent, pieces):
     pipe = Pipe(pieces=pieces)
     for header, parts in sent:

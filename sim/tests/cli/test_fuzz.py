@@ -62,6 +62,7 @@ def test_a_failure_is_two_lines_to_paste(kv_sim: Callable[[str], Result], tmp_pa
     assert schedule.violation in replayed
 
 
+@pytest.mark.once
 def test_a_failure_never_replaces_a_file(kv_sim: Callable[[str], Result], tmp_path: Path) -> None:
     kv_sim(f"kv-sim fuzz --connector {HASTY} --seed 0 --save out")
     [file] = (tmp_path / "out").iterdir()

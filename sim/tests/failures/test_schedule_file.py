@@ -312,6 +312,7 @@ def test_an_empty_file_is_no_schedule() -> None:
     assert error_of([""]) == "some.jsonl: line 1: the file is empty; it begins with a header line"
 
 
+@pytest.mark.once
 def test_every_size_of_a_world_is_read() -> None:
     """A field of a type that the reader doesn't know would be an error for everybody."""
     names = ("offload", "p2p", "p2p-two-engines")

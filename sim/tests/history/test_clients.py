@@ -76,6 +76,7 @@ def test_nothing_is_sent_that_somebody_might_fulfil() -> None:
     assert any(params.get("remote_block_ids") == [] for params in objects)
 
 
+@pytest.mark.once
 @pytest.mark.parametrize("name", ["memory", "offload", "p2p", "p2p-two-engines"])
 def test_who_does_not_claim_it_is_sent_nothing_and_the_rest_of_a_history_is_the_same(name: str) -> None:
     claims = SUBJECTS[name]

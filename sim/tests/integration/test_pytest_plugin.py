@@ -35,7 +35,7 @@ def run_pytest(tmp_path: Path) -> Run:
 
 
 def test_a_sound_connector_passes_and_is_told_what_was_tried(run_pytest: Run) -> None:
-    code, out = run_pytest("--kv-connector=later", "--kv-traits=ranks,failures", "--kv-histories=3")
+    code, out = run_pytest("--kv-connector=later", "--kv-traits=ranks,failures", "--kv-histories=2")
     assert code == 0, out
     assert "4 passed" in out
     assert "conformance of later" in out
@@ -74,7 +74,7 @@ def test_a_failure_that_cannot_be_saved_is_told_all_the_same(run_pytest: Run, tm
 @pytest.mark.parametrize(
     ("connector", "options"),
     [
-        ("later", ["--traits=ranks,failures", "--histories=3", "--seed=0x20"]),
+        ("later", ["--traits=ranks,failures", "--histories=2", "--seed=0x20"]),
         ("mine:Hasty", ["--histories=2", '--extra={"a": 1}', "--save=saved"]),
     ],
 )
@@ -103,7 +103,7 @@ def test_it_says_what_kv_sim_conform_says(
 
 def test_the_users_own_warnings_as_errors_are_survived(run_pytest: Run, tmp_path: Path) -> None:
     (tmp_path / "pytest.ini").write_text("[pytest]\nfilterwarnings = error\n")
-    code, out = run_pytest("--kv-connector=memory", "--kv-histories=2")
+    code, out = run_pytest("--kv-connector=memory", "--kv-histories=1")
     assert code == 0, out
 
 

@@ -96,7 +96,7 @@ def test_the_rest_is_pulled_by_who_has_the_beginning() -> None:
 
 
 @pytest.mark.once
-@pytest.mark.parametrize(("name", "least"), [("p2p", 10), ("p2p-hasty", 3)])
+@pytest.mark.parametrize(("name", "least"), [("p2p", 4), ("p2p-hasty", 2)])
 def test_who_has_some_blocks_itself_often_pulls_more(
     name: str, least: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:

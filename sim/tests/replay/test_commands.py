@@ -25,6 +25,7 @@ def synthetic():
     return open_trace("mooncake-synthetic")
 
 
+@pytest.mark.once
 def test_the_table_of_a_replay(small, capsys):
     assert main(["replay", str(small), "--capacity", "5blocks,100 blocks", "--model", "qwen3-8b"]) == 0
     heading, *lines = capsys.readouterr().out.splitlines()
@@ -225,6 +226,7 @@ def test_json_has_everything(small, capsys, tmp_path):
     assert blocks == [5, 2, 7] and data["model"] == "10 bytes a token"
 
 
+@pytest.mark.once
 def test_processes_change_nothing():
     trace = open_trace("mooncake-synthetic", TraceOptions(requests=500))
     setups = [Setup("sieve", 500), Setup("lru", 500, 300), Setup("arc", 400, disk=700)]
@@ -251,6 +253,7 @@ def test_a_replay_in_no_process(synthetic):
         size(synthetic, ["lru"], jobs=0)
 
 
+@pytest.mark.once
 def test_a_store_threshold_skips_stores(synthetic):
     plain, choosy = replay_all(RoutedTrace(synthetic), [Setup("lru", 5000), Setup("lru", 5000, store_threshold=2)])
     assert not plain.host.skipped and choosy.host.skipped > 30_000

@@ -179,6 +179,7 @@ def test_what_can_not_be_printed_is_named(small, what):
     assert ended.returncode == 2
 
 
+@pytest.mark.once
 def test_where_nothing_is_printed_to_nothing_fails(small, tmp_path):
     program = [sys.executable, "-m", "kv_sim", "replay", str(small), "--capacity", "5blocks", "--jobs", "1"]
     command = ["sh", "-c", 'exec "$@" >&-', "sh", *program, "--json", str(tmp_path / "out.json")]

@@ -181,6 +181,7 @@ def test_what_is_shown() -> None:
     assert not any("met" in line.split() or "goal" in line for line in [*timed_lines(swept())])
 
 
+@pytest.mark.once
 def test_who_waits_in_the_queue_is_told_so() -> None:
     base = swept("ttft-p99=1us")
     most, less = base.runs[2], base.runs[0]

@@ -1,6 +1,7 @@
 """The table of vLLM's own tests, and what a source file defines."""
 
 import ast
+from functools import cache
 from pathlib import Path
 from typing import NamedTuple
 
@@ -31,13 +32,12 @@ def read_table(text):
     return rows
 
 
+@cache
 def names_of_tests(source):
     """The names of the tests in a file, those in classes after the name of the class."""
-    found = []
-    for node in ast.parse(source).body:
-        if isinstance(node, ast.ClassDef):
-            found += [f"{node.name}::{inner}" for inner in _functions(node.body)]
-    return found + _functions(ast.parse(source).body)
+    body = ast.parse(source).body
+    classes = [node for node in body if isinstance(node, ast.ClassDef)]
+    return [f"{node.name}::{inner}" for node in classes for inner in _functions(node.body)] + _functions(body)
 
 
 def _functions(nodes):
