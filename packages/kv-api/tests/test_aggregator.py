@@ -185,6 +185,11 @@ def test_the_output_of_the_chosen_rank_carries_the_joined_report() -> None:
     assert aggregator.aggregate(nothing, output_rank=0) is None
     with pytest.raises(AssertionError, match=r"rank 1 has an output, ranks \[0\] have none"):
         aggregator.aggregate(nothing, output_rank=1)
+    for rank in (-1, 2):
+        with pytest.raises(IndexError, match=f"^output_rank: {rank}, of 2 outputs$"):
+            aggregator.aggregate(nothing, output_rank=rank)
+    with pytest.raises(IndexError, match=r"^output_rank: 0, of 0 outputs$"):
+        aggregator.aggregate([])
 
 
 @pytest.mark.parametrize(("count", "expected"), [(None, 4), (2, 2)])

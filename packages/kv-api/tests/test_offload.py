@@ -198,3 +198,13 @@ def test_writers_of_a_page_take_turns() -> None:
 
 def test_a_medium_has_no_settings_until_it_names_them() -> None:
     assert kv_api.OffloadingSpec.extra_keys == frozenset()
+
+
+def test_a_medium_is_made_with_an_offloading_config() -> None:
+    class Medium(kv_api.OffloadingSpec):
+        def get_manager(self) -> Any: ...
+        def get_worker(self, kv_caches: Any) -> Any: ...
+
+    for config, name in ((None, "NoneType"), ({"extra_config": {}}, "dict")):
+        with pytest.raises(kv_api.ConfigError, match=f"^Medium needs an OffloadingConfig, got a {name}$"):
+            Medium(config)  # type: ignore[arg-type]

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from enum import Enum, auto
 from typing import Any, ClassVar, NamedTuple, TypeAlias
 
+from kv_api.errors import ConfigError
 from kv_api.layout import CanonicalKVCaches
 from kv_api.load_store_spec import GPULoadStoreSpec, LoadStoreSpec
 from kv_api.offload_config import (
@@ -270,6 +271,8 @@ class OffloadingSpec(ABC):
     """
 
     def __init__(self, config: OffloadingConfig) -> None:
+        if not hasattr(config, "extra_config"):
+            raise ConfigError(f"{type(self).__name__} needs an OffloadingConfig, got a {type(config).__name__}")
         self.config = config
         self.extra_config: Mapping[str, Any] = config.extra_config
         self.replicated_layout = False

@@ -92,6 +92,8 @@ class KVOutputAggregator:
 
         ``None`` when that rank has none. Any other rank without an output is a broken step.
         """
+        if not 0 <= output_rank < len(outputs):
+            raise IndexError(f"output_rank: {output_rank}, of {len(outputs)} outputs")
         chosen = outputs[output_rank]
         if chosen is None:
             return None
