@@ -123,8 +123,8 @@ def test_every_option_says_what_it_is():
     assert (
         "weka, lmcache, bailian, recorded, servegen, lmbench, mooncake, baseten, aibrix, aiperf, aiperf-turns, "
         "aiperf-inputs, otel, guidellm, langfuse, langsmith, sglang, sglang-log, har, sagemaker, bedrock, "
-        "baseten-text, vllm, conversations-dated, conversations, openai, openai-table, azure, burstgpt, vidur, "
-        "bench, mooncake-lengths, litellm, splitwise" in said["format"]
+        "baseten-text, vllm, conversations-dated, conversations, openai, openai-table, claude-code, codex, azure, "
+        "burstgpt, vidur, bench, mooncake-lengths, litellm, splitwise" in said["format"]
     )
     for parser, points in ((parsers[2], 20), (parsers[3], 8)):
         [text] = [action.help for action in parser._actions if action.dest == "points"]

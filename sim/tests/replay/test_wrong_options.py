@@ -51,8 +51,9 @@ OPTIONS = {
     ("--bytes-per-token", "1" + "0" * 400): f"--bytes-per-token: expected 1 to 1099511627776, got 1{'0' * 400}",
     ("--format", "moncake"): (
         "--format: unknown format 'moncake'; known: aibrix, aiperf, aiperf-inputs, aiperf-turns, azure, "
-        "bailian, baseten, baseten-text, bedrock, bench, burstgpt, conversations, conversations-dated, guidellm, "
-        "har, langfuse, langsmith, litellm, lmbench, lmcache, mooncake, mooncake-lengths, openai, openai-table, "
+        "bailian, baseten, baseten-text, bedrock, bench, burstgpt, claude-code, codex, conversations, "
+        "conversations-dated, guidellm, har, langfuse, langsmith, litellm, lmbench, lmcache, mooncake, "
+        "mooncake-lengths, openai, openai-table, "
         "otel, recorded, sagemaker, servegen, sglang, sglang-log, splitwise, vidur, vllm, weka; "
         "did you mean 'mooncake'?"
     ),

@@ -47,6 +47,20 @@ def captured(second: int, sent: Any, came: Any, encoding: str = "JSON") -> dict[
     return {"captureData": entries, "eventMetadata": time, "eventVersion": "0"}
 
 
+def transcribed(
+    uuid: str, above: str | None, kind: str, second: float, message: dict[str, Any], **more: Any
+) -> dict[str, Any]:
+    """A line of Claude Code's."""
+    time = f"2026-01-31T10:00:{second:06.3f}Z"
+    names = {"uuid": uuid, "parentUuid": above, "sessionId": "s", "isSidechain": False}
+    return {"type": kind, **names, "timestamp": time, "message": {"role": kind, **message}, **more}
+
+
+def rolled(second: float, kind: str, **payload: Any) -> dict[str, Any]:
+    """A line of Codex's."""
+    return {"timestamp": f"2026-01-31T10:00:{second:06.3f}Z", "type": kind, "payload": payload}
+
+
 SAID = "x" * 107
 """Behind its role and before who answers it has 128 characters: 32 tokens, two blocks of 16."""
 ASKED = {"model": "m", "messages": [user(SAID)]}
@@ -192,6 +206,29 @@ CASES: dict[str, tuple[str, int, list[float]]] = {
         16,
         [0, 3],
     ),
+    "claude-code": (
+        lines(
+            {"type": "summary", "summary": "what it was about", "leafUuid": "z"},
+            transcribed("a", None, "user", 1, {"content": SAID}),
+            transcribed("b", "a", "assistant", 2, {"id": "1", "usage": {"output_tokens": 7}, "content": "z" * 27}),
+            transcribed("c", "b", "user", 4, {"content": "y" * 43}),
+            transcribed("d", "c", "assistant", 5, {"id": "2", "content": "z" * 15}),
+        ),
+        16,
+        [0, 3],
+    ),
+    "codex": (
+        lines(
+            rolled(0, "session_meta", id="s"),
+            rolled(1, "response_item", type="message", role="user", content=SAID),
+            rolled(2, "response_item", type="message", role="assistant", content="z" * 27),
+            rolled(3, "event_msg", type="token_count", info={"last_token_usage": {"output_tokens": 7}}),
+            rolled(4, "response_item", type="message", role="user", content="y" * 43),
+            rolled(5, "response_item", type="message", role="assistant", content="z" * 15),
+        ),
+        16,
+        [0, 3],
+    ),
     "sglang": (
         lines(
             {"input_ids": [*range(40)], "sampling_params": {}, "timestamp": 1},
@@ -320,6 +357,9 @@ READ: dict[str, tuple[list[tuple[int, int]], int]] = {
     "guidellm": ([(32, 7), (45, 7)], 1),
     "langfuse": ([(32, 7), (45, 7)], 1),
     "langsmith": ([(32, 7), (45, 7)], 1),
+    # The second has 128 characters, 27 of the answer, and 8 + 43 + 13; its answer is 13 + 15.
+    "claude-code": ([(32, 7), (55, 7)], 2),
+    "codex": ([(32, 7), (55, 7)], 2),
     "sglang": ([(40, 0), (35, 7)], 2),
     "sglang-log": ([(40, 0), (35, 7)], 2),
     "har": ([(32, 0), (45, 7)], 1),

@@ -51,7 +51,9 @@ def test_a_format_says_whether_its_prompts_are_text(tmp_path, name):
     """Or token ids; then a tokenizer can be given, and ids were made here."""
     file = tmp_path / "trace"
     file.write_text(CASES[name][0])
-    records = [one for _, found in objects_of(file).found for one in FORMATS[name].parse(found)]
+    form, found = FORMATS[name], [one for _, one in objects_of(file).found]
+    gathered = found if form.gather is None else [record for _, record in form.gather(found)]
+    records = [one for record in gathered for one in form.parse(record)]
     assert records
     assert {one.text is not None or one.tokens is not None for one in records} == {FORMATS[name].is_text}
 

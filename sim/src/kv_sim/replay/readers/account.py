@@ -33,6 +33,7 @@ class Account:
     delayed: int = 0
     moved: int = 0
     failed: int = 0
+    copies: int = 0
     arrived: int = 0
     tokens: int = 0
     first_arrival: float = inf
@@ -74,6 +75,9 @@ class Account:
         if self.failed:
             requests = counted(self.failed, "request has", "requests have")
             yield f"{requests} a status of 400 or more; each counts like any other, computed or not"
+        if self.copies:
+            requests = counted(self.copies, "request is there again", "requests are there again")
+            yield f"{requests}, where a session goes on elsewhere: each counts once"
         odd = self._odd_times()
         if odd is not None:
             yield f"{odd}: is the unit of its times the right one? (--time-unit)"

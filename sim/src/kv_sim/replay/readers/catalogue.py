@@ -14,6 +14,8 @@ from kv_sim.replay.readers.bench import BENCH
 from kv_sim.replay.readers.burstgpt import BURSTGPT
 from kv_sim.replay.readers.captured import BEDROCK, SAGEMAKER
 from kv_sim.replay.readers.chat import CONVERSATIONS, OPENAI, is_conversation, is_request
+from kv_sim.replay.readers.claude_code import CLAUDE_CODE
+from kv_sim.replay.readers.codex import CODEX
 from kv_sim.replay.readers.dated import DATED
 from kv_sim.replay.readers.format import Container, Format
 from kv_sim.replay.readers.guidellm import GUIDELLM
@@ -40,7 +42,7 @@ FORMATS: Final[Mapping[str, Format]] = {
         *(WEKA, LMCACHE, BAILIAN, RECORDED, SERVEGEN, LMBENCH, MOONCAKE, BASETEN),
         *(AIBRIX, AIPERF, TURNS, INPUTS, OTEL, GUIDELLM, LANGFUSE, LANGSMITH, SGLANG, SGLANG_LOG, HAR),
         *(SAGEMAKER, BEDROCK, BASETEN_TEXT),
-        *(VLLM, DATED, CONVERSATIONS, OPENAI, TABLE),
+        *(VLLM, DATED, CONVERSATIONS, OPENAI, TABLE, CLAUDE_CODE, CODEX),
         *(AZURE, BURSTGPT, VIDUR, BENCH, *LENGTHS),
     )
 }

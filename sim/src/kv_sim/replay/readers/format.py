@@ -1,6 +1,6 @@
 """``Format``: what a reader says of its format. Everything that all formats share is done elsewhere."""
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from typing import Any
@@ -54,6 +54,11 @@ class Format:
     """A further look at a record that has all fields."""
     looked_for: str | None = None
     """What that look is for, where fields don't say it."""
+    gather: Callable[[Sequence[Mapping[str, Any]]], Iterator[tuple[int, Mapping[str, Any]]]] | None = None
+    """Where a line is no request, but several lines tell of one: what is to be parsed, of all lines of a file, and
+    the number of the line with which each begins."""
+    comes_once: bool = False
+    """Whether requests of one name are one, since what goes on in another file is copied there."""
 
     @property
     def is_sorted_when_read(self) -> bool:

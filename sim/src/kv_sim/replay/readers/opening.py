@@ -5,11 +5,11 @@ checked, its blocks are named, and it goes into columns. Whatever is left out is
 """
 
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import chain, islice
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 from kv_api import ConfigError
 from kv_sim.replay.columns import NO_SESSION, Columns, ColumnsBuilder
@@ -134,12 +134,13 @@ class Opening:
 
     def _records(self, files: Iterator[Iterator[Found]]) -> Iterator[tuple[Place, Record]]:
         form = self._form
-        numbered = ((file, *one) for file, found in enumerate(files) for one in found)
+        numbered = ((file, *one) for file, found in enumerate(files) for one in self._gathered(found))
+        names: set[str] = set()
         for number, (file, place, value) in enumerate(numbered):
             try:
                 if isinstance(value, Broken):
                     raise MalformedError(value.reason)
-                missing = [name for name in form.fields if name not in value]
+                missing = [name for name in form.fields if name not in value and form.gather is None]
                 if missing:
                     raise MalformedError(
                         f"{missing[0]}: no such field, and it isn't of format {form.name} without"
@@ -147,6 +148,11 @@ class Opening:
                 for record in form.parse(value):
                     if record.time is None and not number and (dates := dates_in(value)):
                         self._dates = f" (if {' or '.join(dates)} is the time, call it {TIMES[0]})"
+                    if form.comes_once and record.name is not None:
+                        if record.name in names:
+                            self._account.copies += 1
+                            continue
+                        names.add(record.name)
                     self._text.cut(record)
                     if form.is_sorted_when_read:
                         # Names are a writer's own: two files may have the same one.
@@ -158,6 +164,20 @@ class Opening:
                     yield place, record
             except MalformedError as error:
                 self._malformed(place, error)
+
+    def _gathered(self, found: Iterator[Found]) -> Iterator[Found]:
+        """What is to be parsed of a file, and where it begins."""
+        if self._form.gather is None:
+            yield from found
+            return
+        lines: list[tuple[Place, Mapping[str, Any]]] = []
+        for place, value in found:
+            if isinstance(value, Broken):
+                yield place, value
+            else:
+                lines.append((place, value))
+        for number, record in self._form.gather([value for _, value in lines]):
+            yield lines[number][0], record
 
     def _malformed(self, place: Place, error: MalformedError) -> None:
         if self._options.on_error is OnError.STOP:

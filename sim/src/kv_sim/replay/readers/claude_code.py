@@ -1,0 +1,173 @@
+"""Transcripts of Claude Code: a session a file, a line for each message or part of one, each below another line.
+
+What a model was asked is what stands above its answer. An answer may be several lines, one for each part, and what
+its tools gave back stands below the part that called them: so of an answer all parts count, and all that they got.
+Where a session was compacted, a line stands below none, and so does the first one of a subagent.
+
+A request arrives when the last line above its answer was written. A session that goes on in another file is copied
+there, so a request that is in two files is one.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, Final
+
+from kv_sim.replay.readers.chat import chat
+from kv_sim.replay.readers.format import Container, Format
+from kv_sim.replay.readers.record import MalformedError, Record, number_or_date, text_of, whole
+from kv_sim.replay.readers.text import ASSUMED
+
+Line = Mapping[str, Any]
+
+_ANSWER: Final = "assistant"
+_NOBODY: Final = "<synthetic>"
+"""The model of what the program says by itself, which no model was asked and none is told."""
+_READ: Final = ("input_tokens", "cache_creation_input_tokens", "cache_read_input_tokens")
+_BEGINS: Final = ("sessionId", "leafUuid", "snapshot")
+"""What lines have: of messages, of a summary, of files."""
+_THOUGHTS: Final = ("thinking", "redacted_thinking")
+
+
+class _Transcript:
+    """The lines of a file, and which stand above which."""
+
+    def __init__(self, lines: Sequence[Line]) -> None:
+        self._lines = lines
+        self._places = {line["uuid"]: place for place, line in enumerate(lines) if _is_text(line.get("uuid"))}
+        self._parts: dict[str, list[int]] = {}
+        """The lines of each answer."""
+        self._given_back: dict[str, list[int]] = {}
+        """By a tool's call: the lines with what it gave back."""
+        self._above: dict[str, list[int]] = {}
+        """The lines above each answer."""
+        self._said: dict[int, list[str] | MalformedError] = {}
+        for place, line in enumerate(lines):
+            if (answer := _answer_of(line)) is not None:
+                self._parts.setdefault(answer, []).append(place)
+            for call in _ids_in(line, "tool_result", "tool_use_id"):
+                self._given_back.setdefault(call, []).append(place)
+
+    def requests(self) -> Iterator[tuple[int, Line]]:
+        """The line with which each answer begins, and what a request is read from."""
+        for answer, parts in self._parts.items():
+            first = parts[0]
+            self._above[answer] = above = sorted({place for place in self._find(answer) if place < first})
+            asked = [self._pieces_of(place) for place in above]
+            dated = (self._lines[place] for place in reversed(above))
+            last = next((line for line in dated if line.get("timestamp") is not None), self._lines[first])
+            yield first, {"asked": asked, "last": last, "answer": [self._lines[place] for place in parts]}
+
+    def _find(self, answer: str) -> Iterator[int]:
+        """The lines above an answer, and maybe some below it."""
+        place = self._line_above(self._parts[answer][0])
+        while place is not None:
+            other = _answer_of(self._lines[place])
+            if other in self._above:
+                yield from self._above[other]
+                yield from self._parts[other]
+                calls = [call for part in self._parts[other] for call in _calls_in(self._lines[part])]
+                yield from (back for call in calls for back in self._given_back.get(call, ()))
+                return
+            yield place
+            place = self._line_above(place)
+
+    def _line_above(self, place: int) -> int | None:
+        above = self._places.get(text_of(self._lines[place], "parentUuid") or "")
+        return above if above is not None and above < place else None
+
+    def _pieces_of(self, place: int) -> list[str] | MalformedError:
+        """What a line says, made once for all that stands below it."""
+        if place not in self._said:
+            try:
+                self._said[place] = _pieces(self._lines[place])
+            except MalformedError as error:
+                self._said[place] = error
+        return self._said[place]
+
+
+def _gather(lines: Sequence[Line]) -> Iterator[tuple[int, Line]]:
+    yield from _Transcript(lines).requests()
+
+
+def _pieces(line: Line) -> list[str]:
+    """What a line says of its message; of lines without one, nothing."""
+    message = line.get("message")
+    if line.get("type") not in ("user", _ANSWER) or not isinstance(message, dict) or _is_nobodys(message):
+        return []
+    return chat({"messages": [{"role": line["type"], **message, "content": _plain(message.get("content"))}]})[:-1]
+
+
+def _plain(content: Any) -> Any:
+    """Thoughts as text, without what they are signed with."""
+    if not isinstance(content, list):
+        return content
+    return [part["thinking"] if _is_thought(part) and _is_text(part.get("thinking")) else part for part in content]
+
+
+def _is_thought(part: Any) -> bool:
+    return isinstance(part, dict) and part.get("type") in _THOUGHTS
+
+
+def _answer_of(line: Line) -> str | None:
+    """The name of the answer that a line is a part of."""
+    message = line.get("message")
+    if line.get("type") != _ANSWER or not isinstance(message, dict) or _is_nobodys(message):
+        return None
+    return text_of(message, "id") or text_of(line, "uuid")
+
+
+def _is_nobodys(message: Mapping[str, Any]) -> bool:
+    return message.get("model") == _NOBODY
+
+
+def _calls_in(line: Line) -> list[str]:
+    return _ids_in(line, "tool_use", "id")
+
+
+def _ids_in(line: Line, kind: str, field: str) -> list[str]:
+    """A field of the parts of one kind."""
+    message = line.get("message")
+    content = message.get("content") if isinstance(message, dict) else None
+    parts = [part for part in content if isinstance(part, dict)] if isinstance(content, list) else []
+    return [part[field] for part in parts if part.get("type") == kind and _is_text(part.get(field))]
+
+
+def _is_text(value: Any) -> bool:
+    return isinstance(value, str)
+
+
+def _parse(record: Line) -> Iterator[Record]:
+    for piece in record["asked"]:
+        if isinstance(piece, MalformedError):
+            raise MalformedError(f"above it, {piece}")
+    first, newest = record["answer"][0], record["answer"][-1]
+    usage = newest["message"].get("usage")
+    read = isinstance(usage, dict)
+    yield Record(
+        number_or_date(record["last"], "timestamp"),
+        0,
+        whole(usage, "output_tokens", usual=0) if read else 0,
+        None,
+        session=text_of(first, "sessionId"),
+        model=text_of(first["message"], "model"),
+        text=[*(text for piece in record["asked"] for text in piece), f"<|{_ANSWER}|>"],
+        answer=None if read else "".join(text for line in record["answer"] for text in _pieces(line)),
+        told_tokens=sum(whole(usage, field, usual=0) for field in _READ) if read else None,
+        name=text_of(first, "requestId") or text_of(first["message"], "id"),
+    )
+
+
+CLAUDE_CODE = Format(
+    "claude-code",
+    f"transcripts of Claude Code, JSON lines: type, sessionId, of messages uuid, parentUuid, message; {ASSUMED}",
+    Container.JSON,
+    (),
+    _parse,
+    gather=_gather,
+    overlaps=True,
+    sessions_go_on=True,
+    comes_once=True,
+    matches=lambda record: "type" in record and any(field in record for field in _BEGINS),
+    looked_for=f"type and {_BEGINS[0]}, {_BEGINS[1]} or {_BEGINS[2]}",
+    is_text=True,
+    assumes="system prompts and tools, which a transcript leaves out, are not counted",
+)
