@@ -60,6 +60,19 @@ def test_an_answer_of_several_lines_is_one_request_and_all_its_calls_are_answere
     assert "usage says 58 prompt tokens where 32 are counted here" in notes[2]
 
 
+def test_what_a_tool_gives_back_later_was_not_there_yet(read):
+    requests, _ = read(
+        user("a", None, 1, SAID),
+        answer("b", "a", 2, [*call("x"), *call("y")], "1"),
+        user("c", "b", 3, result("x", "left")),
+        answer("d", "c", 4, "z" * 20, "2"),
+        user("e", "b", 5, result("y", "right")),
+    )
+    called = ("assistant", characters(call("x")) + characters(call("y")))
+    given = ("user", characters(result("x", "left")))
+    assert requests[1].input_tokens == tokens(("user", 107), called, given)
+
+
 def test_who_goes_another_way_from_some_line_on_has_what_is_above_that(read):
     requests, _ = read(
         user("a", None, 1, SAID),
@@ -160,6 +173,16 @@ def test_a_line_without_a_date_names_its_answer(tmp_path):
         open_trace(file)
 
 
+def test_an_answer_without_a_name_is_a_line(read):
+    unnamed = {"content": "z" * 11}
+    requests, _ = read(
+        user("a", None, 1, SAID),
+        transcribed("b", "a", "assistant", 2, unnamed),
+        transcribed("c", "b", "assistant", 3, unnamed),
+    )
+    assert [one.input_tokens for one in requests] == [32, tokens(("user", 107), ("assistant", 11))]
+
+
 # -- Codex ---------------------------------------------------------------------------------------
 
 
@@ -205,6 +228,12 @@ def test_items_of_a_model_in_a_row_are_one_answer(read):
     assert notes[0] == "format: codex"
 
 
+def test_what_comes_first_is_that_of_the_first_line_though_it_went_on_from_another(read):
+    begun = [rolled(0, "session_meta", id="s", instructions="i" * 44), rolled(0, "session_meta", id="t")]
+    requests, _ = read(*begun, told(1, SAID), told(2, "z", "assistant"))
+    assert [one.input_tokens for one in requests] == [-(-(len("<|instructions|>") + 44 + 128) // 4)]
+
+
 @pytest.mark.parametrize(
     ("compacted", "left"),
     [
@@ -237,6 +266,34 @@ def test_an_item_that_can_not_be_read_is_said(tmp_path):
 
 
 # -- both ----------------------------------------------------------------------------------------
+
+
+def in_codex(name, model):
+    return [
+        rolled(0, "session_meta", id=name),
+        rolled(0, "turn_context", model=model),
+        rolled(0, "turn_context", cwd="elsewhere"),
+        *(told(1, SAID), told(3, "z", "assistant"), told(5, "y"), told(7, "z", "assistant")),
+    ]
+
+
+def in_claude_code(name, model):
+    lines = [
+        *(user("a", None, 1, SAID), answer("b", "a", 3, "z", f"{name} 1", model=model)),
+        *(user("c", "b", 5, "y"), answer("d", "c", 7, "z", f"{name} 2", model=model)),
+    ]
+    return [{**line, "sessionId": name} for line in lines]
+
+
+@pytest.mark.parametrize("lines_of", [in_claude_code, in_codex])
+def test_sessions_of_several_files_go_by_one_clock(tmp_path, lines_of):
+    for name, model in (("s", "m"), ("t", "n")):
+        text = "".join(f"{json.dumps(line)}\n" for line in lines_of(name, model))
+        (tmp_path / f"{name}.jsonl").write_text(text)
+    trace = open_trace(tmp_path, TraceOptions(sessions=True))
+    assert [one.arrival_seconds for one in trace] == [0, 0, 4, 4]
+    assert [*trace.sessions] == [0, 1, 0, 1]
+    assert "requests of 2 models, none of which can use another's blocks: m, n" in trace.notes
 
 
 @pytest.mark.parametrize("name", ["claude-code", "codex"])

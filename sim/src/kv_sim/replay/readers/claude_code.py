@@ -152,7 +152,7 @@ def _parse(record: Line) -> Iterator[Record]:
         text=[*(text for piece in record["asked"] for text in piece), f"<|{_ANSWER}|>"],
         answer=None if read else "".join(text for line in record["answer"] for text in _pieces(line)),
         told_tokens=sum(whole(usage, field, usual=0) for field in _READ) if read else None,
-        name=text_of(first, "requestId") or text_of(first["message"], "id"),
+        name=text_of(first["message"], "id"),
     )
 
 
