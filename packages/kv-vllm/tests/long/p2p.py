@@ -94,8 +94,9 @@ def test_beside_host_memory(engines, expected):
     decode.close()
 
 
-def test_blocks_that_nixl_carries(engines, expected):
-    prefill, decode = (engines(transfer(role, carrier="nixl")) for role in ("kv_producer", "kv_consumer"))
+@pytest.mark.parametrize("carrier", ["nixl", "mooncake"])
+def test_blocks_that_a_library_carries(engines, expected, carrier):
+    prefill, decode = (engines(transfer(role, carrier=carrier)) for role in ("kv_producer", "kv_consumer"))
     hand_over(prefill, decode, PROMPTS, expected)
     come_to_rest(prefill)
     prefill.close()
