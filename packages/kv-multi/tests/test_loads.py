@@ -165,6 +165,14 @@ def test_a_load_that_was_reported_is_not_in_flight(scheduler):
     assert passes(multi, sending=["r"]) == ({"r"}, None)
 
 
+def test_all_loads_of_a_report_have_ended():
+    loads = LoadsInFlight()
+    for name in "pqr":
+        loads.start(name, PlannedLoad(0, True))
+    loads.finish(["q", "r"])
+    assert [loads.loader(name) for name in "pqr"] == [0, None, None]
+
+
 def test_the_load_of_an_aborted_request_is_still_told(scheduler):
     """Deferred loads start between steps, so an abort may come before the step that tells of them."""
     multi, *children = scheduler()

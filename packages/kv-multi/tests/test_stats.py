@@ -64,6 +64,11 @@ def test_who_is_switched_off_on_any_side_is_told():
     assert stats.reduce() == {"quarantined": {"a": "here", "b": "both", "c": "there"}}
 
 
+def test_who_is_switched_off_is_rebuilt_as_what_was_counted_is():
+    stats = MultiKVConnectorStats({"quarantined": QuarantineStats({"a": "here"}), "Scripted": Count({"n": 4})})
+    assert MultiConnector.build_kv_connector_stats(stats.to_dict()).data == stats.data
+
+
 def test_aggregate_refuses_what_does_not_fit():
     with pytest.raises(TypeError) as caught:
         MultiKVConnectorStats({"a": Text()}).aggregate(multi_stats(a=1))

@@ -52,6 +52,9 @@ def test_a_layer_without_a_tensor():
             canonical_caches(known, cache, layout_of(cache))
         expected = f"register_kv_caches: there is no tensor of layer 'layer0'; known: {described}"
         assert str(raised.value) == expected
+    cache.kv_cache_groups[0].layer_names = ["k", "l"]
+    with pytest.raises(ConfigError, match="no tensor of layer 'l'; known: k"):
+        canonical_caches({"k": np.zeros((8, 4))}, cache, layout_of(cache))
 
 
 def test_the_page_of_such_a_layer_is_its_share_of_the_groups(monkeypatch):

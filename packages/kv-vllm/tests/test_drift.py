@@ -147,7 +147,8 @@ def installed(monkeypatch):
     """Stands for an installed vLLM, whose class `Theirs` is compared with `Ours`; a package of ours is missing."""
     base = SimpleNamespace(KVConnectorBase_V1=Same, SupportsHMA=Same)
     modules = {
-        "here": SimpleNamespace(Ours=Ours, Renamed=Ours, Moved=Ours, Promise=Promised),
+        "here": SimpleNamespace(Ours=Ours, Renamed=Ours, Moved=Ours),
+        "here.engine": SimpleNamespace(Promise=Promised),
         module.CONNECTORS: base,
     }
     monkeypatch.setattr(module, "PROMISES", ())
@@ -241,7 +242,9 @@ def test_without_vllms_class_the_contract_is_not_compared(installed, monkeypatch
 
 def test_what_a_connector_may_read_vllm_must_have(installed, monkeypatch):
     monkeypatch.setattr(
-        module, "PROMISES", (("here.Promise", "Engine", "there"), ("here.Promise", "Engine", "elsewhere"))
+        module,
+        "PROMISES",
+        (("here.engine.Promise", "Engine", "there"), ("here.engine.Promise", "Engine", "elsewhere")),
     )
     fine, lines = installed(Same, pairs=())
     assert not fine

@@ -5,6 +5,7 @@ import re
 import subprocess
 import sys
 from collections import Counter
+from contextlib import nullcontext
 from types import SimpleNamespace
 
 import pytest
@@ -174,6 +175,12 @@ def test_without_the_testbed_it_says_so(command, no_vllm, monkeypatch, capsys):
     assert capsys.readouterr().err == "kv_vllm: this needs the testbed: install kv-vllm[sim]\n"
 
 
+def test_what_needs_no_testbed_runs_without(monkeypatch):
+    monkeypatch.setattr(module, "find_spec", lambda name: None)
+    monkeypatch.setattr("kv_vllm.drift.compare.drift", lambda show: True)
+    assert main(["drift"]) == 0
+
+
 @pytest.fixture
 def some_vllm(monkeypatch):
     """A vLLM of which nothing is asked but its version."""
@@ -269,6 +276,15 @@ def test_fuzzing_is_of_all_of_vllms_for_ten_minutes(hunted):
     assert all(600 / 7 <= seconds < 600 / 7 + 1 for _, _, _, seconds in told)
 
 
+@pytest.mark.parametrize(("options", "seconds"), [([], 60), (["--call-timeout", "7"], 7)])
+def test_fuzzing_logs_nothing_and_ends_long_calls(options, seconds, hunted, monkeypatch):
+    done = []
+    monkeypatch.setattr("kv_sim.command.console.let_connectors_log_nothing", lambda: done.append("quiet"))
+    monkeypatch.setattr("kv_sim.command.watchdog.ends_calls", lambda given: nullcontext(done.append(given)))
+    assert main(["fuzz", "--subject", "memory", *options]) == 0
+    assert done == ["quiet", seconds]
+
+
 @pytest.mark.parametrize("named", [[], ["--subject", "memory"]])
 @pytest.mark.parametrize(("options", "serves"), [([], None), (["--serves-peers"], 1), (["--two-engines"], 2)])
 def test_a_connector_of_ones_own_is_fuzzed_alone_or_after_those_that_are_named(
@@ -281,10 +297,10 @@ def test_a_connector_of_ones_own_is_fuzzed_alone_or_after_those_that_are_named(
         return SUBJECTS["later"]
 
     monkeypatch.setattr("kv_sim.command.selection.choose_subject", choose)
-    monkeypatch.setattr("kv_sim.command.selection.look_in_this_folder", lambda: None)
+    monkeypatch.setattr("kv_sim.command.selection.look_in_this_folder", lambda: asked.append("this folder"))
     assert main(["fuzz", "--connector", "mine:Mine", "--extra", "{}", "--traits", "a", *options, *named]) == 0
     assert [subject for subject, *_ in told] == [*map(SUBJECTS.get, named[1:]), SUBJECTS["later"]]
-    assert asked == [(("mine:Mine", "{}", "a", "vllm"), {"serves_peers": serves})]
+    assert asked == ["this folder", (("mine:Mine", "{}", "a", "vllm"), {"serves_peers": serves})]
 
 
 @pytest.mark.parametrize(("name", "where"), [("memory", "found"), ("later", None)])
@@ -336,6 +352,7 @@ HEAD = {
 def test_a_schedule_is_made_of_calls(tmp_path, capsys):
     calls, schedule = tmp_path / "some.calls.jsonl", tmp_path / "some.jsonl"
     calls.write_text(json.dumps(HEAD) + "\n")
+    schedule.write_text("of an earlier file of calls")
     assert main(["schedule", str(calls), str(schedule)]) == 0
     assert json.loads(schedule.read_text())["world"] == HEAD["world"]
     assert capsys.readouterr().out.startswith("0 requests")

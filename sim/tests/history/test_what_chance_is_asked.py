@@ -23,9 +23,11 @@ from kv_sim.history.draws import (
     with_fine_hashes,
     with_loads,
     with_own_cache,
+    with_pauses,
     with_sessions,
     with_states,
     with_tails,
+    with_two_engines,
 )
 from kv_sim.subject import Subject, Trait
 from kv_sim.world import World
@@ -254,6 +256,7 @@ def with_states_drawn(config: WorldConfig) -> WorldConfig:
 
 
 ALL_KINDS = {"groups": (FULL, WINDOW, STATE), "hands_over_states": True}
+OF_TWO = {"engines": 2, "role": "kv_both", "silent": frozenset({"fail", "reset_all"})}
 
 
 @pytest.mark.parametrize(
@@ -265,6 +268,7 @@ ALL_KINDS = {"groups": (FULL, WINDOW, STATE), "hands_over_states": True}
             {},
             {(0, 1, 3, 4, 7, 9, 10, 11, 14, 15, 16, 19): {"prefix_caching": False, "num_blocks": 120}},
         ),
+        (with_pauses, {}, {(4, 9, 18): {"pauses": True}}),
         (with_loads, {}, {(3, 5, 10, 13, 19): {"prefix_caching": False}}),
         (
             with_failing_loads,
@@ -303,6 +307,17 @@ ALL_KINDS = {"groups": (FULL, WINDOW, STATE), "hands_over_states": True}
             {"groups": (FULL, STATE), "async_scheduling": False},
             {(2, 4, 5, 11, 15, 16, 17, 19): {"sessions": True}},
         ),
+        (
+            with_two_engines,
+            {},
+            {
+                (0, 3, 7, 8, 10, 12, 14, 15): OF_TWO,
+                (1, 2, 4, 6, 9, 11, 17, 18, 19): {**OF_TWO, "role": "kv_producer"},
+                (5, 13, 16): {**OF_TWO, "role": "kv_consumer"},
+            },
+        ),
+        (with_two_engines, {"zero_new_blocks": True}, {tuple(range(20)): OF_TWO}),
+        (with_two_engines, {"hashes_per_block": 2}, {tuple(range(20)): OF_TWO}),
         (with_loads, {"groups": (FULL, STATE)}, {}),
         (with_loads, {"hashes_per_block": 2}, {}),
         (with_failing_loads, {}, {}),

@@ -400,6 +400,25 @@ def test_any_session_that_may_hear_more_gets_its_turn() -> None:
     assert drawn(made, Kind.TURN) == {("r1",), ("r3",)}
 
 
+@pytest.mark.parametrize("sleeps", [True, False])
+def test_who_pauses_may_sleep_where_that_is_claimed_and_wakes(sleeps: bool) -> None:
+    subject = replace(MEMORY, traits=MEMORY.traits | {Trait.SLEEP} if sleeps else frozenset())
+    made = World(replace(CONFIG, pauses=True), subject)
+
+    def may() -> set[Kind]:
+        return {Kind.PAUSE, Kind.SLEEP, Kind.WAKE} & legal_choices(made).keys()
+
+    assert (may(), drawn(made, Kind.PAUSE)) == ({Kind.PAUSE}, {(mode,) for mode in MODES})
+    assert legal(made, act("pause", mode="keep")) == [True]
+    assert may() == ({Kind.SLEEP, Kind.WAKE} if sleeps else {Kind.WAKE})
+    if sleeps:
+        assert legal(made, act("sleep")) == [True]
+        assert may() == {Kind.WAKE}
+    assert legal(made, act("wake"), act("wake")) == [True, False]
+    assert may() == {Kind.PAUSE}
+    assert not {Kind.PAUSE, Kind.SLEEP, Kind.WAKE} & legal_choices(World(CONFIG, subject)).keys()
+
+
 def test_the_last_ends_of_copies_are_repeated() -> None:
     made = stored()
     for device in made.engine.devices:

@@ -134,6 +134,7 @@ rising = st.lists(st.integers(0, 60), max_size=30, unique=True).map(sorted)
 @example(Layout(EVEN, 2, 2, 0), (8, 0, 0), range(4), 1)  # goes on a token before all of its window is complete
 @example(Layout(LAST_TWO, 2, 2, 4), (0, 0, 0), range(8, 12), 1)  # what is looked at begins some intervals on
 @example(Layout(FINER, 2, 8, None), (0, 0, 0), range(8, 12), 1)
+@example(Layout((Group(0, FULL, 16, 1, 1), Group(1, WINDOW, 4, 1, 1, 30)), 4, 16), (0, 0, 0), range(4, 5), 1)
 @given(
     layouts((None, 0, 4, 8, 6)),
     st.tuples(st.integers(0, 120), st.integers(0, 120), st.integers(0, 120)),

@@ -55,6 +55,15 @@ def test_tables_that_are_equal_are_not_the_same():
     index.check([other])
 
 
+def test_a_block_is_lost_by_all_that_have_it():
+    index, tables = BlockIndex(), [[3], [0, 3], [4, 3], [3, 5]]
+    for table in tables:
+        index.add(table)
+    index.vacate({3})
+    assert tables == [[0], [0, 0], [4, 0], [0, 5]]
+    index.check(tables)
+
+
 @pytest.mark.parametrize("shared", [[], [*range(1, 9)]])
 def test_a_table_and_a_fresh_block_cost_the_same_however_many_tables_there_are(shared):
     work = {}

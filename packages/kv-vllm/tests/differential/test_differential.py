@@ -189,6 +189,7 @@ NOTHING = Turn(Schedule(1))
         (WorldConfig(spec_tokens=1, run_ahead=1), [NOTHING], NEW, 0),
         (WorldConfig(spec_tokens=1, run_ahead=1, async_scheduling=True), [NOTHING], NEW, None),
         (WorldConfig(failure_policy="recompute"), [NOTHING, FAILS, NOTHING], NEW, 2),
+        (WorldConfig(failure_policy="recompute"), [FAILS, NOTHING], NEW, 1),
         (WorldConfig(failure_policy="fail"), [NOTHING, FAILS, NOTHING], NEW, None),
         (WorldConfig(failure_policy="fail"), [NOTHING, FAILS, SHARED], NEW, 2),
         (WorldConfig(failure_policy="recompute"), [NOTHING, SHARED, NOTHING], NEW, 1),
@@ -237,13 +238,13 @@ def test_a_history_that_a_checker_ended_is_named_and_compared_as_far_as_it_goes(
 def test_what_was_excluded_is_counted_and_the_others_are_compared(monkeypatch):
     call = Call("on_new_request", {}, None)
     add = Turn(Add("r", (1,), 1, None, None, False), [call])
-    traces = iter([[NOTHING], [add, FAILS, add], [add], [add]])
+    traces = iter([[NOTHING], [add, FAILS, add], [add, FAILS, add], [add]])
     worlds = iter([WorldConfig(spec_tokens=1, run_ahead=1), *[WorldConfig(failure_policy="recompute")] * 3])
     monkeypatch.setattr(module, "record", lambda *args: trace_of(*next(traces)))
     monkeypatch.setattr(Cell, "world", lambda *args: next(worlds))
     subjects = {"later": SUBJECTS["later"], "memory": SUBJECTS["memory"]}
     result = run_cell(Cell(True, 1), subjects, iter([0, 1]), parrot, NEW)
-    assert (result.agree, result.calls, [*result.excluded.values()]) == (3, 3, [1, 1])
+    assert (result.agree, result.calls, [*result.excluded.values()]) == (3, 3, [1, 2])
 
 
 def test_what_is_shown_of_a_cell(lines):
@@ -284,21 +285,27 @@ def test_what_is_shown_of_situations(lines, monkeypatch):
         "a longer one       -                5                0",
         f"missed: 'rare' in {Cell(True, 1)}: 1 of 2 times",
     ]
+    show_situations(results[::-1], {"rare": 3, "a longer one": 1}, lines.append)
+    assert lines[-3:] == [
+        f"missed: 'rare' in {Cell(False, 2)}: 2 of 3 times",
+        f"missed: 'a longer one' in {Cell(False, 2)}: 0 of 1 times",
+        f"missed: 'rare' in {Cell(True, 1)}: 1 of 3 times",
+    ]
 
 
 def test_what_is_excluded_or_hidden_is_explained_once(lines, monkeypatch):
     """And only what was met; in an old vLLM, nobody misses what it hides."""
-    exclusion = EXCLUSIONS[0]
+    excluded = Counter(exclusion.name for exclusion in EXCLUSIONS[:2])
 
     def result(cell, *args):
-        return CellResult(cell, agree=1, situations=Counter(MINIMA), excluded=Counter({exclusion.name: 1}))
+        return CellResult(cell, agree=1, situations=Counter(MINIMA), excluded=excluded)
 
     monkeypatch.setattr(module, "run_cell", result)
     names = ["later", "patient", "memory"]
     assert differential(CELLS[:2], names, range(7), parrot, NEW, lines.append)
     assert lines[0] == "vLLM 0.33; a cell: 7 histories of each of later, patient, memory"
-    assert lines[-1] == f"excluded: {exclusion.name}\n  {exclusion.reason}"
-    assert sum(line.startswith("excluded: ") for line in lines) == 1
+    explained = [f"excluded: {exclusion.name}\n  {exclusion.reason}" for exclusion in EXCLUSIONS[:2]]
+    assert [line for line in lines if line.startswith("excluded: ")] == lines[-2:] == explained
 
     def without(cell, *args):
         return CellResult(cell, situations=Counter({n: c for n, c in MINIMA.items() if n not in hidden((0, 32))}))
@@ -384,9 +391,9 @@ SITUATIONS = {
                     {"finished_sending": ["a", "b"]},
                 )
             ),
-            Turn(Process(2, {}, {"invalid_block_ids": [1]})),
+            *[Turn(Process(number, {}, {"invalid_block_ids": [1]})) for number in (2, 3)],
         ],
-        {"accepted drafts go to waste": 1, "a store is reported": 2, "failed load, fail": 1},
+        {"accepted drafts go to waste": 1, "a store is reported": 2, "failed load, fail": 2},
     ),
     "aborts": (
         [

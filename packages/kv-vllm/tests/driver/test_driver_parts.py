@@ -7,6 +7,7 @@ import pytest
 
 pytest.importorskip("kv_sim")
 
+from kv_api import BlockRemoved, BlockStored
 from kv_sim.checkers.accounting import Mirror
 from kv_sim.checkers.served import Served
 from kv_sim.engine.request import Status
@@ -86,8 +87,8 @@ def ledger():
 def test_a_twin_follows_its_request(ledger):
     request = ended("a", computed=7)
     request.num_output_tokens, request.num_preemptions, request.num_stale_output_tokens = 2, 3, 4
-    ledger.follow({"a": request})
-    assert [*ledger.twins] == ["a"]
+    ledger.follow({"b": ended("b"), "a": request})
+    assert [*ledger.twins] == ["b", "a"]
     twin = ledger.twins["a"]
     assert twin.status is Status.FINISHED_STOPPED
     assert (twin.num_computed_tokens, twin.num_output_tokens) == (7, 2)
@@ -195,6 +196,15 @@ def test_only_what_may_be_reported_reaches_vllm(ledger):
     again = SimpleNamespace(finished_sending={"a"}, finished_recving=None, failed_recving=None)
     ledger.judge(again)
     assert again.finished_sending is None, "its end was reported before"
+
+
+def test_what_is_announced_and_what_is_forgotten_is_in_the_books(ledger):
+    stored, gone = BlockStored([b"h", b"g"], None, [], 4, None, "CPU", None), BlockRemoved([b"g"], "CPU")
+    ledger.announced([stored, gone])
+    assert list(ledger._mirror.blocks) == [("CPU", None, b"h")]
+    for answer, resets in ((None, 0), (False, 0), (True, 1)):
+        ledger.forgot(answer)
+        assert ledger._served.resets == resets
 
 
 def block(number, count=0):

@@ -139,6 +139,7 @@ def test_of_each_kind_one_is_shrunk_and_the_first_of_the_shortest_kept(hunted):
     )
     assert shrunk == [0, 1, 3]
     assert (found.histories, found.unsteady) == (5, [])
+    assert found.situations == {"match: load in the step": 5}
     assert {kind: failure.seed for kind, failure in found.failures.items()} == {kind_of(ONE): 1}
     assert found.counts == {kind_of(OTHER): 1, kind_of(ONE): 2, kind_of(broken("block 3")): 1}
 
@@ -161,8 +162,9 @@ def test_what_takes_too_long_is_kept_as_it_is(hunted):
 
 
 def test_an_interrupt_ends_it_and_keeps_what_was_found(hunted, monkeypatch):
-    found, _ = hunted((ONE, ONE, 5, [ONE, ONE]), (OTHER, OTHER, 5, iter_that(KeyboardInterrupt)))
-    assert (found.was_interrupted, list(found.failures)) == (True, [kind_of(ONE)])
+    third = (broken("a third"), OTHER, 5, [OTHER, OTHER])
+    found, shrunk = hunted((ONE, ONE, 5, [ONE, ONE]), (OTHER, OTHER, 5, iter_that(KeyboardInterrupt)), third)
+    assert (found.was_interrupted, list(found.failures), shrunk) == (True, [kind_of(ONE)], [0, 1])
 
 
 def test_a_failure_of_the_testbed_says_which_seed_it_was(hunted):
