@@ -97,6 +97,15 @@ def test_a_gain_is_the_best_policys():
     assert replace(found, curves=curves).gains() == pytest.approx([(0.5 - 0.3) / 2, 0.6 - 0.5, 0.0])
 
 
+def test_there_is_no_configuration_for_what_answers_nothing_more():
+    columns = open_trace("mooncake-synthetic", TraceOptions(requests=200))
+    found = replace(size(columns, ["lru"], [500]), footprint=Footprint(512, 1024))
+    assert found.config()["kv_connector_extra_config"]["cpu_bytes_to_use"] == 500 * 512 * 1024
+    for more in (0.0, 0.1):
+        ratios_without = replace(found.without, token=found.recommended.ratios.token + more)
+        assert replace(found, without=ratios_without).config() is None
+
+
 @pytest.mark.parametrize(("policies", "capacities"), [([], [1]), (["lru"], [])])
 def test_a_sweep_of_nothing(policies, capacities):
     columns = open_trace("mooncake-synthetic", TraceOptions(requests=20))

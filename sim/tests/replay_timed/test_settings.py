@@ -506,7 +506,10 @@ def test_the_media_of_a_configuration_are_timed() -> None:
     assert timed_config({**OFFLOADING, "kv_role": "kv_both"}, 1) == {"kv_role": "kv_both", **ours, **timed}
     bare = {"kv_connector": "OffloadingConnector", "kv_role": "kv_producer"}
     assert timed_config(bare, 1) == {"kv_role": "kv_producer", **ours, EXTRA: TIMED}
-    assert bare == {"kv_connector": "OffloadingConnector", "kv_role": "kv_producer"}, "nobody's own is changed"
+    inside = {**bare, "kv_connector_module_path": "kv_vllm"}
+    assert timed_config(inside, 1) == timed_config(bare, 1)
+    plain = {"kv_connector": "OffloadingConnector", "kv_role": "kv_producer"}
+    assert (bare, inside) == (plain, {**plain, "kv_connector_module_path": "kv_vllm"}), "nobody's own is changed"
     other = {"kv_connector": "PlainConnector", "kv_connector_module_path": "kv_sim_timed_broken"}
     nothing = {"kv_connector": "NoConnector", "kv_connector_module_path": "kv_sim.replay.timed.connectors.nothing"}
     several = {
