@@ -144,6 +144,23 @@ def test_a_session_that_goes_on_in_another_file_counts_once(tmp_path):
     assert "1 request is there again, where a session goes on elsewhere: each counts once" in trace.notes
 
 
+def test_a_folder_of_projects_has_more_than_transcripts(tmp_path):
+    files = {
+        "p/sessions-index.json": '{"version": 1}',
+        "p/1.jsonl": CASES["claude-code"][0],
+        "p/1/subagents/agent-a.jsonl": f"{json.dumps(answer('b', None, 2, 'z', '3'))}\n",
+        "p/1/subagents/agent-a.meta.json": '{"agentType": "any"}',
+        "p/1/tool-results/b.txt": 'some "text\nof two lines, or so',
+    }
+    for name, text in files.items():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(text)
+    trace = open_trace(tmp_path)
+    assert len(trace) == 3
+    left_out = "p/1/tool-results/b.txt, p/sessions-index.json"
+    assert f"files of the folder that were left out for their names: 2 ({left_out})" in trace.notes
+
+
 def test_what_is_cut_off_above_is_left_out(read):
     requests, _ = read(user("c", "b", 3, "y" * 43), answer("d", "c", 4, "z", "2"), answer("e", "e", 5, "z", "3"))
     assert [one.input_tokens for one in requests] == [tokens(("user", 43)), tokens()]

@@ -20,8 +20,10 @@ SHIPPED: Final = ("mooncake-conversation", "mooncake-synthetic")
 """Traces that come with this package, by name."""
 
 _SUFFIXES: Final = (".json", ".jsonl", ".ndjson", ".csv", ".tsv", ".txt", ".log", ".parquet", ".arrow", ".feather")
-_BESIDE: Final = ("dataset_info.json", "dataset_dict.json", "state.json")
-"""What Hugging Face's datasets keep beside their rows."""
+_BESIDE: Final = ("dataset_info.json", "dataset_dict.json", "state.json", "sessions-index.json")
+"""What Hugging Face's datasets keep beside their rows, and Claude Code beside its transcripts."""
+_FOLDERS_BESIDE: Final = ("tool-results",)
+"""The same of whole folders: those are what tools printed."""
 _PACKED: Final = (".xz", ".gz", ".bz2", ".zst")
 _XZ, _GZIP, _ZSTD, _BZIP2 = b"\xfd7zXZ\0", b"\x1f\x8b", b"\x28\xb5\x2f\xfd", b"BZh"
 _SKIPPED: Final = b"\x2a\x4d\x18"
@@ -140,7 +142,8 @@ def _kind(place: Path) -> str:
 
 def _looks_like_a_trace(file: Path, place: Path) -> bool:
     """By its name, and those of the folders between. Hidden ones are what other programs keep beside a trace."""
-    if any(name.startswith(".") for name in file.relative_to(place).parts):
+    *folders, last = file.relative_to(place).parts
+    if last.startswith(".") or any(name.startswith(".") or name in _FOLDERS_BESIDE for name in folders):
         return False
     name = file.name.lower()
     for packed in _PACKED:
