@@ -101,6 +101,40 @@ def test_a_probe_fails_nothing(conform: Callable[..., tuple[int, str]]) -> None:
 
 
 @pytest.mark.once
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("Alone", "fewer than 1000 blocks"),
+        ("Choosy", "it can't be created: worker side: RuntimeError: one rank is enough (broken_connectors.py:"),
+    ],
+)
+def test_a_world_that_is_refused_breaks_no_probe(
+    conform: Callable[..., tuple[int, str]], name: str, words: str
+) -> None:
+    code, out = conform(f"broken_connectors:{name}", "--probe", "--histories", "1")
+    assert code == 0
+    said = {line.split()[0]: line for line in out.splitlines() if " probed " in line}
+    assert len(said) == 14, "all others were tried"
+    assert said["ranks"].endswith("can't be tried")
+    assert f"\nnote: ranks: {words}" in out
+    assert "note: ranks: what it is about" not in out
+
+
+@pytest.mark.once
+def test_a_probe_says_how_many_worlds_were_refused(conform: Callable[..., tuple[int, str]]) -> None:
+    alone = Subject("Alone", "broken_connectors", {"fewest_blocks": 20}, traits=frozenset())
+    [probe] = [scenario for scenario in probes_of(alone) if scenario.shows is Trait.RANKS]
+    outcome = run_scenario(alone, probe, histories=8, engine=BUILTIN_ENGINE)
+    tried, words = outcome.histories, "fewer than 20 blocks"
+    assert (outcome.failure, outcome.refusal, 0 < tried < 8) == (None, None, True)
+    assert outcome.refused == {words: 8 - tried}
+    lines = report.summary_lines(alone, [outcome])
+    assert f"note: ranks: of 8 worlds {8 - tried} were refused, as in: {words}" in lines
+    code, out = conform("broken_connectors:Alone", "--traits", "ranks", "--histories", "2")
+    assert (code, out) == (2, "kv-sim conform: fewer than 1000 blocks\n"), "who claims it is told"
+
+
+@pytest.mark.once
 def test_the_line_below_a_probe_that_broke_shows_how(conform: Callable[..., tuple[int, str]]) -> None:
     _, out = conform("later", "--traits=none", "--seed=0x3", "--actions=20", "--probe", "--histories=5")
     rows = out.splitlines()

@@ -4,7 +4,7 @@ from collections import Counter
 from types import SimpleNamespace
 from typing import Any
 
-from kv_api import KVCaches, Request, TwoSidedConnector
+from kv_api import ConfigError, KVCaches, Request, TwoSidedConnector
 from kv_sim.examples.later import LaterScheduler, LaterWorker
 from kv_sim.examples.memory import MemoryConnector, MemoryScheduler
 
@@ -150,6 +150,19 @@ class Choosy(TwoSidedConnector):
         super().__init__(*args)
         if args[0].parallel_config.rank:
             raise RuntimeError("one rank is enough")
+
+
+class Alone(TwoSidedConnector):
+    """Refuses several ranks, unless their GPUs have as many blocks as it is told."""
+
+    scheduler_class = LaterScheduler
+    worker_class = LaterWorker
+
+    def __init__(self, *args: Any) -> None:
+        super().__init__(*args)
+        fewest = self._kv_transfer_config.kv_connector_extra_config.get("fewest_blocks", 1000)
+        if args[0].parallel_config.world_size > 1 and self._kv_cache_config.num_blocks < fewest:
+            raise ConfigError(f"fewer than {fewest} blocks")
 
 
 class HoardingScheduler(LaterScheduler):

@@ -68,6 +68,26 @@ def test_a_connector_of_vllms_that_cannot_be_imported_is_refused(monkeypatch):
         class_named("Lost")
 
 
+@pytest.mark.parametrize("is_child", [False, True])
+def test_a_name_that_a_plugin_of_vllms_tells_is_known(is_child, monkeypatch):
+    from vllm import plugins
+    from vllm.distributed.kv_transfer.kv_connector.factory import KVConnectorFactory
+
+    from kv_vllm.driver import classes
+
+    def register():
+        KVConnectorFactory.register_connector("Plugged", EXAMPLE, "ExampleConnector")
+
+    monkeypatch.setattr(KVConnectorFactory, "_registry", {**KVConnectorFactory._registry})
+    monkeypatch.setattr(plugins, "plugins_loaded", False)
+    monkeypatch.setattr(plugins, "load_plugins_by_group", lambda group: {"mine": register})
+    if is_child:
+        classes.class_of("MultiConnector", "vllm.distributed.kv_transfer.kv_connector.v1.multi_connector")
+        assert "Plugged" in KVConnectorFactory._registry
+    else:
+        assert classes.subject_named("Plugged") == Subject("ExampleConnector", EXAMPLE, traits=frozenset())
+
+
 def test_a_module_wins_and_no_name_is_no_connector():
     from kv_vllm.driver.classes import class_of
 

@@ -40,8 +40,21 @@ def summary_lines(
     last = outcomes[-1] if outcomes else None
     stopped = last is not None and last.failure is not None and last.scenario.claim is Claim.MADE
     never_tried = frozenset(outcome.scenario.shows for outcome in outcomes if outcome.refusal is not None)
-    said = (*refused, *notes(subject, total.situations, tried, never_tried, is_whole=not stopped))
+    said = (
+        *refused,
+        *_refused_worlds(outcomes),
+        *notes(subject, total.situations, tried, never_tried, is_whole=not stopped),
+    )
     return [*lines, "", *situation_table(total.situations), *(f"note: {note}" for note in said)]
+
+
+def _refused_worlds(outcomes: Sequence[Outcome]) -> Iterator[str]:
+    """Of which probes some worlds were refused, so that they say less."""
+    for outcome in outcomes:
+        if outcome.refusal is None and outcome.refused:
+            worlds, [(words, _)] = outcome.refused.total(), outcome.refused.most_common(1)
+            tried = worlds + outcome.histories
+            yield f"{outcome.scenario.name}: of {tried} worlds {worlds} were refused, as in: {words}"
 
 
 def row_of(outcome: Outcome) -> tuple[str, str, int, int, str]:

@@ -2,8 +2,10 @@
 
 The first is a plain engine. Then comes one for each trait that is claimed, so that a failure names the claim; then
 all of them together. A trait that isn't claimed can be probed: that fails nothing, and says what could be claimed.
+In a probe a world that the connector refuses shows nothing; if it refuses all of them, the trait can't be tried.
 """
 
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from enum import Enum, auto
@@ -13,7 +15,8 @@ from typing import Final
 from kv_api import ConfigError
 from kv_sim.command.selection import check_groups
 from kv_sim.failures.report import USUAL_ACTIONS
-from kv_sim.fuzz import Failure, run_seed
+from kv_sim.fuzz import Failure, Run, run_seed
+from kv_sim.guard import NotCreated
 from kv_sim.history.coverage import Coverage
 from kv_sim.history.draws import config_for
 from kv_sim.subject import Subject, Trait
@@ -58,6 +61,8 @@ class Outcome:
     failure: Failure | None = None
     refusal: str | None = None
     """Why a probe can't be made."""
+    refused: Counter[str] = field(default_factory=Counter)
+    """Of a probe, in how many worlds the connector said what instead."""
     seed: int | None = None
     """The one that was begun last."""
 
@@ -139,10 +144,31 @@ def fill(outcome: Outcome, subject: Subject, *, start: int, histories: int, acti
             return
     for seed in seeds_of(subject, scenario, start, histories, engine):
         outcome.seed = seed
-        run = run_seed(narrowed, seed, actions=actions, engine=engine)
+        run = _tried(outcome, narrowed, seed, actions, engine)
+        if run is None:
+            continue
         outcome.histories += 1
         outcome.steps += run.steps
         outcome.coverage.add(run.coverage)
         if run.failure is not None:
             outcome.failure = run.failure
             break
+    if outcome.refused and not outcome.histories:
+        [(words, _)] = outcome.refused.most_common(1)
+        outcome.refusal = f"{scenario.name}: {words}"
+
+
+def _tried(outcome: Outcome, subject: Subject, seed: int, actions: int, engine: str) -> Run | None:
+    """One history; None if it is of a probe, and the connector refuses its world."""
+    try:
+        run = run_seed(subject, seed, actions=actions, engine=engine)
+    except ConfigError as error:
+        if outcome.scenario.claim is Claim.MADE:
+            raise
+        outcome.refused[str(error)] += 1
+        return None
+    violation = None if run.failure is None else run.failure.violation
+    if outcome.scenario.claim is Claim.MADE or not isinstance(violation, NotCreated):
+        return run
+    outcome.refused[f"it can't be created: {violation.message}"] += 1
+    return None

@@ -1,7 +1,8 @@
 """Which class a name or a configuration stands for in the driver: one of ours, or one of vLLM's.
 
 A module path wins; without one a name is looked for in our factory, then in vLLM's. What is of vLLM's class is
-made by vLLM's factory and gets tensors.
+made by vLLM's factory and gets tensors. What vLLM's factory knows includes what plugins tell it
+(the entry points ``vllm.general_plugins``), which vLLM loads in each of its processes.
 """
 
 from typing import Any, Final
@@ -9,6 +10,7 @@ from typing import Any, Final
 from vllm.distributed.kv_transfer.kv_connector.factory import KVConnectorFactory as VllmFactory
 from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorBase_V1 as VllmBase
 from vllm.distributed.kv_transfer.kv_connector.v1.base import supports_hma
+from vllm.plugins import load_general_plugins
 
 from kv_api import ConfigError, KVConnectorBase_V1, KVTransferConfig, UnknownNameError
 from kv_api.errors import unknown_name
@@ -22,6 +24,7 @@ _EITHER: Final = LazyRegistry("connector", "", (KVConnectorBase_V1, VllmBase), {
 
 def class_named(name: str) -> type[Any]:
     """The class of a name that one of the two factories knows."""
+    load_general_plugins()
     try:
         return KVConnectorFactory.get_connector_class_by_name(name)
     except UnknownNameError:
@@ -37,7 +40,8 @@ def class_named(name: str) -> type[Any]:
 
 
 def class_of(name: str | None, module_path: str | None) -> type[Any]:
-    """The class that a configuration stands for."""
+    """The class that a configuration stands for. From now on vLLM knows what its plugins tell it."""
+    load_general_plugins()
     if name is None:
         raise ConfigError("kv_connector: no connector is named")
     if module_path is None:
