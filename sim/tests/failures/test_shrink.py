@@ -71,7 +71,8 @@ def shrunk(monkeypatch: pytest.MonkeyPatch) -> Callable[..., tuple[Failure, Repl
         monkeypatch.setattr("kv_sim.failures.shrink.replay", replays)
         found = Failure(MEMORY, config, history, Violation(Invariant.HITS, "first"), 7)
         best = shrink(found, **options)
-        assert len(set(replays.tried)) == len(replays.tried), "nothing is tried twice"
+        tried = replays.tried[:-1]
+        assert len(set(tried)) == len(tried), "nothing is tried twice, but whether an engine runs ahead"
         assert best.seed == 7
         return best, replays
 
@@ -229,6 +230,24 @@ def test_the_plainest() -> None:
 def test_a_step_of_run_ahead_is_tried_before_three(shrunk: Any) -> None:
     best, _ = shrunk(lambda history, config: config.run_ahead > 0, [], ELABORATE)
     assert (best.config.run_ahead, best.config.async_scheduling) == (1, False)
+
+
+@pytest.mark.parametrize(
+    ("kind", "fails_ahead", "ahead"), [("schedule", True, 1), ("schedule", False, 0), ("find", True, 0)]
+)
+def test_what_comes_before_a_step_has_ended_is_in_an_engine_that_runs_ahead(
+    shrunk: Any, kind: str, fails_ahead: bool, ahead: int
+) -> None:
+    """If it fails there, too, and not where steps are whole."""
+    begun = act(kind)
+
+    def fails(history: History, config: WorldConfig) -> bool:
+        return begun in history and (fails_ahead or config.run_ahead != 1)
+
+    for before in (0, 1, 3):
+        best, _ = shrunk(fails, [begun], replace(PLAINEST, run_ahead=before))
+        assert best.history == [begun]
+        assert best.config.run_ahead == (ahead if before != 1 or fails_ahead else before)
 
 
 @pytest.mark.parametrize(
