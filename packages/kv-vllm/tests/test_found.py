@@ -1,6 +1,6 @@
 """What fuzzing vLLM's own connectors has found: each schedule breaks, twice, as it did when it was found.
 
-One that doesn't any more is news: this vLLM has mended it, or the driver has changed.
+One that doesn't any more is news: this vLLM has mended it, which is to be listed, or the driver has changed.
 """
 
 from pathlib import Path
@@ -25,6 +25,7 @@ FOUND = {
     "example-rewrites-cached-blocks": "OWNERSHIP  rank # block # (of request #): the connector writes it",
     "multi-example-stores-what-is-not-computed": "CONTENT  request # token #: rank # block # holds poison, last",
     "offloading-is-reset-twice": "NO-CRASH  scheduler side, reset_cache: AssertionError",
+    "offloading-loads-after-a-reset": "NO-CRASH  scheduler side, build_connector_meta: AssertionError:  (",
     "multi-offloading-is-reset-twice": "NO-CRASH  scheduler side, reset_cache: AssertionError",
     "offloading-stores-zeroes": "CONTENT  request # token #: rank # block # holds zeroes, last written",
     "offloading-fenced-too-late": "OWNERSHIP  rank # block # (of request #): step # zeroes it while store copy",
@@ -32,6 +33,9 @@ FOUND = {
     "offloading-gets-an-id-again": "NO-CRASH  scheduler side, update_connector_output: KeyError",
     "offloading-gets-an-id-again-later": "NO-CRASH  scheduler side, build_connector_meta: AssertionError: New",
 }
+
+MENDED = {"offloading-loads-after-a-reset": (0, 33)}
+"""Those that break nothing any more, and from which vLLM on."""
 
 
 def test_every_schedule_is_listed():
@@ -43,11 +47,11 @@ def test_every_schedule_is_listed():
 @pytest.mark.parametrize("name", FOUND)
 def test_it_breaks_as_it_did(name):
     pytest.importorskip("vllm")
-    vllm_version()
+    is_mended = name in MENDED and vllm_version() >= MENDED[name]
     from kv_vllm.driver.hunt import kind_of
 
     schedule = read_schedule(SCHEDULES / f"{name}.jsonl")
     for _ in range(2):
         _, violation = replay(schedule.subject, schedule.config, schedule.history)
-        assert violation is not None
-        assert kind_of(violation)[: len(FOUND[name])] == FOUND[name]
+        assert (violation is None) is is_mended
+        assert violation is None or kind_of(violation)[: len(FOUND[name])] == FOUND[name]
