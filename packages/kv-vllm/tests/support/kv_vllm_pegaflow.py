@@ -12,7 +12,7 @@ import warnings
 from types import SimpleNamespace
 
 import torch
-from kv_vllm_gpu import MINE, Card, Event, Jobs
+from kv_vllm_gpu import MINE, Card, Event, Jobs, Thread
 from kv_vllm_pegaflow_server import FAILED, LOADED, PENDING, Layer, Server
 
 with warnings.catch_warnings():
@@ -72,16 +72,6 @@ class Tasks(Jobs):
 
     def task_done(self):
         """One that was taken has been done."""
-
-
-class Thread(threading.Thread):
-    """One that says when it ends."""
-
-    def run(self):
-        try:
-            super().run()
-        finally:
-            MINE.jobs.end()
 
 
 class Saved:
