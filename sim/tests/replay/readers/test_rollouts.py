@@ -8,6 +8,8 @@ from kv_sim_transcripts import ROLE, counted, item, tokens, told
 
 from kv_api import ConfigError
 from kv_sim.replay.readers.opening import open_trace
+from kv_sim.replay.readers.record import Record
+from kv_sim.replay.readers.text import Text
 
 
 def test_items_of_a_model_in_a_row_are_one_answer(read):
@@ -115,3 +117,20 @@ def test_a_model_that_answers_what_nobody_said_does_so_when_it_says_it(read):
     assert [(one.arrival_seconds, one.input_tokens) for one in requests] == [
         *((0, tokens()), (1, tokens(("assistant", 1), ("user", 107)))),
     ]
+
+
+@pytest.mark.parametrize("as_tokens", [False, True])
+def test_what_turns_begin_with_alike_is_held_once(as_tokens):
+    """All turns of a trace are held until they are sorted, and each has all of what is before it."""
+    shared, cut = Text(None, 16), []
+    prompts = ["a" * 640, "a" * 640 + "b" * 320, "a" * 640 + "c" * 70, "a" * 600, "a" * 320]
+    for prompt in prompts:
+        for text in (shared, Text(None, 16)):
+            what = {"tokens": [*map(ord, prompt)]} if as_tokens else {"text": [prompt]}
+            cut.append(Record(0, 0, 0, None, **what))
+            text.cut(cut[-1])
+    assert [one.ids for one in cut[::2]] == [one.ids for one in cut[1::2]]
+    step = 16 if as_tokens else 64
+    assert [len(one.ids) for one in cut[::2]] == [-(-len(prompt) // step) for prompt in prompts]
+    held = {id(block) for one in cut[::2] for block in one.ids}
+    assert len(held) == len({(place, block) for one in cut[::2] for place, block in enumerate(one.ids)})
