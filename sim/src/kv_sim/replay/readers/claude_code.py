@@ -24,8 +24,6 @@ _NOBODY: Final = "<synthetic>"
 _READ: Final = ("input_tokens", "cache_creation_input_tokens", "cache_read_input_tokens")
 _BEGINS: Final = ("sessionId", "leafUuid", "snapshot")
 """What lines have: of messages, of a summary, of files."""
-_THOUGHT: Final = "thinking"
-"""The type of a part, and where its text is. One that is not to be read has another type, and is kept as it is."""
 
 
 class _Transcript:
@@ -101,11 +99,11 @@ def _plain(content: Any) -> Any:
     """Thoughts as text, without what they are signed with."""
     if not isinstance(content, list):
         return content
-    return [part[_THOUGHT] if _is_thought(part) else part for part in content]
+    return [part["thinking"] if _is_thought(part) else part for part in content]
 
 
 def _is_thought(part: Any) -> bool:
-    return isinstance(part, dict) and part.get("type") == _THOUGHT and _is_text(part.get(_THOUGHT))
+    return isinstance(part, dict) and part.get("type") == "thinking" and _is_text(part.get("thinking"))
 
 
 def _answer_of(line: Line) -> str | None:
