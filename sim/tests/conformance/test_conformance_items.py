@@ -16,6 +16,7 @@ from kv_sim.conformance.items import KEY, Conformance, ConnectorBroke, ScenarioI
 from kv_sim.conformance.scenarios import Claim, Outcome, Scenario
 from kv_sim.examples.catalogue import LATER, MEMORY, OFFLOAD
 from kv_sim.fuzz import Failure, Run
+from kv_sim.guard import NotCreated
 from kv_sim.history.coverage import Coverage
 from kv_sim.subject import Subject, Trait
 from kv_sim.violation import Invariant, Violation
@@ -209,6 +210,35 @@ def test_a_probe_for_which_it_lacks_something_is_refused_and_a_claim_is_run(
     assert (outcome.refusal, ran) == (("not in strange", []) if probed else (None, [0, 1]))
 
 
+@pytest.mark.parametrize("claim", Claim)
+def test_a_world_that_is_refused_counts_in_a_probe_and_ends_what_is_claimed(
+    monkeypatch: pytest.MonkeyPatch, claim: Claim
+) -> None:
+    bad = replace(failed(), violation=NotCreated(Invariant.NO_CRASH, "no"))
+    made: list[Failure | None] = [bad, None, bad, None, failed()]
+
+    def run_seed(subject: Subject, seed: int, **options: Any) -> Run:
+        if seed >= len(made):
+            raise ConfigError("too few" if seed == 5 else "too many")
+        return Run(Coverage(), 5, "", made[seed])
+
+    monkeypatch.setattr(scenarios, "run_seed", run_seed)
+    monkeypatch.setattr(scenarios, "_shows", lambda *_: True)
+    scenario = Scenario("ranks", frozenset({Trait.RANKS}), Trait.RANKS, claim)
+    outcome = scenarios.run_scenario(OFFLOAD, scenario, histories=6, engine=BUILTIN_ENGINE)
+    if claim is Claim.MADE:
+        assert (outcome.seed, outcome.histories, outcome.failure, outcome.refused) == (0, 1, bad, {})
+        with pytest.raises(ConfigError, match="too few"):
+            scenarios.run_scenario(OFFLOAD, scenario, start=5, histories=1, engine=BUILTIN_ENGINE)
+        return
+    assert (outcome.seed, outcome.histories, outcome.failure) == (4, 3, made[4])
+    assert outcome.refused == {"it can't be created: no": 2}
+    assert outcome.refusal is None
+    outcome = scenarios.run_scenario(OFFLOAD, scenario, start=5, histories=3, engine=BUILTIN_ENGINE)
+    refused = {"too few": 1, "too many": 2}
+    assert (outcome.histories, outcome.refused, outcome.refusal) == (0, refused, "ranks: too many")
+
+
 def test_a_scenario_whose_trait_no_world_shows_gives_up(monkeypatch: pytest.MonkeyPatch) -> None:
     looked: list[int] = []
 
@@ -242,3 +272,21 @@ def test_a_summary_names_every_refusal_and_every_claim_that_was_not_made() -> No
         "groups, states, fine, ranks, failures, losses, repeats, zeroing, reset, sleep, keeps, events, "
         "counts, clients"
     )
+
+
+def test_a_summary_says_of_each_probe_how_many_worlds_were_refused_as_in_most_of_them() -> None:
+    a, b, c, d = (Scenario(name, frozenset(), None, Claim.PROBED) for name in "abcd")
+    outcomes = [
+        Outcome(a, 3, refused=Counter({"once": 1, "twice": 2})),
+        Outcome(b, 3),
+        Outcome(c, refused=Counter({"never": 5}), refusal="c: never"),
+        Outcome(d, 1, refused=Counter({"often": 4})),
+    ]
+    lines = report.summary_lines(Subject("X", traits=frozenset()), outcomes, lambda outcome: "")
+    notes = [line for line in lines if line.startswith("note: ")]
+    assert notes[:3] == [
+        "note: c: never",
+        "note: a: of 6 worlds 3 were refused, as in: twice",
+        "note: d: of 5 worlds 4 were refused, as in: often",
+    ]
+    assert not any("were refused" in note for note in notes[3:])

@@ -158,6 +158,14 @@ def test_what_is_no_object_comes_as_it_is_by_a_router_and_without_one() -> None:
     assert World(WorldConfig(), LATER).engine.add(request("r1", {"a": 1}).spec).words == {"a": 1}
 
 
+def test_who_sends_no_object_counts_as_one_that_came() -> None:
+    """Of those that come to a router some aren't wanted elsewhere, by their number."""
+    router = Router(World(WorldConfig(num_blocks=80), P2P).engines, is_fair=False)
+    sent = [["a"], None, None, None]
+    told = [router.params_for(router.engines[0], request(f"r{number}", one)) for number, one in enumerate(sent)]
+    assert told == [["a"], *({"do_remote_decode": wanted} for wanted in (True, True, False))]
+
+
 def test_a_request_is_known_by_what_its_client_sends_only_in_a_schedule() -> None:
     spec = request("r1", {"a": [1]}).spec
     assert RequestSpec.from_json(spec.to_json()) == spec

@@ -172,7 +172,7 @@ SHOWS: dict[Trait, Callable[[WorldConfig], bool]] = {
     Trait.GROUPS: lambda config: len(config.groups) > 1,
     Trait.STATES: lambda config: STATE in config.groups,
     Trait.FINE: lambda config: config.hashes_per_block > 1,
-    Trait.RANKS: lambda config: config.world_size > 1,
+    Trait.RANKS: lambda config: config.world_size != 1,
     Trait.ZEROING: lambda config: config.runner == 2 and (config.zero_new_blocks or config.hashes_per_block > 1),
 }
 

@@ -133,6 +133,7 @@ def test_ghosts():
     ghosts.add([b"d", b"e", b"f"])
     ghosts.check()
     assert (list(ghosts), b"d" in ghosts, b"f" in ghosts, len(ghosts)) == ([b"f"], False, True, 1)
+    ghosts.forget(2)  # f, and one that is yet to come
     ghosts.clear()
     ghosts.check()
     assert list(ghosts) == []
@@ -289,6 +290,16 @@ def test_recency_list_sweeps():
     recency.check()
     assert len(recency._stretches) <= 6
     assert list(recency) == list(reversed(range(CAPACITY)))
+
+
+def test_what_nobody_uses_again_keeps_no_dead_entries_behind_it():
+    recency = RecencyList([None] * CAPACITY)
+    recency.use([0], Run(), 1)
+    for number in range(1000):
+        recency.use(range(1, CAPACITY), Run(), CAPACITY - 1 if number == 0 else 0)
+    assert recency._entries <= 2 * CAPACITY + 64
+    recency.check()
+    assert list(recency) == [0, *reversed(range(1, CAPACITY))]
 
 
 def test_a_stretch_is_taken_over_as_it_is():

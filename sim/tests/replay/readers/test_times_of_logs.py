@@ -87,9 +87,12 @@ def test_models_share_nothing_and_sessions_are_kept(tmp_path, asked):
     assert first == second and not {*first} & {*third}
 
 
+DAY = "2026-01-31"
 HOLES = [
     ([5, None, 6], "2: it has no time, and a request above it has one", [0, 1]),
     ([None, 5, None], "2: it has a time, and requests above it have none", [0, 2]),
+    ([DAY, None, DAY], "2: it has no time, and a request above it has one", [0, 0]),
+    ([None, DAY, None], "2: it has a time, and requests above it have none", [0, 2]),
 ]
 
 

@@ -1,43 +1,16 @@
-"""Transcripts of coding agents: what stood above an answer is what a model was asked."""
+"""Transcripts of Claude Code: what stood above an answer is what a model was asked; and what Codex has alike."""
 
 import json
 
 import pytest
 from kv_sim_more_traces import CASES, SAID, lengths, rolled, shared, transcribed
+from kv_sim_transcripts import answer, call, characters, result, tokens, told, user
 
 from kv_api import ConfigError
+from kv_sim.replay.readers import claude_code
 from kv_sim.replay.readers.catalogue import FORMATS
 from kv_sim.replay.readers.opening import open_trace
 from kv_sim.replay.readers.options import OnError, TraceOptions
-
-ROLE = {"user": len("<|user|>"), "assistant": len("<|assistant|>")}
-
-
-def tokens(*said):
-    """Of a prompt of messages, each a role and its characters, and of who answers."""
-    return -(-sum(ROLE[role] + characters for role, characters in (*said, ("assistant", 0))) // 4)
-
-
-def user(uuid, above, second, content, **more):
-    return transcribed(uuid, above, "user", second, {"content": content}, **more)
-
-
-def answer(uuid, above, second, content, message, **more):
-    model = {"id": message, "model": "m", "content": content}
-    return transcribed(uuid, above, "assistant", second, {**model, **more})
-
-
-def call(name):
-    return [{"type": "tool_use", "id": name, "name": "ls", "input": {}}]
-
-
-def result(name, said):
-    return [{"type": "tool_result", "tool_use_id": name, "content": said}]
-
-
-def characters(part):
-    return len(json.dumps(part[0], sort_keys=True))
-
 
 # -- Claude Code ---------------------------------------------------------------------------------
 
@@ -57,18 +30,19 @@ def test_an_answer_of_several_lines_is_one_request_and_all_its_calls_are_answere
     assert lengths(requests) == [(0, tokens(("user", 107)), 9), (4, tokens(("user", 107), *called, *given), 9)]
     assert shared(*requests) == 2, "the second begins with all of the first"
     assert notes[0] == "format: claude-code"
+    assert notes[1].endswith(", system prompts and tools, which a transcript leaves out, are not counted")
     assert "usage says 58 prompt tokens where 32 are counted here" in notes[2]
 
 
 def test_what_a_tool_gives_back_later_was_not_there_yet(read):
     requests, _ = read(
         user("a", None, 1, SAID),
-        answer("b", "a", 2, [*call("x"), *call("y")], "1"),
+        answer("b", "a", 2, [*call("x"), *call("y"), *call("never")], "1"),
         user("c", "b", 3, result("x", "left")),
         answer("d", "c", 4, "z" * 20, "2"),
         user("e", "b", 5, result("y", "right")),
     )
-    called = ("assistant", characters(call("x")) + characters(call("y")))
+    called = ("assistant", sum(characters(call(name)) for name in ("x", "y", "never")))
     given = ("user", characters(result("x", "left")))
     assert requests[1].input_tokens == tokens(("user", 107), called, given)
 
@@ -115,7 +89,10 @@ def test_lines_that_say_nothing_stand_between_and_what_the_program_says_is_nobod
         {"type": "progress", "uuid": "p", "parentUuid": "a", "sessionId": "s", "data": {}},
         transcribed("n", "p", "assistant", 2, {"id": "0", "model": "<synthetic>", "content": "API Error"}),
         {"type": "attachment", "uuid": "q", "parentUuid": "n", "sessionId": "s", "message": 5},
-        answer("b", "q", 3, "z" * 20, "1"),
+        transcribed("r", "q", "hint", 2, {"content": "not said"}),
+        {"type": "user", "uuid": "t", "parentUuid": "r", "sessionId": "s"},
+        {"type": "assistant", "uuid": "u", "parentUuid": "t", "sessionId": "s"},
+        answer("b", "u", 3, "z" * 20, "1"),
         {"type": "queue-operation", "sessionId": "s"},
     )
     assert lengths(requests) == [(0, tokens(("user", 107)), tokens(("assistant", 20)) - 3)]
@@ -123,25 +100,30 @@ def test_lines_that_say_nothing_stand_between_and_what_the_program_says_is_nobod
 
 def test_thoughts_are_text_without_what_they_are_signed_with(read):
     thought = [{"type": "thinking", "thinking": "t" * 30, "signature": "s" * 500}]
+    closed, empty = [{"type": "redacted_thinking", "data": "q" * 90}], [{"type": "thinking"}]
     requests, _ = read(
         user("a", None, 1, SAID),
         answer("b", "a", 2, thought, "1"),
         answer("c", "b", 3, [{"type": "text", "text": "z" * 27}], "1"),
-        user("d", "c", 4, "y" * 43),
+        answer("r", "c", 3, closed, "1"),
+        answer("s", "r", 3, empty, "1"),
+        user("d", "s", 4, ["y" * 43]),
         answer("e", "d", 5, "z", "2"),
     )
-    above = [("user", 107), ("assistant", 30), ("assistant", 27), ("user", 43)]
+    kept = [("assistant", characters(part)) for part in (closed, empty)]
+    above = [("user", 107), ("assistant", 30), ("assistant", 27), *kept, ("user", 43)]
     assert [one.input_tokens for one in requests] == [32, tokens(*above)]
 
 
-def test_a_session_that_goes_on_in_another_file_counts_once(tmp_path):
+@pytest.mark.parametrize(("files", "said"), [(2, "1 request is there again"), (3, "2 requests are there again")])
+def test_a_session_that_goes_on_in_another_file_counts_once(tmp_path, files, said):
     first = [user("a", None, 1, SAID), answer("b", "a", 2, "z" * 27, "1")]
     more = [user("c", "b", 3, "y" * 43), answer("d", "c", 4, "z", "2")]
-    for name, lines in (("1.jsonl", first), ("2.jsonl", [*first, *more])):
+    for name, lines in [("1.jsonl", first), ("2.jsonl", [*first, *more]), ("3.jsonl", first)][:files]:
         (tmp_path / name).write_text("".join(f"{json.dumps(line)}\n" for line in lines))
     trace = open_trace(tmp_path)
     assert [one.input_tokens for one in trace] == [32, tokens(("user", 107), ("assistant", 27), ("user", 43))]
-    assert "1 request is there again, where a session goes on elsewhere: each counts once" in trace.notes
+    assert f"{said}, where a session goes on elsewhere: each counts once" in trace.notes
 
 
 def test_a_folder_of_projects_has_more_than_transcripts(tmp_path):
@@ -166,20 +148,25 @@ def test_what_is_cut_off_above_is_left_out(read):
     assert [one.input_tokens for one in requests] == [tokens(("user", 43)), tokens()]
 
 
-def test_a_message_that_can_not_be_read_makes_malformed_what_stands_below_it(tmp_path):
+@pytest.mark.parametrize(
+    ("bad", "place", "skipped"), [("a", 2, "2 malformed records were"), ("c", 4, "1 malformed record was")]
+)
+def test_a_message_that_can_not_be_read_makes_malformed_what_stands_below_it(tmp_path, bad, place, skipped):
     file = tmp_path / "trace.jsonl"
     lines = [
-        *(user("a", None, 1, SAID), answer("b", "a", 2, "z", "1"), user("c", "b", 3, 5)),
-        *(answer("d", "c", 4, "z", "2"), user("e", None, 5, "y"), answer("f", "e", 6, "z", "3")),
+        *(user("a", None, 1, SAID), answer("b", "a", 2, "z", "1"), user("c", "b", 3, "y")),
+        *(answer("d", "c", 4, "z", "2"), answer("g", "d", 4, "z", "2")),
+        *(user("e", None, 5, "y"), answer("f", "e", 6, "z", "3")),
     ]
+    next(line for line in lines if line["uuid"] == bad)["message"]["content"] = 5
     file.write_text("".join(f"{json.dumps(line)}\n" for line in lines))
-    reason = f"{file}:4: above it, messages[0].content: expected text or a list of parts, got int"
+    reason = f"{file}:{place}: above it, messages[0].content: expected text or a list of parts, got int"
     with pytest.raises(ConfigError) as refused:
         open_trace(file)
     assert str(refused.value) == f"{reason} (--on-error skip goes on)"
     trace = open_trace(file, TraceOptions(on_error=OnError.SKIP))
-    assert len(trace) == 2
-    assert f"1 malformed record was skipped, first: {reason}" in trace.notes
+    assert len(trace) == (1 if bad == "a" else 2)
+    assert any(note.startswith(f"{skipped} skipped, first: {reason}") for note in trace.notes)
 
 
 def test_a_line_without_a_date_names_its_answer(tmp_path):
@@ -190,96 +177,46 @@ def test_a_line_without_a_date_names_its_answer(tmp_path):
         open_trace(file)
 
 
-def test_an_answer_without_a_name_is_a_line(read):
-    unnamed = {"content": "z" * 11}
-    requests, _ = read(
+def test_an_answer_without_a_name_is_a_line_and_who_speaks_is_what_a_line_is_of(read):
+    lines = [
         user("a", None, 1, SAID),
-        transcribed("b", "a", "assistant", 2, unnamed),
-        transcribed("c", "b", "assistant", 3, unnamed),
-    )
+        transcribed("b", "a", "assistant", 2, {"content": "z" * 11}),
+        transcribed("c", "b", "assistant", 3, {"content": "z" * 11}),
+    ]
+    for line in lines:
+        del line["message"]["role"]
+    requests, _ = read(*lines)
     assert [one.input_tokens for one in requests] == [32, tokens(("user", 107), ("assistant", 11))]
 
 
-# -- Codex ---------------------------------------------------------------------------------------
-
-
-def item(second, kind, **more):
-    return rolled(second, "response_item", type=kind, **more)
-
-
-def told(second, text, role="user"):
-    return item(second, "message", role=role, content=[{"type": "input_text", "text": text}])
-
-
-def counted(second, **usage):
-    return rolled(second, "event_msg", type="token_count", info={"last_token_usage": usage} if usage else None)
-
-
-def test_items_of_a_model_in_a_row_are_one_answer(read):
-    instructions = rolled(0, "session_meta", id="s", base_instructions={"text": "i" * 44})
-    requests, notes = read(
-        instructions,
-        rolled(0.5, "turn_context", model="m"),
-        told(1, SAID),
-        item(2, "reasoning", summary=[], encrypted_content="q" * 90),
-        item(3, "function_call", name="ls", call_id="x"),
-        counted(3.5),
-        counted(3.6, input_tokens=64, output_tokens=11),
-        counted(3.7, input_tokens=1, output_tokens=1),
-        item(4, "function_call_output", call_id="x", output="o" * 50),
-        item(5, "message", role="assistant", content=[{"type": "output_text", "text": "z" * 27}]),
-    )
-    begin = len("<|instructions|>") + 44
-    thought, asked, gave = {"type": "reasoning", "summary": []}, {"name": "ls"}, {"output": "o" * 50}
-    items = [
-        f"<|{one['type']}|>{json.dumps(one, sort_keys=True)}"
-        for one in (
-            thought,
-            {**asked, "type": "function_call", "call_id": "x"},
-            {**gave, "type": "function_call_output", "call_id": "x"},
-        )
-    ]
-    first = begin + ROLE["user"] + 107
-    after = [text + ROLE["assistant"] for text in (first, first + sum(map(len, items)))]
-    assert lengths(requests) == [(0, -(-after[0] // 4), 11), (3, -(-after[1] // 4), 10)]
-    assert notes[0] == "format: codex"
-
-
-def test_what_comes_first_is_that_of_the_first_line_though_it_went_on_from_another(read):
-    begun = [rolled(0, "session_meta", id="s", instructions="i" * 44), rolled(0, "session_meta", id="t")]
-    requests, _ = read(*begun, told(1, SAID), told(2, "z", "assistant"))
-    assert [one.input_tokens for one in requests] == [-(-(len("<|instructions|>") + 44 + 128) // 4)]
-
-
-@pytest.mark.parametrize(
-    ("compacted", "left"),
-    [
-        ({"message": "m" * 43}, 43),
-        ({"message": "?", "replacement_history": [{"type": "message", "role": "user", "content": "r" * 63}]}, 63),
-    ],
-)
-def test_a_compacted_session_goes_on_with_what_took_its_place(read, compacted, left):
+def test_a_call_without_a_name_is_answered_by_what_stands_below_it_alone(read):
+    called, given = [{"type": "tool_use", "name": "ls"}], [{"type": "tool_result", "content": "left"}]
     requests, _ = read(
-        told(1, SAID),
-        told(2, "z" * 27, "assistant"),
-        rolled(3, "compacted", **compacted),
-        told(4, "z" * 7, "assistant"),
-        told(5, "y" * 3),
-        told(6, "z", "assistant"),
+        user("a", None, 1, SAID),
+        answer("b", "a", 2, called, "1"),
+        user("c", "b", 3, given),
+        user("d", "b", 4, given),
+        answer("e", "d", 5, "z", "2"),
     )
-    assert [one.input_tokens for one in requests] == [
-        *(32, tokens(("user", left)), tokens(("user", left), ("assistant", 7), ("user", 3))),
-    ]
+    above = [("user", 107), ("assistant", characters(called)), ("user", characters(given))]
+    assert [one.input_tokens for one in requests] == [32, tokens(*above)]
 
 
-def test_an_item_that_can_not_be_read_is_said(tmp_path):
-    file = tmp_path / "trace.jsonl"
-    lines = [told(1, SAID), item(2, "message", role="user", content=5), told(3, "z", "assistant")]
-    file.write_text("".join(f"{json.dumps(line)}\n" for line in lines))
-    with pytest.raises(ConfigError) as refused:
-        open_trace(file)
-    reason = "in it or above it, input[0].content: expected text or a list of parts, got int"
-    assert str(refused.value) == f"{file}:3: {reason} (--on-error skip goes on)"
+def test_what_usage_leaves_out_is_nothing(read):
+    used = {"cache_read_input_tokens": 45, "output_tokens": 7}
+    requests, notes = read(user("a", None, 1, SAID), answer("b", "a", 2, "z", "1", usage=used))
+    assert lengths(requests) == [(0, 32, 7)]
+    assert "usage says 45 prompt tokens where 32 are counted here" in notes[2]
+
+
+def test_what_a_line_says_is_made_once_for_all_that_stands_below_it(read, monkeypatch):
+    made, lines, chat = [], [], claude_code.chat
+    monkeypatch.setattr(claude_code, "chat", lambda asked: made.append(asked) or chat(asked))
+    for turn in range(20):
+        lines.append(user(f"{turn}", f"of {turn - 1}", 1, "y"))
+        lines.append(answer(f"of {turn}", f"{turn}", 1, "z", f"{turn}", usage={"output_tokens": 1}))
+    requests, _ = read(*lines)
+    assert (len(requests), len(made)) == (20, len(lines) - 1), "all but the last answer stand above another"
 
 
 # -- both ----------------------------------------------------------------------------------------

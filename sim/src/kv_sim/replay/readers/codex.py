@@ -36,13 +36,12 @@ class _Session:
     """That which is being read, or was read last."""
     is_answering: bool = False
 
-    def ask(self, line: Line) -> dict[str, Any]:
+    def ask(self, line: Line) -> None:
         """A model begins to answer with a line."""
         last = line if self.told_at is None else self.told_at
         asked = [*self.begin, *self.said]
         self.answer = {"asked": asked, "last": last, "session": self.name, "model": self.model, "answer": []}
         self.is_answering = True
-        return self.answer
 
 
 def _gather(lines: Sequence[Line]) -> Iterator[tuple[int, Line]]:
@@ -52,7 +51,7 @@ def _gather(lines: Sequence[Line]) -> Iterator[tuple[int, Line]]:
         if not isinstance(payload, dict):
             continue
         if line.get("type") != "response_item":
-            _hear(session, line["type"], payload)
+            _hear(session, line.get("type"), payload)
             continue
         pieces, of_model = _pieces(payload), _is_of_model(payload)
         if of_model and not session.is_answering:

@@ -114,6 +114,8 @@ class Text:
         self._cutter: Cutter = FourCharacters() if tokenizer is None else ByTokenizer(tokenizer)
         self._block_tokens = BLOCK_TOKENS if block_tokens is None else block_tokens
         self._counted = self._told = self._depicted = self._silent = 0
+        self._last: Sequence[Id] = ()
+        """Of the prompt that was cut last."""
 
     @property
     def said(self) -> str:
@@ -139,11 +141,12 @@ class Text:
     def cut(self, record: Record) -> None:
         """Of a record whose prompt is there: how long it is, its blocks, and how long its answer is."""
         if record.tokens is not None:
-            record.input_tokens, record.ids = blocks_of_tokens(record.tokens, self._block_tokens)
+            record.input_tokens, ids = blocks_of_tokens(record.tokens, self._block_tokens)
         elif record.text is not None:
-            record.input_tokens, record.ids = self._cutter.blocks_of(record.text, self._block_tokens)
+            record.input_tokens, ids = self._cutter.blocks_of(record.text, self._block_tokens)
         else:
             return
+        record.ids = self._last = self._as_before(ids)
         record.block_tokens = self._block_tokens
         self._silent += bool(record.text) and all(map(_is_role, record.text or ()))
         if record.told_tokens is not None:
@@ -153,3 +156,9 @@ class Text:
             self._depicted += any(map(has_media, record.text))
         if record.answer is not None:
             record.output_tokens = self._cutter.tokens_of(record.answer)
+
+    def _as_before(self, ids: Sequence[Id]) -> Sequence[Id]:
+        """The same, with the objects of the prompt before as far as it begins alike: many are held at once."""
+        pairs = enumerate(zip(ids, self._last, strict=False))
+        alike = next((place for place, (one, last) in pairs if one != last), min(len(ids), len(self._last)))
+        return [*self._last[:alike], *ids[alike:]]
