@@ -7,7 +7,7 @@ from kv_sim_records import seen
 from kv_sim_slow_replay import same
 
 from kv_sim.replay.readers.catalogue import FORMATS
-from kv_sim.replay.readers.objects import objects_of
+from kv_sim.replay.readers.objects import gathered, objects_of
 from kv_sim.replay.readers.opening import open_trace
 from kv_sim.replay.shape import shape_of
 
@@ -51,9 +51,8 @@ def test_a_format_says_whether_its_prompts_are_text(tmp_path, name):
     """Or token ids; then a tokenizer can be given, and ids were made here."""
     file = tmp_path / "trace"
     file.write_text(CASES[name][0])
-    form, found = FORMATS[name], [one for _, one in objects_of(file).found]
-    gathered = found if form.gather is None else [record for _, record in form.gather(found)]
-    records = [one for record in gathered for one in form.parse(record)]
+    form = FORMATS[name]
+    records = [one for _, found in gathered(objects_of(file).found, form) for one in form.parse(found)]
     assert records
     assert {one.text is not None or one.tokens is not None for one in records} == {FORMATS[name].is_text}
 

@@ -8,8 +8,8 @@
 ``asked``             what an API was asked, wherever a log keeps it; ``parts``: what its messages say, as text
 ``usual``             what some APIs are asked, as most are
 ``otlp``              where OpenTelemetry's spans and events lie; ``otel_asked``: what they say was asked
-``source``            the files and their lines; ``objects``: their records, as mappings (``table``, ``columnar``:
-                      the rows of one); ``record``: as requests
+``source``            the files and their lines; ``objects``: their records, as mappings, gathered where several
+                      lines tell of one (``table``, ``columnar``: the rows of one); ``record``: as requests
 ``decide``            which format a trace has, and which units, by a ``guess`` where nobody says
 ``naming``            what the ids of blocks mean; ``text``: ids where there is only text; ``sharing``: where there
                       is nothing

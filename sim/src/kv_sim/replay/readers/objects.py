@@ -11,7 +11,7 @@ from typing import Any, Final, NamedTuple
 
 from kv_api import ConfigError
 from kv_sim.replay.readers.columnar import has_rows, is_columnar, rows_of
-from kv_sim.replay.readers.format import Container
+from kv_sim.replay.readers.format import Container, Format
 from kv_sim.replay.readers.source import all_lines, first_bad_byte, lines_of, refuse_archive, whole_text
 from kv_sim.replay.readers.table import NOT_CLOSED, Table
 
@@ -81,6 +81,21 @@ def objects_of(path: Path) -> Contents:
     if shape is _Shape.LINES:
         return Contents(Container.JSON, None, _json_lines(path, chain([first], lines)))
     return Contents(Container.JSON, None, _document(path, first[1], next(lines, None)))
+
+
+def gathered(found: Iterator[Found], form: Format) -> Iterator[Found]:
+    """What is to be parsed of a file, of which several lines may tell of one request, and where each begins."""
+    if form.gather is None:
+        yield from found
+        return
+    lines: list[tuple[Place, Mapping[str, Any]]] = []
+    for place, value in found:
+        if isinstance(value, Broken):
+            yield place, value
+        else:
+            lines.append((place, value))
+    for number, record in form.gather([value for _, value in lines]):
+        yield lines[number][0], record
 
 
 def _shape(line: str) -> _Shape:

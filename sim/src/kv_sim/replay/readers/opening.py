@@ -5,11 +5,11 @@ checked, its blocks are named, and it goes into columns. Whatever is left out is
 """
 
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from itertools import chain, islice
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 from kv_api import ConfigError
 from kv_sim.replay.columns import NO_SESSION, Columns, ColumnsBuilder
@@ -23,7 +23,7 @@ from kv_sim.replay.readers.decide import (
 )
 from kv_sim.replay.readers.format import Format
 from kv_sim.replay.readers.naming import Evidence, IdMeaning, IdScope, Naming
-from kv_sim.replay.readers.objects import Broken, Found, Place, objects_of
+from kv_sim.replay.readers.objects import Broken, Found, Place, gathered, objects_of
 from kv_sim.replay.readers.options import SKIP_GOES_ON, OnError, Partial, TraceOptions, Unsorted
 from kv_sim.replay.readers.record import TIMES, MalformedError, Record, dates_in
 from kv_sim.replay.readers.sessions import Conversations, OwnIds, Retries, SessionNumbers
@@ -134,13 +134,13 @@ class Opening:
 
     def _records(self, files: Iterator[Iterator[Found]]) -> Iterator[tuple[Place, Record]]:
         form = self._form
-        numbered = ((file, *one) for file, found in enumerate(files) for one in self._gathered(found))
-        names: set[str] = set()
+        numbered = ((file, *one) for file, found in enumerate(files) for one in gathered(found, form))
+        wanted, names = form.fields if form.gather is None else (), set[str]()
         for number, (file, place, value) in enumerate(numbered):
             try:
                 if isinstance(value, Broken):
                     raise MalformedError(value.reason)
-                missing = [name for name in form.fields if name not in value and form.gather is None]
+                missing = [name for name in wanted if name not in value]
                 if missing:
                     raise MalformedError(
                         f"{missing[0]}: no such field, and it isn't of format {form.name} without"
@@ -164,20 +164,6 @@ class Opening:
                     yield place, record
             except MalformedError as error:
                 self._malformed(place, error)
-
-    def _gathered(self, found: Iterator[Found]) -> Iterator[Found]:
-        """What is to be parsed of a file, and where it begins."""
-        if self._form.gather is None:
-            yield from found
-            return
-        lines: list[tuple[Place, Mapping[str, Any]]] = []
-        for place, value in found:
-            if isinstance(value, Broken):
-                yield place, value
-            else:
-                lines.append((place, value))
-        for number, record in self._form.gather([value for _, value in lines]):
-            yield lines[number][0], record
 
     def _malformed(self, place: Place, error: MalformedError) -> None:
         if self._options.on_error is OnError.STOP:
