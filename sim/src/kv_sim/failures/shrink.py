@@ -4,6 +4,7 @@ Delta debugging over recorded actions: a change is kept if the same invariant st
 skipped as no longer legal is left out at once. Chunks are removed first; then requests get plainer and shorter,
 worlds plainer, runs of small actions become one ``step``, ``settle`` or ``reset``, and copies are renumbered,
 since those that were removed took their numbers with them. All of it again, until nothing gets simpler.
+Last, a world whose steps overlap says that its engine runs ahead.
 """
 
 from collections.abc import Callable
