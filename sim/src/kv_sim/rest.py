@@ -26,12 +26,12 @@ LAST_CALL = 8
 
 def come_to_rest(world: WorldState) -> bool:
     """Take quiet steps until nothing is left to do. False: there always is."""
-    stands, last_call = 0, LAST_CALL
-    left, steps, most = _left(world), 0, most_steps(world)
-    for site in world.sites:
-        if site.engine.pause_state is not Pause.NONE:
-            world.take(Kind.WAKE, **site.where)
-    while steps < most:
+    standing_still = 0  # steps without progress
+    last_call = LAST_CALL  # after how many of them somebody comes for what is held
+    fewest_left = _left(world)  # turns and ends of requests
+    without_an_end = 0  # steps since there was one
+    _wake_engines(world)
+    while without_an_end < most_steps(world):
         for site in world.sites:
             _let_steps_come_back(world, site)
         working = [site for site in world.sites if site.engine.has_work]  # who is held is work
@@ -40,18 +40,26 @@ def come_to_rest(world: WorldState) -> bool:
         before = _progress(world)
         for site in working:
             world.take(Kind.STEP, **site.where)
-        stands = stands + 1 if _progress(world) == before else 0
-        if stands:
+        standing_still = standing_still + 1 if _progress(world) == before else 0
+        if standing_still:
             for site in world.sites:
                 site.engine.let_others_work()
-        if stands >= PATIENCE:
+        if standing_still >= PATIENCE:
             _give_up_a_session(world)
-        if stands >= last_call:
+        if standing_still >= last_call:
             _come_for_what_is_held(world)
-            last_call = 1  # the others have waited, too
-        left_before, left = left, min(left, _left(world))
-        steps = steps + 1 if left == left_before else 0
+            last_call = 1  # what else is held has waited as long
+        left = _left(world)
+        without_an_end = 0 if left < fewest_left else without_an_end + 1
+        fewest_left = min(fewest_left, left)
     return False
+
+
+def _wake_engines(world: WorldState) -> None:
+    """Let engines that pause or sleep go on."""
+    for site in world.sites:
+        if site.engine.pause_state is not Pause.NONE:
+            world.take(Kind.WAKE, **site.where)
 
 
 def most_steps(world: WorldState) -> int:

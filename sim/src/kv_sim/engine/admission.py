@@ -134,7 +134,7 @@ class Admission:
         self._state.own(request)
         if not is_async:
             self._state.blocks.cache_blocks(request, total)
-        self._announce(plan, request, computed - external, external, is_async)
+        self._announce(plan, request, computed - external, external, is_async=is_async)
         if is_async:
             request.status = Status.WAITING_FOR_REMOTE_KVS
             request.num_computed_tokens = computed
@@ -189,7 +189,7 @@ class Admission:
             return tuple([] for _ in self._state.config.groups), 0
         return self._state.blocks.find_hit(request.block_hashes, request.num_tokens - 1)
 
-    def _announce(self, plan: StepPlan, request: SimRequest, local: int, external: int, is_async: bool) -> None:
+    def _announce(self, plan: StepPlan, request: SimRequest, local: int, external: int, *, is_async: bool) -> None:
         """Tell the connector of the allocation; give its load the right to write."""
         tables = self._state.blocks.tables[request.request_id]
         if external:
@@ -197,7 +197,7 @@ class Admission:
             targets = self._state.shadow.expect_load(
                 request.request_id, tables.groups, tokens, self._state.config.block_size, step
             )
-            plan.load(request, targets, is_async)
+            plan.load(request, targets, is_async=is_async)
             request.awaits_load = is_async
         self._state.connector.update_state_after_alloc(request, Tables(tables.get_block_ids()), external)
         if external and not request.num_preemptions:  # hits are counted once for each request

@@ -73,7 +73,7 @@ class StepPlan:
         """A running request lost its blocks; it was not scheduled in this step, being the last one."""
         self.preempted.append(request)
 
-    def load(self, request: SimRequest, targets: list[int], is_async: bool) -> None:
+    def load(self, request: SimRequest, targets: list[int], *, is_async: bool) -> None:
         """A load into ``targets`` was announced."""
         if is_async:
             self.async_targets += targets

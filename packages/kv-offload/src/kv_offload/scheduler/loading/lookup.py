@@ -186,6 +186,7 @@ def find_match(
     answers: Sequence[Answers],
     local: int,
     limit: int,
+    *,
     may_wait: bool,
     tails: TailAnswers | None = None,
 ) -> Match:

@@ -40,11 +40,11 @@ class TimedAdmission(Admission):
             times.scheduled = state.clock.now
         return admitted
 
-    def _announce(self, plan: StepPlan, request: SimRequest, local: int, external: int, is_async: bool) -> None:
+    def _announce(self, plan: StepPlan, request: SimRequest, local: int, external: int, *, is_async: bool) -> None:
         assert isinstance(request, TracedRequest), f"{request} isn't of a trace"
         if request.times.local_tokens < 0:
             request.times.local_tokens, request.times.external_tokens = local, external
-        super()._announce(plan, request, local, external, is_async)
+        super()._announce(plan, request, local, external, is_async=is_async)
 
 
 class TimedScheduler(Scheduler):
