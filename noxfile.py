@@ -409,9 +409,6 @@ if marked("vllm"):
         use_newer_vllm(session)
         check_against_vllm(session)
 
-
-if marked("vllm"):
-
     @nox.session(name="vllm-long", python=PYTHONS[0], default=False)
     def vllm_long(session: nox.Session) -> None:
         """Run our connectors in a real vLLM on tiny models, 0.32 and 0.33's Python, and vLLM's own tests."""

@@ -50,8 +50,7 @@ def run_seed(
     """Run one world from a seed. ``make_world`` may give one that is watched (``kv_sim.watching.watch``)."""
     random = Random(seed)
     config = config_for(subject, random, engine)
-    referee = Referee()
-    referee.silent |= silent
+    referee = Referee(silent={*silent})
     try:
         world = make_world(config, subject, referee=referee)
     except Violation as violation:  # it breaks while it is set up
@@ -77,8 +76,7 @@ def replay(
     make_world: Callable[..., World] = World,
 ) -> tuple[World | None, Violation | None]:
     """Apply a history to a fresh world, skipping what is not legal. No world: it broke while it was set up."""
-    referee = Referee()
-    referee.silent |= silent
+    referee = Referee(silent={*silent})
     world = None
     try:
         world = make_world(config, subject, referee=referee)

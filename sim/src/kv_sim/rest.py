@@ -1,11 +1,11 @@
 """How a world comes to rest: nothing is added, and every copy and request ends.
 
 An engine that pauses or sleeps goes on. Sessions get the turns that they wait for, and are told to end. Several
-of them may wait for each other's blocks, or keep others from theirs, and no engine takes any away from them: then
-their clients give up. Where engines serve each other, the last ones come for what is held still, when nothing else
-moves.
+sessions may wait for each other's blocks, or keep other requests from theirs, and no engine takes blocks away from
+a session: then their clients give up. Where engines serve each other, and nothing else moves, requests come for
+what is still held.
 
-It is the same for the same world, so nothing of it is recorded.
+All of this follows from the world alone, so nothing of it is recorded.
 """
 
 from kv_sim.actions import Kind
@@ -15,9 +15,9 @@ from kv_sim.site import Site
 from kv_sim.world_state import WorldState
 
 MOST_STEPS = 400
-"""Steps within which one more of a world's few requests must have ended, or as many as an engine has blocks. It
-needs far fewer: but a connector may hold blocks until a time is over, and others may wait for these, one after
-the other; or it may move a block in each."""
+"""Steps within which one more of a world's few requests must have ended; an engine with more blocks gets as many
+steps as it has blocks. Far fewer are needed, as a rule. But a connector may hold blocks until a time is over and
+others wait for these one after the other; or it may move one block in each step."""
 PATIENCE = 25
 """Steps without any progress after which the client of a session that waits for room gives up."""
 LAST_CALL = 8
@@ -26,12 +26,12 @@ LAST_CALL = 8
 
 def come_to_rest(world: WorldState) -> bool:
     """Take quiet steps until nothing is left to do. False: there always is."""
-    stands, last_call = 0, LAST_CALL
-    left, steps, most = _left(world), 0, most_steps(world)
-    for site in world.sites:
-        if site.engine.pause_state is not Pause.NONE:
-            world.take(Kind.WAKE, **site.where)
-    while steps < most:
+    standing_still = 0  # steps without progress
+    last_call = LAST_CALL  # after how many of them somebody comes for what is held
+    fewest_left = _left(world)  # turns and ends of requests
+    without_an_end = 0  # steps since there was one
+    _wake_engines(world)
+    while without_an_end < most_steps(world):
         for site in world.sites:
             _let_steps_come_back(world, site)
         working = [site for site in world.sites if site.engine.has_work]  # who is held is work
@@ -40,18 +40,26 @@ def come_to_rest(world: WorldState) -> bool:
         before = _progress(world)
         for site in working:
             world.take(Kind.STEP, **site.where)
-        stands = stands + 1 if _progress(world) == before else 0
-        if stands:
+        standing_still = standing_still + 1 if _progress(world) == before else 0
+        if standing_still:
             for site in world.sites:
                 site.engine.let_others_work()
-        if stands >= PATIENCE:
+        if standing_still >= PATIENCE:
             _give_up_a_session(world)
-        if stands >= last_call:
+        if standing_still >= last_call:
             _come_for_what_is_held(world)
-            last_call = 1  # the others have waited, too
-        left_before, left = left, min(left, _left(world))
-        steps = steps + 1 if left == left_before else 0
+            last_call = 1  # what else is held has waited as long
+        left = _left(world)
+        without_an_end = 0 if left < fewest_left else without_an_end + 1
+        fewest_left = min(fewest_left, left)
     return False
+
+
+def _wake_engines(world: WorldState) -> None:
+    """Let engines that pause or sleep go on."""
+    for site in world.sites:
+        if site.engine.pause_state is not Pause.NONE:
+            world.take(Kind.WAKE, **site.where)
 
 
 def most_steps(world: WorldState) -> int:
@@ -60,7 +68,7 @@ def most_steps(world: WorldState) -> int:
 
 
 def _let_steps_come_back(world: WorldState, site: Site) -> None:
-    """And the next turns of sessions arrive."""
+    """Finish the steps and copies that are under way, and let the next turns of sessions arrive."""
     engine = site.engine
     world.take(Kind.SETTLE, **site.where)
     while engine.steps:
@@ -85,7 +93,7 @@ def _progress(world: WorldState) -> list[tuple[object, ...]]:
 
 
 def _come_for_what_is_held(world: WorldState) -> None:
-    """For one request that is, if any is for which nobody has come."""
+    """Let a request arrive for what is held of another one, if anything is that nobody has come for."""
     found = world.router.last_claim() if world.router is not None else None
     for site in world.sites:
         if found is not None and site.engine is found[0]:
@@ -93,7 +101,7 @@ def _come_for_what_is_held(world: WorldState) -> None:
 
 
 def _give_up_a_session(world: WorldState) -> None:
-    """One of those that have blocks and need more."""
+    """Abort one of the sessions that have blocks and need more."""
     for site in world.sites:
         for request in site.engine.scheduler.holding:
             if request.turn and request.status is Status.WAITING:

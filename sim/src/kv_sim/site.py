@@ -1,7 +1,7 @@
 """``Site``: one engine of a world, with its connector, what acts on it, and who judges it by itself.
 
 What the engines of a world share is the world's: the requests that arrive, the router that brings tickets from one
-to another, who hears of these, what was reached, and what happened.
+engine to another, the checker that hears of these tickets, what was reached, and what happened.
 """
 
 from collections.abc import Callable
@@ -13,13 +13,14 @@ from kv_sim.checkers.tickets import Tickets
 from kv_sim.config import WorldConfig
 from kv_sim.engine.engine import Engine
 from kv_sim.engine.place import Place
+from kv_sim.guard import LogCall
 from kv_sim.history.coverage import Coverage
 from kv_sim.history.effects import Effects, stands_still, taken_ids
 from kv_sim.subject import Subject, Trait
 from kv_sim.violation import Referee
 
 Called = Callable[["Site", str, str, tuple[Any, ...], Any], None]
-"""(site, side, method, arguments, answer)"""
+"""A ``LogCall`` that is also told where: (site, side, method, arguments, answer)."""
 
 
 @dataclass(frozen=True)
@@ -52,7 +53,7 @@ class Site:
         self.engine = engine_class(config, subject, self.referee, self._log(called), place)
         self.effects = Effects(self.engine, config, shared.coverage)
 
-    def _log(self, called: Called) -> Callable[[str, str, tuple[Any, ...], Any], None]:
+    def _log(self, called: Called) -> LogCall:
         return lambda side, name, args, answer: called(self, side, name, args, answer)
 
     @property

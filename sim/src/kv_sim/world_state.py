@@ -5,7 +5,6 @@ does is in ``history.effects``.
 """
 
 import json
-from collections.abc import Callable
 from hashlib import blake2b
 from random import Random
 from typing import Any, ClassVar
@@ -20,6 +19,7 @@ from kv_sim.engine.engine import Engine
 from kv_sim.engine.place import places
 from kv_sim.engine.request_spec import RequestSpec
 from kv_sim.engines import find_engine
+from kv_sim.guard import LogCall
 from kv_sim.history import clients
 from kv_sim.history.arrivals import Arrivals
 from kv_sim.history.coverage import Coverage
@@ -43,7 +43,7 @@ class WorldState:
         subject: Subject,
         *,
         referee: Referee | None = None,
-        observe: Callable[[str, str, tuple[Any, ...], Any], None] | None = None,
+        observe: LogCall | None = None,
         engine_class: type[Engine] | None = None,
     ) -> None:
         self.config = config
@@ -142,12 +142,9 @@ class WorldState:
         return digest.hexdigest()
 
     def _called(self, site: Site, side: str, name: str, args: tuple[Any, ...], answer: Any) -> None:
+        """A connector answered a call: note what it came to, and tell whoever watches or judges calls."""
         if name == "get_num_new_matched_tokens":
-            self.coverage.matched(args[0], answer)
-            if self.config.stages != "alike" and answer[0]:
-                self.coverage.situation("match: stages hold different layers")
-            if self.config.has_tails and answer[0] and (args[1] + answer[0]) % self.config.block_size:
-                self.coverage.situation("match: a load ends within a block")
+            self._matched(args, answer)
             self._digest.update(repr((side, name, args[0].request_id, args[1], answer)).encode())
         elif name == "get_kv_connector_stats":
             site.counted.take(answer)
@@ -156,7 +153,22 @@ class WorldState:
         if self._observe is not None:
             self._observe(site.place.words + side, name, args, answer)
         if name in ENDS and self.router is not None:
-            answer = answer[0], self.router.ticket_of(site.engine, args[0], answer)
-        self.tickets.hear(name, args, answer, site.config.role)
-        if name in ENDS and self.router is not None and answer[1].get(TICKET):
-            self.router.learn(site.engine, args[0], answer[1], tables_told(name, args))
+            self._ended(site, self.router, name, args, answer)
+        else:
+            self.tickets.hear(name, args, answer, site.config.role)
+
+    def _matched(self, args: tuple[Any, ...], answer: Any) -> None:
+        """Count what a connector has of a request."""
+        self.coverage.matched(args[0], answer)
+        if self.config.stages != "alike" and answer[0]:
+            self.coverage.situation("match: stages hold different layers")
+        if self.config.has_tails and answer[0] and (args[1] + answer[0]) % self.config.block_size:
+            self.coverage.situation("match: a load ends within a block")
+
+    def _ended(self, site: Site, router: Router, name: str, args: tuple[Any, ...], answer: Any) -> None:
+        """A request ended. If a ticket says where its blocks are held, the router may bring it elsewhere."""
+        is_held, request = answer[0], args[0]
+        ticket = router.ticket_of(site.engine, request, answer)
+        self.tickets.hear(name, args, (is_held, ticket), site.config.role)
+        if ticket.get(TICKET):
+            router.learn(site.engine, request, ticket, tables_told(name, args))

@@ -66,7 +66,7 @@ def test_what_the_connector_and_the_workers_see(runner: Any, zeroes: bool) -> No
     made = plan()
     assert made.budget == 40 - 6 - 4 - 10 - 3
     made.fresh, made.has_sync_loads = [5, 6, 7], True
-    made.load(request("r5"), [6], True)
+    made.load(request("r5"), [6], is_async=True)
     made.copies = [BlockCopy(1, 2)]
     prompt = list(request("r1").prompt_token_ids)
     new = [("r3", prompt, ([1, 2], [3, 4]), 0)]
@@ -123,9 +123,9 @@ def test_how_many_drafts_a_running_request_has(tokens: int, drafts: int | None) 
 def test_new_blocks_that_nothing_is_promised_for_are_poisoned() -> None:
     made = StepPlan(9)
     made.fresh, made.copies = [1, 2, 3, 4, 5, 6], [BlockCopy(2, 4)]
-    made.load(request("r1"), [1, 9], True)
-    made.load(request("r2"), [3], False)
-    made.load(request("r3"), [6], True)
+    made.load(request("r1"), [1, 9], is_async=True)
+    made.load(request("r2"), [3], is_async=False)
+    made.load(request("r3"), [6], is_async=True)
     assert made.poison == [2, 5]
     assert (made.async_targets, made.sync_targets) == ([1, 9, 6], {"r2": [3]})
 

@@ -100,7 +100,7 @@ class OffloadingManager(ABC):
 
     @abstractmethod
     def lookup(self, key: OffloadKey, req_context: ReqContext) -> LookupResult:
-        """Whether a chunk can be loaded now. Changes nothing, and promises nothing after the lock is left."""
+        """Whether a chunk can be loaded now. Changes nothing, and promises nothing once the lock is released."""
 
     def lookup_prefix(self, keys: Collection[OffloadKey], req_context: ReqContext) -> PrefixLookup:
         """What ``lookup`` says of each key up to the first that is no hit. A medium can do better than one by one.
@@ -144,7 +144,7 @@ class OffloadingManager(ABC):
     def prepare_stores(self, stores: Sequence[StoreOffer]) -> list[PrepareStoreOutput]:
         """What ``prepare_store`` says of one store after the other, up to the first that is refused.
 
-        Of that one and of those after it the answer has nothing, and nothing was done for them. A medium can do
+        The refused one and those after it are not in the answer, and nothing was done for them. A medium can do
         better than one by one. vLLM's managers don't have this method.
         """
         outputs = []
@@ -247,8 +247,8 @@ class OffloadingWorker(ABC):
     def let_go(self, job_ids: set[int]) -> Collection[int]:
         """Return when none of these jobs touches GPU blocks any more, and say which of them go on without.
 
-        For media that have somewhere to put a store's bytes before they are where they belong. ``wait`` will do,
-        and then none goes on.
+        It is for media that first copy a store's bytes to some other memory, and from there to their place. Any
+        other medium just waits for the jobs to end; then none goes on.
         """
         self.wait(job_ids)
         return ()

@@ -70,17 +70,17 @@ TierFilter.ALL = TierFilter((TierMatcher(),))
 
 
 _REACH = 1024
-"""Keys that are compared with one that is asked for, before all of them are turned into positions."""
+"""How many keys are searched for the one that is asked for, before the positions of all of them are noted."""
 
 
 @dataclass(slots=True)
 class _DerivedPositions:
     """Keys of chunks that lie one after the other.
 
-    Who asks about a request with one group goes through it from its first token on, so a key lies ``_REACH``
-    places after the one that was found last, at most. If not, positions of all keys are noted, once. While a
-    request grows, the last key that there was and the first new one are asked for in each step: these two are
-    looked at before others. Of several groups a key is most often another one's, so theirs are noted at once.
+    Callers go through a request with one group from its first token on. So a key that is asked for mostly lies
+    within ``_REACH`` places after the one that was found last; if it doesn't, the positions of all keys are noted,
+    once. While a request grows, each step asks for the last key that there was and for the first new one: these
+    two are looked at first. With several groups a key is mostly another group's, so all are noted at once.
     """
 
     keys: Sequence[OffloadKey]
@@ -111,7 +111,7 @@ class _DerivedPositions:
         return self.border * self.tokens_per_chunk
 
     def go_on(self, last: OffloadKey, new: OffloadKey) -> bool:
-        """Whether the first new key is ``new`` and ``last`` the one before it: what `find` would say of both."""
+        """Whether ``new`` is the first new key and ``last`` the one before it. Then both count as found."""
         keys, border, count = self.keys, self.border, len(self.keys)
         if 0 < border < count and keys[border] == new and keys[border - 1] == last:
             self.place, self.border = border - 1, count
@@ -176,7 +176,7 @@ class ReqContext:
     def is_offload_key_before(self, key: OffloadKey, other: OffloadKey) -> bool:
         """Whether the chunk of ``key`` is known to end before that of ``other``.
 
-        Most often ``key`` is the first new one of a request that goes on after ``other``, which is seen at once.
+        Mostly ``key`` is the first new one of a request, right after ``other``; that case is recognised at once.
         vLLM's class doesn't have this method.
         """
         if not self._key_positions and len(self._derived) == 1 and self._derived[0].go_on(other, key):

@@ -23,15 +23,15 @@ class Pages(NamedTuple):
 
 
 def is_torch(value: object) -> bool:
-    """Whether it is a torch tensor. Who has one has imported torch, so it is found among the loaded modules."""
+    """Whether it is a torch tensor. If it is, torch has been imported, and is among the loaded modules."""
     tensor_class = getattr(sys.modules.get("torch"), "Tensor", None)  # no class yet: torch is being imported
     return tensor_class is not None and isinstance(value, tensor_class)
 
 
 def lie_in_one(one: Any, other: Any) -> bool:
-    """Whether what is between two views is of the same memory, where one lies between the blocks of the other.
+    """Whether the bytes between two views belong to the same memory, if one lies between the blocks of the other.
 
-    Not of torch tensors with storages of their own. Nor of a subclass, which may watch who reads what of it.
+    They don't between torch tensors with storages of their own, nor around a subclass, which may watch its reads.
     """
     torch, numpy = sys.modules.get("torch"), sys.modules.get("numpy")
     if type(one) is type(other) is getattr(torch, "Tensor", None):

@@ -10,9 +10,9 @@ Everything is configured inside ``kv_connector_extra_config``, where vLLM's own 
 A child is named by ``name``, or else by its class and its place in the list (``OffloadingConnector0``). What an
 engine decides for all of itself (``engine_id``, ``kv_buffer_device``, ``kv_load_failure_policy``) a child takes
 from the parent where it says nothing of its own. Nobody's configuration is changed: a child gets a copy of the
-engine's, with another ``kv_transfer_config`` and a mark that it is a child. Another MultiConnector finds that mark
-(``is_outermost``) also behind a child that hands its calls on, since such a one makes a copy of its copy: the mark
-lies beside ``kv_transfer_config``, which is what it replaces.
+engine's, with another ``kv_transfer_config`` and a mark that it is a child. By that mark a MultiConnector knows
+that another one calls it (``is_outermost``), also if a child between them hands calls on: that child makes a copy
+of its own configuration and replaces ``kv_transfer_config``, and the mark, which lies beside it, stays.
 """
 
 from collections.abc import Mapping, Sequence

@@ -33,7 +33,7 @@ class Choices:
     ) -> tuple[int | None, bool]:
         """Take one of the children's answers, which come in the children's order.
 
-        The first None ends it, so that the children behind it need not be asked: their answers are drawn lazily.
+        ``answers`` are drawn one by one, and the first None ends it, so the children after that one aren't asked.
         """
         self._matches.pop(request_id, None)
         best: Match | None = None

@@ -11,6 +11,7 @@ several groups nothing in the interface can take back such a load, so it isn't s
 """
 
 from collections.abc import Iterable, Mapping
+from typing import NamedTuple
 
 from kv_api import KVError
 from kv_multi.metadata import PlannedLoad
@@ -18,6 +19,13 @@ from kv_multi.metadata import PlannedLoad
 
 class LoadLostError(KVError, RuntimeError):
     """A child failed in the middle of a load that can't be taken back."""
+
+
+class EndedLoads(NamedTuple):
+    """Requests whose asynchronous loads have ended, or have failed."""
+
+    finished: set[str]
+    failed: set[str]
 
 
 class LoadsInFlight:
@@ -102,11 +110,11 @@ class LoadReports:
                 self._failed_blocks.update(load.block_ids or ())
         self.report(child, [*self._waiting], [*self._waiting])
 
-    def take(self) -> tuple[set[str], set[str]]:
-        """The loads that ended, and those that failed, since the last call."""
-        finished, failed = self._finished, self._failed
+    def take(self) -> EndedLoads:
+        """The loads that ended or failed since the last call."""
+        ended = EndedLoads(self._finished, self._failed)
         self._finished, self._failed = set(), set()
-        return finished, failed
+        return ended
 
     def take_failed_blocks(self) -> set[int]:
         """The blocks of abandoned loads. From here on the loads within this step count as done."""

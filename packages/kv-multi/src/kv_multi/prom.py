@@ -62,7 +62,7 @@ def build_metrics(
     built = {}
     for child in children:
         values = {
-            engine: _named(engine_values, child.name, nested)
+            engine: _named(engine_values, child.name, nested=nested)
             for engine, engine_values in per_engine_labelvalues.items()
         }
         shared: Any = {kind: _registered_once(used, registered, child.name) for kind, used in metric_types.items()}
@@ -74,7 +74,7 @@ def build_metrics(
     return MultiKVConnectorPromMetrics(vllm_config, metric_types, labelnames, per_engine_labelvalues, built)
 
 
-def _named(values: Sequence[object], name: str, nested: bool) -> list[object]:
+def _named(values: Sequence[object], name: str, *, nested: bool) -> list[object]:
     if nested:
         return [*values[:-1], f"{values[-1]}/{name}"]
     return [*values, name]

@@ -5,12 +5,12 @@ The scheduler's side (``Holds``) knows which children answered True when the req
 knows can then be told from the one that is waited for. Each worker's side (``SaveReports``) counts for its own
 process: it reports a request once, when the last of those children has.
 
-A child with ``save: false``: its role becomes ``kv_consumer``, so that it knows, and the two hooks that only offer
-data, ``save_kv_layer`` and ``register_finished_partial_tail``, are not handed to it. So a child that obeys its
-role, and one that stores in the layer hook, stores nothing. What can't be promised: a child that ignores its role
-and plans its stores in its scheduler side, or copies in ``wait_for_save``, still stores. It is let: everything
-else is bookkeeping, a planned store that never ran would be waited for for ever, and blocks that a child holds
-(True from ``request_finished``) must not be freed under its copy, whatever it was told.
+A child with ``save: false`` is told so by its role, which becomes ``kv_consumer``, and the two hooks that only
+offer data, ``save_kv_layer`` and ``register_finished_partial_tail``, are not called. So a child that obeys its
+role stores nothing, and neither does one that stores in the layer hook. A child that ignores its role and plans
+its stores in its scheduler side, or copies in ``wait_for_save``, still stores. Nothing keeps it from that, since
+all other calls are bookkeeping: a planned store that never ran would be waited for for ever, and blocks that a
+child holds (True from ``request_finished``) must not be freed under its copy, whatever it was told.
 """
 
 from collections.abc import Iterable, Mapping

@@ -178,10 +178,11 @@ class MultiWorkerSide(MultiSide, WorkerSide):
             own = self._quarantine.ask(child, child.connector.get_transfer_results, nothing, finished_req_ids)
             self._saves.report(child.place, own.finished_sending)
             self._loads.report(child.place, own.finished_recving, own.failed_recving)
-        return KVConnectorTransferResults(self._saves.take(), *self._loads.take())
+        loads = self._loads.take()
+        return KVConnectorTransferResults(self._saves.take(), loads.finished, loads.failed)
 
     def get_block_ids_with_load_errors(self) -> set[int]:
-        """All of all, and the blocks of loads that were lost with a child."""
+        """Those of all children together, and the blocks of loads that were lost with a child."""
         failed: set[int] = set()
         for child in self._children:
             failed |= self._quarantine.ask(child, child.connector.get_block_ids_with_load_errors, set())

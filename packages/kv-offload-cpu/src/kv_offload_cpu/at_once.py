@@ -1,7 +1,7 @@
 """``AtOnceManager``: host memory whose copies take no time, so that a load or a store is one call.
 
-For whoever asks what a size or a policy would have answered, without a clock and without bytes, as kv-sim's replay
-of a trace does. Nothing is decided otherwise than in a server; with what is under way from other calls it agrees.
+It is for asking what a size or a policy would have answered, without a clock and without bytes, as kv-sim's replay
+of a trace does. It decides as a server's manager does, also while jobs begun by other calls are under way.
 """
 
 from collections.abc import Collection
@@ -28,11 +28,8 @@ class AtOnceManager(CPUOffloadingManager):
 
     def store(self, keys: Collection[OffloadKey], req_context: ReqContext) -> Stored | None:
         """``prepare_store`` and ``complete_store``; None if there is not enough room."""
-        placed = self._intake.place(keys, req_context, _has_landed)
-        if placed is None:
-            return None
-        stored = Stored(*placed)
-        if stored.slots:
+        stored = self._intake.place(keys, req_context, _has_landed)
+        if stored is not None and stored.slots:
             self._unpin(stored.slots, req_context)
             if self._events is not None:
                 self._events.stored(stored.keys)

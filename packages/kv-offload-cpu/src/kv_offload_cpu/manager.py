@@ -37,7 +37,7 @@ from kv_offload_cpu.chunks.intake import Intake
 from kv_offload_cpu.chunks.pool import ChunkPool
 from kv_offload_cpu.chunks.runs import Runs
 from kv_offload_cpu.chunks.tracker import OfferTracker
-from kv_offload_cpu.load_store_spec import CPULoadStoreSpec
+from kv_offload_cpu.load_store_spec import CPULoadStoreSpec, Stored
 from kv_offload_cpu.policy import Run, find_policy
 from kv_offload_cpu.slots.columns import pack
 from kv_offload_cpu.stats import Counters, CPUOffloadingStats
@@ -50,9 +50,9 @@ class CPUOffloadingManager(OffloadingManager):
     """Manages ``num_chunks`` slots of host memory, or of whatever ``medium`` a subclass says.
 
     ``cache_policy`` is one of `policy.POLICIES`, or an attribute of the module ``cache_policy_module_path``. With
-    a ``store_threshold`` of 2 or more a chunk is stored from that offer on; ``max_tracker_size`` keys are
-    remembered for it. A store with which more than ``most_in_flight`` chunks were in flight is refused. ``info``
-    has the labels of the info metric, and ``info_of`` those for fewer slots.
+    a ``store_threshold`` of 2 or more a chunk is stored only when it is offered for that many-th time;
+    ``max_tracker_size`` keys are remembered for this. A store that would bring more than ``most_in_flight`` chunks
+    in flight is refused. ``info`` has the labels of the info metric, and ``info_of`` those for fewer slots.
     """
 
     medium: ClassVar[Medium] = Medium.CPU
@@ -131,7 +131,7 @@ class CPUOffloadingManager(OffloadingManager):
         return self.places(keys, slots)
 
     def places(self, keys: Collection[OffloadKey], slots: list[int]) -> LoadStoreSpec:
-        """What a worker is told of where chunks are: theirs are ``slots``."""
+        """What a worker is told of where the chunks of ``keys`` are: in ``slots``."""
         return CPULoadStoreSpec(pack(slots))
 
     def complete_load(self, keys: Collection[OffloadKey], req_context: ReqContext) -> None:
@@ -145,16 +145,16 @@ class CPUOffloadingManager(OffloadingManager):
     # Stores
 
     def prepare_store(self, keys: Collection[OffloadKey], req_context: ReqContext) -> PrepareStoreOutput | None:
-        placed = self._intake.place(keys, req_context, self._pool.begin_store)
-        return None if placed is None else self._prepared(*placed)
+        stored = self._intake.place(keys, req_context, self._pool.begin_store)
+        return None if stored is None else self._prepared(stored)
 
     def prepare_stores(self, stores: Sequence[StoreOffer]) -> list[PrepareStoreOutput]:
-        """Where nothing is known of any chunk and all can have places, all stores are looked at together."""
+        """If none of the chunks is known and all can have places, all stores are placed together."""
         if len(stores) == 1:
             only = self.prepare_store(*stores[0])
             return [] if only is None else [only]
-        placed = self._intake.place_all(stores)
-        return super().prepare_stores(stores) if placed is None else [self._prepared(*one) for one in placed]
+        stored = self._intake.place_all(stores)
+        return super().prepare_stores(stores) if stored is None else [*map(self._prepared, stored)]
 
     def complete_store(self, keys: Collection[OffloadKey], req_context: ReqContext, success: bool = True) -> None:
         pool = self._pool
@@ -245,8 +245,8 @@ class CPUOffloadingManager(OffloadingManager):
 
     # Steps of the above
 
-    def _prepared(self, keys: list[OffloadKey], slots: list[int], evicted: list[OffloadKey]) -> PrepareStoreOutput:
-        return PrepareStoreOutput(keys, self.places(keys, slots), evicted)
+    def _prepared(self, stored: Stored) -> PrepareStoreOutput:
+        return PrepareStoreOutput(stored.keys, self.places(stored.keys, stored.slots), stored.evicted)
 
     def _unpin(self, slots: list[int], req_context: ReqContext) -> None:
         if self._policy.awaits_unpin():

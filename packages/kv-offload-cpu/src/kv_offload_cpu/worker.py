@@ -71,7 +71,7 @@ class CPUOffloadingWorker(OffloadingWorker):
         copies = self._pages(job_id, Direction.STORE, src_spec, dst_spec)
         if self._store_role is StoreRole.ACKNOWLEDGES:
             self.counts.submitted += 1
-            self._ended.append(TransferResult(job_id, True))
+            self._ended.append(TransferResult(job_id, success=True))
         else:
             self._begin(job_id, Direction.STORE, copies, Urgency.ORDINARY)
         return True
@@ -147,7 +147,7 @@ class CPUOffloadingWorker(OffloadingWorker):
     def _begin(self, job_id: int, direction: Direction, copies: PageCopies, urgency: Urgency) -> None:
         self.counts.submitted += 1
         if not len(copies):
-            self._ended.append(TransferResult(job_id, True, 0, 0.0))
+            self._ended.append(TransferResult(job_id, success=True, transfer_size=0, transfer_time=0.0))
             return
         self._running[job_id] = direction
         try:

@@ -46,7 +46,7 @@ class Pair:
         events = [(event.keys, event.removed, event.metadata_only) for event in manager.take_events()]
         known = {name: repr(value) for name, value in vars(policy).items() if name in ("_states", "_ahead", "_p")}
         stats = manager.get_stats().data
-        return pool.slot_of, pool.in_flight, [*pool.pins], pool._free, policy.slots(), known, events, stats
+        return pool.slot_of, pool.in_flight, [*pool.pins], [*pool.free], policy.slots(), known, events, stats
 
     def act(self):
         start = self.random.randrange(24)

@@ -104,7 +104,7 @@ def test_what_leaves_does_not_depend_on_where_it_is(make, policy, seed, monkeypa
     def evict_and_shuffle(pool, slots):
         evicted_keys = evict(pool, slots)
         if pool is managers[1]._pool:
-            elsewhere.shuffle(pool._free)
+            elsewhere.shuffle(pool.free._stack)
         return evicted_keys
 
     monkeypatch.setattr(ChunkPool, "evict", evict_and_shuffle)

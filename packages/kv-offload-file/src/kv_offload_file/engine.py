@@ -9,12 +9,12 @@ Chunks of a job that find free bays go together, as a *batch*: one job of the in
 threads. A batch takes no more than half of the bays, so that while one is copied the next is read or written.
 Stores and loads have bays and threads of their own, so neither waits for the other.
 
-A store *lets go* of its GPU blocks when all of its chunks are in bays. The manager has no more of them under way
-than there are bays for, so that never takes as long as the disk does.
+A store *lets go* of its GPU blocks when all of its chunks are in bays. The manager never has more chunks of stores
+under way than there are bays for them, so to let go never takes as long as writing to the disk.
 
-Threads do nothing but read and write. Everything else is done by who calls ``submit``, ``poll`` or ``wait``, each
-of which takes every batch as far as it goes. What goes wrong with a chunk is the failure of its job, whose chunks
-that have not begun are let be.
+Threads do nothing but read and write. Everything else happens in calls of ``submit``, ``poll`` or ``wait``, each
+of which takes every batch as far as it goes. If anything goes wrong with a chunk, its job fails, and those of the
+job's chunks that have not begun are left alone.
 
 **Invariants** (``check``): of each direction every bay is free or in one batch. A job has ended when no batch of
 it is under way and no chunk is left.

@@ -81,8 +81,8 @@ def meaning(config: OffloadingConfig, tag: str) -> dict[str, Any]:
 def claim(folder: Path, config: OffloadingConfig) -> None:
     """See to it that the files of this rank hold its layers. If they have those of another cut, they are emptied.
 
-    Only where ranks may have different ones. Who manages the folder may have read them before, as chunks that will
-    not be found there: their loads fail, and they are forgotten.
+    It is called only where ranks may have different layers. The manager may have read the files before they are
+    emptied. Then it knows chunks that aren't there: their loads fail, and they are forgotten.
     """
     rank = config.parallel.rank
     held = json.dumps([config.worker_kv_bytes_per_block, *(group.layer_names for group in config.groups)])

@@ -3,11 +3,11 @@
 The worker whose chunks they are has them as a ``SlotFile``. Where all workers hold the same bytes the others only
 read them, as a ``SlotReader``.
 
-**Which files are trusted.** What a process wrote is there for the next one however it ended, since the system has
-it; only when the machine goes down bytes get lost. So the first row says on which start of the machine the files
-were last open, and whether they were closed after everything had reached the disk. Files that are neither from
-this start of the machine nor closed are emptied. A slot that is wrong all the same, since a disk can be, is found
-when it is read: see ``label``.
+**Which files are trusted.** Whatever a process wrote is there for the next one, however the process ended, since
+the operating system has it; bytes are lost only when the machine goes down. So the first row says in which boot of
+the machine the files were last open, and whether they were closed after everything had reached the disk. Files
+that are neither from this boot nor were closed are emptied. A slot that is wrong all the same, since a disk can
+be, is found when it is read: see ``label``.
 """
 
 import errno
@@ -63,7 +63,7 @@ def this_boot() -> str:
 class SlotReader:
     """``num_slots`` slots of ``slot_bytes`` of rank ``rank``, in two files of ``folder``, to be read.
 
-    Whose they are may begin them later. Slots may be read by several threads at once.
+    The worker that owns the files may create them later. Several threads may read slots at once.
     """
 
     def __init__(self, folder: Path, rank: int, num_slots: int, slot_bytes: int, *, direct: bool = False) -> None:

@@ -1,5 +1,6 @@
 """Lookups against an obvious model: try every boundary, from the highest down."""
 
+from functools import partial
 from itertools import chain
 
 import pytest
@@ -104,7 +105,7 @@ def test_the_highest_boundary_is_found(case):
     }
     manager = Known(known)
     asked = [Answers(manager, ReqContext("r"), of_group) for of_group in keys]
-    found = find_match(groups, asked, local, limit, may_wait)
+    found = find_match(groups, asked, local, limit, may_wait=may_wait)
     assert found._replace(awaited=None) == model(groups, answers, local, limit, may_wait)
     assert found.awaited in awaited(groups, answers, keys, local, found)
     assert len({*manager.asked}) == len(manager.asked), "a chunk was asked for twice"
@@ -253,6 +254,7 @@ def test_groups_that_go_down_in_turns_cost_a_chunk_the_same_however_many_there_a
         known = dict(zip(chain(*keys), chain(*answers), strict=True))
         asked = [Answers(Known(known), ReqContext("r"), of_group) for of_group in keys]
         found = []
-        work[chunks] = work_of(lambda: found.append(find_match(groups, asked, 0, 4 * chunks, may_wait)))  # noqa: B023
+        find = partial(find_match, groups, asked, 0, 4 * chunks, may_wait=may_wait)
+        work[chunks] = work_of(lambda: found.append(find()))  # noqa: B023
         assert found == [Match(0)]
     assert work[800] < 9 * work[100]

@@ -95,7 +95,7 @@ def find(layout, manager, local, limit, tail_limit, may_wait, refused=()):
     keys = [[key_at(group.group_id, end) for end in range(size, 33, size)] for group in layout.groups]
     asked = [Answers(manager, ReqContext("r"), of_group, refused) for of_group in keys]
     tails = TailAnswers(manager, ReqContext("r"), layout, HASHES, tail_limit, refused)
-    return find_match(layout.groups, asked, local, limit, may_wait, tails)
+    return find_match(layout.groups, asked, local, limit, may_wait=may_wait, tails=tails)
 
 
 @given(lookups())

@@ -315,4 +315,6 @@ def test_who_is_told_all_of_its_blocks_and_who_got_more():
         resumed=["c"],
     )
     states = {name: name.upper() for name in "abcd"}
-    assert tables_of_step(output, states) == ([("A", ([1],)), ("C", ([4, 5],))], [("B", ([3],))])
+    told = tables_of_step(output, states)
+    assert told.whole == [("A", ([1],)), ("C", ([4, 5],))]
+    assert told.more == [("B", ([3],))]

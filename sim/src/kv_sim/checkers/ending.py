@@ -1,11 +1,12 @@
 """What must hold of the end of an engine: NO-CRASH and CONSERVATION are judged.
 
 Each object of the connector is shut down once, the workers' before the scheduler's, whatever the others raise.
-Then no thread is left that would keep a server's process from ending: one that began in this history and is no
-daemon. Those of ``concurrent.futures`` keep nobody, since the interpreter wakes them when it ends.
+Then no thread may be left that keeps a server's process from ending: one that began in this history and is no
+daemon. Threads of ``concurrent.futures`` keep no process, since the interpreter wakes them when it ends.
 
-Nor is anything left open (``left_open``). What a library opens when it is first needed stays open for good, and
-comes once in a process. So where something is left the same history is taken again: what is left then is told.
+Nothing may be left open either (``left_open``). What a library opens when it is first needed stays open for good,
+but only once in a process. So where something is left the same history is taken again, and only what is left then
+is told.
 """
 
 import gc

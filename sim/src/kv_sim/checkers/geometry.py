@@ -1,9 +1,9 @@
 """GEOMETRY: the ranks of one engine do the same: each moved the same blocks the same way.
 
-Where a rank puts what it stores, and in how many copies it moves it, is its own business: it may have room of
-its own that it gives back as its own copies end. What it found nothing for, or gave up by a clock of its own, it
-has to say, and then it need not have moved what others did. Nor need the same rank of another engine, from which
-it pulls.
+Where a rank puts what it stores, and in how many copies it moves it, is its own business: it may have room of its
+own that it gives back as its own copies end. A rank that found nothing to load, or gave up a copy by a clock of
+its own, has to say so, and then needn't have moved what others did; nor need the same rank of the other engine, if
+it pulls from one.
 """
 
 from collections import Counter

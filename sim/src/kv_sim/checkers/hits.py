@@ -1,18 +1,20 @@
 """HITS: what a connector finds is what it has, no more and no less.
 
-Two halves, both for subjects that claim ``Trait.KEEPS``. *No more*, at every match (``served``): each block of a
-hit was computed since the last reset that reported success. *No less*, here, at rest: requests that ended come
-once more, to an engine whose own prefix cache is empty, and the longest possible prefix must be found. Which one
-that is, is known where nothing had to be left out: no copy failed and the host had room for everything. Elsewhere
-they come too, for the other checkers to look at. After that a reset, and again: the first half now catches who
-goes on serving. KV events are judged here as well (ACCOUNTING), since only a match says what can be found.
+It has two halves, both for subjects that claim ``Trait.KEEPS``. *No more* is judged at every match (``served``):
+each block of a hit was computed since the last reset that reported success. *No less* is judged here, at rest:
+requests that ended come once more, to an engine whose own prefix cache is empty, and the longest possible prefix
+must be found. Which one that is, is known where nothing had to be left out: no copy failed, and the host had room
+for everything. Elsewhere the requests come, too, for the other checkers to look at. Then the connector is reset
+and all of it is done again: now the first half catches a connector that still serves what it had. KV events are
+judged here as well (ACCOUNTING), since only a match says what can be found.
 
-Where there was not room for everything, something is known of a subject that drops what was used longest ago: a
-request comes, then some that nobody has seen, and all of them again. If they fit together, all of each is found.
+Where there was not room for everything, something is still known of a subject that drops what was used longest
+ago. A request comes, then some whose prompts are new, and all of them again: if they fit together, all of each
+must be found.
 
-A window keeps less: what slid out of it may never have been stored. But who begins with all of a prompt must find
-it: prompts that nobody has seen come, and each again with a token more. Of states nothing is known, since engines
-keep few of them.
+A window keeps less, since what slid out of it may never have been stored. But a request that begins with all of an
+earlier prompt must find it: requests with new prompts come, and each once more with a token added. Of states
+nothing is known, since engines keep few of them.
 """
 
 from collections import Counter

@@ -2,10 +2,10 @@
 
 An answer to a match names a count within the request, and never an asynchronous nothing. The end of a load is
 reported once, for a request whose load was announced; the end of a store once, for a request that is held. Blocks
-that a load left unfilled are reported while it goes on; others would be taken from requests that nothing befell.
-That it failed is, too: of a request that loads nothing it would be kept, and the next load of that taken for one
-that failed. And a step that was decided stays as it is. A real engine asserts some of these, and silently frees
-the wrong blocks on others.
+that a load left unfilled are reported while the load goes on: an engine would take other blocks from requests
+whose loads went well. A failed load is reported while it goes on, too: an engine would remember a request that
+loads nothing, and take its next load for the one that failed. And a step that was decided stays as it is. A real
+engine asserts some of these, and silently frees the wrong blocks on others.
 """
 
 from collections.abc import Iterable, Iterator, Mapping

@@ -81,14 +81,14 @@ class _Room:
     def _fits(self, chunks: int) -> bool:
         stored = self._in_flight(chunks)
         if stored is not None:
-            self._manager.complete_store(stored, self._context, False)
+            self._manager.complete_store(stored, self._context, success=False)
         return stored is not None
 
     # -- what they are when everything is forgotten ---------------------------------------------
 
     def _stored(self, chunks: int) -> list[OffloadKey]:
         stored = self._in_flight(chunks) or []
-        self._manager.complete_store(stored, self._context, True)
+        self._manager.complete_store(stored, self._context, success=True)
         return stored
 
     def _in_flight(self, chunks: int) -> list[OffloadKey] | None:

@@ -1,14 +1,16 @@
 """HITS, where engines serve each other: what is wanted is held, and a live ticket is good for all that is held.
 
-Nothing breaks if a connector holds nothing, refuses a ticket or takes part of it: the prompt is computed. So it is
-demanded here, in the words of vLLM's routers, and only where nobody could have a reason: the request that was held
-ended well and still is, its ticket came to nobody who took or refused it, and nothing was reset since.
+Nothing breaks if a connector holds nothing, refuses a ticket or takes only a part: the prompt is computed. So that
+it holds and takes is demanded here, in the words of vLLM's routers, wherever it can have no reason not to: the
+request that was held ended well and is held still, nobody took or refused its ticket before, and nothing was reset
+since.
 
-A ticket that a request leaves is of blocks that are held: its own, or those of one before it that is held. All of
-this is demanded of who claims to hold (the trait ``holds``); the rest of whoever serves peers.
+A ticket that a request leaves is of blocks that are held: its own, or those of an earlier request that is held.
+All of this is demanded only of connectors that claim it (the trait ``holds``), and what follows of all that serve
+peers.
 
-After a reset no ticket is taken that came before it, and what was held then is pulled by nobody who begins in a
-step after the one that told the workers.
+After a reset no ticket is taken that came before it. What was held then may not be pulled by a pull that begins
+after the step which told the workers of the reset.
 """
 
 from collections.abc import Collection, Sequence

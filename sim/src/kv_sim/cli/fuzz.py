@@ -29,7 +29,7 @@ from kv_sim.violation import Invariant
 from kv_sim.world import World
 
 ENOUGH_TO_LOAD: Final = 10
-"""Histories in which something should have been found."""
+"""After so many histories something should have been loaded; if nothing was, that is said."""
 
 
 def fuzz(options: argparse.Namespace) -> int:

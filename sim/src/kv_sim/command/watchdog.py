@@ -1,7 +1,7 @@
-"""Ends a call of a connector that doesn't return: an error in the middle of it, told like whatever else it raises.
+"""Ends a call of a connector that doesn't return, by an error in the middle of it that is told like any other.
 
-Every so many seconds somebody looks (a timer's signal, so in the main thread alone, and not on Windows). Who is
-found in the same call twice has been in it all the time between.
+At intervals it is noted which call is under way (by a timer's signal, so in the main thread only, and not on
+Windows). If it is the same call twice, that has been under way all the time between.
 """
 
 import signal

@@ -9,12 +9,36 @@ engine pauses only those that hold blocks are looked at.
 """
 
 from collections import deque
+from enum import Enum, auto
+from typing import NamedTuple
 
 from kv_sim.engine.blocks import Tables
 from kv_sim.engine.pause import Pause
 from kv_sim.engine.plan import StepPlan
 from kv_sim.engine.queues import Queues
 from kv_sim.engine.request import SimRequest, Status
+
+
+class Admitted(Enum):
+    """What came of a waiting request when a step was scheduled."""
+
+    RUNS = auto()
+    LATER = auto()
+    """Not in this step: it waits for the connector's answer, or for its load. Others may be admitted."""
+    NO_ROOM = auto()
+    """Neither it nor anybody behind it, for want of blocks or of budget."""
+
+
+class Match(NamedTuple):
+    """What is there of a request's tokens, on the GPU and at the connector."""
+
+    hit: tuple[list[int], ...]
+    """The blocks that the GPU has, by group."""
+    local: int
+    """How many tokens are in them."""
+    external: int
+    """Tokens to load."""
+    is_async: bool
 
 
 class Admission:
@@ -51,13 +75,13 @@ class Admission:
                 # keeps those behind from going on, although their loads have ended.
                 self._state.waiting.appendleft(queue.popleft())
                 continue
-            fit = self._admit(plan, request)
-            if fit is None:
-                skip(queue)
-            elif fit:
+            admitted = self._admit(plan, request)
+            if admitted is Admitted.NO_ROOM:
+                break
+            if admitted is Admitted.RUNS:
                 queue.popleft()
             else:
-                break
+                skip(queue)
         self._state.holding.extendleft(skipped_holding)
         self._state.waiting.extendleft(skipped)
 
@@ -81,19 +105,19 @@ class Admission:
         request.status = Status.PREEMPTED if request.num_preemptions else Status.WAITING
         return True
 
-    def _admit(self, plan: StepPlan, request: SimRequest) -> bool | None:
-        """Match a waiting request and give it blocks. None: not in this step. False: no room for anybody."""
+    def _admit(self, plan: StepPlan, request: SimRequest) -> Admitted:
+        """Match a waiting request and give it blocks."""
         hit: tuple[list[int], ...] | None = None
         external, is_async, computed = 0, False, request.num_computed_tokens
         if computed == 0:
             match = self._match(plan, request)
             if match is None:
-                return None
-            hit, local, external, is_async = match
-            computed = local + external
+                return Admitted.LATER
+            hit, external, is_async = match.hit, match.external, match.is_async
+            computed = match.local + external
         count = 0 if is_async else self._tokens_to_run(plan, request, computed)
         if count is None:
-            return False
+            return Admitted.NO_ROOM
         count = self._state.cut(request, computed, count)
         request_id, total = request.request_id, computed + count
         reserved = 0
@@ -101,21 +125,21 @@ class Admission:
             reserved = self._reserved_blocks()
             self._state.connector.get_loaded_kv_cache_group_ids(request)
         if not self._state.blocks.fits_whole(request_id, request.num_tokens, computed, hit):
-            return False
+            return Admitted.NO_ROOM
         self._state.blocks.drop_passed(request_id, computed - request.num_in_flight_tokens)
         if not self._state.blocks.allocate(
             request_id, total, computed_tokens=computed, hit=hit, reserved=reserved
         ):
-            return False
+            return Admitted.NO_ROOM
         self._state.own(request)
         if not is_async:
             self._state.blocks.cache_blocks(request, total)
-        self._announce(plan, request, computed - external, external, is_async)
+        self._announce(plan, request, computed - external, external, is_async=is_async)
         if is_async:
             request.status = Status.WAITING_FOR_REMOTE_KVS
             request.num_computed_tokens = computed
             self._state.note_prefill(request)
-            return None
+            return Admitted.LATER
         plan.admit(request, computed, count, self._state.blocks.tables[request_id])
         plan.has_sync_loads |= external > 0
         self._state.running.append(request)
@@ -123,10 +147,10 @@ class Admission:
         request.num_computed_tokens = computed
         if computed + count < request.num_tokens:
             self._state.note_prefill(request)
-        return True
+        return Admitted.RUNS
 
-    def _match(self, plan: StepPlan, request: SimRequest) -> tuple[tuple[list[int], ...], int, int, bool] | None:
-        """What the GPU and the connector have: blocks, their tokens, tokens to load, and how. None: ask again.
+    def _match(self, plan: StepPlan, request: SimRequest) -> Match | None:
+        """What the GPU and the connector have of a request. None: ask the connector again.
 
         What the GPU has may end within a block. The connector hears of whole ones; if it has more than that end,
         the load takes the place of what would be copied.
@@ -139,11 +163,11 @@ class Admission:
         if answer is None:
             return None
         if not end:
-            return hit, local, answer, is_async
+            return Match(hit, local, answer, is_async)
         plan.ends.append((end, answer))
         if answer > end:
-            return tuple(table[:-1] for table in hit), local - end, answer, is_async
-        return hit, local, 0, False
+            return Match(tuple(table[:-1] for table in hit), local - end, answer, is_async)
+        return Match(hit, local, 0, False)
 
     def _tokens_to_run(self, plan: StepPlan, request: SimRequest, computed: int) -> int | None:
         """How many tokens the request computes first. None: a padded decode doesn't fit, which ends the round.
@@ -165,7 +189,7 @@ class Admission:
             return tuple([] for _ in self._state.config.groups), 0
         return self._state.blocks.find_hit(request.block_hashes, request.num_tokens - 1)
 
-    def _announce(self, plan: StepPlan, request: SimRequest, local: int, external: int, is_async: bool) -> None:
+    def _announce(self, plan: StepPlan, request: SimRequest, local: int, external: int, *, is_async: bool) -> None:
         """Tell the connector of the allocation; give its load the right to write."""
         tables = self._state.blocks.tables[request.request_id]
         if external:
@@ -173,7 +197,7 @@ class Admission:
             targets = self._state.shadow.expect_load(
                 request.request_id, tables.groups, tokens, self._state.config.block_size, step
             )
-            plan.load(request, targets, is_async)
+            plan.load(request, targets, is_async=is_async)
             request.awaits_load = is_async
         self._state.connector.update_state_after_alloc(request, Tables(tables.get_block_ids()), external)
         if external and not request.num_preemptions:  # hits are counted once for each request

@@ -78,11 +78,11 @@ class Engine(ABC):
 
     @property
     def leaves_tickets(self) -> bool:
-        """Whether who is held leaves a ticket. If not, which its class says, the router makes them up."""
+        """Whether the connector gives out tickets for what it holds. If its class says no, the router does."""
         return bool(getattr(self.connectors[-1], "leaves_tickets", True))
 
     def address(self) -> dict[str, Any]:
-        """What a ticket that the router makes up says of where something is held."""
+        """Where blocks are held, for a ticket that the router makes up."""
         return {"remote_engine_id": self.place.engine_id}
 
     # -- making one ----------------------------------------------------------------------------
@@ -96,7 +96,7 @@ class Engine(ABC):
         log: LogCall,
         place: Place | None = None,
     ) -> None:
-        """Begin with what watches an engine. Who makes one makes the rest of it: scheduler, workers, devices."""
+        """Make what watches any engine. A subclass makes the rest: scheduler, workers, devices."""
         self.config = config
         self.place = place or Place()
         self.referee = referee
@@ -111,7 +111,7 @@ class Engine(ABC):
         self.is_asleep = False
 
     def let_others_work(self) -> None:
-        """Nothing moves, and the world has no copy to end. Is it waiting for threads that aren't the world's?"""
+        """Nothing moves, and the world has no copy to end: give threads that aren't the world's time to work."""
 
     def _handshakes(self) -> dict[tuple[int, int], KVConnectorHandshakeMetadata]:
         """What the workers have for other engines, by (pp rank, tp rank), as it gets to the scheduler's side."""
@@ -121,7 +121,7 @@ class Engine(ABC):
 
     @property
     def _ranks(self) -> Sequence[RankDevice]:
-        """The devices, as far as this engine may rely on them: one without memory has no more."""
+        """The devices, as far as any engine has them: one that models time alone has no memory."""
         return self.devices
 
     @property
@@ -214,13 +214,13 @@ class Engine(ABC):
         """Schedule one more step."""
 
     def _part_with_steps(self) -> None:
-        """What the connector does in the next step changes nothing of what was said for those before."""
+        """Pack what steps under way carry to workers, so that nothing which comes later can change it."""
         for step in self.steps:
             if not step.reports and step.packed is None:
                 step.packed = self.crossing.part(self._said_in(step))
 
     def _said_in(self, step: Step) -> Any:
-        """What of a step crosses to a worker."""
+        """The part of a step's output that is carried to a worker."""
         return step.output.kv_connector_metadata
 
     def executable(self, rank: int) -> Step | None:

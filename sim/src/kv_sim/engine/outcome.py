@@ -5,7 +5,7 @@ stop), requests that failed, then ``update_connector_output``, then reports of l
 """
 
 from collections.abc import Iterable
-from typing import cast
+from typing import NamedTuple, cast
 
 from kv_api import KVConnectorOutput, KVConnectorTransferResults, SupportsHMA
 from kv_sim.checkers.protocol import check_params, check_reports
@@ -14,6 +14,23 @@ from kv_sim.engine.request import SimRequest, Status
 from kv_sim.engine.scheduler import Scheduler
 from kv_sim.guard import Guard
 from kv_sim.violation import Invariant, Referee
+
+
+class FailedLoads(NamedTuple):
+    """Requests whose load failed."""
+
+    failing: set[str]
+    """They fail with it."""
+    skipped: set[str]
+    """What they computed in this step doesn't count."""
+
+
+class Rewound(NamedTuple):
+    """What became of requests when blocks turned out not to be loaded."""
+
+    request_ids: set[str]
+    block_ids: set[int]
+    """Theirs, from the first one that wasn't loaded on."""
 
 
 class Outcome:
@@ -31,13 +48,13 @@ class Outcome:
         if scheduler.defers_frees and output.total_num_scheduled_tokens:
             scheduler.processed_step_seq += 1
             self._drain_deferred_frees()
-        errors, skip = self._failed_loads(step, report, output.num_scheduled_tokens)
+        failed = self._failed_loads(step, report, output.num_scheduled_tokens)
         stopped = []
         for request_id, count in output.num_scheduled_tokens.items():
             request = scheduler.requests.get(request_id)
             if request is None:
                 continue
-            if self._take_tokens(step, request, count, skip=request_id in skip):
+            if self._take_tokens(step, request, count, skip=request_id in failed.skipped):
                 stopped.append(request)
         for request in stopped:
             if request in scheduler.running:
@@ -46,7 +63,7 @@ class Outcome:
                 scheduler.waiting.remove(request)
             if not request.status.is_finished:
                 (scheduler.holding if request.num_computed_tokens else scheduler.waiting).append(request)
-        self.finish(errors, Status.FINISHED_ERROR)
+        self.finish(failed.failing, Status.FINISHED_ERROR)
         scheduler.shadow.end_step(step.number)
         scheduler.connector.update_connector_output(report)
         self._transfers_ended(report)
@@ -200,10 +217,8 @@ class Outcome:
 
     # -- loads and stores ----------------------------------------------------------------------
 
-    def _failed_loads(
-        self, step: Step, report: KVConnectorOutput, counts: dict[str, int]
-    ) -> tuple[set[str], set[str]]:
-        """Rewind requests whose load failed. Returns those that fail for it, and those to skip in this step."""
+    def _failed_loads(self, step: Step, report: KVConnectorOutput, counts: dict[str, int]) -> FailedLoads:
+        """Rewind requests whose load failed, or let them fail, as the engine's policy has it."""
         scheduler = self.scheduler
         recompute = scheduler.config.failure_policy == "recompute"
         affected = set()
@@ -215,47 +230,44 @@ class Outcome:
                     request.num_computed_tokens = 0
                     scheduler.failed_loads.add(request_id)
         if not report.invalid_block_ids:
-            return (set(), set()) if recompute else (affected, affected)
+            return FailedLoads(set(), set()) if recompute else FailedLoads(affected, affected)
         if len(scheduler.config.groups) > 1:
             self.referee.fail(Invariant.PROTOCOL, "failed block ids are reported, but there are several groups")
-            return set(), set()
+            return FailedLoads(set(), set())
         loading = [r for r in scheduler.holding if r.status is Status.WAITING_FOR_REMOTE_KVS]
-        async_failed, _ = self._rewind(loading, report.invalid_block_ids, counts)
-        sync_failed, evict = self._rewind(scheduler.running, report.invalid_block_ids, counts)
+        waiting = self._rewind(loading, report.invalid_block_ids, counts)
+        running = self._rewind(scheduler.running, report.invalid_block_ids, counts)
         # vLLM leaves them findable when it recomputes; who hits one, or aborts first, gets what was not loaded.
         spoilt = (block for problem in step.problems for block in problem.spoilt)
-        for block in sorted(evict.union(report.invalid_block_ids, spoilt)):
+        for block in sorted(running.block_ids.union(report.invalid_block_ids, spoilt)):
             scheduler.blocks.block_pool.uncache(block)
         if recompute:
-            scheduler.failed_loads |= async_failed
-            return set(), sync_failed
-        failed = affected | async_failed | sync_failed
-        return failed, failed
+            scheduler.failed_loads |= waiting.request_ids
+            return FailedLoads(failing=set(), skipped=running.request_ids)
+        failed = affected | waiting.request_ids | running.request_ids
+        return FailedLoads(failed, failed)
 
-    def _rewind(
-        self, requests: Iterable[SimRequest], invalid: set[int], counts: dict[str, int]
-    ) -> tuple[set[str], set[int]]:
-        """Set each request back to before its first failed block. Returns who, and the blocks from there on.
+    def _rewind(self, requests: Iterable[SimRequest], invalid: set[int], counts: dict[str, int]) -> Rewound:
+        """Set each request back to before its first failed block.
 
         vLLM counts a failed block that an earlier request shares as computed, because that one recomputes it. But
         it fails, or is preempted first, and then the connector is told of tokens that nobody has.
         """
         size = self.scheduler.config.block_size
-        affected: set[str] = set()
-        evict: set[int] = set()
+        rewound = Rewound(set(), set())
         for request in requests:
             (table,) = self.scheduler.blocks.tables[request.request_id].groups
             computed = request.num_computed_tokens - counts.get(request.request_id, 0)
             bad = [i for i in range(-(-computed // size)) if table[i] in invalid]
             if not bad:
                 continue
-            affected.add(request.request_id)
+            rewound.request_ids.add(request.request_id)
+            rewound.block_ids.update(table[bad[0] :])
             request.num_computed_tokens = bad[0] * size
             self._forget_steps_under_way(request)
-            evict.update(table[bad[0] :])
             cached = self.scheduler.blocks.tables[request.request_id].num_cached
             cached[0] = min(cached[0], bad[0])
-        return affected, evict
+        return rewound
 
     def _forget_steps_under_way(self, request: SimRequest) -> None:
         """What later steps compute for the request rests on what was not loaded: drop it."""

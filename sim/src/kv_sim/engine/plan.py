@@ -12,7 +12,7 @@ from kv_sim.memory.settled import Offer
 
 
 @dataclass
-class Admitted:
+class NewlyRunning:
     """A request that enters the running ones."""
 
     request: SimRequest
@@ -31,7 +31,7 @@ class StepPlan:
     """Tokens that each request computes, in order of scheduling."""
     drafts: dict[str, int] = field(default_factory=dict)
     continued: list[SimRequest] = field(default_factory=list)
-    admitted: list[Admitted] = field(default_factory=list)
+    admitted: list[NewlyRunning] = field(default_factory=list)
     preempted: list[SimRequest] = field(default_factory=list)
     new_blocks: dict[str, tuple[list[int], ...]] = field(default_factory=dict)
     fresh: list[int] = field(default_factory=list)
@@ -64,7 +64,7 @@ class StepPlan:
     def admit(self, request: SimRequest, computed: int, count: int, tables: Tables) -> None:
         """A waiting request begins to run."""
         is_resumed = request.status is Status.PREEMPTED
-        self.admitted.append(Admitted(request, computed, Tables(tables.get_block_ids()), is_resumed))
+        self.admitted.append(NewlyRunning(request, computed, Tables(tables.get_block_ids()), is_resumed))
         self._count(request, count)
         if request.request_id in self.padded:
             self.drafts[request.request_id] = self.padded[request.request_id]
@@ -73,7 +73,7 @@ class StepPlan:
         """A running request lost its blocks; it was not scheduled in this step, being the last one."""
         self.preempted.append(request)
 
-    def load(self, request: SimRequest, targets: list[int], is_async: bool) -> None:
+    def load(self, request: SimRequest, targets: list[int], *, is_async: bool) -> None:
         """A load into ``targets`` was announced."""
         if is_async:
             self.async_targets += targets

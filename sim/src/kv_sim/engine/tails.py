@@ -5,8 +5,8 @@ tokens: there its block of states has the state of this *boundary*, and gets a n
 request would overwrite that: so it first copies the block into another one, which takes over the name, is in no
 table, and is handed over to the connector. A request that ends in between registers its own block.
 
-Who goes on from such a boundary needs the block that holds the last tokens before it from every other group, too.
-These are only appended to, so what is found is copied when somebody goes on.
+A request that goes on from such a boundary also needs, of every other group, the block with the last tokens before
+it. Others are still appended to that block, so the request gets a copy of it.
 """
 
 from collections.abc import Sequence

@@ -1,10 +1,10 @@
 """Shrinking: from a history that fails to a short one that fails the same way.
 
-Delta debugging over recorded actions: a change is kept if the same invariant still breaks, and what a world
-skipped as no longer legal is left out at once. Chunks are removed first; then requests get plainer and shorter,
-worlds plainer, runs of small actions become one ``step``, ``settle`` or ``reset``, and copies are renumbered,
-since those that were removed took their numbers with them. All of it again, until nothing gets simpler.
-Last, a world whose steps overlap says that its engine runs ahead.
+Delta debugging over recorded actions: a change is kept if the same invariant still breaks, and actions that the
+world skipped as no longer legal are left out at once. First runs of actions are removed; then requests are made
+plainer and shorter, and the world plainer; runs of small actions are replaced by one ``step``, ``settle`` or
+``reset``; and copies are renumbered, since those that were removed took their numbers with them. All of this is
+repeated until nothing gets simpler. Last, a world whose steps overlap is made to say that its engine runs ahead.
 """
 
 from collections.abc import Callable
@@ -77,7 +77,7 @@ class Shrinker:
         tells: Callable[[int], object] = lambda actions: None,
     ) -> None:
         self.best = failure
-        self.left = most_replays
+        self.tries_left = most_replays
         self._goes_on = goes_on
         self._tells = tells
         self._silent = silent
@@ -95,12 +95,12 @@ class Shrinker:
             self.simplify_world()
             self.merge()
             self.renumber_copies()
-        self.run_ahead()
+        self.say_that_it_runs_ahead()
 
     @property
     def may_try(self) -> bool:
         """Whether there is a try left."""
-        return self.left > 0 and self._goes_on()
+        return self.tries_left > 0 and self._goes_on()
 
     def try_history(self, history: list[Action], config: WorldConfig | None = None) -> bool:
         """Keep a history, and maybe another world, if it still fails."""
@@ -108,7 +108,7 @@ class Shrinker:
         key = _key(config, history)
         if not self.may_try or key in self._tried or not self._has_room(history, config):
             return False
-        self.left -= 1
+        self.tries_left -= 1
         self._tried.add(key)
         self._tells(len(self.best.history))
         world, violation = replay(self.best.subject, config, history, self._silent)
@@ -119,7 +119,7 @@ class Shrinker:
         return True
 
     def _has_room(self, history: list[Action], config: WorldConfig) -> bool:
-        """Whether a world is no smaller for requests than the one before: in it they might wait for ever."""
+        """Whether all requests still fit into a world: in one that is too small they might wait for ever."""
         most = config.longest_request
         if most >= self.best.config.longest_request:
             return True
@@ -127,7 +127,10 @@ class Shrinker:
         return all(spec.total_tokens <= most for spec in specs)
 
     def _try_at(self, index: int, length: int, *instead: Action) -> bool:
-        """Put other actions in the place of ``length`` of them. With each request goes a copy, or none."""
+        """Put other actions in the place of ``length`` of them.
+
+        If that leaves out requests, try it also with later copies renumbered, as if each request had begun one.
+        """
         history = self.best.history
         before, part, after = history[:index], history[index : index + length], history[index + length :]
         requests = sum(action.kind is Kind.ADD for action in part) - sum(a.kind is Kind.ADD for a in instead)
@@ -148,13 +151,13 @@ class Shrinker:
             size //= 2
 
     def merge(self) -> None:
-        """Replace runs of actions by one."""
-        for rank, macro in enumerate(MACROS):
+        """Replace runs of actions by one of ``MACROS``."""
+        for place, macro in enumerate(MACROS):
             for length in (4, 2, 1):
                 start = 0
                 while start + length <= len(self.best.history):
                     part = self.best.history[start : start + length]
-                    if length > 1 or (part[0].kind is not Kind.ADD and _rank(part[0]) > rank):
+                    if length > 1 or (part[0].kind is not Kind.ADD and _place(part[0]) > place):
                         self._try_at(start, length, _at_engine_of(part[0], macro))
                     start += 1
 
@@ -171,7 +174,7 @@ class Shrinker:
                 if self.try_history(self.best.history, simpler):
                     break
 
-    def run_ahead(self) -> None:
+    def say_that_it_runs_ahead(self) -> None:
         """Say that an engine runs ahead, if it has to: in no other one can anything happen within a step."""
         config = replace(self.best.config, run_ahead=1)
         if not self.best.config.run_ahead and any(action.kind is Kind.SCHEDULE for action in self.best.history):
@@ -202,7 +205,7 @@ class Shrinker:
         return self._try_at(index, 1, Action(Kind.ADD, {"spec": changed}))
 
     def renumber_copies(self) -> None:
-        """Let actions on copies name earlier ones, and the first rank's."""
+        """Let actions on copies name copies with lower numbers, of the first rank."""
         for index in range(len(self.best.history)):
             if index >= len(self.best.history) or "copy" not in self.best.history[index].args:
                 continue
@@ -225,8 +228,8 @@ def _key(config: WorldConfig, history: list[Action]) -> tuple[WorldConfig, tuple
     return config, tuple(map(str, history))
 
 
-def _rank(action: Action) -> int:
-    """How plain an action is, in terms of ``MACROS``."""
+def _place(action: Action) -> int:
+    """Where an action is in ``MACROS``, the plainest first. Any other action comes after all of them."""
     kinds = [macro.kind for macro in MACROS]
     return kinds.index(action.kind) if action.kind in kinds else len(kinds)
 

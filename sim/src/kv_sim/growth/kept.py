@@ -1,9 +1,9 @@
 """What a connector's objects hold when requests have come and gone: more of these may not leave more.
 
-Whoever never lets go of something about each request gets bigger, and slower, with every day that a server runs,
-and no single history shows it. Counted is what can get more: entries of lists, dicts and the like, objects, long
-texts and arrays; each by the way to it from the connector. What the engine handed over isn't looked into, nor what
-functions and classes hold.
+A connector that never lets go of something about each request gets bigger, and slower, with every day that a
+server runs, and no single history shows it. What can become more is counted: entries of lists, dicts and the like,
+objects, long texts and arrays, each under the path to it from the connector. What the engine handed over isn't
+looked into, nor what functions and classes hold.
 """
 
 from collections import Counter, deque

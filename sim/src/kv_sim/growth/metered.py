@@ -59,8 +59,7 @@ class MeteredWorld:
     ) -> None:
         """It has room for ``blocks`` of each group, on the GPU and beside it. Checkers may be ``silent``."""
         blocks *= len(model.groups)
-        referee = Referee()
-        referee.silent |= silent
+        referee = Referee(silent={*silent})
         self._most_steps = max(MOST_STEPS, blocks)
         finds_itself = subject.serves_peers and subject.engines == 1
         self._world = Unguarded(

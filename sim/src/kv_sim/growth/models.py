@@ -23,7 +23,9 @@ MODELS: Final[Mapping[str, Model]] = MappingProxyType(
     {
         "full attention": Model((GroupConfig(),)),
         "full attention and a window": Model((GroupConfig(), _WINDOW), frozenset({Trait.GROUPS})),
-        "full attention and states": Model((GroupConfig(), STATE), frozenset({Trait.GROUPS, Trait.STATES}), True),
+        "full attention and states": Model(
+            (GroupConfig(), STATE), frozenset({Trait.GROUPS, Trait.STATES}), hands_over_states=True
+        ),
     }
 )
 

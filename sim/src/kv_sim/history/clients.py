@@ -1,13 +1,13 @@
 """``Clients``: what they send in ``kv_transfer_params``, which to an engine may be anything.
 
 vLLM hands on what a request brings, so a connector reads a stranger's words: an object in which a value is
-missing, of another kind, or absurd; or, by ``vllm_xargs``, a text or a list in its place (vLLM 0.32 has come to
-fail at these in its frontend, if they aren't empty). Of a ticket that comes by a router a word may have been lost
-or changed on the way. None of that may end an engine, and none of it is a wish that a connector could rightly
-fulfil: so what a world expects stays as it is.
+missing, of another kind, or absurd; or, by ``vllm_xargs``, a text or a list in the place of an object (vLLM 0.32
+fails at these in its frontend, unless they are empty). Or a ticket that a router brings has lost a word on the
+way, or has another one. None of that may end an engine, and none of it is a wish that a connector could rightly
+fulfil, so what a world expects stays the same.
 
-A few requests of any history have such a client; which, and what it sends, their own names and sizes say, so that
-the rest of a history is what it was without.
+A few requests of any history have such a client. Their own names and sizes decide which, and what it sends, so
+that the rest of the history stays the same.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence

@@ -1,7 +1,8 @@
 """What a world is, drawn by chance: its sizes, and what the claims of a connector add to them.
 
-A seed stands for a history: whoever asks chance once more, or with other weights, gives every seed another one.
-So what came later asks nothing: whether a world has it, its sizes say, and one without it is what it was.
+A seed stands for a history: asking chance once more, or with other weights, would give every seed another one. So
+features that were added later don't ask it. Whether a world has such a feature is decided by its sizes
+(``_sizes``), and a world without it is what it was before.
 """
 
 from dataclasses import replace
@@ -15,7 +16,7 @@ SWARM = ("abort", "fail", "tear", "lose", "repeat", "restart", "reset", "reset_a
 """What a world may leave out altogether: actions, resets of the connector
 (``reset_all``), ids that come back (``same_id``) and drafts (``spec``).
 
-No action is called ``tear`` any more. It stays: each of these asks chance once.
+No action is called ``tear`` any more. It stays in this list, since chance is asked once for each entry.
 """
 
 
@@ -82,15 +83,15 @@ def with_fine_hashes(config: WorldConfig, random: Random) -> WorldConfig:
 
 
 def _sizes(config: WorldConfig) -> tuple[int, ...]:
-    """What says by itself which features came later: so the rest of a history is what it was without them."""
+    """The sizes that decide whether a world has a feature that was added later."""
     return config.num_blocks, config.max_running, config.max_step_tokens, config.host_slots, config.runner
 
 
 def with_states(config: WorldConfig, random: Random) -> WorldConfig:
     """Maybe give a world of several groups one of states, in the place of the last or beside the others.
 
-    A state can't be taken back, so there are no drafts then. About half of these engines hand states over; which,
-    their sizes say, so that the rest of a history is the same in both.
+    A state can't be taken back, so there are no drafts then. About half of these engines hand states over; their
+    sizes decide which, so that the rest of a history is the same in both.
     """
     if len(config.groups) == 1 or random.random() < 0.4:
         return config
@@ -105,21 +106,22 @@ def with_states(config: WorldConfig, random: Random) -> WorldConfig:
 
 
 def with_sessions(config: WorldConfig) -> WorldConfig:
-    """Let sessions come to a third of the worlds; which, their sizes say, so that the others are what they were.
+    """Let sessions come to a third of the worlds; their sizes decide which.
 
-    Not where steps run ahead of the output beside a state: that takes in the token that a session drops.
+    None come where states are kept and steps are scheduled before the last token is known: a state would have
+    taken in the token that a session drops.
     """
     drawn = Random(repr(("sessions", _sizes(config)))).random() < 1 / 3
     return replace(config, sessions=drawn and not (STATE in config.groups and config.async_scheduling))
 
 
 def with_pauses(config: WorldConfig) -> WorldConfig:
-    """Let a quarter of the engines pause now and then; which, their sizes say."""
+    """Let a quarter of the engines pause now and then; their sizes decide which."""
     return replace(config, pauses=Random(repr(("pauses", _sizes(config)))).random() < 1 / 4)
 
 
 def with_stages(config: WorldConfig) -> WorldConfig:
-    """Give the stages of most pipelines different layers, which their sizes say."""
+    """Give the stages of most pipelines different layers; their sizes decide which."""
     if config.pp_size == 1:
         return config
     stages: tuple[Stages, ...] = ("alike", "more_later", "more_first", "groups_apart")
@@ -127,7 +129,7 @@ def with_stages(config: WorldConfig) -> WorldConfig:
 
 
 def with_own_cache(config: WorldConfig) -> WorldConfig:
-    """Let two of three engines find nothing in their own blocks, and have more; which, their sizes say."""
+    """Let two of three engines find nothing in their own blocks, and have twice as many; their sizes decide."""
     if Random(repr(("own cache", _sizes(config)))).random() < 1 / 3:
         return config
     return replace(config, prefix_caching=False, num_blocks=2 * config.num_blocks)
@@ -139,10 +141,11 @@ def with_trusted_router(config: WorldConfig) -> WorldConfig:
 
 
 def with_two_engines(config: WorldConfig) -> WorldConfig:
-    """Two that serve each other, or of which one computes prompts for the other; which, their sizes say.
+    """Two that serve each other, or of which one computes prompts for the other; its sizes decide which.
 
-    What a reset takes back is judged where there is one: here it would matter which of them hears of it first.
-    A producer's blocks are freed at once, so none is one that writes new blocks while an older step is under way.
+    Their connectors aren't reset, since it would matter which of them hears of it first; what a reset takes back
+    is judged in worlds with one engine. A producer's blocks are freed at once, so an engine that writes new blocks
+    while an older step is under way is no producer.
     """
     writes_new_blocks = config.zero_new_blocks or config.hashes_per_block > 1
     roles: tuple[Role, ...] = ("kv_both", "kv_producer", "kv_consumer")
@@ -154,7 +157,8 @@ def with_two_engines(config: WorldConfig) -> WorldConfig:
 def with_loads(config: WorldConfig) -> WorldConfig:
     """Let a third of the engines find nothing in their own blocks, so that what comes again is loaded.
 
-    Which, their sizes say. Not those that keep states or ends within blocks, which they do for their own cache.
+    Their sizes decide which. Engines that keep states, or ends within blocks, are none of them: what they keep is
+    for their own cache.
     """
     is_drawn = Random(repr(("loads", _sizes(config)))).random() < 1 / 3
     if not is_drawn or STATE in config.groups or config.hashes_per_block > 1:
@@ -163,9 +167,9 @@ def with_loads(config: WorldConfig) -> WorldConfig:
 
 
 def with_failing_loads(config: WorldConfig) -> WorldConfig:
-    """Let loads fail within steps in half of the worlds that find nothing in their own blocks; which, sizes say.
+    """Let loads fail within steps in half of the worlds that find nothing in their own blocks, as sizes decide.
 
-    Where steps run ahead no engine can take back what rests on such a load.
+    Their steps don't run ahead, since no engine could take back what rests on such a load.
     """
     if config.prefix_caching or Random(repr(("failing loads", _sizes(config)))).random() < 0.5:
         return config
@@ -173,7 +177,7 @@ def with_failing_loads(config: WorldConfig) -> WorldConfig:
 
 
 def with_tails(config: WorldConfig) -> WorldConfig:
-    """Give more than half of the engines that hand over states finer hashes, and no windows; from sizes, too."""
+    """Give more than half of the engines that hand over states finer hashes, and no windows, as sizes decide."""
     random = Random(repr(("tails", _sizes(config))))
     if not config.hands_over_states or random.random() < 0.4:
         return config

@@ -36,7 +36,7 @@ def stands_still(engine: Engine) -> bool:
 
 
 class Effects:
-    """Of one engine. Which of the legal was reached is counted."""
+    """What actions do to one engine. Situations that campaigns look for are counted."""
 
     def __init__(self, engine: Engine, config: WorldConfig, coverage: Coverage) -> None:
         self._engine = engine
@@ -71,7 +71,7 @@ class Effects:
         return self._of[kind](args, random)
 
     def _has(self, rank: int) -> bool:
-        """A history may be of a world with more ranks."""
+        """Whether there is such a rank. A history may be replayed in a world with fewer ranks than its own."""
         return rank < self._config.world_size
 
     # -- requests and steps --------------------------------------------------------------------

@@ -1,20 +1,20 @@
-"""``Router``: what stands between two engines, where a connector serves others; vLLM's words.
+"""``Router``: what stands between two engines, where a connector serves others; it speaks vLLM's words.
 
 A request that is to be held for another engine says so, and leaves a ticket when it ends; one that comes later, to
 another engine, brings that along. Where there is one engine it pulls from itself.
 
 A router is **fair** if each ticket goes once, to a request for exactly the prompt that it is of, and if no more is
 wanted than can be held beside the longest request: then it may be trusted, and nobody needs a time after which a
-hold ends. Of two engines it asks the one that is to hold for one token, as vLLM's routers do. One that isn't fair,
-for a connector that claims to withstand it (the trait ``tickets``), gives a ticket also to who only begins with
-its prompt, to two, whatever their salt, and long after.
+hold ends. Of two engines it asks the one that is to hold for one token, as vLLM's routers do. A router that isn't
+fair, for a connector that claims to withstand it (the trait ``tickets``), also gives a ticket to requests that
+only begin with its prompt, to two requests, to requests of another salt, and long after.
 
-Between two engines a fair one goes by name. To vLLM's routers both halves are one request, with one
+Between two engines a fair router goes by names. To vLLM's routers both halves are one request, with one
 ``X-Request-Id``, to which each engine adds a hyphen and eight hex digits; some connectors know by it what belongs
-together. So who goes on from ``r3`` is called ``r3-00000001``, and who isn't called so doesn't get its ticket.
+together. So a request that goes on from ``r3`` is called ``r3-00000001``, and no other request gets its ticket.
 
-Some connectors leave no tickets: for them the router names each transfer and tells it both halves, the second one
-with the first's address, as that of vLLM's MooncakeConnector does.
+Some connectors leave no tickets. For them the router names each transfer and tells the name to both halves, and to
+the second one also the first one's address, as the router of vLLM's MooncakeConnector does.
 
 A client may send words of its own, which go over the router's (``clients``).
 

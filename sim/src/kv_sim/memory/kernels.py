@@ -1,8 +1,9 @@
 """What a launched step does to a device's memory, and what it must find there.
 
 Its kernels write the slots that it computes, then read every slot that it attends to. What isn't what it must be
-is a ``ContentProblem`` of the step, which the engine judges when the step has come back. Who read wrong bytes
-computed wrong ones: what the step wrote for that request is *spoilt*, and read as wrong by whoever gets it later.
+is a ``ContentProblem`` of the step, which the engine judges when the step has come back. From wrong bytes wrong
+ones are computed: what the step wrote for that request is *spoilt*, and counts as wrong for whoever reads it
+later.
 """
 
 from collections.abc import Collection, Iterator, Sequence

@@ -39,7 +39,7 @@ class _Folder:
 
     def __init__(self) -> None:
         self.path = Path(tempfile.mkdtemp(prefix="kv-sim-"))
-        weakref.finalize(self, shutil.rmtree, self.path, True)
+        weakref.finalize(self, shutil.rmtree, self.path, ignore_errors=True)
 
 
 class Columns:

@@ -1,7 +1,7 @@
-"""How chunks get into host memory: which of an offer need a place, and who leaves for them.
+"""How chunks get into host memory: which of an offer need a place, and which chunks leave for them.
 
-Used by the manager's stores. It owns nothing; it joins the pool, the policy and the tracker, and tells events and
-counters what it did.
+The manager's stores use it. It owns nothing: it brings the pool, the policy and the tracker together, and tells
+events and counters what it did.
 
 **All or nothing.** Whether there is room is known before anything is changed. A refused offer changes nothing but
 the count of refusals: not the policy, and not the count of offers, or retrying alone would make a chunk worth
@@ -17,15 +17,13 @@ from kv_offload_cpu.chunks.events import EventLog
 from kv_offload_cpu.chunks.pool import ChunkPool
 from kv_offload_cpu.chunks.runs import in_token_order
 from kv_offload_cpu.chunks.tracker import OfferTracker
+from kv_offload_cpu.load_store_spec import Stored
 from kv_offload_cpu.policy import CachePolicy, Run
 from kv_offload_cpu.slots.pick import pick
 from kv_offload_cpu.stats import Counters
 
 Begin: TypeAlias = Callable[[list[OffloadKey], list[int]], None]
 """What becomes of chunks that got places, before the policy hears of them."""
-
-Placed: TypeAlias = tuple[list[OffloadKey], list[int], list[OffloadKey]]
-"""What a store took in, where to, and what had to go for it: what `Stored` says."""
 
 
 class Intake:
@@ -47,7 +45,7 @@ class Intake:
         self._counters = counters
         self._run = run_of
 
-    def place(self, keys: Collection[OffloadKey], req_context: ReqContext, begin: Begin) -> Placed | None:
+    def place(self, keys: Collection[OffloadKey], req_context: ReqContext, begin: Begin) -> Stored | None:
         """Give a place to those of an offer that need one; None if there is not enough room."""
         pool, tracker = self._pool, self._tracker
         wanted = [*keys]
@@ -74,13 +72,13 @@ class Intake:
         run = self._run(req_context)
         if used:
             self.access(used, run)
-        return self._enter(wanted, evict_count, used, run, begin) if wanted else ([], [], [])
+        return self._enter(wanted, evict_count, used, run, begin) if wanted else Stored([], [], [])
 
-    def place_all(self, stores: Sequence[StoreOffer]) -> list[Placed] | None:
-        """Place offers together, each as ``place`` would; None where each must be looked at by itself.
+    def place_all(self, stores: Sequence[StoreOffer]) -> list[Stored] | None:
+        """Place offers together, each as ``place`` would. None: each must be placed by itself.
 
-        That is where anything is known of a chunk, or not all can have places. If the places are free, the chunks
-        are entered together, too.
+        That is so if anything is known of one of the chunks, or if not all of them can have places. If enough
+        places are free, the chunks are entered together, too.
         """
         pool, sizes = self._pool, [len(keys) for keys, _ in stores]
         if self._tracker is not None or not stores or 0 in sizes:
@@ -95,7 +93,7 @@ class Intake:
             slots = entered
         elif to_evict is None or not pool.are_new(together):
             return None
-        placed: list[Placed] = []
+        placed: list[Stored] = []
         first = 0
         for (_, req_context), size in zip(stores, sizes, strict=True):
             run, end = self._run(req_context), first + size
@@ -116,22 +114,22 @@ class Intake:
 
     # Steps of the above
 
-    def _fill(self, new: list[OffloadKey], slots: list[int], run: Run, begin: Begin) -> Placed:
-        """Make new chunks known that were entered into slots that were free."""
+    def _fill(self, new: list[OffloadKey], slots: list[int], run: Run, begin: Begin) -> Stored:
+        """Tell policy and counters of new chunks that were entered into free slots."""
         self._counters.allocation_sizes.append(len(new))
         self._policy.make_room(new, 0, self._pool.pins)
         begin(new, slots)
         self._insert(new, slots, run)
-        return new, slots, []
+        return Stored(new, slots, [])
 
-    def _enter(self, new: list[OffloadKey], evict_count: int, used: list[int], run: Run, begin: Begin) -> Placed:
-        """Give places to new chunks, for which as many must leave."""
+    def _enter(self, new: list[OffloadKey], evict_count: int, used: list[int], run: Run, begin: Begin) -> Stored:
+        """Give places to new chunks, for which ``evict_count`` others must leave."""
         self._counters.allocation_sizes.append(len(new))
         evicted = self._make_room(new, evict_count, used, run)
         slots = self._pool.enter(new)
         begin(new, slots)
         self._insert(new, slots, run)
-        return new, slots, evicted
+        return Stored(new, slots, evicted)
 
     def _insert(self, new: list[OffloadKey], slots: list[int], run: Run) -> None:
         key_of = self._pool.key_of
@@ -139,7 +137,7 @@ class Intake:
         self._policy.insert(new if in_order is slots else pick(in_order, key_of), in_order, run)
 
     def _make_room(self, wanted: list[OffloadKey], count: int, used: list[int], run: Run) -> list[OffloadKey]:
-        """Evict ``count`` chunks, none of them ``used`` by the same offer: these are pinned meanwhile."""
+        """Evict ``count`` chunks, but none that is ``used`` by the same offer: those are pinned meanwhile."""
         pins, idle = self._pool.pins, self._pool.not_pinned(used) if used else used
         if idle:
             pins.pin(idle)

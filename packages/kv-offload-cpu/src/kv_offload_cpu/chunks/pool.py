@@ -11,21 +11,21 @@ state in between is which sets have its slot::
        ├────── evict ───────┼──────────────────────────┤               │
        └─ its jobs ended ───┴── FENCED ◀── forget while in use ────────┘
 
-Until it is begun to be stored what was entered counts as resident; nobody asks in between. What a medium still has
-of an engine before this one is *restored*: free → resident, where it lies.
+Between ``enter`` and ``begin_store`` a chunk counts as resident; nobody asks in between. What a medium has kept
+from an engine before this one is *restored*: free → resident, in the slots where it lies.
 
 * ``slot_of``: key → slot of what is held: in flight or resident.
 * ``pins``: slot → jobs that use it: 1 while it is in flight, n while n loads read it, else 0.
 * ``in_flight``: slots whose bytes have not all landed; pins know them, too.
 * ``key_of``: slot → the key last stored there.
-* ``_free``: free slots, the next one last; ``fences``: see there.
+* ``free``: slots that hold nothing, in the order in which they are taken; ``fences``: see there.
 * ``_found``: the residents that were last asked for all together, until a resident leaves; ``_loads`` and
-  ``_stores``: jobs under way, until one ends otherwise than it began or a chunk is forgotten. They only spare
-  looks into ``slot_of`` to who brings the same list again.
+  ``_stores``: jobs under way, until one ends otherwise than it began or a chunk is forgotten. They only save a
+  caller who brings the same list again from looking every key up in ``slot_of``.
 
-A batch is a few calls that do the same to all of it, and hardly a step of Python for each chunk. That counts in a
-large pool most of all, where each look into ``slot_of`` is a cache miss: a key is looked for once in a lookup, a
-load and its end, and entered and deleted once; the end of a store looks for none.
+A batch of chunks is handled in a few calls that do the same to all of them, with hardly a step of Python for each.
+That matters most in a large pool, where each look into ``slot_of`` is a cache miss. A lookup, a load and the end
+of that load together look a key up once; it is entered once and deleted once; the end of a store looks none up.
 
 **Invariants.** Free + fenced + in flight + resident = capacity, and no slot is two of these. A chunk with pins is
 not evicted, reused or freed. A slot leaves ``in_flight`` only when its store ended: completed, or with its chunk.
@@ -38,7 +38,8 @@ from typing import TypeAlias, cast
 from kv_api import Direction, KVError, OffloadKey
 from kv_offload_cpu.chunks.fences import Fences
 from kv_offload_cpu.chunks.under_way import UnderWay
-from kv_offload_cpu.slots.columns import numbers, put
+from kv_offload_cpu.slots.columns import put
+from kv_offload_cpu.slots.free import FreeSlots
 from kv_offload_cpu.slots.pick import pick
 from kv_offload_cpu.slots.pins import Pins
 
@@ -56,7 +57,7 @@ class ChunkPool:
         self.pins = Pins(capacity)
         self.key_of = [OffloadKey(b"")] * capacity
         self.fences = Fences()
-        self._free = numbers(capacity)[::-1]
+        self.free = FreeSlots(capacity)
         self._found: tuple[list[OffloadKey], list[int]] = [], []
         self._loads = UnderWay()
         self._stores = UnderWay()
@@ -117,7 +118,7 @@ class ChunkPool:
         """
         if wanted > self.most_in_flight - self.pins.counts()[0]:
             return None
-        missing = wanted - len(self._free)
+        missing = wanted - len(self.free)
         if missing <= 0:
             return 0
         unpinned = len(self.slot_of) - len(self.pins.slots)
@@ -146,8 +147,8 @@ class ChunkPool:
 
     def enter(self, keys: list[OffloadKey]) -> list[int]:
         """Free → resident, for keys that are new, into the slots returned. There must be as many free ones."""
-        slots = self._next_free(len(keys))
-        del self._free[-len(keys) :]
+        slots = self.free.peek(len(keys))
+        self.free.take(len(keys))
         self.slot_of.update(zip(keys, slots, strict=True))
         put(keys, slots, self.key_of)
         return slots
@@ -157,21 +158,15 @@ class ChunkPool:
         slot_of, fenced = self.slot_of, self.fenced
         if keys[0] in slot_of or keys[-1] in slot_of or (fenced and not fenced.isdisjoint(keys)):
             return None
-        slots = self._next_free(len(keys))
+        slots = self.free.peek(len(keys))
         held = [*map(slot_of.setdefault, keys, slots)]
         if held != slots:  # some were here, or are listed twice
             for key, slot, before in zip(keys, slots, held, strict=True):
                 if slot == before:
                     del slot_of[key]
             return None
-        del self._free[-len(keys) :]
+        self.free.take(len(keys))
         put(keys, slots, self.key_of)
-        return slots
-
-    def _next_free(self, count: int) -> list[int]:
-        """The slots that are taken next, which are still free."""
-        slots = self._free[: -count - 1 : -1]
-        assert len(slots) == count, f"{count} slots wanted, {len(slots)} free"
         return slots
 
     def restore(self, keys: Sequence[OffloadKey], slots: Sequence[int]) -> None:
@@ -179,9 +174,7 @@ class ChunkPool:
         taken = {*slots}
         assert len(taken) == len(slots) == len({*keys}), f"{len(slots)} chunks, {len(taken)} different slots"
         assert self.held.isdisjoint(keys), "a chunk to be restored is held"
-        left = [slot for slot in self._free if slot not in taken]
-        assert len(left) == len(self._free) - len(slots), "a chunk to be restored is in a slot that isn't free"
-        self._free = left
+        self.free.take_these(slots)
         self.slot_of.update(zip(keys, slots, strict=True))
         put(keys, slots, self.key_of)
 
@@ -206,15 +199,11 @@ class ChunkPool:
         failed, slots = self.land(keys)
         for key in failed:
             del self.slot_of[key]
-        self._free += slots
+        self.free.give_back(slots)
         return failed, slots
 
     def evict(self, slots: Sequence[int]) -> list[OffloadKey]:
-        """Resident → free. None of them is pinned.
-
-        They are taken in rising order, so that parts of a span that leave together are one again; and what left
-        first is taken last: it goes to the end of a request, which leaves beside what else there is of that span.
-        """
+        """Resident → free, for chunks that leave together. None of them is pinned."""
         slot_of, pinned = self.slot_of, self.pins.slots
         assert not pinned or pinned.isdisjoint(slots), (
             f"pinned and evicted: {[slot for slot in slots if slot in pinned]}"
@@ -222,9 +211,7 @@ class ChunkPool:
         keys = pick(slots, self.key_of)
         for key in keys:
             del slot_of[key]
-        falling = sorted(slots, reverse=True)
-        first = falling.index(slots[0])
-        self._free += falling[first:] + falling[:first]
+        self.free.give_back_evicted(slots)
         self._found = [], []
         return keys
 
@@ -278,25 +265,25 @@ class ChunkPool:
             if jobs := self.pins.unpin_all(slot):
                 self.fences.raise_for(key, slot, jobs, direction)
             else:
-                self._free.append(slot)
+                self.free.give_back([slot])
         return slots
 
     def end_stale_jobs(self, keys: Iterable[OffloadKey], direction: Direction) -> None:
         """Jobs on forgotten chunks ended: fenced → free."""
-        self._free += self.fences.end_jobs(keys, direction)
+        self.free.give_back(self.fences.end_jobs(keys, direction))
 
     def end_reset(self) -> None:
         """All jobs from before the last reset ended: fenced → free."""
-        self._free += self.fences.end_reset()
+        self.free.give_back(self.fences.end_reset())
 
     def check(self) -> None:
         """Recount everything."""
         slot_of, in_flight, pins = self.slot_of, self.in_flight, self.pins
         fenced = self.fences.slots(Direction.LOAD) + self.fences.slots(Direction.STORE)
         held = [*slot_of.values()]
-        counts = f"free {len(self._free)} + fenced {len(fenced)} "
+        counts = f"free {len(self.free)} + fenced {len(fenced)} "
         counts += f"+ in flight {len(in_flight)} + resident {len(held) - len(in_flight)}"
-        slots = [*self._free, *fenced, *held]
+        slots = [*self.free, *fenced, *held]
         assert len(slots) == self.capacity, f"{counts} != capacity {self.capacity}"
         assert {*slots} == {*range(self.capacity)}, f"{counts}, but only {len({*slots})} different slots"
         assert len(in_flight) <= self.most_in_flight, f"{len(in_flight)} in flight, at most {self.most_in_flight}"

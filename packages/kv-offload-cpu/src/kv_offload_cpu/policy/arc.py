@@ -55,7 +55,7 @@ class _Plan:
         if self.room > 0:
             self.room -= 1
         else:
-            self._replace(1, is_from_t1)
+            self._replace(1, is_from_t1=is_from_t1)
         return True
 
     def admit_new(self, count: int) -> None:
@@ -83,10 +83,10 @@ class _Plan:
             if self.room > 0:
                 self.room -= step
             else:
-                self._replace(step, is_from_t1)
+                self._replace(step, is_from_t1=is_from_t1)
             count -= step
 
-    def _replace(self, count: int, is_from_t1: bool) -> None:
+    def _replace(self, count: int, *, is_from_t1: bool) -> None:
         """The paper's REPLACE, for as many keys."""
         if is_from_t1:
             self.t1, self.b1, self.give1 = self.t1 - count, self.b1 + count, self.give1 + count

@@ -2,8 +2,8 @@
 
 * A store whose bytes this step computes is submitted in ``wait_for_save``, when the forward pass has been given to
   the device, so the copy comes after it. What earlier steps computed is stored from ``handle_preemptions`` on.
-* ``handle_preemptions`` waits until jobs let go of blocks that are somebody else's now, or have ended if their
-  places in the medium are. Those that begin in this step may be among them.
+* ``handle_preemptions`` waits for jobs whose GPU blocks belong to somebody else now until they let go of them, and
+  for jobs whose places in the medium may do so until they have ended. Some of these may begin in this very step.
 * Loads are submitted in ``start_load_kv``; those that the step itself needs are waited for there.
 * Before the engine sleeps ``unregister_kv_caches`` waits for all jobs. The caches come back where they were.
 
@@ -12,7 +12,7 @@ Whatever the medium's worker does with a job, refuse it, fail it, report it twic
 """
 
 from collections.abc import Callable, Collection, Iterable
-from typing import Any, ClassVar
+from typing import Any, ClassVar, TypeAlias
 
 from kv_api import (
     ForwardContext,
@@ -34,6 +34,9 @@ from kv_offload.log import warn
 from kv_offload.metadata import OffloadingConnectorMetadata, RankRoom, TransferJob
 from kv_offload.worker.register import canonical_caches
 from kv_offload.worker.running import RunningJobs
+
+Wait: TypeAlias = Callable[[set[int]], Collection[int]]
+"""Returns when jobs are done with their GPU blocks, with the ids of those that go on without them."""
 
 
 class OffloadingWorkerSide(WorkerSide):
@@ -74,10 +77,11 @@ class OffloadingWorkerSide(WorkerSide):
 
     def unregister_kv_caches(self) -> None:
         # An engine in the caller's own process has waited for no transfer.
-        self._flush(self._jobs.all_at_work(), self._end)
+        self._flush(self._jobs.all_at_work(), self._wait_until_ended)
 
     @property
-    def _copies(self) -> OffloadingWorker:
+    def _medium_worker(self) -> OffloadingWorker:
+        """``medium``, for a step: by then the caches are registered."""
         if self.medium is None:
             raise KVError("OffloadingConnector: a step began before register_kv_caches")
         return self.medium
@@ -91,8 +95,8 @@ class OffloadingWorkerSide(WorkerSide):
             if _goes_first(meta, job_id, job):
                 self._begin_store(job_id, job)
         let_go = getattr(self.medium, "let_go", None)  # vLLM's media, and older ones, have none
-        self._flush(meta.jobs_to_end, self._end)
-        self._flush(meta.jobs_to_flush, self._end if let_go is None else let_go)
+        self._flush(meta.jobs_to_end, self._wait_until_ended)
+        self._flush(meta.jobs_to_flush, self._wait_until_ended if let_go is None else let_go)
 
     def start_load_kv(self, forward_context: ForwardContext, **kwargs: Any) -> None:
         meta = _ours(self._get_connector_metadata())
@@ -100,7 +104,7 @@ class OffloadingWorkerSide(WorkerSide):
             self._begin_load(job_id, job)
         needed = [job_id for job_id, job in meta.load_jobs.items() if job.sync and job_id in self._jobs.running]
         if needed:
-            self._wait(needed, self._end)
+            self._wait(needed, self._wait_until_ended)
             self._jobs.give_up(needed)
 
     def wait_for_layer_load(self, layer_name: str) -> None:
@@ -162,16 +166,16 @@ class OffloadingWorkerSide(WorkerSide):
         if source is None:
             self._jobs.fail(job_id)
         else:
-            copies, target = self._copies, job.gpu_spec
-            self._submit(job_id, lambda: copies.submit_load(job_id, source, target, expedited=job.sync))
+            worker, target = self._medium_worker, job.gpu_spec
+            self._submit(job_id, lambda: worker.submit_load(job_id, source, target, expedited=job.sync))
 
     def _begin_store(self, job_id: int, job: TransferJob) -> None:
         self._jobs.begin_store(job_id, job, self._deadline(self._store_seconds))
         if not self._writes:
             self._jobs.end(TransferResult(job_id, success=True))
         else:
-            copies, source = self._copies, job.gpu_spec
-            self._submit(job_id, lambda: copies.submit_store(job_id, source, job.dst_spec))
+            worker, source = self._medium_worker, job.gpu_spec
+            self._submit(job_id, lambda: worker.submit_store(job_id, source, job.dst_spec))
 
     def _submit(self, job_id: int, submit: Callable[[], bool]) -> None:
         try:
@@ -182,18 +186,20 @@ class OffloadingWorkerSide(WorkerSide):
         if not accepted:
             self._jobs.fail(job_id)
 
-    def _flush(self, job_ids: Iterable[int], flush: Callable[[set[int]], Collection[int]]) -> None:
-        """Have the medium be done with the GPU blocks of jobs. What it can't say that of is distrusted."""
+    def _flush(self, job_ids: Iterable[int], wait: Wait) -> None:
+        """Wait until the medium is done with the GPU blocks of jobs, and distrust stores that may not be."""
         flushed = sorted(job_id for job_id in job_ids if self._jobs.is_at_work(job_id))
         if flushed:
-            goes_on = self._wait(flushed, flush)
+            goes_on = self._wait(flushed, wait)
             self._jobs.distrust(i for i in flushed if i not in goes_on and not self._is_load(i))
 
-    def _end(self, job_ids: set[int]) -> Collection[int]:
-        self._copies.wait(job_ids)
+    def _wait_until_ended(self, job_ids: set[int]) -> Collection[int]:
+        """A `Wait` after which none of the jobs goes on."""
+        self._medium_worker.wait(job_ids)
         return ()
 
-    def _wait(self, job_ids: list[int], wait: Callable[[set[int]], Collection[int]]) -> Collection[int]:
+    def _wait(self, job_ids: list[int], wait: Wait) -> Collection[int]:
+        """Wait by ``wait``, and take in which jobs ended. If waiting fails, none is known to go on safely."""
         goes_on: Collection[int] = ()
         try:
             goes_on = wait(set(job_ids))
@@ -205,7 +211,7 @@ class OffloadingWorkerSide(WorkerSide):
     def _poll(self) -> None:
         """Take in which jobs ended. If that can't be known, all are given up."""
         try:
-            ended = self._copies.get_finished()
+            ended = self._medium_worker.get_finished()
         except (OSError, RuntimeError) as error:
             warn("asking which jobs ended: %s: %s", type(error).__name__, error)
             self._jobs.give_up(self._jobs.running)

@@ -36,7 +36,7 @@ class NixlCarrier:
 
     def __init__(self, backend: str, seconds: float, *, serves: bool) -> None:
         self._seconds = seconds
-        self._agent = _make_agent(backend, serves)
+        self._agent = _make_agent(backend, serves=serves)
         self._lock = threading.Lock()
         self._registered: list[Any] = []
         self._session = self._describe()
@@ -138,13 +138,13 @@ class NixlCarrier:
             assert {*self._reads} == {*self._peers.values()}, f"{self._reads}, known: {self._peers}"
 
 
-def _make_agent(backend: str, serves: bool) -> Any:
+def _make_agent(backend: str, *, serves: bool) -> Any:
     try:
         from nixl._api import nixl_agent, nixl_agent_config, nixl_thread_sync_t
     except ImportError as error:
         raise ConfigError(f"{EXTRA}.carrier: 'nixl' needs the package nixl: {error}") from error
     config = nixl_agent_config(
-        # NIXL's own thread, which never sleeps: it answers whoever reads over TCP. Who only reads asks by itself.
+        # NIXL's own thread, which never sleeps. It answers readers over TCP; an agent that only reads needs none.
         enable_prog_thread=serves,
         backends=[],
         # One lock for all calls: else an agent is one thread's.

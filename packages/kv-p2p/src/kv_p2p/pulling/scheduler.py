@@ -1,13 +1,13 @@
 """The scheduler's side: which prompts are held, which tickets are taken.
 
 Of a request it knows one thing at a time: a ticket that came with it and that nobody has taken yet; that its
-blocks are being pulled; or that its blocks are held. A ticket is taken at the first allocation, and only then: who
-is preempted after that, or whose pull failed, computes its prompt like anybody else.
+blocks are being pulled; or that its blocks are held. A ticket is taken at the first allocation, and only then: a
+request that is preempted after that, or whose pull failed, computes its prompt like any other.
 
-Whoever goes on after some tokens needs, of a group with a window, only the places that the next token reads. An
-engine that has all of a prompt computes the last token once more, since it wants what comes after it, and that one
-may read a place before those that the token after it reads. So with windows a whole prompt is loaded without its
-last token: then the engine gives blocks to, and a hold must have, all that is read.
+To go on after some tokens, a request needs of a group with a window only the places that the next token reads. An
+engine that has all of a prompt computes its last token once more, to sample the one after it; and the last token
+may read a place before those that the one after it reads. So with windows a whole prompt is loaded without its
+last token: then the engine allocates blocks for all that is read, and a hold has all of it.
 """
 
 from collections.abc import Sequence
@@ -46,7 +46,10 @@ from kv_p2p.pulling.ticket import (
 )
 
 _MOST_OF_A_SHAPE: Final = 500
-"""Letters of a ticket's that get into the log."""
+"""Characters of a ticket's shape that get into the log."""
+
+FAILED: Final = ("FINISHED_ABORTED", "FINISHED_ERROR")
+"""Ends, by vLLM's names, after which nobody asks for the blocks."""
 
 
 class P2PSchedulerSide(SchedulerSide, SupportsHMA):
@@ -127,9 +130,10 @@ class P2PSchedulerSide(SchedulerSide, SupportsHMA):
         return None
 
     def _usable_tokens(self, ticket: Ticket, request: Request, local: int) -> int:
-        """All, the last block as far as it goes; but whole blocks of a prompt that only begins with them.
+        """How many tokens of a ticket can be loaded: all, also of a last block that isn't full.
 
-        None of them, if what the next token reads has slid out of a window, and isn't among the ``local`` tokens.
+        If the request's prompt goes on after the ticket's, it is as many as make whole blocks. It is none, if what
+        the next token reads has slid out of a window of the other engine and isn't among the ``local`` tokens.
         """
         tokens = self._whole(ticket.num_tokens)
         if ticket.num_tokens != request.num_tokens:
@@ -205,7 +209,7 @@ class P2PSchedulerSide(SchedulerSide, SupportsHMA):
         return True, ticket.to_params(self._kv_transfer_config.engine_id)
 
     def _is_to_be_held(self, request: Request, tables: tuple[tuple[int, ...], ...]) -> bool:
-        """It is wanted, it ended well, and all of its prompt is computed and still there."""
+        """Whether that is wanted, the request ended well, and all of its prompt is computed and still there."""
         params = request.kv_transfer_params
         if not isinstance(params, dict) or not params.get(WANTED):
             return False
@@ -238,7 +242,7 @@ class P2PSchedulerSide(SchedulerSide, SupportsHMA):
         return False
 
     def reset_cache(self) -> bool:
-        """What is held is served no longer, and tickets of others are older than the reset: none is taken."""
+        """Serve no longer what is held, and take none of the tickets that came before the reset."""
         self._next.revoked += sorted(self._holding)
         for ticket in self._tickets.values():
             self._decline(ticket)
@@ -287,21 +291,17 @@ class P2PSchedulerSide(SchedulerSide, SupportsHMA):
         assert {pull.request_id for pull in self._next.pulls} <= self._pulling, f"{self._next.pulls} not pulled"
 
 
-FAILED: Final = ("FINISHED_ABORTED", "FINISHED_ERROR")
-"""Ends, by vLLM's names, after which nobody asks for the blocks."""
-
-
 def _source(ticket: Ticket) -> Source:
     return Source(ticket.address, ticket.hold_id, ticket.digest)
 
 
 def _first_place(table: Sequence[int]) -> int:
-    """The place from which on a table has blocks."""
+    """From which place on a table has blocks, up to its end."""
     return next((place for place in range(len(table), 0, -1) if table[place - 1] == NULL_BLOCK), 0)
 
 
 def _part_of(group: Group, table: Sequence[int], begin: int, end: int) -> Part:
-    """What of a table is to be filled from one number of tokens to another: not what is before its window."""
+    """The part of a table to fill for tokens ``begin`` to ``end``, without what lies before the group's window."""
     blocks = table[begin // group.block_size : -(-end // group.block_size)]
     passed = _first_place(blocks)
     assert not any(blocks[:passed]), f"a null block between others: {blocks} of {table}, tokens {begin} to {end}"

@@ -38,7 +38,12 @@ def without_states(world: WorldConfig) -> WorldConfig:
     return replace(world, groups=tuple(group for group in world.groups if group.kind != "state"))
 
 
-CELLS: Final = (Cell(False, 1), Cell(False, 2), Cell(True, 1), Cell(True, 2))
+CELLS: Final = (
+    Cell(async_scheduling=False, runner=1),
+    Cell(async_scheduling=False, runner=2),
+    Cell(async_scheduling=True, runner=1),
+    Cell(async_scheduling=True, runner=2),
+)
 
 
 @dataclass(frozen=True)

@@ -5,17 +5,17 @@ of ranks are joined by vLLM's ``KVOutputAggregator``, and the connector gets vLL
 copies and rights are the testbed's, as are the tokens that the model samples. A world acts on it as on the
 testbed's engine.
 
-Always: a request that vLLM knows has one twin (``ledger``), which says what vLLM says, and its tokens are
-those that the model would have given. Where vLLM is known to go wrong by itself (``known_faults``), a history
-ends: ``goes_on_after_known_faults`` is for whoever wants to see it.
+What always holds: each request that vLLM knows has one twin (``ledger``), which agrees with it, and its tokens are
+those that the model would have given. Where vLLM is known to go wrong by itself (``known_faults``), the history
+ends; ``goes_on_after_known_faults`` lets it go on, for whoever wants to see the fault.
 """
 
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import fields, replace
 from typing import Any
 
 from vllm.distributed.kv_transfer.kv_connector.utils import KVOutputAggregator
 from vllm.v1.core.sched.output import SchedulerOutput as VllmSchedulerOutput
-from vllm.v1.outputs import DraftTokenIds, ModelRunnerOutput
+from vllm.v1.outputs import DraftTokenIds
 from vllm.v1.request import RequestStatus
 
 from kv_api import KVConnectorHandshakeMetadata, KVTransferConfig
@@ -29,7 +29,6 @@ from kv_sim.engine.request import SimRequest
 from kv_sim.engine.request_spec import RequestSpec
 from kv_sim.engine.scheduler import RejectDrafts
 from kv_sim.guard import LogCall
-from kv_sim.memory.kernels import Attention
 from kv_sim.subject import Subject
 from kv_sim.violation import Invariant, Referee
 from kv_vllm import vllm_world
@@ -38,18 +37,9 @@ from kv_vllm.driver.crash import crashes
 from kv_vllm.driver.device import TensorDevice
 from kv_vllm.driver.ledger import Ledger, Twin
 from kv_vllm.driver.setup import Setup, handed_on, request_of, turn_of
+from kv_vllm.driver.step import VllmStep
 from kv_vllm.driver.view import Ended, SchedulerView
 from kv_vllm.driver.worker import TELLS_OF_SLEEP
-
-
-@dataclass
-class VllmStep(Step):
-    """A step under way, and what only this engine needs of it."""
-
-    lives: dict[str, tuple[int, int, int]] = field(default_factory=dict)
-    """Each request's twin, how often it had been preempted, and its turn: drafts count for this life only."""
-    tokens: dict[str, list[int]] = field(default_factory=dict)
-    """What each request samples."""
 
 
 class VllmEngine(Engine):
@@ -64,8 +54,8 @@ class VllmEngine(Engine):
     def fit(cls, config: WorldConfig) -> WorldConfig:
         """The world nearest to ``config`` that vLLM's schedulers can be.
 
-        No drafts where vLLM computes them without the token before them: under pipeline parallelism. And no id
-        comes back: vLLM's front ends add to each what makes it unique. All ranks have the same layers.
+        It has no drafts under pipeline parallelism, where vLLM computes them without the token before them. No id
+        comes back, since vLLM's front ends make each unique. All ranks have the same layers.
         """
         if config.run_ahead and not config.async_scheduling:
             config = replace(config, spec_tokens=0)
@@ -73,7 +63,7 @@ class VllmEngine(Engine):
 
     @classmethod
     def subject_named(cls, name: str) -> Subject:
-        """As the testbed's engine knows it, or one of vLLM's."""
+        """One that the testbed's engine knows by this name, too, or one of vLLM's."""
         return classes.subject_named(name)
 
     @classmethod
@@ -128,11 +118,11 @@ class VllmEngine(Engine):
         self._devices[0].let_others_work()
 
     def _logged(self, log: LogCall) -> LogCall:
-        """Watchers know the testbed's requests and steps, not vLLM's."""
+        """``log``, told of the testbed's requests and steps in the place of vLLM's, which watchers don't know."""
 
         def call(side: str, name: str, args: tuple[Any, ...], answer: Any) -> None:
             if name in ENDS and args[0].status is RequestStatus.FINISHED_LENGTH_CAPPED:
-                # It is judged now whether it is held, if it ended as routers ask for: vLLM's own hold no other.
+                # Whether it may be held is judged now. vLLM's own connectors hold only what ended like this.
                 self.ledger.twins[args[0].request_id].follow(args[0])
             log(side, name, tuple(map(self._known, args)), answer)
 
@@ -245,7 +235,7 @@ class VllmEngine(Engine):
         return step
 
     def _said_in(self, step: Step) -> Any:
-        """All of it."""
+        """All of its output, not the connector's part alone."""
         return step.output
 
     def _sampling(self, output: Any) -> set[str]:
@@ -254,25 +244,8 @@ class VllmEngine(Engine):
         return {name for name in output.num_scheduled_tokens if not requests[name].is_prefill_chunk}
 
     def _attend(self, step: VllmStep, twin: Twin, count: int, reject_drafts: RejectDrafts) -> None:
-        """Write down what the devices compute for a request, which drafts are wrong, and what it samples."""
-        name = twin.request_id
-        drafts = len(step.output.scheduled_spec_decode_tokens.get(name, ()))
-        life = step.lives[name] = (id(twin), twin.num_preemptions, twin.turn)
-        unseen = sum(
-            s.rejected.get(name, 0) for s in self.steps if isinstance(s, VllmStep) and s.lives.get(name) == life
-        )
-        end = twin.num_computed_tokens - unseen
-        rejected = reject_drafts(name, drafts) if drafts else 0
-        hashes = twin.hashes
-        if rejected:
-            step.rejected[name] = rejected
-            hashes = hashes.copy()
-            hashes[end - rejected : end] = twin.wrong_draft_hashes(end - rejected, end)
-        if name in step.sampling:
-            tokens = twin.future[end - drafts : end - rejected + 1]
-            step.tokens[name] = tokens + [0] * (1 + drafts - rejected - len(tokens))
-        tables = tuple(tuple(table) for table in self.vllm.kv_cache_manager.get_block_ids(name))
-        step.attentions.append(Attention(name, end - count, end, tables, hashes))
+        tables = self.vllm.kv_cache_manager.get_block_ids(twin.request_id)
+        step.attend(twin, count, tables, self.steps, reject_drafts)
 
     def process(self) -> None:
         """Take in the output of the oldest step."""
@@ -282,32 +255,18 @@ class VllmEngine(Engine):
         reports: list[Any] = self._take_reports(step)
         self._judge_content(step)
         output: Any = step.output
-        names = list(output.num_scheduled_tokens)
-        joined = self._joined(names, step, reports)
+        joined: Any = self.aggregator.aggregate([step.output_with(report) for report in reports], 0)
         if not self.goes_on_after_known_faults:
             known_faults.end_at_shared_failure(self.vllm, joined.kv_connector_output)
             known_faults.end_at_broken_session(self.config, self.vllm, self.ledger, step.tokens)
         with crashes(self.referee, "update_from_output"):
             self.vllm.update_from_output(output, joined)
-        self._take_drafts(names)
+        self._take_drafts(list(output.num_scheduled_tokens))
         self.shadow.end_step(step.number)
         self.ledger.follow(self.vllm.requests)
         self._check_tokens()
         if not self.goes_on_after_known_faults:
             known_faults.end_at_recomputed_load(self.config, joined.kv_connector_output)
-
-    def _joined(self, names: list[str], step: VllmStep, reports: list[Any]) -> ModelRunnerOutput:
-        outputs = [
-            ModelRunnerOutput(
-                req_ids=names,
-                req_id_to_index={name: index for index, name in enumerate(names)},
-                sampled_token_ids=[step.tokens.get(name, []) for name in names],
-                kv_connector_output=report,
-            )
-            for report in reports
-        ]
-        joined: ModelRunnerOutput = self.aggregator.aggregate(outputs, 0)
-        return joined
 
     def _take_drafts(self, names: list[str]) -> None:
         """Without async scheduling vLLM's engine core asks the workers for the drafts of a step."""

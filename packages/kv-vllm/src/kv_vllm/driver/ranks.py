@@ -1,8 +1,8 @@
 """What a worker's process knows of the others: vLLM's groups of ranks, for the ranks of a world.
 
-All ranks of a world live in one process, so which of them is at work is told here, around each call. A group says
-who is in it. With one rank, what it says to itself it hears; with several nothing can be said, since the others
-don't run meanwhile: a connector that tries to is told so.
+All ranks of a world live in one process, so which of them is at work is told here, around each call. A group knows
+its members. A single rank hears what it says to itself. Of several ranks none can talk to another, since the
+others don't run meanwhile: a connector that tries gets an error which says so.
 """
 
 from collections.abc import Callable, Iterator
@@ -42,7 +42,7 @@ class Ranks:
         return partial(self._to_nobody, name) if self.world_size > 1 else _to_itself
 
     def _to_nobody(self, name: str, *args: Any, **kwargs: Any) -> Any:
-        """Who only keeps what it could talk with, for later, is not told."""
+        """An error, but only when it is called: a connector may keep the method for later."""
         raise ConfigError(
             f"{name} of the group {self.unique_name!r}: the {self.world_size} ranks of a world share one "
             "process, so none can hear another; a connector that needs it can be tried with one rank"

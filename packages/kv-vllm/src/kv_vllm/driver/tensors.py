@@ -174,7 +174,7 @@ def _layer(device: TensorDevice, layer: int) -> DeviceTensor:
 
 
 def device_of(tensor: torch.Tensor) -> TensorDevice:
-    """The device whose memory a tensor shows. Who asks copies through it."""
+    """The device whose memory a tensor shows. Whoever asks for it copies through it, and not by address."""
     device = _DEVICES.get(tensor.untyped_storage().data_ptr())
     if device is None:
         raise ConfigError("the testbed copies what lies on its own devices, and this tensor doesn't")

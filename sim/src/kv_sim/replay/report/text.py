@@ -59,7 +59,7 @@ def replay_lines(found: Replays | StreamReplays, model: str | None) -> Iterator[
     has_gpu = any(run.setup.gpu_blocks for run in found.runs)
     has_disk = any(run.setup.disk for run in found.runs)
     yield ""
-    yield from _table(list(_replay_cells(run, has_gpu, has_disk)) for run in found.runs)
+    yield from _table(list(_replay_cells(run, has_gpu=has_gpu, has_disk=has_disk)) for run in found.runs)
     yield ""
     if has_disk:
         yield "the disk behind it:"
@@ -86,7 +86,7 @@ def _table(rows: Iterable[list[tuple[str, str]]]) -> Iterator[str]:
     yield from aligned([heads, *([text for _, text in row] for row in listed_rows)])
 
 
-def _replay_cells(run: CacheCounts, has_gpu: bool, has_disk: bool) -> Iterator[tuple[str, str]]:
+def _replay_cells(run: CacheCounts, *, has_gpu: bool, has_disk: bool) -> Iterator[tuple[str, str]]:
     """A row of the table, each cell with its head."""
     setup, foot = run.setup, run.footprint
     yield "policy", setup.policy

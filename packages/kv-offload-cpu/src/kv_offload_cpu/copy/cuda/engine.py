@@ -46,9 +46,9 @@ class Streams(Protocol):
         """Let nothing that ``stream`` is given from now on begin before ``event``."""
 
     def go(self, stream: Stream) -> None:
-        """What ``stream`` was given, and those beside it, may begin; a device may leave it until then.
+        """What ``stream`` and the streams beside it were given may begin; a device may wait until this is called.
 
-        What of it fails isn't raised here, but by who asks for an event after it.
+        A failure of it isn't raised here, but when somebody asks for an event after it.
         """
 
 
@@ -222,7 +222,7 @@ class CudaCopyEngine:
             if not self._drain(lane):
                 return True
         else:
-            self._results.append(CopyResult(job.job_id, True, job.num_bytes, seconds))
+            self._results.append(CopyResult(job.job_id, success=True, num_bytes=job.num_bytes, seconds=seconds))
         lane.method.take_back(job.prepared)
         return True
 

@@ -128,7 +128,8 @@ class HostCopyEngine:
         begin = time.perf_counter()
         found = moves(job.ranges, job.direction)
         move(*found, self._mover, self._helpers, self._threads)
-        return CopyResult(job.job_id, True, job.ranges.num_bytes, time.perf_counter() - begin)
+        seconds = time.perf_counter() - begin
+        return CopyResult(job.job_id, success=True, num_bytes=job.ranges.num_bytes, seconds=seconds)
 
 
 def _num_cores() -> int:

@@ -54,7 +54,7 @@ class SlotStretches:
         return Stretches(*(column[order] for column in columns))
 
     def _of_whole(self, firsts: Numbers) -> Stretches:
-        """Those of whole chunks whose first pages these are. None, of a group whose layers other ranks have."""
+        """The stretches of whole chunks, given their first pages. None if other ranks have the group's layers."""
         _, begins, sizes = self._whole
         if not len(sizes):
             return Stretches(firsts[:0], begins, sizes)

@@ -1,10 +1,10 @@
 """How far a request can be loaded: a rule for each kind of group, and the boundary on which all of them agree.
 
-A rule takes a limit and answers with the highest boundary up to it at which its group could go on. It only ever
-goes down as the limit does, so asking all groups again and again with the lowest answer comes to an end: there all
-agree. A group that reads all tokens is asked once, since it could also go on wherever less is read. The others may
-lower the limit by a chunk in each round, so chunks that are known to be there are remembered: none is asked for
-twice.
+A rule takes a limit and answers with the highest boundary up to it at which its group could go on. A lower limit
+never gets a higher answer. So all groups are asked in turn, each with the lowest answer so far as its limit, until
+a round changes nothing: on that boundary all agree. A group that reads all tokens is asked only once, since it can
+go on from any earlier boundary as well. The others may lower the limit by a chunk in each round, so answers are
+remembered, and no chunk is asked for twice.
 
 Chunks that are not readable yet (a store is under way, or a tier is still being asked) are first taken for hits.
 If the boundary then needs one of them, waiting would pay, and the caller is told so; if it may not wait, they are
@@ -59,7 +59,7 @@ class Answers:
         """The first chunks that were found, one after the other: most often all there are."""
         self._known = dict(known)
         self._sound: dict[Counts, range] = {}
-        """Chunks whose answers all count, which were the last that ``last_gap`` found to be so."""
+        """By what counted as a hit: the chunks that ``last_gap`` last found to have no gap."""
 
     def of(self, chunk: int) -> LookupResult:
         """What is known of one chunk."""
@@ -77,8 +77,8 @@ class Answers:
     def ask_prefix(self, first: int, stop: int) -> None:
         """Ask for chunks in order, in few calls, up to the first that is missing.
 
-        After one that isn't readable yet few are asked for at once, then more and more: the next may not be
-        either, and who answers may look at all that are asked for.
+        After a chunk that isn't readable yet the next call asks for one chunk, the one after it for two, and so
+        on: its neighbours are probably not readable either, and a medium may look at all keys that it is given.
         """
         stop = min(stop, len(self.keys))
         at_once = stop - first
@@ -109,7 +109,7 @@ class Answers:
 
     @property
     def has_retries(self) -> bool:
-        """Whether of any chunk that was asked for it isn't known whether it is there."""
+        """Whether the medium could not yet say of some chunk whether it is there."""
         return LookupResult.RETRY in self._known.values()
 
     def first_gap(self, chunks: range, counts: Counts) -> int | None:
@@ -118,7 +118,7 @@ class Answers:
         return next((chunk for chunk in range(start, chunks.stop) if not counts(self.of(chunk))), None)
 
     def last_gap(self, chunks: range, counts: Counts) -> int | None:
-        """The last of some chunks whose answer doesn't count. Whoever asks comes down from the last chunk."""
+        """The last of some chunks whose answer doesn't count. Callers come down, so what was sound is skipped."""
         sound = self._sound.get(counts, range(0))
         chunk = chunks.stop - 1
         while chunk >= chunks.start:
@@ -186,6 +186,7 @@ def find_match(
     answers: Sequence[Answers],
     local: int,
     limit: int,
+    *,
     may_wait: bool,
     tails: TailAnswers | None = None,
 ) -> Match:

@@ -50,7 +50,8 @@ class Matching:
     def _answer(self, state: RequestState, local: int) -> Match | None:
         """How far the request can be loaded. None: it pays to ask again later.
 
-        Who waits is asked about in each step: as long as the chunk that it waits for isn't there, only for that.
+        The engine asks about a waiting request in each step. As long as the chunk that it waits for isn't there,
+        the medium is asked for that chunk alone.
         """
         began = self._clock()
         match = self._unchanged(state, local) or self._ask(state, local)
@@ -66,7 +67,7 @@ class Matching:
         return match
 
     def _unchanged(self, state: RequestState, local: int) -> Match | None:
-        """The last answer, if that was to wait for a chunk, which isn't readable yet."""
+        """The last answer once more, if that was to wait for a chunk which still isn't readable."""
         since, key = state.awaited or (local, None)
         if key is None or since != local or not self._may_wait(state):
             return None
@@ -121,7 +122,7 @@ class Matching:
             most = min(wanted, request.num_prompt_tokens - 1)
             hashes, stored = request.block_hashes, books.jobs.is_being_stored
             tails = TailAnswers(books.manager, state.context, layout, hashes, most, state.refused, stored)
-        return find_match(layout.groups, answers, local, limit, self._may_wait(state), tails)
+        return find_match(layout.groups, answers, local, limit, may_wait=self._may_wait(state), tails=tails)
 
     def _may_wait(self, state: RequestState) -> bool:
         return state.deferrals < self._books.engine.options.max_deferred_lookups

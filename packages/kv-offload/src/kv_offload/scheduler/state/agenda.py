@@ -1,10 +1,11 @@
 """The agenda: in which step a request has to be looked at, so that a step costs nothing for all others.
 
 **Theory of operation.** Steps have numbers; ``step`` is that of the next one. A request is put on the agenda of
-the first step in which it could have something to store, as if it computed one token in each step until then. One
-that computes more than a token in a step is looked at in that step, wherever it is on the agenda. So nobody is
-looked at too late, and who is looked at too early is put off again. Who is on the agenda already is never put off:
-a prompt that is computed in many steps would move on it in each.
+the first step in which it could have something to store, assuming that it computes one token in each step until
+then. A request that computes more than one token in a step is looked at in that step, wherever it is on the
+agenda. So no request is looked at too late, and one that is looked at too early is put off again. A request that
+is on the agenda already is never put off: otherwise a prompt that is computed in many steps would move in each of
+them.
 
 On the agenda are exactly the requests that have blocks: they are put on it when a step tells of all their blocks,
 and leave it when they lose them or end. A look takes a request off; whoever looks puts it on again.
@@ -27,7 +28,7 @@ class Agenda:
         """Only ever asked whether an id is in it: the order of looks is that of the step."""
 
     def put(self, request_id: str, step: int) -> None:
-        """Look at a request in ``step`` at the latest, or in the next one if that is over."""
+        """Look at a request in ``step`` at the latest, or in the next step if that one is over."""
         if step < self.step:
             step = self.step
         known = self._step_of.get(request_id)
@@ -53,9 +54,9 @@ class Agenda:
             self.put(request_id, self.step)
 
     def take(self, counts: Mapping[str, int]) -> list[str]:
-        """Begin the next step, which computes ``counts`` tokens. Returns whom to look at, in its order.
+        """Begin the next step, which computes ``counts`` tokens. Returns the requests to look at, in its order.
 
-        Who is due and not in the step is due in the one after.
+        A request that is due and not in this step is due in the next one.
         """
         due = self._ids_in.pop(self.step, set())
         self.step += 1
@@ -71,7 +72,7 @@ class Agenda:
         return looks
 
     def skip(self, steps: int) -> None:
-        """Pass steps in which nobody has anything to store. Whom they would have looked at, the next one does."""
+        """Pass steps in which nobody has anything to store. Requests that are due in them are due in the next."""
         self.step += steps
         for step in [step for step in self._ids_in if step < self.step]:
             for request_id in self._ids_in.pop(step):

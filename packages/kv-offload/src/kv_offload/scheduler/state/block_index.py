@@ -1,8 +1,8 @@
-"""Where blocks stand: from a GPU block to the tables that have it, of all requests and groups that may lose some.
+"""From a GPU block to the block tables that list it, for all requests and groups that may lose single blocks.
 
-A request isn't told that it lost a block that slid out of its window, or that held an earlier state: the engine
-gives it to somebody else, which is told in a step as a fresh block. So each fresh block is looked for here, and a
-step costs what its own blocks cost, however many requests there are.
+Nobody tells the connector when a request loses a block that slid out of its window, or that held an earlier state:
+the engine just gives the block to somebody else, for whom it is fresh. So each fresh block is looked up here, and
+a step costs what its own blocks cost, however many requests there are.
 
 **Theory of operation.** A *place* is a table, which is a list, and an index in it; null blocks have none. Nearly
 always a block has one place, in ``_place_of``. Requests that found the same blocks on the GPU share them: what a

@@ -1,8 +1,9 @@
 """What the parts of the scheduler's side share: the medium, requests, jobs, and what is collected for a step.
 
-``manager`` is locked by whoever calls it: for the planning of a step from its first query on (``open_region``),
-for anything else while that lasts (``lock``). The lock is not reentrant, and a call of the second sort never
-comes within a step's planning, unless the engine gave that up half-way: then it is unlocked first.
+Whoever calls ``manager`` locks it. While a step is planned the lock is held throughout, from the first query to
+the end of ``build_connector_meta`` (``open_region``, ``close_region``); any other call holds it for itself
+(``lock``). The lock is not reentrant. Calls of the second kind never come while a step is planned; if one does,
+the engine has given the planning up half-way, and ``lock`` ends that region first.
 """
 
 from collections.abc import Collection, Sequence
@@ -38,7 +39,7 @@ class Books:
         """Of their tables, in groups where blocks may be lost one by one; None if there are no such groups."""
         self.agenda = Agenda()
         self._awaits_room: dict[RequestState, None] = {}
-        """Who was refused room, and hasn't been asked for another offer; who waits longest comes first."""
+        """Requests that were refused room and have not been told to offer again, the longest waiting first."""
         self.jobs = JobBook(engine.world_size)
         self.pins = Pins()
         self.stats = OffloadingConnectorStats()
@@ -107,25 +108,28 @@ class Books:
         return self.manager.prepare_stores(offers) if self.rooms.may_store else []
 
     def take_rooms(self, rooms: Sequence[RankRoom]) -> None:
-        """Ranks told what they have room for. Who waits for that offers again in the next step."""
+        """Ranks told what they have room for: every request that waits for room offers again in the next step."""
         self.rooms.take(rooms, self.manager)
         if rooms and self.rooms.may_store:
-            for _ in range(len(self._awaits_room)):
-                self.offer_again()
+            for state in [*self._awaits_room]:
+                self._let_offer_again(state)
 
     def offer_again(self) -> None:
-        """A job ended, so there may be room: who waits longest for some offers again in the next step."""
-        for state in self._awaits_room:
-            del self._awaits_room[state]
-            state.retry_step = 0
-            self.agenda.hasten(state.context.req_id)
-            return
+        """A job ended, so there may be room: the request that waits longest for some offers again next step."""
+        longest_waiting = next(iter(self._awaits_room), None)
+        if longest_waiting is not None:
+            self._let_offer_again(longest_waiting)
+
+    def _let_offer_again(self, state: RequestState) -> None:
+        del self._awaits_room[state]
+        state.retry_step = 0
+        self.agenda.hasten(state.context.req_id)
 
     def note_fresh(self, state: RequestState | None, tables: Tables) -> None:
-        """A request got these blocks, and may write them but for those with tokens that it was found to have.
+        """A request got these blocks, and may write all but those that hold tokens it was found to have.
 
-        One that goes on where it paused (a session) isn't asked about again: its table begins with what it has.
-        What slid out of its windows since may be among what it gets now, in another place.
+        A session that goes on after a pause isn't matched again: its table begins with the blocks that it has had
+        all along. A block that slid out of one of its windows may come back in another place; then it is fresh.
         """
         if state is None:
             self.fresh |= fresh_blocks(self.layout, tables, 0)

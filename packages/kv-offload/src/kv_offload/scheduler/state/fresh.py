@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from itertools import compress
-from typing import TypeVar
+from typing import Generic, NamedTuple, TypeVar
 
 from kv_api import SchedulerOutput
 from kv_offload.shape.layout import Layout
@@ -29,13 +29,17 @@ def fresh_blocks(layout: Layout, tables: Tables, local: int) -> set[int]:
     return found
 
 
-def tables_of_step(
-    output: SchedulerOutput, states: Mapping[str, S]
-) -> tuple[list[tuple[S, Tables]], list[tuple[S, Tables]]]:
-    """The block tables that a step tells of: all blocks of a request, and what others got more.
+class StepTables(NamedTuple, Generic[S]):
+    """The block tables that a step tells of, each with what ``tables_of_step`` knows of its request."""
 
-    Requests that ``states`` doesn't know are left out.
-    """
+    whole: list[tuple[S, Tables]]
+    """All blocks of a request that begins, or goes on after a preemption."""
+    more: list[tuple[S, Tables]]
+    """The blocks that a running request got in addition to those it has."""
+
+
+def tables_of_step(output: SchedulerOutput, states: Mapping[str, S]) -> StepTables[S]:
+    """Read the block tables of a step, leaving out requests that ``states`` doesn't know."""
     whole: list[tuple[S, Tables]] = [
         (states[new.req_id], new.block_ids) for new in output.scheduled_new_reqs if new.req_id in states
     ]
@@ -45,4 +49,4 @@ def tables_of_step(
     for request_id, blocks in zip(got, filter(None, cached.new_block_ids), strict=True):
         if request_id in states:
             (whole if request_id in cached.resumed_req_ids else more).append((states[request_id], blocks))
-    return whole, more
+    return StepTables(whole, more)

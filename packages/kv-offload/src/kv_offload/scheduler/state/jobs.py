@@ -8,13 +8,14 @@ is *abandoned*: it stays in the book, and its chunks pinned, until its copies di
 A reset makes every job *stale*: what it moves is of no use. Stale jobs are counted on, since the medium must not
 reuse their places before, but nothing else happens when they end.
 
-``touching`` answers which jobs others must wait for when they get given GPU blocks: these are the fences. It knows
-of *watched* jobs. A store is *kept* at first: its request has the blocks, so nobody else gets them. ``release``
-has it watched, when the request may lose some. A job that was given up is watched, too; of other loads the engine
-keeps the blocks. Most stores end before their request does, so they are never watched.
+``touching`` says which jobs must be waited for before somebody else gets some GPU blocks: these are the fences. It
+knows only *watched* jobs. A store begins as *kept*: its request has the blocks, so nobody else gets them. When the
+request may lose some of them, ``release`` turns its kept stores into watched ones. A job that was given up is
+watched, too; the blocks of other loads are kept by the engine. Most stores end before their request does, and are
+never watched.
 
-Nobody looks through all live jobs to find some: a request knows its own, and of the few stores at a boundary
-(``boundary_store``), which may be of tails, the keys are counted.
+Nobody has to search all live jobs: a request knows its own, and the keys of the few stores at a boundary
+(``boundary_store``), some of which are of tails, are counted.
 
 **Invariants** (``check``): a job is live, abandoned or stale, never two of them. Live jobs wait for somebody. A
 store is kept or watched, never both; a load is neither, unless it was given up: then it is watched. A request's
@@ -128,7 +129,7 @@ class JobBook:
             self._watch(job)
 
     def end(self, job_id: int, ended: int) -> Job | None:
-        """The last ``ended`` workers say that a live job ended as it should. None: it isn't as simple as that."""
+        """The last ``ended`` workers say that a live job ended well. None: `report` has to look more closely."""
         job = self.live.get(job_id)
         if job is None or job.waiting != ended or job.unended:
             return None

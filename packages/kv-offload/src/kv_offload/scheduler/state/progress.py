@@ -27,7 +27,7 @@ from kv_offload.shape.naming import names
 from kv_offload.shape.reach import Ends, reachable
 
 PATIENCE: Final = 8
-"""A prompt waits until it can offer this part of what it offered before."""
+"""A prompt makes its next offer when that is at least the ``PATIENCE``-th part of what it offered before."""
 
 
 @dataclass(slots=True)
@@ -125,7 +125,7 @@ class Progress:
         self.loaded_tail = 0
         """The boundary of the tail that the last load ended with; 0: it had none."""
         self.next_end = 0
-        """Before so many tokens are known there is nothing to offer: what makes most steps cost nothing."""
+        """Until so many tokens are known there is nothing to offer: most steps cost no more than a comparison."""
 
     def extend_keys(self, request: Request, tokens: int = sys.maxsize) -> None:
         """Name the chunks within ``tokens`` that block hashes cover now.
@@ -215,10 +215,10 @@ class Progress:
     def pass_over(
         self, stops: Sequence[int], left: Mapping[int, int], limit: int, known: int, prompt: int
     ) -> None:
-        """All before ``stops`` has been dealt with; of the groups in ``left``, what is before that chunk.
+        """Chunks before ``stops`` have been dealt with; in a group that is in ``left``, those before that chunk.
 
-        ``limit`` tokens may be stored at all. If they have been, look again when twice as many are known. Of the
-        first ``prompt``, chunks wait for each other.
+        ``limit`` is how many tokens may be stored at all: beyond them, look again when twice as many are known.
+        Chunks that end within the first ``prompt`` tokens wait until enough of them can be offered together.
         """
         next_end = sys.maxsize
         for place, progress in enumerate(self.groups):

@@ -1,7 +1,7 @@
 """What the scheduler's side knows of one request, in one life of its id.
 
-An id is not an identity: it may be finished and new in one step. So a life is this object, jobs refer to it, and
-the table from ids to lives has only those that have not ended.
+A request id identifies nobody for long: one request may end and another begin under the same id within one step.
+So a life is this object. Jobs refer to the object, and the table from ids to lives has only lives that go on.
 
 A *promise* is the last answer to a query, and is replaced by the next one. It pins nothing: from the query to the
 allocation the manager's lock is held, and what was a hit is asked for once more before it is pinned. ``refused``

@@ -1,9 +1,9 @@
-"""What all ranks have room for.
+"""For how many chunks every rank has room.
 
-The stages of a pipeline hold different layers, so a block takes other bytes on each, and the same host memory has
-room for more chunks on one than on another. The scheduler's side knows the first rank's layers only. So each rank
-tells what it has with the report of its first step, and nothing is stored before all have told: what a manager
-would give out until then might be no place at all somewhere.
+The stages of a pipeline hold different layers, so a block has another size on each, and the same host memory has
+room for more chunks on one than on another. The scheduler's side knows only the first rank's layers. So each rank
+says with the report of its first step how much room it has, and nothing is stored before all have said so: until
+then the manager might give out a place that some rank doesn't have.
 """
 
 from collections.abc import Sequence
@@ -15,22 +15,22 @@ from kv_offload.metadata import RankRoom
 
 
 class Rooms:
-    """The rooms of ``engine``'s ranks, as they are told. Without stages all have what the scheduler's side has."""
+    """The room of each of ``engine``'s ranks. Without stages all have what the scheduler's side knows."""
 
     def __init__(self, engine: EngineDescription) -> None:
         self._world_size = engine.world_size
         self._bytes_per_block = engine.config.worker_kv_bytes_per_block
         self._told: list[RankRoom] = []
         self.may_store = not engine.has_stages
-        """Whether each place that the manager gives out is one on every rank."""
+        """Whether every rank has each place that the manager gives out."""
 
     @property
     def are_known(self) -> bool:
-        """Whether nothing changes any more."""
+        """Whether every rank has told its room, or none has to."""
         return self.may_store or len(self._told) >= self._world_size
 
     def take(self, rooms: Sequence[RankRoom], manager: OffloadingManager) -> None:
-        """Some ranks told theirs. When the last one has, the manager learns what all have."""
+        """Some ranks told their room. When the last one has, the manager is limited to what all have."""
         missing = 0 if self.are_known else self._world_size - len(self._told)
         if missing:
             self._told += rooms

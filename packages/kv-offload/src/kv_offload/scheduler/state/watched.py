@@ -1,9 +1,8 @@
 """Which GPU blocks are in use by jobs that others must wait for.
 
-Nearly always a block is used by one such job, so the book is one dictionary from blocks to jobs. A job of which
-any block is in it already goes to another one of the same kind, a *layer*: a job is in the first layer that has
-none of its blocks, and is there with all of them. Adding, removing and asking take a few calls a job, whatever its
-blocks.
+Nearly always a block is used by only one such job, so the book is one dictionary from blocks to jobs. Where jobs
+share blocks there are several such dictionaries, the *layers*: a job goes, with all its blocks, into the first
+layer that has none of them. Adding, removing and asking take a few calls a job, however many blocks it has.
 """
 
 from collections.abc import Collection, Iterable, Set

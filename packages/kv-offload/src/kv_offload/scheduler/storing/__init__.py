@@ -1,6 +1,6 @@
 """From what a step computes to stores.
 
-``storing``: complete chunks, in ``batches``, and the fences of every step. ``handed_states`` and ``tails``:
-what the engine says is worth keeping of states and of prompts that end within a block; both by
-``boundary_store``.
+``storing`` stores complete chunks, in ``batches``, and sets the fences of every step. ``handed_states`` and
+``tails`` store what the engine says is worth keeping of states, and of prompts that end within a block; both begin
+their jobs by ``boundary_store``.
 """

@@ -8,6 +8,7 @@ several blocks) has a batch of its own.
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import chain
+from typing import NamedTuple
 
 from kv_api import GPULoadStoreSpec, KVError, OffloadKey
 from kv_offload.scheduler.state.progress import Progress
@@ -100,8 +101,18 @@ def chosen(progress: Progress, batch: Batch, wanted: Sequence[OffloadKey]) -> Ba
     return list(found)
 
 
-def source_of(progress: Progress, batch: Batch) -> tuple[list[int], GPULoadStoreSpec, int]:
-    """Where the bytes of a batch are: the blocks, the same as a job names them, and where the last chunk ends."""
+class BatchSource(NamedTuple):
+    """Where the bytes of a batch are."""
+
+    blocks: list[int]
+    gpu_spec: GPULoadStoreSpec
+    """The same blocks, as a job names them."""
+    end_token: int
+    """Where the last chunk ends."""
+
+
+def source_of(progress: Progress, batch: Batch) -> BatchSource:
+    """Look up the blocks of a batch in the tables of its request."""
     blocks: list[int] = []
     sizes, firsts, end_token = [], [], 0
     for place, chunks in enumerate(batch):
@@ -120,4 +131,4 @@ def source_of(progress: Progress, batch: Batch) -> tuple[list[int], GPULoadStore
         firsts.append(first if chunks else 0)
         if chunks and stop * group.tokens_per_chunk > end_token:
             end_token = stop * group.tokens_per_chunk
-    return blocks, GPULoadStoreSpec(blocks, sizes, firsts), end_token
+    return BatchSource(blocks, GPULoadStoreSpec(blocks, sizes, firsts), end_token)

@@ -55,7 +55,7 @@ class HandedStates:
         }
 
     def store(self, output: SchedulerOutput) -> None:
-        """Store what a step hands over. Who has which blocks from this step on is known already."""
+        """Store what a step hands over. By then the block tables are those from this step on."""
         for request_id, offers in offers_of(output).items():
             state = self._books.states.get(request_id)
             if state is not None:

@@ -1,13 +1,13 @@
-"""Stores: when what is offered, and what follows from who has which blocks.
+"""Stores: which chunks are offered, and when; and which jobs are waited for before a block changes hands.
 
 Where a fence protects a block (see ``describe``), chunks are stored as they become complete, and a block that
 somebody else gets while a job uses it has the job in ``jobs_to_flush`` of that step. Otherwise a request is stored
 when it has ended, and its blocks are held meanwhile.
 
-What a step completes is planned request by request, offered to the medium all together, and then begun. For lack
-of room an offer is halved until its beginning fits. The rest is offered again: when jobs end, each of which has
-one request look again, who has waited longest; else passing over 1, 2, 4, … steps in between; and a last time when
-the request ends.
+What a step completes is planned request by request, offered to the medium all together, and then begun. If there
+is no room for an offer, it is halved until its beginning fits. The rest is offered again later: whenever a job
+ends, by the request that has waited longest; else after passing over 1, 2, 4, … steps; and a last time when the
+request ends.
 """
 
 import sys
@@ -18,13 +18,10 @@ from kv_api import BlockIds, OffloadKey, PrepareStoreOutput, SchedulerOutput
 from kv_offload.metadata import TransferJob
 from kv_offload.metrics import ALLOCATION_FAILURE
 from kv_offload.scheduler.state.books import Books
-from kv_offload.scheduler.state.fresh import Tables, tables_of_step
+from kv_offload.scheduler.state.fresh import StepTables, tables_of_step
 from kv_offload.scheduler.state.request_state import RequestState
 from kv_offload.scheduler.storing.batches import Batch, Plan, beginning, chosen, in_batches, keys_of, source_of
 from kv_offload.shape.reach import Ends
-
-Got = tuple[RequestState, Tables]
-"""A request, and the blocks that it got."""
 
 
 class Storing:
@@ -36,30 +33,30 @@ class Storing:
         self._holds_blocks = books.engine.holds_blocks
 
     def follow_blocks(self, output: SchedulerOutput, preempted: Iterable[str]) -> None:
-        """Learn who has which blocks from this step on, and who must wait for whom."""
+        """Learn which blocks each request has from this step on, and which jobs must be waited for."""
         books, states = self._books, self._books.states
         for request_id in preempted:
             if request_id in states:
                 books.lose_blocks(states[request_id])
-        whole, more = tables_of_step(output, states)
-        for state, _ in whole:
+        told = tables_of_step(output, states)
+        for state, _ in told.whole:
             books.jobs.release(state)
         if books.jobs.is_watching or books.block_index is not None:
-            self._follow_fresh(output, whole, more)
-        for state, blocks in whole:
+            self._follow_fresh(output, told)
+        for state, blocks in told.whole:
             state.progress.begin(blocks)
             books.agenda.put(state.context.req_id, books.agenda.step)
-        for state, blocks in more:
+        for state, blocks in told.more:
             state.progress.append(blocks)
             if state.context.req_id not in books.agenda.listed:
                 books.agenda.put(state.context.req_id, books.agenda.step)
 
-    def _follow_fresh(self, output: SchedulerOutput, whole: list[Got], more: list[Got]) -> None:
+    def _follow_fresh(self, output: SchedulerOutput, told: StepTables[RequestState]) -> None:
         """Learn which blocks somebody may write, and fence them."""
         books, fresh = self._books, self._books.fresh
-        for state, blocks in whole:
+        for state, blocks in told.whole:
             books.note_fresh(state, blocks)
-        for _, blocks in more:
+        for _, blocks in told.more:
             fresh.update(*blocks)
         fresh.discard(0)
         copies: Sequence[Any] = getattr(output, "kv_cache_block_copies", None) or ()
@@ -71,7 +68,7 @@ class Storing:
     def store_what_is_computed(self, output: SchedulerOutput) -> None:
         """Store chunks that are complete when this step has run.
 
-        Tokens count that are known: what was computed beyond them rests on drafts, which may be rejected.
+        Only known tokens count: what is computed beyond them rests on drafts, which may be rejected.
         """
         books, counts = self._books, output.num_scheduled_tokens
         looks: list[tuple[RequestState, int]] = []
@@ -93,8 +90,8 @@ class Storing:
     def store_at_end(self, state: RequestState, block_ids: BlockIds) -> bool:
         """Store what was not stored before. Returns whether that is anything.
 
-        What is loading was not computed, so the blocks of a request that loads have nothing new. The last token
-        was sampled and never computed, or computed by drafts.
+        A request that is still loading has computed nothing yet, so there is nothing new in its blocks. The last
+        token was sampled and never computed, or computed with drafts.
         """
         request = state.request
         known = min(request.num_computed_tokens, request.num_tokens - 1)
@@ -179,8 +176,8 @@ class Storing:
         books, state, is_final = self._books, plan.state, plan.is_final
         if output.keys_to_store != keys:
             batch = chosen(state.progress, batch, output.keys_to_store)
-        blocks, spec, end_token = source_of(state.progress, batch)
-        job = books.jobs.begin_store(state, output.keys_to_store, blocks, end_token)
+        source = source_of(state.progress, batch)
+        job = books.jobs.begin_store(state, output.keys_to_store, source.blocks, source.end_token)
         plan.is_begun = True
         if is_final or not books.layout.reads_back_only:
             books.jobs.release(state)
@@ -188,7 +185,11 @@ class Storing:
             for progress, chunks in zip(state.progress.groups, batch, strict=True):
                 books.events.note(state.request, progress.group, chunks, progress.keys)
         books.meta.store_jobs[job.job_id] = TransferJob(
-            state.context.req_id, spec, output.store_spec, False, is_final and self._holds_blocks, is_final
+            state.context.req_id,
+            source.gpu_spec,
+            output.store_spec,
+            is_held=is_final and self._holds_blocks,
+            is_computed=is_final,
         )
 
 

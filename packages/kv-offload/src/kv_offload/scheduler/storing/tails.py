@@ -42,7 +42,7 @@ class Tails:
         self._state_place = {group.group_id: place for place, group in enumerate(groups) if group.is_handed_over}
 
     def store(self, output: SchedulerOutput) -> None:
-        """Store the tails that a step hands over. Who has which blocks from this step on is known already."""
+        """Store the tails that a step hands over. By then the block tables are those from this step on."""
         offers_by_request = offers_of(output)
         if not offers_by_request:
             return

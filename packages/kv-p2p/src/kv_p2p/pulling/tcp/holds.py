@@ -1,10 +1,10 @@
 """``HoldTable``: which blocks may be read, by whom, and until when.
 
-A hold is open, or closing, or gone. While it is read it isn't gone: it is *closing* when all of it was pulled
-or it was withdrawn meanwhile, and then nobody new may read it. Who declines it while it is read may be the
-reader, who has given up, which isn't known here yet: so it ends then with its last reader, whatever that one
-got. Before all that it is *to come*: who has its ticket may ask for it before this worker was told of it. No
-threads here: whoever has some has a lock, too.
+A hold is first *to come*: an engine with its ticket may ask for it before this worker was told of it. Then it is
+open, or closing, or gone. As long as somebody reads it, it isn't gone; if it was pulled or withdrawn meanwhile, it
+is *closing*, and nobody new may read it. If it is declined while it is read, the reader itself may have given up,
+which isn't known here yet: then the hold ends with its last reader, whatever that one got. No threads are used
+here, and no lock: that is up to the caller.
 """
 
 from collections.abc import Sequence
@@ -71,7 +71,7 @@ class HoldTable:
         return found
 
     def end_read(self, hold_id: str, *, has_all: bool) -> None:
-        """Who was let read has finished. ``has_all``: it got what it wanted, and the hold may end."""
+        """A reader has finished. ``has_all``: it got what it wanted, so the hold may end."""
         held = self._held[hold_id]
         held.readers -= 1
         if has_all:
@@ -80,7 +80,7 @@ class HoldTable:
             self._end(hold_id)
 
     def decline(self, hold_id: str, digest: str) -> None:
-        """Nobody wants it. While it is read somebody may."""
+        """The other engine doesn't want it: end it now, or with its last reader if it is being read."""
         held = self._held.get(hold_id)
         if held is None or held.hold.digest != digest:
             return

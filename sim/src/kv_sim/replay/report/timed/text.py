@@ -45,12 +45,12 @@ def _sweep_lines(found: EngineSweep) -> Iterator[str]:
     yield from (f"goal: {goal}" for goal in found.goals)
     of_each = "" if found.load is None else "; sizes are of each server"
     yield f"hits by prompt tokens, and times of requests{of_each}:"
-    yield from aligned(_sweep_rows(found, has_disk))
+    yield from aligned(_sweep_rows(found, has_disk=has_disk))
     refused = [*_refused(found.without)]
     yield from ["", *refused] if refused else []
     if found.goals:
         yield ""
-        yield from _recommendation(found, has_disk)
+        yield from _recommendation(found, has_disk=has_disk)
 
 
 def _refused(answers: Answers) -> Iterator[str]:
@@ -92,19 +92,19 @@ def _disk_line(s: EngineSettings, z: Sizes) -> str:
 
 def rows(columns: Sequence[tuple[str, Answers]], *, disk: bool = False) -> list[list[str]]:
     """The answers side by side, one column each; of a ``disk`` where there is one."""
-    cells = [_cells(answers, disk) for _, answers in columns]
+    cells = [_cells(answers, has_disk=disk) for _, answers in columns]
     return [["", *(name for name, _ in columns)], *([label, *(c[label] for c in cells)] for label in cells[0])]
 
 
-def _cells(answers: Answers, disk: bool) -> dict[str, str]:
-    media = ("gpu", "cpu", "disk") if disk else ("gpu", "cpu")
+def _cells(answers: Answers, *, has_disk: bool) -> dict[str, str]:
+    media = ("gpu", "cpu", "disk") if has_disk else ("gpu", "cpu")
     cells = {"requests": f"{answers.requests:,}"}
     for unit in ("block", "token"):
         for medium in media:
             name = medium if medium == "disk" else medium.upper()
             cells[f"hit ratio, {unit}s: {name}"] = f"{getattr(answers, f'{medium}_{unit}_ratio'):.4f}"
     moved = [("link", "loaded", answers.loads), ("link", "stored", answers.stores)]
-    if disk:
+    if has_disk:
         moved += [("disk", "read", answers.disk_reads), ("disk", "written", answers.disk_writes)]
     for what, label, copies in moved:
         cells[f"bytes {label}"] = f"{copies.bytes / (1 << 30):,.2f} GiB"
@@ -135,7 +135,7 @@ def seconds_shown(value: float) -> str:
     return f"{value:,.3f} s"
 
 
-def _sweep_rows(found: EngineSweep, has_disk: bool) -> list[list[str]]:
+def _sweep_rows(found: EngineSweep, *, has_disk: bool) -> list[list[str]]:
     others = [goal for goal in found.goals if goal.measure != "ttft" or goal.statistic not in _TTFT]
     table = [["policy", "memory"] + ["disk"] * has_disk + ["GPU", "CPU"] + ["disk"] * has_disk]
     table[0] += ["TTFT mean", "p50", "p90", "p99", "TPOT mean", *(goal.short for goal in others), "tokens/s"]
@@ -157,7 +157,7 @@ def _sweep_rows(found: EngineSweep, has_disk: bool) -> list[list[str]]:
     return table
 
 
-def _recommendation(found: EngineSweep, has_disk: bool) -> Iterator[str]:
+def _recommendation(found: EngineSweep, *, has_disk: bool) -> Iterator[str]:
     run = found.recommended
     medium = "host memory or disk" if has_disk else "host memory"
     it = "it" if len(found.goals) == 1 else "all of them"

@@ -8,7 +8,7 @@ still until blocks are freed.
 
 from collections.abc import Iterable
 
-from kv_sim.engine.admission import Admission
+from kv_sim.engine.admission import Admission, Admitted
 from kv_sim.engine.output import SchedulerOutput
 from kv_sim.engine.plan import StepPlan
 from kv_sim.engine.request import SimRequest, Status
@@ -23,28 +23,28 @@ class TimedAdmission(Admission):
 
     _state: "TimedScheduler"
 
-    def _admit(self, plan: StepPlan, request: SimRequest) -> bool | None:
+    def _admit(self, plan: StepPlan, request: SimRequest) -> Admitted:
         assert isinstance(request, TracedRequest), f"{request} isn't of a trace"
         state, times = self._state, request.times
-        fit = super()._admit(plan, request)
+        admitted = super()._admit(plan, request)
         if request.status is Status.WAITING_FOR_REMOTE_KVS:
             times.parked = state.clock.now
-        elif fit:
+        elif admitted is Admitted.RUNS:
             request.run_order = state.next_run_order()
             if times.parked >= 0:
                 times.load_wait += state.clock.now - times.parked
                 times.parked = -1
-        elif fit is None:
+        elif admitted is Admitted.LATER:
             state.deferred += 1
-        if times.scheduled < 0 and (fit or times.parked >= 0):
+        if times.scheduled < 0 and (admitted is Admitted.RUNS or times.parked >= 0):
             times.scheduled = state.clock.now
-        return fit
+        return admitted
 
-    def _announce(self, plan: StepPlan, request: SimRequest, local: int, external: int, is_async: bool) -> None:
+    def _announce(self, plan: StepPlan, request: SimRequest, local: int, external: int, *, is_async: bool) -> None:
         assert isinstance(request, TracedRequest), f"{request} isn't of a trace"
         if request.times.local_tokens < 0:
             request.times.local_tokens, request.times.external_tokens = local, external
-        super()._announce(plan, request, local, external, is_async)
+        super()._announce(plan, request, local, external, is_async=is_async)
 
 
 class TimedScheduler(Scheduler):
@@ -61,7 +61,7 @@ class TimedScheduler(Scheduler):
         self.work = Work()
         """What the last step computes, the sleepers' part included."""
         self.deferred = 0
-        """How many the connector put off in the last step."""
+        """How many requests the connector put off in the last step."""
         self._run_orders = 0
 
     @property

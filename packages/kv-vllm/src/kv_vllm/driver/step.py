@@ -1,0 +1,73 @@
+"""``VllmStep``: a step of vLLM's scheduler under way, what its devices compute, and what the model samples."""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+from vllm.v1.outputs import ModelRunnerOutput
+
+from kv_sim.engine.output import Step
+from kv_sim.engine.scheduler import RejectDrafts
+from kv_sim.memory.kernels import Attention
+from kv_vllm.driver.ledger import Twin
+
+
+class Stint(NamedTuple):
+    """A turn of a request, from when it gets blocks until it is preempted: drafts count within one stint."""
+
+    twin: int
+    num_preemptions: int
+    turn: int
+
+
+@dataclass
+class VllmStep(Step):
+    """A step under way, and what only vLLM's engine needs of it."""
+
+    stints: dict[str, Stint] = field(default_factory=dict)
+    """The one that each request is in."""
+    tokens: dict[str, list[int]] = field(default_factory=dict)
+    """What each request samples."""
+
+    def attend(
+        self,
+        twin: Twin,
+        count: int,
+        tables: Iterable[Sequence[int]],
+        earlier: Iterable[Step],
+        reject_drafts: RejectDrafts,
+    ) -> None:
+        """Write down what the devices compute for a request, which drafts are wrong, and what it samples.
+
+        The number of computed tokens is vLLM's. It counts all drafts of ``earlier`` steps that haven't come back,
+        since vLLM hasn't heard yet which of them the model rejects.
+        """
+        name = twin.request_id
+        drafts = len(self.output.scheduled_spec_decode_tokens.get(name, ()))
+        stint = self.stints[name] = Stint(id(twin), twin.num_preemptions, twin.turn)
+        unseen = sum(
+            step.rejected.get(name, 0)
+            for step in earlier
+            if isinstance(step, VllmStep) and step.stints.get(name) == stint
+        )
+        end = twin.num_computed_tokens - unseen
+        rejected = reject_drafts(name, drafts) if drafts else 0
+        hashes = twin.hashes
+        if rejected:
+            self.rejected[name] = rejected
+            hashes = hashes.copy()
+            hashes[end - rejected : end] = twin.wrong_draft_hashes(end - rejected, end)
+        if name in self.sampling:
+            tokens = twin.future[end - drafts : end - rejected + 1]
+            self.tokens[name] = tokens + [0] * (1 + drafts - rejected - len(tokens))
+        self.attentions.append(Attention(name, end - count, end, tuple(map(tuple, tables)), hashes))
+
+    def output_with(self, report: Any) -> ModelRunnerOutput:
+        """What a rank's model runner returns: the sampled tokens, and what its connector reports."""
+        names = list(self.output.num_scheduled_tokens)
+        return ModelRunnerOutput(
+            req_ids=names,
+            req_id_to_index={name: index for index, name in enumerate(names)},
+            sampled_token_ids=[self.tokens.get(name, []) for name in names],
+            kv_connector_output=report,
+        )
