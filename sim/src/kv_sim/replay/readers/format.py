@@ -42,6 +42,8 @@ class Format:
     """Whether a record is a session whose requests go on arriving after those of later records begin."""
     sessions_go_on: bool = False
     """Whether such a session goes on in a later record of the file that names it, too."""
+    names_sessions: bool = False
+    """Whether a session has one name, whatever file of a trace it goes on in."""
     turns: Turns = Turns.WHOLE
     """What a later turn of a session has."""
     has_retries: bool = False
