@@ -111,9 +111,9 @@ def count_in(counts: Any, field: str) -> int | None:
 
 def has_failed(record: Mapping[str, Any]) -> bool:
     """Whether its status, or an error, says that it was refused, or that it broke."""
-    told = (record, object_in(record.get("response")))
-    states = any(_FAILED.fullmatch(str(inside(one, field))) for one in told for field in _STATUSES)
-    return states or bool(record.get("error"))
+    told = (record, object_in(record.get("response")) or {})
+    states = (str(one[field]) for one in told for field in _STATUSES if field in one)
+    return bool(record.get("error")) or any(map(_FAILED.fullmatch, states))
 
 
 def left_out_of(record: Mapping[str, Any]) -> str | None:

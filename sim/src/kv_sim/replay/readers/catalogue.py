@@ -19,10 +19,11 @@ from kv_sim.replay.readers.codex import CODEX
 from kv_sim.replay.readers.dated import DATED
 from kv_sim.replay.readers.dynamo import DYNAMO
 from kv_sim.replay.readers.format import Container, Format
+from kv_sim.replay.readers.guess import UNITS
 from kv_sim.replay.readers.guidellm import GUIDELLM
 from kv_sim.replay.readers.har import HAR
 from kv_sim.replay.readers.lengths import LENGTHS
-from kv_sim.replay.readers.likely_columns import likely_columns
+from kv_sim.replay.readers.likely_columns import are_records, likely_columns
 from kv_sim.replay.readers.lmbench import LMBENCH
 from kv_sim.replay.readers.lmcache_log import LMCACHE
 from kv_sim.replay.readers.logged import LANGFUSE, LANGSMITH
@@ -52,7 +53,9 @@ FORMATS: Final[Mapping[str, Format]] = {
 
 
 _MOST_SHOWN: Final = 3
+_SUMS: Final = "the sums of several requests; what counts here is in a log that has each by itself"
 _REPORTS: Final = (
+    *(((name,), _SUMS) for name in ("api_requests", "num_model_requests", "n_requests")),
     (
         ("total_input_tokens", "request_throughput"),
         "the summary of a benchmark; each request is in what vllm bench serve saves with --save-detailed, "
@@ -103,6 +106,8 @@ def detect(record: Mapping[str, Any], container: Container, where: str) -> Forma
     skip = "; if it is only this record: --format with --on-error skip" if container is Container.JSON else ""
     likely = likely_columns(record)
     own = f"; --columns says which is what in another one{'' if likely is None else f': --columns {likely}'}"
+    if likely is not None and "time=" in likely and container is Container.CSV:
+        own += _unit_as_elsewhere(record)
     if isinstance(record.get("input"), str):
         own += "; --format openai, if it asks for a response and not for an embedding"
     raise ConfigError(
@@ -119,6 +124,8 @@ def _may_be(record: Mapping[str, Any], container: Container) -> str:
         if asked_in(found) is not found or is_conversation(found):
             return f" ({name:.40} is a record that can be read: unpack it)"
         return f" ({name:.40} is what an API was asked: call it request_body, its answer response_body)"
+    if are_records(record) and _holds_records([*record.values()]):
+        return " (each of its fields is what can be read: jq -c '.[]' takes them out)"
     listed = (
         None
         if likely_columns(record)
@@ -133,6 +140,14 @@ def _may_be(record: Mapping[str, Any], container: Container) -> str:
     if container is Container.CSV and any(name.replace(".", "").isdecimal() for name in record):
         return " (its first line has to name its columns)"
     return ""
+
+
+def _unit_as_elsewhere(record: Mapping[str, Any]) -> str:
+    """What to say of times, where columns are called as the fields of a format that counts no seconds."""
+    numbers = {name: int(cell) if str(cell).isdecimal() else cell for name, cell in record.items()}
+    form = next((one for one in FORMATS.values() if one.fields and one.is_of(numbers)), None)
+    unit = None if form is None else next(unit for unit, size in UNITS.items() if size == form.unit_seconds)
+    return "" if unit in (None, "s") else f" --time-unit {unit}"
 
 
 def _holds_records(value: Any) -> bool:

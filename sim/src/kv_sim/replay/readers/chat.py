@@ -78,7 +78,7 @@ def _parse_request(record: Mapping[str, Any]) -> Iterator[Record]:
         told_tokens=told_in(record),
         name=name_of(record),
         has_failed=has_failed(record),
-        answers_within=_answers_within(record),
+        answers_within=0 if tokens is not None else _answers_within(record),
     )
     yield from for_each(prompts, request)
 
@@ -86,7 +86,7 @@ def _parse_request(record: Mapping[str, Any]) -> Iterator[Record]:
 def _answers_within(record: Mapping[str, Any]) -> int:
     """Those of a prompt of which nothing beside it is known."""
     messages = record.get("messages")
-    if not isinstance(messages, list) or not _OF_REQUESTS.isdisjoint(record) or answered_in(record) is not None:
+    if not isinstance(messages, list) or not _OF_REQUESTS.isdisjoint(record):
         return 0
     return sum(isinstance(one, dict) and _role(one) == _ANSWERS for one in messages)
 

@@ -54,6 +54,8 @@ class Format:
     """What else is taken for granted of those that are text, for the notes."""
     matches: Callable[[Mapping[str, Any]], bool] = lambda record: True
     """A further look at a record that has all fields."""
+    told_unit: str | None = None
+    """What says which unit its times have, where that is the name of a column."""
     looked_for: str | None = None
     """What that look is for, where fields don't say it."""
     gather: Callable[[Sequence[Mapping[str, Any]]], Iterator[tuple[int, Mapping[str, Any]]]] | None = None

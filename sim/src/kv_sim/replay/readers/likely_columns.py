@@ -19,12 +19,13 @@ _LIKELY: Final[Mapping[str, tuple[str, ...]]] = {
         *("input_length", "input_len", "input_tokens", "num_input_tokens", "prompt_tokens", "prompt_length"),
         *("prompt_len", "num_prompt_tokens", "num_prefill_tokens", "prefill_tokens", "context_tokens", "isl"),
         *("number_input_tokens", "input_token_count", "prompt_token_count", "genai_tokens_input"),
+        *("tokens_prompt", "tokens_in"),
     ),
     "output": (
         *("output_length", "output_len", "output_tokens", "num_output_tokens", "completion_tokens"),
         *("num_completion_tokens", "response_tokens", "generated_tokens", "num_decode_tokens"),
         *("decode_tokens", "osl", "generation_tokens", "number_output_tokens", "output_token_count"),
-        *("candidates_token_count", "genai_tokens_output"),
+        *("candidates_token_count", "genai_tokens_output", "tokens_completion", "tokens_out"),
     ),
     "ids": ("hash_ids", "block_hashes", "block_ids", "prefix_hashes", "prefix_ids", "blocks", "hashes"),
     "session": ("session_id", "conversation_id", "chat_id", "session"),
@@ -58,6 +59,8 @@ _OF_CONVERSATIONS: Final = ("time", "conversation", "model")
 
 def likely_columns(record: Mapping[str, Any]) -> str | None:
     """What to say of them, if one of them is how long a prompt was, or what it said."""
+    if are_records(record):
+        return None
     depths = dict(_values(record, ""))
     columns = {name: value for name, (_, value) in depths.items()}
     named: dict[str, list[str]] = {}
@@ -78,6 +81,12 @@ def likely_columns(record: Mapping[str, Any]) -> str | None:
     if "answer" in parts and "output" in found:
         found.pop("answer", None)
     return ",".join(f"{part}={found[part]}" for part in parts if part in found) or None
+
+
+def are_records(record: Mapping[str, Any]) -> bool:
+    """Whether it is no record, but has several, each below its name."""
+    values = list(record.values())
+    return len(values) > 1 and all(isinstance(one, dict) and one.keys() == values[0].keys() for one in values)
 
 
 def _parts_of(found: Mapping[str, str]) -> tuple[str, ...]:
