@@ -11,8 +11,8 @@ from kv_sim.replay.readers.options import OnError, TraceOptions
 from kv_sim.replay.readers.sharing import parse_sharing
 
 COLUMNS = (
-    "expected those of one of the formats baseten, baseten-text, openai-table, azure, burstgpt, vidur, litellm, "
-    "splitwise; --columns says which is what in another one"
+    "expected those of one of the formats baseten, langfuse, langsmith, baseten-text, openai-table, azure, "
+    "burstgpt, vidur, litellm, splitwise; --columns says which is what in another one"
 )
 FIELDS = (
     "expected those of one of the formats weka, lmcache, bailian, recorded, servegen, lmbench, mooncake, "

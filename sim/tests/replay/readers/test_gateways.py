@@ -114,6 +114,37 @@ def test_what_failed_is_said_of_what_was_observed(read):
         assert notes[-1].startswith("1 request failed")
 
 
+def test_what_was_observed_may_lie_in_a_table(tmp_path):
+    asked = json.dumps([user(SAID)])
+    told = json.dumps({"input": 90, "output": 7})
+    time = "2026-01-31T10:00:00Z"
+    run = json.dumps(ASKED)
+    tables = (
+        (
+            ("type", "startTime", "input", "traceId", "usageDetails", "sessionId", "level", "model"),
+            ("SPAN", time, "any thing", "t", "", "", "", ""),
+            ("GENERATION", time, asked, "t", told, "", "ERROR", "m"),
+            ("GENERATION", time, asked, "t", "", "", "", ""),
+        ),
+        (
+            ("run_type", "start_time", "inputs", "prompt_tokens", "completion_tokens", "error"),
+            ("chain", time, "{}", "", "", ""),
+            ("llm", time, run, "90", "7", "it broke"),
+            ("llm", time, run, "", "", ""),
+        ),
+    )
+    for name, table in zip(("langfuse", "langsmith"), tables, strict=True):
+        file = tmp_path / f"{name}.csv"
+        rows = (",".join('"' + cell.replace('"', '""') + '"' for cell in row) for row in table)
+        file.write_text("\n".join(rows) + "\n")
+        columns = open_trace(file, TraceOptions(sessions=True))
+        assert columns.notes[0] == f"format: {name}"
+        assert lengths(columns) == [(0, 32, 7), (0, 32, 0)]
+        assert [*columns.sessions] == [-1, -1], "an empty cell is no session"
+        assert any(note.startswith("usage says 90 prompt tokens where 32") for note in columns.notes)
+        assert any(note.startswith("1 request failed") for note in columns.notes)
+
+
 def test_langsmith_s_columns_are_json(read):
     message = {"lc": 1, "id": ["langchain", "schema", "HumanMessage"], "kwargs": {"content": SAID}}
     run = {"run_type": "llm", "start_time": "2026-01-31T10:00:00", "completion_tokens": 7, "prompt_tokens": 64}

@@ -42,6 +42,7 @@ _THOUGHTS: Final = {
 }
 """What Gemini's answers leave out: what came before them, which is computed, too."""
 _TOLD: Final = ("prompt_tokens", "input_tokens", "promptTokenCount", "prompt_token_count")
+_MOST_DIGITS: Final = 9
 _ANSWERS: Final = ("response_body", "full_response")
 _USAGES: Final = ("usage", "usageMetadata", "usage_metadata", "details")
 BESIDE: Final = ("cache_read_input_tokens", "cache_creation_input_tokens")
@@ -104,8 +105,10 @@ def told_in(record: Mapping[str, Any]) -> int | None:
 
 
 def count_in(counts: Any, field: str) -> int | None:
-    """A count above zero; None if it is none."""
+    """A count above zero, in a table as text; None if it is none."""
     told = inside(counts, field)
+    if isinstance(told, str) and told.isascii() and told.isdecimal() and len(told) <= _MOST_DIGITS:
+        told = int(told)
     return told if isinstance(told, int) and not isinstance(told, bool) and told > 0 else None
 
 

@@ -8,7 +8,7 @@ from typing import Any, Final
 
 from kv_sim.replay.readers.asked import answered_in, for_each, has_failed, inside, json_in, told_in
 from kv_sim.replay.readers.chat import prompts_in, user
-from kv_sim.replay.readers.format import Container, Format
+from kv_sim.replay.readers.format import Format
 from kv_sim.replay.readers.record import MalformedError, Record, number_or_date, session_of, text_of, whole
 from kv_sim.replay.readers.text import ASSUMED
 
@@ -28,6 +28,11 @@ def _kind(record: Mapping[str, Any], field: str) -> str:
     if not isinstance(kind, str) or not kind:
         raise MalformedError(f"{field}: expected what was observed, as text, got {kind!r:.60}")
     return kind
+
+
+def _without_blanks(record: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The same without a table's empty cells."""
+    return {name: value for name, value in record.items() if value != ""}
 
 
 def _requests(record: Mapping[str, Any], field: str, request: Record) -> Iterator[Record]:
@@ -61,6 +66,7 @@ _USAGES: Final = ("usageDetails", "usage_details", "usage")
 def _parse_langfuse(record: Mapping[str, Any]) -> Iterator[Record]:
     if _kind(record, "type") != _GENERATION:
         return
+    record = _without_blanks(record)
     usage = next((one for field in _USAGES if (one := json_in(record.get(field)))), None)
     answer, told = _sum_of(usage, "output"), _sum_of(usage, "input")
     model = next((name for field in ("model", "provided_model_name") if (name := text_of(record, field))), None)
@@ -86,8 +92,9 @@ def _sum_of(usage: Any, word: str) -> int | None:
 
 LANGFUSE = Format(
     "langfuse",
-    f"observations that Langfuse exports, JSON: type, startTime or start_time, input, usageDetails; {ASSUMED}",
-    Container.JSON,
+    "observations that Langfuse exports, JSON or a table: type, startTime or start_time, input, usageDetails; "
+    f"{ASSUMED}",
+    None,
     ("type", "input"),
     _parse_langfuse,
     matches=lambda record: all(any(field in record for field in names) for names in _OWN),
@@ -105,7 +112,8 @@ _SAYS: Final = {"SystemMessage": "system", "HumanMessage": "user", "AIMessage": 
 def _parse_langsmith(record: Mapping[str, Any]) -> Iterator[Record]:
     if _kind(record, "run_type") != "llm":
         return
-    inputs = json_in(record["inputs"])
+    record = _without_blanks(record)
+    inputs = json_in(record.get("inputs"))
     if isinstance(inputs, dict):
         inputs = _plain(inputs)
     extra = json_in(record.get("extra"))
@@ -147,8 +155,8 @@ def _message(message: Any) -> Any:
 
 LANGSMITH = Format(
     "langsmith",
-    f"runs that LangSmith exports, JSON: run_type, start_time, inputs, completion_tokens; {ASSUMED}",
-    Container.JSON,
+    f"runs that LangSmith exports, JSON or a table: run_type, start_time, inputs, completion_tokens; {ASSUMED}",
+    None,
     ("run_type", "start_time", "inputs"),
     _parse_langsmith,
     is_text=True,

@@ -28,7 +28,7 @@ from kv_sim.replay.readers.options import SKIP_GOES_ON, OnError, Partial, TraceO
 from kv_sim.replay.readers.record import TIMES, MalformedError, Record, dates_in
 from kv_sim.replay.readers.sessions import Conversations, OwnIds, Retries, SessionNumbers
 from kv_sim.replay.readers.sharing import Sharer, describe
-from kv_sim.replay.readers.source import SHIPPED, empty_of, files_of, left_out_of, twice_of
+from kv_sim.replay.readers.source import SHIPPED, empty_of, files_of, left_out_of, rotated_of, twice_of
 from kv_sim.replay.readers.text import Text
 from kv_sim.replay.readers.times import Times
 from kv_sim.replay.readers.turns import GrowingPrompts
@@ -84,6 +84,7 @@ class Opening:
             ("left out for their names", left_out_of(path)),
             ("empty", empty_of(path)),
             ("read packed and unpacked, so twice", twice_of(path)),
+            ("read as logs that others took the place of", rotated_of(path)),
         )
         for why, names in notes:
             self._notes += [f"files of the folder that were {why}: {names}"] if names else []
