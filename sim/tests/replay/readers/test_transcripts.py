@@ -273,30 +273,3 @@ def test_a_line_says_by_more_than_its_type_what_it_is_of():
         assert FORMATS["claude-code"].is_of({"type": "a", field: 1})
         assert not FORMATS["claude-code"].is_of({field: 1})
     assert not FORMATS["claude-code"].is_of({"type": "a", "uuid": "b"})
-
-
-# -- Qwen Code's ---------------------------------------------------------------------------------
-
-
-def test_qwen_code_s_transcripts_have_other_words(read):
-    def line(uuid, above, kind, second, *parts, **more):
-        role = "model" if kind == "assistant" else "user"
-        time = f"2026-01-31T10:00:{second:02}.000Z"
-        names = {"uuid": uuid, "parentUuid": above, "sessionId": "s", "timestamp": time, "type": kind}
-        return {**names, "message": {"role": role, "parts": [*parts]}, **more}
-
-    usage = {"promptTokenCount": 500, "candidatesTokenCount": 4, "thoughtsTokenCount": 3}
-    called, came = ({"functionCall": {"name": "ls"}}, {"functionResponse": {"name": "ls"}})
-    requests, notes = read(
-        line("a", None, "user", 0, {"text": SAID}),
-        line("b", "a", "assistant", 1, {"text": "z" * 28}, called, model="m", usageMetadata=usage),
-        {"uuid": "t", "parentUuid": "b", "sessionId": "s", "type": "system", "subtype": "ui_telemetry"},
-        line("c", "t", "tool_result", 3, came),
-        line("d", "c", "assistant", 4, {"text": "z" * 28}, model="m"),
-    )
-    # The second has 128 characters, 28 and the call, and 8, what came and 13.
-    whole = (
-        128 + 28 + len('{"functionCall": {"name": "ls"}}') + 8 + len('{"functionResponse": {"name": "ls"}}') + 13
-    )
-    assert lengths(requests) == [(0, 32, 7), (3, -(-whole // 4), 11)]
-    assert any(note.startswith("usage says 500 prompt tokens where 32 are counted here") for note in notes)

@@ -72,6 +72,8 @@ class _Transcript:
             place = self._line_above(place)
 
     def _line_above(self, place: int) -> int | None:
+        if _compressed_in(self._lines[place]):
+            return None
         above = self._places.get(text_of(self._lines[place], "parentUuid") or "")
         return above if above is not None and above < place else None
 
@@ -91,6 +93,8 @@ def _gather(lines: Sequence[Line]) -> Iterator[tuple[int, Line]]:
 
 def _pieces(line: Line) -> list[str]:
     """What a line says of its message; of lines without one, nothing."""
+    if compressed := _compressed_in(line):
+        return chat({"messages": compressed})[:-1]
     message = line.get("message")
     if (
         line.get("type") not in ("user", _GIVEN_BACK, _ANSWER)
@@ -99,6 +103,13 @@ def _pieces(line: Line) -> list[str]:
     ):
         return []
     return chat({"messages": [{"role": line["type"], **message, "content": _plain(message.get("content"))}]})[:-1]
+
+
+def _compressed_in(line: Line) -> list[Any]:
+    """What took the place of all above it, in a transcript of Qwen Code."""
+    told = line.get("systemPayload") if line.get("subtype") == "chat_compression" else None
+    found = told.get("compressedHistory") if isinstance(told, dict) else None
+    return found if isinstance(found, list) else []
 
 
 def _plain(content: Any) -> Any:
