@@ -11,6 +11,7 @@ Python's hash of a tuple of small integers is the same in every process, whateve
 
 from collections.abc import Sequence
 from enum import Enum
+from functools import lru_cache
 from hashlib import blake2b
 from itertools import accumulate
 from typing import Final
@@ -21,6 +22,9 @@ _SMALL: Final = (1 << 61) - 1
 """Integers from 0 to here hash to themselves."""
 
 _SAMPLE_REFERENCES: Final = 1 << 18
+
+_REMEMBERED: Final = 1 << 17
+"""Strings whose digests are kept."""
 
 
 class IdMeaning(Enum):
@@ -116,7 +120,7 @@ def as_numbers(ids: Sequence[Id]) -> Sequence[int]:
             return ids  # type: ignore[return-value]
     except TypeError:
         if set(map(type, ids)) == {str}:
-            return _digests(ids)  # type: ignore[arg-type]
+            return list(map(_digest_of_text, ids))
     return [one if isinstance(one, int) and 0 <= one < _SMALL else digest(one) for one in ids]
 
 
@@ -127,10 +131,8 @@ def digest(one: Id) -> int:
     return int.from_bytes(blake2b(data, digest_size=8).digest(), "little") & (_SMALL >> 1)
 
 
-def _digests(ids: Sequence[str]) -> list[int]:
-    """The same of many strings: a trace of text has one a block, and a call for each would take a third more."""
-    hashes = [blake2b(b"s" + one.encode("utf-8", "surrogatepass"), digest_size=8).digest() for one in ids]
-    return [int.from_bytes(one, "little") & (_SMALL >> 1) for one in hashes]
+_digest_of_text = lru_cache(_REMEMBERED)(digest)
+"""The same of a string. A trace of text has one a block, and those of a conversation come again in each turn."""
 
 
 def _chain(parent: int, number: int) -> int:

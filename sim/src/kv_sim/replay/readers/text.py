@@ -28,6 +28,9 @@ _ALIKE: Final = 1.25
 _REMEMBERED: Final = 4096
 """Pieces whose tokens are kept: the messages of the conversations that go on."""
 
+_KEPT: Final = 1 << 17
+"""Ids of blocks of which there is one object: those of twenty prompts of 100,000 tokens."""
+
 
 class Cutter(Protocol):
     """Cuts text into tokens."""
@@ -114,8 +117,6 @@ class Text:
         self._cutter: Cutter = FourCharacters() if tokenizer is None else ByTokenizer(tokenizer)
         self._block_tokens = BLOCK_TOKENS if block_tokens is None else block_tokens
         self._counted = self._told = self._depicted = self._silent = 0
-        self._last: Sequence[Id] = ()
-        """Of the prompt that was cut last."""
 
     @property
     def said(self) -> str:
@@ -146,7 +147,7 @@ class Text:
             record.input_tokens, ids = self._cutter.blocks_of(record.text, self._block_tokens)
         else:
             return
-        record.ids = self._last = self._as_before(ids)
+        record.ids = list(map(_kept, ids))
         record.block_tokens = self._block_tokens
         self._silent += bool(record.text) and all(map(_is_role, record.text or ()))
         if record.told_tokens is not None:
@@ -157,8 +158,8 @@ class Text:
         if record.answer is not None:
             record.output_tokens = self._cutter.tokens_of(record.answer)
 
-    def _as_before(self, ids: Sequence[Id]) -> Sequence[Id]:
-        """The same, with the objects of the prompt before as far as it begins alike: many are held at once."""
-        pairs = enumerate(zip(ids, self._last, strict=False))
-        alike = next((place for place, (one, last) in pairs if one != last), min(len(ids), len(self._last)))
-        return [*self._last[:alike], *ids[alike:]]
+
+@lru_cache(_KEPT)
+def _kept(one: Id) -> Id:
+    """The same object each time: many prompts are held at once, and those of a conversation begin alike."""
+    return one
