@@ -121,10 +121,11 @@ def test_every_option_says_what_it_is():
     assert said["kv_dtype"] == "bf16, fp16, fp8, int8 (default bf16)"
     assert said["trace"].endswith("a folder of files, or a shipped one: mooncake-conversation, mooncake-synthetic")
     assert (
-        "weka, lmcache, bailian, recorded, servegen, lmbench, mooncake, baseten, aibrix, aiperf, aiperf-turns, "
-        "aiperf-inputs, otel, guidellm, langfuse, langsmith, sglang, sglang-log, har, sagemaker, bedrock, "
-        "baseten-text, vllm, conversations-dated, conversations, openai, openai-table, claude-code, codex, azure, "
-        "burstgpt, vidur, bench, mooncake-lengths, litellm, splitwise" in said["format"]
+        "weka, lmcache, bailian, recorded, servegen, lmbench, mooncake, baseten, dynamo, aibrix, aiperf, "
+        "aiperf-turns, aiperf-inputs, otel, guidellm, langfuse, langsmith, sglang, sglang-log, sglang-metrics, "
+        "har, sagemaker, bedrock, baseten-text, open-webui, vllm, conversations-dated, conversations, openai, "
+        "openai-table, claude-code, codex, azure, burstgpt, vidur, bench, mooncake-lengths, litellm, splitwise"
+        in said["format"]
     )
     for parser, points in ((parsers[2], 20), (parsers[3], 8)):
         [text] = [action.help for action in parser._actions if action.dest == "points"]

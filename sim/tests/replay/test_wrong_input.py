@@ -11,23 +11,24 @@ from kv_sim.replay.readers.options import OnError, TraceOptions
 from kv_sim.replay.readers.sharing import parse_sharing
 
 COLUMNS = (
-    "expected those of one of the formats baseten, baseten-text, openai-table, azure, burstgpt, vidur, litellm, "
-    "splitwise; --columns says which is what in another one"
+    "expected those of one of the formats baseten, langfuse, langsmith, baseten-text, openai-table, azure, "
+    "burstgpt, vidur, litellm, splitwise; --columns says which is what in another one"
 )
 FIELDS = (
     "expected those of one of the formats weka, lmcache, bailian, recorded, servegen, lmbench, mooncake, "
-    "baseten, aibrix, aiperf, aiperf-turns, aiperf-inputs, otel, guidellm, langfuse, langsmith, sglang, "
-    "sglang-log, har, sagemaker, bedrock, baseten-text, vllm, conversations-dated, conversations, openai, "
-    "claude-code, codex, bench, mooncake-lengths, litellm; --columns says which is what in another one; "
-    "if it is only this record: --format with --on-error skip"
+    "baseten, dynamo, aibrix, aiperf, aiperf-turns, aiperf-inputs, otel, guidellm, langfuse, langsmith, sglang, "
+    "sglang-log, sglang-metrics, har, sagemaker, bedrock, baseten-text, open-webui, vllm, conversations-dated, "
+    "conversations, openai, claude-code, codex, bench, mooncake-lengths, litellm; "
+    "--columns says which is what in another one; if it is only this record: --format with --on-error skip"
 )
 NEAR = (
     "expected those of lmbench (timestamp, input_length, hash_ids) or mooncake-lengths (timestamp, "
     "input_length, output_length, no hash_ids) or mooncake (input_length, hash_ids) or one of the formats "
-    "weka, lmcache, bailian, recorded, servegen, baseten, aibrix, aiperf, aiperf-turns, aiperf-inputs, otel, "
-    "guidellm, langfuse, langsmith, sglang, sglang-log, har, sagemaker, bedrock, baseten-text, vllm, "
-    "conversations-dated, conversations, openai, claude-code, codex, bench, litellm; "
-    "--columns says which is what in another one; if it is only this record: --format with --on-error skip"
+    "weka, lmcache, bailian, recorded, servegen, baseten, dynamo, aibrix, aiperf, aiperf-turns, aiperf-inputs, "
+    "otel, guidellm, langfuse, langsmith, sglang, sglang-log, sglang-metrics, har, sagemaker, bedrock, "
+    "baseten-text, open-webui, vllm, conversations-dated, conversations, openai, claude-code, codex, bench, "
+    "litellm; --columns says which is what in another one; "
+    "if it is only this record: --format with --on-error skip"
 )
 
 

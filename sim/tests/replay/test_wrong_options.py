@@ -52,9 +52,9 @@ OPTIONS = {
     ("--format", "moncake"): (
         "--format: unknown format 'moncake'; known: aibrix, aiperf, aiperf-inputs, aiperf-turns, azure, "
         "bailian, baseten, baseten-text, bedrock, bench, burstgpt, claude-code, codex, conversations, "
-        "conversations-dated, guidellm, har, langfuse, langsmith, litellm, lmbench, lmcache, mooncake, "
-        "mooncake-lengths, openai, openai-table, "
-        "otel, recorded, sagemaker, servegen, sglang, sglang-log, splitwise, vidur, vllm, weka; "
+        "conversations-dated, dynamo, guidellm, har, langfuse, langsmith, litellm, lmbench, lmcache, mooncake, "
+        "mooncake-lengths, open-webui, openai, openai-table, otel, recorded, sagemaker, servegen, sglang, "
+        "sglang-log, sglang-metrics, splitwise, vidur, vllm, weka; "
         "did you mean 'mooncake'?"
     ),
     ("--time-unit", "m"): "--time-unit: unknown unit 'm'; known: ms, ns, s, us; did you mean 'ms'?",

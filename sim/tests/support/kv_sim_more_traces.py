@@ -5,6 +5,7 @@ import json
 from collections.abc import Iterable
 from typing import Any
 
+import kv_sim_served_traces
 from kv_sim_records import lines
 
 from kv_sim.replay.trace import TraceRequest
@@ -344,6 +345,7 @@ CASES: dict[str, tuple[str, int, list[float]]] = {
         64,
         [0, 3],
     ),
+    **kv_sim_served_traces.CASES,
 }
 """The text of a file, the tokens of its blocks, when its requests arrive."""
 
@@ -373,6 +375,7 @@ READ: dict[str, tuple[list[tuple[int, int]], int]] = {
     "mooncake-lengths": ([(128, 7), (64, 7)], 1),
     "litellm": ([(128, 7), (64, 7)], 1),
     "splitwise": ([(128, 7), (64, 7)], 1),
+    **kv_sim_served_traces.READ,
 }
 """Tokens in and out, and how many blocks the second request has of the first one's."""
 

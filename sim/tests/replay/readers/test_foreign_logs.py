@@ -99,11 +99,18 @@ def test_what_is_no_whole_prompt_is_malformed_among_those_that_are(read, record,
 
 
 @pytest.mark.parametrize(
-    "failed", [{"status": 429}, {"status_code": "500"}, {"response_code": 400}, {"response": {"status": 503}}]
+    "failed",
+    [
+        *({"status": 429}, {"status_code": "500"}, {"response_code": 400}, {"response": {"status": 503}}),
+        *({"response_status": 429}, {"response_status_code": 502}, {"status": "failure"}, {"status": "ERROR"}),
+        *({"error": {"error_type": "TimeoutError"}}, {"error": "it was"}),
+    ],
 )
 def test_a_request_that_failed_counts_and_is_said(read, failed):
     good = [{**ASKED, "status": status} for status in (200, "200", None, "completed", 4290, "0", 399)]
+    good += [{**ASKED, "error": error} for error in (None, "", {})]
     requests, notes = read(*good, {**ASKED, **failed})
-    assert len(requests) == 8
-    assert "1 request has a status of 400 or more; each counts like any other, computed or not" in notes
-    assert not any("status" in note for note in read(*good)[1])
+    assert len(requests) == 11
+    said = "1 request failed, as a status or an error says; each counts like any other, computed or not"
+    assert said in notes
+    assert not any("failed" in note for note in read(*good)[1])

@@ -11,6 +11,7 @@ from random import Random
 
 import pytest
 import zstandard
+from kv_sim_records import lines, mooncake
 
 from kv_api import ConfigError
 from kv_sim.replay.readers.opening import open_trace
@@ -45,6 +46,18 @@ def test_what_a_trace_may_be_called(tmp_path, ending):
     for name in (f"trace.{ending}", f"trace.{ending}.bak"):
         (tmp_path / name).touch()
     assert files_of(tmp_path) == [tmp_path / f"trace.{ending}"]
+
+
+def test_a_log_that_another_one_took_the_place_of_is_read(tmp_path):
+    names = ("app.log", "app.log.1", "app.log.2.gz", "a.json-20260131", "b.jsonl.2026-01-31_10", "c.log.20260131")
+    others = ("d.py.1", "e.log.old", "f.log.12345", "g.1")
+    for name in (*names, *others):
+        (tmp_path / name).write_text(lines(mooncake(0, 512, [1])))
+    trace = open_trace(tmp_path)
+    assert len(trace) == len(names)
+    assert "left out for their names: 4 (d.py.1, e.log.old, f.log.12345, …)" in trace.notes[1]
+    said = "files of the folder that were read as logs that others took the place of:"
+    assert trace.notes[2] == f"{said} 5 (a.json-20260131, app.log.1, app.log.2.gz, …)"
 
 
 def test_what_is_hidden_or_empty_in_a_folder_is_left_out(tmp_path):

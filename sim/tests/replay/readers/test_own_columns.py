@@ -146,7 +146,7 @@ def test_an_unknown_table_is_sent_here(tmp_path: Path, capsys: pytest.CaptureFix
 
 LIKELY = {
     'timestamp,input_length,output_length,hash_ids\n0,40,3,"[1, 2, 3]"\n': (
-        "time=timestamp,input=input_length,output=output_length,ids=hash_ids"
+        "time=timestamp,input=input_length,output=output_length,ids=hash_ids --time-unit ms"
     ),
     "Arrival Time,ISL,OSL,Session_ID\n1,40,3,ann\n": "time=Arrival Time,input=ISL,output=OSL,session=Session_ID",
     "time,created,prompt_tokens,completion_tokens\nsoon,1,40,3\n": (
@@ -178,7 +178,8 @@ def test_what_columns_are_called_elsewhere_is_a_line_to_paste(
     assert main(["replay", str(file)]) == 2
     _, _, told = capsys.readouterr().err.partition("in another one")
     assert told.strip().partition("; ")[0] == f": --columns {LIKELY[text]}"
-    [(_, prompt, *_)] = read(file, text, LIKELY[text], sharing=parse_sharing("none"))
+    columns, _, unit = LIKELY[text].partition(" --time-unit ")
+    [(_, prompt, *_)] = read(file, text, columns, sharing=parse_sharing("none"), time_unit=unit or None)
     assert prompt == 40
 
 

@@ -135,3 +135,43 @@ def test_spans_that_only_count_are_lengths(read):
         read(record)
     requests, _ = read(record, sharing=parse_sharing("none"))
     assert lengths(requests) == [(0, 130, 3), (2, 130, 3)]
+
+
+def test_what_openllmetry_saw_of_tools_counts(read):
+    """It has a message's calls in attributes of their own, and the tools that were offered."""
+    asked = {
+        "gen_ai.prompt.0.role": "user",
+        "gen_ai.prompt.0.content": SAID,
+        "gen_ai.prompt.1.role": "assistant",
+        "gen_ai.prompt.1.tool_calls.0.name": "get_weather",
+        "gen_ai.prompt.1.tool_calls.0.arguments": '{"city": "Paris"}',
+        "gen_ai.prompt.2.role": "tool",
+        "gen_ai.prompt.2.content": "rain",
+    }
+    turned = {name: asked[name] for name in reversed(asked)}
+    other = {**asked, "gen_ai.prompt.1.tool_calls.0.arguments": '{"city": "Seoul"}'}
+    tools = {"llm.request.functions.0.name": "get_weather", "llm.request.functions.0.description": "d" * 40}
+    spans = (asked, turned, other, {**asked, **tools})
+    requests, notes = read(otlp(*(span(second, named) for second, named in enumerate(spans))))
+    called = '[["0.arguments", "{\\"city\\": \\"Paris\\"}"], ["0.name", "get_weather"]]'
+    whole = 8 + 107 + 13 + len(called) + 8 + 4 + 13
+    assert [one.input_tokens for one in requests[:3]] == [-(-whole // 4)] * 3
+    assert requests[3].input_tokens >= requests[0].input_tokens + (9 + 11 + 40) // 4
+    assert shared(requests[0], requests[1]) == len(requests[0].blocks), "in whatever order"
+    assert shared(requests[0], requests[2]) == 2, "another call is another prompt"
+    assert notes[0] == "format: otel"
+
+
+def test_a_span_that_failed_is_said(read):
+    named = {"gen_ai.operation.name": "chat", "gen_ai.prompt.0.content": SAID}
+    states = ({"code": 2}, {"code": "STATUS_CODE_ERROR", "message": "m"})
+    good = [
+        span(0, named),
+        span(1, named, status={}),
+        span(2, named, status={"code": 1}),
+        span(3, named, status=None),
+    ]
+    broken = [span(5, named, status=state) for state in states]
+    _, notes = read(otlp(*good, *broken, span(6, {**named, "error.type": "timeout"})))
+    assert any(note.startswith("3 requests failed") for note in notes)
+    assert not any("failed" in note for note in read(otlp(*good))[1])

@@ -34,6 +34,9 @@ class Account:
     moved: int = 0
     failed: int = 0
     copies: int = 0
+    answers_within: int = 0
+    left_out: dict[str, int] = field(default_factory=dict)
+    """By why: requests that no model had to go on with."""
     arrived: int = 0
     tokens: int = 0
     first_arrival: float = inf
@@ -44,6 +47,10 @@ class Account:
         self.skipped += 1
         if len(self.reasons) < _REASONS_SHOWN:
             self.reasons.append(reason)
+
+    def leave_out(self, why: str) -> None:
+        """A request isn't counted, as whoever logged it says."""
+        self.left_out[why] = self.left_out.get(why, 0) + 1
 
     def arrive(self, seconds: float, tokens: int) -> float:
         """A request arrives. Returns by how much that is before another one did that stands above it."""
@@ -73,8 +80,13 @@ class Account:
         if self.dropped_blocks:
             yield f"{counted(self.dropped_blocks, 'partial last block was', 'partial last blocks were')} dropped"
         if self.failed:
-            requests = counted(self.failed, "request has", "requests have")
-            yield f"{requests} a status of 400 or more; each counts like any other, computed or not"
+            requests = counted(self.failed, "request", "requests")
+            yield f"{requests} failed, as a status or an error says; each counts like any other, computed or not"
+        if self.answers_within:
+            answers = counted(self.answers_within, "answer", "answers")
+            yield f"prompts have {answers} within: if each is a whole conversation, say --format conversations"
+        for why, count in self.left_out.items():
+            yield f"{counted(count, 'request was', 'requests were')} left out: {why}"
         if self.copies:
             requests = counted(self.copies, "request is there again", "requests are there again")
             yield f"{requests}, where a session goes on elsewhere: each counts once"

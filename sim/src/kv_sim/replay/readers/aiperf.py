@@ -9,21 +9,27 @@ the file, so it counts from when the turn before arrived.
 from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
-from kv_sim.replay.readers.asked import answered_in, for_each
+from kv_sim.replay.readers.asked import answered_in, for_each, has_failed, inside, last_of, object_in, told_in
 from kv_sim.replay.readers.chat import chat, is_request, prompts_in, user
 from kv_sim.replay.readers.format import Container, Format
 from kv_sim.replay.readers.mooncake import DelayedRecord, delay_of
-from kv_sim.replay.readers.record import MalformedError, Record, number, text_of
+from kv_sim.replay.readers.record import MalformedError, Moment, Record, number, text_of
 from kv_sim.replay.readers.text import ASSUMED
 from kv_sim.replay.readers.turns import TURN_SECONDS, Turns
 
 _MINUTE: Final = TURN_SECONDS * 1000
+_SENT: Final = "request_start_ns"
+_PLAYS: Final = ("x_correlation_id", "conversation_id")
+"""What names a session, of which one conversation may be several."""
 
 
 # -- a record a request --------------------------------------------------------------------------
 
 
 def _parse_request(record: Mapping[str, Any]) -> Iterator[Record]:
+    if isinstance(sent := record.get("metadata"), dict) and sent.get(_SENT) is not None:
+        yield from _parse_sent(record, sent)
+        return
     session, asked = text_of(record, "session_id"), _asked(record)
     time = None if record.get("timestamp") is None else number(record, "timestamp")
     delay = delay_of(record) if time is None and session and record.get("delay") is not None else None
@@ -33,6 +39,31 @@ def _parse_request(record: Mapping[str, Any]) -> Iterator[Record]:
     else:
         request = Record(time, 0, answered, None, session, model=model)
     yield from for_each(prompts, request)
+
+
+def _parse_sent(record: Mapping[str, Any], sent: Mapping[str, Any]) -> Iterator[Record]:
+    """What it did send, as it writes with ``--export-level raw``: nanoseconds since 1970."""
+    asked, responses = _asked(record), record.get("responses")
+    came = last_of([found for text in _texts_in(responses) if (found := object_in(text)) is not None])
+    request = Record(
+        Moment(number(sent, _SENT) / 1e9),
+        0,
+        answered_in({"response_body": came}) or 0,
+        None,
+        next((name for field in _PLAYS if (name := text_of(sent, field)) is not None), None),
+        model=text_of(asked, "model"),
+        told_tokens=told_in({"response_body": came}),
+        has_failed=has_failed(record),
+    )
+    yield from for_each(prompts_in(record, asked), request)
+
+
+def _texts_in(responses: Any) -> Iterator[Any]:
+    """What came, whole or in pieces."""
+    for response in responses if isinstance(responses, list) else []:
+        packets = inside(response, "packets")
+        yield inside(response, "text")
+        yield from (inside(packet, "value") for packet in packets) if isinstance(packets, list) else ()
 
 
 def _asked(record: Mapping[str, Any]) -> Mapping[str, Any]:

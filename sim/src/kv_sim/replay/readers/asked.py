@@ -26,8 +26,12 @@ _BODIES: Final = (
     *("body", "request_body", "proxy_server_request", "request"),
     *("request_args", "params", "full_request"),
 )
-_STATUSES: Final = ("status", "status_code", "response_code")
-_FAILED: Final = re.compile("[45][0-9][0-9]")
+_STATUSES: Final = ("status", "status_code", "response_code", "response_status", "response_status_code")
+_FAILED: Final = re.compile("[45][0-9][0-9]|failure|failed|error", re.IGNORECASE)
+_OTHER_CALLS: Final = ("embedding", "rerank", "moderation", "image_", "transcription", "speech", "video")
+"""What LiteLLM's ``call_type`` says of what no text is answered to."""
+_FROM_CACHE: Final = re.compile("(SEMANTIC )?HIT")
+"""What Portkey's ``cache_status`` says of what its own cache answered."""
 _COUNTS: Final = (
     *("completion_tokens", "output_tokens", "output_length", "candidatesTokenCount", "candidates_token_count"),
     "generated_tokens",
@@ -38,6 +42,7 @@ _THOUGHTS: Final = {
 }
 """What Gemini's answers leave out: what came before them, which is computed, too."""
 _TOLD: Final = ("prompt_tokens", "input_tokens", "promptTokenCount", "prompt_token_count")
+_MOST_DIGITS: Final = 9
 _ANSWERS: Final = ("response_body", "full_response")
 _USAGES: Final = ("usage", "usageMetadata", "usage_metadata", "details")
 BESIDE: Final = ("cache_read_input_tokens", "cache_creation_input_tokens")
@@ -100,15 +105,31 @@ def told_in(record: Mapping[str, Any]) -> int | None:
 
 
 def count_in(counts: Any, field: str) -> int | None:
-    """A count above zero; None if it is none."""
+    """A count above zero, in a table as text; None if it is none."""
     told = inside(counts, field)
+    if isinstance(told, str) and told.isascii() and told.isdecimal() and len(told) <= _MOST_DIGITS:
+        told = int(told)
     return told if isinstance(told, int) and not isinstance(told, bool) and told > 0 else None
 
 
 def has_failed(record: Mapping[str, Any]) -> bool:
-    """Whether its status says that it was refused, or that it broke."""
-    told = (record, object_in(record.get("response")))
-    return any(_FAILED.fullmatch(str(inside(one, field))) for one in told for field in _STATUSES)
+    """Whether its status, or an error, says that it was refused, or that it broke."""
+    told = (record, object_in(record.get("response")) or {})
+    states = (str(one[field]) for one in told for field in _STATUSES if field in one)
+    return bool(record.get("error")) or any(map(_FAILED.fullmatch, states))
+
+
+def left_out_of(record: Mapping[str, Any]) -> str | None:
+    """Why a gateway's log says that no model had to go on with it, if it does."""
+    call = record.get("call_type")
+    if isinstance(call, str):
+        if any(other in call for other in _OTHER_CALLS):
+            return "another call than one for text (call_type)"
+        if str(record.get("cache_hit")).lower() == "true":
+            return "answered by a gateway's own cache (cache_hit)"
+    if _FROM_CACHE.fullmatch(str(record.get("cache_status")).upper()):
+        return "answered by a gateway's own cache (cache_status)"
+    return None
 
 
 def _counts_of(record: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:

@@ -13,7 +13,8 @@ from kv_sim.replay.readers.record import MalformedError, Record, number, text_of
 def _parse(record: Mapping[str, Any]) -> Iterator[Record]:
     inputs, outputs = _list(record, "input_lens"), _list(record, "output_lens")
     times = None if record.get("start_times") is None else _list(record, "start_times")
-    for field, found in (("output_lens", outputs), ("start_times", times)):
+    errors = None if record.get("errors") is None else _list(record, "errors")
+    for field, found in (("output_lens", outputs), ("start_times", times), ("errors", errors or None)):
         if found is not None and len(found) != len(inputs):
             raise MalformedError(f"{field}: expected {len(inputs)}, as many as input_lens, got {len(found)}")
     model = text_of(record, "model_id")
@@ -29,6 +30,7 @@ def _parse(record: Mapping[str, Any]) -> Iterator[Record]:
             whole({"output_lens": outputs[index]}, "output_lens"),
             None,
             model=model,
+            has_failed=bool(errors and errors[index]),
         )
 
 

@@ -17,20 +17,23 @@ from kv_sim.replay.readers.chat import CONVERSATIONS, OPENAI, is_conversation, i
 from kv_sim.replay.readers.claude_code import CLAUDE_CODE
 from kv_sim.replay.readers.codex import CODEX
 from kv_sim.replay.readers.dated import DATED
+from kv_sim.replay.readers.dynamo import DYNAMO
 from kv_sim.replay.readers.format import Container, Format
+from kv_sim.replay.readers.guess import UNITS
 from kv_sim.replay.readers.guidellm import GUIDELLM
 from kv_sim.replay.readers.har import HAR
 from kv_sim.replay.readers.lengths import LENGTHS
-from kv_sim.replay.readers.likely_columns import likely_columns
+from kv_sim.replay.readers.likely_columns import are_records, likely_columns
 from kv_sim.replay.readers.lmbench import LMBENCH
 from kv_sim.replay.readers.lmcache_log import LMCACHE
 from kv_sim.replay.readers.logged import LANGFUSE, LANGSMITH
 from kv_sim.replay.readers.mooncake import MOONCAKE
 from kv_sim.replay.readers.objects import BEFORE_JSON, FOR_PEOPLE, looks_for_people
+from kv_sim.replay.readers.open_webui import OPEN_WEBUI
 from kv_sim.replay.readers.otel import OTEL
 from kv_sim.replay.readers.recorded import RECORDED
 from kv_sim.replay.readers.servegen import SERVEGEN
-from kv_sim.replay.readers.sglang import SGLANG, SGLANG_LOG
+from kv_sim.replay.readers.sglang import SGLANG, SGLANG_LOG, SGLANG_METRICS
 from kv_sim.replay.readers.tables import TABLE
 from kv_sim.replay.readers.vidur import VIDUR
 from kv_sim.replay.readers.vllm_custom import VLLM
@@ -39,9 +42,9 @@ from kv_sim.replay.readers.weka import WEKA
 FORMATS: Final[Mapping[str, Format]] = {
     one.name: one
     for one in (
-        *(WEKA, LMCACHE, BAILIAN, RECORDED, SERVEGEN, LMBENCH, MOONCAKE, BASETEN),
-        *(AIBRIX, AIPERF, TURNS, INPUTS, OTEL, GUIDELLM, LANGFUSE, LANGSMITH, SGLANG, SGLANG_LOG, HAR),
-        *(SAGEMAKER, BEDROCK, BASETEN_TEXT),
+        *(WEKA, LMCACHE, BAILIAN, RECORDED, SERVEGEN, LMBENCH, MOONCAKE, BASETEN, DYNAMO),
+        *(AIBRIX, AIPERF, TURNS, INPUTS, OTEL, GUIDELLM, LANGFUSE, LANGSMITH, SGLANG, SGLANG_LOG, SGLANG_METRICS),
+        *(HAR, SAGEMAKER, BEDROCK, BASETEN_TEXT, OPEN_WEBUI),
         *(VLLM, DATED, CONVERSATIONS, OPENAI, TABLE, CLAUDE_CODE, CODEX),
         *(AZURE, BURSTGPT, VIDUR, BENCH, *LENGTHS),
     )
@@ -50,7 +53,9 @@ FORMATS: Final[Mapping[str, Format]] = {
 
 
 _MOST_SHOWN: Final = 3
+_SUMS: Final = "the sums of several requests; what counts here is in a log that has each by itself"
 _REPORTS: Final = (
+    *(((name,), _SUMS) for name in ("api_requests", "num_model_requests", "n_requests")),
     (
         ("total_input_tokens", "request_throughput"),
         "the summary of a benchmark; each request is in what vllm bench serve saves with --save-detailed, "
@@ -75,6 +80,11 @@ _REPORTS: Final = (
         "the answers of a batch; what counts here is in the file that the batch was made from",
     ),
     (
+        ("role", "content"),
+        "a message by itself; a record is a whole conversation: jq -c '{messages: .}' makes one of a list of "
+        "messages, jq -sc '{messages: .}' of lines",
+    ),
+    (
         ("object", "model", "choices"),
         "the answers of an API; what it was asked is what counts here, in the same file or instead of it",
     ),
@@ -96,6 +106,8 @@ def detect(record: Mapping[str, Any], container: Container, where: str) -> Forma
     skip = "; if it is only this record: --format with --on-error skip" if container is Container.JSON else ""
     likely = likely_columns(record)
     own = f"; --columns says which is what in another one{'' if likely is None else f': --columns {likely}'}"
+    if likely is not None and "time=" in likely and container is Container.CSV:
+        own += _unit_as_elsewhere(record)
     if isinstance(record.get("input"), str):
         own += "; --format openai, if it asks for a response and not for an embedding"
     raise ConfigError(
@@ -112,6 +124,15 @@ def _may_be(record: Mapping[str, Any], container: Container) -> str:
         if asked_in(found) is not found or is_conversation(found):
             return f" ({name:.40} is a record that can be read: unpack it)"
         return f" ({name:.40} is what an API was asked: call it request_body, its answer response_body)"
+    if are_records(record) and _holds_records([*record.values()]):
+        return " (each of its fields is what can be read: jq -c '.[]' takes them out)"
+    listed = (
+        None
+        if likely_columns(record)
+        else next((name for name, value in record.items() if _holds_records(value)), None)
+    )
+    if listed is not None:
+        return f" ({listed:.40} is a list of what can be read: jq -c '.{listed:.40}[]' takes them out)"
     if container is Container.CSV and any("{" in name for name in record):
         return BEFORE_JSON
     if container is Container.CSV and looks_for_people(record):
@@ -119,6 +140,22 @@ def _may_be(record: Mapping[str, Any], container: Container) -> str:
     if container is Container.CSV and any(name.replace(".", "").isdecimal() for name in record):
         return " (its first line has to name its columns)"
     return ""
+
+
+def _unit_as_elsewhere(record: Mapping[str, Any]) -> str:
+    """What to say of times, where columns are called as the fields of a format that counts no seconds."""
+    numbers = {name: int(cell) if str(cell).isdecimal() else cell for name, cell in record.items()}
+    form = next((one for one in FORMATS.values() if one.fields and one.is_of(numbers)), None)
+    unit = None if form is None else next(unit for unit, size in UNITS.items() if size == form.unit_seconds)
+    return "" if unit in (None, "s") else f" --time-unit {unit}"
+
+
+def _holds_records(value: Any) -> bool:
+    """Whether it is a list of what are records elsewhere."""
+    if not isinstance(value, list) or not value or not isinstance(value[0], dict):
+        return False
+    known = any(one.is_of(value[0]) for one in FORMATS.values() if one.lies_in(Container.JSON))
+    return known or likely_columns(value[0]) is not None
 
 
 def _wanted(record: Mapping[str, Any], container: Container) -> str:

@@ -17,6 +17,7 @@ from kv_sim.replay.readers.asked import (
     for_each,
     has_failed,
     json_in,
+    left_out_of,
     told_in,
     without_request,
 )
@@ -45,6 +46,10 @@ _CONVERSATIONS: Final = ("conversations", "conversation")
 _REDACTED: Final = "redacted-by-litellm"
 """What LiteLLM puts in place of messages that aren't to be logged."""
 _PATHS: Final = ("url", "uri", "path", "endpoint", "request_uri", "request")
+_OF_REQUESTS: Final = frozenset(("max_tokens", "max_completion_tokens", "temperature", "stream", "response"))
+"""What is beside a prompt in a request, or in a log of it, and not in a conversation."""
+_TRAJECTORY: Final = "trajectory_format"
+"""What mini-swe-agent says of its conversations, which don't end with an answer."""
 _OF_RESPONSES: Final = ("max_output_tokens", "reasoning", "tool_choice", "temperature", "top_p", "truncation")
 """What a request for a response may have beside a text, and one for an embedding hasn't."""
 
@@ -53,6 +58,9 @@ _OF_RESPONSES: Final = ("max_output_tokens", "reasoning", "tool_choice", "temper
 
 
 def _parse_request(record: Mapping[str, Any]) -> Iterator[Record]:
+    if (why := left_out_of(record)) is not None:
+        yield Record(None, 0, 0, None, left_out=why)
+        return
     asked, answer, tokens = asked_in(record), record.get("response"), answered_in(record)
     if asked is record and (field := without_request(record)) is not None:
         raise MalformedError(f"{field}: expected the JSON of what an API was asked, got {record[field]!r:.40}")
@@ -70,8 +78,17 @@ def _parse_request(record: Mapping[str, Any]) -> Iterator[Record]:
         told_tokens=told_in(record),
         name=name_of(record),
         has_failed=has_failed(record),
+        answers_within=0 if tokens is not None else _answers_within(record),
     )
     yield from for_each(prompts, request)
+
+
+def _answers_within(record: Mapping[str, Any]) -> int:
+    """Those of a prompt of which nothing beside it is known."""
+    messages = record.get("messages")
+    if not isinstance(messages, list) or not _OF_REQUESTS.isdisjoint(record):
+        return 0
+    return sum(isinstance(one, dict) and _role(one) == _ANSWERS for one in messages)
 
 
 def prompts_in(record: Mapping[str, Any], asked: Mapping[str, Any]) -> list[Prompt]:
@@ -176,7 +193,7 @@ def is_conversation(record: Mapping[str, Any]) -> bool:
     if not isinstance(messages, list) or not messages or any(field in record for field in TIMES):
         return False
     last = messages[-1]
-    return isinstance(last, dict) and _role(last) == _ANSWERS
+    return _TRAJECTORY in record or (isinstance(last, dict) and _role(last) == _ANSWERS)
 
 
 # -- messages ------------------------------------------------------------------------------------

@@ -19,6 +19,8 @@ from kv_sim.replay.readers.text import ASSUMED
 Line = Mapping[str, Any]
 
 _ANSWER: Final = "assistant"
+_GIVEN_BACK: Final = "tool_result"
+"""A line of Qwen Code's, whose transcripts are otherwise alike, but for what an answer says of itself."""
 _NOBODY: Final = "<synthetic>"
 """The model of what the program says by itself, which no model was asked and none is told."""
 _READ: Final = ("input_tokens", "cache_creation_input_tokens", "cache_read_input_tokens")
@@ -70,6 +72,8 @@ class _Transcript:
             place = self._line_above(place)
 
     def _line_above(self, place: int) -> int | None:
+        if _compressed_in(self._lines[place]):
+            return None
         above = self._places.get(text_of(self._lines[place], "parentUuid") or "")
         return above if above is not None and above < place else None
 
@@ -89,10 +93,23 @@ def _gather(lines: Sequence[Line]) -> Iterator[tuple[int, Line]]:
 
 def _pieces(line: Line) -> list[str]:
     """What a line says of its message; of lines without one, nothing."""
+    if compressed := _compressed_in(line):
+        return chat({"messages": compressed})[:-1]
     message = line.get("message")
-    if line.get("type") not in ("user", _ANSWER) or not isinstance(message, dict) or _is_nobodys(message):
+    if (
+        line.get("type") not in ("user", _GIVEN_BACK, _ANSWER)
+        or not isinstance(message, dict)
+        or _is_nobodys(message)
+    ):
         return []
     return chat({"messages": [{"role": line["type"], **message, "content": _plain(message.get("content"))}]})[:-1]
+
+
+def _compressed_in(line: Line) -> list[Any]:
+    """What took the place of all above it, in a transcript of Qwen Code."""
+    told = line.get("systemPayload") if line.get("subtype") == "chat_compression" else None
+    found = told.get("compressedHistory") if isinstance(told, dict) else None
+    return found if isinstance(found, list) else []
 
 
 def _plain(content: Any) -> Any:
@@ -140,6 +157,8 @@ def _parse(record: Line) -> Iterator[Record]:
             raise MalformedError(f"above it, {piece}")
     first, newest = record["answer"][0], record["answer"][-1]
     usage = newest["message"].get("usage")
+    if isinstance(newest.get("usageMetadata"), dict):
+        usage = _usual(newest["usageMetadata"])
     read = isinstance(usage, dict)
     yield Record(
         number_or_date(record["last"], "timestamp"),
@@ -147,12 +166,18 @@ def _parse(record: Line) -> Iterator[Record]:
         whole(usage, "output_tokens", usual=0) if read else 0,
         None,
         session=text_of(first, "sessionId"),
-        model=text_of(first["message"], "model"),
+        model=text_of(first["message"], "model") or text_of(first, "model"),
         text=[*(text for piece in record["asked"] for text in piece), f"<|{_ANSWER}|>"],
         answer=None if read else "".join(text for line in record["answer"] for text in _pieces(line)),
         told_tokens=sum(whole(usage, field, usual=0) for field in _READ) if read else None,
         name=text_of(first["message"], "id"),
     )
+
+
+def _usual(usage: Line) -> Line:
+    """Qwen Code's counts, as Claude Code has them."""
+    said = whole(usage, "candidatesTokenCount", usual=0) + whole(usage, "thoughtsTokenCount", usual=0)
+    return {"input_tokens": usage.get("promptTokenCount"), "output_tokens": said}
 
 
 CLAUDE_CODE = Format(

@@ -52,7 +52,8 @@ def choose_unit(form: Format, first: Sequence[Record], options: TraceOptions) ->
         return UNITS[options.time_unit], None
     guessed = guess_unit(first, form.unit_seconds)
     if guessed is None or UNITS[guessed] == form.unit_seconds:
-        return form.unit_seconds, None
+        are_numbers = any(one.time is not None and not isinstance(one.time, Moment) for one in first)
+        return form.unit_seconds, form.told_unit if are_numbers else None
     return UNITS[guessed], f"times look like {guessed} since 1970 (--time-unit)"
 
 

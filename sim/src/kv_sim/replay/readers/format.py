@@ -42,6 +42,8 @@ class Format:
     """Whether a record is a session whose requests go on arriving after those of later records begin."""
     sessions_go_on: bool = False
     """Whether such a session goes on in a later record of the file that names it, too."""
+    names_sessions: bool = False
+    """Whether a session has one name, whatever file of a trace it goes on in."""
     turns: Turns = Turns.WHOLE
     """What a later turn of a session has."""
     has_retries: bool = False
@@ -52,6 +54,8 @@ class Format:
     """What else is taken for granted of those that are text, for the notes."""
     matches: Callable[[Mapping[str, Any]], bool] = lambda record: True
     """A further look at a record that has all fields."""
+    told_unit: str | None = None
+    """What says which unit its times have, where that is the name of a column."""
     looked_for: str | None = None
     """What that look is for, where fields don't say it."""
     gather: Callable[[Sequence[Mapping[str, Any]]], Iterator[tuple[int, Mapping[str, Any]]]] | None = None

@@ -9,7 +9,8 @@ from kv_sim.replay.readers.format import Container, Format
 from kv_sim.replay.readers.record import MalformedError, Record, number, text_of, whole
 from kv_sim.replay.readers.text import ASSUMED
 
-_KINDS: Final = ("successful", "incomplete", "errored")
+_BROKEN: Final = "errored"
+_KINDS: Final = ("successful", "incomplete", _BROKEN)
 _STARTS: Final = ("request_start_time", "start_time")
 
 
@@ -20,7 +21,7 @@ def _parse(record: Mapping[str, Any]) -> Iterator[Record]:
     found = [one for index, benchmark in enumerate(benchmarks) for one in _requests(benchmark, index)]
     for time, place, request in sorted(found, key=lambda one: one[0]):  # they lie there as they ended
         try:
-            yield from _sent(time, request)
+            yield from _sent(time, request, has_failed=f".{_BROKEN}[" in place)
         except MalformedError as error:
             raise MalformedError(f"{place}.{error}") from None
 
@@ -43,14 +44,14 @@ def _requests(benchmark: Any, index: int) -> Iterator[tuple[int | float, str, Ma
                 yield number(request, field), where, request
 
 
-def _sent(time: int | float, request: Mapping[str, Any]) -> Iterator[Record]:
+def _sent(time: int | float, request: Mapping[str, Any], *, has_failed: bool) -> Iterator[Record]:
     answer = whole(request, "output_tokens", usual=0)
     if not is_request(request):
-        yield Record(time, whole(request, "prompt_tokens"), answer, None)
+        yield Record(time, whole(request, "prompt_tokens"), answer, None, has_failed=has_failed)
         return
     asked = asked_in(request)
-    prompts = prompts_in(request, asked)
-    yield from for_each(prompts, Record(time, 0, answer, None, model=text_of(asked, "model")))
+    prompts, model = prompts_in(request, asked), text_of(asked, "model")
+    yield from for_each(prompts, Record(time, 0, answer, None, model=model, has_failed=has_failed))
 
 
 GUIDELLM = Format(

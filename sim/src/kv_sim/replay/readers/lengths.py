@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
+from kv_sim.replay.readers.asked import has_failed, left_out_of
 from kv_sim.replay.readers.format import Container, Format
 from kv_sim.replay.readers.record import MalformedError, Record, number, number_or_date, session_of, text_of, whole
 
@@ -28,6 +29,9 @@ class _Fields:
         """The request of one record."""
         if self.ids is not None and record.get(self.ids) is not None:
             raise MalformedError(f"{self.ids}: expected none, since the first record has none")
+        if (why := left_out_of(record)) is not None:
+            yield Record(None, 0, 0, None, left_out=why)
+            return
         yield Record(
             self.read_time(record, self.time),
             whole(record, self.input),
@@ -35,6 +39,7 @@ class _Fields:
             None,
             session=session_of(record),
             model=text_of(record, "model"),
+            has_failed=has_failed(record),
         )
 
     @property

@@ -13,16 +13,19 @@ _LIKELY: Final[Mapping[str, tuple[str, ...]]] = {
     "time": (
         *TIMES,
         *("arrival_time", "arrived_at", "arrival", "arrival_timestamp", "arrival_s"),
-        *("timestamp_ms", "request_time"),
+        *("timestamp_ms", "request_time", "launch_time", "request_start_time", "created_time", "event_time"),
     ),
     "input": (
         *("input_length", "input_len", "input_tokens", "num_input_tokens", "prompt_tokens", "prompt_length"),
         *("prompt_len", "num_prompt_tokens", "num_prefill_tokens", "prefill_tokens", "context_tokens", "isl"),
+        *("number_input_tokens", "input_token_count", "prompt_token_count", "genai_tokens_input"),
+        *("tokens_prompt", "tokens_in"),
     ),
     "output": (
         *("output_length", "output_len", "output_tokens", "num_output_tokens", "completion_tokens"),
         *("num_completion_tokens", "response_tokens", "generated_tokens", "num_decode_tokens"),
-        *("decode_tokens", "osl"),
+        *("decode_tokens", "osl", "generation_tokens", "number_output_tokens", "output_token_count"),
+        *("candidates_token_count", "genai_tokens_output", "tokens_completion", "tokens_out"),
     ),
     "ids": ("hash_ids", "block_hashes", "block_ids", "prefix_hashes", "prefix_ids", "blocks", "hashes"),
     "session": ("session_id", "conversation_id", "chat_id", "session"),
@@ -43,6 +46,10 @@ _LIKELY: Final[Mapping[str, tuple[str, ...]]] = {
 }
 """By part, the names that it has elsewhere, in any letters; the first that fits is the one."""
 _USAGE: Final = "usage"
+"""What is in it is as near as what is beside it."""
+_DEEPEST: Final = 4
+_SAID: Final = ("prompt", "answer", "conversation")
+"""What isn't looked for in objects: text there may be anything."""
 _FEW: Final = 3
 """Words; what has fewer may be a name."""
 _OF_LENGTHS: Final = ("time", "input", "output", "ids", "session", "model")
@@ -52,13 +59,20 @@ _OF_CONVERSATIONS: Final = ("time", "conversation", "model")
 
 def likely_columns(record: Mapping[str, Any]) -> str | None:
     """What to say of them, if one of them is how long a prompt was, or what it said."""
-    columns = dict(_values(record))
-    names = {name.rpartition(".")[2].lower().replace(" ", "_"): name for name in reversed(columns)}
-    found = {
-        part: names[one]
-        for part, likely in _LIKELY.items()
-        if (one := next((one for one in likely if _fits(part, names.get(one, ""), columns)), None))
-    }
+    if are_records(record):
+        return None
+    depths = dict(_values(record, ""))
+    columns = {name: value for name, (_, value) in depths.items()}
+    named: dict[str, list[str]] = {}
+    for name in columns:
+        named.setdefault(_plain(name.rpartition(".")[2]), []).append(name)
+    found: dict[str, str] = {}
+    for part, likely in _LIKELY.items():
+        called = [name for one in likely for name in named.get(_plain(one), ())]
+        called = [name for name in called if part not in _SAID or not depths[name][0]]
+        called.sort(key=lambda name: depths[name][0])  # of equals the first one
+        if (column := next((name for name in called if _fits(part, name, columns)), None)) is not None:
+            found[part] = column
     parts = _parts_of(found)
     if "input" in parts and "input" in found:
         outer, dot, name = found["input"].rpartition(".")
@@ -69,6 +83,12 @@ def likely_columns(record: Mapping[str, Any]) -> str | None:
     return ",".join(f"{part}={found[part]}" for part in parts if part in found) or None
 
 
+def are_records(record: Mapping[str, Any]) -> bool:
+    """Whether it is no record, but has several, each below its name."""
+    values = list(record.values())
+    return len(values) > 1 and all(isinstance(one, dict) and one.keys() == values[0].keys() for one in values)
+
+
 def _parts_of(found: Mapping[str, str]) -> tuple[str, ...]:
     """What is to be said: of a text, if it surely is one or there is no length, else of lengths."""
     if found.get("prompt", "").lower() in _SURELY_TEXT:
@@ -77,13 +97,18 @@ def _parts_of(found: Mapping[str, str]) -> tuple[str, ...]:
     return next((parts for part, parts in kinds.items() if part in found), ())
 
 
-def _values(record: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
-    """What its columns have, and what is said of its tokens; none that can't be named there."""
-    usage = record.get(_USAGE)
-    inner = {f"{_USAGE}.{name}": value for name, value in usage.items()} if isinstance(usage, dict) else {}
-    for name, value in {**record, **inner}.items():
-        if name and "," not in name:
-            yield name, value
+def _plain(name: str) -> str:
+    """A name, however it is written: promptTokens is prompt_tokens."""
+    return name.lower().replace("_", "").replace(" ", "")
+
+
+def _values(record: Mapping[str, Any], outer: str, depth: int = 0) -> Iterator[tuple[str, tuple[int, Any]]]:
+    """What its columns have, and objects in them, and how deep; none that can't be named there."""
+    for name, value in record.items():
+        if name and "," not in name and "+" not in name:
+            yield f"{outer}{name}", (depth, value)
+            if isinstance(value, dict) and depth < _DEEPEST:
+                yield from _values(value, f"{outer}{name}.", depth + (name != _USAGE))
 
 
 def _fits(part: str, column: str, columns: Mapping[str, Any]) -> bool:

@@ -6,9 +6,9 @@ A record that is no request to a model is none here, too: a span, a call of a to
 from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
-from kv_sim.replay.readers.asked import answered_in, for_each, inside, json_in
+from kv_sim.replay.readers.asked import answered_in, for_each, has_failed, inside, json_in, told_in
 from kv_sim.replay.readers.chat import prompts_in, user
-from kv_sim.replay.readers.format import Container, Format
+from kv_sim.replay.readers.format import Format
 from kv_sim.replay.readers.record import MalformedError, Record, number_or_date, session_of, text_of, whole
 from kv_sim.replay.readers.text import ASSUMED
 
@@ -30,11 +30,13 @@ def _kind(record: Mapping[str, Any], field: str) -> str:
     return kind
 
 
-def _requests(
-    record: Mapping[str, Any], field: str, answer: int, session: str | None, model: str | None
-) -> Iterator[Record]:
-    time, asked = _start_of(record), _asked(record, field)
-    yield from for_each(prompts_in(record, asked), Record(time, 0, answer, None, session, model=model))
+def _without_blanks(record: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The same without a table's empty cells."""
+    return {name: value for name, value in record.items() if value != ""}
+
+
+def _requests(record: Mapping[str, Any], field: str, request: Record) -> Iterator[Record]:
+    yield from for_each(prompts_in(record, _asked(record, field)), request)
 
 
 def _asked(record: Mapping[str, Any], field: str) -> Mapping[str, Any]:
@@ -53,6 +55,7 @@ def _asked(record: Mapping[str, Any], field: str) -> Mapping[str, Any]:
 # -- Langfuse ------------------------------------------------------------------------------------
 
 _GENERATION: Final = "GENERATION"
+_BROKEN: Final = "ERROR"
 _OWN: Final = (
     ("traceId", "trace_id"),
     ("usageDetails", "usage_details", "parentObservationId", "parent_observation_id"),
@@ -63,16 +66,35 @@ _USAGES: Final = ("usageDetails", "usage_details", "usage")
 def _parse_langfuse(record: Mapping[str, Any]) -> Iterator[Record]:
     if _kind(record, "type") != _GENERATION:
         return
+    record = _without_blanks(record)
     usage = next((one for field in _USAGES if (one := json_in(record.get(field)))), None)
-    answer = whole(usage, "output", usual=0) if isinstance(usage, dict) else answered_in(record) or 0
+    answer, told = _sum_of(usage, "output"), _sum_of(usage, "input")
     model = next((name for field in ("model", "provided_model_name") if (name := text_of(record, field))), None)
-    yield from _requests(record, "input", answer, session_of(record), model)
+    request = Record(
+        _start_of(record),
+        0,
+        answered_in(record) or 0 if answer is None else answer,
+        None,
+        session_of(record),
+        model=model,
+        told_tokens=told_in(record) if told is None else told or None,
+        has_failed=record.get("level") == _BROKEN or has_failed(record),
+    )
+    yield from _requests(record, "input", request)
+
+
+def _sum_of(usage: Any, word: str) -> int | None:
+    """All counts whose names have the word: a token is in one of them, such as that of thoughts or of a cache."""
+    counts = {} if not isinstance(usage, dict) else {name: usage[name] for name in usage if word in name}
+    there = [name for name, value in counts.items() if value is not None and not isinstance(value, (dict, list))]
+    return sum(whole(counts, name) for name in there) if there else None
 
 
 LANGFUSE = Format(
     "langfuse",
-    f"observations that Langfuse exports, JSON: type, startTime or start_time, input, usageDetails; {ASSUMED}",
-    Container.JSON,
+    "observations that Langfuse exports, JSON or a table: type, startTime or start_time, input, usageDetails; "
+    f"{ASSUMED}",
+    None,
     ("type", "input"),
     _parse_langfuse,
     matches=lambda record: all(any(field in record for field in names) for names in _OWN),
@@ -90,7 +112,8 @@ _SAYS: Final = {"SystemMessage": "system", "HumanMessage": "user", "AIMessage": 
 def _parse_langsmith(record: Mapping[str, Any]) -> Iterator[Record]:
     if _kind(record, "run_type") != "llm":
         return
-    inputs = record["inputs"]
+    record = _without_blanks(record)
+    inputs = json_in(record.get("inputs"))
     if isinstance(inputs, dict):
         inputs = _plain(inputs)
     extra = json_in(record.get("extra"))
@@ -98,8 +121,17 @@ def _parse_langsmith(record: Mapping[str, Any]) -> Iterator[Record]:
     names = ("session_id", "thread_id", "conversation_id")
     session = next((str(name) for field in names if (name := inside(metadata, field)) is not None), None)
     model = inside(metadata, "ls_model_name") or inside(called, "model")
-    answer = answered_in(record) or 0
-    yield from _requests({**record, "inputs": inputs}, "inputs", answer, session, model and str(model))
+    request = Record(
+        _start_of(record),
+        0,
+        answered_in(record) or 0,
+        None,
+        session,
+        model=model and str(model),
+        told_tokens=told_in(record),
+        has_failed=has_failed(record),
+    )
+    yield from _requests({**record, "inputs": inputs}, "inputs", request)
 
 
 def _plain(inputs: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -123,8 +155,8 @@ def _message(message: Any) -> Any:
 
 LANGSMITH = Format(
     "langsmith",
-    f"runs that LangSmith exports, JSON: run_type, start_time, inputs, completion_tokens; {ASSUMED}",
-    Container.JSON,
+    f"runs that LangSmith exports, JSON or a table: run_type, start_time, inputs, completion_tokens; {ASSUMED}",
+    None,
     ("run_type", "start_time", "inputs"),
     _parse_langsmith,
     is_text=True,

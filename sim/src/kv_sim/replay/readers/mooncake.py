@@ -7,22 +7,26 @@ arrive that long after the turn before it arrived. Where there are only delays, 
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final
 
 from kv_sim.replay.readers.format import Container, Format
 from kv_sim.replay.readers.record import Id, MalformedError, Record, id_list, number, text_of, whole
 from kv_sim.replay.readers.turns import Turns
+
+_DELAYS: Final = ("delay", "delay_ms")
+"""The second one is Dynamo's."""
 
 
 def _parse(record: Mapping[str, Any]) -> Iterator[Record]:
     session = text_of(record, "session_id")
     ids: list[Id] = id_list(record, "hash_ids")
     if record.get("timestamp") is None:
-        if session is None or "delay" not in record:
+        if session is None or record.keys().isdisjoint(_DELAYS):
             raise MalformedError(
                 "timestamp: no such field, and no session_id with a delay instead; --columns says where it is"
             )
-        time, delay = None, None if record["delay"] is None else delay_of(record)
+        told = any(record.get(field) is not None for field in _DELAYS)
+        time, delay = None, delay_of(record) if told else None
     else:
         time, delay = number(record, "timestamp"), None
     yield DelayedRecord(
@@ -39,9 +43,10 @@ def _parse(record: Mapping[str, Any]) -> Iterator[Record]:
 
 def delay_of(record: Mapping[str, Any]) -> int | float:
     """How long after the turn before one arrives."""
-    delay = number(record, "delay")
+    field = next((field for field in _DELAYS if record.get(field) is not None), _DELAYS[0])
+    delay = number(record, field)
     if delay < 0:
-        raise MalformedError(f"delay: expected at least 0, got {delay}")
+        raise MalformedError(f"{field}: expected at least 0, got {delay}")
     return delay
 
 

@@ -28,7 +28,7 @@ from kv_sim.replay.readers.options import SKIP_GOES_ON, OnError, Partial, TraceO
 from kv_sim.replay.readers.record import TIMES, MalformedError, Record, dates_in
 from kv_sim.replay.readers.sessions import Conversations, OwnIds, Retries, SessionNumbers
 from kv_sim.replay.readers.sharing import Sharer, describe
-from kv_sim.replay.readers.source import SHIPPED, empty_of, files_of, left_out_of, twice_of
+from kv_sim.replay.readers.source import SHIPPED, empty_of, files_of, left_out_of, rotated_of, twice_of
 from kv_sim.replay.readers.text import Text
 from kv_sim.replay.readers.times import Times
 from kv_sim.replay.readers.turns import GrowingPrompts
@@ -84,6 +84,7 @@ class Opening:
             ("left out for their names", left_out_of(path)),
             ("empty", empty_of(path)),
             ("read packed and unpacked, so twice", twice_of(path)),
+            ("read as logs that others took the place of", rotated_of(path)),
         )
         for why, names in notes:
             self._notes += [f"files of the folder that were {why}: {names}"] if names else []
@@ -148,13 +149,16 @@ class Opening:
                 for record in form.parse(value):
                     if record.time is None and not number and (dates := dates_in(value)):
                         self._dates = f" (if {' or '.join(dates)} is the time, call it {TIMES[0]})"
+                    if record.left_out is not None:
+                        self._account.leave_out(record.left_out)
+                        continue
                     if form.comes_once and record.name is not None:
                         if record.name in names:
                             self._account.copies += 1
                             continue
                         names.add(record.name)
                     self._text.cut(record)
-                    if form.is_sorted_when_read:
+                    if form.is_sorted_when_read and not form.names_sessions:
                         # Names are a writer's own: two files may have the same one.
                         goes_on = form.sessions_go_on and record.session
                         whose = f"file {file}" if goes_on else str(number)
@@ -190,6 +194,7 @@ class Opening:
             if not count and self._times.are_made_up:
                 self._notes.append(f"the trace has no times: one request a second is assumed{self._dates}")
             self._account.failed += record.has_failed
+            self._account.answers_within += record.answers_within if self._times.are_made_up else 0
             early_by = self._account.arrive(arrival, record.input_tokens)
             if early_by and not form.is_sorted_when_read:
                 if options.unsorted is Unsorted.STOP:

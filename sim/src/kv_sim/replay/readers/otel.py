@@ -8,7 +8,7 @@ request seen by the next one who takes it, and isn't counted again where both li
 from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
-from kv_sim.replay.readers.asked import count_in
+from kv_sim.replay.readers.asked import count_in, inside
 from kv_sim.replay.readers.chat import chat
 from kv_sim.replay.readers.format import Container, Format
 from kv_sim.replay.readers.otel_asked import PROMPT, WHOLE, asked_of
@@ -30,6 +30,7 @@ _INPUTS: Final = ("gen_ai.usage.input_tokens", "gen_ai.usage.prompt_tokens", "ll
 _OUTPUTS: Final = ("gen_ai.usage.output_tokens", "gen_ai.usage.completion_tokens", "llm.token_count.completion")
 _SESSIONS: Final = ("gen_ai.conversation.id", "session.id")
 _MODELS: Final = ("gen_ai.request.model", "gen_ai.response.model", "llm.model_name")
+_BROKEN: Final = ("2", "STATUS_CODE_ERROR", "ERROR")
 _OURS: Final = ("gen_ai.", "llm.", "openinference.", "ai.prompt.")
 
 
@@ -54,6 +55,7 @@ def _request(seen: Observed) -> Record:
         model=text_in(named, _MODELS),
         text=None if prompt is None else chat(prompt),
         told_tokens=None if told is None else count_in(named, told),
+        has_failed="error.type" in named or str(inside(seen.span.get("status"), "code")) in _BROKEN,
     )
 
 

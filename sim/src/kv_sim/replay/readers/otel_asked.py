@@ -16,7 +16,9 @@ WHOLE: Final = ("gen_ai.input.messages", "ai.prompt.messages")
 """All messages in one attribute."""
 PROMPT: Final = "gen_ai.prompt"
 _SAID: Final = "llm.input_messages."
-_TOOLS: Final = "llm.tools."
+_TOOLS: Final = ("llm.tools.", "llm.request.functions.")
+"""The second one is OpenLLMetry's."""
+_CALLS: Final = ".tool_calls."
 _VALUE: Final = "input.value"
 _EVENTS: Final = "events"
 _CHOICE: Final = "gen_ai.choice"
@@ -81,13 +83,19 @@ def _written(value: Any) -> Any:
 
 def _numbered(named: Named) -> Iterator[Mapping[str, Any]]:
     """Messages whose parts are attributes with numbers in their names."""
+    calls: dict[str, list[Any]] = {}
+    for name, value in named.items():
+        number, between, field = name.removeprefix(f"{PROMPT}.").partition(_CALLS)
+        if between and name.startswith(PROMPT):
+            calls.setdefault(number, []).append([field, value])
     index = 0
     while f"{PROMPT}.{index}.role" in named or f"{PROMPT}.{index}.content" in named:
         role = named.get(f"{PROMPT}.{index}.role", "user")
         content = named.get(f"{PROMPT}.{index}.content")
         parts = json_in(content)
         are_parts = isinstance(parts, list) and all(isinstance(inside(one, "type"), str) for one in parts)
-        yield {"role": role, "content": parts if are_parts else content}
+        called = sorted(calls.get(str(index), ()))  # in whatever order attributes lie
+        yield {"role": role, "content": parts if are_parts else content, "tool_calls": called}
         index += 1
 
 

@@ -4,6 +4,7 @@
 sum of some (``input=a+b``), the first of which has to be there. Only a prompt's length, or its text, is needed.
 """
 
+import re
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Final, TypeAlias
 
@@ -11,6 +12,7 @@ from kv_api import ConfigError
 from kv_api.errors import unknown_name
 from kv_sim.replay.readers.asked import BESIDE, for_each
 from kv_sim.replay.readers.format import Container, Format
+from kv_sim.replay.readers.guess import UNITS
 from kv_sim.replay.readers.own_prompts import answers_of, conversation_format, prompts_in_column
 from kv_sim.replay.readers.record import MalformedError, Record, ids_in, number_or_date, text_of, whole
 
@@ -36,6 +38,12 @@ _NEVER_WITH: Final[Mapping[str, tuple[str, ...]]] = {
 }
 """What says the same."""
 _SUM: Final = "+"
+_ENDS: Final = {
+    "ms": re.compile("(^|[_.])(ms|millis)$|[a-z](Ms|Millis)$"),
+    "us": re.compile("(^|[_.])(us|micros)$|[a-z](Us|Micros)$"),
+    "ns": re.compile("(^|[_.])(ns|nanos?)$|[a-z](Ns|Nanos?)$"),
+}
+"""How a column's name ends that says a unit."""
 _MOST_SHOWN: Final = 12
 
 
@@ -71,7 +79,22 @@ def own_format(columns: Mapping[str, str], container: Container) -> Format:
     if "conversation" in columns:
         return conversation_format(name, container, columns, _found_by(columns))
     parse = _parser_of_prompts(columns) if "prompt" in columns else _parser_of_lengths(columns)
-    return Format(name, "columns that are named", container, (), parse, is_text="prompt" in columns)
+    unit = _unit_of(columns.get("time", ""))
+    return Format(
+        name,
+        "columns that are named",
+        container,
+        (),
+        parse,
+        unit_seconds=UNITS[unit or "s"],
+        told_unit=unit and f"times count {unit}, as {columns['time']} is called (--time-unit)",
+        is_text="prompt" in columns,
+    )
+
+
+def _unit_of(column: str) -> str | None:
+    """What its times count, where its name ends with that: arrival_ms, startTimeUnixNano."""
+    return next((unit for unit, ends in _ENDS.items() if ends.search(column)), None)
 
 
 def _parser_of_lengths(columns: Mapping[str, str]) -> Parse:

@@ -79,6 +79,10 @@ class Record:
     """What the request is called, where whoever logged it says that."""
     has_failed: bool = False
     """Whether whoever logged it says that nothing came of it."""
+    answers_within: int = 0
+    """How many answers its prompt has, where nothing says that it is a request and no whole conversation."""
+    left_out: str | None = None
+    """Why it isn't counted, where whoever logged it says that no model had to go on with it."""
 
 
 def whole(record: Mapping[str, Any], field: str, usual: int | None = None) -> int:

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import Any, Final
 
-from kv_sim.replay.readers.asked import count_in, for_each, inside, own_request
+from kv_sim.replay.readers.asked import count_in, for_each, inside, object_in, own_request
 from kv_sim.replay.readers.format import Container, Format
 from kv_sim.replay.readers.record import MalformedError, Moment, Record, number, prompts_of, text_of, whole
 from kv_sim.replay.readers.text import ASSUMED
@@ -96,4 +96,49 @@ SGLANG_LOG = Format(
     looked_for=f"an event that is {_RECEIVED} or {_FINISHED}",
     is_text=True,
     assumes="a request that hasn't finished in the log is left out",
+)
+
+
+# -- what it measured ----------------------------------------------------------------------------
+
+_PARAMETERS: Final = "request_parameters"
+
+
+def _parse_measured(record: Mapping[str, Any]) -> Iterator[Record]:
+    asked = object_in(record[_PARAMETERS])
+    if asked is None:
+        raise MalformedError(
+            f"{_PARAMETERS}: expected the JSON of what was asked, got {record[_PARAMETERS]!r:.40}"
+        )
+    received = "request_received_ts"
+    request = Record(
+        None if record.get(received) is None else number(record, received),
+        0,
+        whole(record, "completion_tokens", usual=0),
+        None,
+        session=text_of(asked, "session_id"),
+        model=text_of(asked, "lora_path"),
+        told_tokens=count_in(record, "prompt_tokens"),
+        name=text_of(record, "id"),
+    )
+    there = [field for field in ("input_ids", "text") if asked.get(field) is not None]
+    if not there:
+        yield replace(request, input_tokens=whole(record, "prompt_tokens"), told_tokens=None)
+        return
+    try:
+        prompts = prompts_of({"prompt": asked[there[0]]})
+    except MalformedError as error:
+        raise MalformedError(f"{_PARAMETERS}.{str(error).replace('prompt', there[0], 1)}") from None
+    yield from for_each(prompts, request)
+
+
+SGLANG_METRICS = Format(
+    "sglang-metrics",
+    "what SGLang writes with --export-metrics-to-file, JSON lines: request_parameters of text or input_ids, "
+    f"prompt_tokens, maybe request_received_ts; or lengths only; {ASSUMED}",
+    Container.JSON,
+    (_PARAMETERS, "prompt_tokens"),
+    _parse_measured,
+    overlaps=True,
+    is_text=True,
 )

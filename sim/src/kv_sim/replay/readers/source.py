@@ -47,6 +47,8 @@ _OTHERS: Final = {
 _TEXT: Final = "; a trace is text in UTF-8, JSON lines, JSON or a table, or Parquet or Arrow"
 _TWICE: Final = "a trace is a file, since it is opened more than once: save it first"
 
+_ROTATED: Final = re.compile("[.][0-9]{1,4}$|[.-][0-9]{4}-?[0-9]{2}-?[0-9]{2}([-_t.][0-9]{2}([-_]?[0-9]{2})*)?$")
+"""What the name of a log ends with that another one has taken the place of: app.log.2, app.log-20260131."""
 _TEXT_AND_NUMBER: Final = re.compile(r"([^0-9]*)([0-9]*)")
 
 _PACKED_BYTES: Final = 1 << 14
@@ -102,6 +104,20 @@ def twice_of(path: str | Path) -> str:
     return _named([file for file in files if str(file) in packed], place)
 
 
+def rotated_of(path: str | Path) -> str:
+    """The same of traces whose place others took, by their names; or copies that are called so."""
+    place = Path(path)
+    files = [file for file in _within(place) if _looks_like_a_trace(file, place)]
+    return _named([file for file in files if _ROTATED.search(_unpacked(file))], place)
+
+
+def _unpacked(file: Path) -> str:
+    name = file.name.lower()
+    for packed in _PACKED:
+        name = name.removesuffix(packed)
+    return name
+
+
 def _named(files: list[Path], place: Path) -> str:
     names = [file.relative_to(place).as_posix() for file in files]
     more = ", …" if len(names) > _NAMES_SHOWN else ""
@@ -145,9 +161,7 @@ def _looks_like_a_trace(file: Path, place: Path) -> bool:
     *folders, last = file.relative_to(place).parts
     if last.startswith(".") or any(name.startswith(".") or name in _FOLDERS_BESIDE for name in folders):
         return False
-    name = file.name.lower()
-    for packed in _PACKED:
-        name = name.removesuffix(packed)
+    name = _ROTATED.sub("", _unpacked(file))
     return name.endswith(_SUFFIXES) and name not in _BESIDE
 
 

@@ -1,0 +1,76 @@
+"""What Dynamo's frontend writes of each request (``DYN_REQUEST_TRACE=1``): prefix ids of its blocks; milliseconds.
+
+A line is written when an answer ends, so those of requests that overlap don't stand as they arrived. Other events,
+such as calls of tools, stand between them; some sinks put each into an ``event`` of a line.
+"""
+
+from collections.abc import Iterator, Mapping
+from typing import Any, Final
+
+from kv_sim.replay.readers.asked import inside
+from kv_sim.replay.readers.format import Container, Format
+from kv_sim.replay.readers.record import MalformedError, Record, id_list, name_of, number, text_of, whole
+
+_SCHEMA: Final = "dynamo.request.trace."
+_END: Final = "request_end"
+
+
+def _event_of(record: Mapping[str, Any]) -> Mapping[str, Any]:
+    event = record.get("event")
+    return event if isinstance(event, dict) else record
+
+
+def _parse(record: Mapping[str, Any]) -> Iterator[Record]:
+    event = _event_of(record)
+    if event.get("event_type") != _END:
+        return
+    request, replay = event.get("request"), inside(event.get("request"), "replay")
+    if not isinstance(request, dict) or not isinstance(replay, dict):
+        place = "request.replay" if isinstance(request, dict) else "request"
+        raise MalformedError(f"{place}: expected an object, got {type(inside(event, place)).__name__}")
+    try:
+        time = _arrival_of(event, request)
+        answer = whole(request, "output_tokens", usual=0)
+    except MalformedError as error:
+        raise MalformedError(f"request.{error}") from None
+    try:
+        tokens, ids = whole(replay, "input_length"), id_list(replay, "input_sequence_hashes")
+        size = whole(replay, "trace_block_size")
+        if not size:
+            raise MalformedError("trace_block_size: expected at least 1, got 0")
+    except MalformedError as error:
+        raise MalformedError(f"request.replay.{error}") from None
+    yield Record(
+        time,
+        tokens,
+        answer,
+        ids,
+        session=text_of(context, "session_id")
+        if isinstance(context := event.get("agent_context"), dict)
+        else None,
+        block_tokens=size,
+        model=text_of(request, "model"),
+        name=name_of(request),
+    )
+
+
+def _arrival_of(event: Mapping[str, Any], request: Mapping[str, Any]) -> int | float:
+    """When it was received; where nobody says that, when it ended less what it took."""
+    if request.get("request_received_ms") is not None or event.get("event_time_unix_ms") is None:
+        return number(request, "request_received_ms")
+    took = 0 if request.get("total_time_ms") is None else number(request, "total_time_ms")
+    return number(event, "event_time_unix_ms") - took
+
+
+DYNAMO = Format(
+    "dynamo",
+    "Dynamo's request trace, JSON lines: schema, event_type, request of replay with input_sequence_hashes (ms)",
+    Container.JSON,
+    (),
+    _parse,
+    unit_seconds=1e-3,
+    overlaps=True,
+    names_sessions=True,
+    matches=lambda record: str(_event_of(record).get("schema")).startswith(_SCHEMA),
+    looked_for=f"a schema that begins with {_SCHEMA}",
+)

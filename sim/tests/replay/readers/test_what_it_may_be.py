@@ -1,0 +1,201 @@
+"""What may be meant by a file that says too little: a whole conversation, a list in a record, a message."""
+
+import json
+
+import pytest
+from kv_sim_more_traces import ASKED, SAID, lengths, user
+
+from kv_api import ConfigError
+from kv_sim.replay.readers.likely_columns import likely_columns
+from kv_sim.replay.readers.opening import open_trace
+from kv_sim.replay.readers.sharing import parse_sharing
+
+
+def answer(text):
+    return {"role": "assistant", "content": text}
+
+
+TALK = [user(SAID), answer("a"), user(SAID), answer("b")]
+WITHIN = "prompts have 3 answers within: if each is a whole conversation, say --format conversations"
+
+
+def test_messages_that_may_be_a_whole_conversation_are_said(read):
+    records = [{"id": "i", "messages": [*TALK[:2], user("c")]}, {"id": "j", "messages": TALK}]
+    requests, notes = read(*records)
+    assert len(requests) == 2 and WITHIN in notes
+    requests, notes = read(*records, format="conversations")
+    assert len(requests) == 3 and WITHIN not in notes
+
+
+@pytest.mark.parametrize(
+    "more",
+    [
+        *({"timestamp": 5}, {"max_tokens": 5}, {"temperature": 0.5}, {"stream": True}, {"response": {"id": "r"}}),
+        *({"completion_tokens": 5}, {"usage": {"completion_tokens": 5}}),
+    ],
+)
+def test_what_says_that_it_is_a_request_is_one(read, more):
+    _, notes = read({"messages": [*TALK, user("c")], **more})
+    assert notes[0] == "format: openai" and not any("within" in note for note in notes)
+
+
+def test_a_request_in_a_record_is_one(read):
+    _, notes = read({"custom_id": "a", "body": {"messages": [*TALK, user("c")]}})
+    assert not any("within" in note for note in notes)
+
+
+@pytest.mark.parametrize("last", [user("done"), {"role": "exit", "content": "done"}, *TALK[-1:]])
+def test_what_mini_swe_agent_writes_is_a_conversation(read, last):
+    messages = [*TALK, last] if last is not TALK[-1] else TALK
+    requests, notes = read({"info": {}, "messages": messages, "trajectory_format": "mini-swe-agent-1"})
+    assert notes[0] == "format: conversations"
+    assert lengths(requests) == [(0, 32, 1), (60, 65, 1)]
+
+
+@pytest.mark.parametrize(
+    ("record", "hint"),
+    [
+        (
+            {"a": {"isl": 9, "osl": 2}, "b": {"isl": 8, "osl": 3}},
+            "(each of its fields is what can be read: jq -c '.[]' takes them out)",
+        ),
+        (
+            {"date": "2026-01-31", "prompt_tokens": 9, "api_requests": 5},
+            "this is the sums of several requests; what",
+        ),
+        ({"input_tokens": 9, "num_model_requests": 5}, "this is the sums of several requests; what counts here"),
+        (
+            user(SAID),
+            "this is a message by itself; a record is a whole conversation: jq -c '{messages: .}' makes one",
+        ),
+        (
+            {"requests": [{"custom_id": "a", "params": ASKED}]},
+            "(requests is a list of what can be read: jq -c '.requests[]' takes them out)",
+        ),
+        (
+            {"page": 1, "items": [{"isl": 9}]},
+            "(items is a list of what can be read: jq -c '.items[]' takes them out)",
+        ),
+    ],
+)
+def test_what_has_to_be_taken_out_is_said(read, record, hint):
+    with pytest.raises(ConfigError) as error:
+        read(record)
+    assert hint in str(error.value)
+
+
+@pytest.mark.parametrize("items", [[], [5], [{"a": "b"}], {"a": 1}, None])
+def test_a_list_of_anything_else_is_not_told(read, items):
+    with pytest.raises(ConfigError) as error:
+        read({"page": 1, "items": items})
+    assert "takes them out" not in str(error.value)
+
+
+def test_a_line_to_paste_goes_before_a_list(read):
+    with pytest.raises(ConfigError, match="--columns conversation=history") as error:
+        read({"trajectory": [ASKED], "history": TALK})
+    assert "takes them out" not in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("record", "line"),
+    [
+        (
+            {"started_at": 5, "ai": {"proxy": {"usage": {"prompt_tokens": 9, "completion_tokens": 2}}}},
+            "time=started_at,input=ai.proxy.usage.prompt_tokens,output=ai.proxy.usage.completion_tokens",
+        ),
+        (
+            {"start_time": 5, "genai_tokens_input": "9", "genai_tokens_output": "2"},
+            "time=start_time,input=genai_tokens_input,output=genai_tokens_output",
+        ),
+        (
+            {"launch_time": 5.5, "prompt_tokens": 9, "generation_tokens": 2, "created": {"time": 7}},
+            "time=launch_time,input=prompt_tokens,output=generation_tokens",
+        ),
+        (
+            {"number_input_tokens": 9, "number_output_tokens": 2},
+            "input=number_input_tokens,output=number_output_tokens",
+        ),
+        ({"promptTokens": 9, "completionTokens": 2}, "input=promptTokens,output=completionTokens"),
+        ({"isl": "many", "inner": {"isl": 9}}, "input=inner.isl"),
+        ({"a": {"isl": 8}, "isl": 9}, "input=isl"),
+        ({"a": {"isl": 8}}, "input=a.isl"),
+        ({"a": {"isl": 8}, "b": {"osl": 9}}, "input=a.isl,output=b.osl"),
+        ({"tokens_prompt": 9, "tokens_completion": 2}, "input=tokens_prompt,output=tokens_completion"),
+        ({"a": {"b": {"c": {"d": {"isl": 9}}}}}, "input=a.b.c.d.isl"),
+    ],
+)
+def test_columns_are_looked_for_in_objects(record, line):
+    assert likely_columns(record) == line
+
+
+@pytest.mark.parametrize(
+    "record",
+    [
+        {"a": {"isl": 9, "osl": 2}, "b": {"isl": 8, "osl": 3}},
+        {"body": {"input": ["what is embedded, as it is", "one"]}, "url": "/v1/embeddings"},
+        {"a": {"b": {"c": {"d": {"e": {"isl": 9}}}}}},
+        {"a,b": {"isl": 9}, "a+b": {"isl": 9}, "": {"isl": 9}},
+        json.loads('{"inner": {"question": "what did you say then"}}'),
+    ],
+)
+def test_columns_that_can_not_be_told_are_not(record):
+    assert likely_columns(record) is None
+
+
+# -- units ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("header", "end"),
+    [
+        ("timestamp,input_length,output_length,hash_ids", ",ids=hash_ids --time-unit ms"),
+        ("arrived_at,input_length,output_tokens,hash_ids", ",ids=hash_ids --time-unit ms"),
+        ("timestamp,input_length,output_tokens,other", ",output=output_tokens"),
+        ("chat_id,parent_chat_id,timestamp,input_length,hash_ids", ",session=chat_id"),
+    ],
+)
+def test_a_table_of_another_format_s_fields_has_its_unit(tmp_path, header, end):
+    file = tmp_path / "trace.csv"
+    cells = ["[1]" if name == "hash_ids" else "7" for name in header.split(",")]
+    file.write_text(f"{header}\n{','.join(cells)}\n")
+    with pytest.raises(ConfigError) as error:
+        open_trace(file)
+    assert str(error.value).endswith(end)
+
+
+@pytest.mark.parametrize(
+    ("name", "seconds"),
+    [
+        *(("arrival_ms", 1e-3), ("ms", 1e-3), ("startMs", 1e-3), ("unix_millis", 1e-3), ("timeMillis", 1e-3)),
+        *(
+            ("ts_us", 1e-6),
+            ("at_micros", 1e-6),
+            ("atMicros", 1e-6),
+            ("startTimeUnixNano", 1e-9),
+            ("start_ns", 1e-9),
+            ("a.nanos", 1e-9),
+        ),
+        *(("items", 1), ("status", 1), ("columns", 1), ("time", 1), ("MS", 1), ("arrivalms", 1)),
+    ],
+)
+def test_a_column_s_name_may_end_with_its_unit(read, name, seconds):
+    records = ({name: time, "isl": 9} for time in (0, 3_000_000))
+    columns = {"time": name, "input": "isl"}
+    requests, notes = read(*records, columns=columns, sharing=parse_sharing("none"))
+    assert [one.arrival_seconds for one in requests] == [0, pytest.approx(3_000_000 * seconds)]
+    said = [note for note in notes if note.startswith("times count")]
+    unit = {1e-3: "ms", 1e-6: "us", 1e-9: "ns"}.get(seconds)
+    assert said == ([] if unit is None else [f"times count {unit}, as {name} is called (--time-unit)"])
+
+
+def test_what_else_tells_a_unit_goes_before_a_column_s_name(read):
+    asked = {"columns": {"time": "start_ms", "input": "isl"}, "sharing": parse_sharing("none")}
+    for times, more, said in (
+        ((0, 3), {"time_unit": "s"}, []),
+        ((1_790_000_000, 1_790_000_003), {}, ["times look like s since 1970 (--time-unit)"]),
+        (("2026-01-31T10:00:00Z", "2026-01-31T10:00:03Z"), {}, []),
+    ):
+        requests, notes = read(*({"start_ms": time, "isl": 9} for time in times), **asked, **more)
+        assert [one.arrival_seconds for one in requests] == [0, 3]
+        assert [note for note in notes if note.startswith("times")] == said
