@@ -273,6 +273,8 @@ class TestLoads:
         connector.update_state_after_alloc(a, Blocks(table), 12)
         assert connector.build_connector_meta(step()) == plan(loads={0: TransferJob("a", None, job)})
         assert not manager.pins.total()
+        report(connector, done=[0], failed=[0], invalid=job.block_ids)
+        assert connector.get_num_new_matched_tokens(a, 0) == (0, False), "else it would be so for ever"
 
     def test_chunks_that_are_being_stored_are_waited_for_and_not_for_ever(self, fenced):
         connector, manager = fenced(max_deferred_lookups=3)
