@@ -276,6 +276,18 @@ class TestLoads:
         report(connector, done=[0], failed=[0], invalid=job.block_ids)
         assert connector.get_num_new_matched_tokens(a, 0) == (0, False), "else it would be so for ever"
 
+    @pytest.mark.parametrize(("tokens", "source"), [(16, Slots([0])), (14, None), (13, None), (12, None)])
+    def test_a_state_is_loaded_where_it_was_promised_and_nowhere_before(self, make, manager, tokens, source):
+        """An engine that shortens the answer would go on from a state that has seen later tokens."""
+        connector = make(cache=kv_cache_config(((STATE, 4, 0),)))
+        a = Request("a", range(17))
+        manager.resident[key(a, 3)] = 0
+        connector.on_new_request(a)
+        assert connector.get_num_new_matched_tokens(a, 0) == (16, True)
+        connector.update_state_after_alloc(a, Blocks([0, 0, 3, 4]), tokens)
+        (job,) = connector.build_connector_meta(step()).load_jobs.values()
+        assert job.src_spec == source
+
     def test_chunks_that_are_being_stored_are_waited_for_and_not_for_ever(self, fenced):
         connector, manager = fenced(max_deferred_lookups=3)
         a = Request("a", range(13))

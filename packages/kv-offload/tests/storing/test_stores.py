@@ -330,6 +330,28 @@ class TestStores:
         report(connector, done=[1])
         assert step_all() == {2: "c", 3: "d"}, "c offered a last time when it ended"
 
+    def test_who_ended_without_room_takes_nobodys_turn(self, fenced):
+        connector, manager = fenced()
+        manager.capacity = 1
+        requests = [Request(name, [number, *range(4)]) for number, name in enumerate("abc")]
+        tables = [[1, 2], [3, 4], [5, 6]]
+        for request, table in zip(requests, tables, strict=True):
+            connector.on_new_request(request)
+            connector.get_num_new_matched_tokens(request, 0)
+            connector.update_state_after_alloc(request, Blocks(table), 0)
+        new = [(name, (table,)) for name, table in zip("abc", tables, strict=True)]
+        for output in (step(new=new, counts=dict.fromkeys("abc", 5)), *[step(counts=dict.fromkeys("abc", 1))] * 2):
+            meta = connector.build_connector_meta(output)
+            for request in requests:
+                request.num_computed_tokens = request.num_tokens
+                request.tokens.append(0)
+        assert not meta.store_jobs
+        connector.request_finished(requests[1], tables[1])
+        manager.capacity = 9
+        report(connector, done=[0])
+        meta = connector.build_connector_meta(step(counts=dict.fromkeys("ac", 1)))
+        assert [job.req_id for job in meta.store_jobs.values()] == ["c"]
+
     def test_however_often_there_was_no_room_it_is_tried_again(self, fenced):
         connector, _ = fenced()
         connector.on_new_request(Request("a", range(12)))
