@@ -43,7 +43,7 @@ def real_search(isolated: None) -> Iterator[None]:
 
 
 def test_an_installed_package_needs_no_registration(zoo: str, install: Install) -> None:
-    install("kvf-one", "1.0", kv_connectors=f"One = {zoo}:Two", kv_offload_specs=f"One = {zoo}:Spec [extra]")
+    install("kvf-one", "1.0", kv_connectors=f"One = {zoo} : Two", kv_offload_specs=f"One = {zoo}:Spec [extra]")
     assert zoo not in sys.modules
     assert KVConnectorFactory.get_connector_class_by_name("One") is sys.modules[zoo].Two
     assert OffloadingSpecFactory.get_spec_cls({"spec_name": "One"}) is sys.modules[zoo].Spec

@@ -103,6 +103,15 @@ def test_what_is_not_installed_is_listed_in_the_order_of_names() -> None:
     ]
 
 
+def test_help_says_what_is_printed(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main(["--help"])
+    assert ended.value.code == 0
+    told = " ".join(capsys.readouterr().out.split())
+    assert "every connector and offloading spec that is known here, and if it can be imported." in told
+    assert "--json print a JSON array, an object for each name" in told
+
+
 def test_an_unknown_option_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as ended:
         main(["--yaml"])

@@ -34,6 +34,23 @@ def test_who_watches_the_manager_takes_its_place(fenced):
     assert ({*watcher.resident}, manager.resident) == ({*keys(a, 1)}, {})
 
 
+def test_a_manager_hears_last_in_a_step_who_arrived_and_who_was_preempted(fenced):
+    connector, manager = fenced()
+    heard = []
+    manager.on_schedule_end = lambda context: heard.append(
+        (manager.is_locked, len(manager.storing), [*context.new_req_ids], [*context.preempted_req_ids])
+    )
+    a, b = Request("a", range(8)), Request("b", range(8, 16))
+    connector.on_new_request(a)
+    connector.on_new_request(b)
+    run(connector, a, [1, 2])
+    new, more = [("b", ([3, 4],))], [("a", ([5],))]
+    connector.build_connector_meta(step(new=new, more=more, counts={"a": 1, "b": 8}))
+    connector.build_connector_meta(step(more=[("b", None)], counts={"b": 1}, preempted=["a"]))
+    assert heard == [(True, 2, ["a"], []), (True, 4, ["b"], []), (True, 4, [], ["a"])]
+    assert not manager.is_locked
+
+
 def test_events_may_be_made_while_they_are_taken(fenced):
     connector, manager = fenced()
     a = Request("a", range(4))

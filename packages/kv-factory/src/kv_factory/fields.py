@@ -66,8 +66,7 @@ def wants_hma(config: object) -> bool:
     groups: off.
     """
     scheduler = getattr(config, "scheduler_config", None)
-    disabled = getattr(scheduler, "disable_hybrid_kv_cache_manager", _MISSING)
-    return disabled is not _MISSING and not disabled
+    return not getattr(scheduler, "disable_hybrid_kv_cache_manager", True)
 
 
 def extra_config(config: object) -> Mapping[str, Any]:

@@ -62,6 +62,28 @@ class TestLoads:
         assert meta == plan(stores={1: TransferJob("a", gpu(1, 2, 5, 6), Slots([0, 1, 2, 3]))})
         assert list(manager.storing) == [key(a, chunk) for chunk in (0, 1, 4, 5)]
 
+    def test_what_was_loaded_before_a_preemption_is_stored_where_it_is_gone_and_computed_after_it(self, fenced):
+        connector, manager = fenced()
+        a = Request("a", range(12))
+        fill(manager, a, 2)
+        connector.on_new_request(a)
+        assert connector.get_num_new_matched_tokens(a, 0) == (8, True)
+        connector.update_state_after_alloc(a, Blocks([1, 2]), 8)
+        connector.build_connector_meta(step())
+        report(connector, done=[0])
+        connector.update_state_after_alloc(a, Blocks([1, 2, 3]), 0)
+        a.num_computed_tokens = 8
+        connector.build_connector_meta(step(new=[("a", ([1, 2, 3],))], counts={"a": 4}))
+        report(connector, done=[1])
+        connector.build_connector_meta(step(preempted=["a"]))
+        manager.resident.clear()
+        assert connector.get_num_new_matched_tokens(a, 0) == (0, False)
+        connector.update_state_after_alloc(a, Blocks([4, 5, 6]), 0)
+        a.num_computed_tokens = 0
+        again = step(more=[("a", ([4, 5, 6],))], resumed=["a"], counts={"a": 12})
+        (job,) = connector.build_connector_meta(again).store_jobs.values()
+        assert job.src_spec == gpu(4, 5, 6)
+
     def test_nothing_is_stored_beyond_what_its_sender_wants_when_more_was_loaded(self, fenced):
         connector, manager = fenced()
         a = Request("a", range(20), params={"max_offload_tokens": 4})
@@ -251,6 +273,20 @@ class TestLoads:
         connector.update_state_after_alloc(a, Blocks(table), 12)
         assert connector.build_connector_meta(step()) == plan(loads={0: TransferJob("a", None, job)})
         assert not manager.pins.total()
+        report(connector, done=[0], failed=[0], invalid=job.block_ids)
+        assert connector.get_num_new_matched_tokens(a, 0) == (0, False), "else it would be so for ever"
+
+    @pytest.mark.parametrize(("tokens", "source"), [(16, Slots([0])), (14, None), (13, None), (12, None)])
+    def test_a_state_is_loaded_where_it_was_promised_and_nowhere_before(self, make, manager, tokens, source):
+        """An engine that shortens the answer would go on from a state that has seen later tokens."""
+        connector = make(cache=kv_cache_config(((STATE, 4, 0),)))
+        a = Request("a", range(17))
+        manager.resident[key(a, 3)] = 0
+        connector.on_new_request(a)
+        assert connector.get_num_new_matched_tokens(a, 0) == (16, True)
+        connector.update_state_after_alloc(a, Blocks([0, 0, 3, 4]), tokens)
+        (job,) = connector.build_connector_meta(step()).load_jobs.values()
+        assert job.src_spec == source
 
     def test_chunks_that_are_being_stored_are_waited_for_and_not_for_ever(self, fenced):
         connector, manager = fenced(max_deferred_lookups=3)

@@ -90,11 +90,15 @@ def lookups(draw):
 
 
 OF_A_DRAFT = [Group(0, FULL, 2, 1, 1, is_draft=True)]
+OF_A_WINDOW = [Group(0, WINDOW, 2, 1, 1, 6)]
+OF_A_DRAFT_THAT_BEGINS_ANEW = [Group(0, WINDOW, 2, 1, 1, 6, 4, is_draft=True)]
 
 
 @given(lookups())
 @example((OF_A_DRAFT, [[]], 4, 4, True))  # nothing to load, so what would prove it isn't waited for
 @example((OF_A_DRAFT, [[HIT, HIT]], 0, 4, True))  # the chunk after the last would prove it, and isn't there
+@example((OF_A_WINDOW, [[HIT, HIT, PENDING, HIT]], 0, 8, False))  # known to be there is not known to be readable
+@example((OF_A_DRAFT_THAT_BEGINS_ANEW, [[MISS, MISS]], 0, 4, False))  # where it begins it reads, too
 def test_the_highest_boundary_is_found(case):
     groups, answers, local, limit, may_wait = case
     keys = [keys_of(group, len(of_group)) for group, of_group in zip(groups, answers, strict=True)]

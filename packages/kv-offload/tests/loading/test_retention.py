@@ -79,6 +79,7 @@ AFTER_A_DRAFT = (Group(0, FULL, 2, 1, 1, is_draft=True), Group(1, WINDOW, 2, 1, 
 @example(Layout(NARROW, 2, 4, 0), 2, 0)  # a window of the token itself reads nothing of what came before
 @example(Layout(ANEW, 2, 4, 0), 7, 0)  # nor does one that begins anew
 @example(Layout(WITH_STATES, 2, 12, 0), 23, 0)  # goes on where a state is
+@example(Layout(WITH_STATES, 2, 12, 0), 12, 0)  # and who has more than all of it, right after it
 @example(Layout(COARSE, 2, 8, 0), 14, 0)  # before the last complete chunk of another group
 @example(Layout(MID_CHUNK, 2, 4, 0), 22, 0)  # where one begins anew, its chunk need not be complete
 def test_who_repeats_a_prompt_or_shares_what_others_did(layout, prompt, junction):

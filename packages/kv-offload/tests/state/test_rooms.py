@@ -69,6 +69,24 @@ def test_nothing_is_stored_before_all_have_told(manager):
     connector.side.check()
 
 
+def test_all_that_waited_for_it_are_stored_in_the_very_next_step(manager):
+    manager(Limited)
+    connector, names, tables = scheduler(), "abc", ([1, 2], [3, 4], [5, 6])
+    requests = [Request(name, [number] * 8) for number, name in enumerate(names)]
+    for request, table in zip(requests, tables, strict=True):
+        connector.on_new_request(request)
+        connector.get_num_new_matched_tokens(request, 0)
+        connector.update_state_after_alloc(request, Blocks(table), 0)
+    new = [(name, (table,)) for name, table in zip(names, tables, strict=True)]
+    assert not connector.build_connector_meta(step(new=new, counts=dict.fromkeys(names, 8))).store_jobs
+    connector.update_connector_output(told(RankRoom(32, 9), RankRoom(48, 6)))
+    for request in requests:
+        request.num_computed_tokens = 8
+        request.tokens.append(99)
+    meta = connector.build_connector_meta(step(counts=dict.fromkeys(names, 1)))
+    assert [job.req_id for job in meta.store_jobs.values()] == [*names]
+
+
 def test_they_may_tell_in_one_report(manager):
     limited, connector = manager(Limited), scheduler()
     both = OffloadingWorkerMetadata(rooms=[RankRoom(48, 6)]).aggregate(

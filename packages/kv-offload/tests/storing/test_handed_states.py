@@ -84,6 +84,7 @@ class TestWhatIsTaken:
             ((1, 4, 10), "within a chunk"),
             ((1, 4, 16), "there are no hashes so far"),
             ((1, 9, 12), "not where the table has that boundary"),
+            ((1, 4, 8), "where the table has another one"),
             ((1, 0, 4), "no block"),
             ((1, 4, 0), "no tokens"),
             ((0, 3, 12), "no states"),

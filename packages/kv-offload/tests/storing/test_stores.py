@@ -34,12 +34,13 @@ class TestStores:
         meta = connector.build_connector_meta(step(more=[("a", None)], counts={"a": 1}))
         assert meta.store_jobs[1].src_spec == gpu(2, index=1)
 
+    @pytest.mark.parametrize("limit", [None, 12])
     @pytest.mark.parametrize("is_draft", [False, True])
-    def test_a_draft_models_last_chunk_waits_for_the_token_after_it(self, fenced, is_draft):
+    def test_a_draft_models_last_chunk_waits_for_the_token_after_it(self, fenced, is_draft, limit):
         cache = kv_cache_config()
         cache.kv_cache_groups[0].is_eagle_group = is_draft
         connector, _ = fenced(cache=cache, offload_prompt_only=False)
-        a = Request("a", range(8))
+        a = Request("a", range(8), params={"max_offload_tokens": limit})
         connector.on_new_request(a)
         assert run(connector, a, [1, 2, 3, 4]).store_jobs[0].src_spec == gpu(1, 2)  # a prompt's is there already
         stored = []
@@ -49,6 +50,21 @@ class TestStores:
             meta = connector.build_connector_meta(step(more=[("a", None)], counts={"a": 1}))
             stored += [(known, job.src_spec) for job in meta.store_jobs.values()]
         assert stored == [(13 if is_draft else 12, gpu(3, index=2))]
+
+    def test_a_draft_models_last_chunk_waits_for_more_than_a_draft_of_the_token_after_it(self, fenced):
+        cache = kv_cache_config()
+        cache.kv_cache_groups[0].is_eagle_group = True
+        connector, _ = fenced(cache=cache, offload_prompt_only=False)
+        a = Request("a", range(8))
+        connector.on_new_request(a)
+        run(connector, a, [1, 2, 3, 4])
+        stored = []
+        for known, drafts in ((9, 0), (10, 0), (11, 0), (12, 2), (13, 2)):
+            a.tokens.append(known - 1)
+            a.num_computed_tokens = known - 1
+            meta = connector.build_connector_meta(step(more=[("a", None)], counts={"a": 1 + drafts}))
+            stored += [(known, job.src_spec) for job in meta.store_jobs.values()]
+        assert stored == [(13, gpu(3, index=2))]
 
     def test_at_the_end_a_draft_models_last_chunk_waits_for_nothing(self, fenced):
         cache = kv_cache_config()
@@ -313,6 +329,28 @@ class TestStores:
         connector.request_finished(requests[2], [5, 6])
         report(connector, done=[1])
         assert step_all() == {2: "c", 3: "d"}, "c offered a last time when it ended"
+
+    def test_who_ended_without_room_takes_nobodys_turn(self, fenced):
+        connector, manager = fenced()
+        manager.capacity = 1
+        requests = [Request(name, [number, *range(4)]) for number, name in enumerate("abc")]
+        tables = [[1, 2], [3, 4], [5, 6]]
+        for request, table in zip(requests, tables, strict=True):
+            connector.on_new_request(request)
+            connector.get_num_new_matched_tokens(request, 0)
+            connector.update_state_after_alloc(request, Blocks(table), 0)
+        new = [(name, (table,)) for name, table in zip("abc", tables, strict=True)]
+        for output in (step(new=new, counts=dict.fromkeys("abc", 5)), *[step(counts=dict.fromkeys("abc", 1))] * 2):
+            meta = connector.build_connector_meta(output)
+            for request in requests:
+                request.num_computed_tokens = request.num_tokens
+                request.tokens.append(0)
+        assert not meta.store_jobs
+        connector.request_finished(requests[1], tables[1])
+        manager.capacity = 9
+        report(connector, done=[0])
+        meta = connector.build_connector_meta(step(counts=dict.fromkeys("ac", 1)))
+        assert [job.req_id for job in meta.store_jobs.values()] == ["c"]
 
     def test_however_often_there_was_no_room_it_is_tried_again(self, fenced):
         connector, _ = fenced()

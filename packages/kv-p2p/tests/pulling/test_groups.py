@@ -1,6 +1,7 @@
 """Several KV cache groups: what an engine says of them, what is held and pulled of each, and when."""
 
 import json
+from math import lcm
 from random import Random
 from types import SimpleNamespace
 
@@ -214,7 +215,7 @@ class Model:
 def test_what_is_read_is_there_and_what_is_promised_is_held(seed):
     """Any prompt, output, windows and hits of the consumer's own."""
     random = Random(seed)
-    sizes = random.choice([(4, 4), (4, 8), (2, 4), (8, 4)])
+    sizes = random.choice([(4, 4), (4, 8), (2, 4), (8, 4), (4, 6)])
     specs = (spec(sizes[0]), *(spec(sizes[1], window=random.randint(2, 13)) for _ in range(random.randint(1, 2))))
     there, here = scheduler(specs=specs), scheduler(specs=specs)
     groups = groups_of(vllm_config(), kv_cache_config(specs=specs))
@@ -230,7 +231,7 @@ def test_what_is_read_is_there_and_what_is_promised_is_held(seed):
     if not hold:
         return
     request = Request("b", range(prompt + more), params, computed=0)
-    grain = max(sizes)
+    grain = lcm(*sizes)
     local = random.randint(0, (prompt + more - 1) // grain) * grain
     here.on_new_request(request)
     count, _ = here.get_num_new_matched_tokens(request, local)

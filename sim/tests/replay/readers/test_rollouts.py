@@ -77,8 +77,8 @@ def test_a_compacted_session_goes_on_with_what_took_its_place(read, compacted, l
         told(5, "y" * 3),
         told(6, "z", "assistant"),
     )
-    assert [one.input_tokens for one in requests] == [
-        *(32, tokens(("user", left)), tokens(("user", left), ("assistant", 7), ("user", 3))),
+    assert [(one.arrival_seconds, one.input_tokens) for one in requests] == [
+        *((0, 32), (2, tokens(("user", left))), (4, tokens(("user", left), ("assistant", 7), ("user", 3)))),
     ]
 
 

@@ -104,7 +104,7 @@ def test_thoughts_are_text_without_what_they_are_signed_with(read):
     requests, _ = read(
         user("a", None, 1, SAID),
         answer("b", "a", 2, thought, "1"),
-        answer("c", "b", 3, [{"type": "text", "text": "z" * 27}], "1"),
+        answer("c", "b", 3, [{"type": "text", "text": "z" * 27, "thinking": "t"}], "1"),
         answer("r", "c", 3, closed, "1"),
         answer("s", "r", 3, empty, "1"),
         user("d", "s", 4, ["y" * 43]),
@@ -203,10 +203,13 @@ def test_a_call_without_a_name_is_answered_by_what_stands_below_it_alone(read):
 
 
 def test_what_usage_leaves_out_is_nothing(read):
-    used = {"cache_read_input_tokens": 45, "output_tokens": 7}
-    requests, notes = read(user("a", None, 1, SAID), answer("b", "a", 2, "z", "1", usage=used))
-    assert lengths(requests) == [(0, 32, 7)]
-    assert "usage says 45 prompt tokens where 32 are counted here" in notes[2]
+    taken, given = {"cache_read_input_tokens": 45}, {"output_tokens": 7}
+    requests, notes = read(
+        *(user("a", None, 1, SAID), answer("b", "a", 2, "z", "1", usage=taken)),
+        *(user("c", None, 3, SAID), answer("d", "c", 4, "z", "2", usage=given)),
+    )
+    assert lengths(requests) == [(0, 32, 0), (2, 32, 7)]
+    assert "usage says 45 prompt tokens where 64 are counted here" in notes[2]
 
 
 def test_what_a_line_says_is_made_once_for_all_that_stands_below_it(read, monkeypatch):

@@ -51,7 +51,7 @@ def _gather(lines: Sequence[Line]) -> Iterator[tuple[int, Line]]:
         if not isinstance(payload, dict):
             continue
         if line.get("type") != "response_item":
-            _hear(session, line.get("type"), payload)
+            _hear(session, line, payload)
             continue
         pieces, of_model = _pieces(payload), _is_of_model(payload)
         if of_model and not session.is_answering:
@@ -68,8 +68,9 @@ def _gather(lines: Sequence[Line]) -> Iterator[tuple[int, Line]]:
         yield begun, session.answer
 
 
-def _hear(session: _Session, kind: Any, payload: Mapping[str, Any]) -> None:
+def _hear(session: _Session, line: Line, payload: Mapping[str, Any]) -> None:
     """What a line says that is no item."""
+    kind = line.get("type")
     if kind == "session_meta" and session.name is None:
         session.name = text_of(payload, "id")
         told = payload.get("instructions") or inside(payload.get("base_instructions"), "text")
@@ -81,7 +82,7 @@ def _hear(session: _Session, kind: Any, payload: Mapping[str, Any]) -> None:
         if not isinstance(items, list):
             items = [{"type": "message", "role": "user", "content": payload.get("message")}]
         session.said = [piece for item in items for piece in _pieces(item)]
-        session.is_answering = False
+        session.told_at, session.is_answering = line, False
     elif kind == "event_msg" and payload.get("type") == "token_count" and session.answer is not None:
         usage = inside(payload.get("info"), "last_token_usage")
         if isinstance(usage, dict):  # else it is of limits only
