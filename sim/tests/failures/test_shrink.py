@@ -9,6 +9,7 @@ import pytest
 
 from kv_sim.actions import Action, Kind
 from kv_sim.config import GroupConfig, WorldConfig
+from kv_sim.engine.builtin import BuiltinEngine
 from kv_sim.examples.catalogue import MEMORY
 from kv_sim.failures.shrink import MACROS, PLAIN, shrink
 from kv_sim.fuzz import Failure
@@ -230,6 +231,26 @@ def test_the_plainest() -> None:
 def test_a_step_of_run_ahead_is_tried_before_three(shrunk: Any) -> None:
     best, _ = shrunk(lambda history, config: config.run_ahead > 0, [], ELABORATE)
     assert (best.config.run_ahead, best.config.async_scheduling) == (1, False)
+
+
+def test_no_world_is_tried_that_the_engine_can_not_be(shrunk: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is drawn so, and a plainer one that only others could be would show something else."""
+
+    def fit(config: WorldConfig) -> WorldConfig:
+        return replace(config, spec_tokens=0) if config.run_ahead and not config.async_scheduling else config
+
+    monkeypatch.setattr(BuiltinEngine, "fit", fit)
+    best, replays = shrunk(lambda history, config: config.run_ahead > 0, [], ELABORATE)
+    assert all(config == fit(config) for _, config in replays.tried)
+    assert best.config == replace(PLAINEST, run_ahead=1)
+    begun, drafts = act("schedule"), replace(PLAINEST, spec_tokens=2)
+
+    def fails(history: History, config: WorldConfig) -> bool:
+        return begun in history and (config.spec_tokens > 0 or config.run_ahead > 0)
+
+    best, replays = shrunk(fails, [begun], drafts)
+    assert best.config == replace(PLAINEST, run_ahead=1)
+    assert all(config == fit(config) for _, config in replays.tried)
 
 
 @pytest.mark.parametrize(

@@ -23,7 +23,7 @@ from kv_sim.memory.content import (
     whole_story,
 )
 from kv_sim.memory.device import Device
-from kv_sim.memory.kernels import Attention, ContentProblem, LaunchedStep, Slot
+from kv_sim.memory.kernels import Attention, ContentProblem, LaunchedStep, Slot, StateMoves
 from kv_sim.memory.settled import Offer
 from kv_sim.memory.shadow import Shadow
 from kv_sim.violation import Referee, Violation
@@ -245,6 +245,56 @@ def test_states_are_read_before_any_is_written() -> None:
     made.launch(one)
     made.retire()
     assert one.problems == []
+
+
+def with_moves(before: int | None, *after: tuple[int, int], start: int = 6) -> LaunchedStep:
+    """A step of which the engine says where its states are: there are three in a block's worth of tokens."""
+    states = {2: StateMoves(before, after)}
+    return LaunchedStep(7, [Attention("r1", start, 9, TABLES, HASHES, states)], [], [], SIZE, (0, 5, 2))
+
+
+def test_an_engine_may_say_where_states_are() -> None:
+    """With drafts each token has a state of its own, and none of them need be where the table has the token."""
+    made = device()
+    fill(made, 6)
+    made.memory[15] = made.memory[12]
+    made.memory[12] = POISON
+    one = with_moves(15, (13, 6), (14, 7), (15, 8), (14, 8))
+    made.launch(one)
+    made.retire()
+    assert one.problems == []
+    assert one.reads & {*TABLES[2]} == {15}
+    assert one.writes & {*TABLES[2]} == {13, 14, 15}
+    told = {block: int(made.memory[block, 0, 0]) ^ int(made.kernels.keys[2][0]) for block in (13, 14, 15)}
+    assert told == {13: HASHES[6], 14: HASHES[8], 15: HASHES[8]}, "of two states of a block the later one"
+    assert (made.memory[12] == POISON).all() and (made.memory[11] != POISON).all()
+    assert made.shadow.last_writer[RANK][14] == "step 7 for request r1"
+
+
+def test_a_step_goes_on_from_the_state_that_the_engine_names() -> None:
+    made = device()
+    fill(made, 6)
+    one = with_moves(14, (13, 8))
+    made.launch(one)
+    made.retire()
+    (problem,) = one.problems
+    assert problem.block == 14 and "token 5" in problem.message and "goes on from this state" in problem.message
+    first = with_moves(None, (11, 8), start=0)
+    made.launch(first)
+    made.retire()
+    assert first.problems == []
+    assert first.reads & {*TABLES[2]} == set()
+
+
+@pytest.mark.parametrize(("block", "changes"), [(12, False), (13, True), (14, True), (15, False)])
+def test_a_store_may_read_what_no_state_is_left_in(block: int, changes: bool) -> None:
+    made = device()
+    fill(made, 6)
+    made.launch(step(CONFIG, (0, 1)))
+    made.copies.open().submit(Direction.STORE, [(block, 0)], after_compute=False)
+    made.queue.clear()
+    made.launch(with_moves(12, (14, 7), (13, 8)))
+    assert (refused(made.retire) is not None) is changes
 
 
 # -- who is asked -------------------------------------------------------------------------------

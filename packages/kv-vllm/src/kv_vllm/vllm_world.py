@@ -248,7 +248,11 @@ def _spec(world: WorldConfig, group: GroupConfig, sharing_ranks: int) -> Any:
     if group == STATE:
         words = world.page_bytes // WORD_BYTES
         return MambaSpec(
-            block_size=world.block_size, shapes=((words,),), dtypes=(torch.int64,), mamba_cache_mode="align"
+            block_size=world.block_size,
+            shapes=((words,),),
+            dtypes=(torch.int64,),
+            mamba_cache_mode="align",
+            num_speculative_blocks=world.spec_tokens,
         )
     # A rank has fewer tokens of a block that ranks share, in a page that is as large as the testbed's.
     tokens, width = world.block_size // sharing_ranks, HEAD_SIZE * sharing_ranks

@@ -1,10 +1,11 @@
 """``BuiltinEngine``: the testbed's model of an engine, vLLM V1's as a connector sees it."""
 
+from dataclasses import replace
 from typing import Any, ClassVar, cast
 
 from kv_api import KVConnectorBase_V1, KVConnectorRole, KVOutputAggregator, SupportsHMA
 from kv_sim.checkers.children import Children
-from kv_sim.config import BUILTIN_ENGINE, WorldConfig
+from kv_sim.config import BUILTIN_ENGINE, STATE, WorldConfig
 from kv_sim.engine.engine import Engine
 from kv_sim.engine.outcome import Outcome
 from kv_sim.engine.output import Step
@@ -30,6 +31,11 @@ class BuiltinEngine(Engine):
     scheduler: Scheduler
     outcome: Outcome
     workers: list[Worker]
+
+    @classmethod
+    def fit(cls, config: WorldConfig) -> WorldConfig:
+        """No drafts beside states: this engine has no blocks for the states after drafts."""
+        return replace(config, spec_tokens=0) if STATE in config.groups else config
 
     def __init__(
         self,

@@ -14,6 +14,7 @@ from typing import Any, Final
 from kv_sim.actions import Action, Kind
 from kv_sim.config import GroupConfig, WorldConfig
 from kv_sim.engine.request_spec import RequestSpec
+from kv_sim.engines import find_engine
 from kv_sim.fuzz import Failure, replay
 from kv_sim.violation import Invariant
 
@@ -162,7 +163,8 @@ class Shrinker:
                     start += 1
 
     def simplify_world(self) -> None:
-        """Try plainer worlds, one value at a time."""
+        """Try plainer worlds, one value at a time: those that the engine can be."""
+        fit = find_engine(self.best.config.engine).fit
         for name, values in PLAIN.items():
             config = self.best.config
             for value in values:
@@ -171,12 +173,12 @@ class Shrinker:
                 simpler = replace(config, **{name: value})
                 if not simpler.run_ahead:
                     simpler = replace(simpler, async_scheduling=False)
-                if self.try_history(self.best.history, simpler):
+                if self.try_history(self.best.history, fit(simpler)):
                     break
 
     def say_that_it_runs_ahead(self) -> None:
         """Say that an engine runs ahead, if it has to: in no other one can anything happen within a step."""
-        config = replace(self.best.config, run_ahead=1)
+        config = find_engine(self.best.config.engine).fit(replace(self.best.config, run_ahead=1))
         if not self.best.config.run_ahead and any(action.kind is Kind.SCHEDULE for action in self.best.history):
             self._tried.discard(_key(config, self.best.history))
             self.try_history(self.best.history, config)

@@ -90,7 +90,7 @@ def _sizes(config: WorldConfig) -> tuple[int, ...]:
 def with_states(config: WorldConfig, random: Random) -> WorldConfig:
     """Maybe give a world of several groups one of states, in the place of the last or beside the others.
 
-    A state can't be taken back, so there are no drafts then. About half of these engines hand states over; their
+    About half of these engines hand states over; their
     sizes decide which, so that the rest of a history is the same in both.
     """
     if len(config.groups) == 1 or random.random() < 0.4:
@@ -101,7 +101,6 @@ def with_states(config: WorldConfig, random: Random) -> WorldConfig:
         groups=(*kept, STATE),
         hands_over_states=Random(repr(_sizes(config))).random() < 0.5,
         num_blocks=config.num_blocks * (len(kept) + 1) // len(config.groups),
-        spec_tokens=0,
     )
 
 

@@ -6,7 +6,7 @@ ones are computed: what the step wrote for that request is *spoilt*, and counts 
 later.
 """
 
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -21,6 +21,16 @@ Slot = tuple[int, int, int]
 
 
 @dataclass(frozen=True)
+class StateMoves:
+    """Which blocks have the states of one request in one group: before a step, and after it."""
+
+    before: int | None
+    """The block with the state from which the step goes on. None: the step begins with the first token."""
+    after: tuple[tuple[int, int], ...]
+    """The blocks in which the step leaves a state, in this order, and the last token that each state has seen."""
+
+
+@dataclass(frozen=True)
 class Attention:
     """What one request does in one step: computes ``[start, end)`` and reads everything before, by group."""
 
@@ -30,6 +40,18 @@ class Attention:
     tables: tuple[tuple[int, ...], ...]
     hashes: Words
     """What each position must hold, drafts included; at least ``end`` long."""
+    states: Mapping[int, StateMoves] = field(default_factory=dict)
+    """Where the states of a group are, if the engine says so: with drafts there are more than the table tells."""
+
+    def moves(self, group: int, block_size: int) -> StateMoves:
+        """Where the states of a group are. As a table tells it, each block has the state after its last token."""
+        if group in self.states:
+            return self.states[group]
+        table, last = self.tables[group], self.end - 1
+        before = table[(self.start - 1) // block_size] if self.start else None
+        reached = range(self.start // block_size, last // block_size + 1)
+        after = ((table[index], min((index + 1) * block_size - 1, last)) for index in reached)
+        return StateMoves(before, tuple((block, token) for block, token in after if block != NULL))
 
 
 @dataclass(frozen=True)
@@ -59,7 +81,12 @@ class LaunchedStep:
 
     def __post_init__(self) -> None:
         for attention in self.attentions:
-            for table, window in zip(attention.tables, self.windows, strict=True):
+            for group, (table, window) in enumerate(zip(attention.tables, self.windows, strict=True)):
+                if group in attention.states:
+                    moves = attention.states[group]
+                    self.reads.update(() if moves.before is None else (moves.before,))
+                    self.writes.update(block for block, _ in moves.after)
+                    continue
                 first = self.first_read(attention, window)
                 last = (attention.end - 1) // self.block_size
                 self.reads.update(table[first : last + 1])
@@ -138,11 +165,13 @@ class Kernels:
         for attention in step.attentions:
             last = settled if attention.request_id == appends else size
             for group, table in enumerate(attention.tables):
+                if self._config.groups[group].kind == "state":
+                    if any(left == block for left, _ in attention.moves(group, size).after):
+                        return True
+                    continue
                 for index in range(attention.start // size, (attention.end - 1) // size + 1):
                     if table[index] != block:
                         continue
-                    if self._config.groups[group].kind == "state":
-                        return True
                     first, end = max(attention.start, index * size), min(attention.end, index * size + last)
                     held = self._of_group[group][block, :, first - index * size : end - index * size]
                     right = attention.hashes[first:end] ^ self.keys[group][:, None]
@@ -234,27 +263,22 @@ class Kernels:
         return None
 
     def _write_states(self, step: LaunchedStep, attention: Attention, group: int) -> None:
-        """Leave the state after the last token in each block that the step reaches, if there is one."""
-        size, table = self._config.block_size, attention.tables[group]
-        for index in range(attention.start // size, (attention.end - 1) // size + 1):
-            if table[index] == NULL:
-                continue
-            state = attention.hashes[min((index + 1) * size, attention.end) - 1]
-            self._of_group[group][table[index]] = (state ^ self.keys[group])[:, None]
-            self._shadow.last_writer[self._rank][table[index]] = _writer(step, attention)
+        """Leave the states that the step comes to."""
+        for block, token in attention.moves(group, self._config.block_size).after:
+            self._of_group[group][block] = (attention.hashes[token] ^ self.keys[group])[:, None]
+            self._shadow.last_writer[self._rank][block] = _writer(step, attention)
 
     def _read_state(self, step: LaunchedStep, attention: Attention, group: int) -> None:
         """Go on from the state after the token before the step's first."""
-        before = attention.start - 1
-        if before < 0:
+        block, token = attention.moves(group, self._config.block_size).before, attention.start - 1
+        if block is None:
             return
-        block = attention.tables[group][before // self._config.block_size]
         got = self._of_group[group][block] ^ self.keys[group][:, None]
-        differs = got != attention.hashes[before]
+        differs = got != attention.hashes[token]
         if differs.any():
             layer, offset = (int(x) for x in np.argwhere(differs)[0])
             role = ", which goes on from this state"
-            self._note(step, attention, before, group, (block, layer, offset), role)
+            self._note(step, attention, token, group, (block, layer, offset), role)
 
 
 def _writer(step: LaunchedStep, attention: Attention) -> str:

@@ -35,6 +35,7 @@ from kv_vllm import vllm_world
 from kv_vllm.driver import classes, known_faults
 from kv_vllm.driver.crash import crashes
 from kv_vllm.driver.device import TensorDevice
+from kv_vllm.driver.drafted_states import DraftedStates, with_few_drafts
 from kv_vllm.driver.ledger import Ledger, Twin
 from kv_vllm.driver.setup import Setup, handed_on, request_of, turn_of
 from kv_vllm.driver.step import VllmStep
@@ -54,12 +55,12 @@ class VllmEngine(Engine):
     def fit(cls, config: WorldConfig) -> WorldConfig:
         """The world nearest to ``config`` that vLLM's schedulers can be.
 
-        It has no drafts under pipeline parallelism, where vLLM computes them without the token before them. No id
-        comes back, since vLLM's front ends make each unique. All ranks have the same layers.
+        It has no drafts under pipeline parallelism, where vLLM computes them without the token before them, and
+        few beside states. No id comes back: vLLM's front ends make each unique. All ranks have the same layers.
         """
         if config.run_ahead and not config.async_scheduling:
             config = replace(config, spec_tokens=0)
-        return replace(config, silent=config.silent | {"same_id"}, stages="alike")
+        return replace(with_few_drafts(config), silent=config.silent | {"same_id"}, stages="alike")
 
     @classmethod
     def subject_named(cls, name: str) -> Subject:
@@ -97,6 +98,7 @@ class VllmEngine(Engine):
         self._tell_handshakes()
         self.scheduler = SchedulerView(self.vllm, self.ledger, self.guard)
         self.outcome = Ended(self.ledger)
+        self._drafted_states = DraftedStates(config)
 
     @property
     def leaves_tickets(self) -> bool:
@@ -231,6 +233,7 @@ class VllmEngine(Engine):
         for name, count in output.num_scheduled_tokens.items():
             self._attend(step, ledger.twins[name], count, reject_drafts)
             self.served.compute(ledger.twins[name])
+        self._drafted_states.place(step)
         self.steps.append(step)
         return step
 

@@ -1,0 +1,93 @@
+"""``DraftedStates``: which blocks have the states of a request whose drafts are computed, to vLLM's workers.
+
+A state can't be taken back, so each token of a step with drafts leaves a state of its own. The state after the
+known tokens is in the *running* block, which is where the table has the end of the step; the state after each
+draft is in the next one of the blocks behind it, of which a request has as many as there may be drafts. How many
+drafts were right decides from which of them the next step goes on. If a right draft ends a block, the state
+after it is copied to where the table has that block, for requests that look for it later.
+
+The scheduler takes blocks out of a table, and moves those of drafts to its end. A worker is told what is added and
+nothing else, so its tables are kept here.
+"""
+
+from dataclasses import dataclass, replace
+from typing import Final
+
+from kv_sim.config import STATE, WorldConfig
+from kv_sim.memory.kernels import Attention, StateMoves
+from kv_vllm.driver.step import Stint, VllmStep
+
+
+def with_few_drafts(config: WorldConfig) -> WorldConfig:
+    """A world of states with as many drafts as fit into a block, those of all steps under way together.
+
+    Blocks of states are long, so a real model has no more. With more a request may pass over a whole block in a
+    step, and a worker's copy of the state at its end goes where the worker still has a block of drafts. There are
+    no drafts where a prompt may end within a block, and no sessions beside drafts, since a session drops a token.
+    """
+    if STATE not in config.groups:
+        return config
+    most = 0 if config.has_tails else max(0, config.block_size // config.max_concurrent_steps - 1)
+    drafts = min(config.spec_tokens, most)
+    return replace(config, spec_tokens=drafts, sessions=config.sessions and not drafts)
+
+
+@dataclass
+class _Request:
+    """What a worker knows of a request."""
+
+    stint: Stint
+    tables: list[list[int]]
+    running: int
+    """Where the tables have the running block."""
+    end: int
+    """How many tokens were computed, without the wrong drafts."""
+    right_drafts: int = 0
+    """How far behind the running block the state after the last of these is."""
+
+
+class DraftedStates:
+    """Those of one engine."""
+
+    def __init__(self, config: WorldConfig) -> None:
+        self._block_size: Final = config.block_size
+        has_drafts = config.spec_tokens > 0
+        self._groups = [place for place, group in enumerate(config.groups) if has_drafts and group == STATE]
+        self._requests: dict[str, _Request] = {}
+
+    def place(self, step: VllmStep) -> None:
+        """Say of what a step computes where its states are. Steps come in the order of scheduling."""
+        if self._groups:
+            step.attentions = [self._placed(step, attention) for attention in step.attentions]
+
+    def _placed(self, step: VllmStep, attention: Attention) -> Attention:
+        name, size = attention.request_id, self._block_size
+        request = self._follow(step.stints[name], attention)
+        before = request.running + request.right_drafts
+        drafts = len(step.output.scheduled_spec_decode_tokens.get(name, ()))
+        wrong = step.rejected.get(name, 0)
+        known = attention.end - drafts
+        request.running = (attention.end - 1) // size
+        request.end, request.right_drafts = attention.end - wrong, drafts - wrong
+        full_blocks = request.end // size
+        states = {}
+        for group in self._groups:
+            table = request.tables[group]
+            after = [(table[request.running + draft], known + draft - 1) for draft in range(drafts + 1)]
+            if full_blocks * size >= known:
+                after.append((table[full_blocks - 1], full_blocks * size - 1))
+            states[group] = StateMoves(table[before] if attention.start else None, tuple(after))
+        if full_blocks - 1 == request.running:
+            request.right_drafts = 0  # the copy went to the running block itself
+        return replace(attention, states=states)
+
+    def _follow(self, stint: Stint, attention: Attention) -> _Request:
+        """The request with its tables as a worker has them for the step."""
+        request = self._requests.get(attention.request_id)
+        if request is None or request.stint != stint or request.end != attention.start:
+            running = max(0, attention.start - 1) // self._block_size
+            request = _Request(stint, [[] for _ in attention.tables], running, attention.start)
+            self._requests[attention.request_id] = request
+        for known, table in zip(request.tables, attention.tables, strict=True):
+            known += table[len(known) :]
+        return request
