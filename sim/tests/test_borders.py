@@ -57,7 +57,10 @@ def test_folders_stand_on_each_other() -> None:
             "watching",
             {"actions", "config", "engine", "memory", "site", "subject", "violation", "whole_file", "world"},
         ),
-        ("failures", {"actions", "config", "engine", "fuzz", "strict", "subject", "violation", "watching"}),
+        (
+            "failures",
+            {"actions", "config", "engine", "engines", "fuzz", "strict", "subject", "violation", "watching"},
+        ),
         ("examples", {"subject", "violation"}),
     ],
 )

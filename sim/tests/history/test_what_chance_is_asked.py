@@ -239,7 +239,7 @@ def test_finer_hashes_and_states_are_drawn_of_these() -> None:
         assert with_fine_hashes(config, asked) == replace(config, **changes)
         assert asked.asked == [("random",), *[("choice", 2, 8)] * bool(changes)]
     config = replace(config, groups=(FULL, WINDOW), spec_tokens=2, host_slots=8)
-    states = {"spec_tokens": 0, "hands_over_states": True}
+    states = {"hands_over_states": True}
     for chance, nth, changes in (
         (0.39, 0, {}),
         (0.4, 0, {"groups": (FULL, STATE), **states}),
