@@ -4,7 +4,6 @@ process (``kv_vllm_lmcache_server``). With LMCache installed the class is LMCach
 As on a GPU the server copies between its memory and the engine's blocks, and the engine waits for none of that.
 """
 
-import gc
 import warnings
 from types import SimpleNamespace
 
@@ -17,6 +16,7 @@ with warnings.catch_warnings():
     from lmcache.integration.vllm import vllm_multi_process_adapter as adapters
     from lmcache.v1.multiprocess.transfer_context import worker_transfer
     from vllm.distributed.kv_transfer.kv_connector.v1.lmcache_mp_connector import LMCacheMPConnector
+
 
 class Heartbeat(adapters.HeartbeatThread):
     """Without its thread: it beats when somebody has it do so (``_execute``)."""
@@ -113,6 +113,3 @@ class OnCpu(LMCacheMPConnector):
         super().shutdown()
         if self.card is None:
             self.server.end()
-
-
-gc.collect()

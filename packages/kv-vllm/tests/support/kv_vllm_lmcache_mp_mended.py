@@ -133,8 +133,23 @@ class StoresNoHoles(OnCpu):
         return meta
 
 
+class ChecksWords(OnCpu):
+    """What a client says is heeded if it is what it should be."""
+
+    def _get_or_create_request_tracker(self, request):
+        tracker = super()._get_or_create_request_tracker(request)
+        if type(tracker.max_offload_tokens) is not int:
+            tracker.max_offload_tokens = None
+        return tracker
+
+    def request_finished(self, request, block_ids):
+        if not isinstance(request.kv_transfer_params, dict):
+            request.kv_transfer_params = None
+        return super().request_finished(request, block_ids)
+
+
 PARTS = (
-    *(StoresNoHoles, WaitsForWindows, WaitsForAll, LetsGo, CountsWhatLoads, AsksAgain),
+    *(ChecksWords, StoresNoHoles, WaitsForWindows, WaitsForAll, LetsGo, CountsWhatLoads, AsksAgain),
     *(ForgetsWhoWasTold, HoldsOnce, NamesWhose),
 )
 

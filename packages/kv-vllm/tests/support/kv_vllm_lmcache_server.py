@@ -183,10 +183,6 @@ class Operations:
             card.submit(way, pages, CURRENT.stream, in_order=True)
 
 
-class Transfers(lmcache_driven_transfer.LMCacheDrivenTransferModule):
-    """LMCache's; when an engine registers its layers, it is known which device they are on."""
-
-
 class Callbacks:
     """Fits ``DeviceHostFuncDispatcher``: what is to be done when a stream has come to it."""
 
@@ -274,9 +270,10 @@ class Once:
 for name in ("L1EvictionController", "L2EvictionController", "StoreController", "PrefetchController"):
     setattr(storage_manager, name, without_thread(getattr(storage_manager, name)))
 storage_manager.PeriodicEventNotifier = SimpleNamespace(create=lambda **said: None, shutdown=lambda: None)
-eviction_controller.time = SimpleNamespace(sleep=lambda seconds: None, monotonic=eviction_controller.time.monotonic)
+eviction_controller.time = SimpleNamespace(
+    sleep=lambda seconds: None, monotonic=eviction_controller.time.monotonic
+)
 engine_context.SessionManager = functools.partial(engine_context.SessionManager, cleanup_interval=None)
-engine_context.SessionManager.DEFAULT_SESSION_TTL = 600
 lmcache_driven_transfer.torch_dev = Device()
 lmcache_driven_transfer.create_cache_context = create_cache_context
 lmcache_driven_transfer.get_event_ipc_backend = lambda device: EVENTS
@@ -335,7 +332,8 @@ class Server:
         self.context = engine_context.MPCacheServerContext(
             StorageManagerConfig(level, EvictionConfig("LRU")), chunk, separate_object_groups=True
         )
-        self.lookups, self.transfers = LookupModule(self.context), Transfers(self.context)
+        self.lookups = LookupModule(self.context)
+        self.transfers = lmcache_driven_transfer.LMCacheDrivenTransferModule(self.context)
         self.callbacks = self.transfers._device_host_func_dispatcher
         self.management = ManagementModule(self.context, [self.transfers])
         self._modules = [self.lookups, self.transfers, self.management]

@@ -154,7 +154,9 @@ class VllmEngine(Engine):
         config = self.config
         twin = Twin(spec, config.block_size, config.max_model_len, config.hit_ends_per_block)
         request = request_of(twin)
-        request.kv_transfer_params = twin.kv_transfer_params = handed_on(self.params_for(twin))
+        words = request.kv_transfer_params = twin.kv_transfer_params = handed_on(self.params_for(twin))
+        if words is not None:
+            request.sampling_params.extra_args = {"kv_transfer_params": words}
         self.ledger.arrived(twin)
         with crashes(self.referee, "add_request"):
             self.vllm.add_request(request)

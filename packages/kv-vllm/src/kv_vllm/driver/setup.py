@@ -15,6 +15,7 @@ from vllm.config import KVTransferConfig
 from vllm.distributed.kv_transfer.kv_connector.factory import KVConnectorFactory as VllmFactory
 from vllm.distributed.kv_transfer.kv_connector.v1 import KVConnectorRole as VllmRole
 from vllm.distributed.kv_transfer.kv_connector.v1 import SupportsHMA as VllmSupportsHMA
+from vllm.exceptions import VLLMValidationError
 from vllm.sampling_params import SamplingParams
 from vllm.v1.request import Request
 
@@ -71,8 +72,13 @@ def request_of(twin: Twin) -> Request:
 def handed_on(params: Any) -> Any:
     """What a scheduler gets of a client's ``kv_transfer_params``.
 
-    What is no object ends in vLLM's frontend, which looks into it; unless it is empty.
+    What is no object ends in vLLM's frontend, which looks into it; unless it is empty. So does an integer of more
+    than 64 bits anywhere in it.
     """
+    try:
+        SamplingParams(extra_args={"kv_transfer_params": params})
+    except VLLMValidationError:
+        return None
     return params if isinstance(params, dict) or not params else None
 
 
