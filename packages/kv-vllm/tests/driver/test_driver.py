@@ -396,13 +396,18 @@ def test_whose_a_request_is(salt, adapter, engine):
     assert ([] if lora is None else [lora.lora_name]) == ([] if adapter is None else [adapter])
 
 
-@pytest.mark.parametrize("sent", [None, {}, {"do_remote_prefill": -1}, "", [], 0, False, "text", ["a"], 7, True])
+@pytest.mark.parametrize(
+    "sent", [None, {}, {"do_remote_prefill": -1}, "", [], 0, False, "text", ["a"], 7, True, {"a": 2**64}]
+)
 def test_of_what_a_client_sends_a_scheduler_gets_what_the_frontend_hands_on(sent, engine):
-    """What is no object ends there, if it isn't empty: vLLM's own scheduler would fail at it, too."""
+    """What is no object ends there, if it isn't empty: vLLM's own scheduler would fail at it, too. The request has
+    it from its sampling parameters."""
     world = World(WorldConfig(engine="vllm"), SUBJECTS["memory"])
     twin = world.engine.add(RequestSpec("r", 0, 9, 0, 1, 1, kv_transfer_params=sent))
-    got = None if sent and not isinstance(sent, dict) else sent
-    assert repr(twin.kv_transfer_params) == repr(world.engine.vllm.requests["r"].kv_transfer_params) == repr(got)
+    got = None if sent == {"a": 2**64} or (sent and not isinstance(sent, dict)) else sent
+    request = world.engine.vllm.requests["r"]
+    assert repr(twin.kv_transfer_params) == repr(request.kv_transfer_params) == repr(got)
+    assert request.sampling_params.extra_args == (None if got is None else {"kv_transfer_params": got})
 
 
 def test_whose_connector_it_is(engine):
