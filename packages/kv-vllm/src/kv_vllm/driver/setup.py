@@ -72,14 +72,19 @@ def request_of(twin: Twin) -> Request:
 def handed_on(params: Any) -> Any:
     """What a scheduler gets of a client's ``kv_transfer_params``.
 
-    What is no object ends in vLLM's frontend, which looks into it; unless it is empty. So does an integer of more
-    than 64 bits anywhere in it.
+    What is no object ends in vLLM's frontend, which looks into it; unless it is empty.
     """
+    return params if isinstance(params, dict) or not params else None
+
+
+def extra_args_of(params: Any) -> dict[str, Any] | None:
+    """Where vLLM has them from: of the sampling parameters. Some integers are refused there."""
+    extra_args = {"kv_transfer_params": params}
     try:
-        SamplingParams(extra_args={"kv_transfer_params": params})
+        SamplingParams(extra_args=extra_args)
     except VLLMValidationError:
         return None
-    return params if isinstance(params, dict) or not params else None
+    return None if params is None else extra_args
 
 
 def turn_of(twin: Twin) -> Request:
