@@ -73,7 +73,7 @@ VLLM_ON_BOTH = (
     *("authors.py", "features.py", "files.py", "mla.py", "outputs.py", "p2p.py", "p2p_groups.py", "pauses.py"),
     *("prediction.py", "server.py", "states.py", "traffic.py", "two_groups.py", "two_ranks.py"),
     "two_stages.py",
-    *("vllms_hf3fs.py", "vllms_lmcache.py", "vllms_mooncake.py", "vllms_mooncake_store.py"),
+    *("vllms_hf3fs.py", "vllms_lmcache.py", "vllms_lmcache_mp.py", "vllms_mooncake.py", "vllms_mooncake_store.py"),
     *("vllms_mooncake_store_real.py", "vllms_nixl.py", "vllms_simple.py"),
 )
 """The long tests that run on both."""

@@ -398,11 +398,14 @@ def test_whose_a_request_is(salt, adapter, engine):
 
 @pytest.mark.parametrize("sent", [None, {}, {"do_remote_prefill": -1}, "", [], 0, False, "text", ["a"], 7, True])
 def test_of_what_a_client_sends_a_scheduler_gets_what_the_frontend_hands_on(sent, engine):
-    """What is no object ends there, if it isn't empty: vLLM's own scheduler would fail at it, too."""
+    """What is no object ends there, if it isn't empty: vLLM's own scheduler would fail at it, too. The request has
+    it from its sampling parameters."""
     world = World(WorldConfig(engine="vllm"), SUBJECTS["memory"])
     twin = world.engine.add(RequestSpec("r", 0, 9, 0, 1, 1, kv_transfer_params=sent))
     got = None if sent and not isinstance(sent, dict) else sent
-    assert repr(twin.kv_transfer_params) == repr(world.engine.vllm.requests["r"].kv_transfer_params) == repr(got)
+    request = world.engine.vllm.requests["r"]
+    assert repr(twin.kv_transfer_params) == repr(request.kv_transfer_params) == repr(got)
+    assert request.sampling_params.extra_args == (None if got is None else {"kv_transfer_params": got})
 
 
 def test_whose_connector_it_is(engine):

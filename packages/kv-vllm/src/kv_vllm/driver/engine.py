@@ -37,7 +37,7 @@ from kv_vllm.driver.crash import crashes
 from kv_vllm.driver.device import TensorDevice
 from kv_vllm.driver.drafted_states import DraftedStates, with_few_drafts
 from kv_vllm.driver.ledger import Ledger, Twin
-from kv_vllm.driver.setup import Setup, handed_on, request_of, turn_of
+from kv_vllm.driver.setup import Setup, extra_args_of, handed_on, request_of, turn_of
 from kv_vllm.driver.step import VllmStep
 from kv_vllm.driver.view import Ended, SchedulerView
 from kv_vllm.driver.worker import TELLS_OF_SLEEP
@@ -146,7 +146,8 @@ class VllmEngine(Engine):
         config = self.config
         twin = Twin(spec, config.block_size, config.max_model_len, config.hit_ends_per_block)
         request = request_of(twin)
-        request.kv_transfer_params = twin.kv_transfer_params = handed_on(self.params_for(twin))
+        words = request.kv_transfer_params = twin.kv_transfer_params = handed_on(self.params_for(twin))
+        request.sampling_params.extra_args = extra_args_of(words)
         self.ledger.arrived(twin)
         with crashes(self.referee, "add_request"):
             self.vllm.add_request(request)

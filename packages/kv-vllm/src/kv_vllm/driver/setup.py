@@ -15,6 +15,7 @@ from vllm.config import KVTransferConfig
 from vllm.distributed.kv_transfer.kv_connector.factory import KVConnectorFactory as VllmFactory
 from vllm.distributed.kv_transfer.kv_connector.v1 import KVConnectorRole as VllmRole
 from vllm.distributed.kv_transfer.kv_connector.v1 import SupportsHMA as VllmSupportsHMA
+from vllm.exceptions import VLLMValidationError
 from vllm.sampling_params import SamplingParams
 from vllm.v1.request import Request
 
@@ -74,6 +75,16 @@ def handed_on(params: Any) -> Any:
     What is no object ends in vLLM's frontend, which looks into it; unless it is empty.
     """
     return params if isinstance(params, dict) or not params else None
+
+
+def extra_args_of(params: Any) -> dict[str, Any] | None:
+    """Where vLLM has them from: of the sampling parameters. Some integers are refused there."""
+    extra_args = {"kv_transfer_params": params}
+    try:
+        SamplingParams(extra_args=extra_args)
+    except VLLMValidationError:
+        return None
+    return None if params is None else extra_args
 
 
 def turn_of(twin: Twin) -> Request:

@@ -1,0 +1,390 @@
+"""LMCache's server in this process, without a socket, a thread or a GPU.
+
+What it looks up, locks, keeps, evicts, stores and loads is LMCache's own code. Whoever asks it something gets an
+answer at once, or when it is the server's turn (``lags``). In the place of CUDA's events and copies are those of
+``kv_vllm_gpu``; what LMCache has a driver's thread do after a copy is done when somebody asks next.
+
+A copy is what LMCache gives to its copy engine: so many blocks of an object in its memory, layer by layer.
+"""
+
+import copy
+import functools
+import itertools
+import warnings
+from collections import deque
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass
+from types import SimpleNamespace
+
+from kv_vllm_gpu import CARDS, COMPUTE, Event, Stream
+
+from kv_api import Direction
+
+with warnings.catch_warnings():
+    warnings.simplefilter("ignore")  # its logging makes something of OpenTelemetry's that is deprecated
+    from lmcache import device_ops
+    from lmcache.lmcache_native import TransferDirection
+    from lmcache.v1.distributed import storage_manager
+    from lmcache.v1.distributed.config import (
+        DRAML1ManagerConfig,
+        EvictionConfig,
+        L1MemoryManagerConfig,
+        StorageManagerConfig,
+    )
+    from lmcache.v1.distributed.storage_controllers import eviction_controller
+    from lmcache.v1.multiprocess import engine_context, object_group_transfer
+    from lmcache.v1.multiprocess.futures import MessagingFuture
+    from lmcache.v1.multiprocess.modules import lmcache_driven_transfer
+    from lmcache.v1.multiprocess.modules.lookup import LookupModule
+    from lmcache.v1.multiprocess.modules.management import ManagementModule
+    from lmcache.v1.platform.devices.cpu.cache_context import CPUCacheContext
+
+PLACE = 4096
+"""Bytes that an object takes at least."""
+
+# -- CUDA --------------------------------------------------------------------------------------
+
+CURRENT = SimpleNamespace(stream=COMPUTE, server=None)
+"""The stream in which something is launched; the server that is at work."""
+
+
+@contextmanager
+def current(stream):
+    """Launch in that one."""
+    before, CURRENT.stream = CURRENT.stream, stream
+    try:
+        yield
+    finally:
+        CURRENT.stream = before
+
+
+class Device:
+    """``torch.cuda``, for a module of LMCache's."""
+
+    stream = staticmethod(current)
+
+    def device(self, device=None):
+        """There is one."""
+        return nullcontext()
+
+    def current_stream(self, device=None):
+        """That in which something is launched now."""
+        return CURRENT.stream
+
+    def synchronize(self, device=None):
+        """What this process has launched has run: its steps, and nothing of another process's."""
+        device = COMPUTE.card.device
+        device.retire_until(device.copies.launched_steps)
+
+    def empty_cache(self):
+        """Nothing is kept."""
+
+
+class Events:
+    """Fits ``EventIPCBackend``. What another process gets of an event is its number."""
+
+    device_type = "cpu"
+
+    def __init__(self):
+        self._numbers, self._events = itertools.count(1), {}
+
+    def check_event_support(self, device):
+        """They can be given to others."""
+
+    def create_event(self, device):
+        """One that hasn't been recorded."""
+        return Event()
+
+    def export_event(self, event, device):
+        """What is said of it to another process: that which it stands for now."""
+        number = next(self._numbers).to_bytes(8, "big")
+        self._events[number] = copy.copy(event)
+        return number
+
+    def import_event(self, handle, device):
+        """That one."""
+        return self._events[handle]
+
+    def record_event(self, event, stream):
+        """It happens when all that is in the stream now has."""
+        event.record(stream)
+
+    def wait_event(self, event, stream):
+        """What comes next in the stream comes after it."""
+        stream.wait_event(event)
+
+    def query_event(self, event):
+        """Whether it has happened."""
+        return event.query()
+
+    def synchronize_event(self, event, device):
+        """Let it happen."""
+        event.synchronize()
+
+
+EVENTS = Events()
+
+# -- copies ------------------------------------------------------------------------------------
+
+
+@dataclass
+class Group:
+    """Fits ``DirectCopyGroupSpec``: where its layers begin, and the blocks of all chunks."""
+
+    layers: list
+    shape: object
+    kv_format: object
+    slots: int
+    offset: int
+    blocks: list
+
+
+@dataclass
+class Object:
+    """Fits ``DirectCopyObject``: some memory for a chunk."""
+
+    address: int
+    offset: int
+    size: int
+    chunk: int
+    skipped: list
+
+
+class Operations:
+    """LMCache's for a device, with a copy engine."""
+
+    DirectCopyGroupSpec, DirectCopyObject = Group, Object
+
+    def __getattr__(self, name):
+        return getattr(device_ops, name)
+
+    def direct_copy_format_supported(self, kv_format):
+        """Pages are copied as they are."""
+        return True
+
+    def execute_direct_copy_transfer(self, direction, device, pinned, groups, objects):
+        """Begin to copy, in the current stream. A null block is nobody's, and isn't copied."""
+        card = next(card for card in CARDS.values() if card.has(groups[0].layers[0]))
+        size, pages = card.page_bytes, []
+        for one in objects:
+            for group, skipped in zip(groups, one.skipped, strict=True):
+                count = group.slots // group.shape.bs
+                assert group.offset + len(group.layers) * count * size <= one.size, "more than an object holds"
+                for at, block in enumerate(group.blocks[one.chunk * count :][:count]):
+                    if at < skipped or not block:
+                        continue
+                    found = [card.page_at(layer + block * size) for layer in group.layers]
+                    assert [layer for layer, _ in found] == [*range(card.device.config.layers)], found
+                    first = one.address + group.offset + at * size
+                    places = tuple(first + layer * count * size for layer in range(len(found)))
+                    pages.append((found[0][1], places))
+        if pages:
+            way = Direction.LOAD if direction == TransferDirection.H2D else Direction.STORE
+            card.submit(way, pages, CURRENT.stream, in_order=True)
+
+
+class Callbacks:
+    """Fits ``DeviceHostFuncDispatcher``: what is to be done when a stream has come to it."""
+
+    def __init__(self):
+        self._functions, self._waiting = {}, []
+
+    def register(self, kind, handler, payload_type):
+        """What is done with that kind."""
+        self._functions[kind] = handler
+
+    def start(self):
+        """Nothing is under way."""
+
+    stop = start
+
+    def add(self, stream, kind, payload):
+        """When all that is in the stream now has happened."""
+        event = Event()
+        event.record(stream)
+        self._waiting.append((event, kind, payload))
+
+    def run(self):
+        """What can be done, is."""
+        ready = [one for one in self._waiting if one[0].query()]
+        self._waiting = [one for one in self._waiting if one not in ready]
+        for _, kind, payload in ready:
+            self._functions[kind](payload)
+
+
+def create_cache_context(*said, **named):
+    """LMCache's for a CPU, with streams in which something may be under way."""
+    context = CPUCacheContext(*said, **named)
+    context.cuda_stream_ = context.cupy_stream_ = stream = Stream()
+    stream.card = next(card for card in CARDS.values() if card.has(context.kv_pointers[0].item()))
+    return context
+
+
+def add_callback(stream, kind, payload):
+    """Have something done when the stream has come to it."""
+    CURRENT.server.callbacks.add(stream, kind, payload)
+
+
+# -- without threads ---------------------------------------------------------------------------
+
+
+class NoThread:
+    """What it would do by itself is done when it is its turn, or not at all."""
+
+    def start(self):
+        """It doesn't."""
+
+    def join(self):
+        """It has nothing to do."""
+
+    def is_alive(self):
+        """It would be."""
+        return True
+
+
+def without_thread(controller):
+    """A controller of LMCache's whose thread isn't there."""
+
+    class Controller(controller):
+        def __init__(self, *said, **named):
+            super().__init__(*said, **named)
+            self._thread = NoThread()
+
+    return Controller
+
+
+class Once:
+    """Whether to stop: after one round."""
+
+    def __init__(self):
+        self._answers = iter([False])
+
+    def is_set(self):
+        """Not yet, and then yes."""
+        return next(self._answers, True)
+
+    def set(self):
+        """It does in any case."""
+
+
+for name in ("L1EvictionController", "L2EvictionController", "StoreController", "PrefetchController"):
+    setattr(storage_manager, name, without_thread(getattr(storage_manager, name)))
+storage_manager.PeriodicEventNotifier = SimpleNamespace(create=lambda **said: None, shutdown=lambda: None)
+eviction_controller.time = SimpleNamespace(
+    sleep=lambda seconds: None, monotonic=eviction_controller.time.monotonic
+)
+engine_context.SessionManager = functools.partial(engine_context.SessionManager, cleanup_interval=None)
+lmcache_driven_transfer.torch_dev = Device()
+lmcache_driven_transfer.create_cache_context = create_cache_context
+lmcache_driven_transfer.get_event_ipc_backend = lambda device: EVENTS
+lmcache_driven_transfer.DeviceHostFuncDispatcher = Callbacks
+lmcache_driven_transfer.submit_callback_to_stream = add_callback
+object_group_transfer.device_ops = Operations()
+object_group_transfer._HAS_BATCH_MEMCPY_ASYNC = True
+
+# -- the server --------------------------------------------------------------------------------
+
+
+class Answer(MessagingFuture):
+    """Who waits for it lets the server work."""
+
+    def __init__(self, server):
+        super().__init__()
+        self._server = server
+
+    def wait(self, timeout=None):
+        """Whether there is one. Of a server that has gone there never is."""
+        self._server.turn()
+        return self.query()
+
+
+class Client:
+    """Fits ``RequestClient``. The server isn't a part of it."""
+
+    def __init__(self, name):
+        self._name = name
+
+    def __getattr__(self, operation):
+        return functools.partial(SERVERS[self._name].ask, operation)
+
+    def close(self):
+        """It asks nothing more."""
+
+
+class Server:
+    """LMCache's, for one world.
+
+    ``chunk``: tokens of a chunk. ``room``: of so many objects; when four fifths are taken, a fifth is evicted, as
+    LMCache does each second. ``lags``: it has its turn when a worker has ended a step, and then not in so many.
+    """
+
+    def __init__(self, chunk=8, room=256, lags=0):
+        self._asked, self.heartbeats = deque(), []
+        self._lags, self._steps, self.is_gone = lags, itertools.count(1), False
+        self._config = chunk, room
+        self.begin()
+
+    def begin(self):
+        """With nothing."""
+        chunk, room = self._config
+        memory = L1MemoryManagerConfig(room * PLACE, use_lazy=False, shm_name="")
+        level = DRAML1ManagerConfig(memory)
+        self.context = engine_context.MPCacheServerContext(
+            StorageManagerConfig(level, EvictionConfig("LRU")), chunk, separate_object_groups=True
+        )
+        self.lookups = LookupModule(self.context)
+        self.transfers = lmcache_driven_transfer.LMCacheDrivenTransferModule(self.context)
+        self.callbacks = self.transfers._device_host_func_dispatcher
+        self.management = ManagementModule(self.context, [self.transfers])
+        self._modules = [self.lookups, self.transfers, self.management]
+        self._asked.clear()
+
+    def ask(self, operation, *said, **named):
+        """Have an answer, now or later."""
+        answer = Answer(self)
+        if not self.is_gone:
+            self._asked.append((answer, operation, *copy.deepcopy((said, named))))
+            if not self._lags:
+                self.turn()
+        return answer
+
+    def turn(self):
+        """All that was asked is answered."""
+        CURRENT.server = self
+        self.callbacks.run()
+        while self._asked and not self.is_gone:
+            answer, operation, said, named = self._asked.popleft()
+            answer.set_result(self._handler(operation)(*said, **named))
+            self.callbacks.run()
+        for controller in self.context.storage_manager._eviction_controllers:
+            controller._stop_flag = Once()
+            controller.eviction_loop()
+
+    def _handler(self, operation):
+        name = {"report_block_allocation": "report_block_allocations"}.get(operation, operation)
+        return next(getattr(module, name) for module in self._modules if hasattr(module, name))
+
+    def step_ends(self):
+        """A worker has ended one."""
+        CURRENT.server = self
+        if next(self._steps) % (self._lags + 1) == 0:
+            self.turn()
+
+    def end(self):
+        """It leaves nothing."""
+        self.turn()
+        for module in self._modules:
+            module.close()
+        self.context.close()
+
+
+SERVERS = {}
+"""By name, that of a world. There is one, the youngest."""
+
+
+def server_of(name, told):
+    """That of a world, as it was told."""
+    if name not in SERVERS:
+        SERVERS.clear()
+        SERVERS[name] = Server(**{one: told[one] for one in ("chunk", "room", "lags") if one in told})
+    return SERVERS[name]
