@@ -8,7 +8,8 @@ import warnings
 from types import SimpleNamespace
 
 from kv_vllm_gpu import COMPUTE, Card
-from kv_vllm_lmcache_server import CURRENT, EVENTS, SERVERS, Client, Device, server_of
+from kv_vllm_lmcache_cuda import CURRENT, EVENTS, Device
+from kv_vllm_lmcache_server import SERVERS, Client, server_of
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")  # its logging makes something of OpenTelemetry's that is deprecated
