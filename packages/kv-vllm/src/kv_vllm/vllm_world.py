@@ -19,6 +19,7 @@ from vllm.config import (
     KVTransferConfig,
     ModelConfig,
     SchedulerConfig,
+    SpeculativeConfig,
     VllmConfig,
 )
 from vllm.lora.request import LoRARequest
@@ -145,6 +146,21 @@ def _base() -> VllmConfig:
         )
 
 
+@cache
+def _drafting(tokens: int) -> SpeculativeConfig | None:
+    """How a world drafts, for connectors that look: by what came before, which needs no model of its own."""
+    if not tokens:
+        return None
+    return SpeculativeConfig(
+        method="ngram",
+        num_speculative_tokens=tokens,
+        prompt_lookup_min=1,
+        prompt_lookup_max=tokens,
+        target_model_config=_base().model_config,
+        target_parallel_config=_base().parallel_config,
+    )
+
+
 def vllm_config(
     world: WorldConfig, transfer: KVTransferConfig, rank: int = 0, sharing_ranks: int = 1
 ) -> WorldVllmConfig:
@@ -176,6 +192,7 @@ def vllm_config(
     config.cache_config.prefix_cache_retention_interval = _retention_tokens(world)
     if STATE in world.groups:
         config.cache_config.mamba_cache_mode = "align"
+    config.speculative_config = _drafting(world.spec_tokens)
     config.kv_transfer_config = transfer
     config.kv_events_config = KVEventsConfig(enable_kv_cache_events=True, publisher="null")
     config.parallel_config = parallel = copy.copy(base.parallel_config)

@@ -133,6 +133,17 @@ def test_drafts_of_all_steps_under_way_fit_into_a_block(changes, drafts):
     assert (fitted.spec_tokens, fitted.sessions) == (drafts, not drafts or STATE not in world.groups)
 
 
+def test_connectors_are_told_how_many_drafts_there_are(drafted_states):
+    """LMCache's looks: how many blocks of states vLLM may move depends on it."""
+    from kv_vllm.vllm_world import vllm_config
+
+    for world in (WORLD, replace(WORLD, spec_tokens=1), replace(WORLD, groups=(GroupConfig(),))):
+        told = vllm_config(world, None)
+        assert told.speculative_config.num_speculative_tokens == told.num_speculative_tokens == world.spec_tokens
+        assert not told.speculative_config.use_eagle(), "drafts have no layers of their own"
+    assert vllm_config(replace(WORLD, spec_tokens=0), None).speculative_config is None
+
+
 SOUND = replace(
     WORLD, engine="vllm", num_blocks=29, silent=frozenset({"fail", "tear", "lose", "repeat", "restart"})
 )
