@@ -52,7 +52,8 @@ def test_a_session_of_dynamo_s_goes_on_in_another_file(tmp_path):
 @pytest.mark.parametrize(
     ("request_", "problem"),
     [
-        ({"replay": None}, "request.replay: expected an object"),
+        ({"replay": None}, "request.replay: expected an object, got NoneType"),
+        ({"replay": "no"}, "request.replay: expected an object, got str"),
         ({"output_tokens": -1}, "request.output_tokens: expected a whole number of at least 0, got -1"),
         ({"request_received_ms": "x"}, "request.request_received_ms: expected a number, got 'x'"),
         (

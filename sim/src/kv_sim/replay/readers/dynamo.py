@@ -7,7 +7,6 @@ such as calls of tools, stand between them; some sinks put each into an ``event`
 from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
-from kv_sim.replay.readers.asked import inside
 from kv_sim.replay.readers.format import Container, Format
 from kv_sim.replay.readers.record import MalformedError, Record, id_list, name_of, number, text_of, whole
 
@@ -24,10 +23,8 @@ def _parse(record: Mapping[str, Any]) -> Iterator[Record]:
     event = _event_of(record)
     if event.get("event_type") != _END:
         return
-    request, replay = event.get("request"), inside(event.get("request"), "replay")
-    if not isinstance(request, dict) or not isinstance(replay, dict):
-        place = "request.replay" if isinstance(request, dict) else "request"
-        raise MalformedError(f"{place}: expected an object, got {type(inside(event, place)).__name__}")
+    request = _object_in(event, "request", "request")
+    replay = _object_in(request, "replay", "request.replay")
     try:
         time = _arrival_of(event, request)
         answer = whole(request, "output_tokens", usual=0)
@@ -40,18 +37,24 @@ def _parse(record: Mapping[str, Any]) -> Iterator[Record]:
             raise MalformedError("trace_block_size: expected at least 1, got 0")
     except MalformedError as error:
         raise MalformedError(f"request.replay.{error}") from None
+    context = event.get("agent_context")
     yield Record(
         time,
         tokens,
         answer,
         ids,
-        session=text_of(context, "session_id")
-        if isinstance(context := event.get("agent_context"), dict)
-        else None,
+        session=text_of(context, "session_id") if isinstance(context, dict) else None,
         block_tokens=size,
         model=text_of(request, "model"),
         name=name_of(request),
     )
+
+
+def _object_in(outer: Mapping[str, Any], field: str, place: str) -> Mapping[str, Any]:
+    value = outer.get(field)
+    if isinstance(value, dict):
+        return value
+    raise MalformedError(f"{place}: expected an object, got {type(value).__name__}")
 
 
 def _arrival_of(event: Mapping[str, Any], request: Mapping[str, Any]) -> int | float:
