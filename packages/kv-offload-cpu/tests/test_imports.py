@@ -100,7 +100,19 @@ def test_torch_and_its_kin_have_one_file_each_and_only_what_acts_owns_threads_an
     [
         ("slots", set()),
         ("policy", {"slots.columns", "slots.pick", "slots.pins"}),
-        ("chunks", {"policy", "policy.base", "slots.columns", "slots.pick", "slots.pins", "stats"}),
+        (
+            "chunks",
+            {
+                "load_store_spec",
+                "policy",
+                "policy.base",
+                "slots.columns",
+                "slots.free",
+                "slots.pick",
+                "slots.pins",
+                "stats",
+            },
+        ),
         ("copy/ranges", {"copy.engine", "sizing"}),
         (
             "copy/host",
