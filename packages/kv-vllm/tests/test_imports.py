@@ -70,8 +70,8 @@ def test_what_needs_the_testbed_imports_no_vllm(module):
         ("recording", {"handing_on", "refused", "translate", "versions"}),
         ("smoke", {"installed"}),
         ("drift", {"installed"}),
-        ("differential", {"vllm_world"}),
-        ("driver", {"installed", "vllm_world"}),
+        ("differential", {"vllm_scheduler", "vllm_world"}),
+        ("driver", {"installed", "vllm_scheduler", "vllm_world"}),
     ],
 )
 def test_folders_know_nothing_of_each_other(folder, others):

@@ -15,7 +15,8 @@ connector, with ``spec_module_path: kv_vllm``. ``inside_vllm`` makes a connector
                           it, named in the schedules that it saves, and ``world_p2p`` is a wire
 ``translate``             every value of ours that vLLM inspects, and what it becomes there
 ``handing_on``            connectors that stand before another one; ``refused``: engines in which none begins
-``vllm_world``            vLLM's configurations and requests, sized like a world of the testbed
+``vllm_world``            vLLM's configurations, sized like a world of the testbed; ``vllm_scheduler``: vLLM's
+                          schedulers and requests there
 ``installed``             which vLLM there is; ``versions``: with which ours work; ``log``: ours in its log
 ========================= =================================================================================
 """

@@ -143,7 +143,7 @@ class Server:
     def add(self, name, tokens):
         from vllm.sampling_params import SamplingParams
 
-        from kv_vllm.vllm_world import make_request
+        from kv_vllm.vllm_scheduler import make_request
 
         params = SamplingParams(max_tokens=2, ignore_eos=True)
         self.scheduler.add_request(make_request(name, tokens, params, self.tokens_per_hash))

@@ -12,7 +12,8 @@ def test_a_session_that_goes_on_stores_what_is_new_and_waits_for_nothing_of_its_
     from vllm.v1.outputs import ModelRunnerOutput
 
     from kv_sim.config import WorldConfig
-    from kv_vllm.vllm_world import make_request, make_scheduler, vllm_config
+    from kv_vllm.vllm_scheduler import make_request, make_scheduler
+    from kv_vllm.vllm_world import vllm_config
 
     world = WorldConfig()
     size = world.block_size

@@ -29,6 +29,13 @@ def module():
     return vllm_world
 
 
+@pytest.fixture
+def scheduling(module):
+    from kv_vllm import vllm_scheduler
+
+    return vllm_scheduler
+
+
 def sizes_in(config):
     """What a configuration says of sizes."""
     scheduler, cache, parallel = config.scheduler_config, config.cache_config, config.parallel_config
@@ -137,39 +144,39 @@ def test_whether_new_blocks_are_zeroed_is_for_the_world_to_say(module, zeroes):
 
 
 @pytest.mark.parametrize("is_async", [True, False])
-def test_the_scheduler_of_a_world(module, is_async):
+def test_the_scheduler_of_a_world(module, scheduling, is_async):
     from vllm.config import KVTransferConfig
 
     transfer = KVTransferConfig(
         kv_connector="NoConnector", kv_connector_module_path="kv_vllm.recording.nothing", kv_role="kv_both"
     )
     world = WorldConfig(async_scheduling=is_async, run_ahead=int(is_async))
-    made = module.make_scheduler(world, module.vllm_config(world, transfer), log_stats=is_async)
-    assert type(made) is (module.OrderedAsyncScheduler if is_async else module.OrderedScheduler)
+    made = scheduling.make_scheduler(world, module.vllm_config(world, transfer), log_stats=is_async)
+    assert type(made) is (scheduling.OrderedAsyncScheduler if is_async else scheduling.OrderedScheduler)
     assert (made.block_size, made.log_stats, made.kv_cache_config.num_blocks) == (4, is_async, 24)
     assert type(made.connector).__name__ == "NoConnector"
     made.shutdown()
 
 
-def test_requests_are_ended_in_the_order_of_their_ids(module):
+def test_requests_are_ended_in_the_order_of_their_ids(scheduling):
     """One that is told alone is an id, not a collection of letters."""
 
     class Ends:
         def finish_requests(self, request_ids, finished_status):
             return [(request_ids, finished_status)]
 
-    ordered = type("Ordered", (module._Ordered, Ends), {})()
+    ordered = type("Ordered", (scheduling._Ordered, Ends), {})()
     assert ordered.finish_requests(["b", "c", "a"], "stopped") == [(name, "stopped") for name in "abc"]
     assert ordered.finish_requests("ba", "aborted") == [("ba", "aborted")]
 
 
-def test_a_request_is_hashed_and_known_by_its_salt_and_its_adapter(module):
+def test_a_request_is_hashed_and_known_by_its_salt_and_its_adapter(module, scheduling):
     from vllm.sampling_params import SamplingParams
 
     module.vllm_config(WORLD, None)  # with which hashes begin
 
     def request(*identity, tokens=11):
-        return module.make_request("r", [*range(tokens)], SamplingParams(max_tokens=7), 4, *identity)
+        return scheduling.make_request("r", [*range(tokens)], SamplingParams(max_tokens=7), 4, *identity)
 
     plain, salted, adapted = request(), request(("salt", None)), request((None, "adapter"))
     assert (plain.request_id, plain.num_prompt_tokens, plain.max_tokens) == ("r", 11, 7)

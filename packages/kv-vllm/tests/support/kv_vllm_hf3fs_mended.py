@@ -5,35 +5,18 @@ Each class does without one mistake; ``Mended`` is all of them.
 
 from kv_vllm_hf3fs import OnCpu
 from kv_vllm_hf3fs_server import server_of
+from kv_vllm_who_loads import KnowsWhoLoads
 from vllm.distributed.kv_transfer.kv_connector.v1.hf3fs import hf3fs_metadata_server
 
 
-class HoldsOnce(OnCpu):
+class HoldsOnce(KnowsWhoLoads, OnCpu):
     """Of one that ends while it is loaded nothing is stored: the end of its load alone frees its blocks."""
-
-    def __init__(self, vllm_config, role, kv_cache_config):
-        super().__init__(vllm_config, role, kv_cache_config)
-        self._loading, self._held = set(), set()
-
-    def update_state_after_alloc(self, request, blocks, num_external_tokens):
-        super().update_state_after_alloc(request, blocks, num_external_tokens)
-        if num_external_tokens:
-            self._loading.add(request.request_id)
-
-    def update_connector_output(self, connector_output):
-        super().update_connector_output(connector_output)
-        self._loading.difference_update(connector_output.finished_recving or ())
 
     def request_finished(self, request, block_ids):
         if request.request_id in self._loading:
             return False, None
         self._held.add(request.request_id)
         return super().request_finished(request, block_ids)
-
-    def build_connector_meta(self, scheduler_output):
-        meta = super().build_connector_meta(scheduler_output)
-        meta.held, self._held = self._held, set()
-        return meta
 
     def get_finished(self, finished_req_ids):
         held = self._get_connector_metadata().held

@@ -4,6 +4,7 @@ Each class does without one mistake; ``Mended`` is all of them, and ``AllButX`` 
 """
 
 from kv_vllm_lmcache_mp import OnCpu
+from kv_vllm_who_loads import KnowsWhoLoads
 from lmcache.integration.vllm.lmcache_mp_metadata import LMCacheMPRequestState
 
 
@@ -17,21 +18,8 @@ class NamesWhose(OnCpu):
         return tracker
 
 
-class HoldsOnce(OnCpu):
+class HoldsOnce(KnowsWhoLoads, OnCpu):
     """Of one that ends while it is loaded the end of its load alone frees the blocks."""
-
-    def __init__(self, vllm_config, role, kv_cache_config):
-        super().__init__(vllm_config, role, kv_cache_config)
-        self._loading, self._held = set(), set()
-
-    def update_state_after_alloc(self, request, blocks, num_external_tokens):
-        super().update_state_after_alloc(request, blocks, num_external_tokens)
-        if num_external_tokens:
-            self._loading.add(request.request_id)
-
-    def update_connector_output(self, connector_output):
-        super().update_connector_output(connector_output)
-        self._loading.difference_update(connector_output.finished_recving or ())
 
     def request_finished(self, request, block_ids):
         is_held, params = super().request_finished(request, block_ids)
@@ -40,11 +28,6 @@ class HoldsOnce(OnCpu):
         if is_held:
             self._held.add(request.request_id)
         return is_held, params
-
-    def build_connector_meta(self, scheduler_output):
-        meta = super().build_connector_meta(scheduler_output)
-        meta.held, self._held = self._held, set()
-        return meta
 
     def get_finished(self, finished_req_ids):
         held = self._get_connector_metadata().held

@@ -26,7 +26,8 @@ from kv_vllm.differential.trace import (
     Schedule,
     Trace,
 )
-from kv_vllm.vllm_world import VOCABULARY, make_request, make_scheduler, pause, resume, vllm_config
+from kv_vllm.vllm_scheduler import make_request, make_scheduler, pause, resume
+from kv_vllm.vllm_world import VOCABULARY, vllm_config
 
 STOP_TOKEN: Final = VOCABULARY - 1
 """The last token of a request that ends before its limit; prompts and samples of the testbed are smaller."""

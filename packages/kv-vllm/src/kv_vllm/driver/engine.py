@@ -31,7 +31,6 @@ from kv_sim.engine.scheduler import RejectDrafts
 from kv_sim.guard import LogCall
 from kv_sim.subject import Subject
 from kv_sim.violation import Invariant, Referee
-from kv_vllm import vllm_world
 from kv_vllm.driver import classes, known_faults
 from kv_vllm.driver.crash import crashes
 from kv_vllm.driver.device import TensorDevice
@@ -41,6 +40,7 @@ from kv_vllm.driver.setup import Setup, extra_args_of, handed_on, request_of, tu
 from kv_vllm.driver.step import VllmStep
 from kv_vllm.driver.view import Ended, SchedulerView
 from kv_vllm.driver.worker import TELLS_OF_SLEEP
+from kv_vllm.vllm_scheduler import PAUSE_STATES, pause, resume
 
 
 class VllmEngine(Engine):
@@ -180,16 +180,16 @@ class VllmEngine(Engine):
     @property
     def pause_state(self) -> Pause:
         """Who isn't scheduled now."""
-        return next(pause for pause, state in vllm_world.PAUSE_STATES.items() if state == self.vllm.pause_state)
+        return next(pause for pause, state in PAUSE_STATES.items() if state == self.vllm.pause_state)
 
     def pause(self, mode: PauseMode) -> None:
         """Schedule nobody new, or nobody at all, until it goes on."""
         with crashes(self.referee, "finish_requests"):
-            vllm_world.pause(self.vllm, mode)
+            pause(self.vllm, mode)
         self.ledger.follow(self.vllm.requests)
 
     def _resume(self) -> None:
-        vllm_world.resume(self.vllm)
+        resume(self.vllm)
 
     def _tell_handshakes(self) -> None:
         if self.is_asleep and not TELLS_OF_SLEEP:
@@ -258,14 +258,13 @@ class VllmEngine(Engine):
         self.steps.popleft()
         reports: list[Any] = self._take_reports(step)
         self._judge_content(step)
-        output: Any = step.output
         joined: Any = self.aggregator.aggregate([step.output_with(report) for report in reports], 0)
         if not self.goes_on_after_known_faults:
             known_faults.end_at_shared_failure(self.vllm, joined.kv_connector_output)
             known_faults.end_at_broken_session(self.config, self.vllm, self.ledger, step.tokens)
         with crashes(self.referee, "update_from_output"):
-            self.vllm.update_from_output(output, joined)
-        self._take_drafts(list(output.num_scheduled_tokens))
+            self.vllm.update_from_output(step.output, joined)
+        self._take_drafts(list(step.output.num_scheduled_tokens))
         self.shadow.end_step(step.number)
         self.ledger.follow(self.vllm.requests)
         self._check_tokens()

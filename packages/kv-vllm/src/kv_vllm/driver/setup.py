@@ -38,15 +38,8 @@ from kv_vllm.driver.ranks import at_work
 from kv_vllm.driver.streams import stand_in_for_streams
 from kv_vllm.driver.tensors import device_tensor, state_tensor
 from kv_vllm.driver.worker import VllmWorker, VllmWorkerV2
-from kv_vllm.vllm_world import (
-    WorldVllmConfig,
-    kv_cache_config,
-    layer_name,
-    make_request,
-    make_scheduler,
-    sharing_ranks_of,
-    vllm_config,
-)
+from kv_vllm.vllm_scheduler import make_request, make_scheduler
+from kv_vllm.vllm_world import WorldVllmConfig, kv_cache_config, layer_name, sharing_ranks_of, vllm_config
 
 FOLDER = "{folder}"
 SOCKETS = "VLLM_RPC_BASE_PATH"
@@ -78,7 +71,7 @@ def handed_on(params: Any) -> Any:
 
 
 def extra_args_of(params: Any) -> dict[str, Any] | None:
-    """Where vLLM has them from: of the sampling parameters. Some integers are refused there."""
+    """A client's words in the sampling parameters, where vLLM has them from. Some integers are refused there."""
     extra_args = {"kv_transfer_params": params}
     try:
         SamplingParams(extra_args=extra_args)

@@ -1,0 +1,90 @@
+"""vLLM's own schedulers and requests, for a world of the testbed: how they are made, paused, and kept in order.
+
+The scheduler is vLLM's but for one thing: it takes the members of a set in order, so that histories come again.
+"""
+
+from typing import Any, Final
+
+from vllm.lora.request import LoRARequest
+from vllm.sampling_params import SamplingParams
+from vllm.utils.hashing import sha256
+from vllm.v1.core.kv_cache_utils import get_request_block_hasher
+from vllm.v1.core.sched.async_scheduler import AsyncScheduler
+from vllm.v1.core.sched.interface import PauseState
+from vllm.v1.core.sched.scheduler import Scheduler
+from vllm.v1.request import Request, RequestStatus
+from vllm.v1.structured_output import StructuredOutputManager
+
+from kv_sim.config import WorldConfig
+from kv_sim.engine.pause import MODES, Pause, PauseMode
+from kv_vllm.vllm_world import WorldVllmConfig, hash_tokens, kv_cache_config
+
+PAUSE_STATES: Final = {
+    Pause.NONE: PauseState.UNPAUSED,
+    Pause.NEW: PauseState.PAUSED_NEW,
+    Pause.ALL: PauseState.PAUSED_ALL,
+}
+"""vLLM's words for who isn't scheduled."""
+
+
+def pause(scheduler: Scheduler, mode: PauseMode) -> None:
+    """What vLLM's engine core does with its scheduler when somebody pauses it."""
+    if mode == "abort":
+        scheduler.finish_requests(None, RequestStatus.FINISHED_ABORTED)
+    scheduler.set_pause_state(PAUSE_STATES[MODES[mode]])
+
+
+def resume(scheduler: Scheduler) -> None:
+    """Everybody is scheduled again."""
+    scheduler.set_pause_state(PAUSE_STATES[Pause.NONE])
+
+
+class _Ordered:
+    """Ends requests in the order of their ids. vLLM takes a set's members as they come, and frees blocks so."""
+
+    def finish_requests(self, request_ids: Any, finished_status: Any) -> Any:
+        everybody = self.requests if request_ids is None else request_ids  # type: ignore[attr-defined]
+        names = [everybody] if isinstance(everybody, str) else sorted(everybody)
+        finish = super().finish_requests  # type: ignore[misc]
+        return [request for name in names for request in finish(name, finished_status)]
+
+
+class OrderedScheduler(_Ordered, Scheduler):  # type: ignore[misc]
+    """vLLM's ``Scheduler``."""
+
+
+class OrderedAsyncScheduler(_Ordered, AsyncScheduler):  # type: ignore[misc]
+    """vLLM's ``AsyncScheduler``."""
+
+
+def make_scheduler(world: WorldConfig, config: WorldVllmConfig, *, log_stats: bool) -> Scheduler:
+    """The scheduler of a world; it creates the connector that its configuration names."""
+    return (OrderedAsyncScheduler if world.async_scheduling else OrderedScheduler)(
+        vllm_config=config,
+        kv_cache_config=kv_cache_config(world, config.parallel_config.decode_context_parallel_size),
+        block_size=world.block_size,
+        hash_block_size=hash_tokens(world),
+        log_stats=log_stats,
+        structured_output_manager=StructuredOutputManager(config),
+    )
+
+
+def make_request(
+    request_id: str,
+    tokens: list[int],
+    params: SamplingParams,
+    tokens_per_hash: int,
+    identity: tuple[str | None, str | None] = (None, None),
+) -> Request:
+    """A request; its identity is its salt and its adapter."""
+    salt, adapter = identity
+    params.update_from_generation_config({}, None)
+    return Request(
+        request_id=request_id,
+        prompt_token_ids=tokens,
+        sampling_params=params,
+        pooling_params=None,
+        block_hasher=get_request_block_hasher(tokens_per_hash, sha256),
+        cache_salt=salt,
+        lora_request=LoRARequest(adapter, 1, "/none") if adapter else None,
+    )
