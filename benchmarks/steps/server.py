@@ -20,7 +20,8 @@ try:
     from vllm.v1.request import RequestStatus
     from vllm.v1.structured_output import StructuredOutputManager
 
-    from kv_vllm.vllm_world import make_request, vllm_config
+    from kv_vllm.vllm_scheduler import make_request
+    from kv_vllm.vllm_world import vllm_config
 except ModuleNotFoundError as error:
     print(f"nothing is compared: {error}")
     raise SystemExit(0) from None
