@@ -23,7 +23,7 @@ from kv_api import (
 from kv_api.blocks import HashExtras, bytes_per_block, hash_extras, tokens_per_hash
 from kv_api.groups import DescribeGroup, describe_group
 from kv_api.groups import described as described_group
-from kv_offload.options import HoldBlocks, Options, parse_options
+from kv_offload.options import HoldBlocks, Options, StoreWhen, parse_options
 from kv_offload.shape.layout import Group, Layout
 
 
@@ -38,6 +38,8 @@ class EngineDescription:
     can_store: bool
     holds_blocks: bool
     """Stores hold the blocks of ended requests; otherwise they are fenced."""
+    stores_late: bool
+    """What is computed is stored when its blocks are given away; otherwise at once, or when its request has ended."""
     fails_requests: bool
     """Whether failed loads are told by request: with several groups, offloaded or not, and with states. By block,
     an engine would go on where the first failed one begins, and there may be no state."""
@@ -85,13 +87,15 @@ def describe_engine(
     parallel = _parallel(vllm_config)
     shares = parallel.dcp_size > 1 or parallel.pcp_size > 1
     layout = Layout(groups, hash_tokens, grain, _retention_tokens(vllm_config), shares)
+    holds_blocks = _must_hold(options, vllm_config, kv_cache_config, layout)
     return EngineDescription(
         options,
         layout,
         _offloading_config(vllm_config, kv_cache_config, layout),
         can_load=transfer.is_kv_consumer,
         can_store=transfer.is_kv_producer and options.save,
-        holds_blocks=_must_hold(options, vllm_config, kv_cache_config, layout),
+        holds_blocks=holds_blocks,
+        stores_late=_stores_late(options, vllm_config, layout, holds_blocks=holds_blocks),
         fails_requests=len(kv_cache_config.kv_cache_groups) > 1
         or any(group.kind is AttentionKind.STATE_SPACE for group in groups),
         world_size=vllm_config.parallel_config.world_size,
@@ -162,6 +166,22 @@ def _must_hold(options: Options, vllm_config: VllmConfig, kv_cache_config: KVCac
         for group in layout.groups
     )
     return copies or not never_zeroes
+
+
+def _stores_late(options: Options, vllm_config: VllmConfig, layout: Layout, *, holds_blocks: bool) -> bool:
+    """Whether chunks are stored when their blocks are given away. Nobody may write these before a fence.
+
+    Without a prefix cache nothing stays on the GPU when its request has ended, and there is nothing to wait for.
+    """
+    if options.store_when is not StoreWhen.EVICTED:
+        return False
+    if holds_blocks:
+        why = "blocks are held until they are stored, for which they have to be stored at once: hold_blocks never"
+    elif not layout.reads_back_only:
+        why = "a group has a window or states, of which single blocks are given away: store_when computed"
+    else:
+        return bool(getattr(vllm_config.cache_config, "enable_prefix_caching", True))
+    raise ConfigError(f"kv_connector_extra_config.store_when: got 'evicted', but {why}")
 
 
 def _offloading_config(

@@ -26,6 +26,15 @@ class HoldBlocks(StrEnum):
     """Store while it is computed; who gets a block first waits for its copy (a fence)."""
 
 
+class StoreWhen(StrEnum):
+    """When what a request computes is stored."""
+
+    COMPUTED = "computed"
+    """At once, or when the request has ended (``hold_blocks``)."""
+    EVICTED = "evicted"
+    """When the engine is about to give its blocks away."""
+
+
 NO_OPTIONS: Final = ("spec_name", "spec_module_path", "canonical_layout", "name")
 """Keys of the connector's that aren't read here: its medium, what that is told, its name among other children."""
 
@@ -43,6 +52,7 @@ class Options:
     sync_load_budget_bytes: int = 0
     """What may be loaded within a step, by step and worker."""
     hold_blocks: HoldBlocks = HoldBlocks.AUTO
+    store_when: StoreWhen = StoreWhen.COMPUTED
     load_timeout_seconds: float = 0.0
     """After how long a load counts as failed; 0: never, since a copy that ends later writes blocks of others."""
     store_timeout_seconds: float | None = None
@@ -77,6 +87,10 @@ def _read(key: str, value: object) -> Any:
             if value not in list(HoldBlocks):
                 raise _wrong(key, value, f"one of {', '.join(HoldBlocks)}")
             return HoldBlocks(str(value))
+        case "store_when":
+            if value not in list(StoreWhen):
+                raise _wrong(key, value, f"one of {', '.join(StoreWhen)}")
+            return StoreWhen(str(value))
         case "load_timeout_seconds" | "store_timeout_seconds":
             if not isinstance(value, int | float) or isinstance(value, bool) or not 0 <= value < float("inf"):
                 raise _wrong(key, value, "a number of seconds, or 0 for never")

@@ -4,14 +4,36 @@ A block is free, or held by one or more requests. Free blocks stand in a queue: 
 freed blocks with a cached hash go to its back (last out), those without to its front. A cached block keeps its
 hash until it is allocated anew. Block 0 is the null block: it stands for what slid out of a window.
 
-A connector may hold blocks, too: ``blocks``, ``touch`` and ``free_blocks`` are vLLM's names for that, and
-``evict_blocks`` is for letting nobody find some.
+A connector may hold blocks, too: ``blocks``, ``touch`` and ``free_blocks`` are vLLM's names for that,
+``evict_blocks`` is for letting nobody find some, and ``free_block_queue`` says which are given away next.
 """
 
 from collections import Counter, OrderedDict
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from typing import NamedTuple
 
 from kv_sim.config import NULL
+
+
+class FreeBlock(NamedTuple):
+    """A free block, as a connector sees it."""
+
+    block_id: int
+    block_hash: bytes | None
+    """None: nobody finds it."""
+
+
+class FreeBlockQueue:
+    """The free blocks of a pool, for whoever only looks."""
+
+    def __init__(self, pool: "BlockPool") -> None:
+        self._pool = pool
+
+    def iter_blocks_after(self, cursor: None) -> Iterator[FreeBlock]:
+        """All of them, the next one first."""
+        for block in self._pool.free_queue:
+            _, block_hash = self._pool.key_of.get(block, (0, None))
+            yield FreeBlock(block, block_hash)
 
 
 class BlockPool:
@@ -22,6 +44,7 @@ class BlockPool:
         self.enable_caching = enable_caching
         self.ref_counts = [0] * num_gpu_blocks
         self.free_queue: OrderedDict[int, None] = OrderedDict.fromkeys(range(1, num_gpu_blocks))
+        self.free_block_queue = FreeBlockQueue(self)
         self.touched: Counter[int] = Counter()
         """How often a connector holds each block."""
         self.key_of: dict[int, tuple[int, bytes]] = {}

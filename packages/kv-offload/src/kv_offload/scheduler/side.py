@@ -56,12 +56,14 @@ class OffloadingSchedulerSide(SchedulerSide, SupportsHMA):
         hands_over = engine.can_store and any(group.is_handed_over for group in engine.layout.groups)
         self._handed_states = HandedStates(self._books) if hands_over else None
         self._tails = Tails(self._books) if hands_over and engine.layout.has_tails else None
-        self._outcomes = Outcomes(self._books)
+        self._outcomes = Outcomes(self._books, self._storing.evictions)
         self._kinds = kinds_of(type(spec).build_metric_definitions(dict(engine.config.extra_config)))
         self._has_sent_info = False
 
     def bind_gpu_block_pool(self, gpu_block_pool: BlockPool) -> None:
         self._books.pins.bind(gpu_block_pool)
+        if self._storing.evictions is not None:
+            self._storing.evictions.bind(gpu_block_pool)
 
     def set_xfer_handshake_metadata_pp_aware(
         self, metadata: dict[tuple[int, int], KVConnectorHandshakeMetadata]
@@ -132,7 +134,9 @@ class OffloadingSchedulerSide(SchedulerSide, SupportsHMA):
         try:
             preempted = scheduler_output.preempted_req_ids or ()
             self._storing.follow_blocks(scheduler_output, preempted)
-            if books.engine.can_store and not books.engine.holds_blocks:
+            if self._storing.evictions is not None:
+                self._storing.store_what_is_evicted()
+            elif books.engine.can_store and not books.engine.holds_blocks:
                 self._storing.store_what_is_computed(scheduler_output)
             if self._handed_states is not None:
                 self._handed_states.store(scheduler_output)
@@ -230,3 +234,5 @@ class OffloadingSchedulerSide(SchedulerSide, SupportsHMA):
         """Recount everything."""
         self._books.check()
         self._outcomes.check()
+        if self._storing.evictions is not None:
+            self._storing.evictions.check()

@@ -21,6 +21,7 @@ from kv_offload.scheduler.state.books import Books
 from kv_offload.scheduler.state.fresh import StepTables, tables_of_step
 from kv_offload.scheduler.state.request_state import RequestState
 from kv_offload.scheduler.storing.batches import Batch, Plan, beginning, chosen, in_batches, keys_of, source_of
+from kv_offload.scheduler.storing.evictions import Evictions, detached
 from kv_offload.shape.reach import Ends
 
 
@@ -31,17 +32,22 @@ class Storing:
         self._books = books
         self._is_prompt_only = books.engine.options.offload_prompt_only
         self._holds_blocks = books.engine.holds_blocks
+        is_late = books.engine.can_store and books.engine.stores_late
+        self.evictions = Evictions(books.layout) if is_late else None
 
     def follow_blocks(self, output: SchedulerOutput, preempted: Iterable[str]) -> None:
         """Learn which blocks each request has from this step on, and which jobs must be waited for."""
         books, states = self._books, self._books.states
         for request_id in preempted:
             if request_id in states:
+                state = states[request_id]
+                if not state.loads:  # what isn't computed yet, the engine doesn't find by a hash
+                    self._leave(state, state.request.num_tokens - 1)
                 books.lose_blocks(states[request_id])
         told = tables_of_step(output, states)
         for state, _ in told.whole:
             books.jobs.release(state)
-        if books.jobs.is_watching or books.block_index is not None:
+        if books.jobs.is_watching or books.block_index is not None or self.evictions is not None:
             self._follow_fresh(output, told)
         for state, blocks in told.whole:
             state.progress.begin(blocks)
@@ -63,6 +69,8 @@ class Storing:
         fresh.update(copy.dst_block_id for copy in copies)
         if books.block_index is not None:
             books.block_index.vacate(fresh)
+        if self.evictions is not None:
+            self.evictions.vacate(fresh)
         books.meta.jobs_to_flush.update(books.jobs.touching(fresh))
 
     def store_what_is_computed(self, output: SchedulerOutput) -> None:
@@ -87,6 +95,20 @@ class Storing:
             next_step = this_step + state.progress.next_end - computed
             books.agenda.put(state.context.req_id, max(next_step, state.retry_step))
 
+    def store_what_is_evicted(self) -> None:
+        """Store what lies in blocks that the engine is about to give away."""
+        plans = self.evictions.plans() if self.evictions is not None else []
+        for plan in plans:
+            self._books.manager.on_new_request(plan.state.context)
+        self._store(plans)
+        for plan in plans:
+            self._books.manager.on_request_finished(plan.state.context)
+
+    def _leave(self, state: RequestState, known: int) -> None:
+        """A request lets go of its blocks, and what it has within ``known`` tokens is left in them."""
+        if self.evictions is not None and state.progress.has_blocks:
+            self.evictions.leave(self._plan(detached(state, self._books.layout), known, is_final=True))
+
     def store_at_end(self, state: RequestState, block_ids: BlockIds) -> bool:
         """Store what was not stored before. Returns whether that is anything.
 
@@ -101,6 +123,9 @@ class Storing:
             state.progress.begin(block_ids)
         else:
             state.progress.end(block_ids)
+        if self.evictions is not None:
+            self._leave(state, known)
+            return False
         plan = self._plan(state, known, is_final=True)
         self._store([plan])
         return plan.is_begun
@@ -120,7 +145,8 @@ class Storing:
         if not self._books.layout.reaches_all:
             shared = getattr(request, "shared_prefix_boundary", 0)
             ends = Ends(min(prompt, limit), tokens, min(shared, limit))
-        offers = progress.offers(stops, ends, with_loaded=state.offers_loaded)
+        with_loaded = state.offers_loaded or self.evictions is not None  # it may be in the medium no more by then
+        offers = progress.offers(stops, ends, with_loaded=with_loaded)
         return Plan(state, in_batches(self._books.layout, offers), stops, limit, known, is_final)
 
     def _store(self, plans: list[Plan]) -> None:

@@ -1,0 +1,151 @@
+"""Stores in the last moment: what requests left in GPU blocks, when the engine is about to give these away.
+
+**Theory of operation.** What is stored as soon as it is computed is in the medium while the GPU has it, too: so a
+medium adds nothing until it is larger than the GPU's prefix cache. With ``store_when: evicted`` a chunk is stored
+when its request has let go of it and the first of its blocks comes up among those that the engine gives away next.
+Then the two hold different chunks, and what stays on the GPU anyway is never copied.
+
+A request that ends, or is preempted, *leaves* its chunks here, by block. A block that somebody else gets takes its
+chunk along; of one that the engine doesn't find by its hash nothing is stored: it isn't complete, or wrong. A block
+that a request finds by its hash is only read, and that request leaves its chunk once more. The engine's queue of
+free blocks is looked at as far as an eighth of all blocks, again when half of them have been given away: chunks
+found there are offered to the medium, and left no longer.
+
+The copy begins after the step, and whoever gets a block meanwhile waits for it (a fence). A medium hears of a
+request of its own each time, since the one that computed the chunks prepares nothing any more. What finds no room
+is lost, and so is what the engine gives away unseen: more than those blocks in one step.
+
+**Invariant** (``check``): a chunk that was left lies in the blocks for which it was left.
+"""
+
+from collections.abc import Iterable, Iterator, Set
+from dataclasses import replace
+from itertools import islice
+from typing import Any, Final, NamedTuple, Protocol
+
+from kv_api import BlockPool, ConfigError
+from kv_offload.scheduler.state.progress import Progress
+from kv_offload.scheduler.state.request_state import RequestState
+from kv_offload.scheduler.storing.batches import Batch, Plan, in_batches
+from kv_offload.shape.layout import Layout
+
+_LOOK_AHEAD: Final = 8
+"""Looked at is this part of all blocks."""
+_LEAST_AHEAD: Final = 16
+"""But so many blocks at least."""
+
+
+class FreeBlocks(Protocol):
+    """The engine's queue of free blocks, the next one that it gives away first."""
+
+    def iter_blocks_after(self, cursor: None) -> Iterable[Any]: ...
+
+
+class Left(NamedTuple):
+    """A chunk that a request left on the GPU."""
+
+    state: RequestState
+    place: int
+    """Of its group in the layout."""
+    chunk: int
+
+
+class Evictions:
+    """Chunks that were left, by each of their blocks, until they are offered or lost."""
+
+    def __init__(self, layout: Layout) -> None:
+        self._layout = layout
+        self._free: FreeBlocks | None = None
+        self._look_ahead = _LEAST_AHEAD
+        self._left: dict[int, Left] = {}
+        self._ahead = 0
+        """How many blocks that were looked at have not been given away."""
+
+    def bind(self, pool: BlockPool) -> None:
+        """This is the engine's pool."""
+        free = getattr(pool, "free_block_queue", None)
+        if not hasattr(free, "iter_blocks_after"):
+            raise ConfigError(
+                "kv_connector_extra_config.store_when: got 'evicted', but the engine's "
+                f"{type(pool).__name__} doesn't say which blocks it gives away next; choose computed"
+            )
+        self._free = free
+        self._look_ahead = max(_LEAST_AHEAD, pool.num_gpu_blocks // _LOOK_AHEAD)
+
+    def leave(self, plan: Plan) -> None:
+        """A request has let go of what is planned; it has a life of its own (`detached`)."""
+        for batch in plan.batches:
+            for place, chunks in enumerate(batch):
+                progress = plan.state.progress.groups[place]
+                for chunk in chunks:
+                    left = Left(plan.state, place, chunk)
+                    self._left.update(dict.fromkeys(progress.blocks_of(chunk), left))
+
+    def vacate(self, fresh: Set[int]) -> None:
+        """Somebody got these blocks."""
+        self._ahead -= len(fresh)
+        for block in self._left.keys() & fresh:
+            del self._left[block]
+
+    def forget(self, states: Iterable[RequestState] | None = None) -> None:
+        """What these left is of no use; None: what anybody left."""
+        if states is None:
+            self._left.clear()
+        else:
+            gone = {id(state) for state in states}
+            self._left = {block: left for block, left in self._left.items() if id(left.state) not in gone}
+
+    @property
+    def owners(self) -> list[RequestState]:
+        """Those who left something."""
+        return [*{id(left.state): left.state for left in self._left.values()}.values()]
+
+    def plans(self) -> list[Plan]:
+        """What is to be stored now, and is no longer left."""
+        if not self._left or self._ahead > self._look_ahead // 2:
+            return []
+        chunks: dict[RequestState, list[set[int]]] = {}
+        for left in self._coming_up():
+            if left.state not in chunks:
+                chunks[left.state] = [set() for _ in self._layout.groups]
+            chunks[left.state][left.place].add(left.chunk)
+        return [self._plan(state, [sorted(found) for found in by_place]) for state, by_place in chunks.items()]
+
+    def _coming_up(self) -> Iterator[Left]:
+        """The chunks of which a block is among the next ones, whole ones only. They are left no longer."""
+        if self._free is None:
+            raise ConfigError("kv_connector_extra_config.store_when: got 'evicted', and the engine told no pool")
+        looked_at = [*islice(self._free.iter_blocks_after(None), self._look_ahead)]
+        self._ahead = len(looked_at)
+        for block in looked_at:
+            left = self._left.get(block.block_id)
+            if left is None:
+                continue
+            its = left.state.progress.groups[left.place].blocks_of(left.chunk)
+            is_whole = all(self._left.get(other) == left for other in its)
+            for other in its:
+                if self._left.get(other) == left:
+                    del self._left[other]
+            if is_whole and block.block_hash is not None:
+                yield left
+
+    def _plan(self, state: RequestState, batch: Batch) -> Plan:
+        stops = [progress.cursor for progress in state.progress.groups]
+        return Plan(state, in_batches(self._layout, batch), stops, 0, 0, is_final=True)
+
+    def check(self) -> None:
+        """Recount."""
+        for block, left in self._left.items():
+            its = left.state.progress.groups[left.place].blocks_of(left.chunk)
+            assert block in its, f"block {block} is left as one of chunk {left.chunk}, which lies in {its}"
+
+
+def detached(state: RequestState, layout: Layout) -> RequestState:
+    """A life of its own for what a request leaves."""
+    of_request = state.context
+    context = replace(of_request, req_id=f"{of_request.req_id}, left")
+    progress = Progress(layout, context)
+    for kept, known in zip(progress.groups, state.progress.groups, strict=True):
+        kept.keys += known.keys
+        kept.table += known.table
+    return RequestState(state.request, context, progress, max_offload_tokens=state.max_offload_tokens)
