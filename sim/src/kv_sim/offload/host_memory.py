@@ -116,7 +116,7 @@ class TimedWorkerSide(OffloadingWorkerSide):
     def check(self) -> None:
         """Recount everything."""
         super().check()
-        _recount(self.medium)
+        _recount(self.medium_worker)
 
 
 def _recount(medium: object) -> None:
