@@ -178,7 +178,7 @@ def test_a_message_says_which_engine_it_is_of() -> None:
     world = World(TWO, LATER)
     with pytest.raises(Violation, match=r"^CONTENT  engine 1 it is so$"):
         world.sites[1].referee.fail(Invariant.CONTENT, "it is so")
-    world.referee.silent.add(Invariant.CONTENT)
+    world.referee.switched_off.add(Invariant.CONTENT)
     world.sites[1].referee.fail(Invariant.CONTENT, "it is so")
 
 
@@ -292,7 +292,7 @@ PULL = Pull("r2", Source(Address("somewhere", 1), "r1.1", "digest"), (Part(1, (7
 
 def two_wires() -> tuple[WorldWire, WorldWire]:
     referee = Referee()
-    referee.silent.update(Invariant)
+    referee.switched_off.update(Invariant)
     devices = [Device(0, WorldConfig(num_blocks=12), Shadow(1, referee)) for _ in range(2)]
     for device, other in zip(devices, reversed(devices), strict=True):
         device.others = [other]

@@ -186,7 +186,7 @@ def _hunt_all(subjects: Mapping[str, Any], seed: int, options: argparse.Namespac
 
     failed = False
     for name, subject in subjects.items():
-        found = hunt(subject, count(seed), within(60 * options.minutes / len(subjects)), silent=without)
+        found = hunt(subject, count(seed), within(60 * options.minutes / len(subjects)), without=without)
         failed |= show_found(name, found, Path(options.save), _show)
         if found.was_interrupted:
             print("note: interrupted; this is what was found so far", file=sys.stderr)

@@ -55,11 +55,11 @@ class MeteredWorld:
         blocks: int,
         max_running: int = 4,
         *,
-        silent: frozenset[Invariant] = frozenset(),
+        without: frozenset[Invariant] = frozenset(),
     ) -> None:
-        """It has room for ``blocks`` of each group, on the GPU and beside it. Checkers may be ``silent``."""
+        """It has room for ``blocks`` of each group, on the GPU and beside it. Not checked: ``without``."""
         blocks *= len(model.groups)
-        referee = Referee(silent={*silent})
+        referee = Referee(switched_off={*without})
         self._most_steps = max(MOST_STEPS, blocks)
         finds_itself = subject.serves_peers and subject.engines == 1
         self._world = Unguarded(

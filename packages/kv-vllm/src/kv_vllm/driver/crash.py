@@ -22,7 +22,7 @@ def crashes(
         raise
     except (Exception, SystemExit) as error:
         message = f"vLLM, {what}: {type(error).__name__}: {error} ({_innermost(error)})"
-        if Invariant.NO_CRASH in referee.silent:
+        if Invariant.NO_CRASH in referee.switched_off:
             raise HistoryEnds(message) from error
         raise raises(Invariant.NO_CRASH, message) from error
 
