@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from kv_api import ConfigError
-from kv_api.blocks import bytes_per_block, tokens_per_hash
+from kv_api.blocks import bytes_per_block, hash_extras, tokens_per_hash
 
 
 def engine(**of_cache: Any) -> Any:
@@ -57,3 +57,20 @@ def test_what_a_block_takes(cache: Any, num_bytes: int) -> None:
     """Tensors by themselves; one allocation, whose size each says; the largest group where there are none."""
     found = bytes_per_block(SimpleNamespace(**cache), [20, 60, 40])
     assert (found, type(found)) == (num_bytes, int)
+
+
+@pytest.mark.parametrize(
+    ("adapter", "salt", "first", "later"),
+    [
+        (None, None, None, None),
+        (None, "", None, None),
+        (None, "s", ("s",), None),
+        ("a", None, ("a",), ("a",)),
+        ("a", "s", ("a", "s"), ("a",)),
+    ],
+)
+def test_what_a_hash_covers_beside_tokens(adapter: Any, salt: Any, first: Any, later: Any) -> None:
+    """The adapter in each block, and the salt in the first one, which all others are chained to."""
+    lora = SimpleNamespace(lora_name=adapter) if adapter else None
+    request: Any = SimpleNamespace(lora_request=lora, cache_salt=salt)
+    assert [hash_extras(request, range(start, start + 4)) for start in (0, 4)] == [first, later]

@@ -7,6 +7,8 @@ from kv_offload_calls import key, report, run
 from kv_offload_configs import FULL, STATE, WINDOW, Blocks, Request, step
 
 from kv_api import BlockRemoved, BlockStored, Locality, Medium, OffloadingEvent
+from kv_api.blocks import hash_extras
+from kv_offload import OffloadingConnector
 from kv_offload.scheduler.events import EventTranslator
 from kv_offload.shape.layout import Group, Layout
 
@@ -28,15 +30,15 @@ def test_events_are_those_of_the_manager(fenced):
 def test_events_that_describe_themselves(fenced):
     connector, _ = fenced(self_describing_kv_events=True, blocks_per_chunk=2)
     a = Request("a", range(16))
-    a.lora_request = SimpleNamespace(lora_name="l", lora_int_id=3)
+    a.lora_request, a.cache_salt = SimpleNamespace(lora_name="l", lora_int_id=3), "s"
     connector.on_new_request(a)
     run(connector, a, [1, 2, 3, 4])
     report(connector, done=[0])
     h = a.block_hashes
     kind = {"group_idx": 0, "kv_cache_spec_kind": "full_attention"}
     assert connector.take_events() == [
-        BlockStored([h[0], h[1]], None, [*range(8)], 4, 3, "CPU", "l", **kind),
-        BlockStored([h[2], h[3]], h[1], [*range(8, 16)], 4, 3, "CPU", "l", **kind),
+        BlockStored([h[0], h[1]], None, [*range(8)], 4, 3, "CPU", "l", [("l", "s"), ("l",)], **kind),
+        BlockStored([h[2], h[3]], h[1], [*range(8, 16)], 4, 3, "CPU", "l", [("l",), ("l",)], **kind),
     ]
     connector.reset_cache()
     assert connector.take_events() == [
@@ -44,6 +46,28 @@ def test_events_that_describe_themselves(fenced):
         BlockRemoved([h[2], h[3]], "CPU", group_idx=0),
     ]
     assert not connector.side._books.events._payloads
+
+
+class OfImages(OffloadingConnector):
+    """For an engine that hashes images, too: its rows of them are (identifier, first token)."""
+
+    @classmethod
+    def hash_extras(cls, request, tokens):
+        return tuple((name, at - tokens.start) for name, at in request.images if at in tokens) or None
+
+
+def test_a_connector_for_another_engine_says_what_its_hashes_cover(fenced):
+    """It is asked block by block, of full blocks and of the part of one that a tail is."""
+    connector, _ = fenced(self_describing_kv_events=True, blocks_per_chunk=2, connector_class=OfImages)
+    a = Request("a", range(16))
+    a.images = [("cat", 5), ("dog", 6), ("cat", 12)]
+    connector.on_new_request(a)
+    run(connector, a, [1, 2, 3, 4])
+    report(connector, done=[0])
+    assert [event.extra_keys for event in connector.take_events()] == [
+        [None, (("cat", 1), ("dog", 2))],
+        [None, (("cat", 0),)],
+    ]
 
 
 def test_what_found_no_room_is_not_kept_in_mind(fenced):
@@ -77,7 +101,7 @@ A = Request("a", range(8))
 
 def translator(is_describing=True):
     """One that knows what a request's first two chunks hold."""
-    translating = EventTranslator(Layout(GROUPS, 4, 4), is_describing=is_describing)
+    translating = EventTranslator(Layout(GROUPS, 4, 4), hash_extras, is_describing=is_describing)
     for group in GROUPS:
         translating.note(A, group, range(2), [key(A, chunk, group=group.group_id) for chunk in range(2)])
     return translating
@@ -96,8 +120,9 @@ def test_each_group_is_told_as_it_is(is_describing):
     h = A.block_hashes
     kinds = ("full_attention", "sliding_window", "state_space") if is_describing else (None, None, None)
     first = ([0, 1, 2, 3], 4) if is_describing else ([], 0)
+    extras = [None] if is_describing else None
     expected = [
-        BlockStored([h[0]], None, *first, None, "CPU", None, group_idx=0, kv_cache_spec_kind=kinds[0]),
+        BlockStored([h[0]], None, *first, None, "CPU", None, extras, group_idx=0, kv_cache_spec_kind=kinds[0]),
         BlockStored([h[0]], None, [], 0, None, "CPU", None, group_idx=1, kv_cache_spec_kind=kinds[1]),
         BlockStored([h[0]], None, [], 0, None, "CPU", None, group_idx=2, kv_cache_spec_kind=kinds[2]),
     ]
@@ -115,8 +140,10 @@ def test_who_changes_an_event_changes_no_other():
     for _ in range(2):
         (stored,) = told(translating, [(1, 0)], removed=False)
         assert (stored.block_hashes, stored.token_ids) == ([A.block_hashes[1]], [*range(4, 8)])
+        assert stored.extra_keys == [None]
         stored.block_hashes.clear()
         stored.token_ids.clear()
+        stored.extra_keys.clear()
 
 
 def test_what_left_and_came_back_at_once_is_told_with_its_tokens():
@@ -140,7 +167,7 @@ def test_events_say_of_which_tier_they_are(locality, name):
     described = {"group_idx": 0, "kv_cache_spec_kind": "full_attention", **named}
     translating = translator()
     assert told(translating, [(1, 0)], Medium.STORAGE, removed=False, **tier) == [
-        BlockStored([h[1]], h[0], [4, 5, 6, 7], 4, None, "STORAGE", None, **described)
+        BlockStored([h[1]], h[0], [4, 5, 6, 7], 4, None, "STORAGE", None, [None], **described)
     ]
     assert told(translating, [(1, 0)], Medium.STORAGE, removed=True, **tier) == [
         BlockRemoved([h[1]], "STORAGE", group_idx=0, **named)
@@ -148,7 +175,7 @@ def test_events_say_of_which_tier_they_are(locality, name):
 
 
 def test_a_chunk_is_known_until_it_has_left_its_last_tier():
-    wide = EventTranslator(Layout((Group(0, FULL, 4, 2, 2),), 4, 4), is_describing=True)
+    wide = EventTranslator(Layout((Group(0, FULL, 4, 2, 2),), 4, 4), hash_extras, is_describing=True)
     (whole,) = keys = [key(A, 0, per_chunk=2)]
 
     def tell(medium, removed, **more):
@@ -168,7 +195,7 @@ def test_a_chunk_is_known_until_it_has_left_its_last_tier():
 
 
 def test_what_nobody_described_is_told_as_a_placeholder_of_its_kind():
-    nobodys = EventTranslator(Layout(GROUPS, 4, 4), is_describing=True)
+    nobodys = EventTranslator(Layout(GROUPS, 4, 4), hash_extras, is_describing=True)
     event, of_window = told(nobodys, [(1, 0), (1, 1)], removed=False)
     assert event == BlockStored(
         [A.block_hashes[1]], None, [], 0, None, "CPU", None, group_idx=0, kv_cache_spec_kind="full_attention"
@@ -178,7 +205,8 @@ def test_what_nobody_described_is_told_as_a_placeholder_of_its_kind():
 
 def test_a_tail_is_noted_once():
     a, group = Request("a", range(15), per_hash=2), Group(0, FULL, 8, 1, 4)
-    tails = EventTranslator(Layout((group,), 2, 8), is_describing=True)
+    a.cache_salt = "s"
+    tails = EventTranslator(Layout((group,), 2, 8), hash_extras, is_describing=True)
     (tail,) = keys = [key(a, 5)]
     described = {"group_idx": 0, "kv_cache_spec_kind": "full_attention"}
     events = []
@@ -188,7 +216,7 @@ def test_a_tail_is_noted_once():
         events += tails.translate([OffloadingEvent(keys, Medium.CPU, removed)])
     h = a.block_hashes
     assert events == [
-        BlockStored(h[4:6], h[3], [8, 9, 10, 11], 2, None, "CPU", None, **described),
+        BlockStored(h[4:6], h[3], [8, 9, 10, 11], 2, None, "CPU", None, [None, None], **described),
         BlockRemoved(h[4:6], "CPU", group_idx=0),
     ]
     assert not tails._payloads

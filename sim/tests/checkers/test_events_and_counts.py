@@ -350,6 +350,30 @@ def test_what_is_told_of_blocks_is_true() -> None:
         ]
 
 
+def test_what_is_told_of_hashes_is_true() -> None:
+    """The adapter of each block, and the salt of the first one; or nothing, as vLLM's own connector does."""
+    notes, known = Notes(), request(adapter="a", salt="s", hashes_per_block=2)
+    mirror = Mirror(notes, is_exact=True)
+    mirror.know(known)
+    half, first, _, second = known.fine_hashes_up_to(8)
+    tokens = list(known.prompt_token_ids)
+    true: dict[str, Any] = {"token_ids": tokens[:8], "lora_name": "a"}
+    part: dict[str, Any] = {"token_ids": tokens[:2], "lora_name": "a", "block_size": 2}
+    for events in (
+        [stored(first, second, **true), stored(half, **part)],
+        [stored(first, second, **true, extra_keys=[("a", "s"), ("a",)])],
+        [stored(half, **part, extra_keys=[("a", "s")])],
+    ):
+        mirror.take([AllBlocksCleared(), *events])
+        assert notes.take() == []
+    for wrong in ([None, None], [("a", "s"), ("a", "s")], [("a", "s")], [("s", "a"), ("a",)], []):
+        mirror.take([AllBlocksCleared(), stored(first, second, **true, extra_keys=wrong)])
+        assert notes.take() == [
+            f"ACCOUNTING  of blocks {[first, second]} an event tells the extra keys {wrong}, but they are "
+            f"{[('a', 's'), ('a',)]}"
+        ]
+
+
 def test_an_engine_knows_the_blocks_of_whoever_arrives() -> None:
     engine = World(WorldConfig(), OFFLOAD).engine
     (first, *_) = engine.add(RequestSpec("r1", 0, 9, 0, 1, 1)).prompt_hashes

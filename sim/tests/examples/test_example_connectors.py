@@ -41,6 +41,7 @@ def request(name: str, blocks: str, computed: int = 0, more: int = 1) -> Any:
         num_computed_tokens=computed,
         all_token_ids=list(range(BLOCK * len(blocks) + more)),
         lora_request=None,
+        cache_salt=None,
     )
 
 

@@ -1,13 +1,18 @@
 """What an engine's blocks are: how many tokens one hash of a request stands for, and what one block takes.
 
-Engines say it in several places, of which any may be missing: what is nearest to the cache counts.
+Engines say it in several places, of which any may be missing: what is nearest to the cache counts. What a block's
+hash covers beside tokens no engine says at all: a connector asks a hook of its own for it, ``hash_extras``.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from math import gcd
-from typing import Any
+from typing import Any, TypeAlias
 
+from kv_api.engine import Request
 from kv_api.errors import ConfigError
+
+HashExtras: TypeAlias = Callable[[Request, range], tuple[Any, ...] | None]
+"""Says of some tokens of a request, which have one hash, what `hash_extras` does."""
 
 
 def tokens_per_hash(vllm_config: Any, kv_cache_config: Any, block_sizes: Sequence[int]) -> int:
@@ -40,3 +45,15 @@ def bytes_per_block(kv_cache_config: Any, bytes_of_groups: Sequence[int]) -> int
         total = int(tensors[0].size if one_allocation else sum(tensor.size for tensor in tensors))
         return total // int(kv_cache_config.num_blocks)
     return max(bytes_of_groups)
+
+
+def hash_extras(request: Request, tokens: range) -> tuple[Any, ...] | None:
+    """What the hash of ``tokens`` covers beside them and all before them: an entry of an event's ``extra_keys``.
+
+    The name of the request's adapter, and its salt where it begins. None: nothing.
+    """
+    adapter, salt = request.lora_request, request.cache_salt
+    found = [adapter.lora_name] if adapter is not None else []
+    if salt and tokens.start == 0:
+        found.append(salt)
+    return tuple(found) or None

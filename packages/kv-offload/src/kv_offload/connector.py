@@ -10,6 +10,8 @@ from kv_api import (
     TwoSidedHMAConnector,
     VllmConfig,
 )
+from kv_api.blocks import hash_extras
+from kv_api.engine import Request
 from kv_api.groups import GroupDescription, describe_group
 from kv_api.stats import PromMetric
 from kv_factory import OffloadingSpecFactory
@@ -28,18 +30,27 @@ class OffloadingConnector(TwoSidedHMAConnector):
 
     def build_side(self, side_class: Any, vllm_config: VllmConfig, kv_cache_config: KVCacheConfig | None) -> Any:
         """A side is also made of what the engine is, and of the medium that its configuration names."""
-        engine = describe_engine(vllm_config, kv_cache_config, self.describe_group)
+        engine = describe_engine(vllm_config, kv_cache_config, self.describe_group, self.hash_extras)
         spec = OffloadingSpecFactory.create_spec(engine.config)
         return side_class(vllm_config, kv_cache_config, engine, spec)
 
     @classmethod
     def describe_group(cls, kv_cache_spec: Any) -> GroupDescription:
-        """What the layers of a KV cache group are. The one place to override for an engine with other specs.
+        """What the layers of a KV cache group are. The place to override for an engine with other specs.
 
         Called once at start, in each process, with the ``kv_cache_spec`` of each group that is offloaded; raises
         ``ConfigError`` for what it doesn't know. The default reads a spec that names its ``kind``.
         """
         return describe_group(kv_cache_spec)
+
+    @classmethod
+    def hash_extras(cls, request: Request, tokens: range) -> tuple[Any, ...] | None:
+        """What the hash of ``tokens`` of a request covers beside them: ``extra_keys`` of events.
+
+        The place to override for an engine whose hashes cover more than an adapter and a salt (images). Only asked
+        with ``self_describing_kv_events``.
+        """
+        return hash_extras(request, tokens)
 
     @classmethod
     def get_required_kvcache_layout(cls, vllm_config: VllmConfig) -> str | None:

@@ -20,7 +20,7 @@ from kv_api import (
     OffloadingParallelConfig,
     VllmConfig,
 )
-from kv_api.blocks import bytes_per_block, tokens_per_hash
+from kv_api.blocks import HashExtras, bytes_per_block, hash_extras, tokens_per_hash
 from kv_api.groups import DescribeGroup, describe_group
 from kv_api.groups import described as described_group
 from kv_offload.options import HoldBlocks, Options, parse_options
@@ -44,10 +44,14 @@ class EngineDescription:
     world_size: int
     has_stages: bool
     """Whether ranks may hold different layers: then the scheduler's side was told of the first one's only."""
+    hash_extras: HashExtras
 
 
 def describe_engine(
-    vllm_config: VllmConfig, kv_cache_config: KVCacheConfig | None, describe: DescribeGroup = describe_group
+    vllm_config: VllmConfig,
+    kv_cache_config: KVCacheConfig | None,
+    describe: DescribeGroup = describe_group,
+    extras: HashExtras = hash_extras,
 ) -> EngineDescription:
     """Read everything once, and refuse what can't work."""
     transfer = vllm_config.kv_transfer_config
@@ -92,6 +96,7 @@ def describe_engine(
         or any(group.kind is AttentionKind.STATE_SPACE for group in groups),
         world_size=vllm_config.parallel_config.world_size,
         has_stages=parallel.pp_size > 1,
+        hash_extras=extras,
     )
 
 

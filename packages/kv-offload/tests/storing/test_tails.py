@@ -516,7 +516,16 @@ def test_events_tell_of_each_hash_of_a_tail(tails):
     h, kinds = a.block_hashes, {0: "full_attention", 1: "mamba", 2: "mamba"}
     told = [*connector.take_events()]
     assert told[0] == BlockStored(
-        [h[4], h[5]], h[3], [8, 9, 10, 11], 2, None, "CPU", None, group_idx=0, kv_cache_spec_kind=kinds[0]
+        [h[4], h[5]],
+        h[3],
+        [8, 9, 10, 11],
+        2,
+        None,
+        "CPU",
+        None,
+        [None, None],
+        group_idx=0,
+        kv_cache_spec_kind=kinds[0],
     )
     assert [(event.block_hashes, event.block_size, event.group_idx) for event in told[1:]] == [
         ([h[5]], 0, 1),

@@ -77,11 +77,18 @@ def caches(config):
     }
 
 
-def make(side=KVConnectorRole.SCHEDULER, *, cache=None, replicated=False, **config):
+def make(
+    side=KVConnectorRole.SCHEDULER,
+    *,
+    cache=None,
+    replicated=False,
+    connector_class=OffloadingConnector,
+    **config,
+):
     cache, config = cache or kv_cache_config(), vllm_config(**config)
     if replicated:
         hold_the_same(config, cache)
-    connector = OffloadingConnector(config, side, cache)
+    connector = connector_class(config, side, cache)
     if side is KVConnectorRole.WORKER:
         connector.register_kv_caches(caches(cache))
     return connector

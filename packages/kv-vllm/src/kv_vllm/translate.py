@@ -14,7 +14,11 @@ from typing import Any, Final
 from vllm.distributed import kv_events
 from vllm.distributed.kv_transfer.kv_connector.v1 import base
 from vllm.distributed.kv_transfer.kv_connector.v1.offloading import metrics
-from vllm.v1.core.kv_cache_utils import maybe_convert_block_hash
+from vllm.v1.core.kv_cache_utils import (
+    generate_block_hash_extra_keys,
+    maybe_convert_block_hash,
+    to_event_extra_keys,
+)
 from vllm.v1.kv_cache_interface import (
     ChunkedLocalAttentionSpec,
     FullAttentionSpec,
@@ -151,6 +155,15 @@ def offloading_config_of(config: Any) -> kv_api.OffloadingConfig:
 
 def _present(ours: Any, theirs: Any) -> dict[str, Any]:
     return {field.name: getattr(theirs, field.name) for field in fields(ours) if hasattr(theirs, field.name)}
+
+
+# -- what hashes cover ---------------------------------------------------------------------------
+
+
+def hash_extras(request: Any, tokens: range) -> tuple[Any, ...] | None:
+    """What vLLM's hash of a block of these tokens covers beside them, as its events tell it."""
+    extras, _ = generate_block_hash_extra_keys(request, tokens.start, tokens.stop, 0)
+    return None if extras is None else (to_event_extra_keys([extras]) or [None])[0]
 
 
 # -- kinds of KV cache groups --------------------------------------------------------------------

@@ -9,7 +9,7 @@ those of the copies that ended well, and at rest no share of the memory is in us
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from kv_api import (
     AllBlocksCleared,
@@ -131,14 +131,30 @@ def _by_child(numbers: Mapping[str, Any], whose: str = "") -> Iterator[tuple[str
             yield from _by_child(more, f"{name}: {whose}")
 
 
+class _Block(NamedTuple):
+    """What an event may tell of a block."""
+
+    before: bytes | None
+    """The block before it."""
+    tokens: list[int]
+    adapter: str | None
+    salt: str | None
+
+    @property
+    def extras(self) -> tuple[str, ...] | None:
+        """What its hash covers by itself beside its tokens: that of the first block has the salt, too."""
+        own = (self.adapter, self.salt if self.before is None else None)
+        return tuple(word for word in own if word) or None
+
+
 class Mirror:
     """What a router would believe after the events so far."""
 
     def __init__(self, referee: Referee, *, is_exact: bool = False) -> None:
         self._referee = referee
         self._is_exact = is_exact
-        self._known: dict[bytes, tuple[bytes | None, list[int], str | None]] = {}
-        """Block -> the block before it, its tokens and its adapter, of the requests so far."""
+        self._known: dict[bytes, _Block] = {}
+        """By hash, of the requests so far."""
         self._parts: set[bytes] = set()
         """Of them those that are told as blocks, and are parts of one: where the end of a prompt is stored."""
         self.blocks: Counter[tuple[Any, ...]] = Counter()
@@ -147,10 +163,11 @@ class Mirror:
         """A request arrives: its blocks may be told of."""
         if not self._is_exact:
             return
+        adapter, salt = request.spec.adapter, request.spec.salt
         for block_hash, before, tokens in request.all_blocks():
-            self._known[block_hash] = before, tokens, request.spec.adapter
+            self._known[block_hash] = _Block(before, tokens, adapter, salt)
         for before, part, tokens in request.parts_of_blocks():
-            self._known[part] = before, tokens, request.spec.adapter
+            self._known[part] = _Block(before, tokens, adapter, salt)
             self._parts.add(part)
 
     def take(self, events: Iterable[KVCacheEvent]) -> None:
@@ -183,14 +200,21 @@ class Mirror:
 
     def _check_told(self, event: BlockStored) -> None:
         known = [self._known[block_hash] for block_hash in event.block_hashes]  # type: ignore[index]
-        tokens = [token for _, own, _ in known for token in own]
+        tokens = [token for block in known for token in block.tokens]
+        extras = [block.extras for block in known]
         told = (event.parent_block_hash, list(event.token_ids), event.block_size, event.lora_name)
-        true = (known[0][0], tokens, len(tokens) // len(known), known[0][2])
+        true = (known[0].before, tokens, len(tokens) // len(known), known[0].adapter)
         if told != true:
             self._referee.fail(
                 Invariant.ACCOUNTING,
                 f"of blocks {event.block_hashes!r} an event tells (parent, tokens, block size, adapter) {told}, "
                 f"but it is {true}",
+            )
+        if event.extra_keys is not None and list(event.extra_keys) != extras:  # vLLM's connector tells none
+            self._referee.fail(
+                Invariant.ACCOUNTING,
+                f"of blocks {event.block_hashes!r} an event tells the extra keys {event.extra_keys}, "
+                f"but they are {extras}",
             )
 
     def _remove(self, event: BlockRemoved) -> None:

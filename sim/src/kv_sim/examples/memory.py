@@ -31,6 +31,7 @@ from kv_api import (
     VllmConfig,
     WorkerSide,
 )
+from kv_api.blocks import hash_extras
 from kv_sim.examples.progress import Progress, ProgressBook
 
 Page = tuple[int, tuple[int, ...]]
@@ -145,6 +146,7 @@ class MemoryScheduler(SchedulerSide, SupportsHMA):
             None,
             MEDIUM_CPU,
             request.lora_request.lora_name if request.lora_request else None,
+            [hash_extras(request, range(first, first + self._block_size))],
         )
 
     def take_events(self) -> list[KVCacheEvent]:

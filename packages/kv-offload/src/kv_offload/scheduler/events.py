@@ -2,14 +2,15 @@
 
 A manager's events name chunks by their keys. vLLM's form of them is a placeholder: the chunk's own hash, and
 neither tokens nor parent. With ``self_describing_kv_events`` a full-attention chunk is told with the hash of each
-of its blocks, its tokens and its parent, as the GPU's own events are; these payloads are noted while a request
-that has the chunk is alive, and kept until the chunk is told to be gone, so that what was stored and what is
-removed are the same hashes. Chunks that share blocks repeat their hashes: who mirrors them counts references.
-A tail, which ends within a block, is told by all of its hashes, as blocks of the tokens of one.
+of its blocks, its tokens, its parent and what else the hashes cover, as the GPU's own events are; these payloads
+are noted while a request that has the chunk is alive, and kept until the chunk is told to be gone, so that what
+was stored and what is removed are the same hashes. Chunks that share blocks repeat their hashes: who mirrors them
+counts references. A tail, which ends within a block, is told by all of its hashes, as blocks of the tokens of one.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from kv_api import (
     MEDIUM_CPU,
@@ -25,6 +26,7 @@ from kv_api import (
     get_offload_block_hash,
     get_offload_group_idx,
 )
+from kv_api.blocks import HashExtras
 from kv_offload.shape.layout import Group, Layout
 
 MEDIA = {Medium.CPU: MEDIUM_CPU, Medium.STORAGE: MEDIUM_STORAGE}
@@ -44,6 +46,8 @@ class _Payload:
     """Tokens of each hash."""
     lora_id: int | None
     lora_name: str | None
+    extras: list[tuple[Any, ...] | None] | None
+    """By hash."""
     homes: set[Home]
     """Where it was told to be."""
 
@@ -51,9 +55,10 @@ class _Payload:
 class EventTranslator:
     """Turns a manager's events into KV events. ``_payloads`` has those of chunks that may be told of."""
 
-    def __init__(self, layout: Layout, *, is_describing: bool) -> None:
+    def __init__(self, layout: Layout, hash_extras: HashExtras, *, is_describing: bool) -> None:
         self._groups = {group.group_id: group for group in layout.groups}
         self._tokens_per_hash = layout.tokens_per_hash
+        self._hash_extras = hash_extras
         self.is_describing = is_describing
         self._payloads: dict[OffloadKey, _Payload] = {}
 
@@ -77,6 +82,7 @@ class EventTranslator:
         """Note the payload of some tokens, told as blocks of ``block_size``."""
         per_hash, hashes, lora = self._tokens_per_hash, request.block_hashes, request.lora_request
         first, end, per_block = tokens.start // per_hash, tokens.stop // per_hash, block_size // per_hash
+        blocks = [range(start, start + block_size) for start in tokens[::block_size]]
         self._payloads[key] = _Payload(
             list(hashes[first + per_block - 1 : end : per_block]),
             hashes[first - 1] if first else None,
@@ -84,6 +90,7 @@ class EventTranslator:
             block_size,
             getattr(lora, "lora_int_id", None),
             getattr(lora, "lora_name", None),
+            [self._hash_extras(request, block) for block in blocks],
             set(),
         )
 
@@ -114,7 +121,7 @@ class EventTranslator:
             payload = self._payloads.get(key)
             if payload is not None:
                 payload.homes.add((event.medium, event.ownership))
-            full = payload or _Payload([get_offload_block_hash(key)], None, [], 0, None, None, set())
+            full = payload or _Payload([get_offload_block_hash(key)], None, [], 0, None, None, None, set())
             yield BlockStored(
                 block_hashes=list(full.block_hashes),
                 parent_block_hash=full.parent,
@@ -123,6 +130,7 @@ class EventTranslator:
                 lora_id=full.lora_id,
                 medium=MEDIA[event.medium],
                 lora_name=full.lora_name,
+                extra_keys=None if full.extras is None else list(full.extras),
                 group_idx=group.group_id,
                 kv_cache_spec_kind=str(group.kind) if self.is_describing else None,
                 kv_cache_spec_sliding_window=group.window_tokens or None if self.is_describing else None,

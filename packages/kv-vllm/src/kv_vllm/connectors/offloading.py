@@ -8,7 +8,7 @@ from kv_offload import OffloadingConnector as OurOffloadingConnector
 from kv_vllm.connectors.inside import VLLM_BASES, InsideVllm
 from kv_vllm.connectors.keys import refuse_keys_of_others, warn_of_unread_keys, warn_of_vllms_option
 from kv_vllm.connectors.prom import DeprecatedToo
-from kv_vllm.translate import describe_group, role_of
+from kv_vllm.translate import describe_group, hash_extras, role_of
 
 
 class OffloadingConnector(InsideVllm, OurOffloadingConnector, *VLLM_BASES):  # type: ignore[misc]
@@ -26,6 +26,10 @@ class OffloadingConnector(InsideVllm, OurOffloadingConnector, *VLLM_BASES):  # t
     @classmethod
     def describe_group(cls, kv_cache_spec: Any) -> GroupDescription:
         return describe_group(kv_cache_spec)
+
+    @classmethod
+    def hash_extras(cls, request: Any, tokens: range) -> tuple[Any, ...] | None:
+        return hash_extras(request, tokens)
 
     @classmethod
     def build_prom_metrics(

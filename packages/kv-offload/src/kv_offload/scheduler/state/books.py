@@ -45,6 +45,7 @@ class Books:
         self.stats = OffloadingConnectorStats()
         self.events = EventTranslator(
             engine.layout,
+            engine.hash_extras,
             is_describing=engine.config.enable_kv_cache_events and engine.options.self_describing_kv_events,
         )
         self._region: AbstractContextManager[Any] | None = None
