@@ -263,7 +263,9 @@ def test_what_is_no_configuration_is_refused_in_these_words(case: str) -> None:
 
 
 @pytest.mark.parametrize("role", ["worker", 1, None])
-def test_what_is_no_role_is_refused_with_the_choices(register: Callable[..., None], engine: Callable[..., Any], role: Any) -> None:
+def test_what_is_no_role_is_refused_with_the_choices(
+    register: Callable[..., None], engine: Callable[..., Any], role: Any
+) -> None:
     register("Three")
     message = f"role: expected KVConnectorRole.SCHEDULER or KVConnectorRole.WORKER, got {role!r}"
     for create_it in (create_from, KVConnectorFactory.create_connector_v1):

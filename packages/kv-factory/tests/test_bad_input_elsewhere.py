@@ -215,7 +215,9 @@ def test_a_v1_connector_in_the_place_of_a_v0_one_is_refused(
     )
 
 
-def test_one_that_knows_one_group_is_refused_where_there_may_be_several(register: Callable[..., None], engine: Callable[..., Any]) -> None:
+def test_one_that_knows_one_group_is_refused_where_there_may_be_several(
+    register: Callable[..., None], engine: Callable[..., Any]
+) -> None:
     register("Three")
     with pytest.raises(ConfigError) as refused:
         KVConnectorFactory.create_connector(engine("Three", hma_off=False), KVConnectorRole.WORKER, None)

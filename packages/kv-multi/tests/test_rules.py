@@ -98,7 +98,9 @@ def test_every_member_has_a_rule():
 @pytest.mark.parametrize("name", sorted(public_members(KVConnectorBase_V1, SupportsHMA)))
 def test_every_rule_is_stated(name):
     [side] = [row.side for row in MEMBERS if row.name == name]
-    for owner in OWNERS[side] if ELSEWHERE.get(name) != "test_its_role_and_whether_it_has_metadata_are_its_own" else ():
+    for owner in (
+        OWNERS[side] if ELSEWHERE.get(name) != "test_its_role_and_whether_it_has_metadata_are_its_own" else ()
+    ):
         ours = [cls for cls in owner.__mro__ if cls.__module__.startswith("kv_multi.") and name in vars(cls)]
         assert len(ours) == 1, f"{name}: of {owner.__name__} {ours} have a rule for it"
         assert vars(ours[0])[name].__doc__, f"{name}: its rule isn't stated"
