@@ -19,7 +19,7 @@ from kv_sim.world_state import WorldState
 
 
 class World(WorldState):
-    """One history."""
+    """A world that makes a history: by chance, or again from its actions."""
 
     def run(self, random: Random, actions: int) -> None:
         """Take ``actions`` actions of ``random``'s choice, let everything come to rest, and end."""

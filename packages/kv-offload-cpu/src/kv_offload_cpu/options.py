@@ -129,7 +129,7 @@ def of_type(key: str, value: Any, *, kind: type) -> Any:
 
 
 def choice(key: str, value: object, *, choices: type[_ChoiceT]) -> _ChoiceT:
-    """One of an enum, by its value."""
+    """The member of an enum that has this value."""
     for one in choices:
         if one.value == value:
             return one

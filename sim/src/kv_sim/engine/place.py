@@ -25,6 +25,6 @@ class Place:
 
 
 def places(count: int) -> list[Place]:
-    """Those of all engines of a world."""
+    """The places of all engines of a world."""
     first = Place(0, count)
     return [Place(number, count, first.deployment) for number in range(count)]

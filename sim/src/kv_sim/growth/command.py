@@ -101,7 +101,7 @@ def _complaint(row: Row) -> str:
 
 
 def _kept_cells(sides: list[tuple[str, Kept]]) -> list[list[str]]:
-    """The same of what is held."""
+    """The cells of the table of what is held."""
     cells: list[list[str]] = []
     known = ""
     for model, kept in sides:

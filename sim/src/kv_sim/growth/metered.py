@@ -29,11 +29,11 @@ class Wishes(Router):
     holds = False
 
     def __init__(self, engines: Sequence[Engine], **_: bool) -> None:
-        """It is fair."""
+        """Make a router that is always fair, whatever else it is told."""
         super().__init__(engines, is_fair=True)
 
     def is_wanted(self, engine: Engine, request: SimRequest) -> bool:
-        """As it was said."""
+        """Whether the situation wants requests held."""
         return self.holds
 
 
@@ -113,7 +113,7 @@ class MeteredWorld:
             yield self.step(copies=copies)
 
     def run(self, most: int | None = None, *, copies: bool = True) -> list[Counter[str]]:
-        """The same, all at once."""
+        """`steps`, all of them at once."""
         return [*self.steps(most, copies=copies)]
 
     def hold(self, blocks: int) -> list[Counter[str]]:

@@ -71,7 +71,7 @@ class Shadow:
         self.fail = referee.fail
 
     def own(self, request_id: str, blocks: Iterable[int]) -> None:
-        """These are a request's blocks now."""
+        """Note that these are a request's blocks now."""
         self.owners.update(dict.fromkeys(blocks, request_id))
 
     # -- loads ---------------------------------------------------------------------------------

@@ -113,7 +113,7 @@ class FileOffloadingSpecInMemory(FileOffloadingSpec):
     """Of this worker. Who makes its copy engine, and knows the device, makes them."""
 
     def open_home(self) -> Home:
-        """One in memory."""
+        """A home in memory."""
         return WorldHome()
 
     def find(self, epoch: int) -> Found:
@@ -157,5 +157,5 @@ class WorldFileOffloadingSpec(FileOffloadingSpecInMemory):
         return WorldCopyEngine(device, bays)
 
     def make_engine(self, inner: CopyEngine, slots: Slots, num_blocks: list[int]) -> FileCopyEngine:
-        """One without threads."""
+        """An engine without threads."""
         return WorldFileCopyEngine(inner, slots, self.num_bays, num_blocks)

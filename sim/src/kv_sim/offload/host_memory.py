@@ -87,7 +87,7 @@ class WorldCPUOffloadingSpec(CPUOffloadingSpec):
 
 
 class NoMemory:
-    """Of a medium whose memory is made with its copy engine."""
+    """Stands for the memory of a medium that is made with its copy engine."""
 
     def release(self) -> None:
         """There is none."""

@@ -177,7 +177,7 @@ class WorldWire:
             holder._end(hold_id)
 
     def _that_move(self, kind: dict[int, OnTheWay]) -> list[OnTheWay]:
-        """Those whose copy may still move something."""
+        """What is on the wire and whose copy may still move something."""
         running: dict[int, Copy] = self.device.copies.running
         return [one for copy, one in kind.items() if copy in running and running[copy].state is not State.LOST]
 

@@ -126,7 +126,7 @@ class P2PWorkerSide(WorkerSide):
         """Blocks are read where they are, after the request has ended."""
 
     def wait_for_save(self) -> None:
-        """The same."""
+        """Nothing to wait for: blocks are read where they are, after the request has ended."""
 
     def get_transfer_results(self, finished_req_ids: set[str]) -> KVConnectorTransferResults:
         results = KVConnectorTransferResults()

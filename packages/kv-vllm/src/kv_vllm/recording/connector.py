@@ -50,7 +50,7 @@ class RecordingConnector(ConnectorBefore):
 
     @property
     def log(self) -> "CallLog":
-        """Of the scheduler's side."""
+        """Where the calls of the scheduler's side are written."""
         assert self._log is not None, f"a call of the scheduler's side, and the role is {self.role}"
         return self._log
 

@@ -107,7 +107,7 @@ class AtOnce:
         action()
 
     def go(self, stream: Any) -> None:
-        """It is gone already."""
+        """Nothing to do: what was submitted went at once."""
 
     def is_reached(self, event: Any) -> bool:
         return bool(event.query())
