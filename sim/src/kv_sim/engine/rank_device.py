@@ -29,7 +29,7 @@ class RankCopies(Protocol):
         ...
 
     def check(self) -> None:
-        """Recount them."""
+        """Recount the copies."""
         ...
 
 

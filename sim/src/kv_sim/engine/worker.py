@@ -29,7 +29,7 @@ class Forward:
 
 
 class Worker:
-    """One rank."""
+    """The worker of one rank: it calls the connector's hooks in vLLM's order."""
 
     def __init__(self, config: WorldConfig, device: RankDevice, connector: Guard, crossing: Crossing) -> None:
         self.config = config

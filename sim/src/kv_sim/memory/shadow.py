@@ -16,7 +16,7 @@ from kv_sim.violation import Invariant, Referee
 
 
 class UsesBlocks(Protocol):
-    """A launched step."""
+    """A launched step, and the blocks that it reads and writes."""
 
     number: int
     reads: set[int]

@@ -90,7 +90,7 @@ class NoMemory:
     """Stands for the memory of a medium that is made with its copy engine."""
 
     def release(self) -> None:
-        """There is none."""
+        """Nothing to do: there is no memory here."""
 
 
 class RecountedSchedulerSide(OffloadingSchedulerSide):

@@ -64,7 +64,7 @@ class WorldWire:
         return next((wire for wire in self._reachable if hold_id in wire.holds), None)
 
     def serve(self, hold: Hold) -> None:
-        """Know it."""
+        """Let engines that pull find a hold."""
         self.holds[hold.hold_id] = hold
 
     def withdraw(self, hold_id: str) -> bool:

@@ -8,7 +8,7 @@ from kv_sim.violation import Invariant, Referee, TestbedError, Violation
 
 
 class _Nothing(Exception):  # noqa: N818 - a stand-in, never raised
-    """No error."""
+    """Stands for a class of errors that can't occur."""
 
 
 @contextmanager

@@ -30,7 +30,7 @@ def _backend(head_size: int, dtype: Any, cache_dtype: str) -> type[AttentionBack
 
 
 class WorldLayer(AttentionLayerBase):  # type: ignore[misc]
-    """Computes nothing."""
+    """A layer of attention, as far as vLLM looks at it; it computes nothing."""
 
     def __init__(self, backend: type[AttentionBackend]) -> None:
         self._backend = backend

@@ -56,10 +56,10 @@ class OfTorch(Protocol):
     """What is asked of torch."""
 
     def new_stream(self) -> Any:
-        """A stream."""
+        """Make a stream."""
 
     def new_event(self, *, knows_time: bool) -> Any:
-        """An event."""
+        """Make an event."""
 
     def compute_stream(self) -> Any:
         """The stream that the model computes on."""
@@ -122,7 +122,7 @@ class AtOnce:
         return float(begin.elapsed_time(end)) / 1000
 
     def shutdown(self) -> None:
-        """Nothing is kept."""
+        """Nothing to do: there are no threads."""
 
 
 class NotedStream(NamedTuple):

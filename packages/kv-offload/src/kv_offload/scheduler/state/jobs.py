@@ -235,7 +235,7 @@ class JobBook:
             self._let_go(job)
 
     def _let_go(self, job: Job) -> None:
-        """Its copies have ended."""
+        """All copies of a job have ended: nobody has to wait for it."""
         if job.is_watched:
             job.is_watched = False
             self._watched.remove(job.job_id, job.blocks)
