@@ -13,6 +13,7 @@ from kv_p2p.pulling.ticket import Address
 from kv_p2p.pulling.wire import Ended
 from kv_sim.actions import Action, Kind
 from kv_sim.config import BLOCKS_MORE, WorldConfig
+from kv_sim.engine.place import whose
 from kv_sim.engine.request_spec import RequestSpec
 from kv_sim.examples.catalogue import LATER, P2P, P2P_TWO
 from kv_sim.failures.schedule_file import Schedule, ScheduleError, parse_schedule, to_text
@@ -25,7 +26,7 @@ from kv_sim.p2p import WorldWire
 from kv_sim.subject import Subject, Trait
 from kv_sim.violation import Invariant, Referee, Violation
 from kv_sim.watching.log import Log
-from kv_sim.watching.watch import WatchedWorld, whose
+from kv_sim.watching.watch import WatchedWorld
 from kv_sim.world import World
 from kv_sim.zoo.registry import PLANTED
 
