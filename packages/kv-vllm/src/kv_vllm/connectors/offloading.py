@@ -8,6 +8,7 @@ from kv_offload import OffloadingConnector as OurOffloadingConnector
 from kv_vllm.connectors.inside import VLLM_BASES, InsideVllm
 from kv_vllm.connectors.keys import refuse_keys_of_others, warn_of_unread_keys, warn_of_vllms_option
 from kv_vllm.connectors.prom import DeprecatedToo
+from kv_vllm.connectors.room import warn_of_little_room
 from kv_vllm.translate import describe_group, hash_extras, role_of
 
 
@@ -22,6 +23,8 @@ class OffloadingConnector(InsideVllm, OurOffloadingConnector, *VLLM_BASES):  # t
         if role_of(role).name == "SCHEDULER":  # once an engine
             warn_of_vllms_option(vllm_config)
             warn_of_unread_keys(vllm_config.kv_transfer_config.kv_connector_extra_config)
+            deciding: Any = self.side
+            warn_of_little_room(deciding.manager, vllm_config, kv_cache_config)
 
     @classmethod
     def describe_group(cls, kv_cache_spec: Any) -> GroupDescription:

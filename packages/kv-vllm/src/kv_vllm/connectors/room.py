@@ -1,0 +1,32 @@
+"""Whether host memory has room for more than the GPU has in its own prefix cache, said once when a server begins.
+
+What is computed is in both. Both keep what was used last, so host memory that is no larger has hardly anything
+that the GPU has not: it is written, never read, and nothing else would tell.
+"""
+
+from logging import getLogger
+from typing import Any
+
+from kv_api import OffloadingManager
+
+_log = getLogger("kv_vllm")
+
+
+def warn_of_little_room(manager: OffloadingManager, vllm_config: Any, kv_cache_config: Any) -> None:
+    """Warn of host memory that is no larger than the GPU's prefix cache. Of another medium nothing is said."""
+    facts: Any = next(iter(manager.config_info()), {})
+    chunks = facts.get("cpu_num_chunks")
+    if kv_cache_config is None or chunks is None or not vllm_config.cache_config.enable_prefix_caching:
+        return
+    in_host, on_gpu = chunks * facts["cpu_blocks_per_chunk"], kv_cache_config.num_blocks
+    if in_host <= on_gpu:
+        size = facts["cpu_kv_cache_size_bytes"]
+        _log.warning(
+            "OffloadingConnector: host memory has room for %d blocks, the GPU's prefix cache for %d. What is used "
+            "last is in both, so next to nothing will be found in host memory; twice the GPU's would be "
+            "cpu_bytes_to_use %d (now %d)",
+            in_host,
+            on_gpu,
+            -(-2 * on_gpu * size // in_host),
+            size,
+        )
