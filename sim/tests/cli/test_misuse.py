@@ -133,6 +133,18 @@ def test_a_misuse_is_explained(kv_sim: Callable[[str], Result], line: str, messa
             "--histories 3; --histories is of fuzz and conform and campaign",
         ),
         ("replay mooncake-synthetic --limit 3", "kv-sim replay", "--limit 3"),
+        (
+            "replay mooncake-synthetic --capacity 2GiB 4GiB 8GiB",
+            "kv-sim replay",
+            "4GiB 8GiB; --capacity takes several with commas between them: 2GiB,4GiB",
+        ),
+        (
+            "size mooncake-synthetic --policy=lru arc",
+            "kv-sim size",
+            "arc; --policy takes several with commas between them: lru,arc",
+        ),
+        ("replay mooncake-synthetic --block-size 16 32", "kv-sim replay", "32"),
+        ("replay mooncake-synthetic twice", "kv-sim replay", "twice"),
         ("conform later twice", "kv-sim conform", "twice"),
         ("--log fuzz", "kv-sim [-h] [--version] COMMAND", "--log"),
     ],

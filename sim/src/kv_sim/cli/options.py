@@ -18,6 +18,9 @@ USUAL_HISTORIES: Final = 300
 _LIKE: Final = 0.75
 """How like an option one has to be that may have been meant to be it."""
 
+_LISTS: Final = ("NAMES", "SIZES")
+"""What stands in the help for a value that may be several."""
+
 Command = Callable[[argparse.Namespace], int]
 
 
@@ -28,17 +31,22 @@ def parse(commands: Mapping[str, Command], typed: Sequence[str]) -> argparse.Nam
     if unknown:
         is_before = unknown[0] in typed[: typed.index(options.command)]
         refuse = parser.error if is_before else options.refuse
-        hints = "" if is_before else "".join(f"; {hint}" for hint in _hints(parser, options.command, unknown))
+        hints = "" if is_before else "".join(f"; {one}" for one in _hints(parser, options.command, typed, unknown))
         refuse(f"unrecognized arguments: {' '.join(unknown)}{hints}")
     return options
 
 
-def _hints(parser: argparse.ArgumentParser, command: str, unknown: Sequence[str]) -> Iterator[str]:
+def _hints(
+    parser: argparse.ArgumentParser, command: str, typed: Sequence[str], unknown: Sequence[str]
+) -> Iterator[str]:
     """Where there is an option that a command doesn't know, or what it may have been meant to be."""
     of_engine = only_in_engine(command, unknown)
     if of_engine:
         yield f"of --fidelity engine: {' and '.join(of_engine)}"
     [commands] = [action.choices for action in parser._actions if isinstance(action.choices, dict)]
+    option, value = _before(typed, unknown[0])
+    if any(option in one.option_strings and one.metavar in _LISTS for one in commands[command]._actions):
+        yield f"{option} takes several with commas between them: {value},{unknown[0]}"
     known = {name: set(one._option_string_actions) for name, one in commands.items()}
     if not unknown[0].startswith("-") and "--connector" in known[command]:
         yield f"did you mean --connector {unknown[0]}?"
@@ -51,6 +59,14 @@ def _hints(parser: argparse.ArgumentParser, command: str, unknown: Sequence[str]
             yield f"{word} is of {' and '.join(others)}"
         elif near is not None:
             yield f"did you mean {near}?"
+
+
+def _before(typed: Sequence[str], word: str) -> tuple[str, str]:
+    """The option before a word, and its value, if they are the last things before it."""
+    *_, option, value = "", "", *typed[: typed.index(word)]
+    if value.startswith("--"):
+        option, _, value = value.partition("=")
+    return option, value
 
 
 def parser_of(commands: Mapping[str, Command], typed: Sequence[str] = ()) -> argparse.ArgumentParser:

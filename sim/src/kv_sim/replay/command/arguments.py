@@ -184,10 +184,12 @@ def _add_cache(parser: argparse.ArgumentParser) -> None:
     """The options of ``replay`` that only cache fidelity reads."""
     _add_footprint(parser)
     _add_policies(parser, USUAL_POLICY)
-    parser.add_argument("--capacity", metavar="SIZES", help=f"host memory, one or more: {EXPECTED}")
+    parser.add_argument("--capacity", metavar="SIZES", help=f"host memory, one or more, with commas: {EXPECTED}")
     _add_gpu(parser)
     parser.add_argument(
-        "--disk-capacity", metavar="SIZES", help="files on a disk behind host memory, one or more (default: none)"
+        "--disk-capacity",
+        metavar="SIZES",
+        help="files on a disk behind host memory, one or more, with commas (default: none)",
     )
     parser.add_argument(
         "--store-threshold", type=int, default=0, metavar="N", help="store a block from its N-th offer on"
@@ -209,7 +211,7 @@ def _add_sizing(parser: argparse.ArgumentParser) -> None:
     """The options of ``size`` that only cache fidelity reads."""
     _add_footprint(parser)
     _add_policies(parser, ",".join(ALL_POLICIES))
-    parser.add_argument("--capacity", metavar="SIZES", help=f"the capacities to sweep: {EXPECTED}")
+    parser.add_argument("--capacity", metavar="SIZES", help=f"the capacities to sweep, with commas: {EXPECTED}")
     parser.add_argument(
         "--disk", metavar="FOLDER", help="size files in this folder of the server instead of host memory"
     )
