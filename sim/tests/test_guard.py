@@ -105,7 +105,7 @@ def test_what_is_no_method_of_a_connector_is_none_of_the_guards(name: str) -> No
 def test_what_a_connector_raises_is_a_violation_or_the_end(error: BaseException, is_silent: bool) -> None:
     referee = Referee()
     if is_silent:
-        referee.silent.add(Invariant.NO_CRASH)
+        referee.switched_off.add(Invariant.NO_CRASH)
     connector, guard, calls = guarded(referee)
     connector.raises = error
     kind = HistoryEnds if is_silent else Violation
@@ -134,7 +134,7 @@ def test_what_is_async_is_told_so_and_never_run(name: str, is_silent: bool) -> N
 
     referee = Referee()
     if is_silent:
-        referee.silent.add(Invariant.PROTOCOL)
+        referee.switched_off.add(Invariant.PROTOCOL)
     connector, guard, _ = guarded(referee)
     connector.answer = reply()
     said = f"scheduler side, {name} answered a coroutine, which nobody awaits: write it without async"
@@ -233,7 +233,7 @@ def test_a_constructor_that_raises(
     """Is a violation, or the end; but a configuration that it refuses is none."""
     world, referee = WorldConfig(), Referee()
     if is_silent:
-        referee.silent.add(Invariant.NO_CRASH)
+        referee.switched_off.add(Invariant.NO_CRASH)
     config = vllm_config(world, Subject("Unborn", __name__), 0)
 
     def born() -> Any:

@@ -364,21 +364,21 @@ def test_a_failure() -> None:
 def test_a_failure_is_shrunk_and_saved_without_what_is_switched_off(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    found, shrunk, silent = failure(20), failure(2, "other"), frozenset({Invariant.WORK})
+    found, shrunk, without = failure(20), failure(2, "other"), frozenset({Invariant.WORK})
     lines: list[str] = []
     asked: list[tuple[Failure, frozenset[Invariant]]] = []
 
-    def shrink(failure: Failure, silent: frozenset[Invariant], **more: object) -> Failure:
-        asked.append((failure, silent))
+    def shrink(failure: Failure, without: frozenset[Invariant], **more: object) -> Failure:
+        asked.append((failure, without))
         return shrunk
 
     monkeypatch.setattr("kv_sim.failures.telling.shrink", shrink)
     monkeypatch.setattr("kv_sim.failures.telling._fails_again", lambda *_: True)
-    tell(found, "kv-sim fuzz", tmp_path, "f", say=lines.append, note=lines.append, silent=silent)
+    tell(found, "kv-sim fuzz", tmp_path, "f", say=lines.append, note=lines.append, without=without)
     file = tmp_path / "f.jsonl"
     assert lines == [fail_line(found), *shrunk_lines(found, shrunk, "kv-sim fuzz", file)]
-    assert asked == [(found, silent)]
-    assert (read_schedule(file).history, read_schedule(file).without) == (shrunk.history, silent)
+    assert asked == [(found, without)]
+    assert (read_schedule(file).history, read_schedule(file).without) == (shrunk.history, without)
 
 
 def test_a_failure_that_its_actions_alone_do_not_explain(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

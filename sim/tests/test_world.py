@@ -149,18 +149,20 @@ def test_a_violation_crosses_to_another_process_whole() -> None:
 
 @pytest.mark.parametrize("ends", [Violation(Invariant.HITS, "at once"), HistoryEnds(), None])
 def test_a_world_that_breaks_or_ends_while_it_is_set_up_has_no_history(ends: BaseException | None) -> None:
-    """And it is silent about what it was told to be silent about."""
-    silent: list[set[Invariant]] = []
+    """And nobody looks at what it was told to go without, by either name of that."""
+    switched_off: list[set[Invariant]] = []
 
     def make_world(config: WorldConfig, subject: Subject, *, referee: Referee) -> World:
-        silent.append(referee.silent)
+        assert referee.silent is referee.switched_off
+        switched_off.append(referee.switched_off)
         if ends is not None:
             raise ends
         return World(config, subject, referee=referee)
 
     config = config_for(SUBJECTS["memory"], Random(3))
-    run = run_seed(SUBJECTS["memory"], 3, actions=5, silent=frozenset({Invariant.WORK}), make_world=make_world)
-    assert silent == [{Invariant.WORK}]
+    work, hits = frozenset({Invariant.WORK}), frozenset({Invariant.HITS})
+    run = run_seed(SUBJECTS["memory"], 3, actions=5, without=work, silent=hits, make_world=make_world)
+    assert switched_off == [{Invariant.WORK, Invariant.HITS}]
     if ends is not None:
         failure = Failure(SUBJECTS["memory"], config, [], ends, 3) if isinstance(ends, Violation) else None
         assert (run.steps, run.digest, run.failure, run.coverage.pairs) == (0, "", failure, {})

@@ -106,7 +106,7 @@ def test_a_removed_key_is_accepted_and_explained(key: str, value: Any, reason: s
     ("role", "producer", "consumer"),
     [("kv_producer", True, False), ("kv_consumer", False, True), ("kv_both", True, True)],
 )
-def test_roles(role: Any, producer: bool, consumer: bool) -> None:
+def test_a_role_says_whether_it_stores_and_whether_it_loads(role: Any, producer: bool, consumer: bool) -> None:
     config = KVTransferConfig(kv_connector="C", kv_role=role)
     assert config.is_kv_transfer_instance
     assert (config.is_kv_producer, config.is_kv_consumer) == (producer, consumer)

@@ -131,7 +131,9 @@ WORKER_DEFAULTS: dict[str, tuple[tuple[Any, ...], Any]] = {
     ("role", "name"),
     [(SCHEDULER, name) for name in SCHEDULER_DEFAULTS] + [(WORKER, name) for name in WORKER_DEFAULTS],
 )
-def test_defaults(connector_class: Any, role: KVConnectorRole, name: str) -> None:
+def test_what_is_not_overridden_answers_its_default(
+    connector_class: Any, role: KVConnectorRole, name: str
+) -> None:
     args, expected = (SCHEDULER_DEFAULTS if role is SCHEDULER else WORKER_DEFAULTS)[name]
     assert getattr(connector_class(make_config(), role), name)(*args) == expected
 

@@ -75,7 +75,7 @@ def test_a_block_is_as_long_as_all_workers_parts_of_it(of: Any, of_engine: Any, 
         (spec(kind="sliding_window"), "kv_cache_spec.sliding_window: expected at least 1 token, got 0"),
     ],
 )
-def test_what_is_refused(of: Any, message: str) -> None:
+def test_a_spec_that_says_nothing_usable_is_refused_in_these_words(of: Any, message: str) -> None:
     with pytest.raises(ConfigError) as raised:
         describe_group(of)
     assert str(raised.value) == message

@@ -41,7 +41,9 @@ def test_keys_are_different_when_hash_or_group_is(pairs: list[tuple[bytes, int]]
         (TierMatcher(Medium.CPU, Locality.LOCAL), None, Locality.REMOTE, False),
     ],
 )
-def test_tier_filters(matcher: TierMatcher, medium: Any, locality: Any, allowed: bool) -> None:
+def test_a_tier_is_allowed_if_a_matcher_matches_it(
+    matcher: TierMatcher, medium: Any, locality: Any, allowed: bool
+) -> None:
     assert matcher.matches(medium, locality) is allowed
     assert TierFilter((matcher,)).allows(medium, locality) is allowed
     assert TierFilter().allows(medium, locality) is False

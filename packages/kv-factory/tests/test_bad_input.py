@@ -174,7 +174,7 @@ CONNECTORS: dict[str, tuple[dict[str, Any], str]] = {
 
 
 @pytest.mark.parametrize("case", CONNECTORS)
-def test_connectors(zoo: str, folder: Path, case: str) -> None:
+def test_a_connector_that_cannot_be_had_is_refused_in_these_words(zoo: str, folder: Path, case: str) -> None:
     modules = {
         "kvf_raises": "raise RuntimeError('no such device')",
         "kvf_empty": "",
@@ -255,7 +255,7 @@ CONFIGS: dict[str, tuple[Any, str]] = {
 
 
 @pytest.mark.parametrize("case", CONFIGS)
-def test_configurations(case: str) -> None:
+def test_what_is_no_configuration_is_refused_in_these_words(case: str) -> None:
     config, message = CONFIGS[case]
     with pytest.raises(ConfigError) as refused:
         create_from(config)
@@ -263,7 +263,9 @@ def test_configurations(case: str) -> None:
 
 
 @pytest.mark.parametrize("role", ["worker", 1, None])
-def test_roles(register: Callable[..., None], engine: Callable[..., Any], role: Any) -> None:
+def test_what_is_no_role_is_refused_with_the_choices(
+    register: Callable[..., None], engine: Callable[..., Any], role: Any
+) -> None:
     register("Three")
     message = f"role: expected KVConnectorRole.SCHEDULER or KVConnectorRole.WORKER, got {role!r}"
     for create_it in (create_from, KVConnectorFactory.create_connector_v1):

@@ -72,7 +72,7 @@ SPECS: dict[str, tuple[Any, str]] = {
 
 
 @pytest.mark.parametrize("case", SPECS)
-def test_specs(zoo: str, case: str) -> None:
+def test_a_spec_that_cannot_be_had_is_refused_in_these_words(zoo: str, case: str) -> None:
     extra, message = SPECS[case]
     with pytest.raises(ConfigError) as refused:
         OffloadingSpecFactory.get_spec_cls(extra)
@@ -119,7 +119,7 @@ SPEC_CALLS: dict[str, tuple[tuple[Any, ...], str]] = {
 
 
 @pytest.mark.parametrize("case", SPEC_CALLS)
-def test_creating_specs(zoo: str, case: str) -> None:
+def test_a_spec_that_cannot_be_made_is_refused_in_these_words(zoo: str, case: str) -> None:
     arguments, message = SPEC_CALLS[case]
     with pytest.raises(ConfigError) as refused:
         OffloadingSpecFactory.create_spec(*arguments)
@@ -139,7 +139,7 @@ REGISTRATIONS: dict[str, tuple[tuple[Any, ...], str]] = {
 
 
 @pytest.mark.parametrize("case", REGISTRATIONS)
-def test_registrations(case: str) -> None:
+def test_a_wrong_registration_is_refused_in_these_words(case: str) -> None:
     KVConnectorFactory.register_connector("A", "kvf_zoo", "Two")
     arguments, message = REGISTRATIONS[case]
     with pytest.raises(ConfigError) as refused:
@@ -149,7 +149,7 @@ def test_registrations(case: str) -> None:
     assert [str(offer.target) for offer in KVConnectorFactory._registry.offers("A")] == ["kvf_zoo:Two"]
 
 
-def test_a_name_by_itself(zoo: str) -> None:
+def test_a_name_that_is_unknown_or_none_is_refused(zoo: str) -> None:
     with pytest.raises(kv_api.UnknownNameError) as unknown:
         KVConnectorFactory.get_connector_class_by_name("A")
     assert str(unknown.value) == "unknown connector 'A'; known: none"
@@ -171,7 +171,7 @@ GENERATIONS: dict[str, tuple[str | None, str, str]] = {
 
 
 @pytest.mark.parametrize("case", GENERATIONS)
-def test_generations(
+def test_the_generation_that_the_environment_rules_out_is_refused(
     monkeypatch: pytest.MonkeyPatch, register: Callable[..., None], engine: Callable[..., Any], case: str
 ) -> None:
     register("V0", "Two")
@@ -187,7 +187,7 @@ def test_generations(
     assert str(refused.value) == message
 
 
-def test_a_constructor_that_no_v0_has(
+def test_a_v0_connector_whose_constructor_takes_something_else_is_refused(
     monkeypatch: pytest.MonkeyPatch, folder: Path, zoo: str, engine: Callable[..., Any]
 ) -> None:
     monkeypatch.setenv("VLLM_USE_V1", "0")
@@ -202,7 +202,7 @@ def test_a_constructor_that_no_v0_has(
     )
 
 
-def test_v1_for_v0(
+def test_a_v1_connector_in_the_place_of_a_v0_one_is_refused(
     monkeypatch: pytest.MonkeyPatch, register: Callable[..., None], engine: Callable[..., Any]
 ) -> None:
     monkeypatch.setenv("VLLM_USE_V1", "0")
@@ -215,7 +215,9 @@ def test_v1_for_v0(
     )
 
 
-def test_hybrid_memory(register: Callable[..., None], engine: Callable[..., Any]) -> None:
+def test_one_that_knows_one_group_is_refused_where_there_may_be_several(
+    register: Callable[..., None], engine: Callable[..., Any]
+) -> None:
     register("Three")
     with pytest.raises(ConfigError) as refused:
         KVConnectorFactory.create_connector(engine("Three", hma_off=False), KVConnectorRole.WORKER, None)

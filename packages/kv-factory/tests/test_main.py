@@ -42,12 +42,12 @@ offloading spec  FileOffloadingSpec   -              not installed  no: install 
 """
 
 
-def test_with_nothing_installed(capsys: pytest.CaptureFixture[str]) -> None:
+def test_where_nothing_is_installed_it_says_so(capsys: pytest.CaptureFixture[str]) -> None:
     assert main([]) == 0
     assert capsys.readouterr().out == NOTHING
 
 
-def test_with_some(zoo: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_each_name_has_a_row(zoo: str, capsys: pytest.CaptureFixture[str]) -> None:
     with kv_factory.isolated(
         connectors=[Offer("MultiConnector", Target(zoo, "Hma"), "from kvf-multi 3.1")], specs=()
     ):
@@ -69,7 +69,7 @@ def test_an_error_of_several_lines_has_one_in_the_table_and_prints_go_elsewhere(
     assert ("hello" in printed.out, printed.err) == (False, "hello\n")
 
 
-def test_with_a_clash(zoo: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_name_that_two_packages_offer_is_said_to_clash(zoo: str, capsys: pytest.CaptureFixture[str]) -> None:
     offers = [Offer("One", Target(zoo, name), f"from kvf-{name.lower()} 1.0") for name in ("Two", "Hma")]
     with kv_factory.isolated(connectors=offers, specs=()):
         assert main([]) == 0
@@ -79,7 +79,7 @@ def test_with_a_clash(zoo: str, capsys: pytest.CaptureFixture[str]) -> None:
     )
 
 
-def test_as_json(zoo: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_json_says_the_same(zoo: str, capsys: pytest.CaptureFixture[str]) -> None:
     KVConnectorFactory.register_connector("Mine", zoo, "Two")
     assert main(["--json"]) == 0
     printed = capsys.readouterr().out

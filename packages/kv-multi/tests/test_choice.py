@@ -30,7 +30,7 @@ def set_matches(children, *answers):
         ("first", [(8, False), (8, False), (None, False)], (None, False), None),
     ],
 )
-def test_match(scheduler, policy, answers, expected, chosen):
+def test_the_first_match_or_the_longest_is_taken(scheduler, policy, answers, expected, chosen):
     multi, *children = scheduler(child(), child(), child(), load_policy=policy)
     set_matches(children, *answers)
     assert multi.get_num_new_matched_tokens(R, 4) == expected

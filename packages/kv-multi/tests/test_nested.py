@@ -104,7 +104,7 @@ def test_aborted_while_the_inner_one_loads(both, saver):
     assert output.finished_recving == {"r"}
 
 
-def test_payloads(both):
+def test_payloads_pass_both_levels(both):
     (scheduler, *_, c), (worker, *_, wc) = both
     wc.answers["build_connector_worker_meta"] = WorkerMeta(("w",))
     wc.answers["get_handshake_metadata"] = Handshake("h")

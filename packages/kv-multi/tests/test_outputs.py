@@ -96,7 +96,7 @@ def test_the_scheduler_refuses_them_too(scheduler):
     )
 
 
-def test_metadata_travels(scheduler, worker):
+def test_metadata_says_the_same_in_another_process(scheduler, worker):
     multi, _first, second = scheduler()
     second.answers["get_num_new_matched_tokens"] = (4, True)
     second.answers["request_finished"] = (True, None)
@@ -196,7 +196,7 @@ def test_handshakes_go_to_their_own(worker, scheduler):
     ]
 
 
-def test_no_handshake(worker, scheduler):
+def test_where_nobody_has_a_handshake_each_child_is_told_so(worker, scheduler):
     assert worker()[0].get_handshake_metadata() is None
     multi, *children = scheduler()
     multi.set_xfer_handshake_metadata_pp_aware({})
@@ -259,7 +259,7 @@ def test_events_of_all_workers_are_joined_by_child():
     assert joined.get_all_events() == []
 
 
-def test_merge():
+def test_events_of_two_workers_are_merged_by_child():
     first, second = MultiKVConnectorKVEvents({"x": Events(A)}), MultiKVConnectorKVEvents({"x": Events(B)})
     assert first.merge(second) is first
     assert first.get_all_events() == [A, B]

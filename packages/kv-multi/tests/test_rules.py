@@ -60,8 +60,8 @@ BROADCAST = {
 }
 BY_SLOT = ("handle_preemptions", "bind_connector_metadata")
 ELSEWHERE = {
-    "role": "test_its_own",
-    "has_connector_metadata": "test_its_own",
+    "role": "test_its_role_and_whether_it_has_metadata_are_its_own",
+    "has_connector_metadata": "test_its_role_and_whether_it_has_metadata_are_its_own",
     "get_finished": "test_saves",
     "get_loaded_kv_cache_group_ids": "test_choice",
     "update_state_after_alloc": "test_choice",
@@ -98,7 +98,9 @@ def test_every_member_has_a_rule():
 @pytest.mark.parametrize("name", sorted(public_members(KVConnectorBase_V1, SupportsHMA)))
 def test_every_rule_is_stated(name):
     [side] = [row.side for row in MEMBERS if row.name == name]
-    for owner in OWNERS[side] if ELSEWHERE.get(name) != "test_its_own" else ():
+    for owner in (
+        OWNERS[side] if ELSEWHERE.get(name) != "test_its_role_and_whether_it_has_metadata_are_its_own" else ()
+    ):
         ours = [cls for cls in owner.__mro__ if cls.__module__.startswith("kv_multi.") and name in vars(cls)]
         assert len(ours) == 1, f"{name}: of {owner.__name__} {ours} have a rule for it"
         assert vars(ours[0])[name].__doc__, f"{name}: its rule isn't stated"
@@ -110,7 +112,7 @@ def role_of(name):
 
 
 @pytest.mark.parametrize("name", sorted(BROADCAST))
-def test_broadcast(make, name):
+def test_a_call_without_an_answer_reaches_each(make, name):
     multi = make([child("ScriptedHMA"), child("ScriptedHMA")], role_of(name))
     arguments = BROADCAST[name]
     if arguments is None:
@@ -152,7 +154,7 @@ def test_parameters_have_the_names_of_the_base_class():
             assert list(signature(ours).parameters) == list(signature(theirs).parameters), row.name
 
 
-def test_its_own(worker, scheduler):
+def test_its_role_and_whether_it_has_metadata_are_its_own(worker, scheduler):
     multi, *_ = worker()
     assert multi.role is KVConnectorRole.WORKER
     assert not multi.has_connector_metadata()
@@ -170,7 +172,7 @@ def test_children_under_the_names_that_vllm_has(scheduler):
     assert len(multi.sub_connectors) == 2
 
 
-def test_the_wrong_side(scheduler, worker):
+def test_a_call_for_the_other_side_is_refused(scheduler, worker):
     with pytest.raises(WrongSideError) as caught:
         scheduler()[0].wait_for_save()
     assert str(caught.value) == (
@@ -190,7 +192,7 @@ ALL = ("supports_divergent_local_hybrid_hits",)
 @pytest.mark.parametrize("first", [True, False])
 @pytest.mark.parametrize("second", [True, False])
 @pytest.mark.parametrize("name", [*ANY, *ALL])
-def test_any_and_all(make, name, first, second):
+def test_it_does_if_any_does_or_if_all_do(make, name, first, second):
     multi = make([child(answers={name: first}), child(answers={name: second})])
     answer = getattr(multi, name)
     joined = answer() if callable(answer) else answer
@@ -207,7 +209,7 @@ def test_any_and_all(make, name, first, second):
         ((True, True), True),
     ],
 )
-def test_reset_cache(make, answers, joined):
+def test_a_reset_succeeds_if_each_succeeds(make, answers, joined):
     multi = make([child(answers={"reset_cache": answer}) for answer in answers])
     assert multi.reset_cache() is joined
     assert all(one.asked("reset_cache") for one in multi.sub_connectors)
@@ -216,7 +218,7 @@ def test_reset_cache(make, answers, joined):
 @pytest.mark.parametrize(
     ("counts", "joined"), [((2, 2), 2), ((None, 2), None), ((None, None), None), ((2, None), None)]
 )
-def test_get_finished_count(make, counts, joined):
+def test_the_finished_count_is_that_of_all_or_none(make, counts, joined):
     multi = make([child(answers={"get_finished_count": count}) for count in counts])
     assert multi.get_finished_count() == joined
 
@@ -230,7 +232,7 @@ def test_different_finished_counts_are_named(make):
     )
 
 
-def test_one_memory_pool(worker):
+def test_at_most_one_may_want_a_memory_pool(worker):
     pool = object()
     multi, *_ = worker(child(), child(answers={"get_mem_pool_context": pool}))
     assert multi.get_mem_pool_context() is pool
@@ -252,7 +254,7 @@ def test_events_are_chained_in_order(scheduler):
 @pytest.mark.parametrize(
     ("layouts", "joined"), [((None, None), None), ((None, "LBHNC"), "LBHNC"), (("BLHNC", "BLHNC"), "BLHNC")]
 )
-def test_layout(layouts, joined):
+def test_the_layout_is_that_of_whoever_wants_one(layouts, joined):
     config = engine_config([child(layout=layout) for layout in layouts])
     assert MultiConnector.get_required_kvcache_layout(config) == joined
 
@@ -269,7 +271,7 @@ def test_different_layouts_are_named():
 @pytest.mark.parametrize(
     ("wishes", "joined"), [((False, False), False), ((False, True), True), ((True, True), True), ((), False)]
 )
-def test_piecewise_graphs(wishes, joined):
+def test_graphs_are_piecewise_if_any_requires_it(wishes, joined):
     extra = {"connectors": [child(piecewise=wish) for wish in wishes]}
     assert MultiConnector.requires_piecewise_for_cudagraph(extra) is joined
 
@@ -277,7 +279,7 @@ def test_piecewise_graphs(wishes, joined):
 @pytest.mark.parametrize(
     ("answers", "joined"), [((True, True), True), ((False, True), False), ((True, False), False), ((), False)]
 )
-def test_sleep_mode(answers, joined):
+def test_it_sleeps_if_all_can(answers, joined):
     config = engine_config([child(sleep=answer) for answer in answers]).kv_transfer_config
     assert MultiConnector.supports_sleep_mode(config) is joined
 
@@ -290,7 +292,7 @@ def test_sleep_mode(answers, joined):
         ((), False),
     ],
 )
-def test_all_children_support_hma(classes, joined):
+def test_it_knows_groups_if_all_do(classes, joined):
     config = engine_config([child(name) for name in classes]).kv_transfer_config
     assert MultiConnector.all_children_support_hma(config) is joined
 

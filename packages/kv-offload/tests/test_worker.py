@@ -62,6 +62,14 @@ def test_a_store_begins_after_the_forward_pass(worker):
     assert medium.calls[4:] == [("store", 7)]
 
 
+def test_one_that_watches_the_mediums_worker_takes_its_place_by_either_name(worker):
+    connector, medium = worker()
+    side = connector.side
+    assert side.medium_worker is side.medium is medium
+    side.medium = watching = object()
+    assert side.medium_worker is watching
+
+
 def test_what_the_medium_counts_is_told_even_if_no_job_ended(worker):
     connector, medium = worker()
     told = [{"broken": 2}, {}, {"broken": 1, "odd": 4}]

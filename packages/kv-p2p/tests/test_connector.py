@@ -95,7 +95,7 @@ class Elsewhere(P2PConnector):
         return Wire()
 
 
-def test_another_wire():
+def test_a_subclass_makes_another_wire():
     config, cache, caches = vllm_config(port=99), kv_cache_config(), {"layer": object()}
     connector = Elsewhere(config, WORKER, cache)
     connector.register_kv_caches(caches)
@@ -106,7 +106,7 @@ def test_another_wire():
     assert wire.is_closed
 
 
-def test_another_half():
+def test_a_subclass_names_another_side():
     """Of somebody else's, which is made as ours is."""
 
     class Half(P2PSchedulerSide):

@@ -5,7 +5,7 @@ import logging
 from kv_p2p.log import place_of, warn
 
 
-def test_places():
+def test_a_place_is_a_host_and_a_port():
     assert (place_of("there", 80), place_of("::1", 80)) == ("there:80", "[::1]:80")
 
 

@@ -10,7 +10,7 @@ from kv_p2p.sockets import connect, listen
 
 
 @pytest.mark.parametrize("host", EITHER)
-def test_a_connection(host):
+def test_what_listens_is_reached_at_its_own_address(host):
     with listen(host, 0) as listener, connect(host, listener.getsockname()[1], 7.0) as one:
         assert listener.getsockname()[0] == host
         assert one.gettimeout() == 7.0

@@ -29,6 +29,7 @@ MODULES = [
     "kv_vllm.handing_on",
     "kv_vllm.recording.schedule",
     "kv_vllm.recording.traffic",
+    "kv_vllm.recording.world",
     "kv_vllm.smoke.run",
     "kv_vllm.smoke.tiny_model",
 ]

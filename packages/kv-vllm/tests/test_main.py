@@ -131,7 +131,7 @@ def test_interrupted_fuzzing_keeps_what_was_found(breaks, code, some_vllm, monke
     found = Found(
         3, {"a kind": failure} if breaks else {}, Counter(["a kind"] if breaks else []), was_interrupted=True
     )
-    monkeypatch.setattr("kv_vllm.driver.hunt.hunt", lambda *arguments, silent: found)
+    monkeypatch.setattr("kv_vllm.driver.hunt.hunt", lambda *arguments, without: found)
     assert main(["fuzz", "--subject", "memory", "later", "--save", str(tmp_path)]) == code
     told = capsys.readouterr()
     assert told.err == "note: interrupted; this is what was found so far\n"
@@ -230,12 +230,12 @@ def hunted(some_vllm, monkeypatch):
     """Subjects that were fuzzed, the first two seeds of each, and for how long; one in ``breaking`` fails."""
     told, now, breaking, quiet = [], [1000.0], [], [SUBJECTS["patient"]]
 
-    def hunt(subject, seeds, goes_on, *, silent):
+    def hunt(subject, seeds, goes_on, *, without):
         begun = now[0]
         while goes_on():
             now[0] += 1
         told.append((subject, next(seeds), next(seeds), now[0] - begun))
-        assert silent == (frozenset() if subject not in quiet else {Invariant.CONTENT, Invariant.WORK})
+        assert without == (frozenset() if subject not in quiet else {Invariant.CONTENT, Invariant.WORK})
         if subject not in breaking:
             return Found(histories=3, situations=Counter({"match: load in the step": 1}))
         failure = Failure(subject, WorldConfig(), [], Violation(Invariant.CONTENT, "some block"), 7)

@@ -90,7 +90,7 @@ class WorldConfig:
     trouble: int = 1
     """How much more often than usual copies fail."""
     silent: frozenset[str] = field(default_factory=frozenset)
-    """Kinds of actions that this world never takes (swarm testing)."""
+    """What never happens in this world, of ``history.draws.SWARM`` (swarm testing)."""
 
     def __post_init__(self) -> None:
         if self.engines > MOST_ENGINES:

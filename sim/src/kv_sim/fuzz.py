@@ -6,6 +6,7 @@ Both are functions of their arguments alone. What is done with a failure is in `
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from random import Random
+from typing import NamedTuple
 
 from kv_sim.actions import Action
 from kv_sim.config import BUILTIN_ENGINE, WorldConfig
@@ -38,19 +39,31 @@ class Run:
     failure: Failure | None
 
 
+class Replayed(NamedTuple):
+    """What became of a history that was made again."""
+
+    world: World | None
+    """None: it broke while it was set up."""
+    violation: Violation | None
+
+
 def run_seed(
     subject: Subject,
     seed: int,
     *,
     engine: str = BUILTIN_ENGINE,
     actions: int = 80,
-    silent: frozenset[Invariant] = frozenset(),
+    without: frozenset[Invariant] = frozenset(),
     make_world: Callable[..., World] = World,
+    silent: frozenset[Invariant] = frozenset(),
 ) -> Run:
-    """Run one world from a seed. ``make_world`` may give one that is watched (``kv_sim.watching.watch``)."""
+    """Run one world from a seed, ``without`` the checkers of some invariants; ``silent`` are such, too.
+
+    ``make_world`` may give one that is watched (``kv_sim.watching.watch``).
+    """
     random = Random(seed)
     config = config_for(subject, random, engine)
-    referee = Referee(silent={*silent})
+    referee = Referee(switched_off={*without, *silent})
     try:
         world = make_world(config, subject, referee=referee)
     except Violation as violation:  # it breaks while it is set up
@@ -71,18 +84,18 @@ def replay(
     subject: Subject,
     config: WorldConfig,
     history: Sequence[Action],
-    silent: frozenset[Invariant] = frozenset(),
+    without: frozenset[Invariant] = frozenset(),
     *,
     make_world: Callable[..., World] = World,
-) -> tuple[World | None, Violation | None]:
-    """Apply a history to a fresh world, skipping what is not legal. No world: it broke while it was set up."""
-    referee = Referee(silent={*silent})
+) -> Replayed:
+    """Apply a history to a fresh world, skipping what is not legal. ``without`` is that of `run_seed`."""
+    referee = Referee(switched_off={*without})
     world = None
     try:
         world = make_world(config, subject, referee=referee)
         world.replay(history)
     except Violation as violation:
-        return world, violation
+        return Replayed(world, violation)
     except HistoryEnds:
         pass
-    return world, None
+    return Replayed(world, None)

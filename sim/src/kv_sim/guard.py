@@ -50,7 +50,7 @@ def create(config: Any, role: KVConnectorRole, kv_cache_config: Any, referee: Re
     except _RAISED as error:
         _let_a_debugger_end(error)
         message = f"{role.name.lower()} side: {_told(error)}"
-        if Invariant.NO_CRASH in referee.silent:
+        if Invariant.NO_CRASH in referee.switched_off:
             raise HistoryEnds(message) from error
         raise NotCreated(Invariant.NO_CRASH, message) from error
 
@@ -70,7 +70,7 @@ def crashes(referee: Referee, what: str) -> Iterator[None]:
 def crash(referee: Referee, what: str, error: BaseException) -> Violation | HistoryEnds:
     """What a connector's exception is raised as."""
     message = f"{what}: {_told(error)}"
-    if Invariant.NO_CRASH in referee.silent:
+    if Invariant.NO_CRASH in referee.switched_off:
         return HistoryEnds(message)
     return (TookTooLong if isinstance(error, DidNotReturn) else Violation)(Invariant.NO_CRASH, message)
 

@@ -48,7 +48,7 @@ class Site:
         self.config = config
         self.subject = subject
         self.tickets, self.coverage = shared.tickets, shared.coverage
-        self.referee = shared.referee if place.count == 1 else Referee(place.words, shared.referee.silent)
+        self.referee = shared.referee if place.count == 1 else Referee(place.words, shared.referee.switched_off)
         self.counted = Counted(self.referee, is_on=Trait.COUNTS in subject.traits)
         self.engine = engine_class(config, subject, self.referee, self._log(called), place)
         self.effects = Effects(self.engine, config, shared.coverage)

@@ -54,12 +54,17 @@ class CalledAgain(BaseException):
 class Referee:
     """Raises violations, except those of checkers that are switched off."""
 
-    def __init__(self, where: str = "", silent: set[Invariant] | None = None) -> None:
-        self.silent: set[Invariant] = set() if silent is None else silent
+    def __init__(self, where: str = "", switched_off: set[Invariant] | None = None) -> None:
+        self.switched_off: set[Invariant] = set() if switched_off is None else switched_off
         self._where = where
         """What stands before each message."""
 
+    @property
+    def silent(self) -> set[Invariant]:
+        """Another name of ``switched_off``."""
+        return self.switched_off
+
     def fail(self, invariant: Invariant, message: str) -> None:
         """Report that ``invariant`` is broken."""
-        if invariant not in self.silent:
+        if invariant not in self.switched_off:
             raise Violation(invariant, self._where + message)

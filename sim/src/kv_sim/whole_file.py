@@ -47,7 +47,7 @@ def _can_be_replaced(place: Path, target: Path) -> bool:
 
 
 def _give(temporary: Path, was: os.stat_result) -> None:
-    """Whose it was, as far as this process may, and who could do what with it."""
+    """Let the new file be whose the old one was, as far as this process may, with the same permissions."""
     with suppress(OSError, AttributeError):  # Windows has no such call
         os.chown(temporary, was.st_uid, was.st_gid)
     temporary.chmod(was.st_mode & 0o7777)

@@ -19,7 +19,7 @@ from kv_sim.world_state import WorldState
 
 
 class World(WorldState):
-    """One history."""
+    """A world that makes a history: by chance, or again from its actions."""
 
     def run(self, random: Random, actions: int) -> None:
         """Take ``actions`` actions of ``random``'s choice, let everything come to rest, and end."""
@@ -62,7 +62,7 @@ class World(WorldState):
 
     def _left_open_again(self) -> Counter[str] | None:
         """What the same history leaves open in a world of its own; None if it can't be taken beside this one."""
-        referee = Referee(silent={*self.referee.silent})
+        referee = Referee(switched_off={*self.referee.switched_off})
         try:
             again = World(self.config, self.subject, referee=referee, engine_class=type(self.engine))
         except (Violation, HistoryEnds):  # the address that it would listen on is still taken

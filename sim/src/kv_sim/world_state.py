@@ -74,7 +74,7 @@ class WorldState:
             self.router = self.router_class(self.engines, is_fair=is_fair, comes_again=not holds)
 
     def _let_devices_know_each_other(self) -> None:
-        """Those of one rank: what moves bytes between engines has to find the other end."""
+        """Tell each device of its rank's in other engines: what moves bytes there has to find the other end."""
         for engine in self.engines:
             for device in engine.devices:
                 device.others = [other.devices[device.rank] for other in self.engines if other is not engine]

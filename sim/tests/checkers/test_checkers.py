@@ -259,7 +259,7 @@ def test_it_is_silent_when_switched_off(
     invariant: Invariant, situation: Callable[[Referee], None], words: str
 ) -> None:
     referee = Referee()
-    referee.silent.add(invariant)
+    referee.switched_off.add(invariant)
     if invariant is I.NO_CRASH:
         with pytest.raises(HistoryEnds, match="KeyError"):
             situation(referee)

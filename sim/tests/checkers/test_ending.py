@@ -97,23 +97,23 @@ def test_what_shutdown_raises_is_told_with_its_place_and_all_others_are_shut_dow
 
 def test_nobody_looks_at_what_shutdown_raises() -> None:
     referee = Referee()
-    referee.silent.add(Invariant.NO_CRASH)
+    referee.switched_off.add(Invariant.NO_CRASH)
     made, _ = world(referee)
     halves(made)[1].shutdown = raising("no")
     with pytest.raises(HistoryEnds, match="worker 1 side, shutdown"):
         made.replay([])
 
 
-@pytest.mark.parametrize("silent", [frozenset(), frozenset({Invariant.NO_CRASH})])
-def test_after_a_failure_all_are_shut_down_and_the_failure_is_what_is_told(silent: frozenset[Invariant]) -> None:
+@pytest.mark.parametrize("without", [frozenset(), frozenset({Invariant.NO_CRASH})])
+def test_after_a_failure_all_are_shut_down_and_the_failure_is_what_is_told(without: frozenset[Invariant]) -> None:
     referee = Referee()
-    referee.silent |= silent
+    referee.switched_off |= without
     made, calls = world(referee)
     called: list[str] = []
     worker, _, scheduler = halves(made)
     scheduler.on_new_request = lambda request: {}["nowhere"]
     worker.shutdown = raising("no", called)
-    with pytest.raises(HistoryEnds if silent else Violation, match="scheduler side, on_new_request: KeyError"):
+    with pytest.raises(HistoryEnds if without else Violation, match="scheduler side, on_new_request: KeyError"):
         made.replay([ADD])
     assert called == ["no"]
     assert calls[-2:] == ENDS[1:]
@@ -241,7 +241,7 @@ def test_threads_that_keep_no_process(patience: None, stop: threading.Event) -> 
 
 def test_nobody_looks_at_threads(stop: threading.Event) -> None:
     referee = Referee()
-    referee.silent.add(Invariant.CONSERVATION)
+    referee.switched_off.add(Invariant.CONSERVATION)
     end_with(lambda: thread(stop), referee)
 
 

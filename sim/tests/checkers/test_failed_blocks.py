@@ -179,7 +179,7 @@ def test_children_of_a_multiconnector(subject: Subject) -> None:
 
 def test_nobody_looks() -> None:
     referee = Referee()
-    referee.silent.add(Invariant.PROTOCOL)
+    referee.switched_off.add(Invariant.PROTOCOL)
     made = Loading(MEMORY, referee)
     made.told[0] = {20}
     made.act(Kind.STEP)

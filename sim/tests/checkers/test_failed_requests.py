@@ -115,7 +115,7 @@ def test_until_all_ranks_have_reported_its_end() -> None:
 
 def test_nobody_looks() -> None:
     referee = Referee()
-    referee.silent.add(Invariant.PROTOCOL)
+    referee.switched_off.add(Invariant.PROTOCOL)
     made = Loading(MEMORY, referee)
     made.told[0] = {"r1", "r2"}
     made.act(Kind.STEP)

@@ -54,11 +54,11 @@ SUBJECT = Subject("Opening", __name__, traits=frozenset())
 
 
 def left(
-    opens: Callable[[Any], object], closes: Callable[[Any], object] | None = None, *silent: Invariant
+    opens: Callable[[Any], object], closes: Callable[[Any], object] | None = None, *without: Invariant
 ) -> str | None:
     """What is told of a history in which a connector does that."""
     OpeningScheduler.opens, OpeningScheduler.closes = opens, closes  # type: ignore[method-assign, assignment]
-    _, violation = replay(SUBJECT, WorldConfig(), HISTORY, frozenset(silent))
+    _, violation = replay(SUBJECT, WorldConfig(), HISTORY, frozenset(without))
     if violation is None:
         return None
     assert violation.invariant is Invariant.CONSERVATION

@@ -108,7 +108,7 @@ def test_a_room_is_a_number_of_chunks(room: Any, is_right: bool) -> None:
 def test_every_worker_of_a_world_is_guarded(name: str, count: int) -> None:
     world = World(WorldConfig(tp_size=2), SUBJECTS[name])
     workers = [
-        side.medium
+        side.medium_worker
         for connector in world.engine.connectors
         for side in owners(connector)
         if isinstance(side, OffloadingWorkerSide)
@@ -123,7 +123,7 @@ def test_a_spec_that_makes_none_is_told() -> None:
     *workers, scheduler = world.engine.connectors
     assert isinstance(scheduler, OffloadingConnector)
     for half in (workers[0].side, scheduler.side):  # type: ignore[attr-defined]
-        half.medium = half.manager = None
+        half.medium_worker = half.manager = None
     notes = Notes()
     guard_workers(workers[0], notes)
     guard_media(scheduler, notes)

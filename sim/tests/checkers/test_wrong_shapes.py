@@ -38,8 +38,8 @@ class OneGroup(TwoSidedConnector):
     worker_class = LaterWorker
 
 
-def first_failure(seeds: int = 20, silent: frozenset[Invariant] = frozenset()) -> Failure | None:
-    runs = (run_seed(Subject("Odd", __name__, traits=GROUPS), seed, silent=silent) for seed in range(seeds))
+def first_failure(seeds: int = 20, without: frozenset[Invariant] = frozenset()) -> Failure | None:
+    runs = (run_seed(Subject("Odd", __name__, traits=GROUPS), seed, without=without) for seed in range(seeds))
     return next((run.failure for run in runs if run.failure is not None), None)
 
 

@@ -232,7 +232,7 @@ def test_a_connector_hears_of_a_report_before_what_that_frees_is_free() -> None:
 def test_whose_blocks_two_reports_free_loses_them_once() -> None:
     """A connector that holds the blocks of an aborted load, and is forgiven, may tell both ends in one report."""
     made = Steps()
-    made.referee.silent.add(Invariant.PROTOCOL)
+    made.referee.switched_off.add(Invariant.PROTOCOL)
     made.connector.has["r1"], made.connector.holds = (8, True), {"r1"}
     made.add("r1", 9)
     made.schedule()

@@ -187,7 +187,7 @@ def test_what_becomes_of_the_memory_and_what_workers_are_told() -> None:
     ]
     steps(made)
     assert not made.engine.scheduler.requests
-    assert not made.referee.silent
+    assert not made.referee.switched_off
     made.rest()
 
 

@@ -25,10 +25,10 @@ from kv_sim.violation import Invariant, Referee, Violation
 from kv_sim.world import World
 
 
-def world_of(subject: Subject, *silent: Invariant, **config: Any) -> World:
+def world_of(subject: Subject, *without: Invariant, **config: Any) -> World:
     """One with a request of three blocks that has just come."""
     referee = Referee()
-    referee.silent.update(silent)
+    referee.switched_off.update(without)
     made = World(WorldConfig(num_blocks=32, **config), subject, referee=referee)
     made.engine.add(RequestSpec("r1", 0, 10, 0, 2, 2))
     return made
@@ -214,7 +214,7 @@ def test_what_a_worker_says_reaches_the_scheduler(method: str) -> None:
 def test_nobody_looks_at_what_crosses() -> None:
     """Then it is shared."""
     referee = Referee()
-    referee.silent.add(Invariant.PROTOCOL)
+    referee.switched_off.add(Invariant.PROTOCOL)
     crossing, value = Crossing(2, referee), Unsent("arrives not")
     assert crossing.carry(value, "x") is value
     value.call = lambda: None

@@ -49,15 +49,15 @@ class Replays:
     def __init__(self, rule: Rule) -> None:
         self.rule = rule
         self.tried: list[tuple[str, WorldConfig]] = []
-        self.silent: set[frozenset[Invariant]] = set()
+        self.without: set[frozenset[Invariant]] = set()
         self.breaks = Invariant.HITS
 
     def __call__(
-        self, subject: Subject, config: WorldConfig, history: History, silent: frozenset[Invariant]
+        self, subject: Subject, config: WorldConfig, history: History, without: frozenset[Invariant]
     ) -> tuple[Any, Violation | None]:
         assert subject is MEMORY
         self.tried.append((str([*map(str, history)]), config))
-        self.silent.add(silent)
+        self.without.add(without)
         taken = [action for action in history if action.kind is not Kind.ABORT]
         fails = self.rule(taken, config)
         return SimpleNamespace(history=taken), Violation(self.breaks, f"{len(taken)}") if fails else None
@@ -395,7 +395,7 @@ def test_it_ends_when_its_tries_are_spent(shrunk: Any, most: int) -> None:
 def test_what_fails_sooner_the_next_time_is_shorter(monkeypatch: pytest.MonkeyPatch) -> None:
     """A connector need not do the same each time."""
 
-    def replay(subject: Subject, config: WorldConfig, history: History, silent: Any) -> tuple[Any, Any]:
+    def replay(subject: Subject, config: WorldConfig, history: History, without: Any) -> tuple[Any, Any]:
         specs = [action.args["spec"] for action in history if action.kind is Kind.ADD]
         taken = history if any(spec["salt"] for spec in specs) else []
         return SimpleNamespace(history=taken), Violation(Invariant.HITS, "again") if specs else None
@@ -408,7 +408,7 @@ def test_what_fails_sooner_the_next_time_is_shorter(monkeypatch: pytest.MonkeyPa
 def test_copies_are_renumbered_in_what_has_become_shorter(monkeypatch: pytest.MonkeyPatch) -> None:
     zero, first, second = (act("finish", rank=0, copy=copy) for copy in (0, 3, 4))
 
-    def replay(subject: Subject, config: WorldConfig, history: History, silent: Any) -> tuple[Any, Any]:
+    def replay(subject: Subject, config: WorldConfig, history: History, without: Any) -> tuple[Any, Any]:
         fails = history in ([first, second], [zero, second], [zero])
         taken = history if first in history else [zero]
         return SimpleNamespace(history=taken), Violation(Invariant.HITS, "again") if fails else None
@@ -420,10 +420,10 @@ def test_copies_are_renumbered_in_what_has_become_shorter(monkeypatch: pytest.Mo
 
 def test_what_does_not_fail_the_same_way_is_left_as_it_was(shrunk: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     steps = numbered("step", 4)
-    silent = frozenset({Invariant.WORK})
-    best, replays = shrunk(lambda history, config: False, steps, silent=silent)
+    without = frozenset({Invariant.WORK})
+    best, replays = shrunk(lambda history, config: False, steps, without=without)
     assert (best.history, str(best.violation), len(replays.tried)) == (steps, "HITS  first", 1)
-    assert replays.silent == {silent}
+    assert replays.without == {without}
     other = Replays(lambda history, config: True)
     other.breaks = Invariant.WORK
     monkeypatch.setattr("kv_sim.failures.shrink.replay", other)

@@ -32,17 +32,17 @@ def failing(*kinds: Kind) -> Failure:
 def test_another_failure_is_not_the_same_one_again(
     tmp_path: Any, monkeypatch: pytest.MonkeyPatch, broken: Invariant | None, again: int | None
 ) -> None:
-    asked, silent, notes = [], frozenset({Invariant.GEOMETRY}), list[str]()
+    asked, without, notes = [], frozenset({Invariant.GEOMETRY}), list[str]()
 
     def replay(*args: Any) -> tuple[Any, Violation | None]:
         asked.append(args)
         return None, Violation(broken, "other words") if broken else None
 
     found = failing(Kind.STEP)
-    monkeypatch.setattr("kv_sim.failures.telling.shrink", lambda failure, silent, goes_on, tells: failure)
+    monkeypatch.setattr("kv_sim.failures.telling.shrink", lambda failure, without, goes_on, tells: failure)
     monkeypatch.setattr("kv_sim.failures.telling.replay", replay)
-    tell(found, "kv-sim fuzz", tmp_path, "f", say=lambda _: None, note=notes.append, silent=silent)
-    assert asked == [(found.subject, found.config, found.history, silent)] * 3
+    tell(found, "kv-sim fuzz", tmp_path, "f", say=lambda _: None, note=notes.append, without=without)
+    assert asked == [(found.subject, found.config, found.history, without)] * 3
     told = [note.partition(":")[0] for note in notes]
     assert told == ([] if again is None else [f"taken 3 times more, these actions break HITS {again} times"])
 
@@ -65,7 +65,7 @@ def test_what_broke_is_said_first_and_what_is_left_last(
     left = replace(found, history=found.history[:1])
     for note in ("one", "two"):
         found.violation.add_note(note)
-    monkeypatch.setattr("kv_sim.failures.telling.shrink", lambda failure, silent, goes_on, tells: left)
+    monkeypatch.setattr("kv_sim.failures.telling.shrink", lambda failure, without, goes_on, tells: left)
     monkeypatch.setattr("kv_sim.failures.telling.replay", lambda *args: (None, left.violation))
     (tmp_path / "a file").touch()
     folder = tmp_path if is_saved else tmp_path / "a file"
@@ -89,7 +89,7 @@ def shrunk(monkeypatch: pytest.MonkeyPatch, fails: Any, *kinds: Kind) -> tuple[F
     """What is left where a history fails if ``fails`` says so of its kinds, and after how many tries."""
     tried = []
 
-    def replay(subject: Any, config: WorldConfig, history: Sequence[Action], silent: Any) -> tuple[Any, Any]:
+    def replay(subject: Any, config: WorldConfig, history: Sequence[Action], without: Any) -> tuple[Any, Any]:
         tried.append(history)
         failed = fails([action.kind for action in history])
         return SimpleNamespace(history=history), Violation(Invariant.HITS, "m") if failed else None

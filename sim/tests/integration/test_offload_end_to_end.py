@@ -246,7 +246,7 @@ def test_a_byte_that_changed_in_host_memory_is_a_miss_and_a_metric(caches: dict[
     pair = Pair(caches, {"checksum": True})
     source, target = [3, 9, 4, 17, 5, 6], [20, 1, 2, 8, 7, 10]
     pair.store(Request("first"), source)
-    pair.worker.side.medium._memory.bytes[0] ^= 1  # of the first chunk
+    pair.worker.side.medium_worker._memory.bytes[0] ^= 1  # of the first chunk
     before = [block_bytes(caches, block) for block in range(BLOCKS)]
     second = Request("second")
     _, report = pair.load(second, target, 0)
@@ -263,7 +263,7 @@ def test_a_byte_that_changed_in_host_memory_is_a_miss_and_a_metric(caches: dict[
 def test_layers_of_a_block_that_lie_together_are_copied_as_one(caches: dict[str, Any]) -> None:
     pair = Pair(caches, {})
     apart = {np.asarray(layer).strides[0] for layer in caches.values()}
-    ranges = pair.worker.side.medium.engine._plan.num_ranges_a_page
+    ranges = pair.worker.side.medium_worker.engine._plan.num_ranges_a_page
     assert ranges == (1 if apart == {STRIDE} else len(LAYERS))
     pair.worker.shutdown()
     pair.scheduler.shutdown()

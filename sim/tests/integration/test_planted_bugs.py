@@ -140,12 +140,12 @@ def test_without_its_checker_it_survives_unless_others_are_listed(planted: Plant
     assert seed is not None
     # What all checkers let pass, some of them let pass, too.
     seeds = range(seed, max(FIRST_SEED + FEW, seed + 1))
-    silent = frozenset({planted.invariant})
+    without = frozenset({planted.invariant})
     if not planted.others:
-        _, failure = hunt(planted.subject, range(FIRST_SEED, FIRST_SEED + FEW), silent, actions=QUICK)
+        _, failure = hunt(planted.subject, range(FIRST_SEED, FIRST_SEED + FEW), without, actions=QUICK)
         assert failure is None, str(failure.violation)
     else:
-        _, failure = hunt(planted.subject, seeds, silent)
+        _, failure = hunt(planted.subject, seeds, without)
         assert failure is None or failure.violation.invariant in planted.others, str(failure.violation)
 
 
@@ -176,7 +176,7 @@ def test_the_documentation_has_the_table_of_all() -> None:
 def test_it_keeps_a_history_that_does_not_fail() -> None:
     failure = found(next(planted for planted in PLANTED if planted.invariant is Invariant.WORK))
     cured = Failure(failure.subject, failure.config, failure.history, failure.violation)
-    assert shrink(cured, silent=frozenset({Invariant.WORK, Invariant.LIVENESS})) is cured
+    assert shrink(cured, without=frozenset({Invariant.WORK, Invariant.LIVENESS})) is cured
 
 
 def test_it_stops_when_its_tries_are_spent() -> None:

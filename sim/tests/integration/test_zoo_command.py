@@ -75,8 +75,8 @@ class Scripted:
         history = [Action(Kind.STEP)] * actions
         return histories, Failure(subject, WorldConfig(), history, Violation(invariant, "said"))
 
-    def killers(self, subject: Subject, seeds: range, silent: frozenset[Invariant]) -> set[Invariant]:
-        self.asked.append((subject.kv_connector, seeds, silent))
+    def killers(self, subject: Subject, seeds: range, without: frozenset[Invariant]) -> set[Invariant]:
+        self.asked.append((subject.kv_connector, seeds, without))
         return {Invariant.WORK, Invariant.HITS, Invariant.CONTENT} if subject.kv_connector == "FullHit" else set()
 
 

@@ -13,6 +13,7 @@ from kv_p2p.pulling.ticket import Address
 from kv_p2p.pulling.wire import Ended
 from kv_sim.actions import Action, Kind
 from kv_sim.config import BLOCKS_MORE, WorldConfig
+from kv_sim.engine.place import whose
 from kv_sim.engine.request_spec import RequestSpec
 from kv_sim.examples.catalogue import LATER, P2P, P2P_TWO
 from kv_sim.failures.schedule_file import Schedule, ScheduleError, parse_schedule, to_text
@@ -25,7 +26,7 @@ from kv_sim.p2p import WorldWire
 from kv_sim.subject import Subject, Trait
 from kv_sim.violation import Invariant, Referee, Violation
 from kv_sim.watching.log import Log
-from kv_sim.watching.watch import WatchedWorld, whose
+from kv_sim.watching.watch import WatchedWorld
 from kv_sim.world import World
 from kv_sim.zoo.registry import PLANTED
 
@@ -178,7 +179,7 @@ def test_a_message_says_which_engine_it_is_of() -> None:
     world = World(TWO, LATER)
     with pytest.raises(Violation, match=r"^CONTENT  engine 1 it is so$"):
         world.sites[1].referee.fail(Invariant.CONTENT, "it is so")
-    world.referee.silent.add(Invariant.CONTENT)
+    world.referee.switched_off.add(Invariant.CONTENT)
     world.sites[1].referee.fail(Invariant.CONTENT, "it is so")
 
 
@@ -292,7 +293,7 @@ PULL = Pull("r2", Source(Address("somewhere", 1), "r1.1", "digest"), (Part(1, (7
 
 def two_wires() -> tuple[WorldWire, WorldWire]:
     referee = Referee()
-    referee.silent.update(Invariant)
+    referee.switched_off.update(Invariant)
     devices = [Device(0, WorldConfig(num_blocks=12), Shadow(1, referee)) for _ in range(2)]
     for device, other in zip(devices, reversed(devices), strict=True):
         device.others = [other]

@@ -145,7 +145,7 @@ def a_load_that_is_never_reported(referee: Referee) -> None:
     half = half_of(made)
     half.get_num_new_matched_tokens = lambda request, local: (4, True)
     half.update_state_after_alloc = lambda *args: None
-    made.referee.silent.add(Invariant.HITS)
+    made.referee.switched_off.add(Invariant.HITS)
     for name in ("r1", "r2"):
         made.engine.add(spec(name, output_tokens=1, max_tokens=1))
     rest(made)
@@ -155,7 +155,7 @@ def a_load_that_is_never_reported(referee: Referee) -> None:
 def a_hold_that_never_ends(referee: Referee) -> None:
     made = World(WorldConfig(), MEMORY, referee=referee)
     half_of(made).request_finished_all_groups = lambda *args: (True, None)
-    made.referee.silent.add(Invariant.HITS)
+    made.referee.switched_off.add(Invariant.HITS)
     made.engine.add(spec(output_tokens=1, max_tokens=1))
     rest(made)
 
@@ -220,7 +220,7 @@ def a_hold_while_it_loads(referee: Referee) -> None:
     half.get_num_new_matched_tokens = lambda request, local: (4, True)
     half.update_state_after_alloc = lambda *args: None
     half.request_finished_all_groups = lambda *args: (True, None)
-    referee.silent.add(Invariant.HITS)
+    referee.switched_off.add(Invariant.HITS)
     made.engine.add(spec(output_tokens=1, max_tokens=1))
     made.apply(Action(Kind.STEP))
     made.apply(Action(Kind.ABORT, {"request": "r1"}))

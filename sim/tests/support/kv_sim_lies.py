@@ -102,7 +102,7 @@ def announced_and_not_found(referee: Referee) -> None:
     block_hash = next(iter(half._slot_of))
     half._free_slots.append(half._slot_of.pop(block_hash))
     half.take_events = list  # it is stored again when it is asked for
-    referee.silent.add(Invariant.HITS)
+    referee.switched_off.add(Invariant.HITS)
     rest(made)
 
 
@@ -111,7 +111,7 @@ def announced_twice(referee: Referee) -> None:
     half = half_of(made)
     block_hash = next(iter(half._slot_of))
     half._free_slots.append(half._slot_of.pop(block_hash))
-    referee.silent.add(Invariant.HITS)
+    referee.switched_off.add(Invariant.HITS)
     rest(made)
 
 

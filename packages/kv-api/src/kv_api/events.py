@@ -106,7 +106,7 @@ class KVEventAggregator:
         self._num_workers += count
 
     def reset_workers(self) -> None:
-        """One worker has contributed."""
+        """Count one worker again, as at first."""
         self._num_workers = 1
 
     def get_number_of_workers(self) -> int:

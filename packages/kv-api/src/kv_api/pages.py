@@ -13,7 +13,7 @@ from kv_api.errors import ConfigError
 
 
 class Pages(NamedTuple):
-    """One layer's memory."""
+    """Where the blocks of one layer are, and how many bytes each takes."""
 
     address: int
     stride_bytes: int

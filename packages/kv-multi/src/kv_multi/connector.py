@@ -39,7 +39,7 @@ class MultiConnector(TwoSidedHMAConnector):
         kv_cache_config: KVCacheConfig | None = None,
     ) -> None:
         super().__init__(vllm_config, role, kv_cache_config)
-        children = self._half.children
+        children = self._multi_side.children
         self._connectors: list[KVConnectorBase_V1] = [child.connector for child in children]
         self.child_names: tuple[str, ...] = tuple(child.name for child in children)
         """The children's names, in the order of the configuration."""
@@ -50,12 +50,12 @@ class MultiConnector(TwoSidedHMAConnector):
         return list(self._connectors)
 
     @property
-    def _half(self) -> MultiSide:
+    def _multi_side(self) -> MultiSide:
         return cast(MultiSide, self.side)
 
     def check(self) -> None:
         """Recount everything that is remembered; for tests."""
-        self._half.check()
+        self._multi_side.check()
 
     # -- the class -----------------------------------------------------------------------------
 

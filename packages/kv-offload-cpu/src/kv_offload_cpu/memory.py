@@ -61,7 +61,7 @@ class MappedMemory:
 
     @property
     def address(self) -> int:
-        """Of the first row."""
+        """Where the first row begins."""
         return int(self.bytes.ctypes.data)
 
     def release(self) -> None:

@@ -115,21 +115,21 @@ def number_of_bytes(key: str, value: object) -> int:
 
 
 def whole(key: str, value: object, *, least: int) -> int:
-    """A whole number."""
+    """The value, if it is a whole number of at least ``least``."""
     if not isinstance(value, int) or isinstance(value, bool) or value < least:
         raise ConfigError(f"{key}: expected a whole number of at least {least}, got {value!r}")
     return value
 
 
 def of_type(key: str, value: Any, *, kind: type) -> Any:
-    """Whatever is a ``kind``."""
+    """The value, if it is a ``kind``."""
     if not isinstance(value, kind):
         raise ConfigError(f"{key}: expected {kind.__name__}, got {value!r} ({type(value).__name__})")
     return value
 
 
 def choice(key: str, value: object, *, choices: type[_ChoiceT]) -> _ChoiceT:
-    """One of an enum, by its value."""
+    """The member of an enum that has this value."""
     for one in choices:
         if one.value == value:
             return one

@@ -29,7 +29,7 @@ class HostLayout:
 
     @property
     def total_bytes(self) -> int:
-        """All rows."""
+        """How many bytes all rows have together."""
         return self.num_chunks * self.row_bytes
 
 

@@ -20,10 +20,10 @@ class Threads(Protocol):
     """What a `ThreadPoolExecutor` can do, as far as it is needed."""
 
     def submit(self, fn: Callable[..., None], /, *args: object) -> object:
-        """Call it soon."""
+        """Call a function soon, in one of the threads."""
 
     def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
-        """Call nothing any more."""
+        """Call nothing any more, and end the threads."""
 
 
 @dataclass(eq=False)
@@ -80,7 +80,7 @@ class Batch:
 
 
 class Lane:
-    """One direction."""
+    """The bays, threads and jobs of one direction."""
 
     def __init__(self, bays: list[int], threads: Threads) -> None:
         self.bays = bays

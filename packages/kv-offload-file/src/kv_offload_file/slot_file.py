@@ -122,7 +122,7 @@ class SlotReader:
         self._slots = self._rows = -1
 
     def _begin(self) -> None:
-        """Both are open."""
+        """Go on when both files are open."""
 
     def _write_row(self, slot: int, row: bytes) -> None:
         _write_all(self._rows, memoryview(row), (1 + slot) * ROW_BYTES)

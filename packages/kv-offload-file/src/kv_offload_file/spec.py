@@ -150,7 +150,7 @@ class FileOffloadingSpec(OffloadingSpec):
         return LockedHome(self.options.file_dir, self.config, self.options.file_tag)
 
     def find(self, epoch: int) -> Found:
-        """What is there already."""
+        """What the files hold already, of this epoch."""
         rows_of = partial(read_rows, self.folder, num_slots=self.num_chunks)
         return find_stores(rows_of, self.num_files, epoch)
 

@@ -13,6 +13,7 @@ from kv_api import (
     AttentionKind,
     ConfigError,
     KVCacheConfig,
+    KVCacheGroupSpec,
     OffloadingCacheConfig,
     OffloadingConfig,
     OffloadingGroupConfig,
@@ -21,7 +22,7 @@ from kv_api import (
     VllmConfig,
 )
 from kv_api.blocks import HashExtras, bytes_per_block, hash_extras, tokens_per_hash
-from kv_api.groups import DescribeGroup, describe_group
+from kv_api.groups import DescribeGroup, GroupDescription, describe_group
 from kv_api.groups import described as described_group
 from kv_offload.options import HoldBlocks, Options, StoreWhen, parse_options
 from kv_offload.shape.layout import Group, Layout
@@ -69,18 +70,7 @@ def describe_engine(
     blocks_per_chunk = _blocks_per_chunk(options, block_sizes)
     hash_tokens = tokens_per_hash(vllm_config, kv_cache_config, block_sizes)
     groups = tuple(
-        Group(
-            group_id=group_id,
-            kind=group.kind,
-            tokens_per_block=group.tokens_per_block,
-            blocks_per_chunk=blocks_per_chunk,
-            hashes_per_chunk=group.tokens_per_block * blocks_per_chunk // hash_tokens,
-            window_tokens=group.window_tokens,
-            restart_tokens=group.restart_tokens,
-            bytes_per_block=group.page_size_bytes * len(kv_cache_config.kv_cache_groups[group_id].layer_names),
-            is_handed_over=group.is_handed_over,
-            is_draft=bool(getattr(kv_cache_config.kv_cache_groups[group_id], "is_eagle_group", False)),
-        )
+        _group(group_id, kv_cache_config.kv_cache_groups[group_id], group, blocks_per_chunk, hash_tokens)
         for group_id, group in zip(group_ids, described, strict=True)
     )
     grain = lcm(*(group.tokens_per_block for group in groups))
@@ -101,6 +91,24 @@ def describe_engine(
         world_size=vllm_config.parallel_config.world_size,
         has_stages=parallel.pp_size > 1,
         hash_extras=extras,
+    )
+
+
+def _group(
+    group_id: int, told: KVCacheGroupSpec, described: GroupDescription, blocks_per_chunk: int, hash_tokens: int
+) -> Group:
+    """A group, of what the engine tells of it and what its layers are."""
+    return Group(
+        group_id=group_id,
+        kind=described.kind,
+        tokens_per_block=described.tokens_per_block,
+        blocks_per_chunk=blocks_per_chunk,
+        hashes_per_chunk=described.tokens_per_block * blocks_per_chunk // hash_tokens,
+        window_tokens=described.window_tokens,
+        restart_tokens=described.restart_tokens,
+        bytes_per_block=described.page_size_bytes * len(told.layer_names),
+        is_handed_over=described.is_handed_over,
+        is_draft=bool(getattr(told, "is_eagle_group", False)),
     )
 
 

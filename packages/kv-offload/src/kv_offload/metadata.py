@@ -69,7 +69,7 @@ class DirectionalTransferStats:
         self.sizes.append(num_bytes)
 
     def aggregate(self, other: "DirectionalTransferStats") -> "DirectionalTransferStats":
-        """Both together."""
+        """The sum of both."""
         return DirectionalTransferStats(self.bytes + other.bytes, self.time + other.time, self.sizes + other.sizes)
 
 
@@ -81,7 +81,7 @@ class TransferStats:
     store: DirectionalTransferStats = field(default_factory=DirectionalTransferStats)
 
     def aggregate(self, other: "TransferStats") -> "TransferStats":
-        """Both together."""
+        """The sum of both."""
         return TransferStats(self.load.aggregate(other.load), self.store.aggregate(other.store))
 
 

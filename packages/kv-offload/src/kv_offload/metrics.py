@@ -93,7 +93,7 @@ class OffloadingConnectorStats(KVConnectorStats):
         self._add(name, HISTOGRAM, (), [sample])
 
     def set_info(self, info: Sequence[ConfigInfoMapping]) -> None:
-        """Facts that never change."""
+        """Set the labels of the info metric, which never change."""
         self.data["info"] = [dict(series) for series in info]
 
     def add_transfers(self, transfers: TransferStats) -> None:

@@ -40,7 +40,7 @@ class Engine:
             worker.side.spec.get_worker = lambda kv_caches: Copies(kv_caches)
             worker.register_kv_caches(caches(cache))
             self.workers.append(worker)
-            self.devices.append(Device(self, rank, worker.side.medium))
+            self.devices.append(Device(self, rank, worker.side.medium_worker))
         self.aggregator = KVOutputAggregator(ranks)
         self.refs, self.cached, self.name_of = Counter(), {}, {}
         self.free = deque(range(1, num_blocks))

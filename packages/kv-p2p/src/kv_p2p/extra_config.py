@@ -49,14 +49,14 @@ def read_host(place: str, value: object) -> str:
 
 
 def read_seconds(place: str, value: object) -> float:
-    """How long to wait."""
+    """A number of seconds to wait."""
     if not isinstance(value, int | float) or isinstance(value, bool) or not 0 < value <= MOST_SECONDS:
         raise _wrong(place, value, f"a number of seconds above 0, at most {MOST_SECONDS}")
     return float(value)
 
 
 def read_blocks(place: str, value: object) -> int:
-    """How many blocks."""
+    """A number of blocks."""
     if not isinstance(value, int) or isinstance(value, bool) or value < 1:
         raise _wrong(place, value, "a number of blocks, at least 1")
     return value

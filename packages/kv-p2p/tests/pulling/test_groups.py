@@ -53,7 +53,7 @@ def restarting(kv_cache_spec):
         ((spec(),), restarting, f"{WHERE}[0]: it is a window that begins anew every 8 tokens, {CHOICES}"),
     ],
 )  # fmt: skip
-def test_what_is_refused(specs, describe, said):
+def test_groups_that_cannot_be_handed_over_are_refused_in_these_words(specs, describe, said):
     more = (describe,) if describe else ()
     with pytest.raises(ConfigError) as raised:
         groups_of(vllm_config(), kv_cache_config(specs=specs), *more)

@@ -100,7 +100,7 @@ def test_replicas_have_ports_of_their_own():
         ),
     ],
 )
-def test_wrong_values(key, value, expected):
+def test_a_wrong_value_is_refused_in_these_words(key, value, expected):
     assert refused(vllm_config(**{key: value})) == f"{WHERE}.{key}: {expected}"
 
 

@@ -166,7 +166,7 @@ class TestThePayload:
             P2PStats().aggregate(KVConnectorStats({}))
 
 
-def test_prometheus():
+def test_prometheus_gets_each_metric_by_engine():
     registry = CollectorRegistry()
     types = {
         kind: lambda kind=kind, **named: kind(registry=registry, **named) for kind in (Counter, Gauge, Histogram)

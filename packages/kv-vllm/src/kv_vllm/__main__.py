@@ -16,6 +16,29 @@ from kv_vllm.installed import MissingError
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run a command. 1: it found a difference; 2: it could not look; others as of ``kv-sim``."""
+    options = _parse(arguments)
+    try:
+        if options.run in IN_THE_TESTBED:
+            _need_the_testbed()
+            from kv_sim.command.edge import exit_code_of
+
+            return exit_code_of("kv_vllm", partial(_run, options))
+        return _run(options)
+    except OSError as error:
+        print(
+            f"kv_vllm: {error.filename}: {error.strerror}" if error.filename else f"kv_vllm: {error}",
+            file=sys.stderr,
+        )
+    except (ConfigError, MissingError) as error:
+        print(f"kv_vllm: {error}", file=sys.stderr)
+    except KeyboardInterrupt:
+        print("note: interrupted", file=sys.stderr)
+        return 130
+    return 2
+
+
+def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
+    """What was typed; ``run`` is the function of the command."""
     parser = argparse.ArgumentParser(prog="python -m kv_vllm", description=__doc__.partition("\n")[0])
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     one = commands.add_parser("differential", help="compare the testbed's engine with vLLM's schedulers")
@@ -41,24 +64,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options, unknown = parser.parse_known_args(arguments)
     if unknown:
         commands.choices[options.command].error(f"unrecognized arguments: {' '.join(unknown)}")
-    try:
-        if options.run in IN_THE_TESTBED:
-            _need_the_testbed()
-            from kv_sim.command.edge import exit_code_of
-
-            return exit_code_of("kv_vllm", partial(_run, options))
-        return _run(options)
-    except OSError as error:
-        print(
-            f"kv_vllm: {error.filename}: {error.strerror}" if error.filename else f"kv_vllm: {error}",
-            file=sys.stderr,
-        )
-    except (ConfigError, MissingError) as error:
-        print(f"kv_vllm: {error}", file=sys.stderr)
-    except KeyboardInterrupt:
-        print("note: interrupted", file=sys.stderr)
-        return 130
-    return 2
+    return options
 
 
 def _run(options: argparse.Namespace) -> int:
@@ -186,7 +192,7 @@ def _hunt_all(subjects: Mapping[str, Any], seed: int, options: argparse.Namespac
 
     failed = False
     for name, subject in subjects.items():
-        found = hunt(subject, count(seed), within(60 * options.minutes / len(subjects)), silent=without)
+        found = hunt(subject, count(seed), within(60 * options.minutes / len(subjects)), without=without)
         failed |= show_found(name, found, Path(options.save), _show)
         if found.was_interrupted:
             print("note: interrupted; this is what was found so far", file=sys.stderr)

@@ -17,7 +17,7 @@ class TensorP2PWorkerSide(TimedP2PWorkerSide):
 
 
 class DrivenP2PConnector(P2PConnector):
-    """Hands over to itself."""
+    """`P2PConnector` as vLLM loads it, over the wire of the testbed."""
 
     worker_class = TensorP2PWorkerSide
 

@@ -27,10 +27,10 @@ def broken(error):
     raise error
 
 
-def raised(error, *, silent=(), **options):
+def raised(error, *, without=(), **options):
     """What an error of vLLM's becomes."""
     referee = Referee()
-    referee.silent |= set(silent)
+    referee.switched_off |= set(without)
     with pytest.raises(Exception) as found, crashes(referee, "schedule", **options):  # noqa: PT011 - any
         broken(error)
     return found.value
@@ -51,9 +51,9 @@ def test_who_ends_the_process_is_no_better():
 
 
 def test_where_crashes_are_no_matter_the_history_ends():
-    end = raised(ValueError("no such block"), silent=[Invariant.NO_CRASH])
+    end = raised(ValueError("no such block"), without=[Invariant.NO_CRASH])
     assert (type(end), str(end)) == (HistoryEnds, SAID)
-    assert type(raised(ValueError("no such block"), silent=[Invariant.CONTENT])) is Violation
+    assert type(raised(ValueError("no such block"), without=[Invariant.CONTENT])) is Violation
 
 
 @pytest.mark.parametrize(
@@ -187,7 +187,7 @@ def test_what_ended_is_told_in_order(ledger):
 
 def test_only_what_may_be_reported_reaches_vllm(ledger):
     """Where reports are nobody's matter, those that break a rule are left out."""
-    ledger._referee.silent.add(Invariant.PROTOCOL)
+    ledger._referee.switched_off.add(Invariant.PROTOCOL)
     for name in "fda":
         ledger.finished(ended(name), True)
     output = SimpleNamespace(finished_sending={*"fadbz"}, finished_recving={*"bz"}, failed_recving=None)

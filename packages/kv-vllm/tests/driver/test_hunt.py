@@ -13,7 +13,7 @@ from kv_sim.actions import Action, Kind
 from kv_sim.config import WorldConfig
 from kv_sim.examples.catalogue import SUBJECTS
 from kv_sim.failures.schedule_file import read_schedule
-from kv_sim.fuzz import Failure, replay
+from kv_sim.fuzz import Failure, Replayed, replay
 from kv_sim.violation import Invariant, TookTooLong, Violation
 from kv_sim.zoo.registry import PLANTED
 from kv_vllm.driver.hunt import Found, hunt, kind_of, show_found
@@ -58,18 +58,18 @@ def test_one_short_history_of_each_kind_is_kept(tmp_path):
     assert lines[2:] == [f"  {len(failure.history)} actions, {file}: {failure.violation}"]
     assert file.name.startswith("my.kv_some-protocol-request-r") and file.name.count("-") == 4
     again = read_schedule(file)
-    assert kind_of(replay(again.subject, again.config, again.history)[1]) == kind
+    assert kind_of(replay(again.subject, again.config, again.history).violation) == kind
 
 
 @pytest.mark.once
 def test_checkers_that_are_off_find_nothing_and_the_schedule_says_so(tmp_path):
-    silent = frozenset({Invariant.PROTOCOL})
+    without = frozenset({Invariant.PROTOCOL})
     assert all(kind.startswith("PROTOCOL") for kind in found_in("ReportsEveryEnd", 4).counts)
-    found = found_in("ReportsEveryEnd", 4, silent=silent)
+    found = found_in("ReportsEveryEnd", 4, without=without)
     assert found.counts
     assert not any(kind.startswith("PROTOCOL") for kind in found.counts)
     show_found("Some", found, tmp_path, lambda line: None)
-    assert {read_schedule(file).without for file in tmp_path.iterdir()} == {silent}
+    assert {read_schedule(file).without for file in tmp_path.iterdir()} == {without}
 
 
 @pytest.mark.parametrize("name", ["memory", "p2p"])
@@ -109,20 +109,20 @@ def hunted(monkeypatch):
     def hunt_in(*seeds):
         shown = [iter(again) for _, _, _, again in seeds]
 
-        def run_seed(subject, seed, *, engine, actions, silent):
+        def run_seed(subject, seed, *, engine, actions, without):
             assert (subject, engine) == (PLANTED[0].subject, "vllm")
             violation = seeds[seed][0]
             failure = None if violation is None else Failure(subject, WorldConfig(), [], violation, seed)
             return SimpleNamespace(failure=failure, coverage=SimpleNamespace(situations=loads))
 
-        def shrink(failure, *, most_replays, silent, goes_on):
+        def shrink(failure, *, most_replays, without, goes_on):
             shrunk.append(failure.seed)
             _, violation, length, _ = seeds[failure.seed]
             return replace(failure, history=[Action(Kind.STEP)] * length, violation=violation)
 
         monkeypatch.setattr("kv_vllm.driver.hunt.run_seed", run_seed)
         monkeypatch.setattr("kv_vllm.driver.hunt.shrink", shrink)
-        monkeypatch.setattr("kv_vllm.driver.hunt.replay", lambda *args: (None, next(shown[shrunk[-1]])))
+        monkeypatch.setattr("kv_vllm.driver.hunt.replay", lambda *args: Replayed(None, next(shown[shrunk[-1]])))
         return hunt(PLANTED[0].subject, range(len(seeds)), lambda: True), shrunk
 
     return hunt_in

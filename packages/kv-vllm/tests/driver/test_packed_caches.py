@@ -266,7 +266,7 @@ def test_groups_overlay_each_other_and_are_copied_in_one_piece_each(make, layers
         for group in server.cache.kv_cache_groups
     ]
     assert [len({*of_group}) for of_group in sizes] == [1, 1, 3, 2, 1]
-    plan = server.worker.side.medium.engine._plan
+    plan = server.worker.side.medium_worker.engine._plan
     assert [parts.addresses.tolist() for parts in plan.parts] == [[plan.tensors[0].address]] * len(sizes)
     assert plan.layout.slot_bytes == max(map(sum, sizes))
 
@@ -278,7 +278,7 @@ def test_any_model_may_have_its_layers_together(make):
 
     spec = FullAttentionSpec(block_size=256, num_kv_heads=2, head_size=8, dtype=torch.float32)
     server = make({f"{layer}": spec for layer in range(6)}, megabytes=8)
-    (parts,) = server.worker.side.medium.engine._plan.parts
+    (parts,) = server.worker.side.medium_worker.engine._plan.parts
     assert parts.sizes.tolist() == [6 * 256 * 2 * 2 * 8 * 4]
 
 

@@ -27,9 +27,9 @@ STEP = Action(Kind.STEP)
 PREEMPT = Action(Kind.RESET, {"running": True, "connector": False})
 
 
-def found_in(actions, config=CONFIG, subject=PEGAFLOW, *, silent=(), **settings):
+def found_in(actions, config=CONFIG, subject=PEGAFLOW, *, without=(), **settings):
     """What is wrong when everything has come to rest after these. A function gets the world."""
-    return what_is_wrong(replace(subject, extra_config=settings), config, actions, silent=silent)
+    return what_is_wrong(replace(subject, extra_config=settings), config, actions, without=without)
 
 
 def rests(world):
@@ -59,7 +59,7 @@ def test_what_isnt_computed_yet_is_saved_of_who_reads_no_cache():
     history += [rests, comes("r3", 48)]
     found = found_in(history, config)
     assert found is not None and found.endswith("but nobody computed block 1 of them in this world"), found
-    found = found_in(history, config, silent=[Invariant.HITS])
+    found = found_in(history, config, without=[Invariant.HITS])
     assert found is not None and found.startswith("CONTENT  request r2 token 12: rank 0 block "), found
     assert found_in(history, config, MENDED) is None
 
@@ -72,7 +72,7 @@ def test_who_was_preempted_and_ends_while_it_loads_is_freed_twice():
     assert found is not None and found.startswith(
         "PROTOCOL  request r1: request_finished holds its blocks for a store while its load"
     ), found
-    found = found_in(history, silent=[Invariant.PROTOCOL])
+    found = found_in(history, without=[Invariant.PROTOCOL])
     assert found.startswith("NO-CRASH  vLLM, update_from_output: AssertionError: "), found
     assert found_in(history, subject=MENDED) is None
 

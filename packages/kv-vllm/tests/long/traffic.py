@@ -87,7 +87,7 @@ def let_copies_end():
 
     side = get_kv_transfer_group().inner.side
     for one in [child.connector.side for child in side._children] if hasattr(side, "_children") else [side]:
-        one.medium.wait({*one.medium._running})
+        one.medium_worker.wait({*one.medium_worker._running})
 
 
 def counted_and_written(file, behind):

@@ -42,10 +42,10 @@ STEP = Action(Kind.STEP)
 PREEMPT = Action(Kind.RESET, {"running": True, "connector": False})
 
 
-def found_in(actions, config=CONFIG, subject=HF3FS, *, silent=(), **settings):
+def found_in(actions, config=CONFIG, subject=HF3FS, *, without=(), **settings):
     """What is wrong when everything has come to rest after these. A function gets the world."""
     told = replace(subject, extra_config={**SETTINGS, **settings})
-    return what_is_wrong(told, config, actions, silent=silent)
+    return what_is_wrong(told, config, actions, without=without)
 
 
 def rests(world):
@@ -79,7 +79,7 @@ def test_who_ends_while_it_is_loaded_is_freed_twice_and_that_ends_the_engine():
     history = [*LOADS, Action(Kind.ABORT, {"request": "r2"})]
     found = found_in(history)
     assert found.startswith("PROTOCOL  request r2: request_finished holds its blocks for a store while its load")
-    found = found_in(history, silent=[Invariant.PROTOCOL])
+    found = found_in(history, without=[Invariant.PROTOCOL])
     assert found.startswith("NO-CRASH  vLLM, update_from_output: AssertionError: "), found
     assert "_update_from_kv_xfer_finished" in found
     assert found_in(history, subject=MENDED) is None

@@ -38,7 +38,7 @@ def found_in(actions, config=CONFIG, subject=LMCACHE, **settings):
     """What is wrong when everything has come to rest after these, and what LMCache still knows of requests."""
     extra = {**SETTINGS, **{f"lmcache.{name}": value for name, value in settings.items()}}
     world = World(config, replace(subject, extra_config=extra))
-    world.referee.silent.add(Invariant.CONSERVATION)
+    world.referee.switched_off.add(Invariant.CONSERVATION)
     worker, scheduler = (connector._lmcache_engine for connector in world.engine.connectors)
     found = None
     try:
@@ -129,7 +129,7 @@ def test_without_these_it_holds(settings, traits):
     mended = replace(MENDED, extra_config={**SETTINGS, **settings}, traits=frozenset(traits))
     loads = 0
     for seed in range(12):
-        made = run_seed(mended, seed, engine="vllm", silent=frozenset({Invariant.CONSERVATION}))
+        made = run_seed(mended, seed, engine="vllm", without=frozenset({Invariant.CONSERVATION}))
         assert made.failure is None, made.failure.violation
         loads += made.coverage.situations["match: load in the step"]
     assert loads > 20

@@ -42,10 +42,10 @@ def lacks(name):
     return replace(MENDED, kv_connector=name)
 
 
-def found_in(actions, config=CONFIG, subject=MENDED, *, silent=(), **settings):
+def found_in(actions, config=CONFIG, subject=MENDED, *, without=(), **settings):
     """What is wrong when everything has come to rest after these. A function gets the world."""
-    silent = [Invariant.CONSERVATION, *silent]
-    return what_is_wrong(replace(subject, extra_config=settings), config, actions, silent=silent)
+    without = [Invariant.CONSERVATION, *without]
+    return what_is_wrong(replace(subject, extra_config=settings), config, actions, without=without)
 
 
 def ends(name):
@@ -119,7 +119,7 @@ def test_who_ends_while_it_is_loaded_is_freed_twice_and_that_ends_the_engine():
         assert found is not None and found.startswith(
             "PROTOCOL  request r2: request_finished holds its blocks for a store while its load"
         ), found
-    found = found_in(history, subject=LMCACHE, silent=[Invariant.PROTOCOL])
+    found = found_in(history, subject=LMCACHE, without=[Invariant.PROTOCOL])
     assert found is not None and found.startswith("NO-CRASH  vLLM, update_from_output: AssertionError: "), found
     assert "_update_from_kv_xfer_finished" in found
     assert found_in(history) is None
@@ -167,7 +167,7 @@ def test_what_isnt_computed_yet_is_stored_of_who_reads_no_cache(name):
     config = replace(CONFIG, block_size=8, max_step_tokens=4)
     asks_for_logprobs = comes("r2", 48, skip_reading_prefix_cache=True)
     history = [comes("r1", 9), rests, asks_for_logprobs, STEP, STEP, STEP, ends("r2"), rests, comes("r3", 48)]
-    found = found_in(history, config, lacks(name) if name else LMCACHE, silent=[Invariant.HITS])
+    found = found_in(history, config, lacks(name) if name else LMCACHE, without=[Invariant.HITS])
     assert found is not None and found.startswith("CONTENT  request r3 token 12: rank 0 block "), found
     assert "holds poison" in found
     assert found_in(history, config) is None
@@ -222,7 +222,7 @@ def left(history, subject, config=CONFIG, **settings):
         known.append((objects["read_locked_count"], [*sessions], [*server().lookups._prefetch_jobs]))
         return True
 
-    assert found_in([*history, look], config, subject, silent=[Invariant.PROTOCOL], **settings) is None
+    assert found_in([*history, look], config, subject, without=[Invariant.PROTOCOL], **settings) is None
     return known[0]
 
 

@@ -108,7 +108,7 @@ def nobody_is_there(world):
 
 def first_token_stops(world):
     """The one token of the first one will be one to stop at. That nothing is held then is known."""
-    world.referee.silent.add(Invariant.HITS)
+    world.referee.switched_off.add(Invariant.HITS)
     request, twin = world.engine.vllm.requests["r1"], world.engine.ledger.twins["r1"]
     request.sampling_params.stop_token_ids = [twin.future[request.num_prompt_tokens]]
     return True

@@ -38,10 +38,10 @@ TELLS = KEEPS | {Trait.EVENTS}
 STEP, SETTLE = Action(Kind.STEP), Action(Kind.SETTLE)
 
 
-def found_in(actions, config=CONFIG, subject=STORE, *, silent=(), traits=None, **settings):
+def found_in(actions, config=CONFIG, subject=STORE, *, without=(), traits=None, **settings):
     """What is wrong when everything has come to rest after these. A function gets the world."""
     told = replace(subject, extra_config=settings, traits=subject.traits if traits is None else traits)
-    return what_is_wrong(told, config, actions, silent=silent)
+    return what_is_wrong(told, config, actions, without=without)
 
 
 def rests(world):
@@ -230,7 +230,7 @@ def test_without_these_it_holds(traits, settings):
     for seed in range(12):
         random = Random(seed)
         world = World(config_for(subject, random, "vllm"), subject)
-        world.referee.silent.update(SILENT)
+        world.referee.switched_off.update(SILENT)
         with suppress(HistoryEnds):
             world.run(random, 80)
         loads += world.coverage.situations["match: asynchronous load"]

@@ -88,7 +88,7 @@ def test_what_it_loads_is_right(traits):
     subject = Subject(REAL.kv_connector, REAL.module_path, traits=frozenset(traits))
     loads, found = 0, []
     for seed in range(8):
-        run = run_seed(subject, seed, engine="vllm", silent=frozenset({Invariant.CONSERVATION}))
+        run = run_seed(subject, seed, engine="vllm", without=frozenset({Invariant.CONSERVATION}))
         loads += run.coverage.situations["match: asynchronous load"]
         found += [] if run.failure is None else [str(run.failure.violation)]
     assert loads > 5
@@ -98,6 +98,6 @@ def test_what_it_loads_is_right(traits):
 @pytest.mark.usefixtures("_told")
 def test_what_it_leaves_open_is_told():
     """Its end closes the store. Who answers the scheduler, on a socket and in a thread, goes on."""
-    run = run_seed(REAL, 1, engine="vllm", silent=frozenset({Invariant.NO_CRASH}))
+    run = run_seed(REAL, 1, engine="vllm", without=frozenset({Invariant.NO_CRASH}))
     assert run.failure is not None
     assert run.failure.violation.invariant is Invariant.CONSERVATION

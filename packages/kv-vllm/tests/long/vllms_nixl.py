@@ -26,11 +26,11 @@ LEFT_OPEN = frozenset({Invariant.CONSERVATION})
 """Its agents stay open until nobody knows them any more."""
 
 
-def run(subject, seeds, silent=LEFT_OPEN):
+def run(subject, seeds, without=LEFT_OPEN):
     """What fails first, and how much was pulled until then."""
     pulled = 0
     for seed in seeds:
-        made = run_seed(subject, seed, engine="vllm", silent=silent)
+        made = run_seed(subject, seed, engine="vllm", without=without)
         pulled += made.coverage.situations[PULLED]
         if made.failure is not None:
             return made.failure, pulled

@@ -16,9 +16,9 @@ from kv_vllm.recording.schedule import (
     actions_of,
     read_calls,
     room_tokens,
-    subject_of,
     write_schedule_of,
 )
+from kv_vllm.recording.world import subject_of
 
 WORLD = {"num_blocks": 16, "block_size": 4, "groups": [{"kind": "full", "window": 0}]}
 HEAD = {

@@ -6,7 +6,7 @@ import pytest
 
 from kv_api import AttentionKind, ConfigError
 from kv_api.groups import GroupDescription
-from kv_vllm.recording.schedule import subject_of, world_of
+from kv_vllm.recording.world import subject_of, world_of
 
 
 def engine(**more):

@@ -30,10 +30,10 @@ def bearer(name, tokens=9, *, reads=True):
     return comes(f"{name}-00000001", tokens, engine=1, skip_reading_prefix_cache=not reads)
 
 
-def what_is_wrong(subject, config, *parts, silent=()):
+def what_is_wrong(subject, config, *parts, without=()):
     """When everything has come to rest after each of these. A function gets the world."""
     world = World(config, subject)
-    world.referee.silent.update(silent)
+    world.referee.switched_off.update(without)
     try:
         for actions in parts:
             for action in actions:

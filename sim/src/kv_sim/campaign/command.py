@@ -4,7 +4,7 @@ import argparse
 from typing import Final
 
 from kv_api import ConfigError
-from kv_sim.campaign.found import missing, tables
+from kv_sim.campaign.found import Campaign, missing, tables
 from kv_sim.campaign.processes import Plan, run_campaign
 from kv_sim.command import values
 from kv_sim.command.console import BROKEN, FAILED, FINE, INTERRUPTED, say
@@ -34,7 +34,11 @@ def campaign(options: argparse.Namespace) -> int:
     find_engine(plan.engine)
     until = f"{minutes:g} minutes" if timed else f"{options.histories} histories a subject"
     say(f"{len(SUBJECTS)} subjects, {until}, {plan.jobs} processes, seeds from {plan.start} (--seed)")
-    found = run_campaign(plan)
+    return _say_what_was_found(options, plan, run_campaign(plan))
+
+
+def _say_what_was_found(options: argparse.Namespace, plan: Plan, found: Campaign) -> int:
+    """Say what was reached and what broke. Returns the exit code."""
     total = sum(found.histories.values())
     say(f"{total} histories, {found.steps} engine steps in {found.seconds:.0f} s")
     say("")

@@ -63,7 +63,7 @@ class Ending:
         Ending._left_before = bool(Holdings.now().since(self._before, self._made))
         if raised:
             raise raised[0]
-        if Invariant.CONSERVATION not in referee.silent:
+        if Invariant.CONSERVATION not in referee.switched_off:
             self._check_threads(referee)
             self._check_left_open(referee, again)
 

@@ -38,7 +38,7 @@ class Holdings:
 
     @classmethod
     def now(cls) -> "Holdings":
-        """Those of this moment."""
+        """What this process has in use at this moment."""
         return cls(frozenset(_descriptors()), frozenset(_children()), frozenset(_segments()))
 
     def since(self, before: "Holdings", made: Set[Segment] = frozenset()) -> Counter[str]:
@@ -113,7 +113,7 @@ def _held_by(process: int, segments: Set[Segment]) -> set[Segment]:
 
 
 def _is_alive(process: int) -> bool:
-    """One that has ended, and that nobody has waited for, has nothing in use."""
+    """Whether a process goes on. One that has ended, and that nobody has waited for, doesn't."""
     with suppress(OSError):
         return (PROCESSES / str(process) / "stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
     return False

@@ -42,7 +42,7 @@ def guard_media(connector: Any, referee: Referee) -> None:
 
 
 def sides_of(connector: Any) -> Iterator[OffloadingSchedulerSide]:
-    """Who has a medium."""
+    """The sides of a connector, and of its children, that have a medium."""
     yield from (owner for owner in owners(connector) if isinstance(owner, OffloadingSchedulerSide))
 
 

@@ -17,12 +17,12 @@ def guard_workers(connector: Any, referee: Referee) -> None:
     """Guard the media's workers of a connector and of its children, as far as they are kv-offload's."""
     for side in owners(connector):
         if isinstance(side, OffloadingWorkerSide):
-            if side.medium is None:
+            if side.medium_worker is None:
                 spec = type(side.spec).__name__
                 referee.fail(
                     Invariant.PROTOCOL, f"the medium's {spec}.get_worker answered None, expected a worker"
                 )
-            side.medium = WorkerGuard(side.medium, referee)  # type: ignore[assignment, arg-type]
+            side.medium_worker = WorkerGuard(side.medium_worker, referee)  # type: ignore[assignment, arg-type]
 
 
 class WorkerGuard:

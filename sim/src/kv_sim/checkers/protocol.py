@@ -27,7 +27,7 @@ class KnowsRequests(Protocol):
 
     @property
     def requests(self) -> Mapping[str, SimRequest]:
-        """Those that it has not forgotten, by id."""
+        """The requests that it has not forgotten, by id."""
         ...
 
 

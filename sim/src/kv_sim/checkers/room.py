@@ -116,5 +116,5 @@ class _Room:
 
 @cache
 def _new_chunk(offer: int, number: int, group: int) -> OffloadKey:
-    """One that no request has; each world at rest offers the same."""
+    """The key of a chunk that no request has; each world at rest offers the same ones."""
     return make_offload_key(sha256(f"room {offer} {number}".encode()).digest(), group)

@@ -56,7 +56,7 @@ def _fuzz_one(
     options: argparse.Namespace, name: str, subject: Subject, seeds: range, without: frozenset[Invariant]
 ) -> int:
     """Run the seeds of one subject up to the first failure."""
-    run_one = partial(run_seed, subject, engine=options.engine, actions=options.actions, silent=without)
+    run_one = partial(run_seed, subject, engine=options.engine, actions=options.actions, without=without)
     watched = make_world(options) if len(seeds) == 1 else World
     steps, seed, situations = 0, seeds.start, Counter[str]()
     try:

@@ -89,34 +89,15 @@ def parser_of(commands: Mapping[str, Command], typed: Sequence[str] = ()) -> arg
         return one
 
     _add_fuzz(command("fuzz", "run histories until an invariant breaks"))
-
     traced = command("replay", "replay a request trace on a host cache, and say what it would have answered")
     add_replay_arguments(traced, typed)
-    add_size_arguments(
-        command("size", "say how much host memory a trace is worth, and how to configure it"), typed
-    )
-
-    again = command("replay-schedule", "replay a schedule file, maybe onto another connector")
-    again.add_argument("file", metavar="FILE")
-    _add_connector(again)
-    _add_engine(again, None, "another engine than the file names")
-    _add_views(again)
-
+    sized = command("size", "say how much host memory a trace is worth, and how to configure it")
+    add_size_arguments(sized, typed)
+    _add_replay_schedule(command("replay-schedule", "replay a schedule file, maybe onto another connector"))
     _add_conform(command("conform", "try everything that a connector claims, claim by claim"))
-
-    grows = command("growth", "say whether a connector's work, or what it keeps, grows")
-    _add_name(grows)
-    _add_peers(grows)
-    _add_without(grows)
-    _add_engine(grows, BUILTIN_ENGINE, f"which engine drives it (default {BUILTIN_ENGINE})")
-
+    _add_growth(command("growth", "say whether a connector's work, or what it keeps, grows"))
     _add_campaign(command("campaign", "run all subjects for long, and say what was reached"))
-
-    bugs = command("zoo", "hunt the planted bugs, and say who caught each")
-    bugs.add_argument("names", nargs="*", metavar="BUG", help="only these")
-    bugs.add_argument("--list", action="store_true", help="say what they are, and hunt nothing")
-    bugs.add_argument("--jobs", type=int, default=num_cores(), metavar="J", help="processes (default: cores)")
-    bugs.add_argument("--seed", default="0", metavar="N", help="the first seed (default 0)")
+    _add_zoo(command("zoo", "hunt the planted bugs, and say who caught each"))
     command("subjects", "list the connectors that the testbed knows")
     return parser
 
@@ -134,6 +115,13 @@ def _add_fuzz(parser: argparse.ArgumentParser) -> None:
     _add_engine(parser, BUILTIN_ENGINE, f"which engine drives the connector (default {BUILTIN_ENGINE})")
 
 
+def _add_replay_schedule(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("file", metavar="FILE")
+    _add_connector(parser)
+    _add_engine(parser, None, "another engine than the file names")
+    _add_views(parser)
+
+
 def _add_conform(parser: argparse.ArgumentParser) -> None:
     _add_name(parser)
     _add_peers(parser)
@@ -144,6 +132,20 @@ def _add_conform(parser: argparse.ArgumentParser) -> None:
     _add_actions(parser)
     _add_engine(parser, BUILTIN_ENGINE, f"which engine drives it (default {BUILTIN_ENGINE})")
     _add_save(parser)
+
+
+def _add_growth(parser: argparse.ArgumentParser) -> None:
+    _add_name(parser)
+    _add_peers(parser)
+    _add_without(parser)
+    _add_engine(parser, BUILTIN_ENGINE, f"which engine drives it (default {BUILTIN_ENGINE})")
+
+
+def _add_zoo(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("names", nargs="*", metavar="BUG", help="only these")
+    parser.add_argument("--list", action="store_true", help="say what they are, and hunt nothing")
+    parser.add_argument("--jobs", type=int, default=num_cores(), metavar="J", help="processes (default: cores)")
+    parser.add_argument("--seed", default="0", metavar="N", help="the first seed (default 0)")
 
 
 def _add_campaign(parser: argparse.ArgumentParser) -> None:

@@ -31,4 +31,4 @@ def say_that_it_failed(
     assert found.seed is not None, "a failure of a seed has it"
     line = line_to_paste(options, name, found.seed, without)
     stem = report.file_stem(name, found.seed)
-    tell(found, line, Path(options.save), stem, say=say, note=note, silent=without)
+    tell(found, line, Path(options.save), stem, say=say, note=note, without=without)

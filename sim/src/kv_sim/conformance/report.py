@@ -49,7 +49,7 @@ def summary_lines(
 
 
 def _refused_worlds(outcomes: Sequence[Outcome]) -> Iterator[str]:
-    """Of which probes some worlds were refused, so that they say less."""
+    """A line for each probe of which some worlds were refused, so that it says less."""
     for outcome in outcomes:
         if outcome.refusal is None and outcome.refused:
             worlds, [(words, _)] = outcome.refused.total(), outcome.refused.most_common(1)

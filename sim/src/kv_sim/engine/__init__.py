@@ -1,7 +1,7 @@
 """The engine model: vLLM V1's scheduler and workers, as a connector sees them.
 
 ============================ ==============================================================================
-``engine``                   what a world drives, whoever's it is: a step is scheduled, executed, retired and
+``engine``                   what a world drives, whosever it is: a step is scheduled, executed, retired and
                              processed; ``seen``: what it shows of its scheduler and its workers; ``builtin``: the
                              whole of this one
 ``scheduler``                who computes how many tokens in the next step; who waits is let in by ``admission``

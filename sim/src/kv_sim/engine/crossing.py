@@ -48,7 +48,7 @@ class Crossing:
         return arrived
 
     def carry(self, value: Value, what: str) -> Value:
-        """Both at once."""
+        """`pack` and `unpack` in one: the value as it arrives."""
         return self.unpack(self.pack(value, what), value, what)
 
     def _refuse(self, what: str, value: Any, error: Exception) -> None:

@@ -1,4 +1,4 @@
-"""``Engine``: what a world drives, whoever's engine it is: its connector, its devices, and the steps under way.
+"""``Engine``: what a world drives, whosever engine it is: its connector, its devices, and the steps under way.
 
 A step is scheduled, executed by each rank (hooks run, kernels are launched), retired by each rank (kernels have
 run), and processed when all ranks have: its output goes back to the scheduler. Up to ``run_ahead`` further steps

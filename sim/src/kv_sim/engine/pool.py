@@ -95,7 +95,7 @@ class BlockPool:
         return range(self.num_gpu_blocks)
 
     def touch(self, blocks: Iterable[int]) -> None:
-        """A connector holds these."""
+        """Let a connector hold these blocks."""
         blocks = list(blocks)
         self.touched.update(blocks)
         self.hold(blocks)

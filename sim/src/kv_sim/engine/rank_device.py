@@ -20,16 +20,16 @@ class RankCopies(Protocol):
 
     @property
     def running(self) -> Mapping[int, Copy]:
-        """Those that have not ended, by id."""
+        """The copies that have not ended, by id."""
         ...
 
     @property
     def waited(self) -> list[Copy]:
-        """Those that the worker waited for, since this was cleared."""
+        """The copies that the worker waited for, since this was cleared."""
         ...
 
     def check(self) -> None:
-        """Recount them."""
+        """Recount the copies."""
         ...
 
 
@@ -38,7 +38,7 @@ class RankDevice(Protocol):
 
     @property
     def rank(self) -> int:
-        """Whose it is."""
+        """The rank whose device it is."""
         ...
 
     @property

@@ -157,7 +157,7 @@ class Scheduler(Queues):
             self.blocks.block_pool.free(blocks)
 
     def _offers(self, handed: BlockState) -> list[Offer]:
-        """Of which tokens blocks don't change any more although others are appended."""
+        """What is handed over: blocks, each with its tokens that don't change though others are appended."""
         size, tables = self.config.block_size, self.blocks.tables
         return [
             offer

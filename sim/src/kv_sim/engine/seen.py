@@ -1,4 +1,4 @@
-"""What worlds, checkers and logs see of an engine, whoever's it is: of its scheduler and its workers.
+"""What worlds, checkers and logs see of an engine, whosever it is: of its scheduler and its workers.
 
 The testbed's own have more, which only the builtin engine uses. Another engine shows its own as these, so a type
 checker sees when a checker begins to ask for something that it doesn't show.

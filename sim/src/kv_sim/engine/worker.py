@@ -29,7 +29,7 @@ class Forward:
 
 
 class Worker:
-    """One rank."""
+    """The worker of one rank: it calls the connector's hooks in vLLM's order."""
 
     def __init__(self, config: WorldConfig, device: RankDevice, connector: Guard, crossing: Crossing) -> None:
         self.config = config
@@ -103,7 +103,7 @@ class Worker:
         referee = self._crossing.referee
         children = getattr(self.connector.connector, "sub_connectors", ())
         # Who has some may shut one down here, and waits for its copies then.
-        if Invariant.WORK in referee.silent or children:
+        if Invariant.WORK in referee.switched_off or children:
             self.connector.start_load_kv(forward)
             return
         copies = self.device.copies

@@ -35,7 +35,7 @@ class Ended(KVConnectorMetadata):
 
 
 class HoldingScheduler(SchedulerSide):
-    """Holds."""
+    """Holds the blocks of each request that has ended, until its workers report it."""
 
     def __init__(self, vllm_config: VllmConfig, kv_cache_config: KVCacheConfig | None = None) -> None:
         super().__init__(vllm_config, kv_cache_config)

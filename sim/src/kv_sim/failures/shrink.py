@@ -51,17 +51,18 @@ MOST_COPIES: Final = 6
 def shrink(
     failure: Failure,
     *,
-    silent: frozenset[Invariant] = frozenset(),
+    without: frozenset[Invariant] = frozenset(),
     most_replays: int = 2000,
     goes_on: Callable[[], bool] = lambda: True,
     tells: Callable[[int], object] = lambda actions: None,
+    silent: frozenset[Invariant] = frozenset(),
 ) -> Failure:
     """A failure of the same invariant with as few actions as can be found in ``most_replays`` tries.
 
     Where a replay takes long, ``goes_on`` says when enough was tried, and ``tells`` hears before each of them how
-    many actions are left.
+    many actions are left. Replays go ``without`` the checkers of some invariants; ``silent`` are such, too.
     """
-    shrinker = Shrinker(failure, silent, most_replays, goes_on, tells)
+    shrinker = Shrinker(failure, without | silent, most_replays, goes_on, tells)
     shrinker.run()
     return shrinker.best
 
@@ -72,7 +73,7 @@ class Shrinker:
     def __init__(
         self,
         failure: Failure,
-        silent: frozenset[Invariant],
+        without: frozenset[Invariant],
         most_replays: int,
         goes_on: Callable[[], bool],
         tells: Callable[[int], object] = lambda actions: None,
@@ -81,7 +82,7 @@ class Shrinker:
         self.tries_left = most_replays
         self._goes_on = goes_on
         self._tells = tells
-        self._silent = silent
+        self._without = without
         self._tried: set[tuple[WorldConfig, tuple[str, ...]]] = set()
 
     def run(self) -> None:
@@ -112,7 +113,7 @@ class Shrinker:
         self.tries_left -= 1
         self._tried.add(key)
         self._tells(len(self.best.history))
-        world, violation = replay(self.best.subject, config, history, self._silent)
+        world, violation = replay(self.best.subject, config, history, self._without)
         if violation is None or violation.invariant is not self.best.violation.invariant:
             return False
         taken = list(world.history) if world is not None else []

@@ -31,7 +31,7 @@ def tell(
     *,
     say: Say,
     note: Say,
-    silent: frozenset[Invariant] = frozenset(),
+    without: frozenset[Invariant] = frozenset(),
 ) -> None:
     """Say what broke; then shrink it, save it and say what is left. That it can't be saved is a note."""
     say(fail_line(found))
@@ -41,17 +41,17 @@ def tell(
         note("it is not shrunk: each try would take as long")
         shrunk = found
     else:
-        shrunk = _shrunk(found, note, silent)
+        shrunk = _shrunk(found, note, without)
     file = None
     try:
-        file = write_schedule(Schedule.of(shrunk, silent), folder, stem)
+        file = write_schedule(Schedule.of(shrunk, without), folder, stem)
     except OSError as error:
         note(f"the schedule was not saved: {error}")
     for text in shrunk_lines(found, shrunk, replay_line, file):
         say(text)
 
 
-def _shrunk(found: Failure, note: Say, silent: frozenset[Invariant]) -> Failure:
+def _shrunk(found: Failure, note: Say, without: frozenset[Invariant]) -> Failure:
     """The same in fewer actions; and whether these are all there is to it."""
     goes_on, is_due = within(MOST_SECONDS), every(SECONDS_OF_SILENCE)
 
@@ -59,10 +59,10 @@ def _shrunk(found: Failure, note: Say, silent: frozenset[Invariant]) -> Failure:
         if is_due():
             note(f"shrinking: {actions} actions of {len(found.history)} are left so far")
 
-    shrunk = shrink(found, silent=silent, goes_on=goes_on, tells=tells)
+    shrunk = shrink(found, without=without, goes_on=goes_on, tells=tells)
     if not goes_on():
         note(f"after {MOST_SECONDS} s of shrinking this is as short as it got: a replay takes long")
-    again = sum(_fails_again(shrunk, silent) for _ in range(TIMES_AGAIN))
+    again = sum(_fails_again(shrunk, without) for _ in range(TIMES_AGAIN))
     if again < TIMES_AGAIN:
         note(
             f"taken {TIMES_AGAIN} times more, these actions break {shrunk.violation.invariant} {again} times: "
@@ -72,6 +72,6 @@ def _shrunk(found: Failure, note: Say, silent: frozenset[Invariant]) -> Failure:
     return shrunk
 
 
-def _fails_again(failure: Failure, silent: frozenset[Invariant]) -> bool:
-    _, violation = replay(failure.subject, failure.config, failure.history, silent)
+def _fails_again(failure: Failure, without: frozenset[Invariant]) -> bool:
+    _, violation = replay(failure.subject, failure.config, failure.history, without)
     return violation is not None and violation.invariant is failure.violation.invariant

@@ -43,12 +43,12 @@ def growth(options: argparse.Namespace) -> int:
     subject = selection.choose_subject(
         name, extra, options.traits, options.engine, serves_peers=options.serves_peers
     )
-    silent = values.parse_checkers(options.without)
+    without = values.parse_checkers(options.without)
     rows: list[Row] = []
     sides: list[tuple[str, Kept]] = []
     for model_name, model in models_for(subject).items():
         what = ""
-        make = partial(MeteredWorld, subject, model, options.engine, silent=silent)
+        make = partial(MeteredWorld, subject, model, options.engine, without=without)
         try:
             for what, situation in situations_for(subject).items():
                 works = [situation.take(make, size) for size in situation.sizes]
@@ -101,7 +101,7 @@ def _complaint(row: Row) -> str:
 
 
 def _kept_cells(sides: list[tuple[str, Kept]]) -> list[list[str]]:
-    """The same of what is held."""
+    """The cells of the table of what is held."""
     cells: list[list[str]] = []
     known = ""
     for model, kept in sides:

@@ -29,11 +29,11 @@ class Wishes(Router):
     holds = False
 
     def __init__(self, engines: Sequence[Engine], **_: bool) -> None:
-        """It is fair."""
+        """Make a router that is always fair, whatever else it is told."""
         super().__init__(engines, is_fair=True)
 
     def is_wanted(self, engine: Engine, request: SimRequest) -> bool:
-        """As it was said."""
+        """Whether the situation wants requests held."""
         return self.holds
 
 
@@ -55,11 +55,11 @@ class MeteredWorld:
         blocks: int,
         max_running: int = 4,
         *,
-        silent: frozenset[Invariant] = frozenset(),
+        without: frozenset[Invariant] = frozenset(),
     ) -> None:
-        """It has room for ``blocks`` of each group, on the GPU and beside it. Checkers may be ``silent``."""
+        """It has room for ``blocks`` of each group, on the GPU and beside it. Not checked: ``without``."""
         blocks *= len(model.groups)
-        referee = Referee(silent={*silent})
+        referee = Referee(switched_off={*without})
         self._most_steps = max(MOST_STEPS, blocks)
         finds_itself = subject.serves_peers and subject.engines == 1
         self._world = Unguarded(
@@ -113,7 +113,7 @@ class MeteredWorld:
             yield self.step(copies=copies)
 
     def run(self, most: int | None = None, *, copies: bool = True) -> list[Counter[str]]:
-        """The same, all at once."""
+        """`steps`, all of them at once."""
         return [*self.steps(most, copies=copies)]
 
     def hold(self, blocks: int) -> list[Counter[str]]:

@@ -12,7 +12,7 @@ _WINDOW: Final = GroupConfig("sliding", 30)
 
 
 class Model(NamedTuple):
-    """One model."""
+    """The KV cache groups of a model, and what a connector has to claim for it."""
 
     groups: tuple[GroupConfig, ...]
     needs: frozenset[Trait] = frozenset()

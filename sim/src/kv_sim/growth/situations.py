@@ -156,7 +156,7 @@ def _after_pulls(make: MakeWorld, requests: int) -> UnitWork:
 
 
 class Situation(NamedTuple):
-    """One row."""
+    """A situation whose work is measured in several sizes."""
 
     unit: str
     """What the work is for."""

@@ -125,7 +125,7 @@ class Router:
         return {TRANSFER: f"transfer-{self._arrived}"} if wanted and not engine.leaves_tickets else {}
 
     def ticket_of(self, engine: Engine, request: SimRequest, answer: tuple[bool, Any]) -> dict[str, Any]:
-        """That of a request that has ended: what the connector answered, or one made up; empty: none."""
+        """The ticket of a request that has ended: what the connector answered, or one made up; empty: none."""
         is_held, ticket = answer
         params = request.words
         if engine.leaves_tickets or not (is_held and params.get(WANTED) and TRANSFER in params):
@@ -138,7 +138,7 @@ class Router:
         return set().union(*(known.ticket for known in self._known.values()))
 
     def named(self, engine: Engine, spec: RequestSpec) -> RequestSpec:
-        """One that is to come to an engine, with the name of whom it goes on from, if it will get a ticket."""
+        """A request that is to come to an engine, named after the one it goes on from, if it will get a ticket."""
         found = self._newest(engine, self._key(spec, spec.prompt)) if self._goes_by_name else None
         return spec if found is None else replace(spec, request_id=_name_after(self._known[found]))
 
@@ -181,7 +181,7 @@ class Router:
         return (spec.salt, spec.adapter, *tokens) if self._is_fair else tokens
 
     def newest_for(self, engine: Engine) -> RequestSpec | None:
-        """Whose prompt the other engine holds, last of all: as a rule that comes to this one next."""
+        """The last request whose prompt the other engine holds: as a rule it comes to this one next."""
         if len(self.engines) == 1:
             return None
         there = (one for one in reversed(self._known.values()) if one.request.is_held)
@@ -203,7 +203,7 @@ class Router:
             pool.evict_blocks({block for table in tables for block in table[kept:] if block != NULL})
 
     def last_claim(self) -> tuple[Engine, RequestSpec] | None:
-        """One that comes for what is held when all else has ended, and where it comes.
+        """A request that comes for what is held when all else has ended, and the engine to which it comes.
 
         None: nothing is for which nobody has come.
         """
@@ -218,7 +218,7 @@ class Router:
 
 
 def _exactly_the_prompt_of(spec: RequestSpec, name: str) -> RequestSpec:
-    """One that comes elsewhere for what is held."""
+    """A request with exactly the prompt that is held, to come for it elsewhere."""
     own_of = (spec.own_of or spec.request_id) if spec.own_tokens else None
     return replace(
         spec, request_id=name, output_tokens=1, max_tokens=1, turns=None, own_of=own_of, kv_transfer_params=None

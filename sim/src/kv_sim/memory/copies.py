@@ -81,7 +81,7 @@ class Pages(Protocol):
 
     @property
     def settled(self) -> Settled:
-        """Of which tokens blocks don't change any more."""
+        """Knows of which tokens blocks don't change any more."""
         ...
 
 
@@ -131,13 +131,13 @@ class CopyQueue:
         return bool(self._reports)
 
     def report(self, result: Result) -> None:
-        """One of its copies ended."""
+        """Take in that one of its copies ended."""
         self._reports.append(result)
 
 
 @dataclass
 class Copies:
-    """Those of one rank. Workers ``open`` a queue; the rest is the world's."""
+    """The copies of one rank. Workers ``open`` a queue; the rest is the world's."""
 
     pages: Pages
     launched_steps: int = 0

@@ -119,7 +119,7 @@ class Device:
         self.is_asleep = False
 
     def must_be_awake(self, block: int, who: str) -> None:
-        """Somebody uses a block."""
+        """Note it if somebody uses a block while the device sleeps."""
         if self.is_asleep:
             self.shadow.misses(self.rank, block, who)
 

@@ -101,7 +101,7 @@ class LaunchedStep:
 
 
 class Kernels:
-    """Those of one rank, over its ``memory``."""
+    """What the steps of one rank compute, in its ``memory``."""
 
     def __init__(self, rank: int, config: WorldConfig, shadow: Shadow, memory: Words) -> None:
         self._rank = rank

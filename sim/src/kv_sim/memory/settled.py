@@ -23,7 +23,7 @@ class Offer(NamedTuple):
 def offers(
     request_id: str, handed: Iterable[tuple[int, int, int]], table: Sequence[int], block_size: int
 ) -> list[Offer]:
-    """Those of a request: it hands over states, of each its group, its block, and how many tokens it has seen."""
+    """What a request offers. Of each state that it hands over: its group, block, and tokens that it has seen."""
     ends = (divmod(boundary, block_size) for _, _, boundary in handed)
     return [Offer(request_id, table[index], tokens) for index, tokens in ends if tokens]
 

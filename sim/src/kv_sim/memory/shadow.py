@@ -16,7 +16,7 @@ from kv_sim.violation import Invariant, Referee
 
 
 class UsesBlocks(Protocol):
-    """A launched step."""
+    """A launched step, and the blocks that it reads and writes."""
 
     number: int
     reads: set[int]
@@ -71,7 +71,7 @@ class Shadow:
         self.fail = referee.fail
 
     def own(self, request_id: str, blocks: Iterable[int]) -> None:
-        """These are a request's blocks now."""
+        """Note that these are a request's blocks now."""
         self.owners.update(dict.fromkeys(blocks, request_id))
 
     # -- loads ---------------------------------------------------------------------------------

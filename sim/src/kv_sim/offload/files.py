@@ -38,7 +38,7 @@ class WorldHome:
         self.epoch += 1
 
     def close(self) -> None:
-        """Nobody waits."""
+        """Nothing to do: nobody waits for this home."""
 
 
 class WorldSlots:
@@ -77,11 +77,11 @@ class Later:
         self.tasks: deque[Callable[[], None]] = deque()
 
     def submit(self, fn: Callable[..., None], /, *args: object) -> None:
-        """Not yet."""
+        """Keep a function, to be called by ``do_next``."""
         self.tasks.append(partial(fn, *args))
 
     def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
-        """Never."""
+        """Forget what was not called yet."""
         self.tasks.clear()
 
     def do_next(self) -> None:
@@ -113,11 +113,11 @@ class FileOffloadingSpecInMemory(FileOffloadingSpec):
     """Of this worker. Who makes its copy engine, and knows the device, makes them."""
 
     def open_home(self) -> Home:
-        """One in memory."""
+        """A home in memory."""
         return WorldHome()
 
     def find(self, epoch: int) -> Found:
-        """Nothing."""
+        """Nothing is found, and stores are counted from 1."""
         return Found([], 1)
 
     def make_memory(self, layout: HostLayout) -> HostMemory:
@@ -125,7 +125,7 @@ class FileOffloadingSpecInMemory(FileOffloadingSpec):
         return NoMemory()
 
     def make_slots(self, memory: HostMemory) -> Slots:
-        """In memory."""
+        """The slots in memory, which the copy engine was made with."""
         return self.slots
 
 
@@ -157,5 +157,5 @@ class WorldFileOffloadingSpec(FileOffloadingSpecInMemory):
         return WorldCopyEngine(device, bays)
 
     def make_engine(self, inner: CopyEngine, slots: Slots, num_blocks: list[int]) -> FileCopyEngine:
-        """One without threads."""
+        """An engine without threads."""
         return WorldFileCopyEngine(inner, slots, self.num_bays, num_blocks)

@@ -87,10 +87,10 @@ class WorldCPUOffloadingSpec(CPUOffloadingSpec):
 
 
 class NoMemory:
-    """Of a medium whose memory is made with its copy engine."""
+    """Stands for the memory of a medium that is made with its copy engine."""
 
     def release(self) -> None:
-        """There is none."""
+        """Nothing to do: there is no memory here."""
 
 
 class RecountedSchedulerSide(OffloadingSchedulerSide):
@@ -116,7 +116,7 @@ class TimedWorkerSide(OffloadingWorkerSide):
     def check(self) -> None:
         """Recount everything."""
         super().check()
-        _recount(self.medium)
+        _recount(self.medium_worker)
 
 
 def _recount(medium: object) -> None:

@@ -94,5 +94,5 @@ class TimedP2PWorkerSide(P2PWorkerSide):
         self._device.shadow.fail(Invariant.PROTOCOL, f"worker {self._device.rank} side reports: {what}{left}")
 
     def clock(self) -> float:
-        """Those steps."""
+        """The steps that were counted, as seconds."""
         return float(self._seconds)

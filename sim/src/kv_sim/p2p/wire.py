@@ -64,7 +64,7 @@ class WorldWire:
         return next((wire for wire in self._reachable if hold_id in wire.holds), None)
 
     def serve(self, hold: Hold) -> None:
-        """Know it."""
+        """Let engines that pull find a hold."""
         self.holds[hold.hold_id] = hold
 
     def withdraw(self, hold_id: str) -> bool:
@@ -177,7 +177,7 @@ class WorldWire:
             holder._end(hold_id)
 
     def _that_move(self, kind: dict[int, OnTheWay]) -> list[OnTheWay]:
-        """Those whose copy may still move something."""
+        """What is on the wire and whose copy may still move something."""
         running: dict[int, Copy] = self.device.copies.running
         return [one for copy, one in kind.items() if copy in running and running[copy].state is not State.LOST]
 

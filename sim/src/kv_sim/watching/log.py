@@ -17,10 +17,11 @@ from collections.abc import Callable
 from typing import Any, Final
 
 from kv_sim.actions import Action
+from kv_sim.engine.place import whose
 from kv_sim.violation import Violation
 from kv_sim.watching.describe import describe, describe_world
 from kv_sim.watching.engine_lines import EngineLines
-from kv_sim.watching.watch import AT_REST, Watcher, whose
+from kv_sim.watching.watch import AT_REST, Watcher
 from kv_sim.world import World
 
 REST_HEADING: Final = "rest all"

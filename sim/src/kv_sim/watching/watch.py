@@ -27,14 +27,6 @@ AT_REST = 0
 """The number of what a world does by itself at the end."""
 
 
-def whose(side: str) -> tuple[int, str]:
-    """Which engine a call is of, and which side of its connector."""
-    if not side.startswith("engine "):
-        return 0, side
-    _, number, rest = side.split(" ", 2)
-    return int(number), rest
-
-
 class NotWritten(OSError):  # noqa: N818 - the failure is another one
     """What a watcher has to leave behind can't be written; the message names the file."""
 
@@ -49,7 +41,7 @@ class Watcher:
         """An action begins."""
 
     def called(self, side: str, method: str, args: tuple[Any, ...], answer: Any) -> None:
-        """The connector was called, and answered."""
+        """The connector was called, and answered. ``side`` has the words of the engine before it (`whose`)."""
 
     def acted(self, number: int, action: Action, *, legal: bool) -> None:
         """An action ended. One that was not legal changed nothing."""

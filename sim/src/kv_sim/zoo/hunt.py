@@ -16,19 +16,19 @@ NOBODY: frozenset[Invariant] = frozenset()
 
 
 def hunt(
-    subject: Subject, seeds: Iterable[int], silent: frozenset[Invariant] = NOBODY, *, actions: int = ACTIONS
+    subject: Subject, seeds: Iterable[int], without: frozenset[Invariant] = NOBODY, *, actions: int = ACTIONS
 ) -> tuple[int, Failure | None]:
     """Run worlds until one fails. Returns how many were run, and the failure if there was one."""
     count = 0
     for seed in seeds:
         count += 1
-        failure = run_seed(subject, seed, actions=actions, silent=silent).failure
+        failure = run_seed(subject, seed, actions=actions, without=without).failure
         if failure is not None:
             return count, failure
     return count, None
 
 
-def killers(subject: Subject, seeds: Iterable[int], silent: frozenset[Invariant] = NOBODY) -> set[Invariant]:
+def killers(subject: Subject, seeds: Iterable[int], without: frozenset[Invariant] = NOBODY) -> set[Invariant]:
     """All checkers that are the first to catch something in one of these worlds."""
-    failures = (run_seed(subject, seed, actions=ACTIONS, silent=silent).failure for seed in seeds)
+    failures = (run_seed(subject, seed, actions=ACTIONS, without=without).failure for seed in seeds)
     return {failure.violation.invariant for failure in failures if failure is not None}

@@ -20,7 +20,7 @@ class OfferTracker:
         self._counts: OrderedDict[OffloadKey, int] = OrderedDict()
 
     def worthy(self, keys: Collection[OffloadKey]) -> list[OffloadKey]:
-        """Those that one more offer brings to the threshold. Counts nothing."""
+        """The keys that one more offer brings to the threshold. This doesn't count as one."""
         counts, needed = self._counts, self.threshold - 1
         return [key for key in keys if counts.get(key, 0) >= needed]
 

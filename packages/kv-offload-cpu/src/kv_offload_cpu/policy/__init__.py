@@ -8,7 +8,7 @@
 ========== =========================================================================================
 
 ``base`` is what all of them are asked. They are built of ``recency``, an order in which a request's chunks stay
-together, and of queues (``fifo``).
+together, and of queues (``fifo``); what is pinned when its turn comes is ``parked``.
 
 No policy is the best everywhere: it depends on how much of the traffic comes back, and when.
 Any other name is an attribute of the module that ``cache_policy_module_path`` names: a subclass of `CachePolicy`.

@@ -19,6 +19,7 @@ from collections.abc import Sequence
 from kv_api import OffloadKey
 from kv_offload_cpu.policy.base import CachePolicy, Run
 from kv_offload_cpu.policy.fifo import Ghosts
+from kv_offload_cpu.policy.parked import Parked
 from kv_offload_cpu.policy.recency import RecencyList, Stretch
 from kv_offload_cpu.slots.pick import pick
 from kv_offload_cpu.slots.pins import Pins
@@ -105,8 +106,8 @@ class ARCPolicy(CachePolicy):
         self._b1 = Ghosts()
         self._b2 = Ghosts()
         self._p = 0.0
-        self._parked1: dict[int, None] = {}
-        self._parked2: dict[int, None] = {}
+        self._parked1 = Parked()
+        self._parked2 = Parked()
         self._coming_back: set[OffloadKey] = set()  # of the batch that is coming in, those that were remembered
 
     def make_room(self, keys: Sequence[OffloadKey], count: int, pins: Pins) -> list[int]:
@@ -144,26 +145,20 @@ class ARCPolicy(CachePolicy):
             return
         promoted = t1.among(slots)
         t1.remove(promoted)
-        new_count = len(promoted) + self._unpark(slots, self._parked1) + self._unpark(slots, self._parked2)
+        new_count = len(promoted) + len(self._parked1.unpark(slots)) + len(self._parked2.unpark(slots))
         self._t2.use(slots, run, new_count)
 
     def unpin(self, slots: Sequence[int], run: Run) -> None:
         for parked, home in ((self._parked1, self._t1), (self._parked2, self._t2)):
-            if parked:
-                back = [slot for slot in slots if slot in parked]
-                home.use(back, run, self._unpark(back, parked))
+            back = parked.unpark(slots)
+            home.use(back, run, len(back))
 
     def awaits_unpin(self) -> bool:
         return bool(self._parked1 or self._parked2)
 
     def remove(self, slots: Sequence[int]) -> None:
-        for slot in slots:
-            if slot in self._parked1:
-                del self._parked1[slot]
-            elif slot in self._parked2:
-                del self._parked2[slot]
-            else:
-                (self._t1 if slot in self._t1 else self._t2).remove((slot,))
+        for slot in self._parked2.forget(self._parked1.forget(slots)):
+            (self._t1 if slot in self._t1 else self._t2).remove((slot,))
 
     def finish(self, run: Run) -> None:
         self._t1.renew(run)
@@ -190,8 +185,8 @@ class ARCPolicy(CachePolicy):
         assert t1 + b1 <= c, f"T1 {t1} + B1 {b1} > {c}"
         assert t1 + t2 + b1 + b2 <= 2 * c, f"T1 {t1} + T2 {t2} + B1 {b1} + B2 {b2} > {2 * c}"
         assert 0 <= self._p <= c, f"p {self._p} is not within 0 and {c}"
-        parked = [*self._parked1, *self._parked2]
-        assert all(pins[slot] for slot in parked), f"parked but not pinned: {parked}"
+        self._parked1.check(pins)
+        self._parked2.check(pins)
         assert not self._coming_back, f"a batch was announced and didn't come: {self._coming_back}"
 
     def _give(self, plan: "_Plan", pins: Pins) -> list[int]:
@@ -205,11 +200,3 @@ class ARCPolicy(CachePolicy):
         self._b1.add(pick(from_t1[: max(0, len(from_t1) - plan.give_unremembered)], self.key_of))
         self._b2.add(pick(from_t2, self.key_of))
         return from_t1 + from_t2
-
-    @staticmethod
-    def _unpark(slots: Sequence[int], parked: dict[int, None]) -> int:
-        """Forget that any of these chunks is parked, and say of how many."""
-        back = [slot for slot in slots if slot in parked] if parked else []
-        for slot in back:
-            del parked[slot]
-        return len(back)

@@ -11,7 +11,7 @@ flight.
 **Pins.** ``pins[slot]`` is the number of jobs that are using a chunk, and ``pins.slots`` has those that any job
 uses; a policy asks about candidates only. A candidate that is pinned is *parked*: it leaves the order until
 ``unpin`` brings it back, so that a pin costs one look however many evictions there are, and nothing at all if no
-eviction met it.
+eviction met it. `Parked` (``policy/parked.py``) is where ours keep them.
 
 **All or nothing.** ``make_room`` is only called when there is enough that may be evicted. The manager counts
 that, so no policy ever has to undo half an eviction.

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 
 from kv_api import OffloadKey
 from kv_offload_cpu.policy.base import CachePolicy, Run
+from kv_offload_cpu.policy.parked import Parked
 from kv_offload_cpu.policy.recency import RecencyList
 from kv_offload_cpu.slots.pins import Pins
 
@@ -18,7 +19,7 @@ class LRUPolicy(CachePolicy):
     def __init__(self, capacity: int) -> None:
         super().__init__(capacity)
         self._order = RecencyList([None] * capacity)
-        self._parked: dict[int, None] = {}
+        self._parked = Parked()
 
     def make_room(self, keys: Sequence[OffloadKey], count: int, pins: Pins) -> list[int]:
         return self._order.pop(count, pins, self._parked) if count else []
@@ -27,24 +28,17 @@ class LRUPolicy(CachePolicy):
         self._order.use(slots, run, len(slots))
 
     def access(self, slots: Sequence[int], run: Run) -> None:
-        back = [slot for slot in slots if slot in self._parked] if self._parked else []
-        for slot in back:
-            del self._parked[slot]
-        self._order.use(slots, run, len(back))
+        self._order.use(slots, run, len(self._parked.unpark(slots)))
 
     def unpin(self, slots: Sequence[int], run: Run) -> None:
-        if self._parked:
-            self.access([slot for slot in slots if slot in self._parked], run)
+        back = self._parked.unpark(slots)
+        self._order.use(back, run, len(back))
 
     def awaits_unpin(self) -> bool:
         return bool(self._parked)
 
     def remove(self, slots: Sequence[int]) -> None:
-        for slot in slots:
-            if slot in self._parked:
-                del self._parked[slot]
-            else:
-                self._order.remove((slot,))
+        self._order.remove(self._parked.forget(slots))
 
     def finish(self, run: Run) -> None:
         self._order.renew(run)
@@ -58,6 +52,6 @@ class LRUPolicy(CachePolicy):
 
     def check(self, pins: Pins) -> None:
         self._order.check()
+        self._parked.check(pins)
         for slot in self._parked:
-            assert pins[slot], f"slot {slot} is parked and not pinned"
             assert slot not in self._order, f"slot {slot} is parked and in the order"

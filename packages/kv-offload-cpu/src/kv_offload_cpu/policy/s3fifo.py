@@ -22,6 +22,7 @@ from typing import Final
 from kv_api import OffloadKey
 from kv_offload_cpu.policy.base import CachePolicy, Run
 from kv_offload_cpu.policy.fifo import Fifo, Ghosts
+from kv_offload_cpu.policy.parked import Parked
 from kv_offload_cpu.slots.pick import pick
 from kv_offload_cpu.slots.pins import Pins
 
@@ -47,7 +48,7 @@ class S3FIFOPolicy(CachePolicy):
         self._main: Fifo[int] = Fifo()
         self._ghosts = Ghosts()
         self._states = bytearray(capacity)
-        self._parked: dict[int, None] = {}
+        self._parked = Parked()
 
     def make_room(self, keys: Sequence[OffloadKey], count: int, pins: Pins) -> list[int]:
         evicted: list[int] = []
@@ -92,21 +93,15 @@ class S3FIFOPolicy(CachePolicy):
             states[slot] = _USED_ONCE_MORE[states[slot]]
 
     def unpin(self, slots: Sequence[int], run: Run) -> None:
-        if self._parked:
-            for slot in reversed(slots):
-                if slot in self._parked:
-                    del self._parked[slot]
-                    self._queue_of(slot).push((slot,))
+        for slot in reversed(self._parked.unpark(slots)):
+            self._queue_of(slot).push((slot,))
 
     def awaits_unpin(self) -> bool:
         return bool(self._parked)
 
     def remove(self, slots: Sequence[int]) -> None:
-        for slot in slots:
-            if slot in self._parked:
-                del self._parked[slot]
-            else:
-                self._queue_of(slot).remove(slot)
+        for slot in self._parked.forget(slots):
+            self._queue_of(slot).remove(slot)
 
     def clear(self) -> None:
         self._small.clear()
@@ -129,7 +124,7 @@ class S3FIFOPolicy(CachePolicy):
         both = [slot for slot in held if self.key_of[slot] in self._ghosts]
         assert not both, f"slots {both} are held and remembered as evicted"
         assert len(self._ghosts) <= self._ghost_capacity, f"ghosts {len(self._ghosts)} > {self._ghost_capacity}"
-        assert all(pins[slot] for slot in self._parked), f"parked but not pinned: {list(self._parked)}"
+        self._parked.check(pins)
 
     def _queue_of(self, slot: int) -> Fifo[int]:
         return self._main if self._states[slot] & _MAIN else self._small

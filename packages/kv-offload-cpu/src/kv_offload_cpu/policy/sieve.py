@@ -19,6 +19,7 @@ from collections.abc import Sequence
 from kv_api import OffloadKey
 from kv_offload_cpu.policy.base import CachePolicy, Run
 from kv_offload_cpu.policy.fifo import Fifo
+from kv_offload_cpu.policy.parked import Parked
 from kv_offload_cpu.slots.pick import pick
 from kv_offload_cpu.slots.pins import Pins
 
@@ -34,7 +35,7 @@ class SievePolicy(CachePolicy):
         self._queues: tuple[Fifo[int], Fifo[int]] = (Fifo(), Fifo())
         self._ahead = 0
         self._states = bytearray(capacity)
-        self._parked: dict[int, None] = {}
+        self._parked = Parked()
 
     def make_room(self, keys: Sequence[OffloadKey], count: int, pins: Pins) -> list[int]:
         """Move the hand until ``count`` chunks have proved to be neither visited nor pinned, and take them."""
@@ -59,22 +60,16 @@ class SievePolicy(CachePolicy):
             states[slot] |= _VISITED
 
     def unpin(self, slots: Sequence[int], run: Run) -> None:
-        if self._parked:
-            back = [slot for slot in slots if slot in self._parked]
-            for slot in back:
-                del self._parked[slot]
-            if back:
-                self._enter(back)
+        back = self._parked.unpark(slots)
+        if back:
+            self._enter(back)
 
     def awaits_unpin(self) -> bool:
         return bool(self._parked)
 
     def remove(self, slots: Sequence[int]) -> None:
-        for slot in slots:
-            if slot in self._parked:
-                del self._parked[slot]
-            else:
-                self._queues[self._states[slot] & 1].remove(slot)
+        for slot in self._parked.forget(slots):
+            self._queues[self._states[slot] & 1].remove(slot)
 
     def clear(self) -> None:
         for queue in self._queues:
@@ -91,7 +86,7 @@ class SievePolicy(CachePolicy):
             queue.check()
             wrong = [slot for slot in queue if self._states[slot] & 1 != number]
             assert not wrong, f"slots {wrong} are on the wrong side of the hand"
-        assert all(pins[slot] for slot in self._parked), f"parked but not pinned: {self._parked}"
+        self._parked.check(pins)
 
     def _sift(self, slots: list[int], pins: Pins, evicted: list[int]) -> None:
         """The hand goes by these chunks: each is evicted, parked, or loses its mark and is passed."""

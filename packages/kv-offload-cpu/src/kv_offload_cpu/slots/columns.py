@@ -17,7 +17,7 @@ FEW: Final = 16
 
 
 class _Numbers(NamedTuple):
-    """The same numbers twice."""
+    """The same numbers, as a list and packed."""
 
     listed: list[int]
     packed: "array[int]"

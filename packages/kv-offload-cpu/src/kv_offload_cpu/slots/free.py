@@ -11,7 +11,7 @@ from kv_offload_cpu.slots.columns import numbers
 
 
 class FreeSlots:
-    """Of ``capacity`` slots those that hold nothing; at first all of them."""
+    """The slots that hold nothing, of ``capacity`` in all; at first that is every one."""
 
     __slots__ = ("_stack",)
 

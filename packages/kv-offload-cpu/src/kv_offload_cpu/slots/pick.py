@@ -11,7 +11,7 @@ Value = TypeVar("Value")
 
 
 class Readable(Protocol[K, V]):
-    """What has items."""
+    """A sequence or a mapping, as far as its items are read."""
 
     def __getitem__(self, key: K, /) -> V: ...
 
@@ -24,5 +24,5 @@ def pick(keys: Collection[Key], where: Readable[Key, Value]) -> list[Value]:
 
 
 def distinct(items: list[Key]) -> list[Key]:
-    """Each of them once."""
+    """The items, each once."""
     return items if len({*items}) == len(items) else [*dict.fromkeys(items)]

@@ -36,7 +36,7 @@ def tail_key(layout: Layout, group: Group, hashes: Sequence[bytes], boundary: in
 
 
 def _of_piece(piece: Sequence[bytes], suffix: bytes) -> Sequence[OffloadKey]:
-    """The same of some, at least one, as a call returns them: whoever has a list adds them to it in one go."""
+    """`names` of a few hashes, at least one, as a call returns them: its caller adds them to a list in one go."""
     count, size = len(piece), len(piece[0]) + len(suffix)
     joined = suffix.join(piece) + suffix
     if len(joined) == count * size:

@@ -78,7 +78,7 @@ class RunningJobs:
             self.fail(job_id)
 
     def all_at_work(self) -> list[int]:
-        """Whose copies may still read or write."""
+        """The jobs whose copies may still read or write, those that were given up among them."""
         return [*self.running, *self._given_up]
 
     def is_at_work(self, job_id: int) -> bool:

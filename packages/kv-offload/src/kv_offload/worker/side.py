@@ -55,7 +55,7 @@ class OffloadingWorkerSide(WorkerSide):
         super().__init__(vllm_config, kv_cache_config)
         self._engine = engine
         self.spec = spec
-        self.medium: OffloadingWorker | None = None
+        self.medium_worker: OffloadingWorker | None = None
         """The medium's worker. One that watches it takes its place here, before the first step."""
         self._jobs = RunningJobs(fails_requests=engine.fails_requests)
         options = engine.options
@@ -69,10 +69,10 @@ class OffloadingWorkerSide(WorkerSide):
     def register_kv_caches(self, kv_caches: KVCaches) -> None:
         assert self._kv_cache_config is not None, "the engine was described without a kv_cache_config"
         caches = canonical_caches(kv_caches, self._kv_cache_config, self._engine.layout)
-        self.medium = self.spec.get_worker(caches)
+        self.medium_worker = self.spec.get_worker(caches)
         if self._engine.has_stages:
             # Those of vLLM's media have no such attribute.
-            num_chunks = getattr(self.medium, "num_chunks", None)
+            num_chunks = getattr(self.medium_worker, "num_chunks", None)
             self._jobs.tell_room(RankRoom(self._engine.config.worker_kv_bytes_per_block, num_chunks))
 
     def unregister_kv_caches(self) -> None:
@@ -80,11 +80,20 @@ class OffloadingWorkerSide(WorkerSide):
         self._flush(self._jobs.all_at_work(), self._wait_until_ended)
 
     @property
-    def _medium_worker(self) -> OffloadingWorker:
-        """``medium``, for a step: by then the caches are registered."""
-        if self.medium is None:
+    def medium(self) -> OffloadingWorker | None:
+        """Another name of ``medium_worker``."""
+        return self.medium_worker
+
+    @medium.setter
+    def medium(self, worker: OffloadingWorker | None) -> None:
+        self.medium_worker = worker
+
+    @property
+    def _registered_worker(self) -> OffloadingWorker:
+        """``medium_worker``, for a step: by then the caches are registered."""
+        if self.medium_worker is None:
             raise KVError("OffloadingConnector: a step began before register_kv_caches")
-        return self.medium
+        return self.medium_worker
 
     # -- a step --------------------------------------------------------------------------------
 
@@ -94,7 +103,7 @@ class OffloadingWorkerSide(WorkerSide):
         for job_id, job in meta.store_jobs.items():
             if _goes_first(meta, job_id, job):
                 self._begin_store(job_id, job)
-        let_go = getattr(self.medium, "let_go", None)  # vLLM's media, and older ones, have none
+        let_go = getattr(self.medium_worker, "let_go", None)  # vLLM's media, and older ones, have none
         self._flush(meta.jobs_to_end, self._wait_until_ended)
         self._flush(meta.jobs_to_flush, self._wait_until_ended if let_go is None else let_go)
 
@@ -134,14 +143,14 @@ class OffloadingWorkerSide(WorkerSide):
 
     def build_connector_worker_meta(self) -> KVConnectorWorkerMetadata | None:
         # Those of older media and of vLLM's have no such method.
-        take_counts = getattr(self.medium, "take_counts", None)
+        take_counts = getattr(self.medium_worker, "take_counts", None)
         if take_counts is not None:
             self._jobs.count(take_counts())
         return self._jobs.take_meta()
 
     def shutdown(self) -> None:
-        if self.medium is not None:
-            self.medium.shutdown()
+        if self.medium_worker is not None:
+            self.medium_worker.shutdown()
 
     def check(self) -> None:
         """Recount."""
@@ -166,7 +175,7 @@ class OffloadingWorkerSide(WorkerSide):
         if source is None:
             self._jobs.fail(job_id)
         else:
-            worker, target = self._medium_worker, job.gpu_spec
+            worker, target = self._registered_worker, job.gpu_spec
             self._submit(job_id, lambda: worker.submit_load(job_id, source, target, expedited=job.sync))
 
     def _begin_store(self, job_id: int, job: TransferJob) -> None:
@@ -174,7 +183,7 @@ class OffloadingWorkerSide(WorkerSide):
         if not self._writes:
             self._jobs.end(TransferResult(job_id, success=True))
         else:
-            worker, source = self._medium_worker, job.gpu_spec
+            worker, source = self._registered_worker, job.gpu_spec
             self._submit(job_id, lambda: worker.submit_store(job_id, source, job.dst_spec))
 
     def _submit(self, job_id: int, submit: Callable[[], bool]) -> None:
@@ -195,7 +204,7 @@ class OffloadingWorkerSide(WorkerSide):
 
     def _wait_until_ended(self, job_ids: set[int]) -> Collection[int]:
         """A `Wait` after which none of the jobs goes on."""
-        self._medium_worker.wait(job_ids)
+        self._registered_worker.wait(job_ids)
         return ()
 
     def _wait(self, job_ids: list[int], wait: Wait) -> Collection[int]:
@@ -211,7 +220,7 @@ class OffloadingWorkerSide(WorkerSide):
     def _poll(self) -> None:
         """Take in which jobs ended. If that can't be known, all are given up."""
         try:
-            ended = self._medium_worker.get_finished()
+            ended = self._registered_worker.get_finished()
         except (OSError, RuntimeError) as error:
             warn("asking which jobs ended: %s: %s", type(error).__name__, error)
             self._jobs.give_up(self._jobs.running)

@@ -63,7 +63,7 @@ class Prompt(NamedTuple):
 
     @property
     def end(self) -> int:
-        """Behind its last token."""
+        """Where the tokens of the batch go on behind its last one."""
         return self.start + len(self.tokens)
 
 

@@ -38,7 +38,7 @@ class CarrierError(ConnectionError):
 
 
 class LingeringReadError(CarrierError):
-    """They could not, and may still arrive: the slot is never to be used again."""
+    """The bytes could not be read, and may still arrive: the slot is never to be used again."""
 
 
 class Carrier(Protocol):

@@ -1,10 +1,12 @@
 """What the scheduler's side tells the workers."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 
 from kv_api import KVConnectorMetadata
-from kv_p2p.pulling.ticket import Address
+from kv_p2p.pulling.groups import Group
+from kv_p2p.pulling.ticket import Address, Ticket
 
 NULL_BLOCK: Final = 0
 """Stands in a table where a block was that nobody needs any more."""
@@ -31,6 +33,16 @@ class Source:
     address: Address
     hold_id: str
     digest: str
+
+    @classmethod
+    def of(cls, ticket: Ticket) -> "Source":
+        """The hold that a ticket is for."""
+        return cls(ticket.address, ticket.hold_id, ticket.digest)
+
+
+def first_place(table: Sequence[int]) -> int:
+    """The place from which on a table has blocks, up to its end."""
+    return next((place for place in range(len(table), 0, -1) if table[place - 1] == NULL_BLOCK), 0)
 
 
 def num_blocks_of(tables: tuple[tuple[int, ...], ...]) -> int:
@@ -59,6 +71,16 @@ class Part(NamedTuple):
 
     first: int
     block_ids: tuple[int, ...]
+
+    @classmethod
+    def of_tokens(cls, group: Group, table: Sequence[int], begin: int, end: int) -> "Part":
+        """What to fill of a table for tokens ``begin`` to ``end``, without what lies before the group's window."""
+        blocks = table[begin // group.block_size : -(-end // group.block_size)]
+        passed = first_place(blocks)
+        assert not any(blocks[:passed]), (
+            f"a null block between others: {blocks} of {table}, tokens {begin} to {end}"
+        )
+        return cls(begin // group.block_size + passed, tuple(blocks[passed:]))
 
 
 @dataclass(frozen=True)

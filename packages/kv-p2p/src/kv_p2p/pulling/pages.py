@@ -83,7 +83,7 @@ class WorkerPages:
 
     @classmethod
     def of(cls, kv_caches: KVCaches, kv_cache_config: KVCacheConfig) -> "WorkerPages":
-        """Those of an engine's layers. One group has all of them, whatever their names."""
+        """The pages of an engine's layers. If there is one group, it has all of them, whatever their names."""
         groups, blocks = kv_cache_config.kv_cache_groups, kv_cache_config.num_blocks
         if len(groups) == 1:
             return cls([CachePages(kv_caches, blocks)])

@@ -10,7 +10,6 @@ may read a place before those that the one after it reads. So with windows a who
 last token: then the engine allocates blocks for all that is read, and a hold has all of it.
 """
 
-from collections.abc import Sequence
 from dataclasses import replace
 from math import lcm
 from typing import Any, Final
@@ -30,7 +29,7 @@ from kv_api import (
 )
 from kv_p2p.log import warn
 from kv_p2p.pulling.groups import Group
-from kv_p2p.pulling.metadata import NULL_BLOCK, Hold, P2PMetadata, Part, Pull, Source, hold_id_of, num_blocks_of
+from kv_p2p.pulling.metadata import Hold, P2PMetadata, Part, Pull, Source, first_place, hold_id_of, num_blocks_of
 from kv_p2p.pulling.options import Options
 from kv_p2p.pulling.stats import HELD_BLOCKS, REFUSED_HOLDS, REFUSED_TICKETS, P2PStats
 from kv_p2p.pulling.ticket import (
@@ -169,14 +168,14 @@ class P2PSchedulerSide(SchedulerSide, SupportsHMA):
             self._decline(ticket)
             return
         parts = tuple(
-            _part_of(group, table, first, first + num_external_tokens)
+            Part.of_tokens(group, table, first, first + num_external_tokens)
             for group, table in zip(self._groups, blocks.get_block_ids(), strict=True)
         )
-        self._next.pulls.append(Pull(request.request_id, _source(ticket), parts))
+        self._next.pulls.append(Pull(request.request_id, Source.of(ticket), parts))
         self._pulling.add(request.request_id)
 
     def _decline(self, ticket: Ticket) -> None:
-        self._next.declined.append(_source(ticket))
+        self._next.declined.append(Source.of(ticket))
 
     # -- holding -------------------------------------------------------------------------------
 
@@ -201,7 +200,7 @@ class P2PSchedulerSide(SchedulerSide, SupportsHMA):
         self._num_holds += 1
         hold_id, digest = hold_id_of(request_id, self._num_holds), digest_of(request, tokens)
         hold = Hold(request_id, hold_id, digest, tables)
-        first_places = tuple(_first_place(table) for table in tables)
+        first_places = tuple(first_place(table) for table in tables)
         ticket = Ticket(self._address, self._shape, hold_id, digest, tokens, first_places)
         self._holding[request_id] = hold.num_blocks
         self._count_held(hold.num_blocks)
@@ -222,7 +221,7 @@ class P2PSchedulerSide(SchedulerSide, SupportsHMA):
             return False
         needed_from = self._whole(request.num_prompt_tokens)
         for number, (group, table) in enumerate(zip(self._groups, tables, strict=True)):
-            if group.first_needed(needed_from) < _first_place(table):
+            if group.first_needed(needed_from) < first_place(table):
                 said = "request %s: part of its prompt slid out of the window of KV cache group %d; it isn't held"
                 warn(said, request.request_id, number)
                 return False
@@ -267,10 +266,7 @@ class P2PSchedulerSide(SchedulerSide, SupportsHMA):
         self._stats.add(HELD_BLOCKS, self._held_blocks)
 
     def get_kv_connector_stats(self) -> P2PStats | None:
-        if self._stats.is_empty():
-            return None
-        stats, self._stats = self._stats, P2PStats()
-        return stats
+        return self._stats.take()
 
     def has_pending_push_work(self) -> bool:
         return bool(self._next or self._pulling or self._holding)
@@ -289,20 +285,3 @@ class P2PSchedulerSide(SchedulerSide, SupportsHMA):
             f"{self._next.holds} not held"
         )
         assert {pull.request_id for pull in self._next.pulls} <= self._pulling, f"{self._next.pulls} not pulled"
-
-
-def _source(ticket: Ticket) -> Source:
-    return Source(ticket.address, ticket.hold_id, ticket.digest)
-
-
-def _first_place(table: Sequence[int]) -> int:
-    """From which place on a table has blocks, up to its end."""
-    return next((place for place in range(len(table), 0, -1) if table[place - 1] == NULL_BLOCK), 0)
-
-
-def _part_of(group: Group, table: Sequence[int], begin: int, end: int) -> Part:
-    """The part of a table to fill for tokens ``begin`` to ``end``, without what lies before the group's window."""
-    blocks = table[begin // group.block_size : -(-end // group.block_size)]
-    passed = _first_place(blocks)
-    assert not any(blocks[:passed]), f"a null block between others: {blocks} of {table}, tokens {begin} to {end}"
-    return Part(begin // group.block_size + passed, tuple(blocks[passed:]))

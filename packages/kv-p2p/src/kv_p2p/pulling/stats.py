@@ -54,6 +54,14 @@ class P2PStats(CountedStats):
 
     levels = (HELD_BLOCKS,)
 
+    def take(self) -> "P2PStats | None":
+        """What was counted since this was last asked. None: nothing."""
+        if self.is_empty():
+            return None
+        counted = P2PStats(self.data)
+        self.reset()
+        return counted
+
 
 class P2PPromMetrics(KVConnectorPromMetrics):
     """All of ``METRICS``, by engine."""

@@ -126,7 +126,7 @@ class P2PWorkerSide(WorkerSide):
         """Blocks are read where they are, after the request has ended."""
 
     def wait_for_save(self) -> None:
-        """The same."""
+        """Nothing to wait for: blocks are read where they are, after the request has ended."""
 
     def get_transfer_results(self, finished_req_ids: set[str]) -> KVConnectorTransferResults:
         results = KVConnectorTransferResults()
@@ -189,10 +189,7 @@ class P2PWorkerSide(WorkerSide):
         return unfilled
 
     def get_kv_connector_stats(self) -> P2PStats | None:
-        if self._stats.is_empty():
-            return None
-        stats, self._stats = self._stats, P2PStats()
-        return stats
+        return self._stats.take()
 
     def _told(self) -> P2PMetadata:
         told = self._get_connector_metadata()

@@ -27,7 +27,7 @@ OURS: Final = ("MultiConnector", "OffloadingConnector", "P2PConnector", "Recordi
 
 
 class ForeignConnector(KVConnectorBase_V1):
-    """Of kv-api's class, and with one of vLLM's behind it."""
+    """A connector of kv-api's class, which hands each call to one of vLLM's behind it."""
 
     theirs: ClassVar[Any]
 

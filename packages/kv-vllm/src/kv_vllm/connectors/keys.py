@@ -89,5 +89,5 @@ def _known(extra: Mapping[str, Any]) -> frozenset[str]:
 
 
 def _keys_of_medium(extra: Mapping[str, Any]) -> frozenset[str]:
-    """Those that it names. If it names none, it may have any."""
+    """The keys that the medium names. If there are none, it may have any."""
     return frozenset(getattr(OffloadingSpecFactory.get_spec_cls(extra), "extra_keys", ()))

@@ -13,7 +13,7 @@ Match: TypeAlias = tuple[int | None, bool]
 
 
 class OneLoad:
-    """Which requests were given blocks for a load between steps, and none since.
+    """Knows which requests were given blocks for a load between steps, and none since.
 
     An engine asks about a request, and gives it blocks, before it asks about the next one.
     """
@@ -39,5 +39,5 @@ class OneLoad:
             self._requests.discard(request_id)
 
     def forget(self, request_ids: Iterable[str]) -> None:
-        """They have ended."""
+        """These requests have ended."""
         self._requests.difference_update(request_ids)

@@ -53,7 +53,7 @@ class Script:
         self._next = 0
 
     def load(self, calls: Sequence[Call]) -> None:
-        """Begin a turn."""
+        """Begin a turn, with the calls that are expected in it."""
         self._expected, self._next = calls, 0
 
     def call(self, name: str, *arguments: Any) -> Any:

@@ -6,7 +6,7 @@ from typing import Final
 
 @dataclass(frozen=True)
 class Intended:
-    """One difference."""
+    """A difference that is on purpose, and why."""
 
     owner: str
     member: str

@@ -47,7 +47,7 @@ class _Request:
 
 
 class DraftedStates:
-    """Those of one engine."""
+    """Where the states are that the steps of one engine read and write."""
 
     def __init__(self, config: WorldConfig) -> None:
         self._block_size: Final = config.block_size

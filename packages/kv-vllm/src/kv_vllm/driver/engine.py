@@ -74,7 +74,7 @@ class VllmEngine(Engine):
 
     @classmethod
     def supports_groups(cls, transfer: KVTransferConfig) -> bool:
-        """As its class says, or its children."""
+        """Whether its class says so, or its children's do."""
         return classes.supports_groups(transfer)
 
     def __init__(
@@ -102,7 +102,7 @@ class VllmEngine(Engine):
 
     @property
     def leaves_tickets(self) -> bool:
-        """One of vLLM's doesn't say so: its MooncakeConnector leaves none."""
+        """As elsewhere, but for vLLM's MooncakeConnector, which leaves none and doesn't say so."""
         kinds = [kind.__name__ for kind in type(self.connectors[-1]).__mro__]
         return "MooncakeConnector" not in kinds and super().leaves_tickets
 

@@ -37,7 +37,7 @@ class Found:
     """What was reached, and how often."""
     unsteady: list[str] = field(default_factory=list)
     """Failures that a replay didn't show again: a matter of the driver, or of threads of the connector's own."""
-    silent: frozenset[Invariant] = frozenset()
+    without: frozenset[Invariant] = frozenset()
     """Checkers that were switched off."""
     serves_peers: bool = False
     """Whether the subject does, so that loads by a ticket are looked for."""
@@ -59,15 +59,15 @@ def hunt(
     *,
     engine: str = "vllm",
     actions: int = 80,
-    silent: frozenset[Invariant] = frozenset(),
+    without: frozenset[Invariant] = frozenset(),
 ) -> Found:
     """Run seeds while ``goes_on``, and shrink the first failure of each kind."""
-    found = Found(silent=silent, serves_peers=subject.serves_peers)
+    found = Found(without=without, serves_peers=subject.serves_peers)
     for seed in seeds:
         if not goes_on():
             break
         try:
-            run = run_seed(subject, seed, engine=engine, actions=actions, silent=silent)
+            run = run_seed(subject, seed, engine=engine, actions=actions, without=without)
             _take(found, run)
         except KeyboardInterrupt:
             found.was_interrupted = True
@@ -95,9 +95,9 @@ def _take(found: Found, run: Run) -> None:
 
 
 def _keep(found: Found, failure: Failure) -> None:
-    short = shrink(failure, silent=found.silent, most_replays=MOST_REPLAYS, goes_on=within(MOST_SECONDS))
+    short = shrink(failure, without=found.without, most_replays=MOST_REPLAYS, goes_on=within(MOST_SECONDS))
     kind = kind_of(short.violation)
-    again = [replay(short.subject, short.config, short.history, found.silent)[1] for _ in range(2)]
+    again = [replay(short.subject, short.config, short.history, found.without).violation for _ in range(2)]
     if any(violation is None or kind_of(violation) != kind for violation in again):
         found.unsteady.append(f"seed {failure.seed}: {failure.violation}")
         return
@@ -114,7 +114,7 @@ def show_found(name: str, found: Found, folder: Path, show: Callable[[str], None
         show(f"  {times} times: {kind}")
     for failure in found.failures.values():
         words = re.findall(r"[A-Za-z_]+", str(failure.violation))
-        file = write_schedule(Schedule.of(failure, found.silent), folder, "-".join([stem, *words[:4]]).lower())
+        file = write_schedule(Schedule.of(failure, found.without), folder, "-".join([stem, *words[:4]]).lower())
         show(f"  {len(failure.history)} actions, {file}: {failure.violation}")
     little = why_little_is_shown(found.situations, serves_peers=found.serves_peers)
     if little is not None and found.histories and not found.counts:

@@ -18,7 +18,7 @@ from kv_vllm.vllm_world import layer_name
 
 @cache
 def _backend(head_size: int, dtype: Any, cache_dtype: str) -> type[AttentionBackend]:
-    """That of this machine, but for the blocks that it wants."""
+    """The attention backend of this machine, but one that takes blocks of any size."""
     found = get_attn_backend(head_size=head_size, dtype=dtype, kv_cache_dtype=cache_dtype, use_mla=False)
 
     class WorldBackend(found):  # type: ignore[misc, valid-type]
@@ -30,7 +30,7 @@ def _backend(head_size: int, dtype: Any, cache_dtype: str) -> type[AttentionBack
 
 
 class WorldLayer(AttentionLayerBase):  # type: ignore[misc]
-    """Computes nothing."""
+    """A layer of attention, as far as vLLM looks at it; it computes nothing."""
 
     def __init__(self, backend: type[AttentionBackend]) -> None:
         self._backend = backend

@@ -34,7 +34,7 @@ def _is_free(number: int) -> bool:
 
 
 def free_ports() -> dict[str, str]:
-    """One that nobody listens on for each of them, and that no other engine of this process was given of late."""
+    """For each of ``PORTS`` one on which nobody listens, and that no other engine here was given of late."""
     free = filter(_is_free, _NUMBERS)
     return {name: str(next(free)) for name in PORTS}
 

@@ -155,7 +155,7 @@ class Setup:
         return value
 
     def _new_folder(self) -> str:
-        """One that goes when the engine does."""
+        """Make a folder that is removed when the engine is gone."""
         folder = tempfile.mkdtemp(prefix="kv_vllm-")
         weakref.finalize(self._ledger, shutil.rmtree, folder, ignore_errors=True)
         return folder

@@ -22,10 +22,10 @@ class Event:
         """It happens now."""
 
     def wait(self, stream: Any = None) -> None:
-        """It has happened."""
+        """Nothing to wait for: it has happened."""
 
     def synchronize(self) -> None:
-        """It has happened."""
+        """Nothing to wait for: it has happened."""
 
     def query(self) -> bool:
         """Whether it has happened."""
@@ -58,17 +58,17 @@ class Stream:
         return (0, 0)
 
     def wait_event(self, event: Any) -> None:
-        """It has happened."""
+        """Nothing to wait for: it has happened."""
 
     def wait_stream(self, stream: Any) -> None:
-        """It is empty."""
+        """Nothing to wait for: it is empty."""
 
     def record_event(self, event: Any = None) -> Any:
         """An event that has happened."""
         return Event() if event is None else event
 
     def synchronize(self) -> None:
-        """It is empty."""
+        """Nothing to wait for: it is empty."""
 
     def query(self) -> bool:
         """Whether it is empty."""

@@ -47,7 +47,7 @@ def process_of(connector: DrivenConnector, rank: int, world_size: int) -> Iterat
 
 
 class VllmWorker:
-    """One rank."""
+    """The worker of one rank: it calls the connector's hooks by vLLM's own code."""
 
     def __init__(
         self, world: WorldConfig, device: RankDevice, driven: Callable[[Any], Any], kv_caches: dict[str, Any]

@@ -23,7 +23,8 @@ from kv_api import ConfigError
 from kv_api.groups import described
 from kv_vllm.recording.before import ConnectorBefore, Opens, path_in
 from kv_vllm.recording.lines import write_line
-from kv_vllm.recording.schedule import world_of, write_schedule_of
+from kv_vllm.recording.schedule import write_schedule_of
+from kv_vllm.recording.world import world_of
 from kv_vllm.translate import describe_group
 
 HASH_BYTES: Final = 8
@@ -50,7 +51,7 @@ class RecordingConnector(ConnectorBefore):
 
     @property
     def log(self) -> "CallLog":
-        """Of the scheduler's side."""
+        """Where the calls of the scheduler's side are written."""
         assert self._log is not None, f"a call of the scheduler's side, and the role is {self.role}"
         return self._log
 

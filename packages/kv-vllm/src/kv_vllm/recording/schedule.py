@@ -15,35 +15,17 @@ A request that is longer than a world of these sizes has room for is left out, a
 window an engine holds more, since it lets go what slid out. One that was aborted would have gone on only so far.
 
 Not in a schedule at all: which step a copy ended in, if it began in the same one; what a copy did wrong; drafts;
-what no connector is told of: resets of the engine's prefix cache alone, and that a session's next turn arrives. An
-engine is refused whose blocks no schedule can have: those of states, and of sizes that differ from each other or
-from what one hash stands for.
+what no connector is told of: resets of the engine's prefix cache alone, and that a session's next turn arrives.
 """
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import Any
 
-from kv_api import AttentionKind, ConfigError
-from kv_api.blocks import bytes_per_block, tokens_per_hash
-from kv_api.groups import GroupDescription
-
-FORMAT: Final = "kv-vllm calls"
-VERSION: Final = 1
-
-KINDS: Final = {AttentionKind.FULL: "full", AttentionKind.SLIDING_WINDOW: "sliding"}
-WORLD_SPEC: Final = {"spec_name": "WorldCPUOffloadingSpec", "spec_module_path": "kv_sim.offload"}
-WORLD_SPECS: Final = {
-    "FileOffloadingSpec": {"spec_name": "WorldFileOffloadingSpec", "spec_module_path": "kv_sim.offload"}
-}
-"""What stands for a medium in a world; for any other it is host memory."""
-NOT_THE_WORLDS: Final = (
-    *("cpu_bytes_to_use", "copy_engine", "copy_threads", "copy_submission", "host_memory", "shared_memory_dir"),
-    *("file_dir", "file_bytes_to_use", "file_tag", "file_staging_bytes", "file_threads", "file_direct"),
-)
-"""Options about bytes, which a world has none of."""
+from kv_api import ConfigError
+from kv_vllm.recording.world import FORMAT, VERSION
 
 
 @dataclass
@@ -65,97 +47,6 @@ class Summary:
             f"{self.lost_tokens} of them not in the schedule"
         )
         return told + (f"; {self.left_out} requests longer than its world are left out" if self.left_out else "")
-
-
-# -- the world -----------------------------------------------------------------------------------
-
-
-def world_of(vllm_config: Any, kv_cache_config: Any, groups: Sequence[GroupDescription]) -> dict[str, Any]:
-    """The header of a file of calls: the engine as a world, and the connector as a subject."""
-    parallel, scheduler = vllm_config.parallel_config, vllm_config.scheduler_config
-    transfer = vllm_config.kv_transfer_config
-    run_ahead = max(0, getattr(vllm_config, "max_concurrent_batches", 1) - 1)
-    _refuse_what_no_world_has(vllm_config, kv_cache_config, groups)
-    block_bytes = bytes_per_block(kv_cache_config, bytes_of(groups, kv_cache_config))
-    given = transfer.kv_connector_extra_config
-    host_bytes = given.get("cpu_bytes_to_use") or given.get("file_bytes_to_use") or 64 * block_bytes
-    world = {
-        "num_blocks": kv_cache_config.num_blocks,
-        "block_size": _block_tokens(vllm_config),
-        "groups": [{"kind": KINDS[group.kind], "window": group.window_tokens} for group in groups],
-        "layers": 1,
-        "tp_size": parallel.tensor_parallel_size,
-        "pp_size": parallel.pipeline_parallel_size,
-        "max_running": scheduler.max_num_seqs,
-        "max_step_tokens": scheduler.max_num_batched_tokens,
-        "run_ahead": run_ahead,
-        "async_scheduling": bool(scheduler.async_scheduling),
-        "runner": 2 if getattr(vllm_config, "use_v2_model_runner", False) else 1,
-        "role": transfer.kv_role,
-        "failure_policy": transfer.kv_load_failure_policy,
-        "host_slots": max(1, int(host_bytes) // (block_bytes * parallel.world_size)),
-    }
-    return {"format": FORMAT, "version": VERSION, "world": world, "subject": subject_of(vars(transfer))}
-
-
-def bytes_of(groups: Sequence[GroupDescription], kv_cache_config: Any) -> list[int]:
-    """What a block takes in all layers of each group."""
-    layers = [len(group.layer_names) for group in kv_cache_config.kv_cache_groups]
-    return [group.page_size_bytes * count for group, count in zip(groups, layers, strict=True)]
-
-
-def _block_tokens(vllm_config: Any) -> int:
-    """Tokens of a block, over all ranks that share them."""
-    ranks = getattr(vllm_config.parallel_config, "decode_context_parallel_size", 1)
-    return int(vllm_config.cache_config.block_size * ranks)
-
-
-def _refuse_what_no_world_has(vllm_config: Any, kv_cache_config: Any, groups: Sequence[GroupDescription]) -> None:
-    block_size = _block_tokens(vllm_config)
-    for number, group in enumerate(groups):
-        if group.kind not in KINDS:
-            raise ConfigError(
-                f"KV cache group {number}: its kind is {group.kind}, and a schedule has only {', '.join(KINDS)}"
-            )
-        if group.tokens_per_block != block_size:
-            raise ConfigError(
-                f"KV cache group {number}: its blocks have {group.tokens_per_block} tokens, and a schedule has "
-                f"one size of blocks, the engine's ({block_size})"
-            )
-    hash_tokens = tokens_per_hash(vllm_config, kv_cache_config, [group.tokens_per_block for group in groups])
-    if hash_tokens != block_size:
-        raise ConfigError(
-            f"kv_cache_config.hash_block_size: got {hash_tokens}, and a schedule has one hash for each block of "
-            f"{block_size} tokens"
-        )
-
-
-def subject_of(transfer: Mapping[str, Any]) -> dict[str, Any]:
-    """The connector as a world has it: ours over the world's copies, any other as it is."""
-    connector = _in_a_world(transfer)
-    extra = connector["kv_connector_extra_config"]
-    return {
-        "kv_connector": connector["kv_connector"],
-        "module_path": connector["kv_connector_module_path"],
-        "extra_config": extra,
-        "traits": ["failures", "groups", "ranks", "repeats", "reset", "zeroing"],
-        "blocks_per_chunk": extra.get("blocks_per_chunk") or 1,
-    }
-
-
-def _in_a_world(transfer: Mapping[str, Any]) -> dict[str, Any]:
-    name, extra = transfer["kv_connector"], dict(transfer.get("kv_connector_extra_config") or {})
-    path = transfer.get("kv_connector_module_path")
-    if name == "OffloadingConnector":
-        kept = {key: value for key, value in extra.items() if key not in NOT_THE_WORLDS}
-        spec = WORLD_SPECS.get(extra.get("spec_name", ""), WORLD_SPEC)
-        name, path, extra = "TimedOffloadingConnector", "kv_sim.offload", {**kept, **spec}
-    elif name == "MultiConnector":
-        path = "kv_multi"
-        extra["connectors"] = [
-            {**child, **_in_a_world(child)} for child in extra.get("connectors", []) if isinstance(child, Mapping)
-        ]
-    return {"kv_connector": name, "kv_connector_module_path": path, "kv_connector_extra_config": extra}
 
 
 # -- the history ---------------------------------------------------------------------------------

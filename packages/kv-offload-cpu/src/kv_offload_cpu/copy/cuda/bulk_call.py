@@ -62,5 +62,5 @@ class BulkKernel(DriverKernel):
 
 
 def shared_bytes(warps: int) -> int:
-    """Of the buffers of so many warps, and a barrier for each."""
+    """Bytes of shared memory that the buffers of so many warps take, with a barrier for each."""
     return LANES * warps * (STEP_BYTES + _BARRIER_BYTES)

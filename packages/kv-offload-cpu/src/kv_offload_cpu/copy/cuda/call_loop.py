@@ -167,7 +167,7 @@ class Calls:
         return len(self._words) // _ROW_WORDS
 
     def add(self, function: int, arguments: tuple[int, ...]) -> None:
-        """One more call, of a function at an address."""
+        """Add a call of a function at an address."""
         self._words.extend((function, *arguments, *_ZEROS[len(arguments)]))
 
     def function(self, place: int) -> int:
@@ -192,7 +192,7 @@ def _describe(ir: Any) -> Any:
 
 
 def _describe_make(ir: Any, module: Any) -> Any:
-    """Of rows, how many there are, and where an error goes; gives how many went."""
+    """`make_calls`: takes rows, how many there are, and where an error goes; returns how many calls went well."""
     word, code = ir.IntType(64), ir.IntType(32)
     kind = ir.FunctionType(word, [word.as_pointer(), word, word.as_pointer()])
     function = ir.Function(module, kind, "make_calls")
@@ -220,7 +220,7 @@ def _describe_make(ir: Any, module: Any) -> Any:
 
 
 def _describe_publish(ir: Any, module: Any) -> None:
-    """Of an address and a number."""
+    """`publish`: takes an address and a number, and writes one to the other for other threads to see."""
     word = ir.IntType(64)
     function = ir.Function(module, ir.FunctionType(ir.VoidType(), [word.as_pointer(), word]), "publish")
     build = ir.IRBuilder(function.append_basic_block())
@@ -229,7 +229,7 @@ def _describe_publish(ir: Any, module: Any) -> None:
 
 
 def _describe_serve(ir: Any, module: Any, make: Any) -> None:
-    """Of the state, the ring of lists, a file descriptor, what reads one, and room for a word of it."""
+    """`serve`: takes the state, the ring of lists, a file descriptor, what reads it, and room for a word."""
     word, code = ir.IntType(64), ir.IntType(32)
     place = word.as_pointer()
     kind = ir.FunctionType(ir.VoidType(), [place, place, word, word, place])

@@ -75,7 +75,7 @@ class Giver:
         self._raised: Exception | None = None
 
     def note(self, function: int, arguments: tuple[int, ...], *kept: object, copies: int = 1) -> None:
-        """One more call, as much work as so many copies. What is to be kept is, until it was made."""
+        """Note a call that is as much work as so many copies. ``kept`` lives until the call was made."""
         self._calls.add(function, arguments)
         self._kept += kept
         self._copies += copies

@@ -56,10 +56,10 @@ class OfTorch(Protocol):
     """What is asked of torch."""
 
     def new_stream(self) -> Any:
-        """A stream."""
+        """Make a stream."""
 
     def new_event(self, *, knows_time: bool) -> Any:
-        """An event."""
+        """Make an event."""
 
     def compute_stream(self) -> Any:
         """The stream that the model computes on."""
@@ -107,7 +107,7 @@ class AtOnce:
         action()
 
     def go(self, stream: Any) -> None:
-        """It is gone already."""
+        """Nothing to do: what was submitted went at once."""
 
     def is_reached(self, event: Any) -> bool:
         return bool(event.query())
@@ -122,7 +122,7 @@ class AtOnce:
         return float(begin.elapsed_time(end)) / 1000
 
     def shutdown(self) -> None:
-        """Nothing is kept."""
+        """Nothing to do: there are no threads."""
 
 
 class NotedStream(NamedTuple):

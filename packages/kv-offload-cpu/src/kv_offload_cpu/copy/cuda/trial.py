@@ -74,7 +74,7 @@ class TrialDriver(Streams, Protocol):
         """An event after all that the compute stream was given so far."""
 
     def new_table(self, num_rows: int) -> Table:
-        """Pinned numbers."""
+        """Make a table of pinned numbers."""
 
     def new_stage(self, num_bytes: int) -> int:
         """The address of memory on the device."""

@@ -31,7 +31,7 @@ class Ranges(NamedTuple):
 
     @property
     def num_bytes(self) -> int:
-        """All of them together."""
+        """How many bytes all ranges have together."""
         return int(self.sizes.sum())
 
 

@@ -96,7 +96,7 @@ class Books:
             self._awaits_room[state] = None
 
     def accept_store(self, state: RequestState) -> None:
-        """There was room."""
+        """The medium had room for what a request offered."""
         state.accept_store()
         self._awaits_room.pop(state, None)
 

@@ -195,6 +195,10 @@ class JobBook:
         """Live stores of one request, the oldest first."""
         return [self.live[job_id] for job_id in sorted(owner.stores)]
 
+    def kept(self) -> list[Job]:
+        """Stores on blocks that their requests have."""
+        return [job for jobs in self._kept.values() for job in jobs.values()]
+
     def is_being_stored(self, key: OffloadKey) -> bool:
         """Whether a store of a tail, or of a state that was handed over, is under way."""
         return key in self._boundary_keys
@@ -231,7 +235,7 @@ class JobBook:
             self._let_go(job)
 
     def _let_go(self, job: Job) -> None:
-        """Its copies have ended."""
+        """All copies of a job have ended: nobody has to wait for it."""
         if job.is_watched:
             job.is_watched = False
             self._watched.remove(job.job_id, job.blocks)
@@ -276,10 +280,6 @@ class JobBook:
         assert dict(counts) == dict(self._boundary_keys), (
             f"stores at boundaries are of {counts}, known {self._boundary_keys}"
         )
-
-    def kept(self) -> list[Job]:
-        """Stores on blocks that their requests have."""
-        return [job for jobs in self._kept.values() for job in jobs.values()]
 
     def _check_fences(self) -> None:
         jobs = (*self.live.values(), *self.abandoned.values(), *self.stale.values())

@@ -161,7 +161,7 @@ class Progress:
 
     @property
     def has_blocks(self) -> bool:
-        """Whether it runs."""
+        """Whether the request has blocks, as while it runs."""
         return any(progress.table for progress in self.groups)
 
     def lose_blocks(self) -> None:

@@ -80,7 +80,7 @@ class RequestState:
         self.store_refusals += 1
 
     def accept_store(self) -> None:
-        """There was room."""
+        """The medium had room for what it offered."""
         self.retry_step = self.store_refusals = 0
 
     def check(self) -> None:

@@ -35,7 +35,7 @@ class Pipes(NamedTuple):
     data: TcpPipe
 
     def close(self) -> None:
-        """End both."""
+        """Close both pipes."""
         self.signal.close()
         self.data.close()
 

@@ -71,7 +71,7 @@ class Client:
         return taken
 
     def pull(self, pull: Pull) -> None:
-        """Begin."""
+        """Begin a pull."""
         under_way = _UnderWay(pull)
         with self._lock:
             self._pulls[pull.request_id] = under_way

@@ -63,16 +63,16 @@ class TcpWire:
             self._changed.notify_all()
 
     def withdraw(self, hold_id: str) -> bool:
-        """Close it."""
+        """Close a hold. False: its blocks are being read."""
         with self._lock:
             return self._holds.withdraw(hold_id)
 
     def pull(self, pull: Pull) -> None:
-        """Begin to receive."""
+        """Begin to receive the blocks of a pull."""
         self._client.pull(pull)
 
     def give_up(self, request_id: str) -> bool:
-        """Receive no more."""
+        """Stop receiving the blocks of a pull. False: it is writing some now."""
         return self._client.give_up(request_id)
 
     def decline(self, source: Source) -> None:

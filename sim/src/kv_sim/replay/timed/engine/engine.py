@@ -47,7 +47,9 @@ class TimedEngine(BuiltinEngine):
         )
         subject = Subject(self._transfer.kv_connector or "", traits=frozenset())
         referee = Referee()
-        referee.silent.add(Invariant.WORK)  # a copy may take many steps here, and each child has its own patience
+        referee.switched_off.add(
+            Invariant.WORK
+        )  # a copy may take many steps here, and each child has its own patience
         super().__init__(config, subject, referee, log)
         self.scheduler: TimedScheduler
         self.scheduler.clock = self.clock

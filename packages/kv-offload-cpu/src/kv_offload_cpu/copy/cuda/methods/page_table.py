@@ -31,7 +31,7 @@ _FEWEST_ROWS = 256
 
 
 class Kernels(Enum):
-    """Who moves the steps."""
+    """Which kernel moves the steps."""
 
     GATHER = "gather"
     """The threads of a multiprocessor, by registers; Triton's."""
@@ -42,7 +42,7 @@ class Kernels(Enum):
 
 
 class Table(Protocol):
-    """Room for pages."""
+    """Pinned memory for the numbers of many pages."""
 
     @property
     def numbers(self) -> Numbers:

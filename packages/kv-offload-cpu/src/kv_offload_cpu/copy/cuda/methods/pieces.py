@@ -51,7 +51,7 @@ class Cutter:
         return sum(self._first_sizes) * self._plan.layout.blocks_per_chunk
 
     def put_at(self, address: int) -> None:
-        """The buffer begins there."""
+        """Learn where the buffer begins."""
         self.rows_at = address - self._plan.slot_begin
 
     def cut(

@@ -1,0 +1,30 @@
+"""Chunks that an eviction passed over, since they are pinned: in no order until they come back."""
+
+from collections.abc import Sequence
+
+from kv_offload_cpu.slots.pins import Pins
+
+
+class Parked(dict[int, None]):
+    """Their slots, in the order in which they were met. A policy adds to it as to any dictionary."""
+
+    __slots__ = ()
+
+    def unpark(self, slots: Sequence[int]) -> list[int]:
+        """Take out those of some slots that are parked, and return them."""
+        back = [slot for slot in slots if slot in self] if self else []
+        for slot in back:
+            del self[slot]
+        return back
+
+    def forget(self, slots: Sequence[int]) -> list[int]:
+        """Take out those of some slots that are parked, and return the others."""
+        if not self:
+            return [*slots]
+        others = [slot for slot in slots if slot not in self]
+        self.unpark(slots)
+        return others
+
+    def check(self, pins: Pins) -> None:
+        """What is parked is pinned."""
+        assert all(pins[slot] for slot in self), f"parked but not pinned: {[*self]}"
