@@ -62,6 +62,7 @@ def test_who_is_switched_off_on_any_side_is_told():
     stats.reset()
     stats.reduce()["quarantined"].clear()
     assert stats.reduce() == {"quarantined": {"a": "here", "b": "both", "c": "there"}}
+    assert (QuarantineStats({}).is_empty(), stats.is_empty()) == (True, False)
 
 
 def test_who_is_switched_off_is_rebuilt_as_what_was_counted_is():

@@ -52,6 +52,8 @@ def test_a_hit_has_the_sources_that_a_child_says() -> None:
         checker.check_sources("r1", answer)
         whole = f"ACCOUNTING  request r1: the sources of its hit are {answer}, but children said {known}"
         assert notes.take() == ([] if is_right else [whole])
+        checker.check_sources("r2", answer)
+        assert notes.take()[0].endswith("children said []"), "what they said was of another hit"
 
 
 def test_nothing_is_demanded_of_who_has_no_children_or_may_switch_them_off() -> None:

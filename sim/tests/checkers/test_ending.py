@@ -9,9 +9,11 @@ from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
+from kv_sim import violation
 from kv_sim.actions import Action, Kind
 from kv_sim.checkers import ending
 from kv_sim.config import WorldConfig
@@ -117,6 +119,16 @@ def test_after_a_failure_all_are_shut_down_and_the_failure_is_what_is_told(witho
         made.replay([ADD])
     assert called == ["no"]
     assert calls[-2:] == ENDS[1:]
+
+
+def test_after_a_failure_a_mistake_of_the_testbed_is_not_told() -> None:
+    made, _ = world()
+    worker, _, scheduler = halves(made)
+    scheduler.on_new_request = lambda request: {}["nowhere"]
+    worker.shutdown = Mock(side_effect=violation.TestbedError("t"))
+    with pytest.raises(Violation, match="scheduler side, on_new_request: KeyError"):
+        made.replay([ADD])
+    worker.shutdown.assert_called_once_with()
 
 
 def test_watchers_hear_nothing_of_what_comes_after_a_failure() -> None:
@@ -294,6 +306,18 @@ def test_what_a_failure_left_open_is_closed_again_before_the_next_history(
     for _ in range(2):
         ending.Ending()
         assert len(collected) == 2, "once when it failed, and once before the next"
+
+
+def test_who_collects_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    collected = list[object]()
+
+    def collect() -> None:
+        threading.Event().wait(0.05)
+        collected.append(None)
+
+    monkeypatch.setattr(gc, "collect", collect)
+    ending._close_what_nobody_can_reach()
+    assert collected == [None]
 
 
 @pytest.mark.parametrize("fails", [False, True])

@@ -23,10 +23,12 @@ from kv_sim.checkers import at_rest
 from kv_sim.checkers.medium import MediumGuard, guard_media, sides_of
 from kv_sim.checkers.room import MOST_CHUNKS, _Room, check_room
 from kv_sim.config import BUILTIN_ENGINE, WorldConfig
+from kv_sim.engine.request_spec import RequestSpec
 from kv_sim.examples.catalogue import SUBJECTS
 from kv_sim.fuzz import run_seed
 from kv_sim.growth.metered import MeteredWorld
 from kv_sim.growth.models import MODELS
+from kv_sim.site import Site
 from kv_sim.subject import Trait
 from kv_sim.violation import Invariant, Referee, Violation
 from kv_sim.world import World
@@ -295,6 +297,19 @@ def test_a_reset_gives_no_place_away_before_jobs_have_ended() -> None:
     assert manager.heard == [("reset_cache", None), ("complete_store", ([A, C], True)), ("on_reset_flushed", None)]
 
 
+def test_nor_does_a_reset_after_that() -> None:
+    manager, guard, notes = guarded()
+    for key, place in ((A, 3), (B, 4)):
+        manager.answer = stored([key], [place])
+        guard.prepare_store([key], REQUEST)
+        guard.reset_cache()
+    manager.answer = stored([C, D], [3, 4])
+    guard.prepare_store([C, D], REQUEST)
+    [(invariant, said)] = notes.taken
+    assert invariant is OWNERSHIP
+    assert said.endswith("since on_reset_flushed was not called: places 3, 4")
+
+
 @pytest.mark.parametrize("name", ["offload", "offload-file", "offload+file", "p2p+offload", "later"])
 def test_every_medium_of_a_world_is_guarded(name: str) -> None:
     world = World(WorldConfig(), SUBJECTS[name])
@@ -339,14 +354,15 @@ def test_a_medium_has_as_much_room_as_ever(chunks: int, threshold: int, is_guard
     manager.check()
 
 
-def test_pins_that_nobody_gives_back_are_missed() -> None:
-    manager = Losing(4, "lru")
+@pytest.mark.parametrize("is_guarded", [False, True])
+def test_pins_that_nobody_gives_back_are_missed(is_guarded: bool) -> None:
+    manager: Any = Losing(4, "lru")
     manager.prepare_store([A], REQUEST)
     manager.complete_store([A], REQUEST)
     manager.prepare_load([A], REQUEST)
     manager.complete_load([A], REQUEST)
     said = "at rest the medium's Losing has room for 3 chunks, and after a reset for 4"
-    assert room_of(manager)[0] == (CONSERVATION, said)
+    assert room_of(MediumGuard(manager, Referee()) if is_guarded else manager)[0] == (CONSERVATION, said)  # type: ignore[arg-type]
 
 
 class Shelf(Shelves):
@@ -470,6 +486,50 @@ def test_places_that_a_reset_loses_are_missed(lost: str) -> None:
     assert found[0] == (CONSERVATION, said)
 
 
+def test_pins_are_missed_of_a_medium_with_more_room_than_is_asked_for() -> None:
+    shelf = Shelf(MOST_CHUNKS + 9, ALL)
+    shelf.prepare_load([make_offload_key(bytes([number]), 0) for number in range(99)], REQUEST)
+    said = (
+        f"at rest the medium's Shelf has room for {MOST_CHUNKS - 90} chunks, and after a reset for {MOST_CHUNKS}"
+    )
+    assert room_of(shelf) == [(CONSERVATION, said)]
+
+
+class Shrinking(Shelf):
+    def reset_cache(self) -> None:
+        self.places = 8
+        super().reset_cache()
+
+
+def test_room_that_is_less_after_the_first_reset_is_missed() -> None:
+    said = "at rest the medium's Shrinking has room for 9 chunks, and after a reset for 8"
+    assert room_of(Shrinking(9, ALL)) == [(CONSERVATION, said)]
+
+
+class Asked(Shelf):
+    """Notes who asks for room, and for chunks of which groups."""
+
+    def on_new_request(self, req_context: ReqContext) -> RequestOffloadingContext:
+        self.heard.append(("begins", req_context.req_id))
+        return super().on_new_request(req_context)
+
+    def prepare_store(self, keys: Collection[OffloadKey], req_context: ReqContext) -> PrepareStoreOutput | None:
+        self.heard.append((req_context.req_id, [key[-1] for key in keys]))
+        return super().prepare_store(keys, req_context)
+
+    def on_request_finished(self, req_context: ReqContext) -> None:
+        self.heard.append(("ends", req_context.req_id))
+
+
+def test_room_is_asked_for_by_one_request_and_for_chunks_of_all_groups() -> None:
+    asked = Asked(3, ALL)
+    assert room_of(asked) == []
+    assert (asked.heard[0], asked.heard[-1]) == (("begins", "room"), ("ends", "room"))
+    offers = [groups for whose, groups in asked.heard if whose == "room"]
+    assert offers
+    assert all(groups == [number % 2 for number in range(len(groups))] for groups in offers)
+
+
 class Raising(Shelf):
     def reset_cache(self) -> None:
         raise KeyError("no")
@@ -482,6 +542,25 @@ def test_what_a_medium_raises_at_rest_is_told_as_such() -> None:
         side.manager = Raising(3, ALL)
     with pytest.raises(Violation, match=r"^NO-CRASH  the medium, at rest: KeyError: 'no' \(test_medium_guard.py:"):
         check_room(connector, world.referee)
+
+
+@pytest.mark.parametrize("goes_on", [False, True])
+def test_books_are_recounted_after_whatever_is_asked_at_rest(
+    goes_on: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    order: list[str] = []
+
+    def check_kept(site: Site, settle: Callable[[], bool]) -> None:
+        order.append("asked")
+        if goes_on:
+            site.engine.add(RequestSpec("r1", 0, 9, 0, 1, 1))
+
+    monkeypatch.setattr(at_rest.conservation, "check_books", lambda engine: order.append("recounted"))
+    monkeypatch.setattr(at_rest.hits, "check_kept", check_kept)
+    monkeypatch.setattr(at_rest, "check_room", lambda connector, referee: order.append("reset"))
+    world = World(WorldConfig(), SUBJECTS["offload"])
+    world.rest()
+    assert order == ["recounted", "asked", *([] if goes_on else ["recounted", "reset", "recounted"])]
 
 
 @pytest.mark.once

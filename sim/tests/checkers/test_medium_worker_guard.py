@@ -1,5 +1,6 @@
 """The guard of a medium's worker: what it makes of each answer, and that every worker of a world has one."""
 
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -72,7 +73,9 @@ def test_what_was_refused_is_never_reported() -> None:
     assert told(notes) == [f"get_finished reports job 3, {STRANGE}"]
 
 
-@pytest.mark.parametrize("answer", [None, {1: True}, [(1, True)], [TransferResult(1, success=None)]])  # type: ignore[arg-type]
+@pytest.mark.parametrize(
+    "answer", [None, {1: True}, [(1, True)], [TransferResult(1, success=None)], [SimpleNamespace(success=True)]]
+)  # type: ignore[arg-type]
 def test_what_get_finished_may_not_say(answer: Any) -> None:
     worker, guard, notes = guarded()
     worker.answer = answer

@@ -211,6 +211,15 @@ def test_of_a_ticket_that_a_client_changed_nothing_is_expected(sent: dict[str, A
         heard.matches(made, 0)
 
 
+def test_a_ticket_that_a_client_changed_is_no_other_of_the_same_engine() -> None:
+    heard, sent = Heard(), {"remote_host": "other"}
+    changed = SimRequest(RequestSpec("r2", 0, SHARED, 0, 1, 1, kv_transfer_params=sent), 4, 40)
+    changed.kv_transfer_params = {**PARAMS, "remote_request_id": "r9.9", **sent}
+    heard.tickets.hear("on_new_request", (changed,), None)
+    with pytest.raises(Violation, match="r3: 0 tokens are found"):
+        heard.matches(heard.comes("r3"), 0)
+
+
 @pytest.mark.parametrize("params", ["do_remote_prefill", ["do_remote_prefill"], 7, True])
 def test_what_is_no_object_is_no_ticket_and_no_wish(params: Any) -> None:
     heard = Heard()

@@ -70,6 +70,19 @@ def test_nobody_is_preempted_where_blocks_come_back_soon() -> None:
     assert (made.schedule(), made.queues) == ({}, (["r1", "r2", "r3"], [], []))
 
 
+def test_nor_does_anybody_behind_go_on_meanwhile() -> None:
+    """Also not who has room for his next token."""
+    made = Steps(num_blocks=5, max_step_tokens=32)
+    made.add("r1", 8, 4)
+    made.add("r2", 7, 4)
+    assert made.schedule() == {"r1": 8, "r2": 7}
+    made.process()
+    made.connector.frees_blocks_soon = True
+    assert made.schedule() == {}
+    made.connector.frees_blocks_soon = False
+    assert (made.schedule(), made.queues) == ({"r1": 1}, (["r1"], ["r2"], []))
+
+
 def test_nobody_is_preempted_whom_a_step_under_way_still_writes() -> None:
     """Only where frees are deferred; elsewhere he is, and what comes back of him is stale."""
     for role, counts, stale in (("kv_both", {}, 0), ("kv_producer", {"r1": 1, "r2": 1}, 8)):

@@ -119,6 +119,14 @@ def test_it_waits_with_its_blocks_and_goes_on_as_a_new_request_without_a_match()
     assert [name for name, _ in made.connector.take("ended")] == ["r1"]
 
 
+def test_sessions_that_stop_in_one_step_wait_in_the_order_in_which_they_ran() -> None:
+    made = Steps()
+    for name in ("r1", "r2"):
+        made.add(name, 6, 1, turns=(TURN,))
+    assert made.step() == {"r1": 6, "r2": 6}
+    assert made.queues == ([], [], ["r1", "r2"])
+
+
 @pytest.mark.parametrize("arrived", [1, 2])
 def test_what_arrives_before_it_stops_waits_for_that(arrived: int) -> None:
     made = Steps()

@@ -69,6 +69,15 @@ def test_what_a_retry_holds_is_not_given_back(make, keys):
     assert manager.take_events() == [], "an event of no chunk says nothing"
 
 
+def test_what_left_is_told_although_it_is_on_its_way_again(make, keys, store):
+    manager = make(1, enable_events=True)
+    store(manager, [0])
+    store(manager, [1])
+    manager.prepare_store(keys([0]), CONTEXT)
+    told = [stored(keys([0])), removed(keys([0])), stored(keys([1])), removed(keys([1]))]
+    assert manager.take_events() == told
+
+
 def test_a_reset_and_a_drop_remove_what_was_announced(make, keys, store):
     manager = make(4, enable_events=True)
     store(manager, [0, 1, 2])
