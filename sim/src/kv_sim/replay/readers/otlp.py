@@ -14,10 +14,12 @@ from kv_sim.replay.readers.asked import inside, json_in, objects_in
 from kv_sim.replay.readers.record import number_or_date
 
 STARTS: Final = (
-    *("startTimeUnixNano", "start_time", "startTime", "timeUnixNano", "observedTimeUnixNano"),
+    *("startTimeUnixNano", "start_time_unix_nano", "start_time", "startTime"),
+    *("timeUnixNano", "observedTimeUnixNano"),
     *("Timestamp", "timestamp"),
 )
 ATTRIBUTES: Final = ("attributes", "SpanAttributes", "LogAttributes")
+_TRACES: Final = ("traceId", "trace_id", "TraceId", "traceID")
 _IDS: Final = ("spanId", "span_id", "SpanId")
 _PARENTS: Final = ("parentSpanId", "parent_span_id", "parent_id", "ParentSpanId")
 _SPANS: Final = ("resourceSpans", "batches")
@@ -47,14 +49,23 @@ class Observed(NamedTuple):
         return number_or_date(self.span, first(self.span, STARTS) or STARTS[0])
 
     @property
-    def own(self) -> str | None:
-        """What it is called."""
-        return text_in(self.span, _IDS)
+    def own(self) -> int | None:
+        """What it is called, as a number."""
+        return self._number(text_in(self._context, _IDS))
 
     @property
-    def parent(self) -> str | None:
-        """What the one around it is called."""
-        return text_in(self.span, _PARENTS)
+    def parent(self) -> int | None:
+        """The same of the one around it."""
+        return self._number(text_in(self.span, _PARENTS))
+
+    @property
+    def _context(self) -> Mapping[str, Any]:
+        """Where its names are."""
+        found = self.span.get("context")
+        return found if isinstance(found, dict) and first(self.span, _IDS) is None else self.span
+
+    def _number(self, name: str | None) -> int | None:
+        return hash((text_in(self._context, _TRACES), name)) if name else None
 
 
 def observed_in(record: Mapping[str, Any]) -> Iterator[Observed]:
@@ -123,7 +134,7 @@ def _of_jaeger(span: Mapping[str, Any]) -> Observed:
         for log in objects_in(span, "logs")
         for fields in [objects_in(log, "fields")]
     ]
-    own = {"spanId": span.get("spanID"), "parent_id": next(iter(above), None)}
+    own = {"traceId": span.get("traceID"), "spanId": span.get("spanID"), "parent_id": next(iter(above), None)}
     return _span({"startTime": span.get("startTime"), **own, "events": events}, named)
 
 
