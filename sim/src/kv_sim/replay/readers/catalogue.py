@@ -88,6 +88,31 @@ _REPORTS: Final = (
         "the answers of a batch; what counts here is in the file that the batch was made from",
     ),
     (
+        ("category", "operationName", "properties"),
+        "Azure's diagnostic log, which has neither prompts nor tokens; a gateway in front logs both, as API "
+        "Management with its log of language models",
+    ),
+    (
+        ("message_tree_id",),
+        "OpenAssistant's, whose answers people wrote; each path through its replies is a conversation: "
+        '{"conversations": [{"from": "human", "value": …}, {"from": "gpt", "value": …}]}',
+    ),
+    (
+        ("requesterUsername", "requests"),
+        "a chat that VS Code exports, without most of what its models were asked: files, tools and what they gave "
+        "back",
+    ),
+    (
+        ("sessionID", "role", "time"),
+        "a message that opencode stores, without what it says; opencode export writes the whole session",
+    ),
+    (("ts", "type", "text"), "what Cline shows; what it asked is in api_conversation_history.json beside it"),
+    (
+        ("event", "properties", "user_id"),
+        "an analytics log, as Aider's, of several kinds of events; those that are requests are what "
+        "jq -c 'select(.event == \"message_send\")' takes out",
+    ),
+    (
         ("role", "content"),
         "a message by itself; a record is a whole conversation: jq -c '{messages: .}' makes one of a list of "
         "messages, jq -sc '{messages: .}' of lines",

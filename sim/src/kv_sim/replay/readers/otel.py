@@ -22,6 +22,7 @@ from kv_sim.replay.readers.otlp import (
     first,
     is_jaeger,
     observed_in,
+    spans_of,
     text_in,
 )
 from kv_sim.replay.readers.record import MalformedError, Record, whole
@@ -33,7 +34,7 @@ _OUTPUTS: Final = ("gen_ai.usage.output_tokens", "gen_ai.usage.completion_tokens
 _SESSIONS: Final = ("gen_ai.conversation.id", "session.id")
 _MODELS: Final = ("gen_ai.request.model", "gen_ai.response.model", "llm.model_name")
 _BROKEN: Final = ("2", "STATUS_CODE_ERROR", "ERROR")
-_OURS: Final = ("gen_ai.", "llm.", "openinference.", "ai.prompt.")
+_OURS: Final = ("gen_ai.", "llm.", "openinference.", "ai.prompt.", "mlflow.")
 
 
 def _look_through(records: Iterable[Mapping[str, Any]]) -> Callable[[Mapping[str, Any]], Iterator[Record]]:
@@ -112,7 +113,10 @@ def _is_traced(record: Mapping[str, Any]) -> bool:
     """Whether it has spans, of which one is about a model."""
     if not record.keys().isdisjoint(PACKETS) or is_jaeger(record):
         return True
-    spans = record["spans"] if isinstance(record.get("spans"), list) else [record]
+    try:
+        spans = spans_of(record)
+    except MalformedError:
+        return False
     named: list[Named | Mapping[str, Any]] = [one for span in spans if (one := attributes_of(span)) is not None]
     return any(str(name).startswith(_OURS) for one in named for name in one)
 

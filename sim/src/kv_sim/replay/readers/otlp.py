@@ -1,7 +1,8 @@
 """Where OpenTelemetry's spans and events lie in a record, and what each of them says by name.
 
 That is OTLP's JSON, of spans (Tempo calls them batches) or of logs; Jaeger's, whose attributes are tags; a record
-of ``spans``; or each is a record, as a console or a table has it, whose attributes are an object.
+of ``spans``, or with such in its ``data``, as MLflow's; or each is a record, as a console or a table has it, whose
+attributes are an object.
 
 What a model was asked may be said in events: of a span, or of a log, where each message is one, and those of one
 span are one request. There they have to lie in one record.
@@ -11,6 +12,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any, Final, NamedTuple
 
 from kv_sim.replay.readers.asked import inside, json_in, objects_in
+from kv_sim.replay.readers.mlflow import as_usual
 from kv_sim.replay.readers.record import number_or_date
 
 STARTS: Final = (
@@ -81,9 +83,16 @@ def observed_in(record: Mapping[str, Any]) -> Iterator[Observed]:
                 for span in objects_in(scope, "spans"):
                     yield _span(span, _by_name(objects_in(span, "attributes")))
     else:
-        for span in objects_in(record, "spans") if "spans" in record else [record]:
+        for span in spans_of(record):
             if (named := attributes_of(span)) is not None:
                 yield _span(span, {str(name): value for name, value in named.items()})
+
+
+def spans_of(record: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    """Those that a record has, or lie in its data, as MLflow's; or that it is."""
+    data = record.get("data")
+    outer = data if isinstance(data, dict) and "spans" in data else record
+    return objects_in(outer, "spans") if "spans" in outer else [record]
 
 
 def attributes_of(span: Any) -> Mapping[str, Any] | None:
@@ -120,7 +129,7 @@ def _span(span: Mapping[str, Any], named: Named) -> Observed:
             role = _MESSAGES.get(str(event.get("name")))
             messages += [] if role is None else [_message(role, about)]
             named = {**about, **named}
-    return Observed(span, named, messages)
+    return Observed(span, as_usual(named), messages)
 
 
 def _of_jaeger(span: Mapping[str, Any]) -> Observed:
