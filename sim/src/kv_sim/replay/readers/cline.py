@@ -8,7 +8,7 @@ from typing import Any, Final
 
 from kv_sim.replay.readers.asked import inside
 from kv_sim.replay.readers.format import Container, Format
-from kv_sim.replay.readers.messages import ANSWERS, Answered, Said, counted_in, request, said, time_in
+from kv_sim.replay.readers.messages import ANSWERS, Answered, Heard, Said, counted_in, request, said, time_in
 from kv_sim.replay.readers.parts import as_json
 from kv_sim.replay.readers.record import Record, text_of
 from kv_sim.replay.readers.text import ASSUMED
@@ -23,9 +23,10 @@ _PARENT: Final = "condenseParent"
 def _gather(lines: Sequence[Line]) -> Iterator[tuple[int, Line]]:
     """Each answer, with all that stands above it."""
     above: list[Line] = []
+    heard = Heard(lambda line: [_said(line)])
     for place, line in enumerate(lines):
         if line.get("role") == ANSWERS and not line.get("isSummary"):
-            yield place, {"above": [*above], "answer": line}
+            yield place, {"above": heard.of(above), "answer": line}
         if (name := line.get(_CONDENSED)) is not None and line.get("isSummary"):
             above = [one for one in above if one.get(_PARENT) != name]
         above.append(line)
@@ -35,7 +36,7 @@ def _parse(record: Line) -> Iterator[Record]:
     answer = record["answer"]
     tokens = inside(answer.get("metrics"), "tokens")
     yield from request(
-        [_said(one) for one in record["above"]],
+        record["above"],
         Answered(
             time_in(answer, "ts", "answer"),
             "the task",

@@ -10,7 +10,7 @@ from typing import Any, Final
 
 from kv_sim.replay.readers.asked import inside, objects_in
 from kv_sim.replay.readers.format import Container, Format
-from kv_sim.replay.readers.messages import Answered, Said, counted_in, request, said, time_in
+from kv_sim.replay.readers.messages import Answered, Heard, Said, counted_in, request, said, time_in
 from kv_sim.replay.readers.parts import as_json
 from kv_sim.replay.readers.record import MalformedError, Record, text_of
 from kv_sim.replay.readers.text import ASSUMED
@@ -30,16 +30,19 @@ def _gather(lines: Sequence[Line]) -> Iterator[tuple[int, Line]]:
     newest = {one["id"]: one for line in lines for one in _messages_in(line) if isinstance(one.get("id"), str)}
     known: dict[str, Line] = {}
     """What was known of each message so far: what its tools gave back may be cut short later."""
-    path: list[str] = []
+    called = {str(call.get("id")) for line in lines for one in _messages_in(line) for call in _calls(one)}
+    heard = Heard(lambda message: _said(message, called))
+    path: dict[str, None] = {}
     seen: set[str] = set()
     session = None
     for place, line in enumerate(lines):
         session = text_of(line, "sessionId") or session
         if isinstance(back := line.get(_BACK), str):
-            path = path[: path.index(back)] if back in path else []
+            names = [*path]
+            path = dict.fromkeys(names[: names.index(back)] if back in path else [])
         took_place = inside(line.get(_SET), "messages")
         if isinstance(took_place, list):
-            path = []
+            path = {}
         for message in _messages_in(line):
             name = message.get("id")
             if not isinstance(name, str):
@@ -49,9 +52,10 @@ def _gather(lines: Sequence[Line]) -> Iterator[tuple[int, Line]]:
             if name in path:
                 continue
             if message.get("type") == _ANSWER and name not in seen and not isinstance(took_place, list):
-                yield place, {"session": session, "above": [known[one] for one in path], "answer": newest[name]}
+                above = heard.of(known[one] for one in path)
+                yield place, {"session": session, "above": above, "answer": newest[name]}
             seen.add(name)
-            path.append(name)
+            path[name] = None
 
 
 def _messages_in(line: Line) -> list[Line]:
@@ -67,12 +71,8 @@ def _parse(record: Line) -> Iterator[Record]:
         raise MalformedError(record["problem"])
     answer, place = record["answer"], f"message {record['answer']['id']}"
     tokens = answer.get("tokens")
-    above: list[Said] = []
-    called: set[str] = set()
-    for message in record["above"]:
-        above += _said(message, called, f"message {message['id']}")
     yield from request(
-        above,
+        record["above"],
         Answered(
             time_in(answer, "timestamp", place),
             record["session"],
@@ -86,14 +86,13 @@ def _parse(record: Line) -> Iterator[Record]:
     )
 
 
-def _said(message: Line, called: set[str], place: str) -> Iterator[Said]:
+def _said(message: Line, called: set[str]) -> Iterator[Said]:
     """What a message says, and what its tools gave back."""
-    kind = message.get("type")
+    kind, place = message.get("type"), f"message {message['id']}"
     if kind not in _SENT:
         return
     if kind == _ANSWER:
         yield _answer(message, place)
-        called |= {str(one.get("id")) for one in _calls(message)}
         for call in _calls(message):
             if (back := call.get("result")) is not None:
                 yield said("tool", _parts(back), place, time_in(call, "timestamp", place))
@@ -122,7 +121,8 @@ def _is_known(part: Any, called: set[str]) -> bool:
 
 
 def _calls(message: Line) -> list[Line]:
-    return objects_in(message, "toolCalls") if message.get("toolCalls") else []
+    found = message.get("toolCalls")
+    return [one for one in found if isinstance(one, dict)] if isinstance(found, list) else []
 
 
 def _thoughts(message: Line) -> Iterator[str]:

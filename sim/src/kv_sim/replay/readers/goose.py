@@ -8,7 +8,7 @@ from typing import Any, Final
 
 from kv_sim.replay.readers.asked import inside
 from kv_sim.replay.readers.format import Container, Format
-from kv_sim.replay.readers.messages import ANSWERS, Answered, Said, request, said, time_in
+from kv_sim.replay.readers.messages import ANSWERS, Answered, Heard, Said, request, said, time_in
 from kv_sim.replay.readers.parts import as_json
 from kv_sim.replay.readers.record import Record, text_of
 from kv_sim.replay.readers.text import ASSUMED
@@ -25,6 +25,7 @@ def _gather(lines: Sequence[Line]) -> Iterator[tuple[int, Line]]:
     """Each answer, with all that stands above it; several messages of a model in a row are one."""
     about: Line = {}
     above: list[Line] = []
+    heard = Heard(lambda message: [_said(message)])
     asked: dict[str, Any] | None = None
     begun = 0
     for place, line in enumerate(lines):
@@ -39,7 +40,7 @@ def _gather(lines: Sequence[Line]) -> Iterator[tuple[int, Line]]:
             elif asked is not None:
                 asked["answer"].append(message)
             elif _is_answer(message):
-                asked, begun = {"about": about, "above": [*above], "answer": [message]}, place
+                asked, begun = {"about": about, "above": heard.of(above), "answer": [message]}, place
             above.append(message)
     if asked is not None:
         yield begun, asked
@@ -57,7 +58,7 @@ def _parse(record: Line) -> Iterator[Record]:
     inference = inside(answer[0].get("metadata"), "inference")
     model = inside(inference, "requestedModel") or inside(record["about"].get("model_config"), "model_name")
     yield from request(
-        [_said(one) for one in record["above"]],
+        record["above"],
         Answered(
             time_in(answer[0], "created", "message"),
             text_of(record["about"], "id") or "the session",

@@ -4,9 +4,9 @@ A request arrives when the last message above it was written, and else when its 
 or each names the one above it; then an answer that was made anew is another request.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Final
+from typing import Any, Final, cast
 
 from kv_sim.replay.readers.asked import inside
 from kv_sim.replay.readers.chat import chat
@@ -57,12 +57,36 @@ def said(role: str, content: Any, place: str, time: int | float | None = None) -
         raise MalformedError(f"{place}.{str(error).removeprefix(_PLACE)}") from None
 
 
-def request(above: Sequence[Said], answer: Answered, place: str) -> Iterator[Record]:
+class Heard:
+    """What each of some messages says, made once for all answers that stand below it."""
+
+    def __init__(self, say: Callable[[Mapping[str, Any]], Iterable[Said]]) -> None:
+        self._say = say
+        self._heard: dict[int, list[Said | MalformedError]] = {}
+
+    def of(self, messages: Iterable[Mapping[str, Any]]) -> list[Said | MalformedError]:
+        """Of messages that are kept as long as this is."""
+        return [one for message in messages for one in self._of(message)]
+
+    def _of(self, message: Mapping[str, Any]) -> list[Said | MalformedError]:
+        if id(message) not in self._heard:
+            try:
+                self._heard[id(message)] = [*self._say(message)]
+            except MalformedError as error:
+                self._heard[id(message)] = [error]
+        return self._heard[id(message)]
+
+
+def request(above: Sequence[Said | MalformedError], answer: Answered, place: str) -> Iterator[Record]:
     """The request that an answer was given to; none, if nothing was said before."""
-    text = [piece for one in above for piece in one.text]
+    for one in above:
+        if isinstance(one, MalformedError):
+            raise one
+    heard = cast("Sequence[Said]", above)
+    text = [piece for one in heard for piece in one.text]
     if not text:
         return
-    time = next((one.time for one in reversed(above) if one.time is not None), answer.time)
+    time = next((one.time for one in reversed(heard) if one.time is not None), answer.time)
     if time is None:
         raise MalformedError(f"{place}: expected a time of it, or of a message above it, got none")
     yield Record(

@@ -9,7 +9,17 @@ from typing import Any, Final
 
 from kv_sim.replay.readers.asked import inside
 from kv_sim.replay.readers.format import Container, Format
-from kv_sim.replay.readers.messages import ANSWERS, Answered, Said, counted_in, names_above, request, said, time_in
+from kv_sim.replay.readers.messages import (
+    ANSWERS,
+    Answered,
+    Heard,
+    Said,
+    counted_in,
+    names_above,
+    request,
+    said,
+    time_in,
+)
 from kv_sim.replay.readers.parts import as_json
 from kv_sim.replay.readers.record import Record, text_of
 from kv_sim.replay.readers.text import ASSUMED
@@ -26,6 +36,7 @@ def _gather(lines: Sequence[Line]) -> Iterator[tuple[int, Line]]:
     """Each answer, with all that stands above it."""
     session = next((text_of(line, "id") for line in lines if line.get("type") == "session"), None)
     entries: dict[str, Line] = {}
+    heard = Heard(lambda line: [_said(line)])
     last = None
     for place, line in enumerate(lines):
         if line.get("type") == "session":
@@ -35,7 +46,7 @@ def _gather(lines: Sequence[Line]) -> Iterator[tuple[int, Line]]:
         last = name
         if _role(line) == ANSWERS:
             above = [entries[one] for one in _sent(entries, names_above(entries, name, "parentId"))]
-            yield place, {"session": session, "above": above, "answer": line}
+            yield place, {"session": session, "above": heard.of(above), "answer": line}
 
 
 def _sent(entries: Mapping[str, Line], above: list[str]) -> list[str]:
@@ -54,7 +65,7 @@ def _parse(record: Line) -> Iterator[Record]:
     line = record["answer"]
     message, usage = line["message"], line["message"].get("usage")
     yield from request(
-        [_said(one) for one in record["above"]],
+        record["above"],
         Answered(
             _time(line),
             record["session"],
