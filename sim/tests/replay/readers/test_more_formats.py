@@ -208,6 +208,11 @@ def test_what_sglang_is_asked_may_be_text(read):
     assert shared(*requests) == 0
 
 
+def test_what_genai_perf_sends_is_read_as_what_aiperf_sends(read):
+    requests, notes = read({"data": [{"payload": [ASKED]}, {"payload": [MORE]}]})
+    assert (notes[0], lengths(requests)) == ("format: aiperf-inputs", [(0, 32, 0), (0, 45, 0)])
+
+
 def test_what_tensorrt_llm_is_benchmarked_with_is_text_or_tokens(read):
     """Whichever comes first."""
     as_tokens = {"task_id": 0, "input_ids": [*range(40)], "output_tokens": 9}

@@ -77,6 +77,7 @@ def test_what_mini_swe_agent_writes_is_a_conversation(read, last):
             },
             "this is Azure's diagnostic log, which has neither prompts nor tokens; a gateway in front logs both",
         ),
+        ({"service_kind": "openai", "experiments": []}, "what was sent is in its inputs.json"),
         (
             {"message_tree_id": "a", "prompt": {"text": "b", "role": "prompter", "replies": []}},
             "this is OpenAssistant's, whose answers people wrote; each path through its replies is a conversation",

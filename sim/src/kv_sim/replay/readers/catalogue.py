@@ -88,6 +88,10 @@ _REPORTS: Final = (
         "the answers of a batch; what counts here is in the file that the batch was made from",
     ),
     (
+        ("service_kind", "experiments"),
+        "what genai-perf measured of its requests; what was sent is in its inputs.json",
+    ),
+    (
         ("category", "operationName", "properties"),
         "Azure's diagnostic log, which has neither prompts nor tokens; a gateway in front logs both, as API "
         "Management with its log of language models",
