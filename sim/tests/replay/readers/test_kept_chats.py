@@ -427,3 +427,21 @@ def test_what_a_chat_doesn_t_say_is_malformed(read, record, problem):
     with pytest.raises(ConfigError) as error:
         read(*record)
     assert f": {problem}" in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("name", "record", "problem"),
+    [
+        ("chatgpt", {"mapping": []}, "mapping: expected an object, got list"),
+        ("opencode", {"info": 5, "messages": 5}, "messages: expected messages, got int"),
+        (
+            "opencode",
+            {"info": 5, "messages": [of_opencode("b", "assistant", 2, tokens={"input": -1, "cache": "x"})]},
+            "messages[0].tokens.input: expected a whole number of at least 0, got -1",
+        ),
+    ],
+)
+def test_what_is_no_chat_is_malformed_where_somebody_says_that_it_is_one(read, name, record, problem):
+    with pytest.raises(ConfigError) as error:
+        read(record, format=name)
+    assert f": {problem}" in str(error.value)

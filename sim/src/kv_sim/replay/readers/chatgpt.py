@@ -10,7 +10,7 @@ from typing import Any, Final
 from kv_sim.replay.readers.asked import inside
 from kv_sim.replay.readers.format import Container, Format
 from kv_sim.replay.readers.messages import ANSWERS, Answered, Said, names_above, placed, request, said, time_in
-from kv_sim.replay.readers.record import Record, session_of, text_of
+from kv_sim.replay.readers.record import MalformedError, Record, session_of, text_of
 from kv_sim.replay.readers.text import ASSUMED
 
 _TEXTS: Final = ("text", "result", "user_profile", "user_instructions", "model_set_context")
@@ -21,6 +21,8 @@ _MEDIA: Final = ("image", "audio", "video", "file")
 
 def _parse(record: Mapping[str, Any]) -> Iterator[Record]:
     nodes = record["mapping"]
+    if not isinstance(nodes, dict):
+        raise MalformedError(f"mapping: expected an object, got {type(nodes).__name__}")
     placed(nodes, "mapping")
     spoken = {name: _said(node.get("message"), f"mapping.{name}.message") for name, node in nodes.items()}
     for name, node in nodes.items():

@@ -20,7 +20,7 @@ _MEDIA_SENT_AS_TEXT: Final = ("text/plain", "application/x-directory")
 
 def _parse(record: Mapping[str, Any]) -> Iterator[Record]:
     above: list[tuple[str | None, Said]] = []
-    session = text_of(record["info"], "id")
+    session = inside(record["info"], "id")
     for place, message in placed(record["messages"], "messages"):
         info = message.get("info")
         if not isinstance(info, dict):
@@ -35,12 +35,12 @@ def _parse(record: Mapping[str, Any]) -> Iterator[Record]:
             tokens = next((part.get("tokens") for part in step if part.get("type") == _ENDS), None)
             tokens = info.get("tokens") if tokens is None and len(steps) == 1 else tokens
             answer = said(ANSWERS, [*map(_answered, step)], place, _time(info, "created", place))
-            counts = {**tokens, **(tokens.get("cache") or {})} if isinstance(tokens, dict) else None
+            counts = {**tokens, **_counts(tokens.get("cache"))} if isinstance(tokens, dict) else None
             yield from request(
                 [one for _, one in (*above, *spoken)],
                 Answered(
                     _time(info, "created", place),
-                    session,
+                    None if session is None else str(session),
                     text_of(info, "modelID"),
                     counted_in(counts, ("output", "reasoning"), f"{place}.tokens"),
                     answer.words,
@@ -55,6 +55,10 @@ def _parse(record: Mapping[str, Any]) -> Iterator[Record]:
         if info.get("summary") is True:  # of a user's message it is an object that says what was changed
             above = [one for one in above if one[0] is not None and one[0] == text_of(info, "parentID")]
         above += spoken
+
+
+def _counts(cache: Any) -> Mapping[str, Any]:
+    return cache if isinstance(cache, dict) else {}
 
 
 def _steps_of(parts: list[Mapping[str, Any]]) -> list[list[Mapping[str, Any]]]:
