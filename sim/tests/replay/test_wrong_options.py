@@ -51,10 +51,11 @@ OPTIONS = {
     ("--bytes-per-token", "1" + "0" * 400): f"--bytes-per-token: expected 1 to 1099511627776, got 1{'0' * 400}",
     ("--format", "moncake"): (
         "--format: unknown format 'moncake'; known: aibrix, aiperf, aiperf-inputs, aiperf-turns, azure, "
-        "bailian, baseten, baseten-text, bedrock, bench, burstgpt, claude-code, codex, conversations, "
-        "conversations-dated, dynamo, guidellm, har, langfuse, langsmith, litellm, lmbench, lmcache, mooncake, "
-        "mooncake-lengths, open-webui, openai, openai-table, otel, recorded, sagemaker, servegen, sglang, "
-        "sglang-log, sglang-metrics, splitwise, vidur, vllm, weka; "
+        "bailian, baseten, baseten-text, bedrock, bench, burstgpt, chatgpt, claude-ai, claude-code, cline, codex, "
+        "conversations, conversations-dated, dynamo, gemini-cli, goose, guidellm, har, langfuse, langsmith, "
+        "litellm, lmbench, lmcache, mooncake, "
+        "mooncake-lengths, open-webui, openai, openai-table, opencode, otel, pi, recorded, sagemaker, servegen, "
+        "sglang, sglang-log, sglang-metrics, splitwise, vidur, vllm, weka; "
         "did you mean 'mooncake'?"
     ),
     ("--time-unit", "m"): "--time-unit: unknown unit 'm'; known: ms, ns, s, us; did you mean 'ms'?",

@@ -5,6 +5,7 @@ import json
 from collections.abc import Iterable
 from typing import Any
 
+import kv_sim_kept_chats
 import kv_sim_served_traces
 from kv_sim_records import lines
 
@@ -346,6 +347,7 @@ CASES: dict[str, tuple[str, int, list[float]]] = {
         [0, 3],
     ),
     **kv_sim_served_traces.CASES,
+    **kv_sim_kept_chats.CASES,
 }
 """The text of a file, the tokens of its blocks, when its requests arrive."""
 
@@ -376,6 +378,7 @@ READ: dict[str, tuple[list[tuple[int, int]], int]] = {
     "litellm": ([(128, 7), (64, 7)], 1),
     "splitwise": ([(128, 7), (64, 7)], 1),
     **kv_sim_served_traces.READ,
+    **kv_sim_kept_chats.READ,
 }
 """Tokens in and out, and how many blocks the second request has of the first one's."""
 

@@ -47,6 +47,7 @@ RECORDS |= {
     for name, (text, _, _) in MORE.items()
     if text[0] == "{"
 }
+RECORDS |= {name: json.loads(text)[-1] for name, (text, _, _) in MORE.items() if text[0] == "["}
 TABLES = {
     "azure": ("TIMESTAMP,ContextTokens,GeneratedTokens", "2023-11-16 18:17:03.9799600,4808,10"),
     "burstgpt": (
@@ -54,7 +55,7 @@ TABLES = {
         "5,GPT-4,472,18,490,API log",
     ),
     "vidur": ("arrived_at,num_prefill_tokens,num_decode_tokens", "1.5,200,30"),
-    **{name: text.splitlines()[:2] for name, (text, _, _) in MORE.items() if text[0] != "{"},
+    **{name: text.splitlines()[:2] for name, (text, _, _) in MORE.items() if text[0] not in "{["},
 }
 ROWS = RECORDS | {
     name: dict(zip(header.split(","), row.split(","), strict=False)) for name, (header, row) in TABLES.items()

@@ -241,6 +241,14 @@ def test_a_request_arrives_with_the_message_before_its_answer(read):
         )
 
 
+def test_a_time_of_a_whole_conversation_is_its_begin_or_wildchat_s_its_end(read):
+    whole = {"conversation": TALK, "timestamp": "2024-05-06T07:10:00Z"}
+    other = {"conversation": TALK[:2], "timestamp": "2024-05-06T07:09:30Z"}
+    assert [one.arrival_seconds for one in read(whole, other)[0]] == [0, 30, 90]
+    requests, _ = read({**whole, "conversation_hash": "a"}, {**other, "conversation_hash": "b"})
+    assert [one.arrival_seconds for one in requests] == [0, 30, 60]
+
+
 def test_conversations_with_times_go_on_beside_each_other(read):
     """By one clock, and so they aren't staggered."""
     first = [at(5, TALK[0]), TALK[1], at(9, TALK[2]), TALK[3]]

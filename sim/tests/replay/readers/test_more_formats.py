@@ -208,6 +208,21 @@ def test_what_sglang_is_asked_may_be_text(read):
     assert shared(*requests) == 0
 
 
+def test_what_genai_perf_sends_is_read_as_what_aiperf_sends(read):
+    requests, notes = read({"data": [{"payload": [ASKED]}, {"payload": [MORE]}]})
+    assert (notes[0], lengths(requests)) == ("format: aiperf-inputs", [(0, 32, 0), (0, 45, 0)])
+
+
+def test_what_tensorrt_llm_is_benchmarked_with_is_text_or_tokens(read):
+    """Whichever comes first."""
+    as_tokens = {"task_id": 0, "input_ids": [*range(40)], "output_tokens": 9}
+    as_text = {"task_id": 1, "prompt": "x" * 128, "output_tokens": 7}
+    for records in ((as_tokens, as_text), (as_text, as_tokens)):
+        requests, notes = read(*records)
+        assert sorted(one[1:] for one in lengths(requests)) == [(32, 7), (40, 9)]
+        assert notes[0] == "format: vllm"
+
+
 def test_lengths_of_servegen_are_lengths(read):
     record = {"request_id": 0, "type": "text", "input_length": 61, "output_length": 9, "duration": 14000}
     requests, notes = read(record, {**record, "request_id": 1}, sharing=parse_sharing("none"))

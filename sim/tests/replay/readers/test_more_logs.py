@@ -150,6 +150,10 @@ PEOPLE = r"is it a server's log for people\? what is in that is no whole prompt"
             "INFO 01-31 [logger.py:43] Received request a: prompt: 'so', params: SamplingParams(n=1), lora: None",
             PEOPLE,
         ),
+        (
+            "Once upon a time there was a king.\nHe had a horse, and a castle.",
+            "of a text with a prompt a line jq -Rc",
+        ),
     ],
 )
 def test_a_log_for_people_is_called_one(tmp_path, line, said):

@@ -162,7 +162,8 @@ def test_what_is_wrong_is_named(
 
 
 LIKELY: list[tuple[Any, str]] = [
-    ({"instruction": TEXT, "input": "", "output": "It does."}, "prompt=instruction,answer=output"),
+    ({"instruction": TEXT, "input": "", "output": "It does."}, "prompt=instruction+input,answer=output"),
+    ({"instruction": TEXT, "input": 5, "output": "It does."}, "prompt=instruction,answer=output"),
     ({"question": TEXT, "answer": "42"}, "prompt=question"),
     ({"context": TEXT, "input": "Why?", "length": 9}, "prompt=context"),
     ({"inputText": TEXT, "textGenerationConfig": {}}, "prompt=inputText"),
@@ -224,3 +225,14 @@ def test_a_table_has_text_in_a_column(tmp_path: Path) -> None:
     file.write_text(f"at,asked,n\n1,{TEXT.replace(',', '')},3\n")
     trace = open_trace(file, TraceOptions(columns=parse_columns("time=at,prompt=asked,output=n")))
     assert (trace.inputs.tolist(), trace.outputs.tolist()) == ([13], [3])
+
+
+def test_texts_of_several_columns_are_one_behind_the_other(tmp_path: Path) -> None:
+    records = [{"a": TEXT, "b": {"c": "and on"}, "d": "It does.", "e": None}, {"a": TEXT, "b": "", "d": "So"}]
+    trace = read(tmp_path, "prompt=a+b.c+e,answer=d+e", *records)
+    same(trace, as_known(tmp_path, {"prompt": f"{TEXT}and on"}, {"prompt": TEXT}))
+    assert [one.output_tokens for one in trace] == [2, 1]
+    with pytest.raises(ConfigError, match=r"a\+b: expected texts, got one of dict"):
+        read(tmp_path, "prompt=a+b", *records)
+    with pytest.raises(ConfigError, match=r"z\+a: there is none, and --columns says that it is what was asked"):
+        read(tmp_path, "prompt=z+a", *records)

@@ -131,3 +131,23 @@ def test_what_turns_have_alike_is_held_once(as_tokens):
     assert [len(one.ids) for one in cut] == [-(-size // step) for size in (640, 99, 960, 169, 600, 320)]
     different = {block for one in cut for block in one.ids}
     assert len({id(block) for one in cut for block in one.ids}) == len(different)
+
+
+@pytest.mark.parametrize("forked", ["in the first line", "by a second one"])
+def test_what_was_copied_of_another_session_isn_t_asked_again(read, forked):
+    meta = {"forked_from_id": "t"} if forked == "in the first line" else {}
+    begun = [rolled(10, "session_meta", id="s", **meta)]
+    begun += [] if meta else [rolled(10.001, "session_meta", id="t")]
+    copied = [
+        told(10.01, SAID),
+        told(10.02, "z" * 27, "assistant"),
+        told(0.5, "y" * 30),
+        told(1, "w", "assistant"),
+    ]
+    own = [told(10.6, "y" * 43), told(12, "z", "assistant")]
+    requests, notes = read(*begun, *copied, *own)
+    whole = tokens(("user", 107), ("assistant", 27), ("user", 30), ("assistant", 1), ("user", 43))
+    assert lengths(requests) == [(0, whole, 4)]
+    assert "2 requests were left out: asked in a session that this one was forked off" in notes
+    alone = [rolled(10, "session_meta", id="s"), *copied[:2]]
+    assert lengths(read(*alone)[0]) == [(0, 32, 10)], "fast, and its own"

@@ -7,6 +7,8 @@ from kv_sim_more_traces import ASKED, SAID, lengths, otlp, shared, span
 
 from kv_api import ConfigError
 from kv_sim.replay.readers.naming import IdScope
+from kv_sim.replay.readers.opening import open_trace
+from kv_sim.replay.readers.options import TraceOptions, Unsorted
 from kv_sim.replay.readers.sharing import parse_sharing
 
 
@@ -175,3 +177,74 @@ def test_a_span_that_failed_is_said(read):
     _, notes = read(otlp(*good, *broken, span(6, {**named, "error.type": "timeout"})))
     assert any(note.startswith("3 requests failed") for note in notes)
     assert not any("failed" in note for note in read(otlp(*good))[1])
+
+
+@pytest.mark.parametrize("order", [1, -1])
+@pytest.mark.parametrize("pack", ["one record", "several records", "several files"])
+def test_a_server_s_span_within_a_client_s_is_the_same_request(tmp_path, order, pack):
+    client = {"gen_ai.operation.name": "chat", "gen_ai.input.messages": json.dumps(ASKED["messages"])}
+    server = {"gen_ai.usage.prompt_tokens": 32, "gen_ai.usage.completion_tokens": 9}
+    spans = [
+        span(0, {**client, "gen_ai.usage.output_tokens": 7}, spanId="c"),
+        span(0.1, {"http.method": "POST"}, spanId="d", parentSpanId="c"),
+        span(0.2, server, spanId="e", parentSpanId="d"),
+        span(3, server, spanId="e", parentSpanId="d", traceId="u"),
+    ][::order]
+    packed = [otlp(*spans)] if pack == "one record" else [*map(otlp, spans)]
+    for number, record in enumerate(packed):
+        with (tmp_path / f"{number if pack == 'several files' else 0}.jsonl").open("a") as file:
+            file.write(json.dumps(record) + "\n")
+    options = TraceOptions(unsorted=Unsorted.SORT, sharing=parse_sharing("none"))
+    assert lengths(open_trace(tmp_path, options)) == [(0, 32, 7), (3, 32, 9)]
+
+
+def test_a_span_that_says_nothing_leaves_it_to_those_within(read):
+    client = span(0, {"gen_ai.operation.name": "chat"}, spanId="c")
+    server = span(1, {"gen_ai.usage.prompt_tokens": 40}, spanId="d", parentSpanId="c")
+    requests, _ = read(otlp(server), otlp(client), sharing=parse_sharing("none"))
+    assert lengths(requests) == [(0, 40, 0)]
+    with pytest.raises(ConfigError, match=r"gen_ai.usage.input_tokens: expected a whole number"):
+        read(otlp(client), sharing=parse_sharing("none"))
+
+
+def test_spans_may_have_their_names_in_a_context_and_be_around_each_other(read):
+    asked = {"gen_ai.input.messages": json.dumps(ASKED["messages"])}
+    spans = [
+        {
+            "context": {"trace_id": "0x1", "span_id": name},
+            "parent_id": above,
+            "start_time": f"2026-01-31T10:00:0{second}Z",
+            "attributes": asked if second != 2 else {},
+        }
+        for second, name, above in ((1, "a", None), (2, "b", "a"), (3, "c", "b"), (5, "d", "e"), (6, "e", "d"))
+    ]
+    assert lengths(read(*spans)[0]) == [(0, 32, 0)], "two that are around each other are none"
+
+
+NANOSECONDS = 1_790_000_000 * 10**9
+
+
+def of_mlflow(second, kind, newest=True, **named):
+    """A trace of MLflow's: its attributes are JSON."""
+    attributes = {"mlflow.spanType": json.dumps(kind)}
+    attributes |= {f"mlflow.{name}": json.dumps(value) for name, value in named.items()}
+    times = {"start_time_unix_nano" if newest else "start_time": NANOSECONDS + second * 10**9}
+    names = {"trace_id": "t", "span_id": f"s{second}"}
+    span = {"name": "x", **times, **(names if newest else {"context": names}), "attributes": attributes}
+    return {"info": {"request_time": "2026-01-31T10:00:00Z"}, "data": {"spans": [span]}}
+
+
+@pytest.mark.parametrize("newest", [True, False])
+def test_mlflow_s_traces_have_requests_in_their_data(read, newest):
+    asked = {"model": "m", "messages": ASKED["messages"], "tools": [{"name": "look"}]}
+    counts = {"input_tokens": 90, "output_tokens": 7}
+    requests, notes = read(
+        of_mlflow(1, "CHAT_MODEL", newest, spanInputs=asked, **{"chat.tokenUsage": counts}),
+        of_mlflow(2, "CHAIN", newest, spanInputs=asked),
+        of_mlflow(4, "LLM", newest, spanInputs={"prompt": SAID}),
+    )
+    tools = len('<|tools|>{"name": "look"}')
+    assert lengths(requests) == [(0, 32 + -(-tools // 4), 7), (3, 32, 0)]
+    assert notes[0] == "format: otel"
+    assert any(note.startswith("usage says 90 prompt tokens where") for note in notes)
+    assert "requests of 2 models, none of which can use another's blocks: m, none" in notes

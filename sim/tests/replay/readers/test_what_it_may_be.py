@@ -69,6 +69,41 @@ def test_what_mini_swe_agent_writes_is_a_conversation(read, last):
             "this is a message by itself; a record is a whole conversation: jq -c '{messages: .}' makes one",
         ),
         (
+            {
+                "time": "2026-01-31T10:00:00Z",
+                "category": "RequestResponse",
+                "operationName": "a",
+                "properties": "{}",
+            },
+            "this is Azure's diagnostic log, which has neither prompts nor tokens; a gateway in front logs both",
+        ),
+        ({"service_kind": "openai", "experiments": []}, "what was sent is in its inputs.json"),
+        (
+            {"message_tree_id": "a", "prompt": {"text": "b", "role": "prompter", "replies": []}},
+            "this is OpenAssistant's, whose answers people wrote; each path through its replies is a conversation",
+        ),
+        (
+            {"message_id": "a", "text": "b", "role": "prompter", "message_tree_id": "a"},
+            "this is OpenAssistant's, whose answers people wrote; each path through its replies is a conversation",
+        ),
+        (
+            {"requesterUsername": "a", "requests": [{"message": {"text": "b"}}]},
+            "this is a chat that VS Code exports, without most of what its models were asked",
+        ),
+        (
+            {"id": "a", "sessionID": "s", "role": "user", "time": {"created": 1}},
+            "this is a message that opencode stores, without what it says; opencode export writes the whole",
+        ),
+        (
+            {"ts": 5, "type": "say", "say": "text", "text": "do it"},
+            "this is what Cline shows; what it asked is in api_conversation_history.json beside it",
+        ),
+        (
+            {"event": "launched", "properties": {}, "user_id": "a", "time": 5},
+            "those that are requests are what jq -c 'select(.event == \"message_send\")' takes out",
+        ),
+        ({"TimeGenerated": "2026-01-31", "PromptTokens": 9}, "--columns time=TimeGenerated,input=PromptTokens"),
+        (
             {"requests": [{"custom_id": "a", "params": ASKED}]},
             "(requests is a list of what can be read: jq -c '.requests[]' takes them out)",
         ),

@@ -7,7 +7,9 @@
                       which ``likely_columns`` are what they are called elsewhere, and ``own_prompts`` text
 ``asked``             what an API was asked, wherever a log keeps it; ``parts``: what its messages say, as text
 ``usual``             what some APIs are asked, as most are
-``otlp``              where OpenTelemetry's spans and events lie; ``otel_asked``: what they say was asked
+``messages``          what programs keep of their chats, where answers stand below what they were given to
+``otlp``              where OpenTelemetry's spans and events lie; ``otel_asked``: what they say was asked;
+                      ``mlflow``: what MLflow's say, in its words
 ``source``            the files and their lines; ``objects``: their records, as mappings, gathered where several
                       lines tell of one (``table``, ``columnar``: the rows of one); ``record``: as requests
 ``decide``            which format a trace has, and which units, by a ``guess`` where nobody says

@@ -188,7 +188,7 @@ def _parse_inputs(record: Mapping[str, Any]) -> Iterator[Record]:
     if not isinstance(sessions, list):
         raise MalformedError(f"data: expected a list, got {type(sessions).__name__}")
     for place, session in enumerate(sessions):
-        payloads = session.get("payloads") if isinstance(session, dict) else None
+        payloads = session.get("payloads", session.get("payload")) if isinstance(session, dict) else None
         if not isinstance(payloads, list):
             raise MalformedError(f"data[{place}].payloads: expected a list, got {type(payloads).__name__}")
         for turn, payload in enumerate(payloads):
@@ -210,12 +210,13 @@ def _parse_inputs(record: Mapping[str, Any]) -> Iterator[Record]:
 
 def _have_payloads(record: Mapping[str, Any]) -> bool:
     sessions = record["data"]
-    return isinstance(sessions, list) and any(isinstance(one, dict) and "payloads" in one for one in sessions)
+    found = [one for one in sessions if isinstance(one, dict)] if isinstance(sessions, list) else []
+    return any("payloads" in one or isinstance(one.get("payload"), list) for one in found)
 
 
 INPUTS = Format(
     "aiperf-inputs",
-    f"aiperf's inputs.json: data of sessions with payloads; no times; {ASSUMED}",
+    f"aiperf's inputs.json, or genai-perf's: data of sessions with payloads; no times; {ASSUMED}",
     Container.JSON,
     ("data",),
     _parse_inputs,

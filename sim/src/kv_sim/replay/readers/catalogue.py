@@ -14,11 +14,16 @@ from kv_sim.replay.readers.bench import BENCH
 from kv_sim.replay.readers.burstgpt import BURSTGPT
 from kv_sim.replay.readers.captured import BEDROCK, SAGEMAKER
 from kv_sim.replay.readers.chat import CONVERSATIONS, OPENAI, is_conversation, is_request
+from kv_sim.replay.readers.chatgpt import CHATGPT
+from kv_sim.replay.readers.claude_ai import CLAUDE_AI
 from kv_sim.replay.readers.claude_code import CLAUDE_CODE
+from kv_sim.replay.readers.cline import CLINE
 from kv_sim.replay.readers.codex import CODEX
 from kv_sim.replay.readers.dated import DATED
 from kv_sim.replay.readers.dynamo import DYNAMO
 from kv_sim.replay.readers.format import Container, Format
+from kv_sim.replay.readers.gemini_cli import GEMINI_CLI
+from kv_sim.replay.readers.goose import GOOSE
 from kv_sim.replay.readers.guess import UNITS
 from kv_sim.replay.readers.guidellm import GUIDELLM
 from kv_sim.replay.readers.har import HAR
@@ -30,7 +35,9 @@ from kv_sim.replay.readers.logged import LANGFUSE, LANGSMITH
 from kv_sim.replay.readers.mooncake import MOONCAKE
 from kv_sim.replay.readers.objects import BEFORE_JSON, FOR_PEOPLE, looks_for_people
 from kv_sim.replay.readers.open_webui import OPEN_WEBUI
+from kv_sim.replay.readers.opencode import OPENCODE
 from kv_sim.replay.readers.otel import OTEL
+from kv_sim.replay.readers.pi import PI
 from kv_sim.replay.readers.recorded import RECORDED
 from kv_sim.replay.readers.servegen import SERVEGEN
 from kv_sim.replay.readers.sglang import SGLANG, SGLANG_LOG, SGLANG_METRICS
@@ -44,7 +51,8 @@ FORMATS: Final[Mapping[str, Format]] = {
     for one in (
         *(WEKA, LMCACHE, BAILIAN, RECORDED, SERVEGEN, LMBENCH, MOONCAKE, BASETEN, DYNAMO),
         *(AIBRIX, AIPERF, TURNS, INPUTS, OTEL, GUIDELLM, LANGFUSE, LANGSMITH, SGLANG, SGLANG_LOG, SGLANG_METRICS),
-        *(HAR, SAGEMAKER, BEDROCK, BASETEN_TEXT, OPEN_WEBUI),
+        *(HAR, SAGEMAKER, BEDROCK, BASETEN_TEXT, OPEN_WEBUI, CHATGPT, CLAUDE_AI),
+        *(GEMINI_CLI, OPENCODE, GOOSE, PI, CLINE),
         *(VLLM, DATED, CONVERSATIONS, OPENAI, TABLE, CLAUDE_CODE, CODEX),
         *(AZURE, BURSTGPT, VIDUR, BENCH, *LENGTHS),
     )
@@ -78,6 +86,35 @@ _REPORTS: Final = (
     (
         ("custom_id", "response"),
         "the answers of a batch; what counts here is in the file that the batch was made from",
+    ),
+    (
+        ("service_kind", "experiments"),
+        "what genai-perf measured of its requests; what was sent is in its inputs.json",
+    ),
+    (
+        ("category", "operationName", "properties"),
+        "Azure's diagnostic log, which has neither prompts nor tokens; a gateway in front logs both, as API "
+        "Management with its log of language models",
+    ),
+    (
+        ("message_tree_id",),
+        "OpenAssistant's, whose answers people wrote; each path through its replies is a conversation: "
+        '{"conversations": [{"from": "human", "value": …}, {"from": "gpt", "value": …}]}',
+    ),
+    (
+        ("requesterUsername", "requests"),
+        "a chat that VS Code exports, without most of what its models were asked: files, tools and what they gave "
+        "back",
+    ),
+    (
+        ("sessionID", "role", "time"),
+        "a message that opencode stores, without what it says; opencode export writes the whole session",
+    ),
+    (("ts", "type", "text"), "what Cline shows; what it asked is in api_conversation_history.json beside it"),
+    (
+        ("event", "properties", "user_id"),
+        "an analytics log, as Aider's, of several kinds of events; those that are requests are what "
+        "jq -c 'select(.event == \"message_send\")' takes out",
     ),
     (
         ("role", "content"),

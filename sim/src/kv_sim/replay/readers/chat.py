@@ -141,7 +141,8 @@ def _said(text: str, field: str) -> Any:
 
 def _is_completion(asked: Mapping[str, Any]) -> bool:
     """Whether it was asked to go on with a prompt that isn't a chat."""
-    return "prompt" in asked and "messages" not in asked and "input" not in asked
+    is_there = "prompt" in asked and not isinstance(asked["prompt"], dict)
+    return is_there and "messages" not in asked and "input" not in asked
 
 
 def is_request(record: Mapping[str, Any]) -> bool:

@@ -2,6 +2,9 @@
 
 Items of a model in a row are one answer, and what stands above them is what it was asked. A request arrives when
 the last of that was written. Where a session was compacted, what took the place of its items is in the line.
+
+A session that was forked off another one begins with a copy of it, all of which was written when it began: those
+are no requests of its own.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -17,6 +20,9 @@ from kv_sim.replay.readers.text import ASSUMED
 Line = Mapping[str, Any]
 
 _OF_A_MODEL: Final = ("reasoning", "function_call", "custom_tool_call", "local_shell_call", "web_search_call")
+_COPIED_SECONDS: Final = 1.0
+"""A copy is written at once; before a model has answered something new, more time goes by."""
+_FORKED: Final = "asked in a session that this one was forked off"
 _PACKED: Final = "encrypted_content"
 """What a model thought, for itself only."""
 
@@ -26,6 +32,8 @@ class _Session:
     """What was said so far."""
 
     name: str | None = None
+    began: int | float | None = None
+    is_fork: bool = False
     model: str | None = None
     begin: list[str] = field(default_factory=list)
     """What comes before all items."""
@@ -41,7 +49,13 @@ class _Session:
         last = line if self.told_at is None else self.told_at
         asked = [*self.begin, *self.said]
         self.answer = {"asked": asked, "last": last, "session": self.name, "model": self.model, "answer": []}
+        self.answer["is_copy"] = self.is_fork and self._was_there(line)
         self.is_answering = True
+
+    def _was_there(self, line: Line) -> bool:
+        """Whether it was when the session began."""
+        time = _time_of(line)
+        return time is not None and self.began is not None and time - self.began <= _COPIED_SECONDS
 
 
 def _gather(lines: Sequence[Line]) -> Iterator[tuple[int, Line]]:
@@ -71,8 +85,10 @@ def _gather(lines: Sequence[Line]) -> Iterator[tuple[int, Line]]:
 def _hear(session: _Session, line: Line, payload: Mapping[str, Any]) -> None:
     """What a line says that is no item."""
     kind = line.get("type")
+    if kind == "session_meta":
+        session.is_fork |= payload.get("forked_from_id") is not None or session.name is not None
     if kind == "session_meta" and session.name is None:
-        session.name = text_of(payload, "id")
+        session.name, session.began = text_of(payload, "id"), _time_of(line)
         told = payload.get("instructions") or inside(payload.get("base_instructions"), "text")
         session.begin = [f"<|instructions|>{told}"] if isinstance(told, str) else []
     elif kind == "turn_context":
@@ -87,6 +103,13 @@ def _hear(session: _Session, line: Line, payload: Mapping[str, Any]) -> None:
         usage = inside(payload.get("info"), "last_token_usage")
         if isinstance(usage, dict):  # else it is of limits only
             session.answer.setdefault("usage", usage)
+
+
+def _time_of(line: Line) -> int | float | None:
+    try:
+        return number_or_date(line, "timestamp")
+    except MalformedError:
+        return None
 
 
 def _is_of_model(item: Mapping[str, Any]) -> bool:
@@ -104,6 +127,9 @@ def _pieces(item: Any) -> list[str | MalformedError]:
 
 
 def _parse(record: Line) -> Iterator[Record]:
+    if record["is_copy"]:
+        yield Record(None, 0, 0, None, left_out=_FORKED)
+        return
     for piece in (*record["asked"], *record["answer"]):
         if isinstance(piece, MalformedError):
             raise MalformedError(f"in it or above it, {piece}")

@@ -1,11 +1,12 @@
 """Conversations whose messages say when they were sent: WildChat's, and what chat front ends export.
 
 A request arrives when the message before its answer does. WildChat has only times of answers, of when they were
-whole; there that is taken. Where only a conversation as a whole has a time, it begins then.
+whole; there that is taken. Where only a conversation as a whole has a time, it begins then; but that of WildChat's
+is when the last answer was there.
 """
 
 from collections.abc import Iterator, Mapping
-from typing import Any
+from typing import Any, Final
 
 from kv_sim.replay.readers.chat import answers_in, is_conversation, spoken_in
 from kv_sim.replay.readers.format import Container, Format
@@ -13,6 +14,9 @@ from kv_sim.replay.readers.guess import UNITS, guess_unit
 from kv_sim.replay.readers.record import TIMES, MalformedError, Moment, Record, time_of
 from kv_sim.replay.readers.text import ASSUMED
 from kv_sim.replay.readers.turns import TURN_SECONDS
+
+_BY_ITS_END: Final = "conversation_hash"
+"""What WildChat's have, whose time is that of the last turn."""
 
 
 def _parse(record: Mapping[str, Any]) -> Iterator[Record]:
@@ -33,7 +37,9 @@ def _from_its_begin(record: Mapping[str, Any], field: str) -> Iterator[Record]:
     if begin is None:
         raise MalformedError(f"{TIMES[0]}: expected when it began, or when a message was sent, got none")
     unit = 1.0 if isinstance(begin, Moment) else UNITS[guess_unit([Record(begin, 0, 0, None)], 1.0) or "s"]
-    for turn, (_, request) in enumerate(answers_in(record, field)):
+    requests = [request for _, request in answers_in(record, field)]
+    first = 1 - len(requests) if _BY_ITS_END in record else 0
+    for turn, request in enumerate(requests, first):
         request.time = type(begin)(begin + turn * TURN_SECONDS / unit)
         yield request
 

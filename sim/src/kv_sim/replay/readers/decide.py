@@ -4,6 +4,7 @@ What its first record says of the engine is taken of all of them, so another one
 """
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from itertools import chain
 from pathlib import Path
 
@@ -11,7 +12,7 @@ from kv_api import ConfigError
 from kv_sim.replay.readers.catalogue import FORMATS, detect
 from kv_sim.replay.readers.format import Format
 from kv_sim.replay.readers.guess import UNITS, agreement, guess_block_tokens, guess_unit
-from kv_sim.replay.readers.objects import Broken, Contents, Found
+from kv_sim.replay.readers.objects import Broken, Contents, Found, objects_of
 from kv_sim.replay.readers.options import SKIP_GOES_ON, EngineField, OnError, TraceOptions
 from kv_sim.replay.readers.own_columns import own_format
 from kv_sim.replay.readers.record import Moment, Record
@@ -44,6 +45,14 @@ def choose_format(file: Path, contents: Contents, options: TraceOptions) -> tupl
     raise ConfigError(f"{file}: no line of it is a record; expected JSON lines, JSON, or a table below its header")
 
 
+def looked_through(form: Format, files: Sequence[Path]) -> Format:
+    """The same, when it has seen all records, if it needs to."""
+    if form.look_through is None:
+        return form
+    found = (value for file in files for _, value in objects_of(file).found if not isinstance(value, Broken))
+    return replace(form, parse=form.look_through(found))
+
+
 def choose_unit(form: Format, first: Sequence[Record], options: TraceOptions) -> tuple[float, str | None]:
     """The seconds of a unit of time, and what to say of it."""
     if options.time_unit is not None and any(isinstance(record.time, Moment) for record in first):
@@ -63,7 +72,7 @@ def choose_block(
     """The tokens of a block, and what to say of them."""
     if options.block_tokens is not None:
         return options.block_tokens, None
-    told = first[0].block_tokens
+    told = next((one.block_tokens for one in first if one.block_tokens is not None), None)
     if told is not None:
         return told, None
     if first[0].ids is None:

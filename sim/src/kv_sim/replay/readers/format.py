@@ -1,6 +1,6 @@
 """``Format``: what a reader says of its format. Everything that all formats share is done elsewhere."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from typing import Any
@@ -61,6 +61,10 @@ class Format:
     gather: Callable[[Sequence[Mapping[str, Any]]], Iterator[tuple[int, Mapping[str, Any]]]] | None = None
     """Where a line is no request, but several lines tell of one: what is to be parsed, of all lines of a file, and
     the number of the line with which each begins."""
+    look_through: (
+        Callable[[Iterable[Mapping[str, Any]]], Callable[[Mapping[str, Any]], Iterator[Record]]] | None
+    ) = None
+    """Where what a record is depends on other ones: how it is parsed, of all of them."""
     comes_once: bool = False
     """Whether requests of one name are one, since what goes on in another file is copied there."""
 

@@ -14,6 +14,7 @@ _LIKELY: Final[Mapping[str, tuple[str, ...]]] = {
         *TIMES,
         *("arrival_time", "arrived_at", "arrival", "arrival_timestamp", "arrival_s"),
         *("timestamp_ms", "request_time", "launch_time", "request_start_time", "created_time", "event_time"),
+        "time_generated",
     ),
     "input": (
         *("input_length", "input_len", "input_tokens", "num_input_tokens", "prompt_tokens", "prompt_length"),
@@ -52,6 +53,8 @@ _SAID: Final = ("prompt", "answer", "conversation")
 """What isn't looked for in objects: text there may be anything."""
 _FEW: Final = 3
 """Words; what has fewer may be a name."""
+_INSTRUCTION, _ABOUT = "instruction", "input"
+"""What data sets for tuning have of a prompt: what to do, and with what."""
 _OF_LENGTHS: Final = ("time", "input", "output", "ids", "session", "model")
 _OF_PROMPTS: Final = ("time", "prompt", "input", "answer", "output", "session", "model")
 _OF_CONVERSATIONS: Final = ("time", "conversation", "model")
@@ -78,6 +81,8 @@ def likely_columns(record: Mapping[str, Any]) -> str | None:
         outer, dot, name = found["input"].rpartition(".")
         beside = [f"{outer}{dot}{one}" for one in BESIDE if name == "input_tokens"]
         found["input"] = "+".join([found["input"], *(one for one in beside if one in columns)])
+    if found.get("prompt") == _INSTRUCTION and isinstance(columns.get(_ABOUT), str):
+        found["prompt"] += f"+{_ABOUT}"
     if "answer" in parts and "output" in found:
         found.pop("answer", None)
     return ",".join(f"{part}={found[part]}" for part in parts if part in found) or None

@@ -19,7 +19,8 @@ MAX_PROBLEM = 60
 NOT_TEXT: Final = "this is not text in UTF-8"
 NOTHING: Final = "there is nothing in this file"
 FOR_PEOPLE: Final = (
-    " (is it a server's log for people? what is in that is no whole prompt; TraceConnector writes one)"
+    " (is it a server's log for people? what is in that is no whole prompt; TraceConnector writes one; of a text "
+    "with a prompt a line jq -Rc '{prompt: .}' makes a trace)"
 )
 BEFORE_JSON: Final = " (what stands before the JSON of a line has to go)"
 _LONGEST_NAME: Final = 40
@@ -204,8 +205,9 @@ def _row(table: Table, text: str, cells: list[str] | None) -> Mapping[str, Any] 
 
 
 def looks_for_people(names: Iterable[str]) -> bool:
-    """Whether what should be the names of columns is a sentence."""
-    return any(len(name) > _LONGEST_NAME and " " in name for name in names)
+    """Whether what should be the names of columns is a sentence, as the only name with blanks is."""
+    found = list(names)
+    return any(" " in name and (len(name) > _LONGEST_NAME or len(found) == 1) for name in found)
 
 
 def _rows(path: Path) -> Iterator[Found]:

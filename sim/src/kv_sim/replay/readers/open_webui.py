@@ -11,6 +11,7 @@ from typing import Any, Final
 from kv_sim.replay.readers.asked import inside, objects_in
 from kv_sim.replay.readers.chat import chat
 from kv_sim.replay.readers.format import Container, Format
+from kv_sim.replay.readers.messages import names_above
 from kv_sim.replay.readers.record import MalformedError, Record, number_or_date, text_of, whole
 from kv_sim.replay.readers.text import ASSUMED
 
@@ -30,7 +31,7 @@ def _parse(record: Mapping[str, Any]) -> Iterator[Record]:
         place = f"chat.history.messages.{name}"
         if not isinstance(message, dict):
             raise MalformedError(f"{place}: expected an object, got {type(message).__name__}")
-        above = [*_above(messages, message)]
+        above = [_sent(messages[one]) for one in names_above(messages, name, "parentId")]
         if message.get("role") == _ANSWERS and above:
             try:
                 yield _request(message, chat({"system": system, "messages": above}), record)
@@ -40,16 +41,6 @@ def _parse(record: Mapping[str, Any]) -> Iterator[Record]:
 
 def _messages_of(record: Mapping[str, Any]) -> Any:
     return inside(inside(record["chat"], "history"), "messages")
-
-
-def _above(messages: Mapping[str, Any], message: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
-    """What stands above a message, from the first one on."""
-    found: list[Mapping[str, Any]] = []
-    above = messages.get(text_of(message, "parentId") or "")
-    while isinstance(above, dict) and len(found) < len(messages):  # else they stand above each other
-        found.append(above)
-        above = messages.get(text_of(above, "parentId") or "")
-    return map(_sent, reversed(found))
 
 
 def _sent(message: Mapping[str, Any]) -> Mapping[str, Any]:

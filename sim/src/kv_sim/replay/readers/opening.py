@@ -19,6 +19,7 @@ from kv_sim.replay.readers.decide import (
     choose_format,
     choose_turns,
     choose_unit,
+    looked_through,
     refuse_another_engine,
 )
 from kv_sim.replay.readers.format import Format
@@ -92,6 +93,7 @@ class Opening:
         if options.tokenizer is not None and not self._form.is_text:
             raise ConfigError(f"--tokenizer: a record of format {self._form.name} has no text")
         self._text = Text(options.tokenizer, options.block_tokens)
+        self._form = looked_through(self._form, files)
         records = self._records(chain([found], (objects_of(file).found for file in files[1:])))
         if options.requests is not None:
             records = islice(records, min(options.requests, sys.maxsize))

@@ -2,10 +2,12 @@
 
 Attributes are those of OpenTelemetry's own conventions, or of OpenInference's, as Phoenix has them. What was asked
 is there where that is captured, and else how many tokens it had. A span within that of a request is the same
-request seen by the next one who takes it, and isn't counted again where both lie in one record.
+request seen by the next one who takes it, as a server's within a client's, and isn't counted again, wherever they
+lie; but one that doesn't even say how long the prompt was leaves that to those within.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import suppress
 from typing import Any, Final
 
 from kv_sim.replay.readers.asked import count_in, inside
@@ -20,9 +22,10 @@ from kv_sim.replay.readers.otlp import (
     first,
     is_jaeger,
     observed_in,
+    spans_of,
     text_in,
 )
-from kv_sim.replay.readers.record import Record, whole
+from kv_sim.replay.readers.record import MalformedError, Record, whole
 from kv_sim.replay.readers.text import ASSUMED
 
 _ASKS: Final = ("chat", "text_completion", "completion", "generate_content")
@@ -31,15 +34,51 @@ _OUTPUTS: Final = ("gen_ai.usage.output_tokens", "gen_ai.usage.completion_tokens
 _SESSIONS: Final = ("gen_ai.conversation.id", "session.id")
 _MODELS: Final = ("gen_ai.request.model", "gen_ai.response.model", "llm.model_name")
 _BROKEN: Final = ("2", "STATUS_CODE_ERROR", "ERROR")
-_OURS: Final = ("gen_ai.", "llm.", "openinference.", "ai.prompt.")
+_OURS: Final = ("gen_ai.", "llm.", "openinference.", "ai.prompt.", "mlflow.")
+
+
+def _look_through(records: Iterable[Mapping[str, Any]]) -> Callable[[Mapping[str, Any]], Iterator[Record]]:
+    """How a record is parsed, when all of them are known: spans of one request may lie in several."""
+    above: dict[int, int] = {}
+    asked, telling = set[int](), set[int]()
+    for record in records:
+        with suppress(MalformedError):  # which is said when it is parsed
+            for seen in observed_in(record):
+                if seen.own is None:
+                    continue
+                if seen.parent is not None:
+                    above[seen.own] = seen.parent
+                if _asks(seen):
+                    asked.add(seen.own)
+                    telling |= {seen.own} if _tells(seen) else set()
+    dull = {one for name in telling for one in _above(name, above) if one in asked} - telling
+    counted = asked - dull
+
+    def parse(record: Mapping[str, Any]) -> Iterator[Record]:
+        found = [seen for seen in observed_in(record) if _asks(seen) and seen.own not in dull]
+        for seen in sorted(found, key=lambda one: one.time):
+            if seen.own is None or counted.isdisjoint(_above(seen.own, above)):
+                yield _request(seen)
+
+    return parse
 
 
 def _parse(record: Mapping[str, Any]) -> Iterator[Record]:
-    asked = [seen for seen in observed_in(record) if _asks(seen)]
-    ours = {seen.own for seen in asked if seen.own is not None}
-    for seen in sorted(asked, key=lambda one: one.time):
-        if seen.parent not in ours:
-            yield _request(seen)
+    return _look_through([record])(record)
+
+
+def _above(name: int, above: Mapping[int, int]) -> Iterator[int]:
+    """The spans around one; each once, though they may say that they are around each other."""
+    seen = {name}
+    while (found := above.get(name)) is not None and found not in seen:
+        seen.add(found)
+        yield found
+        name = found
+
+
+def _tells(seen: Observed) -> bool:
+    """Whether it says what was asked, or how long that was."""
+    return first(seen.named, _INPUTS) is not None or asked_of(seen) is not None
 
 
 def _request(seen: Observed) -> Record:
@@ -74,7 +113,10 @@ def _is_traced(record: Mapping[str, Any]) -> bool:
     """Whether it has spans, of which one is about a model."""
     if not record.keys().isdisjoint(PACKETS) or is_jaeger(record):
         return True
-    spans = record["spans"] if isinstance(record.get("spans"), list) else [record]
+    try:
+        spans = spans_of(record)
+    except MalformedError:
+        return False
     named: list[Named | Mapping[str, Any]] = [one for span in spans if (one := attributes_of(span)) is not None]
     return any(str(name).startswith(_OURS) for one in named for name in one)
 
@@ -87,6 +129,7 @@ OTEL = Format(
     Container.JSON,
     (),
     _parse,
+    look_through=_look_through,
     matches=_is_traced,
     looked_for="resourceSpans, resourceLogs, spans or attributes with gen_ai, llm or openinference",
     unit_seconds=1e-9,

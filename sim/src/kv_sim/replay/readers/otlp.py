@@ -1,7 +1,8 @@
 """Where OpenTelemetry's spans and events lie in a record, and what each of them says by name.
 
 That is OTLP's JSON, of spans (Tempo calls them batches) or of logs; Jaeger's, whose attributes are tags; a record
-of ``spans``; or each is a record, as a console or a table has it, whose attributes are an object.
+of ``spans``, or with such in its ``data``, as MLflow's; or each is a record, as a console or a table has it, whose
+attributes are an object.
 
 What a model was asked may be said in events: of a span, or of a log, where each message is one, and those of one
 span are one request. There they have to lie in one record.
@@ -11,13 +12,16 @@ from collections.abc import Iterator, Mapping
 from typing import Any, Final, NamedTuple
 
 from kv_sim.replay.readers.asked import inside, json_in, objects_in
+from kv_sim.replay.readers.mlflow import as_usual
 from kv_sim.replay.readers.record import number_or_date
 
 STARTS: Final = (
-    *("startTimeUnixNano", "start_time", "startTime", "timeUnixNano", "observedTimeUnixNano"),
+    *("startTimeUnixNano", "start_time_unix_nano", "start_time", "startTime"),
+    *("timeUnixNano", "observedTimeUnixNano"),
     *("Timestamp", "timestamp"),
 )
 ATTRIBUTES: Final = ("attributes", "SpanAttributes", "LogAttributes")
+_TRACES: Final = ("traceId", "trace_id", "TraceId", "traceID")
 _IDS: Final = ("spanId", "span_id", "SpanId")
 _PARENTS: Final = ("parentSpanId", "parent_span_id", "parent_id", "ParentSpanId")
 _SPANS: Final = ("resourceSpans", "batches")
@@ -47,14 +51,23 @@ class Observed(NamedTuple):
         return number_or_date(self.span, first(self.span, STARTS) or STARTS[0])
 
     @property
-    def own(self) -> str | None:
-        """What it is called."""
-        return text_in(self.span, _IDS)
+    def own(self) -> int | None:
+        """What it is called, as a number."""
+        return self._number(text_in(self._context, _IDS))
 
     @property
-    def parent(self) -> str | None:
-        """What the one around it is called."""
-        return text_in(self.span, _PARENTS)
+    def parent(self) -> int | None:
+        """The same of the one around it."""
+        return self._number(text_in(self.span, _PARENTS))
+
+    @property
+    def _context(self) -> Mapping[str, Any]:
+        """Where its names are."""
+        found = self.span.get("context")
+        return found if isinstance(found, dict) and first(self.span, _IDS) is None else self.span
+
+    def _number(self, name: str | None) -> int | None:
+        return hash((text_in(self._context, _TRACES), name)) if name else None
 
 
 def observed_in(record: Mapping[str, Any]) -> Iterator[Observed]:
@@ -70,9 +83,16 @@ def observed_in(record: Mapping[str, Any]) -> Iterator[Observed]:
                 for span in objects_in(scope, "spans"):
                     yield _span(span, _by_name(objects_in(span, "attributes")))
     else:
-        for span in objects_in(record, "spans") if "spans" in record else [record]:
+        for span in spans_of(record):
             if (named := attributes_of(span)) is not None:
                 yield _span(span, {str(name): value for name, value in named.items()})
+
+
+def spans_of(record: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    """Those that a record has, or lie in its data, as MLflow's; or that it is."""
+    data = record.get("data")
+    outer = data if isinstance(data, dict) and "spans" in data else record
+    return objects_in(outer, "spans") if "spans" in outer else [record]
 
 
 def attributes_of(span: Any) -> Mapping[str, Any] | None:
@@ -109,7 +129,7 @@ def _span(span: Mapping[str, Any], named: Named) -> Observed:
             role = _MESSAGES.get(str(event.get("name")))
             messages += [] if role is None else [_message(role, about)]
             named = {**about, **named}
-    return Observed(span, named, messages)
+    return Observed(span, as_usual(named), messages)
 
 
 def _of_jaeger(span: Mapping[str, Any]) -> Observed:
@@ -123,7 +143,7 @@ def _of_jaeger(span: Mapping[str, Any]) -> Observed:
         for log in objects_in(span, "logs")
         for fields in [objects_in(log, "fields")]
     ]
-    own = {"spanId": span.get("spanID"), "parent_id": next(iter(above), None)}
+    own = {"traceId": span.get("traceID"), "spanId": span.get("spanID"), "parent_id": next(iter(above), None)}
     return _span({"startTime": span.get("startTime"), **own, "events": events}, named)
 
 

@@ -1,7 +1,8 @@
 """A format that nobody here knows: whoever has it says which of its columns, or fields, is what.
 
 ``time=arrived,input=usage.prompt_tokens,ids=blocks`` says it; a dot goes into an object, and a length may be the
-sum of some (``input=a+b``), the first of which has to be there. Only a prompt's length, or its text, is needed.
+sum of some (``input=a+b``), the first of which has to be there, as text may be some behind each other. Only a
+prompt's length, or its text, is needed.
 """
 
 import re
@@ -38,6 +39,7 @@ _NEVER_WITH: Final[Mapping[str, tuple[str, ...]]] = {
 }
 """What says the same."""
 _SUM: Final = "+"
+_TEXTS: Final = ("prompt", "answer")
 _ENDS: Final = {
     "ms": re.compile("(^|[_.])(ms|millis)$|[a-z](Ms|Millis)$"),
     "us": re.compile("(^|[_.])(us|micros)$|[a-z](Us|Micros)$"),
@@ -128,7 +130,7 @@ def _found_by(columns: Mapping[str, str]) -> Callable[[Mapping[str, Any]], Mappi
     """What finds in a record what its columns have, all of which have to be there."""
 
     def find(record: Mapping[str, Any]) -> Mapping[str, Any]:
-        found = {column: _value(record, column) for column in columns.values()}
+        found = {column: _value(record, column, is_text=part in _TEXTS) for part, column in columns.items()}
         missing = [column for column, value in found.items() if value is None]
         if missing:
             part = next(part for part, column in columns.items() if column == missing[0])
@@ -171,14 +173,24 @@ def _lacking(record: Mapping[str, Any], column: str) -> list[str]:
     return beside if any(_value(record, one) for one in beside) else []
 
 
-def _value(record: Mapping[str, Any], column: str) -> Any:
+def _value(record: Mapping[str, Any], column: str, *, is_text: bool = False) -> Any:
     """What a column has; None: there is none."""
     if column in record:
         return record[column]
     if _SUM in column:
         first, *more = (_value(record, one.strip()) for one in column.split(_SUM))
+        if is_text:
+            return (
+                None if first is None else "".join(_text(column, one) for one in (first, *more) if one is not None)
+            )
         counts = [whole({column: one}, column, usual=0) for one in (first, *more)]
         return None if first is None else sum(counts)
     outer, dot, inner = column.partition(".")
     below = record.get(outer)
     return _value(below, inner) if dot and isinstance(below, dict) else None
+
+
+def _text(column: str, value: Any) -> str:
+    if not isinstance(value, str):
+        raise MalformedError(f"{column}: expected texts, got one of {type(value).__name__}")
+    return value

@@ -20,8 +20,14 @@ SHIPPED: Final = ("mooncake-conversation", "mooncake-synthetic")
 """Traces that come with this package, by name."""
 
 _SUFFIXES: Final = (".json", ".jsonl", ".ndjson", ".csv", ".tsv", ".txt", ".log", ".parquet", ".arrow", ".feather")
-_BESIDE: Final = ("dataset_info.json", "dataset_dict.json", "state.json", "sessions-index.json")
-"""What Hugging Face's datasets keep beside their rows, and Claude Code beside its transcripts."""
+_BESIDE: Final = (
+    *("dataset_info.json", "dataset_dict.json", "state.json", "sessions-index.json"),
+    *("user.json", "users.json", "projects.json", "memories.json"),
+    *("message_feedback.json", "model_comparisons.json", "shared_conversations.json"),
+    *("ui_messages.json", "task_metadata.json", "context_history.json", "history_item.json", "settings.json"),
+)
+"""What Hugging Face's datasets keep beside their rows, Claude Code beside its transcripts, exports of ChatGPT and
+of Claude.ai beside their chats, and Cline and Roo Code beside what they asked."""
 _FOLDERS_BESIDE: Final = ("tool-results",)
 """The same of whole folders: those are what tools printed."""
 _PACKED: Final = (".xz", ".gz", ".bz2", ".zst")

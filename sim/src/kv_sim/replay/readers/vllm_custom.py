@@ -1,22 +1,31 @@
-"""vLLM's custom benchmark data: prompts as text or as token ids. It has no times; a log of such prompts does."""
+"""vLLM's custom benchmark data: prompts as text or as token ids. It has no times; a log of such prompts does.
+
+TensorRT-LLM's is alike, but for what token ids are called.
+"""
 
 from collections.abc import Iterator, Mapping
-from typing import Any
+from typing import Any, Final
 
 from kv_sim.replay.readers.asked import for_each, own_request
 from kv_sim.replay.readers.format import Container, Format
 from kv_sim.replay.readers.record import Record, prompts_of
 from kv_sim.replay.readers.text import ASSUMED
 
+_TOKENS: Final = ("prompt_token_ids", "input_ids")
+
 
 def _parse(record: Mapping[str, Any]) -> Iterator[Record]:
-    tokens = record.get("prompt_token_ids")
+    tokens = next((record[field] for field in _TOKENS if record.get(field) is not None), None)
     yield from for_each(prompts_of(record if tokens is None else {"prompt": tokens}), own_request(record))
 
 
 def _is_custom(record: Mapping[str, Any]) -> bool:
     """Whether it has a prompt; one that is null isn't there beside messages."""
+    if isinstance(record.get("prompt"), dict):
+        return False
     if record.get("prompt_token_ids") is not None or record.get("prompt") is not None:
+        return True
+    if isinstance(record.get("input_ids"), list) and "output_tokens" in record:
         return True
     return "prompt" in record and "messages" not in record
 

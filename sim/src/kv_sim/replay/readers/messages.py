@@ -1,0 +1,148 @@
+"""Messages that programs keep of their chats: an answer is a request, whose prompt is what stands above it.
+
+A request arrives when the last message above it was written, and else when its answer was. Messages lie in a row,
+or each names the one above it; then an answer that was made anew is another request.
+"""
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Final, cast
+
+from kv_sim.replay.readers.asked import inside
+from kv_sim.replay.readers.chat import chat
+from kv_sim.replay.readers.record import MalformedError, Record, number_or_date, text_of, whole
+
+ANSWERS: Final = "assistant"
+_PLACE: Final = "messages[0]."
+
+
+@dataclass(frozen=True)
+class Said:
+    """One message, as it is sent again."""
+
+    text: Sequence[str]
+    """Behind its role; of one that says nothing, nothing."""
+    time: int | float | None = None
+
+    @property
+    def words(self) -> str:
+        """Without its role."""
+        return "".join(self.text).partition("|>")[2]
+
+
+@dataclass
+class Answered:
+    """What is said of an answer beside the answer itself."""
+
+    time: int | float | None = None
+    session: str | None = None
+    model: str | None = None
+    tokens: int | None = None
+    """How long it was, where that was counted."""
+    text: str = field(default="", repr=False)
+    """What it said, with all that was thought."""
+    told_tokens: int | None = None
+    name: str | None = None
+    has_failed: bool = False
+
+
+def said(role: str, content: Any, place: str, time: int | float | None = None) -> Said:
+    """A message whose content is as an API is sent it."""
+    parts = [one for one in content if one != ""] if isinstance(content, list) else content
+    if parts is None or parts in ("", []):
+        return Said((), time)
+    try:
+        return Said(chat({"messages": [{"role": role, "content": parts}]})[:-1], time)
+    except MalformedError as error:
+        raise MalformedError(f"{place}.{str(error).removeprefix(_PLACE)}") from None
+
+
+class Heard:
+    """What each of some messages says, made once for all answers that stand below it."""
+
+    def __init__(self, say: Callable[[Mapping[str, Any]], Iterable[Said]]) -> None:
+        self._say = say
+        self._heard: dict[int, list[Said | MalformedError]] = {}
+
+    def of(self, messages: Iterable[Mapping[str, Any]]) -> list[Said | MalformedError]:
+        """Of messages that are kept as long as this is."""
+        return [one for message in messages for one in self._of(message)]
+
+    def _of(self, message: Mapping[str, Any]) -> list[Said | MalformedError]:
+        if id(message) not in self._heard:
+            try:
+                self._heard[id(message)] = [*self._say(message)]
+            except MalformedError as error:
+                self._heard[id(message)] = [error]
+        return self._heard[id(message)]
+
+
+def request(above: Sequence[Said | MalformedError], answer: Answered, place: str) -> Iterator[Record]:
+    """The request that an answer was given to; none, if nothing was said before."""
+    for one in above:
+        if isinstance(one, MalformedError):
+            raise one
+    heard = cast("Sequence[Said]", above)
+    text = [piece for one in heard for piece in one.text]
+    if not text:
+        return
+    time = next((one.time for one in reversed(heard) if one.time is not None), answer.time)
+    if time is None:
+        raise MalformedError(f"{place}: expected a time of it, or of a message above it, got none")
+    yield Record(
+        time,
+        0,
+        answer.tokens or 0,
+        None,
+        session=answer.session,
+        model=answer.model,
+        text=[*text, f"<|{ANSWERS}|>"],
+        answer=answer.text if answer.tokens is None else None,
+        told_tokens=answer.told_tokens,
+        name=answer.name,
+        has_failed=answer.has_failed,
+    )
+
+
+def placed(messages: Any, place: str) -> list[tuple[str, Mapping[str, Any]]]:
+    """Messages of a list, or of an object that has them by name, each with its place."""
+    if isinstance(messages, dict):
+        found = [(f"{place}.{name}", one) for name, one in messages.items()]
+    elif isinstance(messages, list):
+        found = [(f"{place}[{number}]", one) for number, one in enumerate(messages)]
+    else:
+        raise MalformedError(f"{place}: expected messages, got {type(messages).__name__}")
+    for where, one in found:
+        if not isinstance(one, dict):
+            raise MalformedError(f"{where}: expected an object, got {type(one).__name__}")
+    return found
+
+
+def names_above(nodes: Mapping[str, Any], name: str, field: str) -> list[str]:
+    """The names of those above one, from the first one on, where each says which one stands above it."""
+    found: list[str] = []
+    above = text_of(nodes[name], field)
+    while above is not None and isinstance(nodes.get(above), dict) and len(found) < len(nodes):
+        found.append(above)  # unless they stand above each other
+        above = text_of(nodes[above], field)
+    return found[::-1]
+
+
+def time_in(message: Mapping[str, Any], field: str, place: str) -> int | float | None:
+    """When it was written, if it says that."""
+    if message.get(field) is None:
+        return None
+    try:
+        return number_or_date(message, field)
+    except MalformedError as error:
+        raise MalformedError(f"{place}.{error}") from None
+
+
+def counted_in(counts: Any, fields: Sequence[str], place: str) -> int | None:
+    """The sum of some counts; None where the first one isn't there."""
+    if inside(counts, fields[0]) is None:
+        return None
+    try:
+        return sum(whole(counts, one, usual=0) for one in fields)
+    except MalformedError as error:
+        raise MalformedError(f"{place}.{error}") from None

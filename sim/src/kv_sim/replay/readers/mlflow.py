@@ -1,0 +1,35 @@
+"""What MLflow says of a span, in the words of OpenTelemetry: its attributes are JSON, of names of its own."""
+
+from collections.abc import Mapping
+from typing import Any, Final
+
+from kv_sim.replay.readers.asked import inside, json_in
+
+_KIND: Final = "mlflow.spanType"
+_ASKED: Final = "mlflow.spanInputs"
+_COUNTS: Final = "mlflow.chat.tokenUsage"
+_ASKS: Final = ("CHAT_MODEL", "LLM")
+
+
+def as_usual(named: Mapping[str, Any]) -> dict[str, Any]:
+    """The same, with what is usual besides; of a span of somebody else, as it is."""
+    return {**_usual(named), **named} if _KIND in named else dict(named)
+
+
+def _usual(named: Mapping[str, Any]) -> dict[str, Any]:
+    kind = str(named[_KIND]).strip('"')
+    found: dict[str, Any] = {"gen_ai.operation.name": "chat" if kind in _ASKS else kind.lower()}
+    asked, counts = json_in(named.get(_ASKED)), json_in(named.get(_COUNTS))
+    for field in ("input_tokens", "output_tokens"):
+        if (count := inside(counts, field)) is not None:
+            found[f"gen_ai.usage.{field}"] = count
+    messages = next((one for name in ("messages", "prompt", "input") if (one := inside(asked, name))), None)
+    if isinstance(messages, str):
+        messages = [{"role": "user", "content": messages}]
+    more = {
+        "gen_ai.input.messages": messages,
+        "gen_ai.tool.definitions": inside(asked, "tools"),
+        "gen_ai.system_instructions": inside(asked, "system"),
+        "gen_ai.request.model": inside(asked, "model"),
+    }
+    return found | {name: value for name, value in more.items() if value}
