@@ -32,6 +32,8 @@ WRONG = [
         f"{WHERE}.sync_load_budget_bytes: expected a whole number of at least 0, got -1",
     ),
     ({"hold_blocks": "maybe"}, f"{WHERE}.hold_blocks: expected one of auto, always, never, got 'maybe'"),
+    ({"store_when": "later"}, f"{WHERE}.store_when: expected one of computed, evicted, got 'later'"),
+    ({"store_when": True}, f"{WHERE}.store_when: expected one of computed, evicted, got True"),
     ({"hold_blocks": ["auto"]}, f"{WHERE}.hold_blocks: expected one of auto, always, never, got ['auto']"),
     (
         {"load_timeout_seconds": -1},
@@ -75,6 +77,7 @@ def test_what_is_set_where_nothing_is():
         "self_describing_kv_events": False,
         "sync_load_budget_bytes": 0,
         "hold_blocks": "auto",
+        "store_when": "computed",
         "load_timeout_seconds": 0.0,
         "store_timeout_seconds": None,
         "max_deferred_lookups": 50,

@@ -40,7 +40,7 @@ class EngineDescription:
     holds_blocks: bool
     """Stores hold the blocks of ended requests; otherwise they are fenced."""
     stores_late: bool
-    """What is computed is stored when its blocks are given away; otherwise at once, or when its request has ended."""
+    """What is computed is stored when its blocks are given away; else at once, or when its request has ended."""
     fails_requests: bool
     """Whether failed loads are told by request: with several groups, offloaded or not, and with states. By block,
     an engine would go on where the first failed one begins, and there may be no state."""

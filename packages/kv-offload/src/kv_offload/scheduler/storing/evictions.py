@@ -5,11 +5,11 @@ medium adds nothing until it is larger than the GPU's prefix cache. With ``store
 when its request has let go of it and the first of its blocks comes up among those that the engine gives away next.
 Then the two hold different chunks, and what stays on the GPU anyway is never copied.
 
-A request that ends, or is preempted, *leaves* its chunks here, by block. A block that somebody else gets takes its
-chunk along; of one that the engine doesn't find by its hash nothing is stored: it isn't complete, or wrong. A block
-that a request finds by its hash is only read, and that request leaves its chunk once more. The engine's queue of
-free blocks is looked at as far as an eighth of all blocks, again when half of them have been given away: chunks
-found there are offered to the medium, and left no longer.
+A request that ends, or is preempted, *leaves* its chunks here, by block. A block that somebody else gets takes
+its chunk along; of one that the engine doesn't find by its hash nothing is stored: it isn't complete, or wrong. A
+block that a request finds by its hash is only read, and that request leaves its chunk once more. The engine's
+queue of free blocks is looked at as far as an eighth of all blocks, again when half of them have been given away:
+chunks found there are offered to the medium, and left no longer.
 
 The copy begins after the step, and whoever gets a block meanwhile waits for it (a fence). A medium hears of a
 request of its own each time, since the one that computed the chunks prepares nothing any more. What finds no room
@@ -23,7 +23,7 @@ from dataclasses import replace
 from itertools import islice
 from typing import Any, Final, NamedTuple, Protocol
 
-from kv_api import BlockPool, ConfigError
+from kv_api import BlockPool, ConfigError, ReqContext
 from kv_offload.scheduler.state.progress import Progress
 from kv_offload.scheduler.state.request_state import RequestState
 from kv_offload.scheduler.storing.batches import Batch, Plan, in_batches
@@ -124,14 +124,15 @@ class Evictions:
             its = left.state.progress.groups[left.place].blocks_of(left.chunk)
             is_whole = all(self._left.get(other) == left for other in its)
             for other in its:
-                if self._left.get(other) == left:
+                if self._left.get(other) == left:  # else it is another request's by now
                     del self._left[other]
             if is_whole and block.block_hash is not None:
                 yield left
 
     def _plan(self, state: RequestState, batch: Batch) -> Plan:
+        offering = replace(state, context=_context(state.context, state.progress), loads=set(), stores=set())
         stops = [progress.cursor for progress in state.progress.groups]
-        return Plan(state, in_batches(self._layout, batch), stops, 0, 0, is_final=True)
+        return Plan(offering, in_batches(self._layout, batch), stops, 0, 0, is_final=True)
 
     def check(self) -> None:
         """Recount."""
@@ -141,11 +142,16 @@ class Evictions:
 
 
 def detached(state: RequestState, layout: Layout) -> RequestState:
-    """A life of its own for what a request leaves."""
-    of_request = state.context
+    """What a request leaves, apart from it: it may go on, with another table."""
+    progress = Progress(layout, ReqContext(""))
+    for left, known in zip(progress.groups, state.progress.groups, strict=True):
+        left.keys, left.table = known.keys, known.table
+    return replace(state, progress=progress)
+
+
+def _context(of_request: ReqContext, progress: Progress) -> ReqContext:
+    """That of a request which stores what another one left."""
     context = replace(of_request, req_id=f"{of_request.req_id}, left")
-    progress = Progress(layout, context)
-    for kept, known in zip(progress.groups, state.progress.groups, strict=True):
-        kept.keys += known.keys
-        kept.table += known.table
-    return RequestState(state.request, context, progress, max_offload_tokens=state.max_offload_tokens)
+    for of_group in progress.groups:
+        context.derive_offload_key_positions(of_group.keys, of_group.group.tokens_per_chunk)
+    return context

@@ -41,8 +41,7 @@ class Storing:
         for request_id in preempted:
             if request_id in states:
                 state = states[request_id]
-                if not state.loads:  # what isn't computed yet, the engine doesn't find by a hash
-                    self._leave(state, state.request.num_tokens - 1)
+                self._leave(state, state.request.num_tokens)  # what isn't computed, the engine finds by no hash
                 books.lose_blocks(states[request_id])
         told = tables_of_step(output, states)
         for state, _ in told.whole:
@@ -106,7 +105,7 @@ class Storing:
 
     def _leave(self, state: RequestState, known: int) -> None:
         """A request lets go of its blocks, and what it has within ``known`` tokens is left in them."""
-        if self.evictions is not None and state.progress.has_blocks:
+        if self.evictions is not None:
             self.evictions.leave(self._plan(detached(state, self._books.layout), known, is_final=True))
 
     def store_at_end(self, state: RequestState, block_ids: BlockIds) -> bool:
@@ -145,8 +144,7 @@ class Storing:
         if not self._books.layout.reaches_all:
             shared = getattr(request, "shared_prefix_boundary", 0)
             ends = Ends(min(prompt, limit), tokens, min(shared, limit))
-        with_loaded = state.offers_loaded or self.evictions is not None  # it may be in the medium no more by then
-        offers = progress.offers(stops, ends, with_loaded=with_loaded)
+        offers = progress.offers(stops, ends, with_loaded=state.offers_loaded)
         return Plan(state, in_batches(self._books.layout, offers), stops, limit, known, is_final)
 
     def _store(self, plans: list[Plan]) -> None:
