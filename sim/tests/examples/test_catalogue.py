@@ -87,6 +87,12 @@ KNOWN: dict[str, tuple[list[Connector], str, tuple[int, int, bool], dict[str, st
         {},
     ),
     "offload-again": ([offload(hold_blocks="never", store_threshold=3)], "zeroing", (1, 3, True), {}),
+    "offload-evicted": (
+        [offload(hold_blocks="never", store_when="evicted", offload_prompt_only=False)],
+        "zeroing groups states keeps events",
+        (1, 1, True),
+        {},
+    ),
     "offload-hasty": ([offload(load_timeout_seconds=1, store_timeout_seconds=1)], "", (1, 1, True), {}),
     "offload-file": ([FILES], "losses counts", (1, 1, True), {}),
     "offload+offload": ([offload(**CHUNKS), offload()], "events", (2, 1, False), {}),

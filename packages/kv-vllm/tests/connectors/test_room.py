@@ -39,7 +39,8 @@ def test_no_more_than_the_gpu_has(told, rows, per_chunk, blocks):
     assert found == [
         f"OffloadingConnector: host memory has room for {blocks} blocks, the GPU's prefix cache for 8. What is "
         "used last is in both, so next to nothing will be found in host memory; twice the GPU's would be "
-        f"cpu_bytes_to_use {twice} (now {rows * ROW_BYTES})"
+        f"cpu_bytes_to_use {twice} (now {rows * ROW_BYTES}), and with store_when 'evicted' it would have what the "
+        "GPU loses"
     ]
     assert not told({**extra, "cpu_bytes_to_use": twice})
 
@@ -52,3 +53,14 @@ def test_it_is_said_once_an_engine_and_of_nothing_else(told, tmp_path):
     assert not told(
         {**FILES, "file_bytes_to_use": 1 << 14, "file_dir": str(tmp_path), "file_staging_bytes": 1 << 14}
     )
+
+
+def test_what_the_gpu_loses_is_of_use_from_the_first_block_on(told, cache):
+    from vllm.v1.kv_cache_interface import FullAttentionSpec
+
+    (group,) = cache.kv_cache_groups
+    size = {"block_size": 16, "num_kv_heads": 1, "head_size": 8, "dtype": group.kv_cache_spec.dtype}
+    group.kv_cache_spec = FullAttentionSpec(**size)
+    little = {"cpu_bytes_to_use": ROW_BYTES, "hold_blocks": "never"}
+    assert told(little)
+    assert not told({**little, "store_when": "evicted"})

@@ -124,6 +124,13 @@ OFFLOAD_HASTY: Final = offloading(load_timeout_seconds=1, store_timeout_seconds=
 OFFLOAD_AGAIN: Final = fenced(store_threshold=3)
 """Stores what is computed for the third time."""
 
+NOT_EVICTED: Final = frozenset({Trait.ZEROING, Trait.GROUPS, Trait.STATES, Trait.KEEPS, Trait.EVENTS})
+"""What a connector can't claim that stores when blocks are given away: what is on the GPU isn't kept, and single
+blocks of windows and states are given away before."""
+OFFLOAD_EVICTED: Final = offloading(
+    without=NOT_EVICTED, hold_blocks="never", store_when="evicted", offload_prompt_only=False
+)
+
 OFFLOAD_FILE: Final = Subject(
     "TimedOffloadingConnector",
     "kv_sim.offload",
@@ -183,6 +190,7 @@ SUBJECTS: Final[dict[str, Subject]] = {
     "offload-held": OFFLOAD_HELD,
     "offload-in-step-fenced": OFFLOAD_IN_STEP_FENCED,
     "offload-again": OFFLOAD_AGAIN,
+    "offload-evicted": OFFLOAD_EVICTED,
     "offload-hasty": OFFLOAD_HASTY,
     "offload-file": OFFLOAD_FILE,
     "offload+offload": several(OFFLOAD_CHUNKS, OFFLOAD),

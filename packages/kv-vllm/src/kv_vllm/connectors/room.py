@@ -1,13 +1,15 @@
 """Whether host memory has room for more than the GPU has in its own prefix cache, said once when a server begins.
 
 What is computed is in both. Both keep what was used last, so host memory that is no larger has hardly anything
-that the GPU has not: it is written, never read, and nothing else would tell.
+that the GPU has not: it is written, never read, and nothing else would tell. With ``store_when: evicted`` it has
+what the GPU loses.
 """
 
 from logging import getLogger
 from typing import Any
 
 from kv_api import OffloadingManager
+from kv_offload.options import StoreWhen
 
 _log = getLogger("kv_vllm")
 
@@ -16,7 +18,8 @@ def warn_of_little_room(manager: OffloadingManager, vllm_config: Any, kv_cache_c
     """Warn of host memory that is no larger than the GPU's prefix cache. Of another medium nothing is said."""
     facts: Any = next(iter(manager.config_info()), {})
     chunks = facts.get("cpu_num_chunks")
-    if kv_cache_config is None or chunks is None or not vllm_config.cache_config.enable_prefix_caching:
+    is_late = vllm_config.kv_transfer_config.kv_connector_extra_config.get("store_when") == StoreWhen.EVICTED
+    if kv_cache_config is None or chunks is None or is_late or not vllm_config.cache_config.enable_prefix_caching:
         return
     in_host, on_gpu = chunks * facts["cpu_blocks_per_chunk"], kv_cache_config.num_blocks
     if in_host <= on_gpu:
@@ -24,7 +27,7 @@ def warn_of_little_room(manager: OffloadingManager, vllm_config: Any, kv_cache_c
         _log.warning(
             "OffloadingConnector: host memory has room for %d blocks, the GPU's prefix cache for %d. What is used "
             "last is in both, so next to nothing will be found in host memory; twice the GPU's would be "
-            "cpu_bytes_to_use %d (now %d)",
+            "cpu_bytes_to_use %d (now %d), and with store_when 'evicted' it would have what the GPU loses",
             in_host,
             on_gpu,
             -(-2 * on_gpu * size // in_host),

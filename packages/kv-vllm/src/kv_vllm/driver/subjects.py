@@ -8,7 +8,7 @@ and networks aren't here. None of them claims ``FAILURES``: ``ExampleConnector``
 from dataclasses import replace
 from typing import Any, Final
 
-from kv_sim.examples.catalogue import P2P, several
+from kv_sim.examples.catalogue import NOT_EVICTED, P2P, several
 from kv_sim.subject import Subject, Trait
 
 _V1: Final = "vllm.distributed.kv_transfer.kv_connector.v1"
@@ -60,6 +60,13 @@ OUR_SUBJECTS: Final[dict[str, Subject]] = {
     "our-offloading-chunks": ours(blocks_per_chunk=2, offload_prompt_only=False, self_describing_kv_events=True),
     "our-offloading-held": ours(hold_blocks="always", blocks_per_chunk=3, eviction_policy="sieve"),
     "our-offloading-in-step": ours(sync_load_budget_bytes=1 << 20),
+    "our-offloading-evicted": ours(
+        without=NOT_EVICTED,
+        hold_blocks="never",
+        store_when="evicted",
+        blocks_per_chunk=2,
+        offload_prompt_only=False,
+    ),
     "our-p2p": replace(P2P, kv_connector="DrivenP2PConnector", module_path="kv_vllm.world_p2p"),
 }
 """Ours as vLLM loads them. They claim what they claim in the testbed's own engine."""

@@ -1,0 +1,40 @@
+"""Stores when vLLM's pool is about to give blocks away: its queue of free blocks, and who is preempted."""
+
+from collections import Counter
+
+import pytest
+
+pytest.importorskip("kv_sim")
+
+from kv_offload.scheduler.storing.evictions import Evictions
+from kv_sim.fuzz import run_seed
+from kv_vllm.installed import vllm_version
+
+pytestmark = [pytest.mark.vllm, pytest.mark.filterwarnings("ignore")]
+
+
+@pytest.fixture(autouse=True)
+def subject():
+    pytest.importorskip("vllm")
+    vllm_version()
+    from kv_vllm.driver.subjects import OUR_SUBJECTS
+
+    return OUR_SUBJECTS["our-offloading-evicted"]
+
+
+def test_what_comes_up_is_stored_and_loaded(subject, monkeypatch):
+    counts = Counter()
+    real = Evictions.plans
+
+    def counted(self):
+        plans = real(self)
+        counts["offered"] += sum(len(chunks) for plan in plans for batch in plan.batches for chunks in batch)
+        return plans
+
+    monkeypatch.setattr(Evictions, "plans", counted)
+    for seed in range(12):
+        run = run_seed(subject, seed, engine="vllm")
+        assert run.failure is None, run.failure.violation
+        counts["loads"] += run.coverage.situations["match: asynchronous load"]
+    assert counts["offered"] > 20
+    assert counts["loads"] > 0
