@@ -84,6 +84,9 @@ LMCACHE = ["lmcache==0.5.6", "aiofile", "caio", "sortedcontainers"]
 PEGAFLOW = ["pegaflow-llm==0.25.1"]
 """Its client wants a server with a GPU, and isn't used here."""
 
+AIBRIX = ["aibrix-kvcache==0.8.0", "cityhash", "redis"]
+"""With what it imports and vLLM's CPU build doesn't have; the rest is for stores that aren't used here."""
+
 VLLM_SETUP = str(ROOT / "packages" / "kv-vllm" / "tests" / "support" / "cpu_vllm.py")
 """What has to be done by hand around these two."""
 
@@ -416,7 +419,7 @@ if marked("vllm"):
         install_vllm(session)
         needs = str(session.run("python", VLLM_SETUP, "build-needs", silent=True)).split()
         session.install(*needs, "pip")
-        session.install("--no-deps", *CARRIERS["nixl"], *CARRIERS["mooncake"], *LMCACHE, *PEGAFLOW)
+        session.install("--no-deps", *CARRIERS["nixl"], *CARRIERS["mooncake"], *LMCACHE, *PEGAFLOW, *AIBRIX)
         session.env["UCX_MODULES"] = "^ib"  # as in the session carriers: Mooncake's needs libibverbs
         sdists, folder = RUN / "vllm-sdist", RUN / "vllm-tests"
         source = [f"--dest={sdists}", "--no-deps", "--no-binary=vllm", "--no-build-isolation"]

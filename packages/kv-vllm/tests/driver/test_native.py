@@ -237,6 +237,19 @@ def test_each_worker_knows_its_rank():
     assert parallel_state._TP is None
 
 
+@pytest.mark.parametrize("runner", [1, 2])
+def test_whose_package_changes_runner_v1_brings_a_worker_that_is_changed_alike(runner, monkeypatch):
+    import kv_vllm_threads
+
+    from kv_vllm.driver.worker import VllmWorker, VllmWorkerV2
+
+    changed = type("Changed", (VllmWorker,), {})
+    monkeypatch.setattr(kv_vllm_threads.ThreadedConnector, "runner_v1", changed, raising=False)
+    world = World(WorldConfig(engine="vllm", runner=runner), threaded("ThreadedConnector"))
+    assert [type(worker) for worker in world.engine.workers] == [changed if runner == 1 else VllmWorkerV2]
+    world.break_off(None)
+
+
 def test_worlds_are_deployments_of_their_own():
     from kv_sim.engine.place import Place
     from kv_vllm.driver.setup import Setup

@@ -135,6 +135,7 @@ def test_what_attends_has_a_backend_for_blocks_of_any_size(module):
         str(layer.get_attn_backend().get_supported_kernel_block_sizes()[0].base) for layer in layers.values()
     }
     assert size == "1"
+    assert {float(scale) for layer in layers.values() for scale in (layer._k_scale, layer._v_scale)} == {1}
 
 
 @pytest.mark.parametrize("zeroes", [True, False])

@@ -10,5 +10,6 @@ for failures until time is up.
 
 Any other connector of vLLM's base class is found by ``classes``. Of what it would have in a server it gets a rank
 (``ranks``), attention layers (``layers``), ``ports`` to listen on, streams and events (``streams``), and a
-``device`` that waits for nobody.
+``device`` that waits for nobody. If its package changes vLLM's runner V1, its class names a worker that is changed
+alike (``setup.RUNNER``).
 """

@@ -7,6 +7,7 @@ purpose, so that of a world takes any.
 from functools import cache
 from typing import Any
 
+import torch
 from vllm.config import set_current_vllm_config
 from vllm.model_executor.layers.attention_layer_base import AttentionLayerBase
 from vllm.v1.attention.backend import AttentionBackend, MultipleOf
@@ -30,10 +31,11 @@ def _backend(head_size: int, dtype: Any, cache_dtype: str) -> type[AttentionBack
 
 
 class WorldLayer(AttentionLayerBase):  # type: ignore[misc]
-    """A layer of attention, as far as vLLM looks at it; it computes nothing."""
+    """A layer of attention, as far as vLLM looks at it; it computes nothing. Keys and values stay as they are."""
 
     def __init__(self, backend: type[AttentionBackend]) -> None:
         self._backend = backend
+        self._k_scale = self._v_scale = torch.ones(())
 
     def get_attn_backend(self) -> type[AttentionBackend]:
         return self._backend

@@ -45,6 +45,9 @@ FOLDER = "{folder}"
 SOCKETS = "VLLM_RPC_BASE_PATH"
 """The folder for sockets, which connectors name after their engine: in worlds those are named alike."""
 
+RUNNER = "runner_v1"
+"""Of the class of a connector whose package changes vLLM's runner V1: a ``VllmWorker`` that is changed alike."""
+
 
 def request_of(twin: Twin) -> Request:
     """The request that vLLM gets for a twin, which takes over its block hashes."""
@@ -125,8 +128,8 @@ class Setup:
         self.environment = free_ports()
         self._transfer = self._transfer_values(subject)
         self._is_vllms = is_vllms(subject.kv_connector, subject.module_path)
-        knows = getattr(class_of(subject.kv_connector, subject.module_path), "shares_tokens", False)
-        self._sharing_ranks = sharing_ranks_of(world) if knows else 1
+        self._class = class_of(subject.kv_connector, subject.module_path)
+        self._sharing_ranks = sharing_ranks_of(world) if getattr(self._class, "shares_tokens", False) else 1
         if self._is_vllms:
             self.environment[SOCKETS] = self._new_folder()
 
@@ -199,7 +202,7 @@ class Setup:
             for number, group in enumerate(self._world.groups)
             for layer in range(self._world.layers)
         }
-        kind = VllmWorkerV2 if self._world.runner == 2 else VllmWorker
+        kind = VllmWorkerV2 if self._world.runner == 2 else getattr(self._class, RUNNER, VllmWorker)
         with process_with(self.environment):
             return kind(
                 self._world, device, lambda told: self._driven(guard, told, "DrivenConnector", device.rank), caches
