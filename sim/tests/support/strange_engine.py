@@ -11,4 +11,4 @@ class StrangeEngine(BuiltinEngine):
 
     @classmethod
     def fit(cls, config: WorldConfig) -> WorldConfig:
-        return replace(config, block_size=3)
+        return replace(config, block_size=3, hashes_per_block=1)

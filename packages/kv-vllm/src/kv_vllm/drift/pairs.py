@@ -117,7 +117,7 @@ LOOKED_FOR: Final[tuple[tuple[str, str, tuple[str, ...]], ...]] = (
             *("skip_reading_prefix_cache", "status"),
         ),
     ),
-    ("BlockPool", "vllm.v1.core.block_pool", ("free_blocks", "touch")),
+    ("BlockPool", "vllm.v1.core.block_pool", ("free_block_queue", "free_blocks", "touch")),
     (
         "KVCacheConfig",
         _LAYOUT,
@@ -132,7 +132,7 @@ LOOKED_FOR: Final[tuple[tuple[str, str, tuple[str, ...]], ...]] = (
         "CacheConfig",
         "vllm.config",
         (
-            *("cache_dtype", "hash_block_size", "kv_cache_layout", "kv_offloading_size"),
+            *("cache_dtype", "enable_prefix_caching", "hash_block_size", "kv_cache_layout", "kv_offloading_size"),
             "prefix_cache_retention_interval",
         ),
     ),
