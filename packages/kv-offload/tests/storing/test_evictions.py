@@ -1,5 +1,8 @@
 """Stores when blocks are given away: what was left, what becomes of it, and who is refused."""
 
+import gc
+import weakref
+
 import pytest
 from kv_offload_calls import fill, gpu, key, keys, plan, report, run
 from kv_offload_configs import FULL, STATE, WINDOW, Blocks, Request, kv_cache_config, make, step, vllm_config
@@ -322,6 +325,15 @@ def test_what_rests_on_a_block_that_was_not_filled_is_forgotten(late, invalid, f
     report(connector, invalid=[invalid])
     pool.next = [17, 16, 15, 7, 6, 5]
     assert [job.req_id for job in go_on(connector).store_jobs.values()] == [f"{name}, left" for name in found]
+
+
+@pytest.mark.parametrize("describes", [False, True])
+def test_the_engines_request_is_kept_for_events_alone(late, describes):
+    """It may have all images of a prompt, and what it left may lie on the GPU for hours."""
+    connector, _, _ = late(self_describing_kv_events=describes)
+    a = weakref.ref(leave(connector))
+    gc.collect()
+    assert (a() is not None) == describes
 
 
 def test_events_tell_of_what_was_left(late):

@@ -30,6 +30,8 @@ class Plan:
     limit: int
     """Tokens that may be stored at all."""
     known: int
+    prompt: int
+    """Tokens of the prompt."""
     is_final: bool
     """The request has ended."""
     left: dict[int, int] = field(default_factory=dict)

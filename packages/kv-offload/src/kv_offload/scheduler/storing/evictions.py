@@ -35,6 +35,11 @@ _LEAST_AHEAD: Final = 16
 """But so many blocks at least."""
 
 
+NOBODY: Any = None
+"""In the place of the request that left something: the engine's object may have all images of a prompt, so it is
+kept only where events tell of its tokens."""
+
+
 class FreeBlocks(Protocol):
     """The engine's queue of free blocks, the next one that it gives away first."""
 
@@ -132,7 +137,7 @@ class Evictions:
     def _plan(self, state: RequestState, batch: Batch) -> Plan:
         offering = replace(state, context=_context(state.context, state.progress), loads=set(), stores=set())
         stops = [progress.cursor for progress in state.progress.groups]
-        return Plan(offering, in_batches(self._layout, batch), stops, 0, 0, is_final=True)
+        return Plan(offering, in_batches(self._layout, batch), stops, 0, 0, 0, is_final=True)
 
     def check(self) -> None:
         """Recount."""

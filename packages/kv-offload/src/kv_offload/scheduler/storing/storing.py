@@ -21,7 +21,7 @@ from kv_offload.scheduler.state.books import Books
 from kv_offload.scheduler.state.fresh import StepTables, tables_of_step
 from kv_offload.scheduler.state.request_state import RequestState
 from kv_offload.scheduler.storing.batches import Batch, Plan, beginning, chosen, in_batches, keys_of, source_of
-from kv_offload.scheduler.storing.evictions import Evictions, detached
+from kv_offload.scheduler.storing.evictions import NOBODY, Evictions, detached
 from kv_offload.shape.reach import Ends
 
 
@@ -106,7 +106,11 @@ class Storing:
     def _leave(self, state: RequestState, known: int) -> None:
         """A request lets go of its blocks, and what it has within ``known`` tokens is left in them."""
         if self.evictions is not None:
-            self.evictions.leave(self._plan(detached(state, self._books.layout), known, is_final=True))
+            left = detached(state, self._books.layout)
+            plan = self._plan(left, known, is_final=True)
+            if not self._books.events.is_describing:
+                left.request = NOBODY
+            self.evictions.leave(plan)
 
     def store_at_end(self, state: RequestState, block_ids: BlockIds) -> bool:
         """Store what was not stored before. Returns whether that is anything.
@@ -145,7 +149,7 @@ class Storing:
             shared = getattr(request, "shared_prefix_boundary", 0)
             ends = Ends(min(prompt, limit), tokens, min(shared, limit))
         offers = progress.offers(stops, ends, with_loaded=state.offers_loaded)
-        return Plan(state, in_batches(self._books.layout, offers), stops, limit, known, is_final)
+        return Plan(state, in_batches(self._books.layout, offers), stops, limit, known, prompt, is_final)
 
     def _store(self, plans: list[Plan]) -> None:
         """Offer what is planned, in its order, and note how far each request has come."""
@@ -161,9 +165,7 @@ class Storing:
                     self._offer(plan, batch, keys)
         for plan in plans:
             state = plan.state
-            state.progress.pass_over(
-                plan.stops, plan.left, plan.limit, plan.known, state.request.num_prompt_tokens
-            )
+            state.progress.pass_over(plan.stops, plan.left, plan.limit, plan.known, plan.prompt)
             if plan.left:
                 self._books.refuse_store(state)
             elif state.store_refusals:
