@@ -40,9 +40,9 @@ STEP = Action(Kind.STEP)
 PREEMPT = Action(Kind.RESET, {"running": True, "connector": False})
 
 
-def found_in(actions, config=CONFIG, subject=AIBRIX, *, silent=(), **settings):
+def found_in(actions, config=CONFIG, subject=AIBRIX, *, without=(), **settings):
     """What is wrong when everything has come to rest after these. A function gets the world."""
-    return what_is_wrong(replace(subject, extra_config=settings), config, actions, silent=silent)
+    return what_is_wrong(replace(subject, extra_config=settings), config, actions, without=without)
 
 
 def rests(world):
@@ -119,7 +119,7 @@ def test_blocks_that_are_ahead_of_tokens_are_taken_for_later_ones():
     history = [drafts_ahead, comes("r1", 33), rests, comes("r2", 33)]
     found = found_in(history, config)
     assert found is not None and found.startswith("OWNERSHIP  rank 0 block "), found
-    found = found_in(history, config, silent=[Invariant.OWNERSHIP])
+    found = found_in(history, config, without=[Invariant.OWNERSHIP])
     assert found is not None and found.startswith("CONTENT  request r2 token "), found
 
 
@@ -131,7 +131,7 @@ def test_a_block_of_several_is_loaded_over_what_others_read():
     assert found is not None and found.startswith("OWNERSHIP  rank 0 block 1 (of request r2): the connector "), (
         found
     )
-    assert found_in(history, config, blocks=2, silent=[Invariant.OWNERSHIP]) is None
+    assert found_in(history, config, blocks=2, without=[Invariant.OWNERSHIP]) is None
     assert found_in(history, config) is None
 
 
