@@ -1,6 +1,7 @@
 """A chunk is told of as vLLM tells of the same blocks on its GPU: a router that computes hashes finds both."""
 
 import pytest
+from kv_vllm_configs import transfer_of
 
 pytestmark = [pytest.mark.vllm, pytest.mark.filterwarnings("ignore"), pytest.mark.usefixtures("a_vllm")]
 
@@ -26,7 +27,6 @@ def facts_by_hash(events, medium):
 @pytest.mark.parametrize("blocks_per_chunk", [1, 2])
 def test_who_asks_by_salt_or_adapter(identity, blocks_per_chunk):
     """Of a whole life in vLLM's scheduler, with events of the GPU's blocks and of chunks side by side."""
-    from vllm.config import KVTransferConfig
     from vllm.sampling_params import SamplingParams
     from vllm.v1.outputs import KVConnectorOutput, ModelRunnerOutput
 
@@ -42,13 +42,8 @@ def test_who_asks_by_salt_or_adapter(identity, blocks_per_chunk):
         "blocks_per_chunk": blocks_per_chunk,
         "self_describing_kv_events": True,
     }
-    transfer = KVTransferConfig(
-        kv_connector="OffloadingConnector",
-        kv_connector_module_path="kv_vllm",
-        kv_role="kv_both",
-        kv_connector_extra_config=extra,
-    )
-    scheduler = make_scheduler(world, vllm_config(world, transfer), log_stats=False)
+    config = vllm_config(world, transfer_of("OffloadingConnector", extra))
+    scheduler = make_scheduler(world, config, log_stats=False)
     told, published = [], scheduler.kv_event_publisher
     published.publish = lambda batch: told.extend(batch.events)
     prompt = list(range(4 * world.block_size + 1))

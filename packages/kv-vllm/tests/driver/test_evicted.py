@@ -8,21 +8,12 @@ pytest.importorskip("kv_sim")
 
 from kv_offload.scheduler.storing.evictions import Evictions
 from kv_sim.fuzz import run_seed
-from kv_vllm.installed import vllm_version
+from kv_vllm.driver.subjects import OUR_SUBJECTS
 
-pytestmark = [pytest.mark.vllm, pytest.mark.filterwarnings("ignore")]
-
-
-@pytest.fixture(autouse=True)
-def subject():
-    pytest.importorskip("vllm")
-    vllm_version()
-    from kv_vllm.driver.subjects import OUR_SUBJECTS
-
-    return OUR_SUBJECTS["our-offloading-evicted"]
+pytestmark = [pytest.mark.vllm, pytest.mark.filterwarnings("ignore"), pytest.mark.usefixtures("a_vllm")]
 
 
-def test_what_comes_up_is_stored_and_loaded(subject, monkeypatch):
+def test_what_comes_up_is_stored_and_loaded(monkeypatch):
     counts = Counter()
     real = Evictions.plans
 
@@ -33,7 +24,7 @@ def test_what_comes_up_is_stored_and_loaded(subject, monkeypatch):
 
     monkeypatch.setattr(Evictions, "plans", counted)
     for seed in range(12):
-        run = run_seed(subject, seed, engine="vllm")
+        run = run_seed(OUR_SUBJECTS["our-offloading-evicted"], seed, engine="vllm")
         assert run.failure is None, run.failure.violation
         counts["loads"] += run.coverage.situations["match: asynchronous load"]
     assert counts["offered"] > 20

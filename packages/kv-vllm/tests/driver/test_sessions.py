@@ -1,13 +1,13 @@
 """A session of vLLM's: a request that pauses for its next input, and goes on without having been asked about."""
 
 import pytest
+from kv_vllm_configs import transfer_of
 
 pytestmark = [pytest.mark.vllm, pytest.mark.filterwarnings("ignore")]
 
 
 def test_a_session_that_goes_on_stores_what_is_new_and_waits_for_nothing_of_its_own():
     pytest.importorskip("vllm")
-    from vllm.config import KVTransferConfig
     from vllm.sampling_params import SamplingParams
     from vllm.v1.outputs import ModelRunnerOutput
 
@@ -18,13 +18,8 @@ def test_a_session_that_goes_on_stores_what_is_new_and_waits_for_nothing_of_its_
     world = WorldConfig()
     size = world.block_size
     extra = {"cpu_bytes_to_use": 1 << 20, "hold_blocks": "never"}
-    transfer = KVTransferConfig(
-        kv_connector="OffloadingConnector",
-        kv_connector_module_path="kv_vllm",
-        kv_role="kv_both",
-        kv_connector_extra_config=extra,
-    )
-    scheduler = make_scheduler(world, vllm_config(world, transfer), log_stats=False)
+    config = vllm_config(world, transfer_of("OffloadingConnector", extra))
+    scheduler = make_scheduler(world, config, log_stats=False)
 
     def turn(tokens):
         params = SamplingParams(max_tokens=1, ignore_eos=True)

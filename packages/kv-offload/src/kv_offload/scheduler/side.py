@@ -134,10 +134,8 @@ class OffloadingSchedulerSide(SchedulerSide, SupportsHMA):
         try:
             preempted = scheduler_output.preempted_req_ids or ()
             self._storing.follow_blocks(scheduler_output, preempted)
-            if self._storing.evictions is not None:
-                self._storing.store_what_is_evicted()
-            elif books.engine.can_store and not books.engine.holds_blocks:
-                self._storing.store_what_is_computed(scheduler_output)
+            if books.engine.can_store and not books.engine.holds_blocks:
+                self._storing.store_what_is_due(scheduler_output)
             if self._handed_states is not None:
                 self._handed_states.store(scheduler_output)
             if self._tails is not None:

@@ -10,7 +10,7 @@ from typing import Any, Final
 
 from kv_sim.replay.readers.asked import inside, objects_in
 from kv_sim.replay.readers.format import Container, Format
-from kv_sim.replay.readers.messages import Answered, Heard, Said, counted_in, request, said, time_in
+from kv_sim.replay.readers.messages import LEFT_OUT, Answered, Heard, Said, counted_in, request, said, time_in
 from kv_sim.replay.readers.parts import as_json
 from kv_sim.replay.readers.record import MalformedError, Record, text_of
 from kv_sim.replay.readers.text import ASSUMED
@@ -149,5 +149,5 @@ GEMINI_CLI = Format(
     matches=_is_session,
     looked_for="sessionId and projectHash",
     is_text=True,
-    assumes="the system prompt and tools, which a session leaves out, are not counted",
+    assumes=LEFT_OUT,
 )

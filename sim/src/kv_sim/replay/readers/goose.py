@@ -8,7 +8,7 @@ from typing import Any, Final
 
 from kv_sim.replay.readers.asked import inside
 from kv_sim.replay.readers.format import Container, Format
-from kv_sim.replay.readers.messages import ANSWERS, Answered, Heard, Said, request, said, time_in
+from kv_sim.replay.readers.messages import ANSWERS, LEFT_OUT, Answered, Heard, Said, request, said, time_in
 from kv_sim.replay.readers.parts import as_json
 from kv_sim.replay.readers.record import Record, text_of
 from kv_sim.replay.readers.text import ASSUMED
@@ -98,5 +98,5 @@ GOOSE = Format(
     matches=lambda record: _ALL in record or "message_count" in record,
     looked_for=f"message_count or {_ALL}",
     is_text=True,
-    assumes="the system prompt and tools, which a session leaves out, are not counted",
+    assumes=LEFT_OUT,
 )

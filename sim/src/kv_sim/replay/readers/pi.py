@@ -11,6 +11,7 @@ from kv_sim.replay.readers.asked import inside
 from kv_sim.replay.readers.format import Container, Format
 from kv_sim.replay.readers.messages import (
     ANSWERS,
+    LEFT_OUT,
     Answered,
     Heard,
     Said,
@@ -125,5 +126,5 @@ PI = Format(
     matches=lambda record: record.get("type") == "session" and {"id", "timestamp", "cwd"} <= record.keys(),
     looked_for="type session, id, timestamp, cwd in the first line",
     is_text=True,
-    assumes="the system prompt and tools, which a session leaves out, are not counted",
+    assumes=LEFT_OUT,
 )

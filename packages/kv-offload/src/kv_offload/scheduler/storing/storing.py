@@ -2,7 +2,8 @@
 
 Where a fence protects a block (see ``describe``), chunks are stored as they become complete, and a block that
 somebody else gets while a job uses it has the job in ``jobs_to_flush`` of that step. Otherwise a request is stored
-when it has ended, and its blocks are held meanwhile.
+when it has ended, and its blocks are held meanwhile. With ``store_when: evicted`` it leaves its chunks in its
+blocks instead, and these are stored when the engine is about to give the blocks away (``evictions``).
 
 What a step completes is planned request by request, offered to the medium all together, and then begun. If there
 is no room for an offer, it is halved until its beginning fits. The rest is offered again later: whenever a job
@@ -26,7 +27,7 @@ from kv_offload.shape.reach import Ends
 
 
 class Storing:
-    """Plans stores and fences. Keeps nothing of its own that changes."""
+    """Plans stores and fences. Keeps nothing of its own that changes, but for what was left (``evictions``)."""
 
     def __init__(self, books: Books) -> None:
         self._books = books
@@ -72,7 +73,14 @@ class Storing:
             self.evictions.vacate(fresh)
         books.meta.jobs_to_flush.update(books.jobs.touching(fresh))
 
-    def store_what_is_computed(self, output: SchedulerOutput) -> None:
+    def store_what_is_due(self, output: SchedulerOutput) -> None:
+        """Store what this step completes; or, where that is left for later, what lies in blocks that go next."""
+        if self.evictions is None:
+            self._store_what_is_computed(output)
+        else:
+            self._store_what_is_evicted(self.evictions)
+
+    def _store_what_is_computed(self, output: SchedulerOutput) -> None:
         """Store chunks that are complete when this step has run.
 
         Only known tokens count: what is computed beyond them rests on drafts, which may be rejected.
@@ -94,9 +102,9 @@ class Storing:
             next_step = this_step + state.progress.next_end - computed
             books.agenda.put(state.context.req_id, max(next_step, state.retry_step))
 
-    def store_what_is_evicted(self) -> None:
+    def _store_what_is_evicted(self, evictions: Evictions) -> None:
         """Store what lies in blocks that the engine is about to give away."""
-        plans = self.evictions.plans() if self.evictions is not None else []
+        plans = evictions.plans()
         for plan in plans:
             self._books.manager.on_new_request(plan.state.context)
         self._store(plans)
