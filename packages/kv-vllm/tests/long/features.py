@@ -160,3 +160,25 @@ def test_resets_with_running_requests(tmp_path):
     expected, told, (hits, preemptions) = both(tmp_path, {}, run)
     assert told == expected
     assert hits > 0 and preemptions > 50 and refused
+
+
+def test_what_is_stored_when_it_is_evicted():
+    """Prompts that take turns in a GPU cache with room for half of them. A reset would lose what is there."""
+    prompts = [made_up(20 + number, 300) for number in range(8)]
+    options = {"num_gpu_blocks_override": 40, "max_model_len": 512}
+
+    def run(engine):
+        from vllm import SamplingParams
+
+        params = SamplingParams(temperature=0, max_tokens=16, ignore_eos=True, detokenize=False)
+        asked = [{"prompt_token_ids": prompt} for _ in range(3) for prompt in prompts]
+        return [told_by(engine.llm.generate([one], params, use_tqdm=False)[0]) for one in asked]
+
+    engine = Engine(**options)
+    expected = run(engine)
+    engine.close()
+    engine = Engine(with_extra(OURS, store_when="evicted", cpu_bytes_to_use=8 << 20), **options)
+    assert run(engine) == expected
+    engine.connector.side.check()
+    assert engine.metric("vllm:external_prefix_cache_hits") > len(prompts) * 256
+    engine.close()
