@@ -44,12 +44,13 @@ def test_loads_that_are_waited_for_have_failed(make):
 @pytest.mark.parametrize("method", ["start_load_kv", "wait_for_layer_load", "get_block_ids_with_load_errors"])
 def test_blocks_of_a_load_within_the_step_are_reported_in_that_step(make, method):
     loads = {"r": PlannedLoad(0, False, (4, 5)), "s": PlannedLoad(1, False, (6,))}
-    worker, bad, _ = make_worker(make, loads=loads)
+    worker, bad, good = make_worker(make, loads=loads)
     bad.raises[method] = OSError("broken")
+    good.answers["get_block_ids_with_load_errors"] = {6}
     if method != "get_block_ids_with_load_errors":
         getattr(worker, method)("argument")
     assert worker.get_transfer_results(set()) == KVConnectorTransferResults()
-    assert worker.get_block_ids_with_load_errors() == {4, 5}
+    assert worker.get_block_ids_with_load_errors() == {4, 5, 6}
 
 
 def test_a_load_of_several_groups_within_the_step_is_not_survived(make):
@@ -61,6 +62,7 @@ def test_a_load_of_several_groups_within_the_step_is_not_survived(make):
         "requests r load within the step, which can't be taken back with several KV cache groups"
     )
     assert caught.value.__context__.args == ("broken",)
+    assert len(bad.asked("shutdown")) == 1, "nothing that is lost is still written"
 
 
 def test_after_the_verdict_it_is(make):

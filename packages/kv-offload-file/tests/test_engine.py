@@ -117,7 +117,7 @@ def test_jobs_wait_for_bays_in_their_order_and_directions_not_for_each_other(rig
     assert [copies.blocks.tolist() for _, copies, _ in rig.inner.jobs.values()] == [[4, 5, 6, 7], [0, 1, 2, 3]]
 
 
-@pytest.mark.parametrize(("num_bays", "then"), [(4, [[1], [0]]), (6, [[1], [2], [0]])])
+@pytest.mark.parametrize(("num_bays", "then"), [(2, [[0]]), (4, [[1], [0]]), (6, [[1], [2], [0]])])
 def test_of_few_bays_no_more_than_half_go_at_once(num_bays, then):
     inner, threads = Inner(), ByHand()
     engine = FileCopyEngine(inner, Slots(), num_bays, [20], lambda direction: threads)
@@ -244,6 +244,18 @@ def test_a_copy_that_goes_wrong_holds_nobody_up(rig, monkeypatch, how):
         monkeypatch.setattr(rig.inner, "wait", lambda job_ids: rig.inner.jobs.clear())
     assert rig.engine.let_go([1]) == []
     assert rig.poll() == [(1, False, None)]
+
+
+def test_a_copy_that_was_given_up_and_ends_after_all_hides_no_other(rig, monkeypatch):
+    rig.submit(1, STORE, [0])
+    monkeypatch.setattr(rig.inner, "wait", lambda job_ids: None)
+    assert rig.engine.let_go([1]) == []
+    rig.submit(2, STORE, [1])
+    rig.inner.end()
+    rig.inner.end()
+    rig.poll()
+    rig.stores.run()
+    assert rig.poll() == [(1, False, None), (2, True, 20)]
 
 
 @pytest.mark.parametrize("how", ["fails", "is refused", "is lost"])

@@ -97,9 +97,13 @@ def test_a_copy_that_can_not_begin(rig, caplog, direction):
     assert rig.poll() == [(1, False, None), (2, True, 20)]
 
 
-def test_a_block_that_there_is_not_is_the_submitters_mistake(rig):
-    with pytest.raises(KVError, match=r"^store job 1: block ids of group 0 from 0 to 20, there are 0 to 19$"):
-        rig.submit(1, STORE, range(21), per_chunk=1)
+@pytest.mark.parametrize(("first", "last"), [(0, 20), (-1, 19)])
+def test_a_block_that_there_is_not_is_the_submitters_mistake(rig, first, last):
+    wrong = range(last - first + 1)
+    with pytest.raises(
+        KVError, match=rf"^store job 1: block ids of group 0 from {first} to {last}, there are 0 to 19$"
+    ):
+        rig.submit(1, STORE, wrong, per_chunk=1, block=first)
     assert not rig.inner.jobs
     assert rig.poll() == []
     rig.submit(1, STORE, range(20), per_chunk=1)

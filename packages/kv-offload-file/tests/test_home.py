@@ -163,6 +163,15 @@ def test_a_folder_that_can_not_be_synced_does_not_stay_open(tmp_path, monkeypatc
     at.close()
 
 
+@pytest.mark.parametrize("draw", [lambda bits: 0, lambda bits: (1 << bits) - 1])
+def test_the_least_and_the_largest_number_are_epochs_too(tmp_path, monkeypatch, draw):
+    monkeypatch.setattr("secrets.randbits", draw)
+    first = home(tmp_path)
+    first.close()
+    monkeypatch.undo()
+    assert home(tmp_path).epoch == first.epoch > 0
+
+
 def test_the_epoch_lasts_until_it_is_renewed(tmp_path):
     at = home(tmp_path)
     epoch = at.epoch

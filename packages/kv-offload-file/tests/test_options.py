@@ -38,7 +38,7 @@ def test_settings_and_their_defaults():
         "file_bytes_to_use": 10**6,
         "file_tag": "tuned",
         "file_staging_bytes": 10**5,
-        "file_threads": 7,
+        "file_threads": 1024,
         "file_direct": True,
         "eviction_policy": "arc",
         "cache_policy_module_path": "theirs",

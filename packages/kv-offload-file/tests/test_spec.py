@@ -18,7 +18,7 @@ from kv_api import (
 from kv_offload_cpu import HostLayout, Options
 from kv_offload_cpu.copy import choose
 from kv_offload_cpu.copy.host.engine import HostCopyEngine
-from kv_offload_cpu.options import CopyEngineChoice
+from kv_offload_cpu.options import CopyEngineChoice, CopySubmission
 from kv_offload_file import FileOffloadingSpec
 from kv_offload_file.manager import Restore
 from kv_offload_file.restore import Found
@@ -98,12 +98,11 @@ def test_the_manager_is_told_what_was_set(tmp_path, monkeypatch):
 def test_the_inner_engine_is_told_what_was_set(tmp_path, monkeypatch):
     told = []
     monkeypatch.setattr(choose, "make_copy_engine", lambda *args: told.append(args))
-    made = FileOffloadingSpec(
-        config(tmp_path, copy_engine="host", copy_threads=3, pin_memory=False, file_staging_bytes=2**16)
-    )
+    wishes = {"copy_engine": "host", "copy_threads": 3, "copy_submission": "thread", "pin_memory": False}
+    made = FileOffloadingSpec(config(tmp_path, file_staging_bytes=2**16, **wishes))
     made.make_copy_engine("caches", made.layout(), "memory")
-    wishes = Options(2**16, copy_engine=CopyEngineChoice.HOST, copy_threads=3, pin_memory=False)
-    assert told == [("caches", "memory", wishes)]
+    choices = {"copy_engine": CopyEngineChoice.HOST, "copy_submission": CopySubmission.THREAD}
+    assert told == [("caches", "memory", Options(2**16, **{**wishes, **choices}))]
 
 
 def test_the_parts_of_a_worker_are_told_how_much_there_is(tmp_path, monkeypatch):

@@ -1,10 +1,13 @@
 """Workers that are stages of a pipeline: their files, of other slots each, are in one folder, and found again."""
 
+import os
+
 import pytest
 from kv_offload_file_rig import TAKEN, Rig, config
 
 from kv_offload_file import home_folder
-from kv_offload_file.slot_file import ALIGNMENT
+from kv_offload_file.home import claim
+from kv_offload_file.slot_file import ALIGNMENT, rows_path
 
 PER_CHUNK = 16
 STAGES = ("ab", "cde")
@@ -76,6 +79,19 @@ def test_after_a_reset_nothing_is_found(tmp_path):
     again.manager.limit_chunks(6)
     assert again.hits([1]) == 0
     again.stop()
+
+
+def test_files_of_another_cut_are_gone_from_the_disk_before_the_new_one_is_said(tmp_path, monkeypatch):
+    """Else a machine that goes down in between would leave the old bytes under the new layers."""
+    leave(tmp_path, [1])
+    second = config(tmp_path, rank=1, ranks=2, stages=("ab", "cdf"), blocks_per_chunk=PER_CHUNK)
+    folder = home_folder(str(tmp_path), second, "")
+    said = folder / "rank-1.layers"
+    before, seen = said.read_text(), []
+    monkeypatch.setattr(os, "fsync", lambda fd: seen.append((rows_path(folder, 1).exists(), said.read_text())))
+    claim(folder, second)
+    assert seen == [(False, before)]
+    assert said.read_text() != before
 
 
 @pytest.mark.parametrize("stages", [("ab", "cdf"), ("ab", "c")])

@@ -75,6 +75,21 @@ def test_the_newest_ticket_of_a_prompt_counts_and_few_are_known() -> None:
     assert rest == [f"old {count}" for count in range(3, KNOWN_TICKETS + 2)]
 
 
+@pytest.mark.parametrize(("named", "is_held"), [(True, True), (True, False), (False, True)])
+def test_a_ticket_is_made_up_for_what_is_held_under_a_name_of_the_routers(
+    monkeypatch: pytest.MonkeyPatch, named: bool, is_held: bool
+) -> None:
+    """A wish without a name is a client's own."""
+    made = router()
+    (engine,) = made.engines
+    monkeypatch.setattr(engine.connectors[-1], "leaves_tickets", False, raising=False)
+    wanted = request(5)
+    wanted.kv_transfer_params = {**WANTED, **({"transfer_id": "transfer-1"} if named else {})}
+    found = made.ticket_of(engine, wanted, (is_held, None))
+    made_up = {"do_remote_prefill": True, "transfer_id": "transfer-1", **engine.address()}
+    assert found == (made_up if named and is_held else {})
+
+
 def test_of_the_prompts_that_it_begins_with_the_one_that_ended_last_counts() -> None:
     one = router()
     for tokens, name in ((2, "old"), (3, "longer"), (2, "new")):

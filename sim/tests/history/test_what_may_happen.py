@@ -245,6 +245,15 @@ def test_what_was_reached_is_counted() -> None:
     assert not made.engine.devices[1].copies.lost_slots
 
 
+@pytest.mark.parametrize(("awaits", "lost", "times"), [(True, 2, 1), (True, 1, 0), (True, 0, 0), (False, 2, 0)])
+def test_a_load_stands_still_whose_ranks_have_lost_all_copies(awaits: bool, lost: int, times: int) -> None:
+    made = stored()
+    assert all(legal(made, add("r2"), *(act("lose", rank=rank, copy=0) for rank in range(lost))))
+    made.engine.scheduler.requests["r2"].awaits_load = awaits
+    assert legal(made, act("abort", request="r2")) == [True]
+    assert made.coverage.situations["a load that stands still is aborted"] == times
+
+
 @pytest.mark.parametrize(
     ("asked", "answer", "times"), [(True, True, 1), (True, None, 0), (True, False, 0), (False, True, 0)]
 )

@@ -95,11 +95,11 @@ def by_hand(num_bays=8, num_blocks=20):
         engine=engine, inner=inner, slots=slots, stores=threads[STORE], loads=threads[LOAD], ended=[]
     )
 
-    def submit(job_id, direction, slots, urgency=Urgency.ORDINARY, per_chunk=2, skip=0):
-        """So many blocks a chunk, of which the first is entered after ``skip``."""
+    def submit(job_id, direction, slots, urgency=Urgency.ORDINARY, per_chunk=2, skip=0, block=0):
+        """So many blocks a chunk, from ``block`` on, of which the first is entered after ``skip``."""
         pages = [(slot, offset) for slot in slots for offset in range(per_chunk)][skip:]
         columns = [np.array(column, np.int64) for column in zip(*pages, strict=True)]
-        blocks = np.arange(len(pages), dtype=np.int64)
+        blocks = np.arange(block, block + len(pages), dtype=np.int64)
         engine.labels[job_id] = [Label(make_key(slot), 1, job_id, place) for place, slot in enumerate(slots)]
         try:
             engine.submit(job_id, direction, PageCopies(0 * blocks, blocks, *columns), urgency=urgency)

@@ -126,6 +126,7 @@ A_SECOND_TIME = ("report", 0, (1, 0, 0))
 @example([("store", 0, [1]), ("report", 0, (1, 1, 0)), ("report", 0, (1, 1, 0))])
 @example([("store", 0, [1]), ("report", 0, (2, 2, 1)), ("late", 0)])
 @example([("load", 1, [1]), ("report", 0, (1, 0, 0)), ("report", 0, (1, 0, 0))])
+@example([("store", 0, [1]), ("report", 0, (1, 0, 0)), ("report", 0, (2, 0, 0))])
 def test_agrees_with_the_model(history):
     book, model = JobBook(WORKERS), Model()
     requests = [Owner(f"r{number}") for number in range(OWNERS)]

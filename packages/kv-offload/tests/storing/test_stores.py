@@ -330,6 +330,33 @@ class TestStores:
         report(connector, done=[1])
         assert step_all() == {2: "c", 3: "d"}, "c offered a last time when it ended"
 
+    def test_who_asked_in_vain_meanwhile_keeps_its_place(self, fenced):
+        connector, manager = fenced()
+        manager.capacity = 1
+        here = []
+
+        def stored(*new):
+            """What is stored in a step that these come in, and all others go on in."""
+            for name, table in new:
+                here.append(request := Request(name, [ord(name), *range(4)]))
+                connector.on_new_request(request)
+                connector.get_num_new_matched_tokens(request, 0)
+                connector.update_state_after_alloc(request, Blocks(table), 0)
+            counts = {request.request_id: 1 for request in here} | {name: 5 for name, _ in new}
+            meta = connector.build_connector_meta(
+                step(new=[(name, (table,)) for name, table in new], counts=counts)
+            )
+            for request in here:
+                request.num_computed_tokens = request.num_tokens
+                request.tokens.append(0)
+            return {job_id: job.req_id for job_id, job in meta.store_jobs.items()}
+
+        assert stored(("z", [1, 2]), ("a", [3, 4])) == {0: "z"}
+        assert (stored(("b", [5, 6])), stored()) == ({}, {}), "then a asks once more"
+        manager.capacity = 9
+        report(connector, done=[0])
+        assert stored() == {1: "a", 2: "b"}, "b would have asked by itself, a not before two steps"
+
     def test_who_ended_without_room_takes_nobodys_turn(self, fenced):
         connector, manager = fenced()
         manager.capacity = 1

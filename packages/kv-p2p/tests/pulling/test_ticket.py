@@ -66,6 +66,7 @@ def test_it_names_no_blocks(ticket):
 def test_what_else_a_router_adds_is_let_be(stray):
     params = {**ticket_of(range(6)).to_params(None), **stray}
     assert read_ticket(params) == ticket_of(range(6))
+    assert read_ticket(params).address.engine_id is None
 
 
 LIST = "expected a list of KV cache groups, got"
@@ -78,6 +79,7 @@ NUMBERS = ("remote_block_size", "tp_size", "pp_size", "remote_num_tokens", "remo
 BAD_NUMBERS = [(0, "0"), (-1, "-1"), (True, "True"), (1.0, "1.0"), ("1", "'1'"), (None, "None"), (MISSING, "None")]
 TEXTS = ("remote_request_id", "remote_digest")
 BAD_HOSTS = ["", "a\nb", "a\x00b", "\ud800"]
+LONG_HOST = ("a" * 254, "'" + "a" * 99)  # of what a client sent, 100 letters are shown
 BAD_TEXTS = [(1, "1"), (None, "None"), (["a"], "['a']"), (MISSING, "None")]
 
 
@@ -89,7 +91,7 @@ BAD_TEXTS = [(1, "1"), (None, "None"), (["a"], "['a']"), (MISSING, "None")]
         *((key, bad, f"kv_transfer_params.{key}: expected a text, got {said}")
           for key in TEXTS for bad, said in BAD_TEXTS),
         *(("remote_host", bad, f"kv_transfer_params.remote_host: expected a host name or an address, got {said}")
-          for bad, said in [*BAD_TEXTS, *((host, repr(host)) for host in BAD_HOSTS)]),
+          for bad, said in [*BAD_TEXTS, LONG_HOST, *((host, repr(host)) for host in BAD_HOSTS)]),
         ("remote_port", 65536, "kv_transfer_params.remote_port: workers would listen at 65536 to 65536, and ports "
          "are 1 to 65535"),
         ("tp_size", 56537, "kv_transfer_params.remote_port: workers would listen at 9000 to 65536, and ports "
@@ -119,6 +121,11 @@ def test_the_last_worker_may_listen_at_the_last_port(tp, pp, port):
     assert read_ticket(ticket.to_params("engine")) == ticket
     with pytest.raises(BadTicketError, match=f"workers would listen at {port + 1} to 65536, and ports are"):
         read_ticket({**ticket.to_params("engine"), "remote_port": port + 1})
+
+
+def test_a_host_may_have_the_longest_name_there_is():
+    ticket = ticket_of(range(6), address=Address("a" * 253, 9000))
+    assert read_ticket(ticket.to_params("engine")) == ticket
 
 
 def image(identifier, offset, length=2):

@@ -92,7 +92,6 @@ class Books:
         """There was no room for what a request offered. One that has ended offers nothing more."""
         state.refuse_store(self.agenda.step)
         if self.states.get(state.context.req_id) is state:
-            self._awaits_room.pop(state, None)
             self._awaits_room[state] = None
 
     def accept_store(self, state: RequestState) -> None:

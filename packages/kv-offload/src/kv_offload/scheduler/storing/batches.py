@@ -19,12 +19,9 @@ Batch = list[Sequence[int]]
 """Chunks by group, in the order of the layout."""
 
 
-@dataclass(slots=True, eq=False)
-class Plan:
-    """What is offered of one request, and what comes of it."""
+class Progressed(NamedTuple):
+    """How far a request has come when a plan of it has been carried out."""
 
-    state: RequestState
-    batches: list[Batch]
     stops: list[int]
     """By group, how many chunks have been dealt with then."""
     limit: int
@@ -32,6 +29,16 @@ class Plan:
     known: int
     prompt: int
     """Tokens of the prompt."""
+
+
+@dataclass(slots=True, eq=False)
+class Plan:
+    """What is offered of one request, and what comes of it."""
+
+    state: RequestState
+    batches: list[Batch]
+    then: Progressed | None
+    """None: it was left, and nobody goes on from there."""
     is_final: bool
     """The request has ended."""
     left: dict[int, int] = field(default_factory=dict)

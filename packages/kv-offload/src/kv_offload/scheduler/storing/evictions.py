@@ -136,8 +136,7 @@ class Evictions:
 
     def _plan(self, state: RequestState, batch: Batch) -> Plan:
         offering = replace(state, context=_context(state.context, state.progress), loads=set(), stores=set())
-        stops = [progress.cursor for progress in state.progress.groups]
-        return Plan(offering, in_batches(self._layout, batch), stops, 0, 0, 0, is_final=True)
+        return Plan(offering, in_batches(self._layout, batch), then=None, is_final=True)
 
     def check(self) -> None:
         """Recount."""

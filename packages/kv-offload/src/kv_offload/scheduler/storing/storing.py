@@ -21,7 +21,16 @@ from kv_offload.metrics import ALLOCATION_FAILURE
 from kv_offload.scheduler.state.books import Books
 from kv_offload.scheduler.state.fresh import StepTables, tables_of_step
 from kv_offload.scheduler.state.request_state import RequestState
-from kv_offload.scheduler.storing.batches import Batch, Plan, beginning, chosen, in_batches, keys_of, source_of
+from kv_offload.scheduler.storing.batches import (
+    Batch,
+    Plan,
+    Progressed,
+    beginning,
+    chosen,
+    in_batches,
+    keys_of,
+    source_of,
+)
 from kv_offload.scheduler.storing.evictions import NOBODY, Evictions, detached
 from kv_offload.shape.reach import Ends
 
@@ -157,7 +166,8 @@ class Storing:
             shared = getattr(request, "shared_prefix_boundary", 0)
             ends = Ends(min(prompt, limit), tokens, min(shared, limit))
         offers = progress.offers(stops, ends, with_loaded=state.offers_loaded)
-        return Plan(state, in_batches(self._books.layout, offers), stops, limit, known, prompt, is_final)
+        then = Progressed(stops, limit, known, prompt)
+        return Plan(state, in_batches(self._books.layout, offers), then, is_final)
 
     def _store(self, plans: list[Plan]) -> None:
         """Offer what is planned, in its order, and note how far each request has come."""
@@ -172,8 +182,10 @@ class Storing:
                 for plan, batch, keys in offers[len(outputs) + 1 :]:
                     self._offer(plan, batch, keys)
         for plan in plans:
-            state = plan.state
-            state.progress.pass_over(plan.stops, plan.left, plan.limit, plan.known, plan.prompt)
+            state, then = plan.state, plan.then
+            if then is None:
+                continue
+            state.progress.pass_over(then.stops, plan.left, then.limit, then.known, then.prompt)
             if plan.left:
                 self._books.refuse_store(state)
             elif state.store_refusals:
