@@ -440,7 +440,7 @@ def test_the_last_actions() -> None:
         ({"actions": 81}, "kv-sim fuzz --connector a:B --seed 7 --actions 81 --log"),
         (
             {"without": frozenset({Invariant.WORK, Invariant.HITS})},
-            "kv-sim fuzz --connector a:B --seed 7 --without HITS WORK --log",
+            "kv-sim fuzz --connector a:B --seed 7 --without HITS,WORK --log",
         ),
     ],
 )
