@@ -1,9 +1,15 @@
 """``Group``: what both sides have to know of a KV cache group.
 
 A *place* is an index in a block table: the number of a block of a request, from the first of its tokens on.
+
+To go on after some tokens, a request needs of a group with a window only the places that the next token reads. An
+engine that has all of a prompt computes its last token once more, to sample the one after it; and the last token
+may read a place before those that the one after it reads. So with windows a whole prompt is loaded without its
+last token: then the engine allocates blocks for all that is read, and a hold has all of it.
 """
 
 from dataclasses import dataclass
+from math import lcm
 from typing import Any
 
 from kv_api import AttentionKind, ConfigError, KVCacheConfig, VllmConfig
@@ -22,6 +28,16 @@ class Group:
     def first_needed(self, tokens: int) -> int:
         """The first place that is read by whoever has so many tokens and computes the next."""
         return max(0, tokens - self.window + 1) // self.block_size if self.window else 0
+
+
+def tokens_to_load(groups: tuple[Group, ...], num_tokens: int) -> int:
+    """How many tokens are loaded of a whole prompt: all, or with windows all but the last."""
+    return num_tokens - any(group.window for group in groups)
+
+
+def whole_blocks(groups: tuple[Group, ...], num_tokens: int) -> int:
+    """How many of these tokens, from the first on, are whole blocks of every group."""
+    return num_tokens - num_tokens % lcm(*(group.block_size for group in groups))
 
 
 def groups_of(
