@@ -5,6 +5,7 @@ does is in ``history.effects``.
 """
 
 import json
+from collections.abc import Callable
 from hashlib import blake2b
 from random import Random
 from typing import Any, ClassVar
@@ -19,7 +20,7 @@ from kv_sim.engine.engine import Engine
 from kv_sim.engine.place import places
 from kv_sim.engine.request_spec import RequestSpec
 from kv_sim.engines import find_engine
-from kv_sim.guard import LogCall
+from kv_sim.guard import Call
 from kv_sim.history import clients
 from kv_sim.history.arrivals import Arrivals
 from kv_sim.history.coverage import Coverage
@@ -43,7 +44,7 @@ class WorldState:
         subject: Subject,
         *,
         referee: Referee | None = None,
-        observe: LogCall | None = None,
+        observe: Callable[[Call], object] | None = None,
         engine_class: type[Engine] | None = None,
     ) -> None:
         self.config = config
@@ -151,7 +152,7 @@ class WorldState:
         elif name == "update_connector_output":
             self.coverage.reported(site.engine, args[0], self.tickets.bearers)
         if self._observe is not None:
-            self._observe(site.place.words + side, name, args, answer)
+            self._observe(Call(site.place.number, side, name, args, answer))
         if name in ENDS and self.router is not None:
             self._ended(site, self.router, name, args, answer)
         else:

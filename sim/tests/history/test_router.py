@@ -14,6 +14,7 @@ from kv_sim.engine.pool import BlockPool
 from kv_sim.engine.request import SimRequest, Status
 from kv_sim.engine.request_spec import RequestSpec, Turn
 from kv_sim.examples.catalogue import P2P, P2P_TWO
+from kv_sim.guard import Call
 from kv_sim.history.arrivals import Arrivals
 from kv_sim.history.router import KNOWN_TICKETS, Router
 from kv_sim.p2p import WorldP2PConnector
@@ -152,9 +153,9 @@ def test_what_is_held_ends_by_its_own_time_or_since_somebody_comes(
     held = replace(subject, extra_config={"hold_seconds": seconds, "pull_seconds": 6})
     arrived: list[str] = []
 
-    def observe(side: str, name: str, args: tuple[Any, ...], answer: Any) -> None:
-        if name == "on_new_request":
-            arrived.append(args[0].request_id)
+    def observe(call: Call) -> None:
+        if call.method == "on_new_request":
+            arrived.append(call.args[0].request_id)
 
     world = World(WorldConfig(prefix_caching=False), held, observe=observe)
     world.engine.add(RequestSpec("r1", 0, 9, 0, 1, 1))

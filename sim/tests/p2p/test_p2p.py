@@ -18,6 +18,7 @@ from kv_sim.engine.pool import BlockPool
 from kv_sim.engine.request_spec import RequestSpec
 from kv_sim.examples.catalogue import P2P, SUBJECTS
 from kv_sim.fuzz import run_seed
+from kv_sim.guard import Call
 from kv_sim.history.arrivals import MOST_BLOCKS, Arrivals
 from kv_sim.history.draws import config_for, with_loads, with_own_cache
 from kv_sim.memory.device import Device
@@ -118,9 +119,9 @@ def test_without_a_prefix_cache_nothing_has_a_name() -> None:
 def test_without_a_prefix_cache_every_prompt_is_computed_again(prefix_caching: bool) -> None:
     found: list[int] = []
 
-    def observe(side: str, name: str, args: tuple[Any, ...], answer: Any) -> None:
-        if name == "get_num_new_matched_tokens":
-            found.append(args[1])
+    def observe(call: Call) -> None:
+        if call.method == "get_num_new_matched_tokens":
+            found.append(call.args[1])
 
     world = World(WorldConfig(prefix_caching=prefix_caching), FORGETFUL, observe=observe)
     for name in ("r1", "r2"):

@@ -13,6 +13,7 @@ from kv_sim.engine.pause import Pause
 from kv_sim.engine.request import SimRequest, Status
 from kv_sim.engine.request_spec import RequestSpec, Turn
 from kv_sim.examples.catalogue import MEMORY
+from kv_sim.guard import Call
 from kv_sim.history.coverage import Coverage
 from kv_sim.memory.device import Device
 from kv_sim.memory.kernels import LaunchedStep
@@ -112,8 +113,8 @@ class Heard(Watcher):
     def acts(self, number: int, action: Action) -> None:
         self.said.append((number, action.kind.value))
 
-    def called(self, side: str, method: str, args: tuple[Any, ...], answer: Any) -> None:
-        self.said.append(method)
+    def called(self, call: Call) -> None:
+        self.said.append(call.method)
 
     def acted(self, number: int, action: Action, *, legal: bool) -> None:
         self.said.append((number, action.kind.value, legal, action.args))
