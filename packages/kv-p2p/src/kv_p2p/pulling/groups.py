@@ -2,10 +2,11 @@
 
 A *place* is an index in a block table: the number of a block of a request, from the first of its tokens on.
 
-To go on after some tokens, a request needs of a group with a window only the places that the next token reads. An
-engine that has all of a prompt computes its last token once more, to sample the one after it; and the last token
-may read a place before those that the one after it reads. So with windows a whole prompt is loaded without its
-last token: then the engine allocates blocks for all that is read, and a hold has all of it.
+Of a group with a window, only the places in the window of the next token are needed to go on after some tokens. An
+engine that has loaded a whole prompt still computes its last token once more, since it samples the first token of
+the answer from that. The window of the last token begins one token earlier than that of the answer's first, and so
+perhaps one place earlier. Therefore, where groups have windows, a whole prompt is loaded without its last token:
+then the next token is the last of the prompt, and holds and loads have every place that it reads.
 """
 
 from dataclasses import dataclass
