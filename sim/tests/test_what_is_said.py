@@ -23,7 +23,7 @@ from kv_sim.failures.report import action_lines, fail_line, file_stem, replay_li
 from kv_sim.failures.schedule_file import read_schedule
 from kv_sim.failures.telling import tell
 from kv_sim.fuzz import Failure
-from kv_sim.guard import Call
+from kv_sim.site import Call
 from kv_sim.subject import Subject, Trait
 from kv_sim.violation import Invariant, Violation
 from kv_sim.watching import brief as brief_module

@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from functools import partial
 from itertools import count
 from types import CoroutineType, FrameType, SimpleNamespace
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
 from kv_api import ConfigError, KVConnectorBase_V1, KVConnectorRole
 from kv_factory import KVConnectorFactory
@@ -30,17 +30,6 @@ _calls = count()
 
 LogCall = Callable[[str, str, tuple[Any, ...], Any], None]
 """(side, method, arguments, answer); a side is ``scheduler``, or ``worker`` and its rank"""
-
-
-class Call(NamedTuple):
-    """A call of a connector that was answered, as a world tells it to whoever observes it."""
-
-    engine: int
-    """The number of the engine that called."""
-    side: str
-    method: str
-    args: tuple[Any, ...]
-    answer: Any
 
 
 class HistoryEnds(Exception):  # noqa: N818 - no error: the history just goes no further

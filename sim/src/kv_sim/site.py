@@ -6,7 +6,7 @@ engine to another, the checker that hears of these tickets, what was reached, an
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from kv_sim.checkers.accounting import Counted
 from kv_sim.checkers.tickets import Tickets
@@ -21,6 +21,17 @@ from kv_sim.violation import Referee
 
 Called = Callable[["Site", str, str, tuple[Any, ...], Any], None]
 """A ``LogCall`` that is also told where: (site, side, method, arguments, answer)."""
+
+
+class Call(NamedTuple):
+    """A call of a connector that was answered, as a world tells it to whoever observes it."""
+
+    engine: int
+    """The number of the engine that called."""
+    side: str
+    method: str
+    args: tuple[Any, ...]
+    answer: Any
 
 
 @dataclass(frozen=True)

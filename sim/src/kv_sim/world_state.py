@@ -20,12 +20,11 @@ from kv_sim.engine.engine import Engine
 from kv_sim.engine.place import places
 from kv_sim.engine.request_spec import RequestSpec
 from kv_sim.engines import find_engine
-from kv_sim.guard import Call
 from kv_sim.history import clients
 from kv_sim.history.arrivals import Arrivals
 from kv_sim.history.coverage import Coverage
 from kv_sim.history.router import Router
-from kv_sim.site import Shared, Site
+from kv_sim.site import Call, Shared, Site
 from kv_sim.subject import TICKET, Subject, Trait
 from kv_sim.violation import Referee
 

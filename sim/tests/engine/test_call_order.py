@@ -11,7 +11,7 @@ from kv_sim.actions import Action, Kind
 from kv_sim.config import GroupConfig, WorldConfig
 from kv_sim.engine.request_spec import RequestSpec
 from kv_sim.examples.catalogue import LATER, MEMORY
-from kv_sim.guard import Call
+from kv_sim.site import Call
 from kv_sim.subject import Subject
 from kv_sim.world import World
 

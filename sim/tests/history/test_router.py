@@ -14,10 +14,10 @@ from kv_sim.engine.pool import BlockPool
 from kv_sim.engine.request import SimRequest, Status
 from kv_sim.engine.request_spec import RequestSpec, Turn
 from kv_sim.examples.catalogue import P2P, P2P_TWO
-from kv_sim.guard import Call
 from kv_sim.history.arrivals import Arrivals
 from kv_sim.history.router import KNOWN_TICKETS, Router
 from kv_sim.p2p import WorldP2PConnector
+from kv_sim.site import Call
 from kv_sim.subject import Subject, Trait
 from kv_sim.violation import Violation
 from kv_sim.world import World

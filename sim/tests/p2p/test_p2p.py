@@ -18,12 +18,12 @@ from kv_sim.engine.pool import BlockPool
 from kv_sim.engine.request_spec import RequestSpec
 from kv_sim.examples.catalogue import P2P, SUBJECTS
 from kv_sim.fuzz import run_seed
-from kv_sim.guard import Call
 from kv_sim.history.arrivals import MOST_BLOCKS, Arrivals
 from kv_sim.history.draws import config_for, with_loads, with_own_cache
 from kv_sim.memory.device import Device
 from kv_sim.memory.shadow import Shadow
 from kv_sim.p2p import TimedP2PWorkerSide, WorldWire
+from kv_sim.site import Call
 from kv_sim.subject import Trait
 from kv_sim.violation import Referee
 from kv_sim.world import World

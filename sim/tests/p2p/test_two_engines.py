@@ -18,11 +18,11 @@ from kv_sim.examples.catalogue import LATER, P2P, P2P_TWO
 from kv_sim.failures.schedule_file import Schedule, ScheduleError, parse_schedule, to_text
 from kv_sim.failures.shrink import _at_engine_of, shrink
 from kv_sim.fuzz import Failure, replay, run_seed
-from kv_sim.guard import Call
 from kv_sim.history.draws import config_for
 from kv_sim.memory.device import Device
 from kv_sim.memory.shadow import Shadow
 from kv_sim.p2p import WorldWire
+from kv_sim.site import Call
 from kv_sim.subject import Subject, Trait
 from kv_sim.violation import Invariant, Referee, Violation
 from kv_sim.watching.log import Log

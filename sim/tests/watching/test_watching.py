@@ -13,11 +13,11 @@ from kv_sim.engine.pause import Pause
 from kv_sim.engine.request import SimRequest, Status
 from kv_sim.engine.request_spec import RequestSpec, Turn
 from kv_sim.examples.catalogue import MEMORY
-from kv_sim.guard import Call
 from kv_sim.history.coverage import Coverage
 from kv_sim.memory.device import Device
 from kv_sim.memory.kernels import LaunchedStep
 from kv_sim.memory.shadow import Shadow
+from kv_sim.site import Call
 from kv_sim.violation import Referee, Violation
 from kv_sim.watching.watch import AT_REST, Tracker, WatchedWorld, Watcher
 from kv_sim.world import World

@@ -17,7 +17,7 @@ from kv_sim.engine.request import Status
 from kv_sim.engine.request_spec import RequestSpec, Turn
 from kv_sim.examples.catalogue import LATER, MEMORY, SUBJECTS
 from kv_sim.fuzz import replay, run_seed
-from kv_sim.guard import Call
+from kv_sim.site import Call
 from kv_sim.subject import Subject
 from kv_sim.watching.brief import brief
 from kv_sim.watching.describe import describe, describe_state

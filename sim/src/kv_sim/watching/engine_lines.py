@@ -3,8 +3,7 @@
 from typing import Any, Final
 
 from kv_sim.engine.request import SimRequest
-from kv_sim.guard import Call
-from kv_sim.site import Site
+from kv_sim.site import Call, Site
 from kv_sim.watching.brief import brief, brief_tables
 from kv_sim.watching.describe import describe_pairs, describe_state
 from kv_sim.watching.watch import CopyChange, Tracker

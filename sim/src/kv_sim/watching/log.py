@@ -17,7 +17,7 @@ from collections.abc import Callable
 from typing import Final
 
 from kv_sim.actions import Action
-from kv_sim.guard import Call
+from kv_sim.site import Call
 from kv_sim.violation import Violation
 from kv_sim.watching.describe import describe, describe_world
 from kv_sim.watching.engine_lines import EngineLines

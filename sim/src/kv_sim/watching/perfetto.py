@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Final
 
 from kv_sim.actions import Action, Kind
-from kv_sim.guard import Call
+from kv_sim.site import Call
 from kv_sim.violation import Violation
 from kv_sim.watching.describe import describe, describe_world
 from kv_sim.watching.engine_tracks import EngineTracks

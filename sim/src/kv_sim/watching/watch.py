@@ -18,8 +18,8 @@ from typing import Any
 from kv_sim.actions import Action, Kind
 from kv_sim.config import WorldConfig
 from kv_sim.engine.engine import Engine
-from kv_sim.guard import Call
 from kv_sim.memory.copies import Copy, State
+from kv_sim.site import Call
 from kv_sim.subject import Subject
 from kv_sim.violation import Referee, Violation
 from kv_sim.world import World
