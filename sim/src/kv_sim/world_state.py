@@ -141,8 +141,9 @@ class WorldState:
             digest.update(device.memory.tobytes())
         return digest.hexdigest()
 
-    def _called(self, site: Site, side: str, name: str, args: tuple[Any, ...], answer: Any) -> None:
+    def _called(self, site: Site, call: Call) -> None:
         """A connector answered a call: note what it came to, and tell whoever watches or judges calls."""
+        _, side, name, args, answer = call
         if name == "get_num_new_matched_tokens":
             self._matched(args, answer)
             self._digest.update(repr((side, name, args[0].request_id, args[1], answer)).encode())
@@ -151,7 +152,7 @@ class WorldState:
         elif name == "update_connector_output":
             self.coverage.reported(site.engine, args[0], self.tickets.bearers)
         if self._observe is not None:
-            self._observe(Call(site.place.number, side, name, args, answer))
+            self._observe(call)
         if name in ENDS and self.router is not None:
             self._ended(site, self.router, name, args, answer)
         else:
