@@ -14,6 +14,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from kv_offload import StoreWhen
 from kv_sim.command.table import aligned
 from kv_sim.replay import open_trace
 from kv_sim.replay.report.timed.as_json import answers_as_json
@@ -44,13 +45,6 @@ def row(size: str, when: str, answers: Answers) -> list[str]:
     ]
 
 
-def server(settings: EngineSettings, size: int, when: str) -> dict[str, Any]:
-    """The configuration of one with so much host memory."""
-    transfer = replace(settings, cpu_bytes_to_use=size).transfer_config()
-    extra = {**transfer["kv_connector_extra_config"], "hold_blocks": "never", "store_when": when}
-    return {**transfer, "kv_connector_extra_config": extra}
-
-
 def main() -> None:
     """Replay and print."""
     parser = argparse.ArgumentParser(description="Hits and waiting by when chunks are stored.")
@@ -65,10 +59,9 @@ def main() -> None:
     gpu_bytes = sizes.gpu_blocks * sizes.block_bytes
     servers: dict[tuple[str, str], Any] = {("nothing", ""): NOTHING}
     for times in TIMES:
-        for when in ("computed", "evicted"):
-            servers[f"{times * gpu_bytes / GIB:.0f} GiB, {times} x", when] = server(
-                settings, times * gpu_bytes, when
-            )
+        for when in StoreWhen:
+            of_this_size = replace(settings, cpu_bytes_to_use=times * gpu_bytes, store_when=when)
+            servers[f"{times * gpu_bytes / GIB:.0f} GiB, {times} x", when] = of_this_size.transfer_config()
     found = {
         name: answers_of(finished_of(*replay_once(trace, settings, transfer)))
         for name, transfer in servers.items()

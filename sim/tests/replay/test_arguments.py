@@ -56,10 +56,10 @@ USUAL = {
 def test_what_is_usual():
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     own = {"fidelity": "cache", "policy": "lru", "store_threshold": 0, "stream": False, "write_oracle": None}
-    own |= {"disk_capacity": None, "disk_store_threshold": None}
+    own |= {"disk_capacity": None, "disk_store_threshold": None, "store_when": "computed"}
     assert vars(parsed()) == USUAL | own | {"jobs": cores}
     own = {"policy": "lru,arc,s3fifo,sieve", "points": None, "budget": None, "disk": None, "host_capacity": None}
-    own |= {"fidelity": "cache", "jobs": cores}
+    own |= {"fidelity": "cache", "jobs": cores, "store_when": "computed"}
     assert vars(size_parser().parse_args(["trace"])) == USUAL | own
     assert trace_options(parsed()) == TraceOptions()
     assert parsed("--jobs", "7").jobs == 7
@@ -94,6 +94,7 @@ CHOICES = {
     "id-scope": "auto, global, session",
     "on-error": "stop, skip",
     "unsorted": "stop, sort",
+    "store-when": "computed, evicted",
 }
 
 

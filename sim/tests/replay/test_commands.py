@@ -173,6 +173,8 @@ def test_the_table_of_size(small, capsys):
         "reason": "the knee: up to here more room buys more than on average, from here on less",
         "policy_module": None,
         "disk": None,
+        "store_when": "computed",
+        "if_evicted": {"policy": "lru", "capacity": 4, "ratios": half},
         "model": "1,000 bytes a token",
         "capacities_bytes": [1_024_000, 1_536_000, 2_048_000, 2_560_000],
         "token_ratio_per_block": pytest.approx([512 / 5584, 512 / 5584, 0.0, 0.0]),
@@ -343,6 +345,7 @@ def test_nothing_comes_back_beside_the_gpu(small, capsys):
     assert capsys.readouterr().out.endswith(
         "recommended: no host memory beside the GPU's prefix cache\n"
         "  the budget: up to there host memory answers nothing\n"
+        "  with --store-when evicted lru, 3 blocks answer 0.367 of tokens\n"
     )
 
 

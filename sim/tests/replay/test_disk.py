@@ -292,7 +292,7 @@ def test_the_tables_of_a_replay_with_a_disk(small, capsys):
     assert (setup["store_threshold"], setup["disk_store_threshold"]) == (3, 2)
     assert run["setup"] == {
         "policy": "lru", "capacity": 2, "gpu_blocks": 2, "store_threshold": 0, "policy_module": None,
-        "disk": 6, "disk_store_threshold": 0,
+        "disk": 6, "disk_store_threshold": 0, "store_when": "computed",
     }  # fmt: skip
     assert run["disk_bytes"] == 6 * 512_000
     assert run["disk"]["loaded_blocks"] == sum(window["disk_hits"] for window in run["series"]) == 3

@@ -20,9 +20,10 @@ from kv_offload.metadata import (
     TransferStats,
 )
 from kv_offload.metrics import OffloadingConnectorStats
-from kv_offload.options import HoldBlocks, Options, parse_options
+from kv_offload.options import HoldBlocks, Options, StoreWhen, parse_options
 from kv_offload.prom import OffloadPromMetrics
 from kv_offload.scheduler.side import OffloadingSchedulerSide
+from kv_offload.scheduler.storing.evictions import look_ahead
 from kv_offload.worker.side import OffloadingWorkerSide
 
 __all__ = [
@@ -36,8 +37,10 @@ __all__ = [
     "OffloadingWorkerMetadata",
     "OffloadingWorkerSide",
     "Options",
+    "StoreWhen",
     "TransferJob",
     "TransferStats",
     "describe_group",
+    "look_ahead",
     "parse_options",
 ]

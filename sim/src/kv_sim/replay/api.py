@@ -3,6 +3,8 @@
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+from kv_api import ConfigError
+from kv_offload import StoreWhen
 from kv_sim.replay.cache import Setup
 from kv_sim.replay.columns import Columns
 from kv_sim.replay.fleet import Fleet, RoutedTrace
@@ -33,13 +35,15 @@ def replay(
     store_threshold: int = 0,
     disk_capacity: Capacity = 0,
     disk_store_threshold: int = 0,
+    store_when: str = StoreWhen.COMPUTED.value,
     servers: int = 1,
     routing: str = USUAL.value,
 ) -> CacheReplay:
     """Replay a trace through the real manager with one policy at one capacity, maybe with a disk behind it.
 
     Of several ``servers`` each has as much, and all that they do is counted. What a token takes, and the GPU's
-    cache in front, are what the trace says of them, if nobody else does.
+    cache in front, are what the trace says of them, if nobody else does. With ``store_when`` ``evicted`` what this
+    is about to lose is stored, in place of what is computed.
     """
     routed = _routed(trace, servers, routing, _overruled(model or bytes_per_token, gpu_capacity))
     columns = routed.columns
@@ -51,6 +55,7 @@ def replay(
         store_threshold,
         disk=_blocks(disk_capacity, footprint),
         disk_store_threshold=disk_store_threshold,
+        store_when=_store_when(store_when),
     )
     [run] = results_of(routed, replay_all(routed, [setup]), footprint).runs
     return run
@@ -70,6 +75,7 @@ def size(
     progress: Callable[[float], None] = lambda share: None,
     disk: str | None = None,
     host_capacity: Capacity = 0,
+    store_when: str = StoreWhen.COMPUTED.value,
     servers: int = 1,
     routing: str = USUAL.value,
 ) -> Sizing:
@@ -93,6 +99,7 @@ def size(
         Around(
             gpu_blocks=_gpu_blocks(gpu_capacity, columns, footprint),
             disk=None if disk is None else Disk(disk, _blocks(host_capacity, footprint)),
+            store_when=_store_when(store_when),
         ),
         budget_blocks=None if budget is None else _blocks(budget, footprint),
         jobs=jobs,
@@ -127,6 +134,12 @@ def _gpu_blocks(capacity: Capacity | None, columns: Columns, footprint: Footprin
     if capacity is None:
         return 0 if columns.engine is None else columns.engine.gpu_tokens // columns.block_tokens
     return _blocks(capacity, footprint)
+
+
+def _store_when(text: str) -> StoreWhen:
+    if text not in list(StoreWhen):
+        raise ConfigError(f"store_when: expected one of {', '.join(StoreWhen)}, got {text!r}")
+    return StoreWhen(text)
 
 
 def _each(capacities: Sequence[Capacity] | Capacity) -> Sequence[Capacity]:

@@ -2,9 +2,10 @@
 
 Each request is one after the other what an engine and the offloading connector would make of it: as far as the
 GPU's prefix cache has it, nothing is asked; then the leading run of blocks that the manager has is loaded; then
-everything that was not loaded is offered for a store. Every copy has ended before the next request comes, so
-nothing is ever in flight or pinned meanwhile: what a real server loses to copies that are late is what engine
-fidelity is for.
+everything that was not loaded is offered for a store; or, with ``store_when`` ``evicted``, what earlier requests
+left in GPU blocks that are about to be given away. Every copy has ended before the next request comes, so nothing
+is ever in flight or pinned meanwhile: what a real server loses to copies that are late is what engine fidelity is
+for.
 
 With files on a disk behind host memory there are two media, as MultiConnector has them with ``load_policy``
 ``longest``: the one that has more of the request loads all that it has, of equals host memory, and each is offered
@@ -22,9 +23,11 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from kv_api import ConfigError, OffloadKey, ReqContext
+from kv_offload import StoreWhen
 from kv_offload_cpu import AtOnceManager
 from kv_sim.replay.columns import Columns, Ints
 from kv_sim.replay.gpu_tier import GpuTier
+from kv_sim.replay.leaving import Due, LeavingTier, Owner
 from kv_sim.replay.medium import MediumRun, Traffic
 from kv_sim.replay.policies import USUAL_POLICY
 from kv_sim.replay.trace import Tell
@@ -49,6 +52,8 @@ class Setup:
     disk: int = 0
     """Blocks of files behind host memory; 0: there are none."""
     disk_store_threshold: int = 0
+    store_when: StoreWhen = StoreWhen.COMPUTED
+    """Whether blocks are stored at once, or when the GPU's prefix cache is about to lose them."""
 
     @property
     def blocks(self) -> int:
@@ -123,13 +128,20 @@ class CacheRun:
         for name, value in sizes:
             if value < 0:
                 raise ConfigError(f"{name}: expected at least 0 blocks, got {value}")
+        stores_late = setup.store_when is StoreWhen.EVICTED
+        if stores_late and not setup.gpu_blocks:
+            raise ConfigError(
+                "store_when: got 'evicted', which is what a GPU's prefix cache is about to lose, "
+                "and there is none: gpu_blocks is 0"
+            )
         self.setup = setup
         self._most_blocks = max(1, most_blocks)
         self._served = 0
-        self._gpu = GpuTier(setup.gpu_blocks) if setup.gpu_blocks else None
         self._host = self._medium(setup.capacity, setup.store_threshold)
         self._disk = self._medium(setup.disk, setup.disk_store_threshold)
         self._media = [medium for medium in (self._host, self._disk) if medium is not None]
+        self._leaving = LeavingTier(setup.gpu_blocks) if stores_late and self._media else None
+        self._gpu = GpuTier(setup.gpu_blocks) if setup.gpu_blocks and self._leaving is None else self._leaving
         self.sums = Outcome(setup, _NONE, _NONE, _NONE)
         if self._host is not None:
             self.sums.host = self._host.traffic
@@ -138,14 +150,15 @@ class CacheRun:
 
     def feed(self, columns: Columns, progress: Tell = lambda count: None) -> tuple[Ints, Ints, Ints]:
         """Replay a trace, or the next part of one. Each request's hits: the GPU's, host memory's, the disk's."""
-        gpu, host, before = self._gpu, self._host, self._served
+        gpu, leaving, host, before = self._gpu, self._leaving, self._host, self._served
         gpu_hits, cpu_hits, disk_hits = ([0] * len(columns) for _ in range(3))
         with _no_collection():
             for index, keys in enumerate(keys_of(columns)):
                 local = 0
                 if gpu is not None:
                     local = gpu_hits[index] = gpu.hits(keys)
-                    gpu.use(keys)
+                    if leaving is None:
+                        gpu.use(keys)
                 if self._media:
                     loader, hits = self._serve(_Context(str(before + index), keys), keys, local)
                     (cpu_hits if loader is host else disk_hits)[index] = hits
@@ -181,20 +194,39 @@ class CacheRun:
         [second], missing = more, keys[local:]
         return second if second.found(missing, context) > first.found(missing, context) else first
 
-    def _serve(self, context: ReqContext, keys: list[OffloadKey], local: int) -> tuple[MediumRun, int]:
+    def _serve(self, context: _Context, keys: list[OffloadKey], local: int) -> tuple[MediumRun, int]:
         """One request of which the GPU has ``local`` blocks. Returns who loads, and how many."""
         for medium in self._media:
             medium.manager.on_new_request(context)
         loader = self._choose(keys, local, context)
         hits = loader.load(keys[local:] if local else keys, context)
+        if self._leaving is None:
+            self._store_what_was_not_loaded(context, keys, local, loader, hits)
+        else:
+            for look in self._leaving.use_by(Owner(context.req_id, keys), hits):
+                self._store_what_was_left(look)
+        for medium in self._media:
+            medium.manager.on_request_finished(context)
+        return loader, hits
+
+    def _store_what_was_not_loaded(
+        self, context: _Context, keys: list[OffloadKey], local: int, loader: MediumRun, hits: int
+    ) -> None:
         for medium in self._media:
             offer = keys
             if medium is loader and hits:
                 offer = keys[:local] + keys[local + hits :] if local else keys[hits:]
             if offer:
                 medium.offer(offer, context)
-            medium.manager.on_request_finished(context)
-        return loader, hits
+
+    def _store_what_was_left(self, look: Due) -> None:
+        """By requests of their own: those who computed it store nothing any more."""
+        for owner, keys in look.items():
+            context = _Context(f"{owner.request_id}, left", owner.keys)
+            for medium in self._media:
+                medium.manager.on_new_request(context)
+                medium.offer(keys, context)
+                medium.manager.on_request_finished(context)
 
     def _count_stats(self) -> None:
         for medium in self._media:

@@ -6,6 +6,8 @@ longer than the whole tier leaves its head in it.
 Invariants: at most ``capacity`` blocks; the last one in the order is the head of the last request.
 """
 
+from itertools import islice
+
 from kv_api import OffloadKey
 
 
@@ -24,16 +26,23 @@ class GpuTier:
 
     def use(self, keys: list[OffloadKey]) -> None:
         """A request used these; what is not needed any more leaves."""
-        order = self._order
-        for key in reversed(keys):
-            order.pop(key, None)
-            order[key] = None
-        surplus = len(order) - self.capacity
-        if surplus > 0:
-            oldest = iter(order)
-            for key in [next(oldest) for _ in range(surplus)]:
-                del order[key]
+        self._put_last(keys)
+        self._give_away(len(self._order) - self.capacity)
 
     def check(self) -> None:
         """Recount."""
         assert len(self._order) <= self.capacity, f"{len(self._order)} blocks in a tier of {self.capacity}"
+
+    def _put_last(self, keys: list[OffloadKey]) -> None:
+        """The tail before the head."""
+        order = self._order
+        for key in reversed(keys):
+            order.pop(key, None)
+            order[key] = None
+
+    def _give_away(self, count: int) -> list[OffloadKey]:
+        """The next so many leave, if it is more than none. Returns which."""
+        gone = [*islice(self._order, max(0, count))]
+        for key in gone:
+            del self._order[key]
+        return gone

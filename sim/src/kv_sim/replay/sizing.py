@@ -6,21 +6,23 @@ several servers each gets as much, and hits are those of all.
 **Work shared.** LRU at all capacities comes from one pass over the trace; only capacities below the longest
 prompt, and other policies, are replayed, side by side in processes. With a GPU tier of g blocks in front, an LRU
 of c blocks answers together with it what an LRU of max(c, g) does, since both keep the most recent blocks in the
-same order; and so do files behind host memory, if every prompt fits into either.
+same order; and so do files behind host memory, if every prompt fits into either. Media that store what the GPU is
+about to lose have other blocks than it, and are replayed.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import exp, log
 from typing import Any, Final
 
 from kv_api import ConfigError
+from kv_offload import StoreWhen
 from kv_sim.replay.bounds import infinite_hits
 from kv_sim.replay.cache import Setup
 from kv_sim.replay.curve import Hits, Ratios, Totals
 from kv_sim.replay.fleet import Load, RoutedTrace, add_up
 from kv_sim.replay.parallel import replay_all
-from kv_sim.replay.recommended import Point, recommend
+from kv_sim.replay.recommended import WORTH_CHANGING, Point, recommend
 from kv_sim.replay.side_by_side import Progress
 from kv_sim.replay.stack import longest_prompt, lru_curve
 from kv_sim.replay.tally import hits_by_tier
@@ -50,6 +52,7 @@ class Around:
     """None: host memory is sized."""
     policy_module: str | None = None
     """Where policies come from that kv-offload-cpu doesn't have."""
+    store_when: StoreWhen = StoreWhen.COMPUTED
 
     @property
     def host_blocks(self) -> int:
@@ -64,12 +67,16 @@ class Around:
     def setup(self, policy: str, size: int) -> Setup:
         """What a replay runs on with so much of it."""
         if self.disk is None:
-            return Setup(policy, size, self.gpu_blocks, policy_module=self.policy_module)
-        return Setup(policy, self.host_blocks, self.gpu_blocks, policy_module=self.policy_module, disk=size)
+            return self._setup(policy, size)
+        return replace(self._setup(policy, self.host_blocks), disk=size)
 
     def setup_in_front(self, policy: str) -> Setup:
         """What one runs on without any of it, where there is host memory in front."""
-        return Setup(policy, self.host_blocks, self.gpu_blocks, policy_module=self.policy_module)
+        return self._setup(policy, self.host_blocks)
+
+    def _setup(self, policy: str, host_blocks: int) -> Setup:
+        module, when = self.policy_module, self.store_when
+        return Setup(policy, host_blocks, self.gpu_blocks, policy_module=module, store_when=when)
 
 
 ALONE: Final = Around()
@@ -107,6 +114,9 @@ class Sizing:
     """Where policies come from that kv-offload-cpu doesn't have."""
     disk: Disk | None = None
     """None: host memory is sized."""
+    store_when: StoreWhen = StoreWhen.COMPUTED
+    if_evicted: Point | None = None
+    """What the same room answers with ``--store-when evicted``, if there is a GPU's cache and it isn't so now."""
 
     @property
     def policies(self) -> tuple[str, ...]:
@@ -125,6 +135,13 @@ class Sizing:
         return self.recommended.ratios.token > self.without.token
 
     @property
+    def gains_if_evicted(self) -> bool:
+        """Whether ``--store-when evicted`` answers so much more that it is worth a change."""
+        late = self.if_evicted
+        now = max(self.recommended.ratios.token, self.without.token)
+        return late is not None and late.ratios.token - now > WORTH_CHANGING
+
+    @property
     def setup(self) -> Setup:
         """What a replay of the recommended point runs on."""
         return self._around.setup(self.recommended.policy, self.recommended.capacity)
@@ -136,7 +153,7 @@ class Sizing:
 
     @property
     def _around(self) -> Around:
-        return Around(self.gpu_blocks, self.disk, self.policy_module)
+        return Around(self.gpu_blocks, self.disk, self.policy_module, self.store_when)
 
     def gains(self) -> list[float]:
         """At each capacity, by how much the best token ratio rises with one block more, on the way to the next."""
@@ -151,13 +168,15 @@ class Sizing:
 
         None without the bytes of a token, and where nothing more would be answered.
         """
-        chosen, block_bytes = self.recommended, self.footprint.block_bytes
+        chosen, block_bytes, when = self.recommended, self.footprint.block_bytes, self.store_when
         if block_bytes is None or not self.is_worth_it:
             return None
         if self.disk is None:
-            return host_config(chosen.capacity * block_bytes, chosen.policy, self.policy_module)
+            cpu_bytes = chosen.capacity * block_bytes
+            return host_config(cpu_bytes, chosen.policy, self.policy_module, store_when=when)
         disk_bytes, host_bytes = disk_bytes_for(chosen.capacity, block_bytes), self.disk.host_blocks * block_bytes
-        return disk_config(self.disk.folder, disk_bytes, host_bytes, chosen.policy, self.policy_module)
+        module, folder = self.policy_module, self.disk.folder
+        return disk_config(folder, disk_bytes, host_bytes, chosen.policy, module, store_when=when)
 
 
 def usual_capacities(most_blocks: int, points: int, least_blocks: int = 0) -> list[int]:
@@ -191,6 +210,11 @@ def size_trace(
     gpu_alone = _lru_hits(trace, [around.gpu_blocks])[0].ratios(totals)
     without = _best_in_front(trace, policies, around, jobs) if around.host_blocks else gpu_alone
     chosen, reason = recommend(curves, sizes, without.token, trace.most_blocks, budget_blocks, around.medium)
+    if_evicted = None
+    if around.gpu_blocks and around.store_when is StoreWhen.COMPUTED:
+        is_worth_it = chosen.ratios.token > without.token
+        most = max(size for size in sizes if budget_blocks is None or size <= budget_blocks)
+        if_evicted = _if_evicted(trace, chosen.policy, chosen.capacity if is_worth_it else most, around)
     in_front = around.host_blocks + around.gpu_blocks
     best = tuple(trace.best_hits(size + in_front).ratios(totals) for size in sizes)
     return Sizing(
@@ -214,6 +238,8 @@ def size_trace(
         reason=reason,
         policy_module=around.policy_module,
         disk=around.disk,
+        store_when=around.store_when,
+        if_evicted=if_evicted,
     )
 
 
@@ -230,7 +256,8 @@ def sweep(
     columns, found = trace.columns, dict[tuple[str, int], Hits]()
     totals = Totals.of(columns)
     longest, in_front = longest_prompt(columns), around.host_blocks
-    if LRU in policies and (not in_front or in_front >= longest):
+    is_one_lru = around.store_when is StoreWhen.COMPUTED and (not in_front or in_front >= longest)
+    if LRU in policies and is_one_lru:
         exact = [size for size in capacities if size >= longest]
         hits = _lru_hits(trace, [max(size, in_front, around.gpu_blocks) for size in exact])
         found = {(LRU, size): one for size, one in zip(exact, hits, strict=True)}
@@ -251,6 +278,13 @@ def _best_in_front(trace: RoutedTrace, policies: Sequence[str], around: Around, 
     setups = [around.setup_in_front(policy) for policy in policies]
     answered = [hits_by_tier(trace.columns, outcome).together() for outcome in replay_all(trace, setups, jobs)]
     return max((hits.ratios(totals) for hits in answered), key=lambda ratios: ratios.token)
+
+
+def _if_evicted(trace: RoutedTrace, policy: str, size: int, around: Around) -> Point:
+    """What so much of it answers that stores what the GPU evicts."""
+    late = replace(around, store_when=StoreWhen.EVICTED)
+    [outcome] = replay_all(trace, [late.setup(policy, size)])
+    return Point(policy, size, hits_by_tier(trace.columns, outcome).together().ratios(Totals.of(trace.columns)))
 
 
 def _lru_hits(trace: RoutedTrace, sizes: Sequence[int]) -> list[Hits]:

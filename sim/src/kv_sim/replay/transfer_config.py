@@ -5,13 +5,16 @@ import shlex
 from collections.abc import Mapping
 from typing import Any
 
+from kv_offload import StoreWhen
 from kv_offload_cpu.policy import POLICIES
 from kv_offload_file import FileOffloadingSpec
 
 
-def host_config(cpu_bytes: int, policy: str, policy_module: str | None = None) -> dict[str, Any]:
+def host_config(
+    cpu_bytes: int, policy: str, policy_module: str | None = None, *, store_when: StoreWhen = StoreWhen.COMPUTED
+) -> dict[str, Any]:
     """A server with so much host memory for KV, over all its workers."""
-    return _server("OffloadingConnector", _host(cpu_bytes, policy, policy_module))
+    return _server("OffloadingConnector", _host(cpu_bytes, policy, policy_module) | _stored(store_when))
 
 
 def disk_config(
@@ -22,6 +25,7 @@ def disk_config(
     policy_module: str | None = None,
     *,
     store_threshold: int = 0,
+    store_when: StoreWhen = StoreWhen.COMPUTED,
 ) -> dict[str, Any]:
     """A server with so much room for KV in files in ``folder``, behind so much host memory; 0: behind none.
 
@@ -34,10 +38,11 @@ def disk_config(
         "file_bytes_to_use": disk_bytes,
         **({"store_threshold": store_threshold} if store_threshold else {}),
         **_leaves(policy, policy_module),
+        **_stored(store_when),
     }
     if not cpu_bytes:
         return _server("OffloadingConnector", files)
-    media = [_host(cpu_bytes, policy, policy_module), {"name": "files", **files}]
+    media = [_host(cpu_bytes, policy, policy_module) | _stored(store_when), {"name": "files", **files}]
     children = [
         {"kv_connector": "OffloadingConnector", "kv_role": "kv_both", "kv_connector_extra_config": medium}
         for medium in media
@@ -67,6 +72,11 @@ def _server(connector: str, extra: dict[str, Any]) -> dict[str, Any]:
 
 def _host(cpu_bytes: int, policy: str, policy_module: str | None) -> dict[str, Any]:
     return {"cpu_bytes_to_use": cpu_bytes, **_leaves(policy, policy_module)}
+
+
+def _stored(store_when: StoreWhen) -> dict[str, Any]:
+    """When what is computed is stored, where it isn't at once."""
+    return {} if store_when is StoreWhen.COMPUTED else {"store_when": store_when.value}
 
 
 def _leaves(policy: str, policy_module: str | None) -> dict[str, Any]:

@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from enum import Enum
 from typing import Final
 
+from kv_offload import StoreWhen
 from kv_offload_cpu.policy import POLICIES
 from kv_sim.command.workers import num_cores
 from kv_sim.replay.command.foreign import add_refused
@@ -160,6 +161,15 @@ def _add_gpu(parser: argparse.ArgumentParser) -> None:
     )
 
 
+def _add_store_when(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--store-when",
+        choices=_values(StoreWhen),
+        default=StoreWhen.COMPUTED.value,
+        help="at once (default), or when the GPU's prefix cache is about to lose it",
+    )
+
+
 def _add_json(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--json", metavar="FILE", help="write everything as JSON; - prints it instead of the table"
@@ -197,6 +207,7 @@ def _add_cache(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--disk-store-threshold", type=int, metavar="N", help="the same of the disk (default: store all)"
     )
+    _add_store_when(parser)
     parser.add_argument(
         "--stream",
         action="store_true",
@@ -217,6 +228,7 @@ def _add_sizing(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--host-capacity", metavar="SIZE", help="host memory in front of --disk (default: none)")
     _add_gpu(parser)
+    _add_store_when(parser)
     _add_jobs(parser)
     _add_page(parser)
 

@@ -80,7 +80,12 @@ def _size(options: argparse.Namespace, points: int, progress: ProgressBar) -> in
     gpu_blocks = selection.gpu_blocks_of(options, footprint, columns.engine)
     trace, policies = RoutedTrace(columns, selection.fleet_of(options)), selection.policies_of(options)
     budget = None if options.budget is None else parse_capacity(options.budget, footprint, "--budget")
-    around = Around(gpu_blocks, selection.disk_of(options, footprint), options.cache_policy_module_path)
+    around = Around(
+        gpu_blocks,
+        selection.disk_of(options, footprint),
+        options.cache_policy_module_path,
+        selection.store_when_of(options, gpu_blocks),
+    )
     capacities = _capacities(options.capacity, footprint) or usual_capacities(trace.most_blocks, points)
     found = size_trace(
         trace,
@@ -142,7 +147,7 @@ def _setups(
     if options.disk_store_threshold is not None and not disks:
         raise ConfigError("--disk-store-threshold is for --disk-capacity, which isn't given")
     disk_threshold = _threshold(options.disk_store_threshold or 0, "--disk-store-threshold")
-    module = options.cache_policy_module_path
+    module, when = options.cache_policy_module_path, selection.store_when_of(options, gpu_blocks)
     return [
         Setup(
             policy=policy,
@@ -152,6 +157,7 @@ def _setups(
             policy_module=module,
             disk=disk,
             disk_store_threshold=disk_threshold,
+            store_when=when,
         )
         for policy in policies
         for size in capacities

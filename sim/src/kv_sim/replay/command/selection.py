@@ -6,6 +6,7 @@ from collections.abc import Callable
 from math import inf
 
 from kv_api import ConfigError
+from kv_offload import StoreWhen
 from kv_offload_cpu.policy import find_policy
 from kv_sim.replay.command.arguments import (
     NOTHING,
@@ -112,6 +113,17 @@ def gpu_blocks_of(options: argparse.Namespace, footprint: Footprint, engine: Eng
     return (
         0 if options.gpu_capacity == NOTHING else parse_capacity(options.gpu_capacity, footprint, "--gpu-capacity")
     )
+
+
+def store_when_of(options: argparse.Namespace, gpu_blocks: int) -> StoreWhen:
+    """When what is computed is stored, on a server whose GPU keeps so much."""
+    when = StoreWhen(options.store_when)
+    if when is StoreWhen.EVICTED and not gpu_blocks:
+        raise ConfigError(
+            "--store-when evicted: stored is what the GPU's prefix cache is about to lose, and there is none; "
+            "--gpu-capacity says how large it is"
+        )
+    return when
 
 
 def fleet_of(options: argparse.Namespace) -> Fleet:

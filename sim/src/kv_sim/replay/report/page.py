@@ -3,9 +3,10 @@
 from collections.abc import Iterator, Sequence
 from html import escape
 
+from kv_offload import StoreWhen
 from kv_sim.replay.report.chart import Line, Mark, bar_chart, log_chart, series_chart
 from kv_sim.replay.report.style import STYLE
-from kv_sim.replay.report.text import gain_shown, nothing_more, show_seconds, size_shown
+from kv_sim.replay.report.text import STORED_WHEN_EVICTED, gain_shown, nothing_more, show_seconds, size_shown
 from kv_sim.replay.results import CacheReplay, Replays
 from kv_sim.replay.sizing import Sizing
 from kv_sim.replay.tally import AGE_EDGES_SECONDS
@@ -56,6 +57,9 @@ def _head(found: Replays | Sizing, model: str | None) -> Iterator[str]:
     yield '<p class="soft">What a cache for KV would have answered.</p><dl class="facts">'
     yield "".join(f"<div><dt>{escape(name)}</dt><dd>{escape(value)}</dd></div>" for name, value in facts.items())
     notes = [*found.notes, *([model] if model else [])]
+    sized = found if isinstance(found, Sizing) else found.runs[0].setup
+    if sized.store_when is StoreWhen.EVICTED:
+        notes.append(STORED_WHEN_EVICTED)
     if found.load is not None:
         notes.append(f"{found.load}. Sizes are of each server.")
     yield f'</dl><ul class="notes">{"".join(f"<li>{escape(note)}</li>" for note in notes)}</ul></header>'
@@ -64,6 +68,12 @@ def _head(found: Replays | Sizing, model: str | None) -> Iterator[str]:
 def _answer(found: Sizing) -> str:
     chosen, foot = found.recommended, found.footprint
     reason = f'<p class="soft">{escape(found.reason[0].upper() + found.reason[1:])}.</p>'
+    late = found.if_evicted
+    if late is not None and found.gains_if_evicted:
+        much = f"{late.policy}, {late.capacity:,} blocks"
+        reason += (
+            f"<p>With <code>--store-when evicted</code> {escape(much)} answer <b>{late.ratios.token:.1%}</b>.</p>"
+        )
     if not found.is_worth_it:
         big = f"No {nothing_more(found)}"
         return f'<section class="answer"><h2>Recommended</h2><p class="big">{escape(big)}</p>{reason}</section>'

@@ -1,7 +1,9 @@
 """What ``replay`` and ``size`` print."""
 
 from collections.abc import Iterable, Iterator, Sequence
+from typing import Final
 
+from kv_offload import StoreWhen
 from kv_sim.command.table import aligned
 from kv_sim.replay.curve import Ratios
 from kv_sim.replay.results import CacheCounts, CacheReplay, Replays
@@ -9,6 +11,8 @@ from kv_sim.replay.sizing import Sizing
 from kv_sim.replay.stream import StreamReplays
 from kv_sim.replay.transfer_config import as_argument
 from kv_sim.replay.units import Footprint, counted, show_bytes, show_count
+
+STORED_WHEN_EVICTED: Final = "stored is what the GPU's prefix cache is about to lose"
 
 
 def show_seconds(seconds: float) -> str:
@@ -67,6 +71,8 @@ def replay_lines(found: Replays | StreamReplays, model: str | None) -> Iterator[
         yield ""
     where = ["host memory"] + ["the disk"] * has_disk + ["the GPU's prefix cache"] * has_gpu
     yield f"Ratios are hits of {listed(where)}: of all blocks, of all prompt tokens, of all full blocks."
+    if found.runs[0].setup.store_when is StoreWhen.EVICTED:
+        yield f"{STORED_WHEN_EVICTED[0].upper()}{STORED_WHEN_EVICTED[1:]}."
     if found.load is not None:
         yield "Sizes are of each server; hits and what was moved, of all together."
     if not isinstance(found, StreamReplays):
@@ -134,6 +140,8 @@ def size_lines(found: Sizing, model: str | None) -> Iterator[str]:
     yield from trace_lines(found, model)
     if found.gpu_blocks:
         yield f"the GPU's prefix cache alone ({_blocks(found.gpu_blocks)}): {ratios_shown(found.gpu_alone)}"
+    if found.store_when is StoreWhen.EVICTED:
+        yield f"  {STORED_WHEN_EVICTED}"
     if found.disk is not None and found.disk.host_blocks:
         beside = " and the GPU's prefix cache" if found.gpu_blocks else ""
         size = size_shown(found.footprint, found.disk.host_blocks)
@@ -165,6 +173,7 @@ def _recommendation(found: Sizing) -> Iterator[str]:
     if not found.is_worth_it:
         yield f"recommended: no {nothing_more(found)}"
         yield f"  {found.reason}"
+        yield from _if_evicted(found)
         return
     size = foot.bytes_of(chosen.capacity)
     memory = f" = {show_bytes(size)}" if size is not None else ""
@@ -175,11 +184,20 @@ def _recommendation(found: Sizing) -> Iterator[str]:
     yield f"recommended: {chosen.policy}, {much}"
     yield f"  {found.reason}"
     yield f"  answers {ratios_shown(chosen.ratios)}"
+    yield from _if_evicted(found)
     config = found.config()
     if config is None:
         yield "  for GiB and a configuration to paste: --model NAME or --bytes-per-token N"
     else:
         yield as_argument(config)
+
+
+def _if_evicted(found: Sizing) -> Iterator[str]:
+    """What is gained by another setting, where that is enough to speak of it."""
+    late = found.if_evicted
+    if late is not None and found.gains_if_evicted:
+        much = f"{late.policy}, {_blocks(late.capacity)}"
+        yield f"  with --store-when evicted {much} answer {late.ratios.token:.3f} of tokens"
 
 
 def nothing_more(found: Sizing) -> str:

@@ -9,6 +9,7 @@ from math import inf
 from typing import Any, Final, TypeVar
 
 from kv_api import ConfigError
+from kv_offload import StoreWhen
 from kv_offload_cpu.policy import find_policy
 from kv_sim.replay.columns import Columns
 from kv_sim.replay.fleet import Fleet
@@ -63,6 +64,7 @@ _CONNECTORS_OWN: Final[Mapping[str, str]] = {
     "--disk-capacity": "file_bytes_to_use",
     "--disk-store-threshold": "store_threshold",
     "--policy": "eviction_policy",
+    "--store-when": "store_when",
 }
 """option -> what a connector's configuration calls it"""
 
@@ -125,6 +127,11 @@ def _add_arguments(parser: argparse.ArgumentParser, usual_capacity: str) -> argp
         "--disk-capacity", metavar="SIZES", help="files on a disk behind host memory, one or more (default: none)"
     )
     group.add_argument("--policy", metavar="NAMES", help=f"one or more, or all (default {_USUAL.eviction_policy})")
+    group.add_argument(
+        "--store-when",
+        choices=[when.value for when in StoreWhen],
+        help="at once (default), or when the GPU's prefix cache is about to lose it",
+    )
     group.add_argument(
         "--stepping", choices=[s.value for s in Stepping], help="single: every step through the engine, slowly"
     )
@@ -235,6 +242,8 @@ def settings_of(options: argparse.Namespace) -> list[EngineSettings]:
             if getattr(options, option.strip("-").replace("-", "_")) is not None:
                 raise ConfigError(f"{option} and --connector-config (where it is {own}): give one of them")
         given["connector"] = read_option("--connector-config", options.connector_config)
+    if options.store_when is not None:
+        given["store_when"] = StoreWhen(options.store_when)
     if options.stepping is not None:
         given["stepping"] = Stepping(options.stepping)
     if options.check_contents:

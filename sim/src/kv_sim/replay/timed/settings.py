@@ -7,6 +7,7 @@ from math import inf
 from typing import Any, Final
 
 from kv_api import ConfigError
+from kv_offload import StoreWhen
 from kv_sim.replay.policies import USUAL_POLICY
 from kv_sim.replay.timed.hardware import GIB, GPUS, MODELS, Gpu, Model
 from kv_sim.replay.timed.timing import LinkCosts, StepCosts, to_ns
@@ -64,6 +65,8 @@ class EngineSettings:
     """Where they are on the server. Nothing is looked for there."""
     disk_store_threshold: int = 0
     """Blocks go into files when they are offered so many times; 0 and 1: at once."""
+    store_when: StoreWhen = StoreWhen.COMPUTED
+    """When the default connector stores: at once, or what the GPU's prefix cache is about to lose."""
     connector: Mapping[str, Any] | None = None
     """A ``--kv-transfer-config`` in place of the default connector."""
     disk_read_bandwidth: float = 6.8e9
@@ -111,13 +114,14 @@ class EngineSettings:
         if self.connector is not None:
             return dict(self.connector)
         if not self.disk_bytes_to_use:
-            return host_config(self.cpu_bytes_to_use, self.eviction_policy)
+            return host_config(self.cpu_bytes_to_use, self.eviction_policy, store_when=self.store_when)
         return disk_config(
             self.disk_folder,
             self.disk_bytes_to_use,
             self.cpu_bytes_to_use,
             self.eviction_policy,
             store_threshold=self.disk_store_threshold,
+            store_when=self.store_when,
         )
 
 
@@ -126,6 +130,7 @@ _OBJECTS: Final[Mapping[str, tuple[type, str]]] = {
     "gpu": (Gpu, "a Gpu, such as GPUS['H100']"),
     "stepping": (Stepping, "Stepping.FUSED or Stepping.SINGLE"),
     "contents": (Contents, "Contents.IGNORED or Contents.CHECKED"),
+    "store_when": (StoreWhen, "StoreWhen.COMPUTED or StoreWhen.EVICTED"),
 }
 """What nobody looks up by a name here, and how it is written."""
 _WHOLE: Final = {f.name: f.type for f in fields(EngineSettings) if f.type in (int, int | None)}

@@ -75,7 +75,7 @@ class Evictions:
                 f"{type(pool).__name__} doesn't say which blocks it gives away next; choose computed"
             )
         self._free = free
-        self._look_ahead = max(_LEAST_AHEAD, pool.num_gpu_blocks // _LOOK_AHEAD)
+        self._look_ahead = look_ahead(pool.num_gpu_blocks)
 
     def leave(self, plan: Plan) -> None:
         """A request has let go of what is planned; it has a life of its own (`detached`)."""
@@ -144,6 +144,11 @@ class Evictions:
         for block, left in self._left.items():
             its = left.state.progress.groups[left.place].blocks_of(left.chunk)
             assert block in its, f"block {block} is left as one of chunk {left.chunk}, which lies in {its}"
+
+
+def look_ahead(num_gpu_blocks: int) -> int:
+    """How many blocks of an engine's queue are looked at: of those that it gives away next, the first so many."""
+    return max(_LEAST_AHEAD, num_gpu_blocks // _LOOK_AHEAD)
 
 
 def detached(state: RequestState, layout: Layout) -> RequestState:
