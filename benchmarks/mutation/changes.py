@@ -16,7 +16,9 @@ from typing import Any
 PACKAGES = {
     "kv_multi": ("*.py",),
     "kv_offload": ("**/*.py",),
-    "kv_p2p": ("pulling/scheduler.py", "pulling/groups.py", "pulling/worker.py", "pulling/ticket.py"),
+    "kv_p2p": tuple(
+        f"pulling/{name}.py" for name in ("scheduler", "producer", "consumer", "groups", "worker", "ticket")
+    ),
     "kv_offload_file": ("engine.py", "lanes.py", "manager.py", "worker.py"),
     "kv_offload_cpu": ("manager.py", "stats.py", "chunks/*.py", "slots/*.py", "policy/*.py"),
 }

@@ -19,6 +19,7 @@ from kv_sim.memory.shadow import Shadow
 from kv_sim.offload.files import Later, WorldHome, WorldSlots
 from kv_sim.offload.host_memory import WorldCopyEngine, WorldMemory
 from kv_sim.rest import come_to_rest
+from kv_sim.site import Call
 from kv_sim.violation import Referee
 from kv_sim.world import World
 
@@ -115,9 +116,10 @@ def test_files_have_few_bays_and_what_went_through_them_comes_back(blocks_per_ch
     )
     found: list[int] = []
 
-    def observe(side: str, name: str, args: tuple[Any, ...], answer: Any) -> None:
-        if name == "get_num_new_matched_tokens" and args[0].request_id == "r2" and answer[0] is not None:
-            found.append(answer[0])
+    def observe(call: Call) -> None:
+        is_match = call.method == "get_num_new_matched_tokens"
+        if is_match and call.args[0].request_id == "r2" and call.answer[0] is not None:
+            found.append(call.answer[0])
 
     made = World(WorldConfig(num_blocks=40), subject, observe=observe)
     assert len(made.engine.devices[0].host) == 6 * blocks_per_chunk

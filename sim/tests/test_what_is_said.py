@@ -23,6 +23,7 @@ from kv_sim.failures.report import action_lines, fail_line, file_stem, replay_li
 from kv_sim.failures.schedule_file import read_schedule
 from kv_sim.failures.telling import tell
 from kv_sim.fuzz import Failure
+from kv_sim.site import Call
 from kv_sim.subject import Subject, Trait
 from kv_sim.violation import Invariant, Violation
 from kv_sim.watching import brief as brief_module
@@ -253,7 +254,7 @@ def called(*calls: tuple[str, str, tuple[Any, ...], Any]) -> list[str]:
     made, log = World(WorldConfig(), MEMORY), Log(lines.append)
     log.begins(made)
     for call in calls:
-        log.called(*call)
+        log.called(Call(0, *call))
     log.acted(3, Action(Kind.STEP), legal=True)
     assert lines[:3] == ["connector MemoryConnector", f"world     {describe_world(made.config)}", "   3 step"]
     return lines[3:]
@@ -440,7 +441,7 @@ def test_the_last_actions() -> None:
         ({"actions": 81}, "kv-sim fuzz --connector a:B --seed 7 --actions 81 --log"),
         (
             {"without": frozenset({Invariant.WORK, Invariant.HITS})},
-            "kv-sim fuzz --connector a:B --seed 7 --without HITS WORK --log",
+            "kv-sim fuzz --connector a:B --seed 7 --without HITS,WORK --log",
         ),
     ],
 )

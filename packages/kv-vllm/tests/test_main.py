@@ -132,7 +132,7 @@ def test_interrupted_fuzzing_keeps_what_was_found(breaks, code, some_vllm, monke
         3, {"a kind": failure} if breaks else {}, Counter(["a kind"] if breaks else []), was_interrupted=True
     )
     monkeypatch.setattr("kv_vllm.driver.hunt.hunt", lambda *arguments, without: found)
-    assert main(["fuzz", "--subject", "memory", "later", "--save", str(tmp_path)]) == code
+    assert main(["fuzz", "--subject", "memory,later", "--save", str(tmp_path)]) == code
     told = capsys.readouterr()
     assert told.err == "note: interrupted; this is what was found so far\n"
     assert "memory: 3 histories" in told.out and "later: " not in told.out
@@ -211,7 +211,7 @@ USUAL = ["later", "patient", "memory"]
         (["--async", "no", "--seeds", "3-5"], CELLS[:2], USUAL, range(3, 6)),
         (["--async", "yes", "--runner", "1", "--seeds", "7"], CELLS[2:3], USUAL, range(7, 8)),
         (
-            ["--subject", "memory", "later", "--subject", "longest"],
+            ["--subject", "memory,later", "--subject", "longest"],
             CELLS,
             ["memory", "later", "longest"],
             range(500),
@@ -249,7 +249,7 @@ def hunted(some_vllm, monkeypatch):
 def test_fuzzing_shares_its_time_and_begins_with_a_seed(hunted, capsys):
     told, _ = hunted
     names = ["memory", "vllm-example", "our-offloading"]
-    given = ["--subject", *names[:2], "--subject", names[2]]
+    given = ["--subject", ",".join(names[:2]), "--subject", names[2]]
     assert main(["fuzz", *given, "--minutes", "1.5", "--seed", "7"]) == 0
     subjects = [SUBJECTS["memory"], VLLM_SUBJECTS["vllm-example"], OUR_SUBJECTS["our-offloading"]]
     assert told == [(subject, 7, 8, 30) for subject in subjects]
@@ -261,7 +261,7 @@ def test_fuzzing_shares_its_time_and_begins_with_a_seed(hunted, capsys):
 
 def test_checkers_are_switched_off_by_name(hunted, capsys):
     told, _ = hunted
-    assert main(["fuzz", "--subject", "patient", "--without", "content", "work", "--minutes", "1"]) == 0
+    assert main(["fuzz", "--subject", "patient", "--without", "content,work", "--minutes", "1"]) == 0
     assert len(told) == 1
     assert main(["fuzz", "--subject", "patient", "--without", "contents"]) == 2
     assert "--without: unknown checker 'contents'; known: CONTENT, " in capsys.readouterr().err
@@ -311,7 +311,7 @@ def test_what_breaks_is_saved_and_the_others_are_fuzzed_too(name, where, hunted,
     folder.mkdir()
     monkeypatch.chdir(folder if where is None else tmp_path)
     options = [] if where is None else ["--save", where]
-    assert main(["fuzz", "--subject", "memory", "later", "--minutes", "1", *options]) == 1
+    assert main(["fuzz", "--subject", "memory,later", "--minutes", "1", *options]) == 1
     assert [subject for subject, *_ in told] == [SUBJECTS["memory"], SUBJECTS["later"]]
     (file,) = folder.iterdir()
     assert (file.name.startswith(f"{name}-content"), read_schedule(file).subject) == (True, SUBJECTS[name])

@@ -29,7 +29,7 @@ _RAISED: Final = (Exception, SystemExit, CalledAgain, DidNotReturn)
 _calls = count()
 
 LogCall = Callable[[str, str, tuple[Any, ...], Any], None]
-"""(side, method, arguments, answer)"""
+"""(side, method, arguments, answer); a side is ``scheduler``, or ``worker`` and its rank"""
 
 
 class HistoryEnds(Exception):  # noqa: N818 - no error: the history just goes no further

@@ -6,7 +6,7 @@ engine to another, the checker that hears of these tickets, what was reached, an
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from kv_sim.checkers.accounting import Counted
 from kv_sim.checkers.tickets import Tickets
@@ -19,8 +19,21 @@ from kv_sim.history.effects import Effects, stands_still, taken_ids
 from kv_sim.subject import Subject, Trait
 from kv_sim.violation import Referee
 
-Called = Callable[["Site", str, str, tuple[Any, ...], Any], None]
-"""A ``LogCall`` that is also told where: (site, side, method, arguments, answer)."""
+
+class Call(NamedTuple):
+    """A call of a connector, and what it answered."""
+
+    engine: int
+    """The number of the engine that called."""
+    side: str
+    """``scheduler``, or ``worker`` and its rank."""
+    method: str
+    args: tuple[Any, ...]
+    answer: Any
+
+
+Called = Callable[["Site", Call], None]
+"""Hears of each call of a site's connector."""
 
 
 @dataclass(frozen=True)
@@ -54,7 +67,7 @@ class Site:
         self.effects = Effects(self.engine, config, shared.coverage)
 
     def _log(self, called: Called) -> LogCall:
-        return lambda side, name, args, answer: called(self, side, name, args, answer)
+        return lambda *call: called(self, Call(self.place.number, *call))
 
     @property
     def where(self) -> dict[str, int]:

@@ -5,6 +5,7 @@ does is in ``history.effects``.
 """
 
 import json
+from collections.abc import Callable
 from hashlib import blake2b
 from random import Random
 from typing import Any, ClassVar
@@ -19,12 +20,11 @@ from kv_sim.engine.engine import Engine
 from kv_sim.engine.place import places
 from kv_sim.engine.request_spec import RequestSpec
 from kv_sim.engines import find_engine
-from kv_sim.guard import LogCall
 from kv_sim.history import clients
 from kv_sim.history.arrivals import Arrivals
 from kv_sim.history.coverage import Coverage
 from kv_sim.history.router import Router
-from kv_sim.site import Shared, Site
+from kv_sim.site import Call, Shared, Site
 from kv_sim.subject import TICKET, Subject, Trait
 from kv_sim.violation import Referee
 
@@ -43,7 +43,7 @@ class WorldState:
         subject: Subject,
         *,
         referee: Referee | None = None,
-        observe: LogCall | None = None,
+        observe: Callable[[Call], object] | None = None,
         engine_class: type[Engine] | None = None,
     ) -> None:
         self.config = config
@@ -141,8 +141,9 @@ class WorldState:
             digest.update(device.memory.tobytes())
         return digest.hexdigest()
 
-    def _called(self, site: Site, side: str, name: str, args: tuple[Any, ...], answer: Any) -> None:
+    def _called(self, site: Site, call: Call) -> None:
         """A connector answered a call: note what it came to, and tell whoever watches or judges calls."""
+        _, side, name, args, answer = call
         if name == "get_num_new_matched_tokens":
             self._matched(args, answer)
             self._digest.update(repr((side, name, args[0].request_id, args[1], answer)).encode())
@@ -151,7 +152,7 @@ class WorldState:
         elif name == "update_connector_output":
             self.coverage.reported(site.engine, args[0], self.tickets.bearers)
         if self._observe is not None:
-            self._observe(site.place.words + side, name, args, answer)
+            self._observe(call)
         if name in ENDS and self.router is not None:
             self._ended(site, self.router, name, args, answer)
         else:

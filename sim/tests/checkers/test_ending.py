@@ -48,7 +48,7 @@ def patience(no_patience: None, monkeypatch: pytest.MonkeyPatch) -> None:
 def world(referee: Referee | None = None) -> tuple[World, list[tuple[str, str]]]:
     """One of two ranks, and who is called in it."""
     calls: list[tuple[str, str]] = []
-    made = World(TWO_RANKS, MEMORY, referee=referee, observe=lambda side, name, *_: calls.append((side, name)))
+    made = World(TWO_RANKS, MEMORY, referee=referee, observe=lambda call: calls.append((call.side, call.method)))
     return made, calls
 
 
@@ -78,7 +78,7 @@ def test_a_run_from_a_seed_ends_too() -> None:
 
     class Heard(World):
         def __init__(self, *args: Any, **kwargs: Any) -> None:
-            super().__init__(*args, **kwargs, observe=lambda side, name, *_: heard.append(name))
+            super().__init__(*args, **kwargs, observe=lambda call: heard.append(call.method))
 
     assert run_seed(MEMORY, 3, make_world=Heard).failure is None
     assert heard[-1] == "shutdown"
@@ -182,7 +182,7 @@ def test_the_trace_shows_the_end(tmp_path: Path) -> None:
 
 def test_a_world_that_growth_is_measured_in_ends(monkeypatch: pytest.MonkeyPatch) -> None:
     calls: list[str] = []
-    observed = partial(World, observe=lambda side, name, *_: calls.append(name))
+    observed = partial(World, observe=lambda call: calls.append(call.method))
     monkeypatch.setattr("kv_sim.growth.metered.Unguarded", observed)
     SITUATIONS["a request beside others"].measure(MEMORY, MODELS["full attention"], 2)
     assert calls[-2:] == ["shutdown", "shutdown"]

@@ -79,7 +79,7 @@ def test_a_failure_never_replaces_a_file(kv_sim: Callable[[str], Result], tmp_pa
 
 @pytest.mark.parametrize(
     "asked",
-    ["", "--extra '{\"a\": 1}' --traits ranks", "--actions 20 --without HITS WORK"],
+    ["", "--extra '{\"a\": 1}' --traits ranks", "--actions 20 --without HITS,WORK"],
     ids=lambda asked: asked[:9],
 )
 def test_a_failure_of_the_testbed_itself(
@@ -197,12 +197,12 @@ def test_an_interrupt_says_where_it_was(
 
 @pytest.mark.once
 def test_a_checker_can_be_switched_off(kv_sim: Callable[[str], Result], tmp_path: Path) -> None:
-    _, out, _ = kv_sim(f"kv-sim fuzz --connector {HASTY} --seeds 0-50 --without protocol OWNERSHIP")
+    _, out, _ = kv_sim(f"kv-sim fuzz --connector {HASTY} --seeds 0-50 --without protocol,OWNERSHIP")
     head, shrunk, *_, replay_line, schedule_line = out.splitlines()[1:]
     assert "PROTOCOL" not in head
     assert "OWNERSHIP" not in head
     assert int(shrunk.split()[2]) < int(re.findall(r"actions=(\d+)", head)[0]), "it was shrunk without them, too"
-    assert replay_line.endswith("--without OWNERSHIP PROTOCOL --log")
+    assert replay_line.endswith("--without OWNERSHIP,PROTOCOL --log")
     [file] = tmp_path.iterdir()
     assert read_schedule(file).without == {"PROTOCOL", "OWNERSHIP"}
     _, out, _ = kv_sim(schedule_line.removeprefix("shrunk: "))

@@ -143,6 +143,11 @@ def test_a_misuse_is_explained(kv_sim: Callable[[str], Result], line: str, messa
             "kv-sim size",
             "arc; --policy takes several with commas between them: lru,arc",
         ),
+        (
+            "fuzz --without HITS WORK",
+            "kv-sim fuzz",
+            "WORK; --without takes several with commas between them: HITS,WORK",
+        ),
         ("replay mooncake-synthetic --block-size 16 32", "kv-sim replay", "32"),
         ("replay mooncake-synthetic twice", "kv-sim replay", "twice"),
         ("conform later twice", "kv-sim conform", "twice"),

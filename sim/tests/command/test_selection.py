@@ -368,7 +368,7 @@ RUN = {"actions": 80, "save": ".", "engine": "builtin"}
         ("fuzz", {**RUN, "without": []}),
         (
             "fuzz --connector c --extra {} --traits t --seed 3 --seeds 1-2 --histories 4 --actions 5 --log "
-            "--perfetto f --save d --digest --without A B --without C --engine e",
+            "--perfetto f --save d --digest --without A,B --without C --engine e",
             {
                 **{"connector": "c", "extra": "{}", "traits": "t", "seed": "3", "seeds": "1-2", "histories": 4},
                 **{"actions": 5, "log": True, "perfetto": "f", "save": "d", "digest": True, "engine": "e"},

@@ -11,6 +11,7 @@ from kv_sim.actions import Action, Kind
 from kv_sim.config import GroupConfig, WorldConfig
 from kv_sim.engine.request_spec import RequestSpec
 from kv_sim.examples.catalogue import LATER, MEMORY
+from kv_sim.site import Call
 from kv_sim.subject import Subject
 from kv_sim.world import World
 
@@ -31,10 +32,8 @@ class Traced:
     """A world whose connector calls are written down, those to the scheduler's and the worker's side apart."""
 
     def __init__(self, subject: Subject, **config: Any) -> None:
-        self.calls: list[tuple[str, str, tuple[Any, ...], Any]] = []
-        self.world = World(
-            WorldConfig(num_blocks=32, **config), subject, observe=lambda *call: self.calls.append(call)
-        )
+        self.calls: list[Call] = []
+        self.world = World(WorldConfig(num_blocks=32, **config), subject, observe=self.calls.append)
 
     def add(self, name: str, tokens: int, output: int = 1) -> None:
         spec = RequestSpec(name, 0, tokens, 0, output, output)
@@ -48,10 +47,10 @@ class Traced:
 
     def names(self, side: str) -> list[str]:
         polled = "has_pending_push_work"
-        return [name for where, name, _, _ in self.calls if where.startswith(side) and name != polled]
+        return [call.method for call in self.calls if call.side.startswith(side) and call.method != polled]
 
     def args(self, name: str) -> list[tuple[Any, ...]]:
-        return [args for _, called, args, _ in self.calls if called == name]
+        return [call.args for call in self.calls if call.method == name]
 
 
 def test_start_up() -> None:
@@ -181,7 +180,9 @@ def test_new_blocks_are_zeroed_and_copied_into_once(runner: Any, monkeypatch: py
     traced = Traced(MEMORY, runner=runner, zero_new_blocks=True)
     (device,) = traced.world.engine.devices
     for name in ("zero", "copy_blocks", "poison"):
-        monkeypatch.setattr(device, name, lambda *args, name=name: traced.calls.append(("worker", name, args, 0)))
+        monkeypatch.setattr(
+            device, name, lambda *args, name=name: traced.calls.append(Call(0, "worker", name, args, 0))
+        )
     traced.add("r1", 10)
     _, worker = traced.step()
     prepare, fence = ["zero", "copy_blocks"], ["handle_preemptions"]

@@ -63,7 +63,7 @@ def test_blocks_are_taken_over_after_the_fence_and_before_anything_is_computed(
     """And zeroed after it, too, by the first runner, and before it by the second."""
     told: list[tuple[str, Any]] = []
     config = WorldConfig(runner=runner, zero_new_blocks=True)
-    made = World(config, MEMORY, observe=lambda side, name, args, answer: told.append((name, side)))
+    made = World(config, MEMORY, observe=lambda call: told.append((call.method, call.side)))
     (device,) = made.engine.devices
 
     def noted(name: str, call: Any, *args: Any) -> Any:

@@ -17,6 +17,7 @@ from kv_sim.examples.catalogue import P2P, P2P_TWO
 from kv_sim.history.arrivals import Arrivals
 from kv_sim.history.router import KNOWN_TICKETS, Router
 from kv_sim.p2p import WorldP2PConnector
+from kv_sim.site import Call
 from kv_sim.subject import Subject, Trait
 from kv_sim.violation import Violation
 from kv_sim.world import World
@@ -167,9 +168,9 @@ def test_what_is_held_ends_by_its_own_time_or_since_somebody_comes(
     held = replace(subject, extra_config={"hold_seconds": seconds, "pull_seconds": 6})
     arrived: list[str] = []
 
-    def observe(side: str, name: str, args: tuple[Any, ...], answer: Any) -> None:
-        if name == "on_new_request":
-            arrived.append(args[0].request_id)
+    def observe(call: Call) -> None:
+        if call.method == "on_new_request":
+            arrived.append(call.args[0].request_id)
 
     world = World(WorldConfig(prefix_caching=False), held, observe=observe)
     world.engine.add(RequestSpec("r1", 0, 9, 0, 1, 1))

@@ -24,6 +24,7 @@ from kv_sim.memory.copies import Result, State
 from kv_sim.memory.device import Device
 from kv_sim.memory.kernels import LaunchedStep
 from kv_sim.memory.shadow import Shadow
+from kv_sim.site import Call
 from kv_sim.subject import Subject, Trait
 from kv_sim.violation import Referee, Violation
 from kv_sim.world import World
@@ -303,10 +304,10 @@ def test_loads_that_end_within_a_block_are_counted(
     tails = {"hashes_per_block": 2, "groups": (GroupConfig(), STATE), "hands_over_states": True}
     made = World(replace(CONFIG, **tails) if has_tails else CONFIG, OFFLOAD)
     asked = made.engine.add(RequestSpec("r1", 0, 9, 0, 1, 1))
-    made._called(made.sites[0], "scheduler", "get_num_new_matched_tokens", (asked, local), answer)
+    made._called(made.sites[0], Call(0, "scheduler", "get_num_new_matched_tokens", (asked, local), answer))
     assert made.coverage.situations["match: a load ends within a block"] == (ends_within and has_tails)
     before = made.digest
-    made._called(made.sites[0], "scheduler", "get_num_new_matched_tokens", (asked, local), (None, False))
+    made._called(made.sites[0], Call(0, "scheduler", "get_num_new_matched_tokens", (asked, local), (None, False)))
     assert made.coverage.situations["match: ask again"] == 1
     assert made.digest != before
 

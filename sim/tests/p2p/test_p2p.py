@@ -23,6 +23,7 @@ from kv_sim.history.draws import config_for, with_loads, with_own_cache
 from kv_sim.memory.device import Device
 from kv_sim.memory.shadow import Shadow
 from kv_sim.p2p import TimedP2PWorkerSide, WorldWire
+from kv_sim.site import Call
 from kv_sim.subject import Trait
 from kv_sim.violation import Referee
 from kv_sim.world import World
@@ -118,9 +119,9 @@ def test_without_a_prefix_cache_nothing_has_a_name() -> None:
 def test_without_a_prefix_cache_every_prompt_is_computed_again(prefix_caching: bool) -> None:
     found: list[int] = []
 
-    def observe(side: str, name: str, args: tuple[Any, ...], answer: Any) -> None:
-        if name == "get_num_new_matched_tokens":
-            found.append(args[1])
+    def observe(call: Call) -> None:
+        if call.method == "get_num_new_matched_tokens":
+            found.append(call.args[1])
 
     world = World(WorldConfig(prefix_caching=prefix_caching), FORGETFUL, observe=observe)
     for name in ("r1", "r2"):

@@ -13,7 +13,6 @@ from kv_p2p.pulling.ticket import Address
 from kv_p2p.pulling.wire import Ended
 from kv_sim.actions import Action, Kind
 from kv_sim.config import BLOCKS_MORE, WorldConfig
-from kv_sim.engine.place import whose
 from kv_sim.engine.request_spec import RequestSpec
 from kv_sim.examples.catalogue import LATER, P2P, P2P_TWO
 from kv_sim.failures.schedule_file import Schedule, ScheduleError, parse_schedule, to_text
@@ -23,6 +22,7 @@ from kv_sim.history.draws import config_for
 from kv_sim.memory.device import Device
 from kv_sim.memory.shadow import Shadow
 from kv_sim.p2p import WorldWire
+from kv_sim.site import Call
 from kv_sim.subject import Subject, Trait
 from kv_sim.violation import Invariant, Referee, Violation
 from kv_sim.watching.log import Log
@@ -160,16 +160,16 @@ def test_memory_of_both_is_in_the_fingerprint() -> None:
 def test_who_comes_at_the_end_comes_to_the_other_engine() -> None:
     world = World(TWO, FAIR)
     world.engine.add(PROMPT)
-    arrived: list[tuple[str, str]] = []
+    arrived: list[tuple[int, str]] = []
 
-    def observe(side: str, name: str, args: tuple[Any, ...], answer: Any) -> None:
-        if name == "on_new_request":
-            arrived.append((side, args[0].request_id))
+    def observe(call: Call) -> None:
+        if call.method == "on_new_request":
+            arrived.append((call.engine, call.args[0].request_id))
 
     world = World(TWO, replace(FAIR, extra_config={"hold_seconds": 1000, "pull_seconds": 6}), observe=observe)
     world.engine.add(PROMPT)
     world.rest()
-    assert arrived == [("engine 0 scheduler", "r1"), ("engine 1 scheduler", "r1-80000001")]
+    assert arrived == [(0, "r1"), (1, "r1-80000001")]
 
 
 # -- who judges --------------------------------------------------------------------------------
@@ -249,15 +249,6 @@ def test_a_file_that_names_no_engine_of_its_world(line: str, message: str) -> No
 
 
 # -- who looks -----------------------------------------------------------------------------------
-
-
-def test_whose_call_it_is() -> None:
-    assert [whose(side) for side in ("scheduler", "worker 1", "engine 1 scheduler", "engine 0 worker 1")] == [
-        (0, "scheduler"),
-        (0, "worker 1"),
-        (1, "scheduler"),
-        (0, "worker 1"),
-    ]
 
 
 def test_a_log_says_of_each_line_which_engine_it_is_of() -> None:

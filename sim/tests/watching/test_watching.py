@@ -17,6 +17,7 @@ from kv_sim.history.coverage import Coverage
 from kv_sim.memory.device import Device
 from kv_sim.memory.kernels import LaunchedStep
 from kv_sim.memory.shadow import Shadow
+from kv_sim.site import Call
 from kv_sim.violation import Referee, Violation
 from kv_sim.watching.watch import AT_REST, Tracker, WatchedWorld, Watcher
 from kv_sim.world import World
@@ -112,8 +113,8 @@ class Heard(Watcher):
     def acts(self, number: int, action: Action) -> None:
         self.said.append((number, action.kind.value))
 
-    def called(self, side: str, method: str, args: tuple[Any, ...], answer: Any) -> None:
-        self.said.append(method)
+    def called(self, call: Call) -> None:
+        self.said.append(call.method)
 
     def acted(self, number: int, action: Action, *, legal: bool) -> None:
         self.said.append((number, action.kind.value, legal, action.args))

@@ -17,6 +17,7 @@ from kv_sim.engine.request import Status
 from kv_sim.engine.request_spec import RequestSpec, Turn
 from kv_sim.examples.catalogue import LATER, MEMORY, SUBJECTS
 from kv_sim.fuzz import replay, run_seed
+from kv_sim.site import Call
 from kv_sim.subject import Subject
 from kv_sim.watching.brief import brief
 from kv_sim.watching.describe import describe, describe_state
@@ -110,12 +111,12 @@ def test_a_worker_may_wait_for_its_device_and_the_scheduler_hears_of_it_then() -
     for action in (add("r1"), Action(Kind.SCHEDULE), Action(Kind.EXECUTE, {"rank": 0}), Action(Kind.SCHEDULE)):
         assert made.apply(action)
     lines.clear()
-    log.called("worker 0", "drain", (1,), None)
+    log.called(Call(0, "worker 0", "drain", (1,), None))
     made.engine.devices[0].synchronize()
-    log.called("worker 0", "drain", (2,), None)
+    log.called(Call(0, "worker 0", "drain", (2,), None))
     made.engine.execute(0)
     made.engine.devices[0].synchronize()
-    log.called("scheduler", "drain", (3,), None)
+    log.called(Call(0, "scheduler", "drain", (3,), None))
     log.acted(9, STEP, legal=True)
     assert [line for line in lines if "executes" not in line] == [
         "   9 step",

@@ -6,8 +6,9 @@ metrics. So each child builds its metrics as it would alone, but for two things:
 used again instead of registered again. All children have the label, also an only one, so that a dashboard doesn't
 change when a child is added. Children of a nested MultiConnector are named by their path, ``outer/inner``.
 
-A metric can't have other labels for one child than for another, as that one would which says what an offloading
-medium is like. So who comes later has it under a name of its own, with the child's at its end.
+A metric has the same labels for everybody, so children that give one metric different labels can't share it. The
+info metric of kv-offload is such a one: its labels say what the child's medium is like. The first child registers
+it under its own name; each later one whose labels differ, under that name with the child's name at its end.
 """
 
 import re

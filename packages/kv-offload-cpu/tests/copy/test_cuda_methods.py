@@ -1,34 +1,24 @@
-"""What each method of the CUDA engine gives to the device: calls, orders, pieces, and failures."""
+"""What each method of the CUDA engine gives to the device: calls, orders, tables, pieces, and failures."""
 
-import ctypes
-from itertools import islice, pairwise, repeat
+from itertools import pairwise
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from kv_offload_cpu_device import FakeDevice
-from kv_offload_cpu_layouts import Job, Shape, Tensor, shapes
+from kv_offload_cpu_layouts import Job, Shape, Tensor, plan_of_tensors, shapes
 from kv_offload_cpu_machine import NUM_CHUNKS, WAYS, Machine
 
-from kv_api import CanonicalKVCacheRef
-from kv_offload_cpu import Direction, HostLayout, PageCopies
+from kv_offload_cpu import Direction, PageCopies
 from kv_offload_cpu.copy.cuda.methods import staged
-from kv_offload_cpu.copy.cuda.methods.batch import (
-    CALL_BYTES,
-    CALL_COPIES,
-    Batch,
-    OneBatch,
-    SourceOrder,
-    growing,
-    portions,
-)
+from kv_offload_cpu.copy.cuda.methods.batch import SourceOrder
 from kv_offload_cpu.copy.cuda.methods.gather import BULK_PROGRAMS, PROGRAMS, OneKernel
 from kv_offload_cpu.copy.cuda.methods.page_table import Kernels, Tables, columns_of, group_steps
 from kv_offload_cpu.copy.cuda.methods.pieces import Cutter
 from kv_offload_cpu.copy.cuda.methods.staged import TwoHalves
-from kv_offload_cpu.copy.ranges.addresses import Moves, moves, widest_word
-from kv_offload_cpu.copy.ranges.descriptors import CopyPlan, Ranges
+from kv_offload_cpu.copy.ranges.addresses import moves, widest_word
+from kv_offload_cpu.copy.ranges.descriptors import Ranges
 from kv_offload_cpu.copy.ranges.tensors import TensorPages
 
 STORE, LOAD = Direction.STORE, Direction.LOAD
@@ -408,15 +398,8 @@ class Numbers:
         return numbers.reshape(5, count).T.tolist()
 
 
-def plan_of(*tensors, slot=0):
-    refs = [[CanonicalKVCacheRef(index, tensor.page_bytes) for index, tensor in enumerate(tensors)]]
-    slot_bytes = 2 * sum(tensor.page_bytes for tensor in tensors)
-    layout = HostLayout(3, 2, slot_bytes, 2, 2 * slot_bytes)
-    return CopyPlan(tensors, refs, layout, slot, 1 << 40)
-
-
 def test_large_pages_are_cut_into_steps_and_small_ones_are_not():
-    plan = plan_of(TensorPages(4, 9000, 9600, 1 << 30), TensorPages(4, 64, 64, 1 << 20), slot=1)
+    plan = plan_of_tensors(TensorPages(4, 9000, 9600, 1 << 30), TensorPages(4, 64, 64, 1 << 20), slot=1)
     [steps] = group_steps(Numbers(), plan, 1 << 50, 64)
     assert steps.num_steps == 4
     assert steps.word == 8
@@ -431,141 +414,13 @@ def test_large_pages_are_cut_into_steps_and_small_ones_are_not():
 
 @pytest.mark.parametrize(("at", "apart", "word"), [(1 << 50, 64, 16), ((1 << 50) + 4, 64, 4), (1 << 50, 72, 8)])
 def test_words_fit_the_slots_too(at, apart, word):
-    [steps] = group_steps(Numbers(), plan_of(TensorPages(4, 64, 64, 1 << 20)), at, apart)
+    [steps] = group_steps(Numbers(), plan_of_tensors(TensorPages(4, 64, 64, 1 << 20)), at, apart)
     assert steps.word == word
-
-
-class Calls:
-    """A driver that notes its batches."""
-
-    def __init__(self):
-        self.made = []
-        self.gone = []
-
-    def copy_batch(self, stream, batch, begin, end):
-        self.made.append((stream, begin, end, int(batch.moves.sizes[begin:end].sum())))
-
-    def go(self, stream):
-        assert stream == 7
-        self.gone.append(len(self.made))
-
-
-def sized(sizes):
-    begins = np.arange(len(sizes)) << 40
-    return Batch(Moves(begins, begins, np.array(sizes, np.int64)), SourceOrder.ANY)
-
-
-@given(st.lists(st.integers(1, 40 << 20), max_size=40), st.integers(1, 9), st.data())
-def test_calls_are_of_few_copies_and_bytes_and_leave_nothing_out(sizes, most, data):
-    batch = sized(sizes)
-    begin = data.draw(st.integers(0, len(sizes)))
-    end = data.draw(st.integers(begin, len(sizes)))
-    calls = list(batch.calls(begin, end, repeat(most)))
-    assert [number for call in calls for number in range(*call)] == list(range(begin, end))
-    for first, last in calls:
-        num_bytes = sum(sizes[first:last])
-        assert 0 < last - first <= most
-        assert num_bytes <= CALL_BYTES or last - first == 1
-        assert last == end or last - first == most or num_bytes + sizes[last] > CALL_BYTES
-
-
-def test_a_call_may_be_of_just_as_many_bytes_as_there_can_be():
-    assert [*sized([CALL_BYTES // 2] * 4).calls(0, 4, repeat(4))] == [(0, 2), (2, 4)]
-
-
-def test_each_call_is_of_as_many_copies_as_it_may_be():
-    assert [*sized([1] * 14).calls(2, 14, iter([1, 4, 2, 8]))] == [(2, 3), (3, 7), (7, 9), (9, 14)]
-
-
-@pytest.mark.parametrize(
-    ("most", "copies"), [(CALL_COPIES, [32, 64, 128, 256, 512, 512]), (100, [32, 64, 100, 100]), (16, [16, 16])]
-)
-def test_the_first_calls_of_a_job_are_small(most, copies):
-    assert [*islice(growing(most), len(copies))] == copies
-
-
-def test_a_batch_is_where_its_columns_are_without_gaps():
-    rows = np.arange(12, dtype=np.int64).reshape(4, 3)
-    batch = Batch(Moves(*rows.T), SourceOrder.STREAM)
-    assert len(batch) == 4
-    for address, column in zip(batch.addresses, rows.T, strict=True):
-        assert np.array_equal(np.ctypeslib.as_array((ctypes.c_int64 * 4).from_address(address)), column)
-
-
-LARGE = [512, 1024, 2048, *[4096] * 4, 32]
-"""The copies of what is worked out at once, for 5,000 pages in four layers."""
-
-
-@pytest.mark.parametrize("most", [CALL_COPIES, 100])
-def test_a_large_job_is_worked_out_bit_by_bit(most):
-    plan = plan_of(*[TensorPages(5000, 64, 64, n << 30) for n in range(1, 5)])
-    plan = CopyPlan(
-        plan.tensors, [[CanonicalKVCacheRef(n, 64) for n in range(4)]], HostLayout(5000, 1, 256, 1, 256), 0
-    )
-    pages = np.random.default_rng(0).permutation(5000)
-    zeros = np.zeros_like(pages)
-    driver = Calls()
-    way = OneBatch(driver, 7, plan, most)
-    way.give(way.prepare(STORE, PageCopies(zeros, pages, pages[::-1].copy(), zeros)))
-    assert {call[0] for call in driver.made} == {7}
-    assert sum(call[3] for call in driver.made) == 5000 * 256
-    assert max(end - begin for _, begin, end, _ in driver.made) == most
-    assert [call[1:3] for call in driver.made[:2]] == [(0, 32), (32, 96)]
-    sizes = [end - begin for _, begin, end, _ in driver.made]
-    begins = [*(begin for _, begin, _, _ in driver.made), 0]
-    smaller = {index for index, size in enumerate(sizes) if size < most and index > sizes.index(most)}
-    assert {begins[index + 1] for index in smaller} == {0}, (
-        "only the first ones are smaller, and those that end a part"
-    )
-    lasts = [index for index in range(len(driver.made)) if begins[index + 1] == 0]
-    assert [driver.made[index][2] for index in lasts] == LARGE
-    assert driver.gone == [1, *(index + 1 for index in lasts)], "the first call at once, then all of a part"
-
-
-class Keeps(Calls):
-    """Has the batches that it was given, and what was in them then."""
-
-    def copy_batch(self, stream, batch, begin, end):
-        self.made.append((batch, [column.copy() for column in batch.moves]))
-
-
-def test_the_numbers_of_a_batch_are_its_own_until_nobody_has_it():
-    pages, zeros = np.random.default_rng(0).permutation(5000), np.zeros(5000, np.int64)
-    driver = Keeps()
-    way = OneBatch(driver, 7, plan_of(TensorPages(5000, 64, 64, 1 << 30)))
-    for job in range(2):
-        way.give(way.prepare(STORE, PageCopies(zeros, pages, np.roll(pages, 1 + job), zeros)))
-    for batch, before in driver.made:
-        assert all(map(np.array_equal, batch.moves, before))
-    num_batches = len({id(batch) for batch, _ in driver.made})
-    assert way._shelf == []
-    driver.made.clear()
-    del batch, before
-    assert len(way._shelf) == num_batches, "whose memory is used again"
-    way.give(way.prepare(STORE, PageCopies(zeros, pages, pages, zeros)))
-    assert len(way._shelf) == num_batches - len({id(batch) for batch, _ in driver.made})
-
-
-@pytest.mark.parametrize(
-    ("pages", "ranges", "sizes"),
-    [
-        (10, 40, [10]),
-        (1024, 4096, [128, 256, 512, 128]),
-        (40_000, 40_000, [512, 1024, 2048, *[4096] * 8, 3648]),
-        (3, 9000, [1, 1, 1]),
-    ],
-)
-def test_portions_grow(pages, ranges, sizes):
-    numbers = np.arange(pages)
-    parts = list(portions(PageCopies(*[numbers] * 4), ranges))
-    assert [len(part) for part in parts] == sizes
-    columns = [(part.groups, part.blocks, part.chunks, part.offsets) for part in parts]
-    assert all(np.array_equal(np.concatenate(column), numbers) for column in zip(*columns, strict=True))
 
 
 @pytest.mark.parametrize(("page_bytes", "apart"), [(1, 16), (8, 16), (9, 32), (16, 32)])
 def test_slots_of_a_buffer_begin_where_wide_words_can(page_bytes, apart):
-    cutter = Cutter(plan_of(TensorPages(4, page_bytes, page_bytes, 1 << 20)), 100)
+    cutter = Cutter(plan_of_tensors(TensorPages(4, page_bytes, page_bytes, 1 << 20)), 100)
     assert (cutter.slots_apart, cutter.slots, cutter.half_bytes) == (apart, 100 // apart, 100 // apart * apart)
 
 

@@ -18,7 +18,8 @@ from kv_api import (
     OffloadingModelConfig,
     OffloadingParallelConfig,
 )
-from kv_offload_cpu import CPULoadStoreSpec
+from kv_offload_cpu import CPULoadStoreSpec, HostLayout
+from kv_offload_cpu.copy.ranges.descriptors import CopyPlan
 
 
 class LikeTorchs:
@@ -195,3 +196,11 @@ def jobs(draw, shape, num_chunks):
         begins.append(begin)
         free_blocks, free_chunks = free_blocks[size:], free_chunks[spanned:]
     return Job(tuple(blocks), tuple(chunks), tuple(begins))
+
+
+def plan_of_tensors(*tensors, slot=0):
+    """Of one group that has pages in each of these tensors, and chunks of two blocks."""
+    refs = [[CanonicalKVCacheRef(index, tensor.page_bytes) for index, tensor in enumerate(tensors)]]
+    slot_bytes = 2 * sum(tensor.page_bytes for tensor in tensors)
+    layout = HostLayout(3, 2, slot_bytes, 2, 2 * slot_bytes)
+    return CopyPlan(tensors, refs, layout, slot, 1 << 40)

@@ -61,10 +61,10 @@ def test_no_more_is_held_than_may_be(make, caplog):
     half.update_connector_output(KVConnectorOutput(finished_sending={"a"}))
     assert ended(half, Request("b", TOKENS, WANTED), (7, 8, 9))[1]["remote_request_id"] == "b.3"
     half.check()
-    half._max_held_blocks = 4
+    half._producer._max_held_blocks = 4
     with pytest.raises(AssertionError, match="5 blocks are held, at most 4"):
         half.check()
-    half._max_held_blocks = 5
+    half._producer._max_held_blocks = 5
 
 
 def test_of_windows_what_has_slid_out_counts_for_nothing(make):
@@ -267,10 +267,10 @@ def test_a_producer_must_deliver(make, role, delivers):
 
 def test_recounting_finds_what_cannot_be():
     for break_it, said in [
-        (lambda half: half._pulling.add("a"), "ticketed [], pulled ['a'], held ['a']"),
-        (lambda half: (half._holding.clear(), half._count_held(-3)), "not held"),
-        (lambda half: half._count_held(1), "4 blocks are held, counted again 3"),
-        (lambda half: half._next.pulls.append(Pull("b", None, ())), "not pulled"),
+        (lambda half: half._consumer._pulling.add("a"), "ticketed [], pulled ['a'], held ['a']"),
+        (lambda half: (half._producer._holding.clear(), half._producer._count_held(-3)), "not held"),
+        (lambda half: half._producer._count_held(1), "4 blocks are held, counted again 3"),
+        (lambda half: half._consumer._pulls.append(Pull("b", None, ())), "not pulled"),
     ]:
         half = scheduler()
         ended(half, Request("a", TOKENS, WANTED))

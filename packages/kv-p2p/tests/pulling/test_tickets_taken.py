@@ -61,7 +61,7 @@ class TestWhichAreTaken:
             "prompt is computed here"
         ]
         (record,) = caplog.records
-        assert (record.name, record.levelname, record.funcName) == ("kv_p2p", "WARNING", "on_new_request")
+        assert (record.name, record.levelname, record.funcName) == ("kv_p2p", "WARNING", "begin_request")
 
     @pytest.mark.parametrize("params", ["x", [1], 7, 1.5])
     def test_what_is_no_object_is_said_and_computed(self, params, make, caplog):
@@ -317,10 +317,10 @@ class TestNotTaking:
 
 def test_recounting_finds_what_cannot_be():
     for break_it, said in [
-        (lambda half: half._pulling.add("a"), "ticketed ['a'], pulled ['a'], held []"),
-        (lambda half: half._holding.update(a=0), "ticketed ['a'], pulled [], held ['a']"),
-        (lambda half: half._asked_from.update(b=1), "asked from {'b': 1}, ticketed ['a']"),
-        (lambda half: half._next.pulls.append(Pull("b", Source(THERE, "h", "d"), ())), "not pulled"),
+        (lambda half: half._consumer._pulling.add("a"), "ticketed ['a'], pulled ['a'], held []"),
+        (lambda half: half._producer._holding.update(a=0), "ticketed ['a'], pulled [], held ['a']"),
+        (lambda half: half._consumer._asked_from.update(b=1), "asked from {'b': 1}, ticketed ['a']"),
+        (lambda half: half._consumer._pulls.append(Pull("b", Source(THERE, "h", "d"), ())), "not pulled"),
     ]:
         half = scheduler()
         request, ticket = asking()

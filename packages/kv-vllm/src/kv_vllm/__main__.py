@@ -42,7 +42,7 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m kv_vllm", description=__doc__.partition("\n")[0])
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     one = commands.add_parser("differential", help="compare the testbed's engine with vLLM's schedulers")
-    one.add_argument("--subject", nargs="+", action="extend", metavar="NAME", help="default: the three examples")
+    one.add_argument("--subject", type=_names, action="extend", metavar="A,B", help="default: the three examples")
     one.add_argument("--seeds", type=_seeds, default=range(500), metavar="A-B", help="from A to B (default 0-499)")
     one.add_argument("--runner", type=int, choices=(1, 2), help="only this model runner")
     one.add_argument("--async", dest="is_async", choices=("yes", "no"), help="only AsyncScheduler, or Scheduler")
@@ -86,7 +86,7 @@ def _start() -> int:
 
 def _add_fuzz(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
-        "--subject", nargs="+", action="extend", metavar="NAME", help="default: some of vLLM's own"
+        "--subject", type=_names, action="extend", metavar="A,B", help="default: some of vLLM's own"
     )
     parser.add_argument("--connector", metavar="NAME", help="another one: module:Class, or a name that vLLM knows")
     parser.add_argument("--extra", metavar="JSON", help="settings to add to its kv_connector_extra_config")
@@ -101,7 +101,7 @@ def _add_fuzz(parser: argparse.ArgumentParser) -> None:
         help="the same with two engines in a world: for one that can't pull from itself",
     )
     parser.add_argument(
-        "--without", nargs="+", action="extend", default=[], metavar="CHECKER", help="switch these checkers off"
+        "--without", type=_names, action="extend", default=[], metavar="A,B", help="switch these checkers off"
     )
     parser.add_argument(
         "--call-timeout",
@@ -114,6 +114,10 @@ def _add_fuzz(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--seed", default="0", metavar="N", help="the first seed (default 0)")
     parser.add_argument("--save", default=".", metavar="DIR", help="where to put schedules of failures")
     parser.set_defaults(run=_fuzz)
+
+
+def _names(text: str) -> list[str]:
+    return [name.strip() for name in text.split(",")]
 
 
 def _seeds(text: str) -> range:

@@ -54,7 +54,7 @@ def calls_of(engine_class, subject, seed, actions=60, **changed):
     random, calls = Random(seed), []
     config = replace(config_for(subject, random, "vllm"), **changed)
     world = World(
-        config, subject, engine_class=engine_class, observe=lambda side, name, *_: calls.append((side, name))
+        config, subject, engine_class=engine_class, observe=lambda call: calls.append((call.side, call.method))
     )
     whole = True
     try:
@@ -338,10 +338,11 @@ def test_a_history_ends_where_vllm_goes_wrong_by_itself(policy, requests, end, g
 def test_ranks_of_their_own_processes_share_no_metadata(ranks):
     seen = []
 
-    def observe(side, name, args, answer):
-        seen.extend(
-            args if name == "bind_connector_metadata" else [answer] if name == "build_connector_meta" else []
-        )
+    def observe(call):
+        if call.method == "bind_connector_metadata":
+            seen.extend(call.args)
+        elif call.method == "build_connector_meta":
+            seen.append(call.answer)
 
     world = World(WorldConfig(engine="vllm", tp_size=ranks), SUBJECTS["memory"], observe=observe)
     world.apply(Action(Kind.ADD, spec("r1")))
@@ -354,13 +355,13 @@ def test_ranks_of_their_own_processes_share_no_metadata(ranks):
 def test_who_executes_later_gets_what_was_said_before_the_next_step(ranks):
     told, bound = [], []
 
-    def observe(side, name, args, answer):
-        if name == "build_connector_meta":
-            told.append(answer)
+    def observe(call):
+        if call.method == "build_connector_meta":
+            told.append(call.answer)
             for metadata in told:
                 metadata.steps = len(told)
-        elif name == "bind_connector_metadata":
-            bound.append(args[0].steps)
+        elif call.method == "bind_connector_metadata":
+            bound.append(call.args[0].steps)
 
     world = World(WorldConfig(engine="vllm", tp_size=ranks, run_ahead=1), SUBJECTS["memory"], observe=observe)
     execute = Action(Kind.EXECUTE, {"rank": 0})

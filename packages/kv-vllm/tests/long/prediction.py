@@ -32,10 +32,11 @@ def replayed(schedule):
     """The queries and allocations of a world."""
     calls = []
 
-    def observe(side, name, args, answer):
-        if name == "get_num_new_matched_tokens":
+    def observe(call):
+        args, answer = call.args, call.answer
+        if call.method == "get_num_new_matched_tokens":
             calls.append(("match", args[0].request_id, args[1], answer[0], answer[1]))
-        elif name == "update_state_after_alloc":
+        elif call.method == "update_state_after_alloc":
             tables = [list(table) for table in args[1].get_block_ids()]
             calls.append(("allocate", args[0].request_id, args[2], tables))
 

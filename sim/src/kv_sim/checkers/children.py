@@ -1,7 +1,8 @@
 """ACCOUNTING, of a connector that has others below it: what a child tells arrives, and a hit has its sources.
 
-It is known by its ``sub_connectors``, on the scheduler's side. What they answer is written down on the way; with
-one that may be switched off nothing is demanded, since what it told last may be left out.
+Such a connector has the attribute ``sub_connectors`` on its scheduler's side. What these answer to their parent is
+noted here, and compared with what the parent tells the engine. Where a child may be switched off nothing is
+compared, since the parent may leave out what that child told last.
 """
 
 from collections import Counter

@@ -1,13 +1,15 @@
 """CONSERVATION of a medium's room: when nothing is in use, there is room for as much as at any other such time.
 
-It is counted how many new chunks one store may have at most. ``prepare_store``, which is all or nothing, says so
-by itself, and a store that fails undoes it. Whatever was kept may have to go for it, so this comes last.
+How much room there is, is measured: it is the largest number of new chunks that one ``prepare_store`` takes, which
+is all or nothing. Each try is undone, by reporting the store as failed. Chunks that were kept may be evicted for
+it, so this is the last that is checked at rest.
 
-Whoever never gets a pin back has less room than after a reset. And a reset gives back every place, be its chunk
-stored, on its way, or read at that time, as soon as it is known that no job goes on.
+There are two rules. At rest there is as much room as after a reset: a pin that was never given back shows as room
+that is missing. And a reset gives back every place, whether its chunk was stored, being stored or being read, once
+the medium is told that no job goes on.
 
-A medium may keep chunks in as much room as each needs. What fits beside what is kept depends on where that lies
-then, so there only an empty one is compared with an empty one, and the same chunks with the same.
+Some media give each chunk only as much room as it needs. How many fit then depends on what is kept, and where. So
+of these an empty medium is only compared with an empty one, by offers of the same chunks.
 """
 
 from collections.abc import Sequence

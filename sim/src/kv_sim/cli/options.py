@@ -7,6 +7,7 @@ from typing import Final
 from kv_api.errors import nearest_name
 from kv_sim.campaign.command import USUAL_MINUTES
 from kv_sim.cli.version import ShowVersions
+from kv_sim.command.values import split_names
 from kv_sim.command.watchdog import USUAL_SECONDS
 from kv_sim.command.workers import num_cores
 from kv_sim.config import BUILTIN_ENGINE
@@ -18,7 +19,7 @@ USUAL_HISTORIES: Final = 300
 _LIKE: Final = 0.75
 """How like an option one has to be that may have been meant to be it."""
 
-_LISTS: Final = ("NAMES", "SIZES")
+_LISTS: Final = ("A,B", "NAMES", "SIZES")
 """What stands in the help for a value that may be several."""
 
 Command = Callable[[argparse.Namespace], int]
@@ -44,11 +45,11 @@ def _hints(
     if of_engine:
         yield f"of --fidelity engine: {' and '.join(of_engine)}"
     [commands] = [action.choices for action in parser._actions if isinstance(action.choices, dict)]
+    known = {name: set(one._option_string_actions) for name, one in commands.items()}
     option, value = _before(typed, unknown[0])
     if any(option in one.option_strings and one.metavar in _LISTS for one in commands[command]._actions):
         yield f"{option} takes several with commas between them: {value},{unknown[0]}"
-    known = {name: set(one._option_string_actions) for name, one in commands.items()}
-    if not unknown[0].startswith("-") and "--connector" in known[command]:
+    elif not unknown[0].startswith("-") and "--connector" in known[command]:
         yield f"did you mean --connector {unknown[0]}?"
     for word in dict.fromkeys(word.partition("=")[0] for word in unknown if word.startswith("--")):
         if word in of_engine:
@@ -215,7 +216,7 @@ def _add_views(parser: argparse.ArgumentParser) -> None:
 
 def _add_without(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
-        "--without", nargs="+", action="extend", default=[], metavar="CHECKER", help="switch these checkers off"
+        "--without", type=split_names, action="extend", default=[], metavar="A,B", help="switch these checkers off"
     )
 
 

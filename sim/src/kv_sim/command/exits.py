@@ -1,6 +1,6 @@
-"""``os._exit`` within a call of a connector is an error in the middle of it, as ``sys.exit`` is.
+"""``os._exit``, called by a connector that the engine is calling, is raised there as an error, as ``sys.exit`` is.
 
-Whoever calls it elsewhere, as in a thread of its own, ends the command, and the stack says where.
+Called anywhere else, such as in a thread of the connector's, it ends the command, after its stack was printed.
 """
 
 import os
@@ -16,7 +16,7 @@ from kv_sim.guard import is_within_a_call
 
 @contextmanager
 def exits_are_raised() -> Iterator[None]:
-    """While it lasts. A process that is forked meanwhile ends as it always did."""
+    """Replace ``os._exit`` while this lasts; in a process that is forked meanwhile it does what it always did."""
     end, process = os._exit, os.getpid()
 
     def told(code: Any) -> None:

@@ -60,6 +60,11 @@ def parse_traits(text: str) -> frozenset[Trait]:
     return frozenset(map(Trait, names))
 
 
+def split_names(text: str) -> list[str]:
+    """What an option names that takes several, with commas between them."""
+    return [name.strip() for name in text.split(",")]
+
+
 def parse_checkers(names: Sequence[str]) -> frozenset[Invariant]:
     """``--without``: the invariants whose checkers are switched off."""
     by_name = {str(invariant): invariant for invariant in Invariant}

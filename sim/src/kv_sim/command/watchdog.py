@@ -1,7 +1,7 @@
-"""Ends a call of a connector that doesn't return, by an error in the middle of it that is told like any other.
+"""Ends a call of a connector that doesn't return: an error is raised in the middle of it, and told like any other.
 
-At intervals it is noted which call is under way (by a timer's signal, so in the main thread only, and not on
-Windows). If it is the same call twice, that has been under way all the time between.
+A timer's signal comes at intervals, and the call that it interrupts is noted. If two signals in a row interrupt
+the same call, that has taken at least one interval. Signals reach the main thread only; Windows has none.
 """
 
 import signal

@@ -1,7 +1,9 @@
-"""What crosses between processes: several workers get copies of what the scheduler's side says, and it of theirs.
+"""What the two sides of a connector send each other, where their objects are in different processes.
 
-An engine of one worker has that in its own process, and both sides share the very objects. There it executes a
-step before the next is scheduled. If it doesn't, it is in another process, and gets what was said before that.
+With several workers each is a process of its own: what the scheduler's side says reaches it as a pickled copy, and
+what it answers comes back as one. A single worker is in the scheduler's process, so both sides share the very
+objects, and it executes each step before the next one is scheduled. A world may let it execute later; then it is
+treated as one in another process, and gets a copy that was made before the next step was scheduled (``part``).
 """
 
 import pickle

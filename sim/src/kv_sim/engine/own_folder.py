@@ -1,7 +1,7 @@
 """``{folder}`` in a setting of a connector: a folder that no other world has, which is gone when its engine is.
 
-All of an engine's connectors get the same. For those that keep files, and for a store that outlives an engine, and
-has to be told apart from that of the next one by where it is.
+All connectors of an engine get the same folder. It is for connectors that keep files, and for those whose store
+outlives an engine: by its place the store of one world is another one than that of the next.
 """
 
 import shutil

@@ -24,14 +24,6 @@ class Place:
         return "" if self.count == 1 else f"engine {self.number} "
 
 
-def whose(side: str) -> tuple[int, str]:
-    """Which engine's a side of a connector is that has the ``words`` of a place before it, and which side."""
-    if not side.startswith("engine "):
-        return 0, side
-    _, number, rest = side.split(" ", 2)
-    return int(number), rest
-
-
 def places(count: int) -> list[Place]:
     """The places of all engines of a world."""
     first = Place(0, count)

@@ -1,10 +1,10 @@
-"""Connectors that break down, for whoever promises to survive that.
+"""Connectors that break down, for whoever promises to survive that, as MultiConnector does.
 
-``FlakyConnector`` is a ``LaterConnector`` and ``FlakyPatientConnector`` a ``PatientConnector`` of which a side
-raises once, in a call that depends on the sizes of the world: in the n-th one, or with ``"breaks": "busy"`` in the
-n-th one while the scheduler's side has a load or a store under way, or a worker's begins some. From then on the
-side may be shut down and not be called any more, nor may the other side be for long. What it was copying ends when
-it is shut down, as the contract has it.
+``FlakyConnector`` is a ``LaterConnector`` and ``FlakyPatientConnector`` a ``PatientConnector``, of which one side
+raises, once. In which method that is, and after how many calls of it, follows from the sizes of the world. With
+``"breaks": "busy"`` only calls count at which the side has work: the scheduler's a load or a store under way, a
+worker's one to begin. After that the side must not be called again, except to be shut down, and neither may the
+other side be, but for a few steps. What it was copying ends when it is shut down, as the contract has it.
 """
 
 from collections.abc import Callable

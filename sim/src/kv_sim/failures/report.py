@@ -74,7 +74,7 @@ def replay_line(
     if actions != USUAL_ACTIONS:
         words += ["--actions", str(actions)]
     if without:
-        words += ["--without", *sorted(without)]
+        words += ["--without", ",".join(sorted(without))]
     return shlex.join([*words, "--log"])
 
 

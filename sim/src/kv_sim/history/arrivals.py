@@ -1,10 +1,12 @@
 """Arrivals: requests that share prefixes and end next to every boundary.
 
-Prompts come from a few conversations, the first ones much more often than the last (Zipf); lengths lie at or next
-to multiples of a block and of several; some ids come back. Some are sessions, in a world that has them. Where an
-engine finds nothing in its own blocks, or serves others, most prompts came before; and if it has windows, too,
-half of the requests want one token: with each one more that is made, less is left of what the last one of the
-prompt read. So do they where there are two engines: that is what one is asked for that is to hold a prompt.
+Prompts come from a few conversations, the first ones much more often than the last (Zipf). Lengths lie at or next
+to multiples of one block or of several. Some ids come back. In a world that has sessions, some requests are such.
+
+Where an engine has no prefix cache, or serves others, most prompts have come before, so that there is something to
+load or to pull. In such a world half of the requests want a single token, if there are windows or two engines.
+Each further token moves the windows on, past what the prompt's last token read; and a router that wants a prompt
+held for the other engine asks for a single token.
 """
 
 from collections.abc import Container

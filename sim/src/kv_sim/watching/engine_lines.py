@@ -3,7 +3,7 @@
 from typing import Any, Final
 
 from kv_sim.engine.request import SimRequest
-from kv_sim.site import Site
+from kv_sim.site import Call, Site
 from kv_sim.watching.brief import brief, brief_tables
 from kv_sim.watching.describe import describe_pairs, describe_state
 from kv_sim.watching.watch import CopyChange, Tracker
@@ -50,22 +50,22 @@ class EngineLines:
         self._requests: dict[str, tuple[SimRequest, str, str]] = {}
         self._processed = 0
 
-    def called(self, side: str, method: str, args: tuple[Any, ...], answer: Any) -> list[str]:
+    def called(self, call: Call) -> list[str]:
         """A call, if it says something, and what changed since the last look."""
         kernels, copies = self._changes()
-        text = self._call(side, method, args, answer)
-        own = [self._line(side, text or method)] if text or copies else []
+        text = self._call(call)
+        own = [self._line(call.side, text or call.method)] if text or copies else []
         # A worker may wait for its device; the scheduler hears of a step after it has retired.
-        return (own + kernels if side.startswith("worker") else kernels + own) + copies
+        return (own + kernels if call.side.startswith("worker") else kernels + own) + copies
 
     def look(self) -> list[str]:
         """What changed since the last look."""
         kernels, copies = self._changes()
         return [*kernels, *copies, *self._look_at_requests()]
 
-    def _call(self, side: str, method: str, args: tuple[Any, ...], answer: Any) -> str:
+    def _call(self, call: Call) -> str:
         """The line of a call; empty if there is nothing to say."""
-        engine = self._engine
+        engine, (_, side, method, args, answer) = self._engine, call
         if method == "get_num_new_matched_tokens":
             return f"{method} {brief(args[0])} after {brief(args[1])}{_match(answer)}"
         if method == "build_connector_meta":

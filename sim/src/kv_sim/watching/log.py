@@ -14,10 +14,10 @@ Where a world has two engines each line says which.
 """
 
 from collections.abc import Callable
-from typing import Any, Final
+from typing import Final
 
 from kv_sim.actions import Action
-from kv_sim.engine.place import whose
+from kv_sim.site import Call
 from kv_sim.violation import Violation
 from kv_sim.watching.describe import describe, describe_world
 from kv_sim.watching.engine_lines import EngineLines
@@ -48,12 +48,11 @@ class Log(Watcher):
     def acts(self, number: int, action: Action) -> None:
         self._flush("rest steps come back")
 
-    def called(self, side: str, method: str, args: tuple[Any, ...], answer: Any) -> None:
-        if method == "shutdown" and not self._has_ended:
+    def called(self, call: Call) -> None:
+        if call.method == "shutdown" and not self._has_ended:
             self._flush(REST_HEADING)
             self._has_ended = True
-        number, side = whose(side)
-        self._lines += self._engines[number].called(side, method, args, answer)
+        self._lines += self._engines[call.engine].called(call)
 
     def acted(self, number: int, action: Action, *, legal: bool) -> None:
         if not legal:

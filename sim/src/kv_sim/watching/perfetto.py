@@ -17,9 +17,10 @@ Spans are pairs of ``B`` and ``E`` events; on one track they never overlap, so t
 
 import json
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 from kv_sim.actions import Action, Kind
+from kv_sim.site import Call
 from kv_sim.violation import Violation
 from kv_sim.watching.describe import describe, describe_world
 from kv_sim.watching.engine_tracks import EngineTracks
@@ -41,6 +42,8 @@ class Perfetto(Watcher):
         self._file = file
         self._tracks = Tracks()
         self._engines: list[EngineTracks] = []
+        self._words: list[str] = []
+        """By engine: what is said before anything that is of it."""
 
     # -- what happens --------------------------------------------------------------------------
 
@@ -48,16 +51,17 @@ class Perfetto(Watcher):
         self._tracks.name(WORLD, "world", 1, "actions")
         self._tracks.instant(WORLD, 1, "world", {"world": describe_world(world.config)})
         self._engines = [EngineTracks(site, self._tracks) for site in world.sites]
+        self._words = [site.place.words for site in world.sites]
 
     def acts(self, number: int, action: Action) -> None:
         self._tracks.begin(WORLD, 1, describe(action), {"number": "at rest" if number == AT_REST else number})
         if action.kind in MARKED and number != AT_REST:
             self._tracks.instant(WORLD, 1, describe(action), scope="g")
 
-    def called(self, side: str, method: str, args: tuple[Any, ...], answer: Any) -> None:
+    def called(self, call: Call) -> None:
         self._tracks.tick()
-        if method == "shutdown":
-            self._tracks.instant(WORLD, 1, f"{side} shutdown")
+        if call.method == "shutdown":
+            self._tracks.instant(WORLD, 1, f"{self._words[call.engine]}{call.side} shutdown")
         self._sample()
 
     def acted(self, number: int, action: Action, *, legal: bool) -> None:

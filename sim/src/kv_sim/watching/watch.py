@@ -19,6 +19,7 @@ from kv_sim.actions import Action, Kind
 from kv_sim.config import WorldConfig
 from kv_sim.engine.engine import Engine
 from kv_sim.memory.copies import Copy, State
+from kv_sim.site import Call
 from kv_sim.subject import Subject
 from kv_sim.violation import Referee, Violation
 from kv_sim.world import World
@@ -40,8 +41,8 @@ class Watcher:
     def acts(self, number: int, action: Action) -> None:
         """An action begins."""
 
-    def called(self, side: str, method: str, args: tuple[Any, ...], answer: Any) -> None:
-        """The connector was called, and answered. ``side`` has the words of the engine before it (`whose`)."""
+    def called(self, call: Call) -> None:
+        """The connector was called, and answered."""
 
     def acted(self, number: int, action: Action, *, legal: bool) -> None:
         """An action ended. One that was not legal changed nothing."""
@@ -63,18 +64,18 @@ class WatchedWorld(World):
     ) -> None:
         self._watchers: tuple[Watcher, ...] = tuple(watchers)
         self._number = 0
-        early: list[tuple[str, str, tuple[Any, ...], Any]] = []
-        self._hear: Callable[..., None] = lambda *call: early.append(call)
-        super().__init__(config, subject, referee=referee, observe=lambda *call: self._hear(*call))
+        early: list[Call] = []
+        self._hear: Callable[[Call], None] = early.append
+        super().__init__(config, subject, referee=referee, observe=lambda call: self._hear(call))
         for watcher in self._watchers:
             watcher.begins(self)
         self._hear = self._tell
         for call in early:
-            self._tell(*call)
+            self._tell(call)
 
-    def _tell(self, side: str, method: str, args: tuple[Any, ...], answer: Any) -> None:
+    def _tell(self, call: Call) -> None:
         for watcher in self._watchers:
-            watcher.called(side, method, args, answer)
+            watcher.called(call)
 
     def run(self, random: Random, actions: int) -> None:
         with self._to_the_end():

@@ -1,6 +1,6 @@
 """Planted in kv-p2p's connector: who reads and writes blocks of whom, and for how long."""
 
-from typing import Any
+from typing import Any, ClassVar
 
 from kv_api import (
     BlockIds,
@@ -13,10 +13,31 @@ from kv_api import (
     VllmConfig,
 )
 from kv_p2p import P2PSchedulerSide
+from kv_p2p.pulling.consumer import Consumer
+from kv_p2p.pulling.groups import Group
 from kv_p2p.pulling.options import Options
+from kv_p2p.pulling.producer import Producer
 from kv_p2p.pulling.ticket import Ticket
 from kv_p2p.pulling.wire import Wire
 from kv_sim.p2p import TimedP2PWorkerSide, WorldP2PConnector, WorldWire
+
+
+class PartedP2PScheduler(P2PSchedulerSide):
+    """The right one, with halves that can be replaced."""
+
+    consumer: ClassVar[type[Consumer]] = Consumer
+    producer: ClassVar[type[Producer]] = Producer
+
+    def __init__(
+        self,
+        vllm_config: VllmConfig,
+        kv_cache_config: KVCacheConfig | None,
+        options: Options,
+        groups: tuple[Group, ...],
+    ) -> None:
+        super().__init__(vllm_config, kv_cache_config, options, groups)
+        self._consumer = self.consumer(self._kv_transfer_config, self._shape, self._stats)
+        self._producer = self.producer(self._kv_transfer_config, self._shape, options, self._stats)
 
 
 class _HastyWire(WorldWire):
@@ -34,36 +55,42 @@ class FreedWhilePulled(WorldP2PConnector):
         return _HastyWire(next(iter(kv_caches.values())).device)
 
 
-class _Credulous(P2PSchedulerSide):
+class _Credulous(Consumer):
     def _reason_against(self, ticket: Ticket, request: Request) -> str | None:
         reason = super()._reason_against(ticket, request)
         return None if reason and "another salt" in reason else reason
 
 
+class _CredulousSide(PartedP2PScheduler):
+    consumer = _Credulous
+
+
 class TakesAnyTicket(WorldP2PConnector):
     """A ticket is believed without a look at whose it is: the same tokens with another salt, or an adapter."""
 
-    scheduler_class = _Credulous
+    scheduler_class = _CredulousSide
 
 
-class _TakesAgain(P2PSchedulerSide):
-    def update_state_after_alloc(self, request: Request, blocks: KVCacheBlocks, num_external_tokens: int) -> None:
+class _TakesAgain(Consumer):
+    def begin_pull(self, request: Request, blocks: KVCacheBlocks, num_tokens: int) -> None:
         ticket = self._tickets.get(request.request_id)
-        super().update_state_after_alloc(request, blocks, num_external_tokens)
-        if ticket is not None and num_external_tokens:
+        super().begin_pull(request, blocks, num_tokens)
+        if ticket is not None and num_tokens:
             self._tickets[request.request_id] = ticket
 
-    def request_finished_all_groups(
-        self, request: Request, block_ids: BlockIds
-    ) -> tuple[bool, dict[str, Any] | None]:
-        self._tickets.pop(request.request_id, None)
-        return super().request_finished_all_groups(request, block_ids)
+    def end_request(self, request_id: str) -> None:
+        self._tickets.pop(request_id, None)
+        super().end_request(request_id)
+
+
+class _TakesAgainSide(PartedP2PScheduler):
+    consumer = _TakesAgain
 
 
 class TicketTakenAgain(WorldP2PConnector):
     """A ticket that didn't come is taken again, and again, since nobody forgets it."""
 
-    scheduler_class = _TakesAgain
+    scheduler_class = _TakesAgainSide
 
 
 class _Optimistic(TimedP2PWorkerSide):
@@ -91,29 +118,36 @@ class AbortFreesTarget(WorldP2PConnector):
     worker_class = _DropsAborted
 
 
-class _LeavesABlock(P2PSchedulerSide):
-    def get_num_new_matched_tokens(self, request: Request, num_computed_tokens: int) -> tuple[int | None, bool]:
-        more, is_async = super().get_num_new_matched_tokens(request, num_computed_tokens)
-        size = self._shape.block_size
-        return (more - size, is_async) if more and more > size else (more, is_async)
+class _LeavesABlock(Consumer):
+    def match(self, request: Request, num_computed_tokens: int) -> int:
+        more, size = super().match(request, num_computed_tokens), self._shape.block_size
+        return more - size if more > size else more
+
+
+class _LeavesABlockSide(PartedP2PScheduler):
+    consumer = _LeavesABlock
 
 
 class LeavesABlock(WorldP2PConnector):
     """Of what a ticket is for the last block is never pulled, and computed once more."""
 
-    scheduler_class = _LeavesABlock
+    scheduler_class = _LeavesABlockSide
 
 
-class _HoldsWholeBlocks(P2PSchedulerSide):
+class _HoldsWholeBlocks(Producer):
     def _is_to_be_held(self, request: Request, tables: tuple[tuple[int, ...], ...]) -> bool:
         ends_within = request.num_prompt_tokens % self._shape.block_size
         return not ends_within and super()._is_to_be_held(request, tables)
 
 
+class _HoldsWholeBlocksSide(PartedP2PScheduler):
+    producer = _HoldsWholeBlocks
+
+
 class HoldsWholeBlocks(WorldP2PConnector):
     """A prompt that ends within a block is never held, although it is wanted."""
 
-    scheduler_class = _HoldsWholeBlocks
+    scheduler_class = _HoldsWholeBlocksSide
 
 
 class _FailsWhatCame(TimedP2PWorkerSide):
@@ -144,85 +178,99 @@ class HoldsEndEarly(WorldP2PConnector):
     worker_class = _Impatient
 
 
-class _AskedOnce(P2PSchedulerSide):
-    def get_num_new_matched_tokens(self, request: Request, num_computed_tokens: int) -> tuple[int | None, bool]:
-        if request.request_id in self._asked_from:
-            return 0, False
-        return super().get_num_new_matched_tokens(request, num_computed_tokens)
+class _AskedOnce(Consumer):
+    def match(self, request: Request, num_computed_tokens: int) -> int:
+        return 0 if request.request_id in self._asked_from else super().match(request, num_computed_tokens)
+
+
+class _AskedOnceSide(PartedP2PScheduler):
+    consumer = _AskedOnce
 
 
 class DeclinesWhenAskedAgain(WorldP2PConnector):
     """A request that found no room when it was matched is not told of its ticket when it is asked for again."""
 
-    scheduler_class = _AskedOnce
+    scheduler_class = _AskedOnceSide
 
 
-class _TicketsLiveOn(P2PSchedulerSide):
-    def reset_cache(self) -> bool:
-        self._next.revoked += sorted(self._holding)
-        return True
+class _TicketsLiveOn(Consumer):
+    def drop_tickets(self) -> None:
+        pass
+
+
+class _TicketsLiveOnSide(PartedP2PScheduler):
+    consumer = _TicketsLiveOn
 
 
 class TicketsSurviveReset(WorldP2PConnector):
     """Tickets that came before a reset are taken after it."""
 
-    scheduler_class = _TicketsLiveOn
+    scheduler_class = _TicketsLiveOnSide
 
 
-class _HoldsLiveOn(P2PSchedulerSide):
-    def reset_cache(self) -> bool:
-        super().reset_cache()
-        self._next.revoked.clear()
-        return True
+class _HoldsLiveOn(Producer):
+    def revoke_holds(self) -> None:
+        pass
+
+
+class _HoldsLiveOnSide(PartedP2PScheduler):
+    producer = _HoldsLiveOn
 
 
 class HoldsSurviveReset(WorldP2PConnector):
     """What was held when the cache was reset is held and served after it."""
 
-    scheduler_class = _HoldsLiveOn
+    scheduler_class = _HoldsLiveOnSide
 
 
-class _LeavesTheOldTicket(P2PSchedulerSide):
-    def request_finished_all_groups(
-        self, request: Request, block_ids: BlockIds
-    ) -> tuple[bool, dict[str, Any] | None]:
-        hold, ticket = super().request_finished_all_groups(request, block_ids)
+class _LeavesTheOldTicket(Producer):
+    def hold(self, request: Request, block_ids: BlockIds) -> tuple[bool, dict[str, Any] | None]:
+        is_held, ticket = super().hold(request, block_ids)
         left: dict[str, dict[str, Any]] = self.__dict__.setdefault("left", {})
         if ticket is None or left.setdefault(ticket["remote_digest"], ticket) is ticket:
-            return hold, ticket
-        self._next.holds.pop()
-        self._count_held(-self._holding.pop(request.request_id))
+            return is_held, ticket
+        self._holds.pop()
+        self.end_holds([request.request_id])
         return False, left[ticket["remote_digest"]]
+
+
+class _LeavesTheOldTicketSide(PartedP2PScheduler):
+    producer = _LeavesTheOldTicket
 
 
 class OldTicketLeft(WorldP2PConnector):
     """A prompt that was held isn't held again: its first ticket is handed on, also when that hold is over."""
 
-    scheduler_class = _LeavesTheOldTicket
+    scheduler_class = _LeavesTheOldTicketSide
 
 
-class _DropsRevoked(P2PSchedulerSide):
-    def reset_cache(self) -> bool:
-        super().reset_cache()
-        untold = {hold.request_id for hold in self._next.holds}
-        self._next.revoked = [request_id for request_id in self._next.revoked if request_id not in untold]
-        return True
+class _DropsRevoked(Producer):
+    def revoke_holds(self) -> None:
+        super().revoke_holds()
+        untold = {hold.request_id for hold in self._holds}
+        self._revoked = [request_id for request_id in self._revoked if request_id not in untold]
+
+
+class _DropsRevokedSide(PartedP2PScheduler):
+    producer = _DropsRevoked
 
 
 class NewHoldsSurviveReset(WorldP2PConnector):
     """What no worker knew to be held when the cache was reset is held and served after it."""
 
-    scheduler_class = _DropsRevoked
+    scheduler_class = _DropsRevokedSide
 
 
-class _PullsAllOrNothing(P2PSchedulerSide):
-    def get_num_new_matched_tokens(self, request: Request, num_computed_tokens: int) -> tuple[int | None, bool]:
-        if num_computed_tokens:
-            return 0, False
-        return super().get_num_new_matched_tokens(request, num_computed_tokens)
+class _PullsAllOrNothing(Consumer):
+    def match(self, request: Request, num_computed_tokens: int) -> int:
+        return 0 if num_computed_tokens else super().match(request, num_computed_tokens)
+
+
+class _PullsAllOrNothingSide(PartedP2PScheduler):
+    consumer = _PullsAllOrNothing
 
 
 class DeclinesWithLocalHits(WorldP2PConnector):
     """Who has the beginning of a prompt already lets its ticket go, and computes the rest."""
 
-    scheduler_class = _PullsAllOrNothing
+    scheduler_class = _PullsAllOrNothingSide

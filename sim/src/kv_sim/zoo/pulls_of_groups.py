@@ -9,27 +9,40 @@ from kv_api import (
     KVConnectorTransferResults,
     Request,
 )
-from kv_p2p import P2PSchedulerSide
+from kv_p2p.pulling.consumer import Consumer
 from kv_p2p.pulling.metadata import Part
-from kv_p2p.pulling.ticket import TICKET
+from kv_p2p.pulling.producer import Producer
+from kv_p2p.pulling.ticket import TICKET, Ticket
 from kv_sim.p2p import TimedP2PWorkerSide, WorldP2PConnector
+from kv_sim.zoo.pulls import PartedP2PScheduler
 
 
-class _ToTheEnd(P2PSchedulerSide):
-    def _whole(self, num_tokens: int) -> int:
-        return num_tokens
+class _ToTheEnd(Consumer):
+    def _tokens_to_load(self, ticket: Ticket, request: Request) -> int:
+        is_whole = ticket.num_tokens == request.num_tokens
+        return ticket.num_tokens if is_whole else super()._tokens_to_load(ticket, request)
+
+
+class _HoldsForThat(Producer):
+    def _lacking(self, tables: tuple[tuple[int, ...], ...], num_tokens: int) -> int | None:
+        return super()._lacking(tables, num_tokens + 1)
+
+
+class _ToTheEndSide(PartedP2PScheduler):
+    consumer = _ToTheEnd
+    producer = _HoldsForThat
 
 
 class LastTokenFromAWindowPassed(WorldP2PConnector):
     """With windows, too, a prompt is loaded to its end; the last token, computed anew, may miss a block."""
 
-    scheduler_class = _ToTheEnd
+    scheduler_class = _ToTheEndSide
 
 
-class _Swaps(P2PSchedulerSide):
-    def update_state_after_alloc(self, request: Request, blocks: KVCacheBlocks, num_external_tokens: int) -> None:
-        super().update_state_after_alloc(request, blocks, num_external_tokens)
-        self._next.pulls = [replace(pull, parts=self._swapped(pull.parts)) for pull in self._next.pulls]
+class _Swaps(Consumer):
+    def begin_pull(self, request: Request, blocks: KVCacheBlocks, num_tokens: int) -> None:
+        super().begin_pull(request, blocks, num_tokens)
+        self._pulls = [replace(pull, parts=self._swapped(pull.parts)) for pull in self._pulls]
 
     def _swapped(self, parts: tuple[Part, ...]) -> tuple[Part, ...]:
         """Blocks of the last group for places of the first one, and the other way round."""
@@ -38,46 +51,56 @@ class _Swaps(P2PSchedulerSide):
         return tuple(reversed(parts))
 
 
+class _SwapsSide(PartedP2PScheduler):
+    consumer = _Swaps
+
+
 class GroupsSwapped(WorldP2PConnector):
     """Blocks are filled with those of another group, where both have as many."""
 
-    scheduler_class = _Swaps
+    scheduler_class = _SwapsSide
 
 
-class _PullsAll(P2PSchedulerSide):
-    def update_state_after_alloc(self, request: Request, blocks: KVCacheBlocks, num_external_tokens: int) -> None:
+class _PullsAll(Consumer):
+    def begin_pull(self, request: Request, blocks: KVCacheBlocks, num_tokens: int) -> None:
         first = self._asked_from.get(request.request_id, 0)
-        before = len(self._next.pulls)
-        super().update_state_after_alloc(request, blocks, num_external_tokens)
-        for index, pull in enumerate(self._next.pulls[before:], before):
+        before = len(self._pulls)
+        super().begin_pull(request, blocks, num_tokens)
+        for index, pull in enumerate(self._pulls[before:], before):
             parts = [
                 Part(first // group.block_size, (0,) * (part.first - first // group.block_size) + part.block_ids)
-                for group, part in zip(self._groups, pull.parts, strict=True)
+                for group, part in zip(self._shape.groups, pull.parts, strict=True)
             ]
-            self._next.pulls[index] = replace(pull, parts=tuple(parts))
+            self._pulls[index] = replace(pull, parts=tuple(parts))
+
+
+class _PullsAllSide(PartedP2PScheduler):
+    consumer = _PullsAll
 
 
 class NullBlocksPulled(WorldP2PConnector):
     """Places before a window are pulled, too, into the block that everybody has there."""
 
-    scheduler_class = _PullsAll
+    scheduler_class = _PullsAllSide
 
 
-class _Promises(P2PSchedulerSide):
-    def request_finished_all_groups(
-        self, request: Request, block_ids: BlockIds
-    ) -> tuple[bool, dict[str, Any] | None]:
-        hold, ticket = super().request_finished_all_groups(request, block_ids)
+class _Promises(Producer):
+    def hold(self, request: Request, block_ids: BlockIds) -> tuple[bool, dict[str, Any] | None]:
+        is_held, ticket = super().hold(request, block_ids)
         for group in (ticket or {}).get("remote_groups", ()):
             assert ticket is not None and ticket[TICKET], "a hold has a ticket"
             group["first_block"] = 0
-        return hold, ticket
+        return is_held, ticket
+
+
+class _PromisesSide(PartedP2PScheduler):
+    producer = _Promises
 
 
 class PromisesWhatSlid(WorldP2PConnector):
     """A ticket doesn't say what of a window has slid, so the beginning of it is pulled where that is gone."""
 
-    scheduler_class = _Promises
+    scheduler_class = _PromisesSide
 
 
 class _TellsBlocks(TimedP2PWorkerSide):

@@ -1,8 +1,9 @@
-"""Jobs under way, by the last key of each: its end is told by the keys that it began with.
+"""Jobs under way and their slots, so that the end of a job needn't look up the slot of each key again.
 
-Who brings the same list again is answered without a look for any of them: to compare lists of the same keys is
-nearly free. A job that ends otherwise than it began makes all of them unknown, since whose chunks those were isn't
-known either; then each key is looked for.
+A job has no id here: its end is told by the keys that it began with, as a list. Jobs are kept by the last of their
+keys, and two lists of the same key objects are compared at next to no cost. If a job ends with other keys than it
+began with, nobody knows which of the jobs kept here it was, so all of them are forgotten, and whoever asks for one
+looks up each key.
 """
 
 from collections.abc import Collection, Iterator, Sequence
@@ -35,7 +36,7 @@ class UnderWay:
         self._batches.clear()
 
     def check(self) -> None:
-        """See that each is where it is looked for."""
+        """Recount: each job is kept under its last key."""
         wrong = [last for last, (keys, _) in self._batches.items() if keys[-1] != last]
         assert not wrong, f"kept under {wrong}, which end no job"
 

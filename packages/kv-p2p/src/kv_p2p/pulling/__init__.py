@@ -13,7 +13,8 @@ or nothing.
 
 ``ticket`` is what travels through the client, ``groups`` what has to be known of KV cache groups. ``scheduler``
 and ``worker`` are the two sides of the connector, which decide and neither wait nor send: bytes move behind a
-``wire``. The one over TCP is the folder ``tcp``; it may leave bytes to a ``carrier``, ``mooncake`` or ``nixl``.
+``wire``. The scheduler's side has two halves, a ``producer`` and a ``consumer``. The wire over TCP is the folder
+``tcp``; it may leave bytes to a ``carrier``, ``mooncake`` or ``nixl``.
 
 What the sides tell each other is ``metadata``, and what is in the caches of a worker ``pages``. ``options`` is
 what an operator sets; ``stats`` is what both sides count.

@@ -1,9 +1,16 @@
 """``Group``: what both sides have to know of a KV cache group.
 
 A *place* is an index in a block table: the number of a block of a request, from the first of its tokens on.
+
+Of a group with a window, only the places in the window of the next token are needed to go on after some tokens. An
+engine that has loaded a whole prompt still computes its last token once more, since it samples the first token of
+the answer from that. The window of the last token begins one token earlier than that of the answer's first, and so
+perhaps one place earlier. Therefore, where groups have windows, a whole prompt is loaded without its last token:
+then the next token is the last of the prompt, and holds and loads have every place that it reads.
 """
 
 from dataclasses import dataclass
+from math import lcm
 from typing import Any
 
 from kv_api import AttentionKind, ConfigError, KVCacheConfig, VllmConfig
@@ -22,6 +29,16 @@ class Group:
     def first_needed(self, tokens: int) -> int:
         """The first place that is read by whoever has so many tokens and computes the next."""
         return max(0, tokens - self.window + 1) // self.block_size if self.window else 0
+
+
+def tokens_to_load(groups: tuple[Group, ...], num_tokens: int) -> int:
+    """How many tokens are loaded of a whole prompt: all, or with windows all but the last."""
+    return num_tokens - any(group.window for group in groups)
+
+
+def whole_blocks(groups: tuple[Group, ...], num_tokens: int) -> int:
+    """How many of these tokens, from the first on, are whole blocks of every group."""
+    return num_tokens - num_tokens % lcm(*(group.block_size for group in groups))
 
 
 def groups_of(

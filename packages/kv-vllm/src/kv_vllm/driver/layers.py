@@ -1,7 +1,7 @@
 """The attention layers of a world, as far as a connector asks them: which backend computes them.
 
-Backends of real machines want blocks of many tokens. Nothing is computed here, and a world's blocks are small on
-purpose, so that of a world takes any.
+A real backend refuses blocks of few tokens. A world's blocks are small on purpose, and nothing is computed in it,
+so its backend takes blocks of any size.
 """
 
 from functools import cache

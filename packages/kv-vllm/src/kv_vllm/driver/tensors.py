@@ -1,12 +1,12 @@
 """``DeviceTensor``: a layer of the testbed's memory as a torch tensor in vLLM's layout.
 
-Where such a tensor lies is plain to see, and a view of it is one, too. Whoever reads or writes elements does that
-at once: the device first finishes what it was given, and its shadow is asked for the right to every block that is
-touched. Code that reads by an address isn't seen; so a device runs a step as soon as it is launched, unless a
-worker has asked for the device itself, to copy through the testbed (``device_of``).
+Addresses, sizes and strides are told without further ado, and a view of such a tensor is one, too. Before elements
+are read or written, the device finishes what it was given, and its shadow is asked for the right to every block
+that is touched. Code that reads by an address isn't noticed. So a device runs a step as soon as it is launched,
+unless a worker has asked for the device itself, to copy through the testbed (``device_of``).
 
-A thread of the connector's own comes in between anything, and a device knows one thread. So it is not waited for,
-and what it reads isn't seen, as by an address; of what it writes, only the right to is asked for.
+A thread of the connector's own may run at any moment, and a device is made for one thread. So the device isn't
+asked to finish anything for it. What such a thread reads isn't noticed; where it writes, it needs the right to.
 """
 
 import threading

@@ -45,7 +45,7 @@ _TOLD: Final = ("prompt_tokens", "input_tokens", "promptTokenCount", "prompt_tok
 _MOST_DIGITS: Final = 9
 _ANSWERS: Final = ("response_body", "full_response")
 _USAGES: Final = ("usage", "usageMetadata", "usage_metadata", "details")
-BESIDE: Final = ("cache_read_input_tokens", "cache_creation_input_tokens")
+_BESIDE: Final = ("cache_read_input_tokens", "cache_creation_input_tokens")
 """What Anthropic's ``input_tokens`` leaves out, and no other's."""
 
 
@@ -100,8 +100,17 @@ def told_in(record: Mapping[str, Any]) -> int | None:
         for field in _TOLD:
             told = count_in(counts, field)
             if told is not None:
-                return told + sum(count_in(counts, beside) or 0 for beside in BESIDE if field == "input_tokens")
+                return told + sum(count_in(counts, beside) or 0 for beside in counted_beside(field))
     return None
+
+
+def counted_beside(column: str) -> list[str]:
+    """The columns that have what this one leaves out of a prompt's length; a column may lie in objects (``a.b``).
+
+    They are none, unless it may be Anthropic's ``input_tokens``: only that leaves out what a cache had.
+    """
+    outer, dot, name = column.rpartition(".")
+    return [f"{outer}{dot}{one}" for one in _BESIDE] if name == "input_tokens" else []
 
 
 def count_in(counts: Any, field: str) -> int | None:

@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
-from kv_sim.replay.readers.asked import BESIDE, json_in
+from kv_sim.replay.readers.asked import counted_beside, json_in
 from kv_sim.replay.readers.chat import answers_in
 from kv_sim.replay.readers.own_prompts import messages_of, prompts_in_column
 from kv_sim.replay.readers.record import TIMES, MalformedError, ids_in, number_or_date, text_of, whole
@@ -78,9 +78,8 @@ def likely_columns(record: Mapping[str, Any]) -> str | None:
             found[part] = column
     parts = _parts_of(found)
     if "input" in parts and "input" in found:
-        outer, dot, name = found["input"].rpartition(".")
-        beside = [f"{outer}{dot}{one}" for one in BESIDE if name == "input_tokens"]
-        found["input"] = "+".join([found["input"], *(one for one in beside if one in columns)])
+        beside = (one for one in counted_beside(found["input"]) if one in columns)
+        found["input"] = "+".join([found["input"], *beside])
     if found.get("prompt") == _INSTRUCTION and isinstance(columns.get(_ABOUT), str):
         found["prompt"] += f"+{_ABOUT}"
     if "answer" in parts and "output" in found:

@@ -11,7 +11,7 @@ from typing import Any, Final, TypeAlias
 
 from kv_api import ConfigError
 from kv_api.errors import unknown_name
-from kv_sim.replay.readers.asked import BESIDE, for_each
+from kv_sim.replay.readers.asked import counted_beside, for_each
 from kv_sim.replay.readers.format import Container, Format
 from kv_sim.replay.readers.guess import UNITS
 from kv_sim.replay.readers.own_prompts import answers_of, conversation_format, prompts_in_column
@@ -167,9 +167,8 @@ def _tokens_of_prompt(columns: Mapping[str, str], record: Mapping[str, Any], fou
 
 
 def _lacking(record: Mapping[str, Any], column: str) -> list[str]:
-    """What Anthropic counts beside the tokens of a prompt, if that is what the column has."""
-    outer, dot, name = column.rpartition(".")
-    beside = [f"{outer}{dot}{one}" for one in BESIDE if name == "input_tokens"]
+    """The columns that belong to a prompt's length, too, if one of them has any tokens."""
+    beside = counted_beside(column)
     return beside if any(_value(record, one) for one in beside) else []
 
 

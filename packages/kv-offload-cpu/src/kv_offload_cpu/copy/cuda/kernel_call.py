@@ -1,6 +1,6 @@
-"""A launch of a kernel as a call of the driver, that whoever has no interpreter can make.
+"""A launch of a kernel as a call of the driver, which a thread can make without Python's interpreter.
 
-What the kernel is told of a job is what Triton's is told, too: see ``methods/page_table.py``.
+The kernel is told the same of a job as the one in Triton: see ``methods/page_table.py``.
 """
 
 import ctypes

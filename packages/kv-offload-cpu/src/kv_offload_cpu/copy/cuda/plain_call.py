@@ -1,7 +1,8 @@
-"""The kernel of ``plain_kernel.cu``: the buffer's, where threads that have no interpreter give copies.
+"""The kernel of ``plain_kernel.cu``: it moves pages between the GPU's blocks and a buffer on the same device.
 
-It goes from the device's memory to the device's, so a round trip is short, and no link has to be kept full by a
-few programs that stay. It is as many short ones as there are steps: see the source.
+It is launched where a thread without Python's interpreter gives the copies (``giver``); elsewhere Triton's is.
+Both ends are in the device's memory, so a round trip is short, and nothing is won by a few long programs that keep
+a link to the host full, as in ``bulk_call``. There are as many short programs as there are steps: see the source.
 """
 
 from typing import Any, Final

@@ -1,8 +1,8 @@
 """Which method copies a job best, by direction, bytes and the size of ranges: one table, and whoever follows it.
 
-Every row was measured: ``auto`` should cost somebody's speed only if they asked for it. And what it follows has to
-prove itself on the machine first; see ``choose``. ``cuda-best`` has a table of its own, which a ``trial`` measures
-on the device.
+Every row was measured, since ``auto``, which nobody asks for, must not make anybody's copies slower. Before it
+follows a row, the row's method has to work on this machine (``choose``). ``cuda-best`` has a table of its own,
+which a ``trial`` measures on the device.
 """
 
 import sys

@@ -1,0 +1,172 @@
+"""``Consumer``: the half of the scheduler's side that goes for other engines' blocks: which tickets it takes.
+
+Of a request it knows one thing at a time: a ticket that came with it and was not taken yet, or that its blocks are
+being pulled. A ticket is taken at the first allocation, and only then: a request that is preempted after that, or
+whose pull failed, computes its prompt like any other. A ticket that can't be taken any more is *declined*, so that
+the other engine frees the blocks now, and not when their time is over.
+"""
+
+from collections.abc import Iterable
+from collections.abc import Set as AbstractSet
+from typing import Any, Final
+
+from kv_api import KVCacheBlocks, Request
+from kv_api.engine import TransferConfig
+from kv_p2p.log import warn
+from kv_p2p.pulling.groups import tokens_to_load, whole_blocks
+from kv_p2p.pulling.metadata import Part, Pull, Source
+from kv_p2p.pulling.stats import REFUSED_TICKETS, P2PStats
+from kv_p2p.pulling.ticket import TICKET, BadTicketError, Shape, Ticket, digest_of, is_of_tokens, read_ticket
+
+_MOST_OF_A_SHAPE: Final = 500
+"""Characters of a ticket's shape that get into the log."""
+
+
+class Consumer:
+    """Tickets and pulls, by request; and what the workers are yet to be told of them."""
+
+    def __init__(self, transfer: TransferConfig, shape: Shape, stats: P2PStats) -> None:
+        self._transfer = transfer
+        self._shape = shape
+        self._stats = stats
+        self._tickets: dict[str, Ticket] = {}
+        """By request: not taken yet."""
+        self._asked_from: dict[str, int] = {}
+        """By request with a ticket: how many tokens the engine had when it last asked."""
+        self._pulling: set[str] = set()
+        self._pulls: list[Pull] = []
+        self._declined: list[Source] = []
+
+    @property
+    def ticketed(self) -> AbstractSet[str]:
+        """The requests that have a ticket which was not taken yet."""
+        return self._tickets.keys()
+
+    @property
+    def pulling(self) -> AbstractSet[str]:
+        """The requests whose blocks are being pulled."""
+        return self._pulling
+
+    # -- a request comes, and may have a ticket ----------------------------------------------------
+
+    def begin_request(self, request: Request) -> None:
+        """Keep the ticket that came with a request, if it is good for this engine and this prompt."""
+        params: Any = request.kv_transfer_params  # from a client: vLLM hands on whatever it is
+        if not params or (isinstance(params, dict) and not params.get(TICKET)):
+            return
+        ticket: Ticket | None = None
+        try:
+            ticket = read_ticket(params)
+            reason = self._reason_against(ticket, request)
+        except BadTicketError as error:
+            reason = str(error)
+        if ticket is not None and reason is None:
+            self._tickets[request.request_id] = ticket
+            return
+        warn("request %s: %s; its prompt is computed here", request.request_id, reason)
+        self._stats.add(REFUSED_TICKETS, 1)
+        if ticket is not None:
+            self._decline(ticket)
+
+    def _reason_against(self, ticket: Ticket, request: Request) -> str | None:
+        """Why a ticket can't be taken. None: it can."""
+        if not self._transfer.is_kv_consumer:
+            return f"it came with a ticket, but kv_role is {self._transfer.kv_role!r}"
+        if ticket.shape != self._shape:
+            return f"the ticket is of {ticket.shape!s:.{_MOST_OF_A_SHAPE}}, this engine is {self._shape}"
+        if ticket.num_tokens > request.num_prompt_tokens:
+            return f"the ticket is of {ticket.num_tokens} tokens, the prompt has {request.num_prompt_tokens}"
+        if not is_of_tokens(request):
+            return "some of its prompt is embeddings"
+        if ticket.digest != digest_of(request, ticket.num_tokens):
+            return "the ticket is of other tokens or images, another salt or another adapter"
+        return None
+
+    # -- it is matched, and gets blocks --------------------------------------------------------------
+
+    def match(self, request: Request, num_computed_tokens: int) -> int:
+        """How many tokens its ticket is good for, beyond those that the engine itself has."""
+        ticket = self._tickets.get(request.request_id)
+        if ticket is None:
+            return 0
+        more = self._usable_tokens(ticket, request, num_computed_tokens) - num_computed_tokens
+        if more <= 0:
+            return 0
+        self._asked_from[request.request_id] = num_computed_tokens
+        return more
+
+    def _usable_tokens(self, ticket: Ticket, request: Request, local: int) -> int:
+        """How many tokens of a ticket can be loaded.
+
+        It is none, if what the next token reads has slid out of a window of the other engine and isn't among the
+        ``local`` tokens.
+        """
+        tokens = self._tokens_to_load(ticket, request)
+        is_held = all(
+            max(group.first_needed(tokens), local // group.block_size) >= first
+            for group, first in zip(self._shape.groups, ticket.first_places, strict=True)
+        )
+        return tokens if is_held else 0
+
+    def _tokens_to_load(self, ticket: Ticket, request: Request) -> int:
+        """Of a whole prompt also those in a last block that isn't full; of one that goes on, the whole blocks."""
+        is_whole = ticket.num_tokens == request.num_tokens
+        return (tokens_to_load if is_whole else whole_blocks)(self._shape.groups, ticket.num_tokens)
+
+    def begin_pull(self, request: Request, blocks: KVCacheBlocks, num_tokens: int) -> None:
+        """A request got blocks. If it has a ticket, pull so many tokens into them; none: decline the ticket."""
+        ticket = self._tickets.pop(request.request_id, None)
+        first = self._asked_from.pop(request.request_id, 0)
+        if ticket is None:
+            return
+        if num_tokens == 0:
+            self._decline(ticket)
+            return
+        parts = tuple(
+            Part.of_tokens(group, table, first, first + num_tokens)
+            for group, table in zip(self._shape.groups, blocks.get_block_ids(), strict=True)
+        )
+        self._pulls.append(Pull(request.request_id, Source.of(ticket), parts))
+        self._pulling.add(request.request_id)
+
+    def _decline(self, ticket: Ticket) -> None:
+        self._declined.append(Source.of(ticket))
+
+    # -- it ends ---------------------------------------------------------------------------------------
+
+    def end_pulls(self, request_ids: Iterable[str]) -> None:
+        """The pulls of these requests have ended on all workers, well or not."""
+        self._pulling.difference_update(request_ids)
+
+    def end_request(self, request_id: str) -> None:
+        """A request has ended: nobody takes its ticket any more. If it is being pulled, the pull goes on."""
+        self._asked_from.pop(request_id, None)
+        ticket = self._tickets.pop(request_id, None)
+        if ticket is not None:
+            self._decline(ticket)
+
+    def drop_tickets(self) -> None:
+        """Take none of the tickets that have come so far."""
+        for ticket in self._tickets.values():
+            self._decline(ticket)
+        self._tickets.clear()
+        self._asked_from.clear()
+
+    # -- what the workers are told -----------------------------------------------------------------
+
+    def is_busy(self) -> bool:
+        """Whether a pull is under way, or the workers are to be told something."""
+        return bool(self._pulling or self._pulls or self._declined)
+
+    def take_told(self) -> tuple[list[Pull], list[Source]]:
+        """What began, and which tickets were declined, since this was last called."""
+        told = self._pulls, self._declined
+        self._pulls, self._declined = [], []
+        return told
+
+    def check(self) -> None:
+        """Recount: what was asked for has a ticket, and what is to be pulled is being pulled."""
+        assert self._asked_from.keys() <= self._tickets.keys(), (
+            f"asked from {self._asked_from}, ticketed {sorted(self._tickets)}"
+        )
+        assert {pull.request_id for pull in self._pulls} <= self._pulling, f"{self._pulls} not pulled"
