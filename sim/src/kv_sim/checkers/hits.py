@@ -175,7 +175,9 @@ def _check_recent(site: Site, spec: RequestSpec, settle: Callable[[], bool]) -> 
             if engine.has_work:
                 return  # one never ends, which is LIVENESS
     longer = [(replace(one, own_tokens=one.own_tokens + 1), one.own_tokens) for one in unseen]
-    for again, least in ((spec, (prompt - 1) // chunk_tokens * chunk_tokens), *longer):
+    proof_tokens = _proof_blocks(site) * config.block_size
+    for again, most in ((spec, (prompt - 1) // chunk_tokens * chunk_tokens), *longer):
+        least = max(0, most - proof_tokens)
         found, request = _ask_again(site, again, settle)
         if engine.has_work:
             return
@@ -214,13 +216,18 @@ def _check_windows(site: Site, settle: Callable[[], bool]) -> None:
         found, request = _ask_again(site, replace(new, own_tokens=new.own_tokens + 1), settle)
         if engine.has_work:
             return  # one never ends, which is LIVENESS
-        if found < new.own_tokens and _count_failed(engine) == failed:
+        if found < new.own_tokens - _proof_blocks(site) * config.block_size and _count_failed(engine) == failed:
             site.referee.fail(
                 Invariant.HITS,
                 f"request {request.request_id} comes again at rest: {found} of its first {new.own_tokens} tokens "
                 f"are found, but they were computed just now, and {room} chunks of each group have room in "
                 f"{config.host_slots} host slots",
             )
+
+
+def _proof_blocks(site: Site) -> int:
+    """How much of what is there may not be found, since only what comes after it would show what it is."""
+    return site.subject.blocks_per_chunk if site.config.marks_drafts else 0
 
 
 def _empty(site: Site) -> bool:
@@ -233,6 +240,7 @@ def _compare(site: Site, request: SimRequest, found: int, stored: set[bytes], ro
     hashes = request.prompt_hashes[: (request.num_prompt_tokens - 1) // size]
     run = next((index for index, block_hash in enumerate(hashes) if block_hash not in stored), len(hashes))
     run -= run % site.subject.blocks_per_chunk
+    run = max(0, run - _proof_blocks(site))
     if found < run * size:
         site.referee.fail(
             Invariant.HITS,
@@ -248,7 +256,7 @@ def _compare_events(site: Site, request: SimRequest, found: int, told: set[bytes
     hashes = request.prompt_hashes[: (request.num_prompt_tokens - 1) // size]
     for index in range(factor - 1, len(hashes), factor):  # a chunk is told by its last block
         block_hash, is_found = hashes[index], (index + 1) * size <= found
-        if is_found != (block_hash in told):
+        if is_found != (block_hash in told) and not (site.config.marks_drafts and not is_found):
             has, says = ("is found", "is not stored") if is_found else ("is not found", "is stored")
             site.referee.fail(
                 Invariant.ACCOUNTING,
