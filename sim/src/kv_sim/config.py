@@ -79,10 +79,10 @@ class WorldConfig:
     spec_tokens: int = 0
     """Drafts of a step, for each request."""
     drafter: Drafter = "text"
-    """Who drafts: nobody who has KV of its own (what came before is looked up), or a model, whose layer is the last
-    of the last group that isn't of states. In the engine ``vllm`` alone. Each kind of model has slots for what it
-    drafts beyond the tokens of a step. With ``eagle`` and ``mtp`` the engine drops the last block of what it finds;
-    with ``mtp`` it marks the group for connectors, which have to end before the last block that they have, too."""
+    """Who drafts: what came before is looked up, or there is a draft model, whose layer is the last of the last
+    group that isn't of states (in the engine ``vllm`` alone). Each kind of model has slots for what it drafts
+    beyond the tokens of a step. With ``eagle`` and ``mtp`` the engine drops the last block of what it finds; with
+    ``mtp`` it marks the group for connectors, which may not find the last token of what they have, either."""
     role: Role = "kv_both"
     failure_policy: Literal["recompute", "fail"] = "recompute"
     host_slots: int = 64

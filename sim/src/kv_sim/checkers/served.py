@@ -84,8 +84,8 @@ class Served:
             self._referee.fail(
                 Invariant.HITS,
                 f"request {request.request_id}: {count} tokens are found after the first {local}, but nobody "
-                f"computed block {last}, which would show what comes after them: of a draft model's group, what is "
-                "kept of a token depends on the next one",
+                f"computed block {last}, which would show what comes after them: in a draft model's group what "
+                "is kept of a token depends on the next one",
             )
 
     def _check_end(self, request: SimRequest | Request, local: int, count: int) -> None:

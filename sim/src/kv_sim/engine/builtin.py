@@ -34,7 +34,7 @@ class BuiltinEngine(Engine):
 
     @classmethod
     def fit(cls, config: WorldConfig) -> WorldConfig:
-        """No drafts beside states: this engine has no blocks for the states after drafts, nor a draft model's KV."""
+        """No drafts beside states, since this engine has no blocks for the states after them, and no draft model."""
         return replace(config, spec_tokens=0 if STATE in config.groups else config.spec_tokens, drafter="text")
 
     def __init__(
@@ -47,8 +47,8 @@ class BuiltinEngine(Engine):
     ) -> None:
         if config.draft_slots:
             raise ConfigError(
-                f"world.drafter: got {config.drafter!r}, and the engine {BUILTIN_ENGINE!r} has no draft model, only "
-                "'text'; the engine 'vllm' has"
+                f"world.drafter: got {config.drafter!r}, and the engine {BUILTIN_ENGINE!r} has no draft model, "
+                "only 'text'; the engine 'vllm' has all"
             )
         super().__init__(config, subject, referee, log, place)
         told = with_own_folder(subject, self)

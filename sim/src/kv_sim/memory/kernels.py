@@ -43,8 +43,8 @@ class Attention:
     states: Mapping[int, StateMoves] = field(default_factory=dict)
     """Where the states of a group are, if the engine says so: with drafts there are more than the table tells."""
     ahead: Mapping[int, Words] = field(default_factory=dict)
-    """What a draft model, which has the last layer of a group, leaves of it from ``end`` on, where there is a block.
-    It counts for nothing, and the next step writes over it."""
+    """What a draft model, which has the last layer of a group, leaves there from ``end`` on, as far as there are
+    blocks: it counts for nothing, and the next step writes over it."""
 
     def moves(self, group: int, block_size: int) -> StateMoves:
         """Where the states of a group are. As a table tells it, each block has the state after its last token."""
@@ -182,7 +182,7 @@ class Kernels:
                     if not ((held == right) | (held == ~right)).all():
                         return True
                 for left, slots, words in self._ahead(attention, group):
-                    if left == block and slots.start < last and (self._last_of(group, left, slots) != words).any():
+                    if left == block and (self._of_group[group][block, -1, slots] != words).any():
                         return True
         return False
 
@@ -191,20 +191,15 @@ class Kernels:
             self._of_group[group][block, :, slots] = hashes ^ self.keys[group][:, None]
             self._shadow.wrote_part(self._rank, block, _writer(step, attention), slots)
         for block, slots, words in self._ahead(attention, group):
-            self._last_of(group, block, slots)[:] = words
-            writer, layer = f"the drafts of {_writer(step, attention)}", len(self.keys[group]) - 1
-            self._shadow.wrote_part(self._rank, block, writer, slots, layer)
+            self._of_group[group][block, -1, slots] = words
+            writer = f"the drafts of {_writer(step, attention)}"
+            self._shadow.wrote_part(self._rank, block, writer, slots, len(self.keys[group]) - 1)
 
     def _ahead(self, attention: Attention, group: int) -> Iterator[tuple[int, slice, Words]]:
         """Where a draft model writes beyond the step's tokens, and the words that it leaves in its layer."""
         if group in attention.ahead:
             words = attention.ahead[group] ^ self.keys[group][-1]
             yield from _places(attention.tables[group], self._config.block_size, attention.end, words)
-
-    def _last_of(self, group: int, block: int, slots: slice) -> Words:
-        """The slots of a block in the last layer of its group."""
-        held: Words = self._of_group[group][block, -1, slots]
-        return held
 
     def _spoil(self, attention: Attention) -> None:
         """Leave wrong bytes where a request wrote, which read some."""
@@ -299,7 +294,7 @@ class Kernels:
 
 
 def _places(table: Sequence[int], size: int, start: int, words: Words) -> Iterator[tuple[int, slice, Words]]:
-    """Where words from a request's ``start`` on are, as far as its table goes: a block, slots in it, and those words."""
+    """Where words from a request's ``start`` on are, as far as its table goes: block, slots, and those words."""
     position, end = start, min(start + len(words), len(table) * size)
     while position < end:
         index, offset = divmod(position, size)

@@ -25,7 +25,7 @@ def with_few_drafts(config: WorldConfig) -> WorldConfig:
     step, and a worker's copy of the state at its end goes where the worker still has a block of drafts. There are
     no drafts where a prompt may end within a block, and no sessions beside drafts, since a session drops a token.
 
-    A step has to get over a block of states; a draft model that reads all tokens by itself takes one of its tokens.
+    A step has to get over a block of states, and a draft model that reads all tokens by itself takes one of it.
     """
     if STATE not in config.groups:
         return config
