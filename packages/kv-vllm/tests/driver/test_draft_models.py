@@ -1,5 +1,5 @@
-"""With a vLLM: worlds with a draft model. Its KV is a layer of a group, it writes beyond the tokens of a step, and the
-engine drops the last block of what it finds."""
+"""With a vLLM: worlds with a draft model. Its KV is a layer of a group, it writes beyond the tokens of a step, and
+the engine drops the last block of what it finds."""
 
 from collections import Counter
 from dataclasses import replace

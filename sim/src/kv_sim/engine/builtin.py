@@ -34,7 +34,7 @@ class BuiltinEngine(Engine):
 
     @classmethod
     def fit(cls, config: WorldConfig) -> WorldConfig:
-        """No drafts beside states, since this engine has no blocks for the states after them, and no draft model."""
+        """No drafts beside states, since this engine has no blocks for the states after them; no draft model."""
         return replace(config, spec_tokens=0 if STATE in config.groups else config.spec_tokens, drafter="text")
 
     def __init__(
