@@ -122,6 +122,7 @@ def test_a_plain_world_is_small_and_leaves_nothing_out() -> None:
         "runner": 1,
         "zero_new_blocks": False,
         "spec_tokens": 0,
+        "drafter": "text",
         "role": "kv_both",
         "failure_policy": "recompute",
         "host_slots": 64,

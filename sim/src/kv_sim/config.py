@@ -19,6 +19,7 @@ BLOCKS_MORE: Final = 7
 
 Role = Literal["kv_both", "kv_consumer", "kv_producer"]
 Stages = Literal["alike", "more_later", "more_first", "groups_apart"]
+Drafter = Literal["text", "model", "eagle", "mtp"]
 COUNTERPARTS: Final[Mapping[Role, Role]] = {
     "kv_both": "kv_both",
     "kv_consumer": "kv_producer",
@@ -76,6 +77,12 @@ class WorldConfig:
     runner: Literal[1, 2] = 1
     zero_new_blocks: bool = False
     spec_tokens: int = 0
+    """Drafts of a step, for each request."""
+    drafter: Drafter = "text"
+    """Who drafts: what came before is looked up, or there is a draft model, whose layer is the last of the last
+    group that isn't of states (in the engine ``vllm`` alone). Each kind of model has slots for what it drafts
+    beyond the tokens of a step. With ``eagle`` and ``mtp`` the engine drops the last block of what it finds; with
+    ``mtp`` it marks the group for connectors, which may not find the last token of what they have, either."""
     role: Role = "kv_both"
     failure_policy: Literal["recompute", "fail"] = "recompute"
     host_slots: int = 64
@@ -179,8 +186,25 @@ class WorldConfig:
         """
         if not self.spec_tokens:
             return self.max_model_len
-        decode_blocks = -(-(1 + self.spec_tokens) // self.block_size)
+        decode_blocks = -(-(1 + self.spec_tokens + self.draft_slots) // self.block_size)
         return max(0, self.max_model_len - decode_blocks * self.block_size + 1)
+
+    @property
+    def draft_slots(self) -> int:
+        """For how many tokens beyond those of a step the engine has room for a draft model's KV."""
+        return 0 if self.drafter == "text" else self.spec_tokens
+
+    @property
+    def draft_group(self) -> int | None:
+        """Whose last layer is a draft model's."""
+        if not self.draft_slots:
+            return None
+        return max((number for number, group in enumerate(self.groups) if group != STATE), default=None)
+
+    @property
+    def marks_drafts(self) -> bool:
+        """Whether connectors are told which group is the draft model's."""
+        return self.drafter == "mtp" and self.spec_tokens > 0
 
     @property
     def max_concurrent_steps(self) -> int:

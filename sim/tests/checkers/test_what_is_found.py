@@ -55,6 +55,25 @@ def test_no_more_is_found_than_was_computed(hashes_per_block: int, computed: int
             assert notes.take() == told, (local, count)
 
 
+@pytest.mark.parametrize(("known", "least"), [(16, 12), (15, 12), (12, 8)])
+def test_with_a_draft_model_somebody_computed_what_comes_after_a_hit(known: int, least: int) -> None:
+    """A block of the same request, which therefore has it; the last tokens of a prompt may be in none."""
+    notes = Notes()
+    served = Served(notes, 4, is_on=True, proof_blocks=1)
+    served.compute(sampled("r1", known))
+    for local in (0, 4):
+        for end in range(local, known + 1):
+            served.check_match(sampled("r2", 0), local, end - local)
+            fits = end == local or end // 4 + 1 <= known // 4
+            told = (
+                f"HITS  request r2: {end - local} tokens are found after the first {local}, but nobody computed "
+            )
+            assert [text.startswith(f"{told}block {end // 4}, which would") for text in notes.take()] == (
+                [] if fits else [True]
+            ), (local, end)
+            assert fits or end >= least or end == local
+
+
 def test_a_session_comes_again_with_all_the_prompt_that_it_had_in_the_end() -> None:
     """Or with its only one, if it never went on; and it isn't a session then."""
     turns = (Turn(4, 2, 3), Turn(9, 1, 1))
@@ -176,6 +195,17 @@ def test_what_was_stored_and_not_evicted_is_found(
     (tokens,) = (one.num_tokens for one in ended if one.request_id == "r1")
     assert judge(engine, subject) == ([missing("r1", found, tokens, must)] if must else [])
     assert len(asked(engine)) == 1
+
+
+@pytest.mark.parametrize(("tokens", "found", "must"), [(13, 8, 0), (13, 4, 8), (9, 4, 0), (9, 0, 4), (5, 0, 0)])
+def test_with_a_draft_model_a_block_less_is_found(tokens: int, found: int, must: int) -> None:
+    """What follows it may have been another's."""
+    engine, config = (
+        Engine([request(tokens=tokens)], lambda spec: found),
+        replace(CONFIG, drafter="mtp", spec_tokens=1),
+    )
+    told = [text for text in judge(engine, KEEPS, config) if "belong to requests" in text]
+    assert told == ([missing("r1", found, tokens, must, tokens // 4)] if must else [])
 
 
 def four(tokens: int = 9) -> list[SimRequest]:

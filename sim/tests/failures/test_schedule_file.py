@@ -5,14 +5,14 @@ import json
 import re
 from pathlib import Path
 from random import Random
-from typing import Any, get_type_hints
+from typing import Any, get_args, get_type_hints
 from unittest.mock import Mock
 
 import pytest
 from kv_sim_seeds import seeds
 
 from kv_sim.actions import Action, Kind
-from kv_sim.config import WorldConfig
+from kv_sim.config import Drafter, WorldConfig
 from kv_sim.engine.request_spec import RequestSpec, Turn
 from kv_sim.examples.catalogue import LATER, SUBJECTS
 from kv_sim.failures.schedule_file import (
@@ -317,6 +317,7 @@ def test_every_size_of_a_world_is_read() -> None:
     """A field of a type that the reader doesn't know would be an error for everybody."""
     names = ("offload", "p2p", "p2p-two-engines")
     drawn = [config_for(SUBJECTS[name], Random(seed)) for seed in range(60) for name in names]
+    drawn += [WorldConfig(drafter=drafter) for drafter in get_args(Drafter)]  # of another engine
     for name in set(get_type_hints(WorldConfig)) - {"engine"}:  # that is chosen
         assert len({json.dumps(config.to_json()[name]) for config in drawn}) > 1, f"{name} is never drawn"
     for config in drawn:

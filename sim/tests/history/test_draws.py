@@ -10,24 +10,26 @@ from typing import Any, get_args
 
 import pytest
 
-from kv_api import AttentionKind
-from kv_sim.config import STATE, GroupConfig, Stages, WorldConfig
+from kv_api import AttentionKind, ConfigError
+from kv_sim.config import STATE, Drafter, GroupConfig, Stages, WorldConfig
 from kv_sim.engine.builtin import BuiltinEngine
 from kv_sim.engine.request import SimRequest
 from kv_sim.engine.request_spec import RequestSpec
 from kv_sim.engine.settings import kv_cache_config, vllm_config
-from kv_sim.examples.catalogue import LATER
+from kv_sim.examples.catalogue import LATER, SUBJECTS
 from kv_sim.history.arrivals import CONVERSATIONS, MOST_BLOCKS, Arrivals
 from kv_sim.history.draws import (
     SWARM,
     config_for,
     draw_config,
+    with_drafter,
     with_failing_loads,
     with_fine_hashes,
     with_states,
     with_tails,
 )
 from kv_sim.subject import Subject, Trait
+from kv_sim.world import World
 
 FULL = GroupConfig()
 TAILS = (FULL, STATE)
@@ -71,6 +73,7 @@ VALUES: dict[str, set[Any]] = {
     "runner": {1, 2},
     "zero_new_blocks": {False, True},
     "spec_tokens": {0, 1, 2},
+    "drafter": {"text"},
     "role": {"kv_both", "kv_consumer", "kv_producer"},
     "failure_policy": {"recompute", "fail"},
     "host_slots": {4, 8, 16, 64},
@@ -404,6 +407,46 @@ def test_stages_of_different_layers_are_drawn_where_there_are_some() -> None:
     stages = Counter((config.pp_size > 1, config.stages) for config in configs)
     assert {*stages} == {(False, "alike"), *((True, one) for one in get_args(Stages))}
     assert sum(stages[True, one] for one in get_args(Stages) if one != "alike") > 30
+
+
+def test_who_drafts() -> None:
+    """A model for three of five engines with drafts, of another engine than the testbed's, which has none."""
+    configs = [with_drafter(config) for config in worlds()]
+    assert {config.drafter for config in configs if not config.spec_tokens} == {"text"}
+    counts = Counter(config.drafter for config in configs if config.spec_tokens)
+    assert {*counts} == {*get_args(Drafter)}
+    assert counts["text"] / counts.total() == pytest.approx(2 / 5, abs=0.1)
+    assert {BuiltinEngine.fit(config).drafter for config in configs} == {"text"}
+    assert {config_for(Subject("X"), Random(seed)).drafter for seed in range(50)} == {"text"}
+
+
+@pytest.mark.parametrize(
+    ("drafter", "drafts", "slots", "group", "marks", "longest"),
+    [
+        ("text", 2, 0, None, False, 41),
+        ("model", 0, 0, None, False, 44),
+        ("mtp", 0, 0, None, False, 44),
+        ("model", 2, 2, 1, False, 37),
+        ("eagle", 2, 2, 1, False, 37),
+        ("mtp", 2, 2, 1, True, 37),
+    ],
+)
+def test_what_a_draft_model_is_in_a_world(
+    drafter: Drafter, drafts: int, slots: int, group: int | None, marks: bool, longest: int
+) -> None:
+    """It has the last layer of the last group that isn't of states, and a request leaves room for its slots."""
+    groups = (FULL, SLIDING[0], STATE)
+    config = WorldConfig(groups=groups, num_blocks=34, drafter=drafter, spec_tokens=drafts)
+    assert (config.draft_slots, config.draft_group, config.marks_drafts) == (slots, group, marks)
+    assert config.longest_request == longest
+    assert replace(config, groups=(STATE,)).draft_group is None
+
+
+def test_the_testbeds_engine_refuses_a_draft_model() -> None:
+    with pytest.raises(
+        ConfigError, match=r"^world\.drafter: got 'mtp', and the engine 'builtin' has no draft model"
+    ):
+        World(WorldConfig(drafter="mtp", spec_tokens=1), SUBJECTS["memory"])
 
 
 def test_what_a_connector_is_told_of_the_caches() -> None:

@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 
+import numpy as np
 import pytest
 from kv_sim_slots import (
     CONFIG,
@@ -23,6 +24,8 @@ from kv_sim_slots import (
 
 from kv_api import Direction
 from kv_sim.config import WorldConfig
+from kv_sim.engine.request import SimRequest
+from kv_sim.engine.request_spec import RequestSpec
 from kv_sim.memory.content import POISON, layer_keys
 from kv_sim.memory.kernels import Attention, ContentProblem, LaunchedStep, Slot, StateMoves
 
@@ -271,3 +274,64 @@ def test_a_layer_reads_what_its_step_loads(group: int, wrong: Slot | None, token
     for problem in one.problems:
         assert problem.message.startswith(f"request r1 token {token}: rank 1 block {problem.block} holds")
         assert problem.message.endswith("step 7, in which it is loaded, when wait_for_layer_load returned)")
+
+
+# -- a draft model ------------------------------------------------------------------------------
+
+
+def with_drafts_ahead(count: int, start: int = 6, end: int = 9) -> LaunchedStep:
+    """A step whose drafts go beyond its last token, in the last layer of the second group."""
+    ahead = {1: SimRequest(RequestSpec("r1", 0, 20, 0, 1, 1), SIZE, 0).wrong_draft_hashes(end, end + count)}
+    attention = Attention("r1", start, end, TABLES, HASHES, ahead=ahead)
+    return LaunchedStep(7, [attention], [], [], SIZE, (0, 5, 2))
+
+
+def test_drafts_leave_what_belongs_to_no_prefix_behind_the_tokens_of_a_step() -> None:
+    """In their own layer, as far as there are blocks, and until the next step writes over it."""
+    made, plain = device(), device()
+    one = with_drafts_ahead(4)
+    assert one.writes & {*TABLES[0]} == {2, 3} and one.writes & {*TABLES[1]} == {7, 8, 9}
+    for each, its in ((made, one), (plain, step(CONFIG, (6, 9)))):
+        fill(each, 6)
+        each.launch(its)
+        each.retire()
+    places = np.argwhere(made.memory != plain.memory)
+    changed = {(int(block), int(layer), int(slot)) for block, layer, slot in places}
+    assert changed == {(8, 1, 1), (8, 1, 2), (8, 1, 3), (9, 1, 0)}
+    assert one.problems == []
+    after = step(CONFIG, (9, 13))
+    made.launch(after)
+    made.retire()
+    assert after.problems == []
+
+
+def test_where_a_table_ends_no_draft_is_written() -> None:
+    made = device()
+    fill(made, 17)
+    one = with_drafts_ahead(3, start=17, end=19)
+    made.launch(one)
+    made.retire()
+    assert (one.problems, one.writes & {*TABLES[1]}) == ([], {10})
+
+
+def test_who_reads_what_drafts_left_is_told_whose_it_is() -> None:
+    made = device()
+    fill(made, 9)
+    made.launch(with_drafts_ahead(4))
+    made.retire()
+    late = step(CONFIG, (13, 14))
+    made.launch(late)
+    made.retire()
+    told = [problem.message for problem in late.problems if problem.block == 8]
+    assert len(told) == 1 and "the drafts of step 7 for request r1" in told[0]
+
+
+@pytest.mark.parametrize(("block", "changes"), [(7, False), (8, True), (9, True), (10, False)])
+def test_a_store_may_not_read_where_drafts_come_to(block: int, changes: bool) -> None:
+    made = device()
+    fill(made, 9)
+    made.launch(step(CONFIG, (0, 1)))
+    made.copies.open().submit(Direction.STORE, [(block, 0)], after_compute=False)
+    made.queue.clear()
+    made.launch(with_drafts_ahead(4))
+    assert (refused(made.retire) is not None) is changes

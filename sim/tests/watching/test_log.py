@@ -164,6 +164,7 @@ def test_what_is_done_between_two_actions_at_rest_has_a_heading_of_its_own() -> 
 def test_a_world_is_described() -> None:
     config = WorldConfig(run_ahead=2, async_scheduling=True, zero_new_blocks=True, spec_tokens=1)
     assert describe_world(replace(config, hashes_per_block=2)).endswith("; 2 hashes a block; 1 draft tokens")
+    assert describe_world(replace(config, drafter="mtp")).endswith("; 1 draft tokens by a draft model (mtp)")
     assert describe_world(config) == (
         "24 blocks of 4; groups: full; tp 1 pp 1; run-ahead 2 asynchronous; runner V1 zeroing new blocks; "
         "at most 4 running, 16 tokens a step; 64 host slots; kv_both, failed loads: recompute; 1 draft tokens"

@@ -6,6 +6,8 @@ There is no model, no weights and no network. What vLLM derives from hardware an
 
 import copy
 import json
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -33,7 +35,7 @@ from vllm.v1.kv_cache_interface import (
     SlidingWindowSpec,
 )
 
-from kv_sim.config import STATE, WORD_BYTES, GroupConfig, WorldConfig
+from kv_sim.config import STATE, WORD_BYTES, Drafter, GroupConfig, WorldConfig
 
 VOCABULARY: Final = 60_000
 """More than the tokens of the testbed."""
@@ -75,12 +77,19 @@ class WorldVllmConfig(VllmConfig):  # type: ignore[misc]
         return self.world.runner == 2
 
 
+@contextmanager
+def _model_folder() -> Iterator[str]:
+    """The folder of the smallest model."""
+    with TemporaryDirectory() as folder:
+        Path(folder, "config.json").write_text(json.dumps(MODEL))
+        yield folder
+
+
 @cache
 def _base() -> VllmConfig:
     """A configuration of the smallest model; made once, since vLLM takes its time over it."""
     init_none_hash(sha256)
-    with TemporaryDirectory() as folder:
-        Path(folder, "config.json").write_text(json.dumps(MODEL))
+    with _model_folder() as folder:
         return VllmConfig(
             model_config=ModelConfig(model=folder, skip_tokenizer_init=True, dtype="float32", seed=1),
             scheduler_config=SchedulerConfig(
@@ -97,18 +106,25 @@ def _base() -> VllmConfig:
 
 
 @cache
-def _drafting(tokens: int) -> SpeculativeConfig | None:
-    """How a world drafts, for connectors that look: by what came before, which needs no model of its own."""
+def _drafting(tokens: int, drafter: Drafter) -> SpeculativeConfig | None:
+    """How a world drafts: by what came before, which needs no model of its own, or by a model like the target."""
     if not tokens:
         return None
-    return SpeculativeConfig(
-        method="ngram",
-        num_speculative_tokens=tokens,
-        prompt_lookup_min=1,
-        prompt_lookup_max=tokens,
-        target_model_config=_base().model_config,
-        target_parallel_config=_base().parallel_config,
-    )
+    target = {"target_model_config": _base().model_config, "target_parallel_config": _base().parallel_config}
+    if drafter == "text":
+        return SpeculativeConfig(
+            method="ngram",
+            num_speculative_tokens=tokens,
+            prompt_lookup_min=1,
+            prompt_lookup_max=tokens,
+            **target,
+        )
+    with _model_folder() as folder:
+        method = "draft_model" if drafter == "model" else "eagle"
+        config = SpeculativeConfig(model=folder, method=method, num_speculative_tokens=tokens, **target)
+    if drafter == "mtp":
+        config.method = "mtp"  # there is one only for models that come with it
+    return config
 
 
 def vllm_config(
@@ -142,7 +158,7 @@ def vllm_config(
     config.cache_config.prefix_cache_retention_interval = _retention_tokens(world)
     if STATE in world.groups:
         config.cache_config.mamba_cache_mode = "align"
-    config.speculative_config = _drafting(world.spec_tokens)
+    config.speculative_config = _drafting(world.spec_tokens, world.drafter)
     config.kv_transfer_config = transfer
     config.kv_events_config = KVEventsConfig(enable_kv_cache_events=True, publisher="null")
     config.parallel_config = parallel = copy.copy(base.parallel_config)
@@ -192,8 +208,12 @@ def kv_cache_config(world: WorldConfig, sharing_ranks: int = 1) -> WorldKVCacheC
             for layers in names
         ],
         kv_cache_groups=[
-            KVCacheGroupSpec(layers, _spec(world, group, sharing_ranks))
-            for layers, group in zip(names, world.groups, strict=True)
+            KVCacheGroupSpec(
+                layers,
+                _spec(world, group, sharing_ranks),
+                is_eagle_group=world.marks_drafts and number == world.draft_group,
+            )
+            for number, (layers, group) in enumerate(zip(names, world.groups, strict=True))
         ],
     )
     config.prefix_cache_retention_interval = _retention_tokens(world)

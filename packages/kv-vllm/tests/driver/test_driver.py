@@ -50,9 +50,9 @@ def engine():
 
 
 def calls_of(engine_class, subject, seed, actions=60, **changed):
-    """Every call of a history, to every half, and whether it went to its end."""
+    """Every call of a history, to every half, and whether it went to its end. Only one engine has draft models."""
     random, calls = Random(seed), []
-    config = replace(config_for(subject, random, "vllm"), **changed)
+    config = replace(config_for(subject, random, "vllm"), drafter="text", **changed)
     world = World(
         config, subject, engine_class=engine_class, observe=lambda call: calls.append((call.side, call.method))
     )

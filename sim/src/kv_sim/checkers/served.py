@@ -13,12 +13,23 @@ from kv_sim.violation import Invariant, Referee
 class Served:
     """What may be found, and what must be."""
 
-    def __init__(self, referee: Referee, block_size: int, *, is_on: bool, hashes_per_block: int = 1) -> None:
+    def __init__(
+        self,
+        referee: Referee,
+        block_size: int,
+        *,
+        is_on: bool,
+        hashes_per_block: int = 1,
+        proof_blocks: int = 0,
+    ) -> None:
         self._referee = referee
         self._block_size = block_size
         self._is_on = is_on
         self._hashes_per_block = hashes_per_block
         """More than one: a hit may end within a block."""
+        self._proof_blocks = proof_blocks
+        """How many blocks after a hit must have been computed, too: what a draft model keeps of a token depends on
+        the one after it."""
         self._computed: set[bytes] = set()
         """Blocks that were computed, or lay in a running request's table, since the last reset."""
         self._unfair: set[int] = set()
@@ -62,6 +73,20 @@ class Served:
                 return
         if self._hashes_per_block > 1:
             self._check_end(request, local, count)
+        if count and self._proof_blocks:
+            self._check_proof(request, local, count)
+
+    def _check_proof(self, request: SimRequest | Request, local: int, count: int) -> None:
+        """A hit is followed by what others computed as well: the same tokens."""
+        last = (local + count) // self._block_size + self._proof_blocks - 1
+        known = request.block_hashes[self._hashes_per_block - 1 :: self._hashes_per_block]
+        if last >= len(known) or known[last] not in self._computed:
+            self._referee.fail(
+                Invariant.HITS,
+                f"request {request.request_id}: {count} tokens are found after the first {local}, but nobody "
+                f"computed block {last}, which would show what comes after them: in a draft model's group what "
+                "is kept of a token depends on the next one",
+            )
 
     def _check_end(self, request: SimRequest | Request, local: int, count: int) -> None:
         """A hit that ends within a block ends where the engine hashes, and somebody computed so far."""

@@ -3,7 +3,7 @@
 from dataclasses import replace
 from typing import Any, ClassVar, cast
 
-from kv_api import KVConnectorBase_V1, KVConnectorRole, KVOutputAggregator, SupportsHMA
+from kv_api import ConfigError, KVConnectorBase_V1, KVConnectorRole, KVOutputAggregator, SupportsHMA
 from kv_sim.checkers.children import Children
 from kv_sim.config import BUILTIN_ENGINE, STATE, WorldConfig
 from kv_sim.engine.engine import Engine
@@ -34,8 +34,8 @@ class BuiltinEngine(Engine):
 
     @classmethod
     def fit(cls, config: WorldConfig) -> WorldConfig:
-        """No drafts beside states: this engine has no blocks for the states after drafts."""
-        return replace(config, spec_tokens=0) if STATE in config.groups else config
+        """No drafts beside states, since this engine has no blocks for the states after them; no draft model."""
+        return replace(config, spec_tokens=0 if STATE in config.groups else config.spec_tokens, drafter="text")
 
     def __init__(
         self,
@@ -45,6 +45,11 @@ class BuiltinEngine(Engine):
         log: LogCall,
         place: Place | None = None,
     ) -> None:
+        if config.draft_slots:
+            raise ConfigError(
+                f"world.drafter: got {config.drafter!r}, and the engine {BUILTIN_ENGINE!r} has no draft model, "
+                "only 'text'; the engine 'vllm' has all"
+            )
         super().__init__(config, subject, referee, log, place)
         told = with_own_folder(subject, self)
         self.devices = [self.make_device(rank) for rank in range(config.world_size)]

@@ -103,7 +103,13 @@ class Engine(ABC):
         self.shadow = Shadow(config.world_size, referee)
         self.mirror = Mirror(referee, is_exact=Trait.EVENTS in subject.traits)
         keeps, ends = Trait.KEEPS in subject.traits, config.hit_ends_per_block
-        self.served = Served(referee, config.block_size, is_on=keeps, hashes_per_block=ends)
+        self.served = Served(
+            referee,
+            config.block_size,
+            is_on=keeps,
+            hashes_per_block=ends,
+            proof_blocks=int(config.marks_drafts),
+        )
         self.steps: deque[Step] = deque()
         self.forgiven: dict[int, int] = {}
         """GPU block -> the last step that may have read what a failed load left there."""

@@ -34,6 +34,7 @@ PLAIN: Final[dict[str, tuple[Any, ...]]] = {
     "layers": (1,),
     "run_ahead": (0, 1),
     "async_scheduling": (False,),
+    "drafter": ("text", "model", "eagle"),
     "spec_tokens": (0,),
     "zero_new_blocks": (False,),
     "runner": (1,),

@@ -8,7 +8,7 @@ features that were added later don't ask it. Whether a world has such a feature 
 from dataclasses import replace
 from random import Random
 
-from kv_sim.config import BUILTIN_ENGINE, STATE, GroupConfig, Role, Stages, WorldConfig
+from kv_sim.config import BUILTIN_ENGINE, STATE, Drafter, GroupConfig, Role, Stages, WorldConfig
 from kv_sim.engines import find_engine
 from kv_sim.subject import Subject, Trait
 
@@ -43,7 +43,7 @@ def config_for(subject: Subject, random: Random, engine: str = BUILTIN_ENGINE) -
         config = with_failing_loads(with_loads(config))
     else:
         config = with_loads(config)
-    return find_engine(engine).fit(with_pauses(with_stages(with_sessions(config))))
+    return find_engine(engine).fit(with_drafter(with_pauses(with_stages(with_sessions(config)))))
 
 
 def draw_config(random: Random, *, groups: int | None = None) -> WorldConfig:
@@ -125,6 +125,14 @@ def with_stages(config: WorldConfig) -> WorldConfig:
         return config
     stages: tuple[Stages, ...] = ("alike", "more_later", "more_first", "groups_apart")
     return replace(config, stages=Random(repr(("stages", _sizes(config)))).choice(stages))
+
+
+def with_drafter(config: WorldConfig) -> WorldConfig:
+    """Give three of five engines with drafts a draft model; their sizes decide which, and of what kind."""
+    if not config.spec_tokens:
+        return config
+    drafters: tuple[Drafter, ...] = ("text", "text", "model", "eagle", "mtp")
+    return replace(config, drafter=Random(repr(("drafter", _sizes(config)))).choice(drafters))
 
 
 def with_own_cache(config: WorldConfig) -> WorldConfig:

@@ -42,6 +42,9 @@ class Attention:
     """What each position must hold, drafts included; at least ``end`` long."""
     states: Mapping[int, StateMoves] = field(default_factory=dict)
     """Where the states of a group are, if the engine says so: with drafts there are more than the table tells."""
+    ahead: Mapping[int, Words] = field(default_factory=dict)
+    """What a draft model, which has the last layer of a group, leaves there from ``end`` on, as far as there are
+    blocks: it counts for nothing, and the next step writes over it."""
 
     def moves(self, group: int, block_size: int) -> StateMoves:
         """Where the states of a group are. As a table tells it, each block has the state after its last token."""
@@ -90,7 +93,8 @@ class LaunchedStep:
                 first = self.first_read(attention, window)
                 last = (attention.end - 1) // self.block_size
                 self.reads.update(table[first : last + 1])
-                self.writes.update(table[attention.start // self.block_size : last + 1])
+                end = attention.end + len(attention.ahead.get(group, ()))
+                self.writes.update(table[attention.start // self.block_size : -(-end // self.block_size)])
         # An engine that keeps states only where it means to has no block for those between.
         self.reads.discard(NULL)
         self.writes.discard(NULL)
@@ -177,12 +181,25 @@ class Kernels:
                     right = attention.hashes[first:end] ^ self.keys[group][:, None]
                     if not ((held == right) | (held == ~right)).all():
                         return True
+                for left, slots, words in self._ahead(attention, group):
+                    if left == block and (self._of_group[group][block, -1, slots] != words).any():
+                        return True
         return False
 
     def _write(self, step: LaunchedStep, attention: Attention, group: int) -> None:
         for block, slots, hashes in self._written(attention, group):
             self._of_group[group][block, :, slots] = hashes ^ self.keys[group][:, None]
             self._shadow.wrote_part(self._rank, block, _writer(step, attention), slots)
+        for block, slots, words in self._ahead(attention, group):
+            self._of_group[group][block, -1, slots] = words
+            writer = f"the drafts of {_writer(step, attention)}"
+            self._shadow.wrote_part(self._rank, block, writer, slots, len(self.keys[group]) - 1)
+
+    def _ahead(self, attention: Attention, group: int) -> Iterator[tuple[int, slice, Words]]:
+        """Where a draft model writes beyond the step's tokens, and the words that it leaves in its layer."""
+        if group in attention.ahead:
+            words = attention.ahead[group] ^ self.keys[group][-1]
+            yield from _places(attention.tables[group], self._config.block_size, attention.end, words)
 
     def _spoil(self, attention: Attention) -> None:
         """Leave wrong bytes where a request wrote, which read some."""
@@ -192,13 +209,8 @@ class Kernels:
 
     def _written(self, attention: Attention, group: int) -> Iterator[tuple[int, slice, Words]]:
         """Where a request writes: a block, the slots in it, and the hashes of the tokens there."""
-        size, position = self._config.block_size, attention.start
-        while position < attention.end:
-            index, offset = divmod(position, size)
-            count = min(size - offset, attention.end - position)
-            hashes = attention.hashes[position : position + count]
-            yield attention.tables[group][index], slice(offset, offset + count), hashes
-            position += count
+        hashes = attention.hashes[attention.start : attention.end]
+        return _places(attention.tables[group], self._config.block_size, attention.start, hashes)
 
     def _read(self, step: LaunchedStep, attention: Attention, group: int, first: int) -> None:
         """Read the full blocks of a group from the ``first`` on."""
@@ -279,6 +291,16 @@ class Kernels:
             layer, offset = (int(x) for x in np.argwhere(differs)[0])
             role = ", which goes on from this state"
             self._note(step, attention, token, group, (block, layer, offset), role)
+
+
+def _places(table: Sequence[int], size: int, start: int, words: Words) -> Iterator[tuple[int, slice, Words]]:
+    """Where words from a request's ``start`` on are, as far as its table goes: block, slots, and those words."""
+    position, end = start, min(start + len(words), len(table) * size)
+    while position < end:
+        index, offset = divmod(position, size)
+        count = min(size - offset, end - position)
+        yield table[index], slice(offset, offset + count), words[position - start : position - start + count]
+        position += count
 
 
 def _writer(step: LaunchedStep, attention: Attention) -> str:

@@ -43,7 +43,8 @@ def describe_world(config: WorldConfig) -> str:
     if config.pauses:
         parts.append("pauses")
     if config.spec_tokens:
-        parts.append(f"{config.spec_tokens} draft tokens")
+        by = "" if config.drafter == "text" else f" by a draft model ({config.drafter})"
+        parts.append(f"{config.spec_tokens} draft tokens{by}")
     return "; ".join(parts)
 
 

@@ -24,12 +24,20 @@ def with_few_drafts(config: WorldConfig) -> WorldConfig:
     Blocks of states are long, so a real model has no more. With more a request may pass over a whole block in a
     step, and a worker's copy of the state at its end goes where the worker still has a block of drafts. There are
     no drafts where a prompt may end within a block, and no sessions beside drafts, since a session drops a token.
+
+    A step has to get over a block of states, and a draft model that reads all tokens by itself takes one of it.
     """
     if STATE not in config.groups:
         return config
     most = 0 if config.has_tails else max(0, config.block_size // config.max_concurrent_steps - 1)
     drafts = min(config.spec_tokens, most)
-    return replace(config, spec_tokens=drafts, sessions=config.sessions and not drafts)
+    least = config.block_size + 1 if drafts and config.drafter == "model" else 0
+    return replace(
+        config,
+        spec_tokens=drafts,
+        sessions=config.sessions and not drafts,
+        max_step_tokens=max(config.max_step_tokens, least),
+    )
 
 
 @dataclass

@@ -249,7 +249,7 @@ class VllmEngine(Engine):
 
     def _attend(self, step: VllmStep, twin: Twin, count: int, reject_drafts: RejectDrafts) -> None:
         tables = self.vllm.kv_cache_manager.get_block_ids(twin.request_id)
-        step.attend(twin, count, tables, self.steps, reject_drafts)
+        step.attend(twin, count, tables, self.steps, reject_drafts, self.config)
 
     def process(self) -> None:
         """Take in the output of the oldest step."""

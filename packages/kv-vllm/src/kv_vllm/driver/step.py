@@ -6,6 +6,7 @@ from typing import Any, NamedTuple
 
 from vllm.v1.outputs import ModelRunnerOutput
 
+from kv_sim.config import WorldConfig
 from kv_sim.engine.output import Step
 from kv_sim.engine.scheduler import RejectDrafts
 from kv_sim.memory.kernels import Attention
@@ -36,6 +37,7 @@ class VllmStep(Step):
         tables: Iterable[Sequence[int]],
         earlier: Iterable[Step],
         reject_drafts: RejectDrafts,
+        config: WorldConfig,
     ) -> None:
         """Write down what the devices compute for a request, which drafts are wrong, and what it samples.
 
@@ -60,7 +62,12 @@ class VllmStep(Step):
         if name in self.sampling:
             tokens = twin.future[end - drafts : end - rejected + 1]
             self.tokens[name] = tokens + [0] * (1 + drafts - rejected - len(tokens))
-        self.attentions.append(Attention(name, end - count, end, tuple(map(tuple, tables)), hashes))
+        ahead = {}
+        if config.draft_group is not None:
+            # It takes the first draft from the step's last right token, and each further one from the one before.
+            passes = config.draft_slots - (config.drafter != "model")
+            ahead[config.draft_group] = twin.wrong_draft_hashes(end, end - rejected + passes)
+        self.attentions.append(Attention(name, end - count, end, tuple(map(tuple, tables)), hashes, ahead=ahead))
 
     def output_with(self, report: Any) -> ModelRunnerOutput:
         """What a rank's model runner returns: the sampled tokens, and what its connector reports."""
