@@ -2,6 +2,7 @@
 
 import os
 import zlib
+from types import SimpleNamespace
 
 import pytest
 from kv_offload_file_slots import BYTES, LABEL, kill, opened, read, rows
@@ -184,6 +185,23 @@ def test_slots_of_another_size_are_forgotten(tmp_path, boot):
     file.close()
     file = SlotFile(tmp_path, 0, 4, ALIGNMENT)
     assert rows(tmp_path) == {}
+    file.close()
+
+
+@pytest.mark.parametrize("slot_bytes", [2 * ALIGNMENT, 4 * ALIGNMENT])
+def test_whoever_is_refused_for_want_of_room_changes_nothing(tmp_path, boot, monkeypatch, slot_bytes):
+    """Also if the machine goes down before the next start."""
+    file = opened(tmp_path)
+    file.write(1, LABEL, BYTES.data)
+    file.close()
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "fstatvfs", lambda fd: SimpleNamespace(f_bavail=0, f_frsize=1000))
+        with pytest.raises(ConfigError, match=r"^file_bytes_to_use: .* 0 free$"):
+            SlotFile(tmp_path, 0, 1000, slot_bytes)
+    boot("second")
+    file = opened(tmp_path)
+    assert rows(tmp_path) == {1: LABEL}
+    assert (read(file) == BYTES).all()
     file.close()
 
 

@@ -160,18 +160,21 @@ class SlotFile(SlotReader):
     # Steps of the above
 
     def _begin(self) -> None:
+        self._check_room()
         before = _unpack_header(os.pread(self._rows, ROW_BYTES, 0))
         is_new = os.fstat(self._slots).st_size == 0
         if is_new or before is None or before.slot_bytes != self.slot_bytes or not before.is_trusted:
             os.ftruncate(self._rows, 0)
         # Before anything changes, lest the machine go down and the files still say that they were closed.
         self._write_header(is_closed=False)
-        self._check_room()
         os.ftruncate(self._rows, (1 + self.num_slots) * ROW_BYTES)
         os.ftruncate(self._slots, self.num_slots * self.slot_bytes)
 
     def _check_room(self) -> None:
-        """Refuse more than the file system has for all ranks that are there, now rather than at each store."""
+        """Refuse more than the file system has for all ranks that are there, now rather than at each store.
+
+        Nothing is changed before that: an engine of the size before finds what was there.
+        """
         size = self.num_slots * self.slot_bytes
         there = [path.stat().st_blocks * 512 for path in self.path.parent.glob("rank-*.slots")]
         needed = sum(max(0, size - taken) for taken in there)
