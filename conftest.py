@@ -4,8 +4,8 @@ pytest reads this file for each package because it lies beside the configuration
 also when what is tested is an installed wheel.
 
 * `dev` (the default): enough to notice a mistake while typing.
-* `ci`: what a default run of nox uses. Not derandomized: nox passes the commit as the seed, so that
-  runs vary and yet replay.
+* `ci`: what a default run of nox uses; as many examples. Not derandomized: nox passes the commit as the seed, so
+  that runs vary and yet replay.
 * `again`: what nox uses where the same tests run once more, with another interpreter or other siblings. Of the
   cases of one test every seventh is run then, the first among them; and no test that is marked `once`.
 * `sample`: what nox uses where hardly anything is another, as between the oldest Python and the newest. Of what
@@ -25,8 +25,8 @@ import pytest
 from hypothesis import given, settings, strategies
 
 settings.register_profile("dev", max_examples=50, deadline=None, derandomize=False)
-settings.register_profile("ci", max_examples=75, deadline=None, derandomize=False, database=None, print_blob=True)
-settings.register_profile("again", settings.get_profile("ci"), max_examples=10)
+settings.register_profile("ci", max_examples=50, deadline=None, derandomize=False, database=None, print_blob=True)
+settings.register_profile("again", settings.get_profile("ci"), max_examples=7)
 settings.register_profile("sample", settings.get_profile("again"))
 settings.register_profile("nightly", max_examples=10_000, deadline=None, derandomize=False, print_blob=True)
 settings.load_profile("dev")
