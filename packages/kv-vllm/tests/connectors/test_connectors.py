@@ -61,7 +61,7 @@ def test_from_engine_to_engine(base, cache):
     assert base.supports_hma(P2PConnector)
     assert P2PConnector.supports_sleep_mode(config.kv_transfer_config) is False
     assert connector.requires_kv_delivery
-    assert connector.side._address.port == 14579
+    assert connector.side._producer._address.port == 14579
     sources = connector.get_external_cache_hit_sources(None, 5)
     assert [(type(source).__module__, source.value, count) for source, count in sources.items()] == [
         ("vllm.v1.metrics.cache_hit_source", "p2p", 5)

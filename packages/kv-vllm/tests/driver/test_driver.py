@@ -166,7 +166,7 @@ def test_tickets_are_judged_in_vllm_too(engine, monkeypatch):
     monkeypatch.setattr(Tickets, "_check_match", checks)
     for seed in range(60):
         assert run_seed(OUR_SUBJECTS["our-p2p"], seed, engine="vllm").failure is None
-    assert sum(demanded) > 5
+    assert sum(demanded) > 3
     assert len(demanded) > sum(demanded) + 5
 
 
