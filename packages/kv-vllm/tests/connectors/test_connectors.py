@@ -72,7 +72,7 @@ def test_from_engine_to_engine(base, cache):
     connector.shutdown()
     cache.kv_cache_groups *= 2
     two = P2PConnector(config, base.KVConnectorRole.SCHEDULER, cache).side
-    assert two._groups == (Group(16, 40), Group(16, 40))
+    assert two._shape.groups == (Group(16, 40), Group(16, 40))
 
 
 @pytest.mark.parametrize("mode", ["none", "align", "all"])
