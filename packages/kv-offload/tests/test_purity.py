@@ -1,15 +1,14 @@
-"""What importing kv_offload brings along: its two declared siblings, the standard library and nothing else."""
+"""What all names of kv_offload bring along: its two declared siblings, the standard library and nothing else."""
 
 import subprocess
 import sys
-from types import ModuleType
 
 import kv_offload
 
 CODE = """
 import sys, traceback  # which brings a module, on 3.15, that is not among the names
 before = set(sys.modules)
-import kv_offload
+from kv_offload import *
 new = {name.partition(".")[0] for name in set(sys.modules) - before}
 print(" ".join(sorted(new - set(sys.stdlib_module_names))))
 """
@@ -18,7 +17,7 @@ PURE = """
 import sys
 import kv_factory
 before = set(sys.modules)
-import kv_offload
+from kv_offload import *
 print(" ".join(sorted({"threading", "random", "asyncio", "multiprocessing"} & (set(sys.modules) - before))))
 """
 
@@ -33,6 +32,14 @@ def test_no_threads_and_no_chance():
     assert done.stdout.split() == []
 
 
-def test_the_public_names_are_those_of_the_package():
-    named = {name for name, value in vars(kv_offload).items() if not isinstance(value, ModuleType)}
-    assert {*kv_offload.__all__} == {name for name in named if not name.startswith("_")}
+def test_the_public_names_are_there_and_listed_before_they_are_imported():
+    assert all(getattr(kv_offload, name) is not None for name in kv_offload.__all__)
+    assert {*kv_offload.__all__} <= {*dir(kv_offload)}
+    assert {*kv_offload._LATER} < {*kv_offload.__all__}
+
+
+def test_who_reads_options_imports_no_connector():
+    code = "import sys, kv_offload; kv_offload.parse_options({}); print(*sorted(sys.modules))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    own = [name for name in done.stdout.split() if name.split(".")[0] == "kv_offload"]
+    assert own == ["kv_offload", "kv_offload.options"]

@@ -297,7 +297,7 @@ def test_a_connector_of_ones_own_is_fuzzed_alone_or_after_those_that_are_named(
         return SUBJECTS["later"]
 
     monkeypatch.setattr("kv_sim.command.selection.choose_subject", choose)
-    monkeypatch.setattr("kv_sim.command.selection.look_in_this_folder", lambda: asked.append("this folder"))
+    monkeypatch.setattr("kv_sim.command.values.look_in_this_folder", lambda: asked.append("this folder"))
     assert main(["fuzz", "--connector", "mine:Mine", "--extra", "{}", "--traits", "a", *options, *named]) == 0
     assert [subject for subject, *_ in told] == [*map(SUBJECTS.get, named[1:]), SUBJECTS["later"]]
     assert asked == ["this folder", (("mine:Mine", "{}", "a", "vllm"), {"serves_peers": serves})]

@@ -6,7 +6,10 @@ is not legal any more (because an earlier one was removed) is skipped.
 
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Any
+from typing import Any, Final
+
+USUAL_ACTIONS: Final = 80
+"""Of a history, unless somebody says otherwise."""
 
 
 class Kind(StrEnum):

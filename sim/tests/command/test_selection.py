@@ -43,8 +43,8 @@ def test_this_folder_is_looked_in_last_unless_python_was_told_not_to(
     path = ["first", *[os.getcwd()] * is_there, "last"]
     expected = [*path, *[os.getcwd()] * is_added]
     python = SimpleNamespace(flags=SimpleNamespace(safe_path=bool(is_safe)), path=path)
-    monkeypatch.setattr(selection, "sys", python)
-    selection.look_in_this_folder()
+    monkeypatch.setattr(values, "sys", python)
+    values.look_in_this_folder()
     assert path == expected
 
 

@@ -11,20 +11,37 @@
 ================ ============================================================================================
 """
 
+from typing import TYPE_CHECKING, Final
+
+from kv_api.exports import imported_later
 from kv_api.groups import GroupDescription, describe_group
-from kv_offload.connector import OffloadingConnector
-from kv_offload.metadata import (
-    OffloadingConnectorMetadata,
-    OffloadingWorkerMetadata,
-    TransferJob,
-    TransferStats,
-)
-from kv_offload.metrics import OffloadingConnectorStats
-from kv_offload.options import HoldBlocks, Options, StoreWhen, parse_options
-from kv_offload.prom import OffloadPromMetrics
-from kv_offload.scheduler.side import OffloadingSchedulerSide
-from kv_offload.scheduler.storing.evictions import look_ahead
-from kv_offload.worker.side import OffloadingWorkerSide
+from kv_offload.options import HoldBlocks, Options, StoreWhen, look_ahead, parse_options
+
+if TYPE_CHECKING:
+    from kv_offload.connector import OffloadingConnector
+    from kv_offload.metadata import (
+        OffloadingConnectorMetadata,
+        OffloadingWorkerMetadata,
+        TransferJob,
+        TransferStats,
+    )
+    from kv_offload.metrics import OffloadingConnectorStats
+    from kv_offload.prom import OffloadPromMetrics
+    from kv_offload.scheduler.side import OffloadingSchedulerSide
+    from kv_offload.worker.side import OffloadingWorkerSide
+
+_LATER: Final = {
+    "OffloadingConnector": "kv_offload.connector",
+    "OffloadingConnectorMetadata": "kv_offload.metadata",
+    "OffloadingWorkerMetadata": "kv_offload.metadata",
+    "TransferJob": "kv_offload.metadata",
+    "TransferStats": "kv_offload.metadata",
+    "OffloadingConnectorStats": "kv_offload.metrics",
+    "OffloadPromMetrics": "kv_offload.prom",
+    "OffloadingSchedulerSide": "kv_offload.scheduler.side",
+    "OffloadingWorkerSide": "kv_offload.worker.side",
+}
+"""A name, and the module that is imported at its first use: who reads options needs no connector."""
 
 __all__ = [
     "GroupDescription",
@@ -44,3 +61,11 @@ __all__ = [
     "look_ahead",
     "parse_options",
 ]
+
+
+if not TYPE_CHECKING:
+    __getattr__ = imported_later(globals(), _LATER)
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -35,6 +35,17 @@ class StoreWhen(StrEnum):
     """When the engine is about to give its blocks away."""
 
 
+_LOOK_AHEAD: Final = 8
+"""Looked at is this part of all blocks."""
+_LEAST_AHEAD: Final = 16
+"""But so many blocks at least."""
+
+
+def look_ahead(num_gpu_blocks: int) -> int:
+    """How many blocks of an engine's queue are looked at with ``evicted``: the first of those that go next."""
+    return max(_LEAST_AHEAD, num_gpu_blocks // _LOOK_AHEAD)
+
+
 NO_OPTIONS: Final = ("spec_name", "spec_module_path", "canonical_layout", "name")
 """Keys of the connector's that aren't read here: its medium, what that is told, its name among other children."""
 

@@ -179,7 +179,7 @@ def _fuzz(options: argparse.Namespace) -> int:
     version = vllm_version()
     with ends_calls(options.call_timeout):
         if options.connector is not None:
-            selection.look_in_this_folder()
+            values.look_in_this_folder()
             extra, traits, serves_peers = about_it
             known[options.connector] = selection.choose_subject(
                 options.connector, extra, traits, "vllm", serves_peers=serves_peers

@@ -1,7 +1,6 @@
 """``kv-sim campaign``: what broke, and whether all was reached that is legal."""
 
 import argparse
-from typing import Final
 
 from kv_api import ConfigError
 from kv_sim.campaign.found import Campaign, missing, tables
@@ -13,15 +12,13 @@ from kv_sim.engines import find_engine
 from kv_sim.examples.catalogue import SUBJECTS
 from kv_sim.history import legal
 
-USUAL_MINUTES: Final = 10.0
-
 
 def campaign(options: argparse.Namespace) -> int:
     """Run the command."""
     if options.minutes is not None and options.histories is not None:
         raise ConfigError("--minutes and --histories: give one of them")
     timed = options.histories is None
-    minutes = (options.minutes or USUAL_MINUTES) if timed else None
+    minutes = (options.minutes or values.USUAL_MINUTES) if timed else None
     plan = Plan(
         subjects=SUBJECTS,
         start=values.parse_seed(options.seed),

@@ -8,20 +8,14 @@ can't be run as it stands; 3 the testbed itself failed, which is never the conne
 import argparse
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from importlib import import_module
 from typing import Final
 
-from kv_sim.campaign.command import campaign
-from kv_sim.cli.fuzz import fuzz
 from kv_sim.cli.options import parse
-from kv_sim.cli.replay_schedule import replay_schedule
-from kv_sim.cli.subjects import subjects
-from kv_sim.command import selection, values
+from kv_sim.command import values
 from kv_sim.command.console import MISUSED, UNREAD, let_connectors_log_nothing, print_whatever_there_is
 from kv_sim.command.edge import exit_code_of
 from kv_sim.command.watchdog import ends_calls
-from kv_sim.conformance.command import conform
-from kv_sim.growth.command import growth
-from kv_sim.replay.command import run as replaying
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -40,7 +34,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     def run() -> int:
         values.check_numbers(options)
         values.check_folder("--save", getattr(options, "save", None))
-        selection.look_in_this_folder()
+        values.look_in_this_folder()
         with ends_calls(getattr(options, "call_timeout", 0)):
             code: int = options.run(options)
         return code
@@ -48,20 +42,24 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return exit_code_of(f"kv-sim {options.command}", run)
 
 
-def _zoo(options: argparse.Namespace) -> int:
-    from kv_sim.zoo.command import zoo  # it breaks the insides of connectors, which no other command needs
+def _of(module: str, name: str) -> Callable[[argparse.Namespace], int]:
+    """A command that is imported when it runs: each needs much that no other one does."""
 
-    return zoo(options)
+    def run(options: argparse.Namespace) -> int:
+        code: int = getattr(import_module(module), name)(options)
+        return code
+
+    return run
 
 
 COMMANDS: Final[Mapping[str, Callable[[argparse.Namespace], int]]] = {
-    "fuzz": fuzz,
-    "replay": replaying.replay,
-    "size": replaying.size,
-    "replay-schedule": replay_schedule,
-    "conform": conform,
-    "growth": growth,
-    "campaign": campaign,
-    "zoo": _zoo,
-    "subjects": subjects,
+    "fuzz": _of("kv_sim.cli.fuzz", "fuzz"),
+    "replay": _of("kv_sim.replay.command.run", "replay"),
+    "size": _of("kv_sim.replay.command.run", "size"),
+    "replay-schedule": _of("kv_sim.cli.replay_schedule", "replay_schedule"),
+    "conform": _of("kv_sim.conformance.command", "conform"),
+    "growth": _of("kv_sim.growth.command", "growth"),
+    "campaign": _of("kv_sim.campaign.command", "campaign"),
+    "zoo": _of("kv_sim.zoo.command", "zoo"),
+    "subjects": _of("kv_sim.cli.subjects", "subjects"),
 }

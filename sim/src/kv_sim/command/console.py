@@ -8,8 +8,6 @@ from io import TextIOWrapper
 from traceback import print_exception
 from typing import Final
 
-from kv_sim.guard import called_at
-
 FINE, FAILED, MISUSED, BROKEN, INTERRUPTED = 0, 1, 2, 3, 130
 UNREAD = 141
 """Whoever read what is printed has gone: what a shell makes of SIGPIPE."""
@@ -42,6 +40,8 @@ def note(text: str) -> None:
 
 def say_interrupted(error: BaseException, seed: int | None, of: str, done: int) -> None:
     """Print where Ctrl-C found a command."""
+    from kv_sim.guard import called_at  # with all checkers, which not every command needs
+
     called = called_at(error)
     where = f" in {called}," if called else ""
     running = f"while seed {seed} of {of} ran" if seed is not None else f"before {of} ran"

@@ -7,7 +7,6 @@ it claims what ``--traits`` says.
 
 import argparse
 import json
-import os
 import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
@@ -28,12 +27,6 @@ from kv_sim.offload.stand_ins import why_not_driven
 from kv_sim.subject import NOT_OF_PEERS, PEERS, Subject, Trait
 from kv_sim.violation import Violation
 from kv_sim.world import World
-
-
-def look_in_this_folder() -> None:
-    """Let modules of the current folder be found, after all others: there lies what somebody is writing."""
-    if not sys.flags.safe_path and os.getcwd() not in sys.path:
-        sys.path.append(os.getcwd())
 
 
 def choose_subjects(

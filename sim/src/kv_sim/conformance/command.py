@@ -7,6 +7,7 @@ from functools import partial
 from pathlib import Path
 
 from kv_api import ConfigError
+from kv_sim.actions import USUAL_ACTIONS
 from kv_sim.command import selection, values
 from kv_sim.command.console import (
     BROKEN,
@@ -22,7 +23,6 @@ from kv_sim.config import BUILTIN_ENGINE
 from kv_sim.conformance import scenarios
 from kv_sim.conformance.report import line_to_paste, row_of, scenario_table, summary_lines, tell_failure
 from kv_sim.engines import find_engine
-from kv_sim.failures.report import USUAL_ACTIONS
 from kv_sim.subject import PEERS, Subject
 
 

@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
-from kv_sim.actions import Action
+from kv_sim.actions import USUAL_ACTIONS, Action
 from kv_sim.config import BUILTIN_ENGINE
 from kv_sim.fuzz import Failure
 from kv_sim.subject import PEERS
@@ -22,8 +22,6 @@ from kv_sim.violation import Invariant
 from kv_sim.watching.describe import describe
 
 MOST_ACTIONS: Final = 12
-USUAL_ACTIONS: Final = 80
-"""Actions of a history, unless somebody says otherwise."""
 
 
 def fail_line(found: Failure) -> str:

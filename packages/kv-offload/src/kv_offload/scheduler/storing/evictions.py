@@ -21,19 +21,14 @@ is lost, and so is what the engine gives away unseen: more than those blocks in 
 from collections.abc import Iterable, Iterator, Set
 from dataclasses import replace
 from itertools import islice
-from typing import Any, Final, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from kv_api import BlockPool, ConfigError, ReqContext
+from kv_offload.options import look_ahead
 from kv_offload.scheduler.state.progress import Progress
 from kv_offload.scheduler.state.request_state import RequestState
 from kv_offload.scheduler.storing.batches import Batch, Plan, in_batches
 from kv_offload.shape.layout import Layout
-
-_LOOK_AHEAD: Final = 8
-"""Looked at is this part of all blocks."""
-_LEAST_AHEAD: Final = 16
-"""But so many blocks at least."""
-
 
 NOBODY: Any = None
 """In the place of the request that left something: the engine's object may have all images of a prompt, so it is
@@ -61,7 +56,7 @@ class Evictions:
     def __init__(self, layout: Layout) -> None:
         self._layout = layout
         self._free: FreeBlocks | None = None
-        self._look_ahead = _LEAST_AHEAD
+        self._look_ahead = look_ahead(0)
         self._left: dict[int, Left] = {}
         self._ahead = 0
         """How many blocks that were looked at have not been given away."""
@@ -143,11 +138,6 @@ class Evictions:
         for block, left in self._left.items():
             its = left.state.progress.groups[left.place].blocks_of(left.chunk)
             assert block in its, f"block {block} is left as one of chunk {left.chunk}, which lies in {its}"
-
-
-def look_ahead(num_gpu_blocks: int) -> int:
-    """How many blocks of an engine's queue are looked at: of those that it gives away next, the first so many."""
-    return max(_LEAST_AHEAD, num_gpu_blocks // _LOOK_AHEAD)
 
 
 def detached(state: RequestState, layout: Layout) -> RequestState:
