@@ -7,12 +7,12 @@ from typing import Any
 import pytest
 from kv_sim_campaigns import failure, reached
 
+from kv_sim.actions import USUAL_ACTIONS
 from kv_sim.campaign import processes
 from kv_sim.campaign.found import Batch
 from kv_sim.campaign.processes import Plan, run_campaign, work
 from kv_sim.config import BUILTIN_ENGINE
 from kv_sim.examples.catalogue import LATER, MEMORY
-from kv_sim.actions import USUAL_ACTIONS
 from kv_sim.fuzz import Run
 from kv_sim.history.coverage import Coverage
 from kv_sim.subject import Subject
