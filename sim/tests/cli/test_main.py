@@ -19,7 +19,7 @@ from kv_sim_command_lines import Result
 from kv_sim.cli.main import COMMANDS
 from kv_sim.cli.start import start
 from kv_sim.cli.subjects import subject_lines
-from kv_sim.command import selection
+from kv_sim.command import values
 from kv_sim.examples.catalogue import SUBJECTS
 from kv_sim.fuzz import run_seed
 from kv_sim.subject import Subject, Trait
@@ -54,7 +54,7 @@ def test_what_lies_in_this_folder_can_be_named_and_logs_nothing(
 ) -> None:
     monkeypatch.setattr(sys, "path", [*sys.path])
     python = SimpleNamespace(flags=SimpleNamespace(safe_path=False), path=sys.path, modules=sys.modules)
-    monkeypatch.setattr(selection, "sys", python)  # whatever it was told when it was started
+    monkeypatch.setattr(values, "sys", python)  # whatever it was told when it was started
     monkeypatch.setattr(logging.getLogger(), "handlers", [])
     (tmp_path / "lies_in_this_folder.py").write_text(
         "import logging\n"
