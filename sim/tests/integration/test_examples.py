@@ -19,7 +19,7 @@ from kv_sim.violation import Invariant, Violation
 from kv_sim.world import World
 
 FIRST_SEED = 1_000
-HISTORIES, MORE = 6, 30
+HISTORIES, MORE = 4, 30
 
 
 @pytest.fixture(scope="module", params=sorted(SUBJECTS))
