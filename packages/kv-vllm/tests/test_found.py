@@ -32,9 +32,13 @@ FOUND = {
     "offloading-job-fails": "NO-CRASH  worker # side, get_transfer_results: AssertionError",
     "offloading-gets-an-id-again": "NO-CRASH  scheduler side, update_connector_output: KeyError",
     "offloading-gets-an-id-again-later": "NO-CRASH  scheduler side, build_connector_meta: AssertionError: New",
+    "offloading-stores-a-session-wrongly": "CONTENT  request # token #: rank # block # holds token # of request #",
+    "tiers-ask-again-for-good": "WORK  request #: the connector answered 'ask again' # times in a row",
+    "tiers-are-not-reset": "HITS  request #: # tokens are found after the first #, but nobody computed block # of",
+    "tiers-example-keeps-nothing": "CONTENT  request # token #: rank # block # holds poison, last written by load",
 }
 
-MENDED = {"offloading-loads-after-a-reset": (0, 33)}
+MENDED = {"offloading-loads-after-a-reset": (0, 33), "offloading-stores-a-session-wrongly": (0, 33)}
 """Those that break nothing any more, and from which vLLM on."""
 
 

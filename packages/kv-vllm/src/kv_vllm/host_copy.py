@@ -54,10 +54,10 @@ class HostCopyWorker(OffloadingWorker):  # type: ignore[misc]
     """Copies between a device's blocks and its host memory."""
 
     def __init__(self, caches: CanonicalKVCaches, chunks: int, blocks_per_chunk: int) -> None:
-        device = device_of(caches.tensors[0].tensor)
+        self.device = device_of(caches.tensors[0].tensor)
+        self.first_slot = self.device.allocate_host(chunks * blocks_per_chunk)
         self._factor = blocks_per_chunk
-        self._first_slot = device.allocate_host(chunks * blocks_per_chunk)
-        self._queue = device.copies.open()
+        self._queue = self.device.copies.open()
         self._copy_of: dict[int, int] = {}
         self._job_of: dict[int, int] = {}
 
@@ -71,7 +71,7 @@ class HostCopyWorker(OffloadingWorker):  # type: ignore[misc]
 
     def _submit(self, job_id: int, direction: Direction, gpu: Any, host: Any, stream: str) -> bool:
         listed = (gpu.block_ids.tolist(), gpu.group_sizes, gpu.block_indices, host.block_ids.tolist())
-        pairs = [(block, self._first_slot + slot) for block, slot in pairs_of(*listed, self._factor)]
+        pairs = [(block, self.first_slot + slot) for block, slot in pairs_of(*listed, self._factor)]
         copy = self._queue.submit(direction, pairs, stream=stream)
         self._copy_of[job_id], self._job_of[copy] = copy, job_id
         return True

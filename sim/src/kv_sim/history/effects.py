@@ -197,7 +197,7 @@ class Effects:
             while copies := device.copies.startable():
                 settled = True
                 for copy in copies:
-                    device.copies.advance(copy, len(copy.pairs))
+                    device.copies.advance(copy, copy.size)
         return settled
 
     def _device(self, args: Args) -> Device | None:
@@ -215,7 +215,7 @@ class Effects:
         if found is None:
             return False
         device, copy = found
-        device.copies.advance(copy, args.get("pages", len(copy.pairs)))
+        device.copies.advance(copy, args.get("pages", copy.size))
         return True
 
     def _fail(self, args: Args, random: Random | None) -> bool:

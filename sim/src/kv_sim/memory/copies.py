@@ -10,7 +10,7 @@ that is lost moves nothing more and keeps nobody waiting. It may be found again,
 was told that it never will: who waited for it, or gave it up for good.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import Protocol
@@ -49,6 +49,13 @@ class Copy:
     """Blocks that it may write however late, since nobody has used them since it was lost."""
     settled: dict[int, tuple[str, int]] = field(default_factory=dict)
     """What was known of its blocks when it was submitted: see ``settled``."""
+    errand: Callable[[], None] | None = None
+    """What is done in the place of copying: see ``errands``. There are no pairs then."""
+
+    @property
+    def size(self) -> int:
+        """How many pages it moves; an errand is done at once."""
+        return len(self.pairs) if self.errand is None else 1
 
     @property
     def blocks_left(self) -> list[int]:
@@ -56,7 +63,7 @@ class Copy:
         return [block for block, _ in self.pairs[self.copied :]]
 
     def __str__(self) -> str:
-        return f"{self.direction.value} copy {self.copy_id}"
+        return f"{'errand' if self.errand else f'{self.direction.value} copy'} {self.copy_id}"
 
 
 class Pages(Protocol):
@@ -173,18 +180,26 @@ class Copies:
         *,
         after_compute: bool,
         stream: str,
+        errand: Callable[[], None] | None = None,
     ) -> int:
-        """Begin a copy for ``queue``; returns its id."""
+        """Begin a copy for ``queue``, or an errand; returns its id."""
         copy_id = len(self._queues)
         self._queues[copy_id] = queue
         after_step = self.launched_steps if after_compute else 0
         owners = tuple(dict.fromkeys(self.pages.owner(block) for block, _ in pairs))
         settled = self.pages.settled.of(block for block, _ in pairs)
         copy = Copy(
-            copy_id, direction, pairs, stream or f"own {copy_id}", after_step, owners=owners, settled=settled
+            copy_id,
+            direction,
+            pairs,
+            stream or f"own {copy_id}",
+            after_step,
+            owners=owners,
+            settled=settled,
+            errand=errand,
         )
         self.running[copy_id] = copy
-        if not pairs:
+        if not copy.size:
             self._end(copy, State.DONE)
         return copy_id
 
@@ -202,7 +217,7 @@ class Copies:
             if other is copy and self._take_spoiling(copy):
                 self.fail(other)
             else:
-                self.advance(other, len(other.pairs))
+                self.advance(other, other.size)
         return True
 
     def _take_spoiling(self, copy: Copy) -> bool:
@@ -227,6 +242,10 @@ class Copies:
 
     def advance(self, copy: Copy, pages: int) -> None:
         """Move the next ``pages`` pages; one that has none left is done, one with nothing to load fails."""
+        if copy.errand is not None:
+            copy.errand()
+            self._end(copy, State.DONE)
+            return
         for block, slot in copy.pairs[copy.copied : copy.copied + pages]:
             if copy.direction is Direction.LOAD and slot in self.lost_slots:
                 self.fail(copy)

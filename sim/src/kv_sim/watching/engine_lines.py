@@ -119,9 +119,10 @@ def _copy_line(change: CopyChange) -> str:
     copy = change.copy
     if change.what == "begins":
         after = f", after launch {copy.after_step}" if copy.after_step else ""
-        return f"{copy} begins: {describe_pairs(copy.direction, copy.pairs)}{after}"
+        pages = f": {describe_pairs(copy.direction, copy.pairs)}" if copy.errand is None else ""
+        return f"{copy} begins{pages}{after}"
     if change.what == "moves":
-        return f"{copy}: {copy.copied} of {len(copy.pairs)} pages moved"
+        return f"{copy}: {copy.copied} of {copy.size} pages moved"
     return f"{copy} is {copy.state.value}"
 
 

@@ -112,7 +112,7 @@ class EngineTracks:
             if change.what == "ends":
                 self._tracks.end(pid, track, {"state": copy.state.value})
             elif change.what != "begins":
-                word = "lost" if change.what == "lost" else f"{copy.copied} of {len(copy.pairs)} pages"
+                word = "lost" if change.what == "lost" else f"{copy.copied} of {copy.size} pages"
                 self._tracks.instant(pid, track, word)
             self._tracks.tick()  # a copy that was waited for did all of it between two samples
 

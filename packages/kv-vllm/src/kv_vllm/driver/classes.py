@@ -17,6 +17,7 @@ from kv_api.errors import unknown_name
 from kv_factory import KVConnectorFactory
 from kv_factory.registry import LazyRegistry
 from kv_sim.subject import Subject
+from kv_vllm.driver.subjects import OUR_SUBJECTS, VLLM_SUBJECTS
 
 _EITHER: Final = LazyRegistry("connector", "", (KVConnectorBase_V1, VllmBase), {}, search=lambda group: ())
 """Finds a class in a module. It knows no names."""
@@ -51,7 +52,13 @@ def class_of(name: str | None, module_path: str | None) -> type[Any]:
 
 
 def subject_named(name: str) -> Subject:
-    """A connector that goes by a name, claiming nothing. One of vLLM's is named with its module."""
+    """A subject of the driver, or a connector that goes by a name, claiming nothing.
+
+    One of vLLM's is named with its module.
+    """
+    subjects = {**VLLM_SUBJECTS, **OUR_SUBJECTS}
+    if name in subjects:
+        return subjects[name]
     found = class_named(name)
     if issubclass(found, VllmBase):
         return Subject(found.__name__, found.__module__, traits=frozenset())

@@ -34,6 +34,13 @@ def offloading(**options: Any) -> Subject:
     )
 
 
+def tiers(*listed: dict[str, Any], **options: Any) -> Subject:
+    """``OffloadingConnector`` with these tiers below host memory."""
+    spec = {"spec_name": "HostTieringSpec", "spec_module_path": "kv_vllm.tiers"}
+    traits = frozenset({Trait.GROUPS, Trait.RANKS, Trait.REPEATS})
+    return replace(offloading(secondary_tiers=[*listed], **spec, **options), traits=traits)
+
+
 def multi(*children: Subject) -> Subject:
     """A ``MultiConnector`` of vLLM's over these."""
     return several(*children, module_path=f"{_V1}.multi_connector")
@@ -77,6 +84,8 @@ VLLM_SUBJECTS: Final[dict[str, Subject]] = {
     "vllm-offloading": offloading(),
     "vllm-offloading-all": offloading(offload_prompt_only=False),
     "vllm-offloading-chunks": offloading(blocks_per_chunk=2, offload_prompt_only=False),
+    "vllm-tiers": tiers({"type": "MemoryTier", "module_path": "kv_vllm.tiers"}, offload_prompt_only=False),
+    "vllm-tiers-fs": tiers({"type": "fs", "root_dir": "{folder}", "n_read_threads": 1, "n_write_threads": 1}),
     "vllm-offloading+offloading": multi(offloading(), offloading(blocks_per_chunk=2)),
     "vllm-offloading+example": multi(offloading(), example("a")),
 }

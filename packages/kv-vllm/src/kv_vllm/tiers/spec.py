@@ -1,0 +1,81 @@
+"""``HostTieringSpec``: vLLM's ``TieringOffloadingSpec`` on the testbed's copies, with watched tiers.
+
+Its scheduler's side is vLLM's own ``TieringOffloadingManager`` with the tiers that ``secondary_tiers`` lists, as
+in a server. What it lacks is a region of memory that processes share: here all is one process.
+"""
+
+from functools import partial
+from typing import Any
+from unittest.mock import patch
+
+from vllm.utils.math_utils import round_up
+from vllm.v1.kv_offload.base import CanonicalKVCaches, OffloadingManager, OffloadingWorker
+from vllm.v1.kv_offload.config import OffloadingConfig
+from vllm.v1.kv_offload.cpu.shared_offload_region import SharedOffloadRegion
+from vllm.v1.kv_offload.tiering import spec as vllms_spec
+from vllm.v1.kv_offload.tiering.base import TransferJob
+from vllm.v1.kv_offload.tiering.manager import TieringOffloadingManager
+
+from kv_sim.memory.errands import Errands
+from kv_vllm.host_copy import HostCopyWorker
+from kv_vllm.tiers.rows import Area, Rows, add_area, rows_of
+from kv_vllm.tiers.watch import TierWatch
+
+
+class Region:
+    """In the place of vLLM's ``SharedOffloadRegion``: it has the rows of an engine."""
+
+    def __init__(self, rows: Rows, *, num_chunks: int, kv_bytes_per_chunk: int, **others: Any) -> None:
+        self._view = rows.make(num_chunks, kv_bytes_per_chunk)
+
+    def create_kv_memoryview(self) -> memoryview:
+        """All rows."""
+        return self._view
+
+    def cleanup(self) -> None:
+        """Nothing to do: the rows go with the engine."""
+
+
+class TieredWorker(HostCopyWorker):
+    """Copies as ``HostCopyWorker`` does, to where the rows are filled from."""
+
+    def __init__(self, caches: CanonicalKVCaches, spec: "HostTieringSpec") -> None:
+        super().__init__(caches, spec.num_chunks, spec.blocks_per_chunk)
+        config, area = spec.config, Area(self.device, self.first_slot)
+        self._rows = add_area(config.engine_id, config.parallel.rank, area, spec.blocks_per_chunk)
+
+
+class HostTieringSpec(vllms_spec.TieringOffloadingSpec):  # type: ignore[misc]
+    """vLLM's manager of host memory and tiers, and the testbed's copies."""
+
+    BLOCK_SIZE_ALIGNMENT = 1
+    """The room that a world gives is counted in its own small pages."""
+
+    def __init__(self, config: OffloadingConfig) -> None:
+        super().__init__(config)
+        self.kv_bytes_per_chunk: int = round_up(self.kv_bytes_per_chunk, SharedOffloadRegion.BLOCK_SIZE_ALIGNMENT)
+
+    def get_manager(self) -> OffloadingManager:
+        """That of vLLM, whose tiers are watched."""
+        if self._manager is None:
+            rows = rows_of(self.config.engine_id)
+            with patch.object(vllms_spec, "SharedOffloadRegion", partial(Region, rows)):
+                _watch(super().get_manager(), rows)
+        return self._manager
+
+    def get_worker(self, kv_caches: CanonicalKVCaches) -> OffloadingWorker:
+        """A worker that copies when the world says."""
+        return TieredWorker(kv_caches, self)
+
+
+def _watch(manager: TieringOffloadingManager, rows: Rows) -> None:
+    """Have the world decide when the jobs of its tiers end."""
+    errands, create = Errands(rows.device), manager.create_store_job
+    watches = [TierWatch(tier, rows, errands) for tier in manager.secondary_tiers]
+
+    def create_store_job(keys: Any, req_context: Any, tier_idx: int = 0) -> TransferJob:
+        job = create(keys, req_context, tier_idx)
+        watches[tier_idx].begin_store(job)
+        return job
+
+    manager.create_store_job = create_store_job

@@ -1,0 +1,124 @@
+"""``TierWatch``: stands between vLLM's manager of tiers and one tier, and lets the world decide when jobs end.
+
+A tier may have threads, so when a job of its is done differs from run to run. What the manager hears doesn't: each
+job has an errand in the world, and is reported when that is done and not before. A tier that isn't ready by then
+is made ready by ``drain_jobs``, which promises just that. What is watched beside it:
+
+- Rows that a tier was not told to write stay as they are.
+- A row that it has read, it doesn't need any more; there is something else in it.
+- Each job is reported once, under its own number, and of what was not loaded nothing is said to be.
+- Lookups that a tier has answered by a thread are answered by the next step.
+"""
+
+import time  # noqa: TID251 - a thread of the tier's own is waited for
+from collections.abc import Callable, Iterable
+from typing import Final
+
+from vllm.v1.kv_offload.tiering.async_lookup import AsyncLookupManager, LookupPhase
+from vllm.v1.kv_offload.tiering.base import JobResult, SecondaryTierManager, TransferJob
+
+from kv_sim.memory.errands import Errand, Errands
+from kv_sim.violation import Invariant
+from kv_vllm.tiers.rows import Rows
+
+MOST_SECONDS: Final = 5.0
+"""As long as a thread that answers lookups is waited for."""
+
+
+class TierWatch:
+    """One tier of an engine. It takes the place of some of the tier's methods."""
+
+    def __init__(self, tier: SecondaryTierManager, rows: Rows, errands: Errands) -> None:
+        self._rows = rows
+        self._errands = errands
+        self._name = f"tier {tier.tier_type!r}"
+        self._jobs: dict[int, TransferJob] = {}
+        """What the tier was told to do and the manager hasn't heard the end of."""
+        self._errand_of: dict[int, Errand[None]] = {}
+        self._ready: dict[int, JobResult] = {}
+        """What the tier says that has ended, and the manager hasn't heard of."""
+        self._due: list[int] = []
+        """Jobs of which it may hear now."""
+        self._drain, self._finished, self._load = tier.drain_jobs, tier.get_finished_jobs, tier.submit_load
+        vars(tier).update(drain_jobs=self.drain, get_finished_jobs=self.finished, submit_load=self.load)
+        for part in vars(tier).values():
+            if isinstance(part, AsyncLookupManager):
+                part.flush = _answered(part, part.flush)
+
+    # -- what the manager asks of the tier -----------------------------------------------------
+
+    def begin_store(self, job: TransferJob) -> None:
+        """The manager is about to have the tier read rows."""
+        self._rows.lend(job.chunk_ids.tolist())
+        self._begin(job)
+
+    def load(self, job: TransferJob) -> None:
+        """The manager has the tier write rows."""
+        self._rows.open(job.chunk_ids.tolist())
+        self._begin(job)
+        self._load(job)
+
+    def finished(self) -> Iterable[JobResult]:
+        """Of what has ended, what the world says that has."""
+        self._hear()
+        due, self._due = self._due, []
+        return [self._ready.pop(number) for number in due]
+
+    def drain(self) -> None:
+        """All jobs end now."""
+        self._drain()
+        self._errands.wait_for(*self._errand_of.values())
+
+    # -- what happens in between ---------------------------------------------------------------
+
+    def _begin(self, job: TransferJob) -> None:
+        self._jobs[job.job_id] = job
+        self._errand_of[job.job_id] = self._errands.submit(self._end, job.job_id)
+
+    def _end(self, number: int) -> None:
+        """The world says that a job has ended."""
+        self._hear()
+        if number not in self._ready:
+            self._drain()
+            self._hear()
+        if number not in self._ready:
+            self._fail(f"drain_jobs has returned, and job {number} has no result in get_finished_jobs")
+        del self._errand_of[number]
+        job, result = self._jobs.pop(number), self._ready[number]
+        chunks = job.chunk_ids.tolist()
+        if job.is_promotion:
+            done = job.keys if result.success else result.successful_keys or ()
+            self._rows.close(chunks, [chunk for key, chunk in zip(job.keys, chunks, strict=True) if key in done])
+        else:
+            self._rows.take_back(chunks)
+        self._due.append(number)
+
+    def _hear(self) -> None:
+        """Take in what the tier says that has ended, and look at what it has written."""
+        for result in self._finished():
+            number = result.job_id
+            if number not in self._jobs or number in self._ready:
+                self._fail(f"get_finished_jobs reports job {number}, of which nothing is under way")
+            unknown = {*(result.successful_keys or ())} - {*self._jobs[number].keys}
+            if unknown:
+                self._fail(f"of job {number} keys are reported that it doesn't have: {sorted(unknown)}")
+            self._ready[number] = result
+        if changed := self._rows.changed():
+            self._fail(f"rows of chunks {changed} were written, and no load of theirs is under way")
+
+    def _fail(self, what: str) -> None:
+        self._rows.device.shadow.fail(Invariant.PROTOCOL, f"{self._name}: {what}")
+
+
+def _answered(lookups: AsyncLookupManager, flush: Callable[[], None]) -> Callable[[], None]:
+    """``flush``, after which its thread has answered."""
+
+    def flush_and_wait() -> None:
+        flush()
+        end = time.monotonic() + MOST_SECONDS
+        while lookups._pending_results.empty() and time.monotonic() < end:
+            if not any(state.phase is LookupPhase.IN_FLIGHT for state in lookups._lookup_state.values()):
+                return
+            time.sleep(0)
+
+    return flush_and_wait

@@ -1,0 +1,236 @@
+"""With a vLLM: its manager of tiers in the testbed, with tiers that do right, that do wrong, and vLLM's own."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+pytest.importorskip("kv_sim")
+
+from kv_sim.actions import Action, Kind
+from kv_sim.config import WorldConfig
+from kv_sim.engine.request_spec import RequestSpec
+from kv_sim.fuzz import replay, run_seed
+from kv_sim.memory.content import POISON
+from kv_sim.memory.device import Device
+from kv_sim.memory.shadow import Shadow
+from kv_sim.subject import Trait
+from kv_sim.violation import Referee
+from kv_sim.world import World
+
+pytestmark = [pytest.mark.vllm, pytest.mark.filterwarnings("ignore"), pytest.mark.usefixtures("a_vllm")]
+
+WORLD = WorldConfig(engine="vllm", prefix_caching=False, host_slots=3, num_blocks=40)
+OFTEN = ("NO-CRASH  scheduler side, build_connector_meta: AssertionError", "NO-CRASH  scheduler side, reset_cache")
+"""What OffloadingConnector itself is known for, with or without tiers; and ids that it doesn't know any more."""
+OF_TIERS = "answered 'ask again' 61 times in a row"
+"""Of a prompt that has more chunks than host memory has room for: see tests/schedules."""
+
+
+def with_tier(*listed, **options):
+    from kv_vllm.driver.subjects import tiers
+
+    return tiers(*listed, offload_prompt_only=False, **options)
+
+
+def memory_tier(name="MemoryTier", module="kv_vllm.tiers", **options):
+    return {"type": name, "module_path": module, **options}
+
+
+def comes(name, conversation, tokens=12, samples=1):
+    return Action(Kind.ADD, {"spec": RequestSpec(name, conversation, tokens, 0, samples, samples).to_json()})
+
+
+QUIET = [Action(Kind.STEP, {}), Action(Kind.SETTLE, {})] * 8
+PUSHED_OUT = [comes("a", 0), *QUIET, comes("b", 1), *QUIET, comes("c", 0)]
+"""The second request takes the host's memory from the first one, whose prompt comes again."""
+
+
+def is_known(run):
+    said = "" if run.failure is None else str(run.failure.violation)
+    return run.failure is None or said.startswith(OFTEN) or "_remove_pending_job" in said or OF_TIERS in said
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{}, {"asks_first": True}, {"chunks": 5}, {"whole_requests": True}, {"fails_one_in": 3}],
+    ids=str,
+)
+def test_a_tier_that_does_right_is_never_blamed(options):
+    runs = [run_seed(with_tier(memory_tier(**options)), seed, engine="vllm") for seed in range(8)]
+    assert [run.failure for run in runs if not is_known(run)] == []
+    assert sum(run.coverage.situations["match: asynchronous load"] for run in runs) > 5
+    assert sum(run.failure is None for run in runs) > 4
+
+
+def loads_in(subject):
+    """How many loads the prompt that comes again is answered with, if nothing is wrong."""
+    world, violation = replay(subject, WORLD, PUSHED_OUT)
+    assert violation is None
+    return world.coverage.situations["match: asynchronous load"]
+
+
+def test_what_host_memory_has_lost_is_loaded_from_a_tier():
+    assert loads_in(with_tier(memory_tier())) == 1
+    assert loads_in(with_tier()) == 0
+
+
+WRONG = {
+    "Twice": "PROTOCOL  tier 'Twice': get_finished_jobs reports job 0, of which nothing is under way",
+    "Elsewhere": "PROTOCOL  tier 'Elsewhere': rows of chunks [",
+    "NotDrained": "PROTOCOL  tier 'NotDrained': drain_jobs has returned, and job 0 has no result in get_finished_",
+    "ReadsLate": "CONTENT  request ",
+    "LoadsLess": "CONTENT  request ",
+    "OtherKeys": "PROTOCOL  tier 'OtherKeys': of job ",
+    "FindsInVain": "WORK  request ",
+    "SwapsKeys": "CONTENT  request ",
+}
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_a_tier_that_does_wrong_is_found(name):
+    subject = with_tier(memory_tier(name, "kv_vllm_tiers"))
+    _, violation = replay(subject, WORLD, PUSHED_OUT)
+    assert str(violation).startswith(WRONG[name])
+
+
+def test_one_that_says_what_it_never_keeps_is_found():
+    _, violation = replay(with_tier({"type": "example"}), WORLD, PUSHED_OUT)
+    assert str(violation).startswith("CONTENT  request c token 0: rank 0 block ")
+
+
+def test_threads_of_a_tier_decide_nothing():
+    for seed in (2, 5, 7):
+        alone, threaded, again = (
+            run_seed(with_tier(memory_tier(name, module)), seed, engine="vllm")
+            for name, module in (
+                ("MemoryTier", "kv_vllm.tiers"),
+                *[("ByThread", "kv_vllm_tiers")] * 2,
+            )
+        )
+        assert threaded.digest == again.digest
+        assert threaded.failure is None is alone.failure
+
+
+def test_vllms_own_tier_of_files_holds():
+    from kv_vllm.driver.subjects import VLLM_SUBJECTS
+
+    runs = [run_seed(VLLM_SUBJECTS["vllm-tiers-fs"], seed, engine="vllm") for seed in range(6)]
+    assert [run.failure for run in runs if not is_known(run)] == []
+    assert sum(run.coverage.situations["match: asynchronous load"] for run in runs) > 5
+
+
+def test_two_tiers_read_the_same_rows_and_a_tier_is_asked_after_another():
+    assert loads_in(with_tier(memory_tier(chunks=1), memory_tier())) == 1
+
+
+def test_jobs_end_when_the_world_says():
+    world = World(WORLD, with_tier(memory_tier()))
+    world.apply(comes("a", 0))
+    for _ in range(6):
+        world.apply(Action(Kind.STEP, {}))
+        for copy in world.engine.devices[0].copies.startable():
+            if copy.errand is None:
+                world.engine.devices[0].copies.advance(copy, copy.size)
+    manager = world.engine.connectors[-1].connector_scheduler.manager
+    assert len(manager._jobs) == len(world.engine.devices[0].copies.startable()) > 0
+    world.apply(Action(Kind.SETTLE, {}))
+    world.apply(Action(Kind.STEP, {}))
+    assert not manager._jobs
+
+
+def test_a_reset_has_all_jobs_end_first():
+    subject = replace(with_tier(memory_tier()), traits=frozenset({Trait.RESET}))
+    history = [comes("a", 0), Action(Kind.STEP, {}), Action(Kind.FINISH, {"rank": 0, "copy": 0})]
+    history += [Action(Kind.STEP, {})] * 3
+    world = World(WORLD, subject)
+    for action in history:
+        world.apply(action)
+    world.apply(Action(Kind.SETTLE, {}))
+    world.apply(Action(Kind.STEP, {}))
+    manager = world.engine.connectors[-1].connector_scheduler.manager
+    assert manager._jobs
+    manager.reset_cache()
+    assert not manager._jobs
+    assert not world.engine.devices[0].copies.running
+
+
+# -- rows --------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def rows():
+    """Of two ranks, chunks of two blocks."""
+    from kv_vllm.tiers.rows import Area, Rows
+
+    config = WorldConfig(tp_size=2, layers=3, block_size=2)
+    shadow, made = Shadow(2, Referee()), Rows(2)
+    for rank in (1, 0):
+        device = Device(rank, config, shadow)
+        device.allocate_host(1 + rank)
+        made.add(rank, Area(device, device.allocate_host(4 * 2)))
+    return made
+
+
+def words(view, chunk):
+    return np.frombuffer(view, np.uint64).reshape(view.shape[0], -1)[chunk]
+
+
+def test_a_row_has_what_all_ranks_have_rank_by_rank_and_block_by_block(rows):
+    view = rows.make(4, 4096)
+    assert (view.shape, view.strides, view.readonly) == ((4, 4096), (4096, 1), False)
+    for rank in (0, 1):
+        device, first = rows._areas[rank]
+        for number in range(2):
+            device.write_host(first + 2 * 2 + number, np.full((3, 2), 10 * rank + number + 1, np.uint64))
+    rows.lend([2])
+    assert words(view, 2)[:24].tolist() == [1] * 6 + [2] * 6 + [11] * 6 + [12] * 6
+    assert (words(view, 2)[24:] == POISON).all()
+    assert (words(view, 1) == POISON).all()
+    assert rows.changed() == []
+
+
+def test_a_row_that_everybody_has_read_holds_nothing(rows):
+    view = rows.make(4, 4096)
+    for rank in (0, 1):
+        device, first = rows._areas[rank]
+        for number in range(2):
+            device.write_host(first + number, np.full((3, 2), 7, np.uint64))
+    rows.lend([0])
+    rows.lend([0])
+    rows.take_back([0])
+    assert words(view, 0)[0] == 7
+    rows.take_back([0])
+    assert (words(view, 0) == POISON).all()
+
+
+def test_what_is_written_into_an_open_row_reaches_the_ranks_when_it_is_closed(rows):
+    view = rows.make(4, 4096)
+    rows.open([1, 3])
+    words(view, 1)[:24] = np.arange(24)
+    words(view, 3)[:] = 5
+    assert rows.changed() == []
+    rows.close([1, 3], [1])
+    for rank in (0, 1):
+        device, first = rows._areas[rank]
+        pages = [device.read_host(first + slot).ravel().tolist() for slot in (2, 3, 6)]
+        begin = 12 * rank
+        assert pages[:2] == [[*range(begin, begin + 6)], [*range(begin + 6, begin + 12)]]
+        assert pages[2] == [int(POISON)] * 6
+    assert (words(view, 1) == POISON).all()
+    words(view, 1)[3] = 9
+    assert rows.changed() == [1]
+
+
+def test_a_row_has_to_hold_a_chunk_of_all_ranks(rows):
+    with pytest.raises(AssertionError, match="a chunk of all ranks has 192 bytes, and a row 184"):
+        rows.make(4, 184)
+
+
+def test_worlds_that_come_one_after_another_have_rows_of_their_own():
+    first, second = (World(WORLD, with_tier(memory_tier())) for _ in range(2))
+    one, other = (world.engine.workers[0] for world in (first, second))
+    assert one is not other
+    from kv_vllm.tiers.rows import rows_of
+
+    assert rows_of(second.engine.place.engine_id).device is second.engine.devices[0]

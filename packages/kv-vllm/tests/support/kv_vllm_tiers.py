@@ -1,0 +1,113 @@
+"""Tiers that do wrong, and one whose work is done by a thread."""
+
+import threading
+
+from vllm.v1.kv_offload.tiering.base import JobResult
+
+from kv_vllm.tiers import MemoryTier
+
+
+class Twice(MemoryTier):
+    """Reports the end of a job twice."""
+
+    def get_finished_jobs(self):
+        results = super().get_finished_jobs()
+        return [*results, *results]
+
+
+class Elsewhere(MemoryTier):
+    """Writes into a row that it was told to read."""
+
+    def _store(self, job):
+        self._row(job.chunk_ids[0])[0] ^= 1
+        return super()._store(job)
+
+
+class NotDrained(MemoryTier):
+    """Has no result after it was drained."""
+
+    def get_finished_jobs(self):
+        return []
+
+
+class ReadsLate(MemoryTier):
+    """Says that a store has ended, and reads the rows when it is asked for results again."""
+
+    late = ()
+
+    def get_finished_jobs(self):
+        for job in self.late:
+            super()._store(job)
+        self.late = [job for job in self._jobs if not job.is_promotion]
+        return super().get_finished_jobs()
+
+    def _store(self, job):
+        return JobResult(job.job_id, success=True)
+
+
+class LoadsLess(MemoryTier):
+    """Says that all was loaded, and left out the last chunk."""
+
+    def _load(self, job):
+        self._loading[job.job_id].pop()
+        return JobResult(super()._load(job).job_id, success=True)
+
+
+class OtherKeys(MemoryTier):
+    """Of a load that failed in part it names keys of another."""
+
+    def _load(self, job):
+        return JobResult(super()._load(job).job_id, success=False, successful_keys=[b"nobody's"])
+
+
+class FindsInVain(MemoryTier):
+    """Finds again and again what it can't load."""
+
+    def _load(self, job):
+        return JobResult(super()._load(job).job_id, success=False)
+
+
+class SwapsKeys(MemoryTier):
+    """Stores the first two chunks of a job under each other's keys."""
+
+    def _store(self, job):
+        result, keys = super()._store(job), [*job.keys]
+        if len(keys) > 1 and all(key in self._kept for key in keys[:2]):
+            self._kept[keys[0]], self._kept[keys[1]] = self._kept[keys[1]], self._kept[keys[0]]
+        return result
+
+
+class ByThread(MemoryTier):
+    """Does right, in a thread for each job."""
+
+    def __init__(self, *args, **kwargs):
+        super().__init__(*args, **kwargs)
+        self._threads, self._lock, self._done = [], threading.Lock(), []
+
+    def _run(self, job):
+        with self._lock:
+            self._done.append(self._load(job) if job.is_promotion else self._store(job))
+
+    def _start(self):
+        while self._jobs:
+            thread = threading.Thread(target=self._run, args=[self._jobs.pop(0)])
+            self._threads.append(thread)
+            thread.start()
+
+    def submit_store(self, job_metadata):
+        super().submit_store(job_metadata)
+        self._start()
+
+    def submit_load(self, job_metadata):
+        with self._lock:
+            super().submit_load(job_metadata)
+        self._start()
+
+    def get_finished_jobs(self):
+        with self._lock:
+            done, self._done = self._done, []
+        return done
+
+    def drain_jobs(self):
+        while self._threads:
+            self._threads.pop().join()

@@ -1,0 +1,103 @@
+"""``Errands``: in the place of a connector's threads. What they would do is done when the world says.
+
+An errand is a function that a thread of the connector's own would run beside the engine: read a file, ask a store,
+compress a page. Here it runs at once and as a whole, some time after it was submitted, as a copy moves its pages;
+where the subject claims that copies may fail or be lost, errands may. Who waits for one, waits no longer than it
+takes to run it.
+"""
+
+from collections.abc import Callable
+from concurrent.futures import Executor, Future  # noqa: TID251 - what these are like; there is no thread here
+from typing import Any, ParamSpec, TypeVar
+
+from kv_api import ConfigError, Direction
+from kv_sim.memory.copies import CopyQueue, Result
+from kv_sim.memory.device import Device
+from kv_sim.violation import Violation
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+IN_ORDER = "errands"
+"""The stream of those that one thread would do, one after the other."""
+
+
+class Errand(Future[T]):
+    """What ``Errands.submit`` answers: a future that nobody waits for in vain."""
+
+    def __init__(self, errands: "Errands", call: Callable[[], T]) -> None:
+        super().__init__()
+        self._errands = errands
+        self._call = call
+        self.copy_id = -1
+
+    def run(self) -> None:
+        """Do it now. What the testbed itself finds wrong with it ends the history."""
+        if not self.set_running_or_notify_cancel():
+            return
+        try:
+            answer = self._call()
+        except (Violation, ConfigError):
+            raise
+        except Exception as error:  # noqa: BLE001 - as an executor: whoever asks for the result gets it
+            self.set_exception(error)
+        else:
+            self.set_result(answer)
+
+    def result(self, timeout: float | None = None) -> T:
+        """What it returned, or what it raised. One that is lost takes longer than anybody waits."""
+        self._errands.wait_for(self)
+        return super().result(0)
+
+    def exception(self, timeout: float | None = None) -> BaseException | None:
+        """What it raised."""
+        self._errands.wait_for(self)
+        return super().exception(0)
+
+
+class Errands(Executor):
+    """An executor for a connector's worker, or for its scheduler's side, of one rank's device."""
+
+    def __init__(self, device: Device, *, in_order: bool = False) -> None:
+        self._queue = _Queue(device)
+        self._stream = IN_ORDER if in_order else ""
+
+    def submit(self, fn: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> Errand[T]:
+        """Have a function called some time."""
+        errand = Errand(self, lambda: fn(*args, **kwargs))
+        self._queue.send(errand, self._stream)
+        return errand
+
+    def wait_for(self, *errands: Errand[Any]) -> None:
+        """Have these done now, unless they are lost."""
+        self._queue.wait([errand.copy_id for errand in errands])
+
+    def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
+        """Have all of them done, or cancelled."""
+        left = [*self._queue.under_way.values()]
+        if cancel_futures:
+            for errand in left:
+                errand.cancel()
+        if wait:
+            self.wait_for(*left)
+
+
+class _Queue(CopyQueue):
+    """It hears of the ends of errands, and keeps none of them for a poll."""
+
+    def __init__(self, device: Device) -> None:
+        super().__init__(device.copies)
+        self.under_way: dict[int, Errand[Any]] = {}
+
+    def send(self, errand: Errand[Any], stream: str) -> None:
+        """Begin with an errand."""
+        errand.copy_id = self._copies.begin(
+            self, Direction.STORE, (), after_compute=False, stream=stream, errand=errand.run
+        )
+        self.under_way[errand.copy_id] = errand
+
+    def report(self, result: Result) -> None:
+        """It ended; one that failed was never begun. It may be told twice."""
+        errand = self.under_way.pop(result.copy_id, None)
+        if errand is not None and not errand.done() and errand.set_running_or_notify_cancel():
+            errand.set_exception(OSError(f"errand {result.copy_id} fails, since the world says so"))
