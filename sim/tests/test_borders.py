@@ -14,7 +14,7 @@ pytestmark = pytest.mark.once  # what is written says nothing of who reads it
 
 ROOT = Path(kv_sim.__file__).parent
 WORLD = {
-    *("actions", "checkers", "config", "engine", "engines", "guard", "history", "memory", "rest"),
+    *("actions", "calls", "checkers", "config", "engine", "engines", "guard", "history", "memory", "rest"),
     *("site", "subject", "violation", "world", "world_state"),
 }
 WORKED_OUT = ("replay", "replay/readers", "replay/timed", "replay/timed/connectors", "replay/timed/engine")
