@@ -13,7 +13,7 @@ memory to buy; they are in ``api``. On the command line it is ``command/``.
                         ``policies`` are their names
 **all sizes at once**   ``stack``, over the ``shape`` of a trace, to a ``curve``; ``bounds``: what no policy beats
 **what to buy**         ``sizing``: all that was tried, what is ``recommended`` of it, and its ``transfer_config``
-**several servers**     ``routing`` says who gets what, ``fleet`` holds their shares
+**several servers**     ``routing``: the ways, ``routers`` say who gets what, ``fleet`` holds their shares
 **with time**           ``timed/``: through the engine model, with a clock
 **told to others**      ``report/`` for people; ``oracle`` for other simulators
 ======================= ===================================================================================

@@ -18,7 +18,8 @@ from kv_sim.replay.cache import Outcome
 from kv_sim.replay.columns import NO_SESSION, Columns, Ints
 from kv_sim.replay.curve import Hits
 from kv_sim.replay.medium import Traffic
-from kv_sim.replay.routing import USUAL, Routing, make_router, route
+from kv_sim.replay.routers import make_router, route
+from kv_sim.replay.routing import USUAL, Routing
 from kv_sim.replay.shape import NOBODY, Shape, shape_of
 
 MOST_SERVERS: Final = 1024
