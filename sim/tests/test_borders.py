@@ -17,7 +17,14 @@ WORLD = {
     *("actions", "calls", "checkers", "config", "engine", "engines", "guard", "history", "memory", "rest"),
     *("site", "subject", "violation", "world", "world_state"),
 }
-WORKED_OUT = ("replay", "replay/readers", "replay/timed", "replay/timed/connectors", "replay/timed/engine")
+WORKED_OUT = (
+    "replay",
+    "replay/readers",
+    "replay/readers/formats",
+    "replay/timed",
+    "replay/timed/connectors",
+    "replay/timed/engine",
+)
 
 
 def known_to(part: str) -> set[str]:

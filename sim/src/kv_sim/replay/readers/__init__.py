@@ -1,15 +1,13 @@
-"""Readers of request traces: a format a file; ``opening`` makes a trace of a file whatever its format.
+"""Readers of request traces: ``opening`` makes a trace of a file, whatever its format.
 
 ===================== =====================================================================================
-``catalogue``         the formats, and how to tell which one a file has; each file that isn't named here is one
-``lengths``           several formats that have times and lengths, and no ids
+``formats/``          what is known of each format, a file each; ``catalogue``: all of them, and how to tell
+                      which one a file has
 ``format``            what a reader says of its format; ``own_columns``: a format that is told, not known, of
                       which ``likely_columns`` are what they are called elsewhere, and ``own_prompts`` text
 ``asked``             what an API was asked, wherever a log keeps it; ``parts``: what its messages say, as text
 ``usual``             what some APIs are asked, as most are
 ``messages``          what programs keep of their chats, where answers stand below what they were given to
-``otlp``              where OpenTelemetry's spans and events lie; ``otel_asked``: what they say was asked;
-                      ``mlflow``: what MLflow's say, in its words
 ``source``            the files and their lines; ``objects``: their records, as mappings, gathered where several
                       lines tell of one (``table``, ``columnar``: the rows of one); ``record``: as requests
 ``decide``            which format a trace has, and which units, by a ``guess`` where nobody says

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any, Final, cast
 
 from kv_sim.replay.readers.asked import inside
-from kv_sim.replay.readers.chat import chat
+from kv_sim.replay.readers.formats.chat import chat
 from kv_sim.replay.readers.record import MalformedError, Record, number_or_date, text_of, whole
 
 ANSWERS: Final = "assistant"
