@@ -5,6 +5,7 @@ from typing import Any, Final
 
 from kv_api import ConfigError
 from kv_sim.replay.readers.asked import asked_in, object_in
+from kv_sim.replay.readers.chat import is_conversation, is_request
 from kv_sim.replay.readers.format import Container, Format
 from kv_sim.replay.readers.formats.aibrix import AIBRIX
 from kv_sim.replay.readers.formats.aiperf import AIPERF, INPUTS, TURNS
@@ -14,12 +15,12 @@ from kv_sim.replay.readers.formats.baseten import BASETEN, BASETEN_TEXT
 from kv_sim.replay.readers.formats.bench import BENCH
 from kv_sim.replay.readers.formats.burstgpt import BURSTGPT
 from kv_sim.replay.readers.formats.captured import BEDROCK, SAGEMAKER
-from kv_sim.replay.readers.formats.chat import CONVERSATIONS, OPENAI, is_conversation, is_request
 from kv_sim.replay.readers.formats.chatgpt import CHATGPT
 from kv_sim.replay.readers.formats.claude_ai import CLAUDE_AI
 from kv_sim.replay.readers.formats.claude_code import CLAUDE_CODE
 from kv_sim.replay.readers.formats.cline import CLINE
 from kv_sim.replay.readers.formats.codex import CODEX
+from kv_sim.replay.readers.formats.conversations import CONVERSATIONS
 from kv_sim.replay.readers.formats.dated import DATED
 from kv_sim.replay.readers.formats.dynamo import DYNAMO
 from kv_sim.replay.readers.formats.gemini_cli import GEMINI_CLI
@@ -32,13 +33,14 @@ from kv_sim.replay.readers.formats.lmcache_log import LMCACHE
 from kv_sim.replay.readers.formats.logged import LANGFUSE, LANGSMITH
 from kv_sim.replay.readers.formats.mooncake import MOONCAKE
 from kv_sim.replay.readers.formats.open_webui import OPEN_WEBUI
+from kv_sim.replay.readers.formats.openai import OPENAI
+from kv_sim.replay.readers.formats.openai_table import TABLE
 from kv_sim.replay.readers.formats.opencode import OPENCODE
 from kv_sim.replay.readers.formats.otel import OTEL
 from kv_sim.replay.readers.formats.pi import PI
 from kv_sim.replay.readers.formats.recorded import RECORDED
 from kv_sim.replay.readers.formats.servegen import SERVEGEN
 from kv_sim.replay.readers.formats.sglang import SGLANG, SGLANG_LOG, SGLANG_METRICS
-from kv_sim.replay.readers.formats.tables import TABLE
 from kv_sim.replay.readers.formats.vidur import VIDUR
 from kv_sim.replay.readers.formats.vllm_custom import VLLM
 from kv_sim.replay.readers.formats.weka import WEKA

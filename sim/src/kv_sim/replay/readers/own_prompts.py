@@ -5,8 +5,9 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Final
 
 from kv_sim.replay.readers.asked import json_in, object_in
+from kv_sim.replay.readers.chat import chat, prompts_in
 from kv_sim.replay.readers.format import Container, Format
-from kv_sim.replay.readers.formats.chat import CONVERSATIONS, chat, prompts_in
+from kv_sim.replay.readers.formats.conversations import CONVERSATIONS
 from kv_sim.replay.readers.formats.dated import DATED
 from kv_sim.replay.readers.record import MalformedError, Prompt, Record, number_or_date, prompts_of, text_of
 from kv_sim.replay.readers.usual import PROMPTS, as_usual

@@ -6,8 +6,8 @@ Its client says what was said before in a session together with a prompt, so a l
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from kv_sim.replay.readers.chat import chat, user
 from kv_sim.replay.readers.format import Container, Format
-from kv_sim.replay.readers.formats.chat import chat, user
 from kv_sim.replay.readers.record import MalformedError, Record, number, text_of, whole
 from kv_sim.replay.readers.text import ASSUMED
 from kv_sim.replay.readers.turns import Turns

@@ -10,8 +10,8 @@ from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
 from kv_sim.replay.readers.asked import answered_in, for_each, has_failed, inside, last_of, object_in, told_in
+from kv_sim.replay.readers.chat import chat, is_request, prompts_in, user
 from kv_sim.replay.readers.format import Container, Format
-from kv_sim.replay.readers.formats.chat import chat, is_request, prompts_in, user
 from kv_sim.replay.readers.formats.mooncake import DelayedRecord, delay_of
 from kv_sim.replay.readers.record import MalformedError, Moment, Record, number, text_of
 from kv_sim.replay.readers.text import ASSUMED

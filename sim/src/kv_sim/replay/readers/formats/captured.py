@@ -9,8 +9,8 @@ from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
 from kv_sim.replay.readers.asked import answered_in, count_in, for_each, inside, json_in, last_of, object_in
+from kv_sim.replay.readers.chat import prompts_in
 from kv_sim.replay.readers.format import Container, Format
-from kv_sim.replay.readers.formats.chat import prompts_in
 from kv_sim.replay.readers.record import MalformedError, Record, number_or_date, text_of, whole
 from kv_sim.replay.readers.text import ASSUMED
 

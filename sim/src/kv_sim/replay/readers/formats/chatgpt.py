@@ -8,8 +8,9 @@ from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
 from kv_sim.replay.readers.asked import inside
+from kv_sim.replay.readers.chat import ANSWERS
 from kv_sim.replay.readers.format import Container, Format
-from kv_sim.replay.readers.messages import ANSWERS, Answered, Said, names_above, placed, request, said, time_in
+from kv_sim.replay.readers.messages import Answered, Said, names_above, placed, request, said, time_in
 from kv_sim.replay.readers.record import MalformedError, Record, session_of, text_of
 from kv_sim.replay.readers.text import ASSUMED
 

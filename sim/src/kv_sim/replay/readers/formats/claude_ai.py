@@ -9,8 +9,9 @@ from itertools import pairwise
 from typing import Any, Final
 
 from kv_sim.replay.readers.asked import inside, objects_in
+from kv_sim.replay.readers.chat import ANSWERS
 from kv_sim.replay.readers.format import Container, Format
-from kv_sim.replay.readers.messages import ANSWERS, Answered, Said, names_above, placed, request, said, time_in
+from kv_sim.replay.readers.messages import Answered, Said, names_above, placed, request, said, time_in
 from kv_sim.replay.readers.parts import as_json
 from kv_sim.replay.readers.record import Record, text_of
 from kv_sim.replay.readers.text import ASSUMED

@@ -11,8 +11,8 @@ there, so a request that is in two files is one.
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final
 
+from kv_sim.replay.readers.chat import chat
 from kv_sim.replay.readers.format import Container, Format
-from kv_sim.replay.readers.formats.chat import chat
 from kv_sim.replay.readers.record import MalformedError, Record, number_or_date, text_of, whole
 from kv_sim.replay.readers.text import ASSUMED
 

@@ -12,8 +12,8 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 from kv_sim.replay.readers.asked import inside
+from kv_sim.replay.readers.chat import ANSWERS, chat
 from kv_sim.replay.readers.format import Container, Format
-from kv_sim.replay.readers.formats.chat import chat
 from kv_sim.replay.readers.record import MalformedError, Record, number_or_date, text_of, whole
 from kv_sim.replay.readers.text import ASSUMED
 
@@ -113,7 +113,7 @@ def _time_of(line: Line) -> int | float | None:
 
 
 def _is_of_model(item: Mapping[str, Any]) -> bool:
-    return item.get("type") in _OF_A_MODEL or item.get("role") == "assistant"
+    return item.get("type") in _OF_A_MODEL or item.get("role") == ANSWERS
 
 
 def _pieces(item: Any) -> list[str | MalformedError]:

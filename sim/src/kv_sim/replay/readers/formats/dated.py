@@ -8,8 +8,8 @@ is when the last answer was there.
 from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
+from kv_sim.replay.readers.chat import answers_in, is_conversation, spoken_in
 from kv_sim.replay.readers.format import Container, Format
-from kv_sim.replay.readers.formats.chat import answers_in, is_conversation, spoken_in
 from kv_sim.replay.readers.guess import UNITS, guess_unit
 from kv_sim.replay.readers.record import TIMES, MalformedError, Moment, Record, time_of
 from kv_sim.replay.readers.text import ASSUMED

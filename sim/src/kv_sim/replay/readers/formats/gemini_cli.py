@@ -9,6 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final
 
 from kv_sim.replay.readers.asked import inside, objects_in
+from kv_sim.replay.readers.chat import ANSWERS
 from kv_sim.replay.readers.format import Container, Format
 from kv_sim.replay.readers.messages import LEFT_OUT, Answered, Heard, Said, counted_in, request, said, time_in
 from kv_sim.replay.readers.parts import as_json
@@ -108,7 +109,7 @@ def _answer(message: Line, place: str) -> Said:
     told = content if isinstance(content, list) else [content or ""]
     if not any(inside(part, _CALLED) for part in told):
         told = [*told, *(as_json({name: call.get(name) for name in ("name", "args")}) for call in _calls(message))]
-    return said("assistant", [part for part in told if part != ""], place, time_in(message, "timestamp", place))
+    return said(ANSWERS, [part for part in told if part != ""], place, time_in(message, "timestamp", place))
 
 
 def _parts(content: Any) -> Any:

@@ -7,8 +7,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final
 
 from kv_sim.replay.readers.asked import inside
+from kv_sim.replay.readers.chat import ANSWERS
 from kv_sim.replay.readers.format import Container, Format
-from kv_sim.replay.readers.messages import ANSWERS, LEFT_OUT, Answered, Heard, Said, request, said, time_in
+from kv_sim.replay.readers.messages import LEFT_OUT, Answered, Heard, Said, request, said, time_in
 from kv_sim.replay.readers.parts import as_json
 from kv_sim.replay.readers.record import Record, text_of
 from kv_sim.replay.readers.text import ASSUMED

@@ -4,8 +4,8 @@ from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
 from kv_sim.replay.readers.asked import asked_in, for_each, inside
+from kv_sim.replay.readers.chat import is_request, prompts_in
 from kv_sim.replay.readers.format import Container, Format
-from kv_sim.replay.readers.formats.chat import is_request, prompts_in
 from kv_sim.replay.readers.record import MalformedError, Record, number, text_of, whole
 from kv_sim.replay.readers.text import ASSUMED
 

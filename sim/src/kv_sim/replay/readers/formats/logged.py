@@ -7,8 +7,8 @@ from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
 from kv_sim.replay.readers.asked import answered_in, for_each, has_failed, inside, json_in, told_in
+from kv_sim.replay.readers.chat import prompts_in, user
 from kv_sim.replay.readers.format import Format
-from kv_sim.replay.readers.formats.chat import prompts_in, user
 from kv_sim.replay.readers.record import MalformedError, Record, number_or_date, session_of, text_of, whole
 from kv_sim.replay.readers.text import ASSUMED
 

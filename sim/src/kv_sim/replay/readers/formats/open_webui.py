@@ -9,13 +9,12 @@ from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
 from kv_sim.replay.readers.asked import inside, objects_in
+from kv_sim.replay.readers.chat import ANSWERS, chat
 from kv_sim.replay.readers.format import Container, Format
-from kv_sim.replay.readers.formats.chat import chat
 from kv_sim.replay.readers.messages import names_above
 from kv_sim.replay.readers.record import MalformedError, Record, number_or_date, text_of, whole
 from kv_sim.replay.readers.text import ASSUMED
 
-_ANSWERS: Final = "assistant"
 _THOUGHT: Final = re.compile(r'<details type="reasoning".*?</details>\s*', re.DOTALL)
 _PROMPT: Final = ("prompt_tokens", "input_tokens", "prompt_eval_count")
 _ANSWER: Final = ("completion_tokens", "output_tokens", "eval_count")
@@ -32,7 +31,7 @@ def _parse(record: Mapping[str, Any]) -> Iterator[Record]:
         if not isinstance(message, dict):
             raise MalformedError(f"{place}: expected an object, got {type(message).__name__}")
         above = [_sent(messages[one]) for one in names_above(messages, name, "parentId")]
-        if message.get("role") == _ANSWERS and above:
+        if message.get("role") == ANSWERS and above:
             try:
                 yield _request(message, chat({"system": system, "messages": above}), record)
             except MalformedError as error:
@@ -47,7 +46,7 @@ def _sent(message: Mapping[str, Any]) -> Mapping[str, Any]:
     """A message as an API is sent it."""
     said, files = message.get("content"), objects_in(message, "files") if message.get("files") else []
     images = [file.get("url") for file in files if file.get("type") == "image"]
-    content = _THOUGHT.sub("", said) if message.get("role") == _ANSWERS and isinstance(said, str) else said
+    content = _THOUGHT.sub("", said) if message.get("role") == ANSWERS and isinstance(said, str) else said
     return {"role": message.get("role"), "content": content, "images": images}
 
 

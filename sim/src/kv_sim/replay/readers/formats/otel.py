@@ -11,8 +11,8 @@ from contextlib import suppress
 from typing import Any, Final
 
 from kv_sim.replay.readers.asked import count_in, inside
+from kv_sim.replay.readers.chat import chat
 from kv_sim.replay.readers.format import Container, Format
-from kv_sim.replay.readers.formats.chat import chat
 from kv_sim.replay.readers.formats.otel_asked import PROMPT, WHOLE, asked_of
 from kv_sim.replay.readers.formats.otlp import (
     PACKETS,

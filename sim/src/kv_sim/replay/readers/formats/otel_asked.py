@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
 from kv_sim.replay.readers.asked import inside, json_in
-from kv_sim.replay.readers.formats.chat import user
+from kv_sim.replay.readers.chat import user
 from kv_sim.replay.readers.formats.otlp import Named, Observed
 from kv_sim.replay.readers.parts import as_json
 

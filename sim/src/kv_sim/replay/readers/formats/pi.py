@@ -8,9 +8,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final
 
 from kv_sim.replay.readers.asked import inside
+from kv_sim.replay.readers.chat import ANSWERS
 from kv_sim.replay.readers.format import Container, Format
 from kv_sim.replay.readers.messages import (
-    ANSWERS,
     LEFT_OUT,
     Answered,
     Heard,

@@ -4,8 +4,9 @@ from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
 from kv_sim.replay.readers.asked import object_in
+from kv_sim.replay.readers.chat import is_request
 from kv_sim.replay.readers.format import Container, Format
-from kv_sim.replay.readers.formats.chat import OPENAI, is_request
+from kv_sim.replay.readers.formats.openai import OPENAI
 from kv_sim.replay.readers.record import MalformedError, Record
 from kv_sim.replay.readers.text import ASSUMED
 
