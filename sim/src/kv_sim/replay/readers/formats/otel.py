@@ -68,7 +68,7 @@ def _parse(record: Mapping[str, Any]) -> Iterator[Record]:
 
 
 def _above(name: int, above: Mapping[int, int]) -> Iterator[int]:
-    """The spans around one; each once, though they may say that they are around each other."""
+    """The spans around one, from the nearest on; each once, though two may say that they are around each other."""
     seen = {name}
     while (found := above.get(name)) is not None and found not in seen:
         seen.add(found)
@@ -77,7 +77,7 @@ def _above(name: int, above: Mapping[int, int]) -> Iterator[int]:
 
 
 def _tells(seen: Observed) -> bool:
-    """Whether it says what was asked, or how long that was."""
+    """Whether a span or an event says what was asked, or how long that was."""
     return first(seen.named, _INPUTS) is not None or asked_of(seen) is not None
 
 
@@ -99,7 +99,7 @@ def _request(seen: Observed) -> Record:
 
 
 def _asks(seen: Observed) -> bool:
-    """Whether it is a request to a model."""
+    """Whether a span or an event is of a request to a model."""
     operation = seen.named.get("gen_ai.operation.name")
     if operation is not None:
         return operation in _ASKS
@@ -110,7 +110,7 @@ def _asks(seen: Observed) -> bool:
 
 
 def _is_traced(record: Mapping[str, Any]) -> bool:
-    """Whether it has spans, of which one is about a model."""
+    """Whether a record has spans or events of OpenTelemetry's, and at least one of them is about a model."""
     if not record.keys().isdisjoint(PACKETS) or is_jaeger(record):
         return True
     try:

@@ -1,11 +1,14 @@
 """Where OpenTelemetry's spans and events lie in a record, and what each of them says by name.
 
-That is OTLP's JSON, of spans (Tempo calls them batches) or of logs; Jaeger's, whose attributes are tags; a record
-of ``spans``, or with such in its ``data``, as MLflow's; or each is a record, as a console or a table has it, whose
-attributes are an object.
+A record may be:
 
-What a model was asked may be said in events: of a span, or of a log, where each message is one, and those of one
-span are one request. There they have to lie in one record.
+* OTLP's JSON, of spans (Tempo calls them batches) or of logs;
+* traces as Jaeger shows them, where attributes are called tags;
+* an object with ``spans``, or with such in its ``data``, as MLflow's;
+* one span, as a console or a table has it, whose attributes are an object.
+
+What a model was asked may be said in events of a span, or in those of a log. In a log each message is an event,
+and the events of one span are one request; they have to lie in one record.
 """
 
 from collections.abc import Iterator, Mapping
@@ -38,7 +41,7 @@ Named = dict[str, Any]
 
 
 class Observed(NamedTuple):
-    """A span, or an event of a log."""
+    """A span, or an event of a log, with its attributes by name."""
 
     span: Mapping[str, Any]
     named: Named
@@ -52,17 +55,17 @@ class Observed(NamedTuple):
 
     @property
     def own(self) -> int | None:
-        """What it is called, as a number."""
+        """A number for its id and its trace's, or None: it has no id."""
         return self._number(text_in(self._context, _IDS))
 
     @property
     def parent(self) -> int | None:
-        """The same of the one around it."""
+        """The same number of the span around it, or None: it is the outermost."""
         return self._number(text_in(self.span, _PARENTS))
 
     @property
     def _context(self) -> Mapping[str, Any]:
-        """Where its names are."""
+        """What of it has its ids: a field ``context``, or the span itself."""
         found = self.span.get("context")
         return found if isinstance(found, dict) and first(self.span, _IDS) is None else self.span
 
@@ -71,7 +74,7 @@ class Observed(NamedTuple):
 
 
 def observed_in(record: Mapping[str, Any]) -> Iterator[Observed]:
-    """All that a record has."""
+    """Every span and every event of a log that lies in a record."""
     if _LOGS in record:
         yield from _of_logs(record)
     elif is_jaeger(record):
@@ -89,14 +92,14 @@ def observed_in(record: Mapping[str, Any]) -> Iterator[Observed]:
 
 
 def spans_of(record: Mapping[str, Any]) -> list[Mapping[str, Any]]:
-    """Those that a record has, or lie in its data, as MLflow's; or that it is."""
+    """The spans that a record has, or has in its data, as MLflow's; or the one that it is."""
     data = record.get("data")
     outer = data if isinstance(data, dict) and "spans" in data else record
     return objects_in(outer, "spans") if "spans" in outer else [record]
 
 
 def attributes_of(span: Any) -> Mapping[str, Any] | None:
-    """Those that are an object."""
+    """The attributes of a span, where they are an object; None: there are none, or they are a list."""
     return next((one for field in ATTRIBUTES if isinstance(one := inside(span, field), dict)), None)
 
 
@@ -107,12 +110,12 @@ def is_jaeger(record: Mapping[str, Any]) -> bool:
 
 
 def first(named: Mapping[str, Any], names: tuple[str, ...]) -> str | None:
-    """The first of these names that there is."""
+    """The first of these names that has a value; None: none has."""
     return next((name for name in names if named.get(name) is not None), None)
 
 
 def text_in(named: Mapping[str, Any], names: tuple[str, ...]) -> str | None:
-    """What it says, as text."""
+    """The value of the first of these names that has one, as text; None: none has."""
     name = first(named, names)
     return None if name is None else str(named[name])
 
@@ -170,7 +173,7 @@ def _of_logs(record: Mapping[str, Any]) -> Iterator[Observed]:
 
 
 def _message(role: str, about: Named) -> Mapping[str, Any]:
-    """What one event says: a message, or what is in one, maybe as its JSON."""
+    """The message that an event stands for: its content is that message, or what it says, either maybe as JSON."""
     said = json_in(about.get(first(about, _CONTENT) or _CONTENT[0]))
     if not isinstance(said, dict):
         return {"role": role, "content": said}
@@ -185,7 +188,7 @@ def _by_name(attributes: list[Any]) -> Named:
 
 
 def _value(value: Any) -> Any:
-    """What an attribute is: its only field says as what; lists and objects have such in them."""
+    """The value of an attribute, as OTLP has it: in an object's only field, whose name is its type."""
     kind, found = next(iter(value.items()), ("", None)) if isinstance(value, dict) else ("", None)
     if kind == "intValue" and isinstance(found, str) and found.isdecimal():
         return int(found)
