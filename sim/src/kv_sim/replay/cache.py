@@ -40,7 +40,7 @@ _NONE: Ints = np.zeros(0, dtype=np.int64)
 
 @dataclass(frozen=True)
 class Setup:
-    """What is replayed on."""
+    """One server's caches, on which a trace is replayed: their sizes, and what they do."""
 
     policy: str = USUAL_POLICY
     capacity: int = 0

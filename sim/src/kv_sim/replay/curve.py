@@ -31,7 +31,7 @@ class Totals:
         return cls(columns.references, int(columns.full_counts.sum()), columns.input_tokens, columns.block_tokens)
 
     def plus(self, more: "Totals") -> "Totals":
-        """Both together; they have blocks of one size."""
+        """The sum of both, which have blocks of one size."""
         return Totals(
             self.blocks + more.blocks,
             self.full_blocks + more.full_blocks,
@@ -51,18 +51,18 @@ class Ratios:
 
 @dataclass(frozen=True)
 class Hits:
-    """Sums of hits."""
+    """How many blocks were hits, how many of them were full ones, and how many tokens they have."""
 
     blocks: int
     full_blocks: int
     tokens: int
 
     def plus(self, more: "Hits") -> "Hits":
-        """Both together."""
+        """The sum of both."""
         return Hits(self.blocks + more.blocks, self.full_blocks + more.full_blocks, self.tokens + more.tokens)
 
     def minus(self, fewer: "Hits") -> "Hits":
-        """What is in these alone."""
+        """What is left of these without those."""
         return Hits(self.blocks - fewer.blocks, self.full_blocks - fewer.full_blocks, self.tokens - fewer.tokens)
 
     def ratios(self, totals: Totals) -> Ratios:
@@ -139,7 +139,7 @@ class CurveBuilder:
             self._add_last(request, depth)
 
     def build(self) -> Curve:
-        """The sums."""
+        """The curve of all that was noted."""
         rising = self._begins + self._ends
         slopes = np.repeat(np.array([1, -1], dtype=np.int64), len(self._begins))
         return Curve(

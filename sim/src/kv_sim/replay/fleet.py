@@ -76,7 +76,7 @@ class Share:
 
     @cached_property
     def shape(self) -> Shape:
-        """Its shape."""
+        """The shape of the share, as a trace by itself."""
         return shape_of(self.columns)
 
     @cached_property
@@ -171,7 +171,7 @@ class RoutedTrace:
 
 
 def add_up(hits: Iterable[Hits]) -> Hits:
-    """All hits together."""
+    """The sum of several hits, such as those of each server."""
     return reduce(Hits.plus, hits, Hits(0, 0, 0))
 
 

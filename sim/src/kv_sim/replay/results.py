@@ -129,7 +129,7 @@ def counts_of(tiers: Tiers, outcome: Outcome, totals: Totals, footprint: Footpri
 
 
 def results_of(trace: RoutedTrace, outcomes: Sequence[Outcome], footprint: Footprint) -> Replays:
-    """Count everything."""
+    """From what replays left behind to what is shown of each, and what no policy can beat."""
     columns, shape = trace.columns, trace.routed_shape
     totals = Totals.of(columns)
     best: dict[int, Ratios] = {}

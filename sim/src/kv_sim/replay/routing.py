@@ -27,7 +27,7 @@ USUAL: Final = Routing.ROUND_ROBIN
 
 
 def find_routing(name: str, option: str = "--routing") -> Routing:
-    """By its name."""
+    """The way of a name; an unknown one is refused."""
     known = {one.value: one for one in Routing}
     if name not in known:
         raise ConfigError(f"{option}: {unknown_name('routing', name, known)}")

@@ -139,7 +139,7 @@ class _Dealer:
         return [share.columns for share in dealt]
 
     def load(self) -> Load | None:
-        """What everybody got."""
+        """What came to each server; None: there is one alone."""
         if self.servers == 1:
             return None
         if self._fleet.needs_sessions and not self._has_sessions:

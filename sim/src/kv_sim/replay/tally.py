@@ -49,11 +49,11 @@ class Tiers(NamedTuple):
     disk: Hits
 
     def plus(self, more: "Tiers") -> "Tiers":
-        """Both together."""
+        """The sum of both, tier by tier."""
         return Tiers(*(one.plus(other) for one, other in zip(self, more, strict=True)))
 
     def together(self) -> Hits:
-        """Whoever answered."""
+        """The sum over all tiers: hits, whoever answered."""
         return self.gpu.plus(self.cpu).plus(self.disk)
 
 

@@ -27,7 +27,7 @@ class Said:
 
     @property
     def words(self) -> str:
-        """Without its role."""
+        """What it says, without its role."""
         return "".join(self.text).partition("|>")[2]
 
 

@@ -31,7 +31,7 @@ def prompts_in_column(found: Mapping[str, Any], column: str) -> list[Prompt]:
 
 
 def answers_of(found: Mapping[str, Any], column: str) -> str:
-    """What was answered."""
+    """The answer that a column has, which must be text."""
     answer = found[column]
     if not isinstance(answer, str):
         raise MalformedError(f"{column}: expected text, got {type(answer).__name__}; output=COLUMN is a length")

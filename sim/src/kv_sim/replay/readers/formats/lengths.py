@@ -16,7 +16,7 @@ Time = Callable[[Mapping[str, Any], str], int | float]
 
 @dataclass(frozen=True)
 class _Fields:
-    """What is where."""
+    """Which fields of a record have its time and its lengths."""
 
     time: str
     input: str
