@@ -1,6 +1,6 @@
 """Every format is recognized, and becomes the same kind of trace."""
 
-import kv_sim_more_traces
+import kv_sim_foreign_traces
 import pytest
 from kv_sim_formats import CASES, options_for
 from kv_sim_records import seen
@@ -26,7 +26,7 @@ READ = {
     "conversations": ([(35, 7), (53, 2)], 2),
     "conversations-dated": ([(35, 7), (53, 2)], 2),
     "openai": ([(33, 7), (35, 7)], 1),
-    **kv_sim_more_traces.READ,
+    **kv_sim_foreign_traces.READ,
 }
 """Tokens in and out, and how many blocks the second request has of the first one's."""
 

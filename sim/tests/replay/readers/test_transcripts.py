@@ -3,7 +3,7 @@
 import json
 
 import pytest
-from kv_sim_more_traces import CASES, SAID, lengths, rolled, shared, transcribed
+from kv_sim_foreign_traces import CASES, SAID, lengths, rolled, shared, transcribed
 from kv_sim_transcripts import answer, call, characters, result, tokens, told, user
 
 from kv_api import ConfigError

@@ -3,7 +3,7 @@
 import gzip
 
 import pytest
-from kv_sim_more_traces import SAID, lengths, shared, user
+from kv_sim_foreign_traces import SAID, lengths, shared, user
 from kv_sim_records import lines, mooncake
 
 from kv_api import ConfigError

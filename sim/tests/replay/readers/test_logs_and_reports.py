@@ -5,7 +5,7 @@ import re
 from pathlib import Path
 
 import pytest
-from kv_sim_more_traces import ASKED, MORE, SAID, lengths, shared, user
+from kv_sim_foreign_traces import ASKED, MORE, SAID, lengths, shared, user
 
 from kv_api import ConfigError
 from kv_sim.replay.readers.catalogue import FORMATS

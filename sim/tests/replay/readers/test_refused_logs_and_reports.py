@@ -3,7 +3,7 @@
 import json
 
 import pytest
-from kv_sim_more_traces import ASKED, CASES, lengths, otlp, span, user
+from kv_sim_foreign_traces import ASKED, CASES, lengths, otlp, span, user
 
 from kv_api import ConfigError
 from kv_sim.replay.readers.catalogue import FORMATS
