@@ -6,10 +6,10 @@ from kv_sim_formats import CASES, options_for
 from kv_sim_records import seen
 from kv_sim_slow_replay import same
 
+from kv_sim.replay.caches.shape import shape_of
 from kv_sim.replay.readers.catalogue import FORMATS
 from kv_sim.replay.readers.objects import gathered, objects_of
 from kv_sim.replay.readers.opening import open_trace
-from kv_sim.replay.shape import shape_of
 
 READ = {
     "mooncake": ([(1500, 7), (1024, 7)], 2),

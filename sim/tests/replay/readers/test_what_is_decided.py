@@ -13,14 +13,14 @@ from kv_sim_slow_replay import same
 
 from kv_api import ConfigError
 from kv_sim.replay import columns as columns_module
-from kv_sim.replay.bounds import infinite_hits
+from kv_sim.replay.caches.bounds import infinite_hits
+from kv_sim.replay.caches.shape import shape_of
 from kv_sim.replay.columns import ColumnsBuilder
 from kv_sim.replay.readers.naming import IdMeaning, IdScope, digest
 from kv_sim.replay.readers.opening import open_trace
 from kv_sim.replay.readers.options import OnError, Partial, TraceOptions, Unsorted
 from kv_sim.replay.readers.sharing import parse_sharing
 from kv_sim.replay.readers.source import files_of
-from kv_sim.replay.shape import shape_of
 from kv_sim.replay.trace import TraceRequest
 
 

@@ -4,10 +4,10 @@ from collections.abc import Mapping
 from dataclasses import asdict
 from typing import Any
 
+from kv_sim.replay.caches.tally import AGE_EDGES_SECONDS
 from kv_sim.replay.results import Replays
 from kv_sim.replay.sizing import Sizing
 from kv_sim.replay.stream import StreamReplays
-from kv_sim.replay.tally import AGE_EDGES_SECONDS
 
 
 def replays_as_json(found: Replays | StreamReplays, model: str | None = None) -> Mapping[str, Any]:

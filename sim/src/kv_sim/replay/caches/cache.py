@@ -25,10 +25,10 @@ import numpy as np
 from kv_api import ConfigError, OffloadKey, ReqContext
 from kv_offload import StoreWhen
 from kv_offload_cpu import AtOnceManager
+from kv_sim.replay.caches.gpu_tier import GpuTier
+from kv_sim.replay.caches.leaving import Due, LeavingTier, Owner
+from kv_sim.replay.caches.medium import MediumRun, Traffic
 from kv_sim.replay.columns import Columns, Ints
-from kv_sim.replay.gpu_tier import GpuTier
-from kv_sim.replay.leaving import Due, LeavingTier, Owner
-from kv_sim.replay.medium import MediumRun, Traffic
 from kv_sim.replay.policies import USUAL_POLICY
 from kv_sim.replay.trace import Tell
 

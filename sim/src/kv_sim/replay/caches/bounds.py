@@ -16,9 +16,9 @@ from typing import Final
 
 import numpy as np
 
+from kv_sim.replay.caches.curve import Hits
+from kv_sim.replay.caches.shape import NOBODY, Shape
 from kv_sim.replay.columns import Columns, Ints
-from kv_sim.replay.curve import Hits
-from kv_sim.replay.shape import NOBODY, Shape
 
 _STEPS_AT_ONCE: Final = 1 << 16
 

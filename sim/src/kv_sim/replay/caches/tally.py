@@ -8,10 +8,10 @@ from typing import Final, NamedTuple
 
 import numpy as np
 
-from kv_sim.replay.cache import Outcome
+from kv_sim.replay.caches.cache import Outcome
+from kv_sim.replay.caches.curve import Hits
+from kv_sim.replay.caches.shape import NOBODY, Shape
 from kv_sim.replay.columns import Columns, Ints
-from kv_sim.replay.curve import Hits
-from kv_sim.replay.shape import NOBODY, Shape
 
 WINDOWS: Final = 60
 AGE_EDGES_SECONDS: Final = (1, 3, 10, 30, 60, 180, 600, 1800, 3600, 10_800, 36_000, 86_400)

@@ -17,7 +17,7 @@ from itertools import islice
 
 from kv_api import OffloadKey
 from kv_offload import look_ahead
-from kv_sim.replay.gpu_tier import GpuTier
+from kv_sim.replay.caches.gpu_tier import GpuTier
 
 
 @dataclass(eq=False)

@@ -17,9 +17,9 @@ the whole front of it: `longest_prompt` says where to ask the manager instead.
 
 from enum import Enum
 
+from kv_sim.replay.caches.curve import Curve, CurveBuilder
+from kv_sim.replay.caches.shape import NOBODY, Shape
 from kv_sim.replay.columns import Columns
-from kv_sim.replay.curve import Curve, CurveBuilder
-from kv_sim.replay.shape import NOBODY, Shape
 
 
 class Order(Enum):
