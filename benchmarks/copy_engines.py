@@ -19,15 +19,15 @@ these jobs move meanwhile, in GB/s: medians of ``--beside`` times. Before the ta
 beside a kernel that keeps some multiprocessors to itself and does nothing: no kernel that lasts as long as a copy
 costs less.
 
-``--programs 1 2 8`` measures ``cuda-gather`` with as many programs, too, as ``cuda-gather/1`` and so on, and
-``--calls 16 128`` measures ``cuda-batch`` in calls of as many copies.
+``--programs 1,2,8`` measures ``cuda-gather`` with as many programs, too, as ``cuda-gather/1`` and so on, and
+``--calls 16,128`` measures ``cuda-batch`` in calls of as many copies.
 
 Copies are given to the device by the thread that submits a job; with ``--in-thread`` ours are by threads that do
 nothing else.
 
     python benchmarks/copy_engines.py [--seconds 240] [--mebibytes 1024] [--layers 16] [--in-order] [--repeat 3]
-        [--in-thread] [--beside 3] [--json FILE] [--pages KIB …] [--counts N …] [--methods NAME …] [--programs N …]
-        [--calls N …]
+        [--in-thread] [--beside 3] [--json FILE] [--pages KIB,KIB] [--counts N,N] [--methods A,B]
+        [--programs N,N] [--calls N,N]
 
 It begins no case after ``--seconds``, and says what it left out. Without a GPU it says so and measures nothing.
 Needs kv-offload-cpu[cuda].
@@ -41,6 +41,7 @@ import time
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
+from command.lists import list_of, some_of
 from gpu.peers import Loop
 from gpu.products import Jobs, Products
 from gpu.setting import LOOP, NAMES, Setting, parts_of
@@ -258,14 +259,14 @@ def main() -> None:
     parser.add_argument("--layers", type=count, default=16)
     parser.add_argument("--in-order", action="store_true", help="chunks that follow each other")
     parser.add_argument("--in-thread", action="store_true", help="our copies are given by threads of their own")
-    parser.add_argument("--pages", type=count, nargs="+", default=PAGES_KIB, metavar="KIB")
-    parser.add_argument("--counts", type=count, nargs="+", default=COUNTS, metavar="N")
-    parser.add_argument("--methods", nargs="+", default=NAMES, choices=NAMES, metavar="NAME")
+    parser.add_argument("--pages", type=list_of(count), default=PAGES_KIB, metavar="KIB,KIB")
+    parser.add_argument("--counts", type=list_of(count), default=COUNTS, metavar="N,N")
+    parser.add_argument("--methods", type=some_of(NAMES), default=NAMES, metavar="A,B")
     parser.add_argument(
-        "--programs", type=count, nargs="+", default=[], metavar="N", help="of cuda-gather's kernel"
+        "--programs", type=list_of(count), default=[], metavar="N,N", help="of cuda-gather's kernel"
     )
     parser.add_argument(
-        "--calls", type=count, nargs="+", default=[], metavar="N", help="copies in one of cuda-batch"
+        "--calls", type=list_of(count), default=[], metavar="N,N", help="copies in one of cuda-batch"
     )
     parser.add_argument("--json", metavar="FILE")
     arguments = parser.parse_args()

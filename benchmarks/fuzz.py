@@ -4,7 +4,7 @@ Two kinds of world: `default`, which is `WorldConfig()` for every seed, and `dra
 as `kv-sim fuzz` does. A cell is the best of `--repeat` rounds over the same seeds, in processor time of one core.
 Shares come from one more round under cProfile; what libraries do counts for whoever calls them.
 
-    python benchmarks/fuzz.py [--histories 40] [--repeat 2] [--subject NAME ...] [--json FILE]
+    python benchmarks/fuzz.py [--histories 40] [--repeat 2] [--subject A,B] [--json FILE]
 """
 
 from __future__ import annotations
@@ -22,6 +22,9 @@ from pathlib import PurePath
 from random import Random
 from typing import Any
 
+from command.lists import some_of
+
+from kv_sim.command.table import aligned
 from kv_sim.config import WorldConfig
 from kv_sim.examples.catalogue import SUBJECTS
 from kv_sim.history.draws import config_for
@@ -115,20 +118,12 @@ def _callers(
     return found
 
 
-def table(header: list[str], rows: list[list[str]]) -> None:
-    """Print a table with its columns aligned."""
-    widths = [max(map(len, column)) for column in zip(header, *rows, strict=True)]
-    for row in [header, *rows]:
-        cells = [c.rjust(w) if i else c.ljust(w) for i, (c, w) in enumerate(zip(row, widths, strict=True))]
-        print("  ".join(cells).rstrip())
-
-
 def main() -> None:
     """Measure and print."""
     parser = argparse.ArgumentParser(description="Engine steps a second of the testbed.")
     parser.add_argument("--histories", type=int, default=40)
     parser.add_argument("--repeat", type=int, default=2)
-    parser.add_argument("--subject", nargs="+", choices=list(SUBJECTS), default=list(SUBJECTS))
+    parser.add_argument("--subject", type=some_of(SUBJECTS), default=list(SUBJECTS), metavar="A,B")
     parser.add_argument("--json", metavar="FILE")
     arguments = parser.parse_args()
     rows, results, notes = [], [], []
@@ -141,7 +136,8 @@ def main() -> None:
             results.append({"subject": name, "world": world, "rate": rate, "shares": parts, "slowest": slowest})
             notes += [f"{name}, {world} world, seed {seed} breaks an invariant" for seed in sorted(broken)]
             rows.append([name, world, f"{rate:.0f}", *(f"{parts[part]:.0%}" for part in PARTS), slowest[0][0]])
-    table(["subject", "world", "steps/s", *PARTS, "slowest function"], rows)
+    header = ["subject", "world", "steps/s", *PARTS, "slowest function"]
+    print("\n".join(aligned([header, *rows])))
     rates = [result["rate"] for result in results if result["world"] == "default"]
     verdict = "reached" if min(rates) >= GOAL else "missed"
     if notes:

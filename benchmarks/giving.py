@@ -6,7 +6,7 @@ GB/s of jobs of ``--mebibytes``, one way and both ways at once, their share of a
 time in which the thread that submits was held. Both ways are four jobs each in turn. The best of ``--repeat``.
 Threads want a core each, so two cores are one too few for both ways.
 
-    python benchmarks/giving.py [--per-copy 0.6] [--per-call 1] [--mebibytes 256] [--pages KIB …] [--repeat 10]
+    python benchmarks/giving.py [--per-copy 0.6] [--per-call 1] [--mebibytes 256] [--pages KIB,KIB] [--repeat 10]
         [--json FILE]
 
 Needs kv-offload-cpu and llvmlite.
@@ -23,6 +23,7 @@ from functools import partial
 from typing import Any
 
 import numpy as np
+from command.lists import list_of
 from submission import LAYERS, Table, job_of
 
 from kv_offload_cpu import Direction
@@ -241,7 +242,7 @@ def main() -> None:
     parser.add_argument("--per-copy", type=float, default=0.6, metavar="µs")
     parser.add_argument("--per-call", type=float, default=1.0, metavar="µs")
     parser.add_argument("--mebibytes", type=int, default=256)
-    parser.add_argument("--pages", type=int, nargs="+", default=PAGES_KIB, metavar="KIB")
+    parser.add_argument("--pages", type=list_of(int), default=PAGES_KIB, metavar="KIB,KIB")
     parser.add_argument("--repeat", type=int, default=10)
     parser.add_argument("--json", metavar="FILE")
     arguments = parser.parse_args()

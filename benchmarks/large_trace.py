@@ -16,8 +16,8 @@ from replay import best_of, curve_of, take_turns, with_statistics
 
 from kv_sim.command.table import aligned
 from kv_sim.replay import Columns
+from kv_sim.replay.caches.shape import shape_of
 from kv_sim.replay.columns import ColumnsBuilder
-from kv_sim.replay.shape import shape_of
 from kv_sim.replay.sizing import usual_capacities
 
 

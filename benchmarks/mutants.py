@@ -5,7 +5,7 @@ one larger, True for False, a statement dropped. Not changed is what the testbed
 recounts (`check`), errors, assertions, annotations. Each mutant runs in a process of its own, over subjects that
 use the package, until a checker objects. A mutant that never ends counts as found, too.
 
-    python benchmarks/mutants.py [--package kv_multi …] [--sample 20] [--histories 60] [--jobs 1] [--json FILE]
+    python benchmarks/mutants.py [--package A,B] [--sample 20] [--histories 60] [--jobs 1] [--json FILE]
 
 `--only FILE:LINE` runs those of one place. What survives is printed, to be judged: some mutants behave
 as the original does. With `--own-tests`, what the testbed doesn't find is left to the package's own tests: `tests`
@@ -32,6 +32,7 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
+from command.lists import some_of
 from mutation.changes import PACKAGES, Mutant, Mutated, mutants_of, origin_of
 from mutation.own_tests import tests_fail
 
@@ -198,7 +199,7 @@ def judged(
 def main() -> None:
     """Judge and print."""
     parser = argparse.ArgumentParser(description="Mutants of our packages under the testbed.")
-    parser.add_argument("--package", nargs="+", choices=list(PACKAGES), default=list(PACKAGES))
+    parser.add_argument("--package", type=some_of(PACKAGES), default=list(PACKAGES), metavar="A,B")
     parser.add_argument("--sample", type=int, default=20, help="how many of each package; 0: all")
     parser.add_argument("--seed", type=int, default=0, help="of the sample")
     parser.add_argument("--histories", type=int, default=60, help="of each subject, before a mutant has survived")

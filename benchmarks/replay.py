@@ -35,14 +35,14 @@ from kv_api import OffloadKey, ReqContext
 from kv_offload_cpu import POLICIES, AtOnceManager
 from kv_sim.command.table import aligned
 from kv_sim.replay import Columns, open_trace
-from kv_sim.replay.bounds import Bounds, min_hits
-from kv_sim.replay.cache import Setup, keys_of, replay_cache
+from kv_sim.replay.caches.bounds import Bounds, min_hits
+from kv_sim.replay.caches.cache import Setup, keys_of, replay_cache
+from kv_sim.replay.caches.curve import Totals
+from kv_sim.replay.caches.shape import shape_of
+from kv_sim.replay.caches.stack import Order, lru_curve
+from kv_sim.replay.caches.tally import ages_of, hits_by_tier, series_of
 from kv_sim.replay.columns import ColumnsBuilder
-from kv_sim.replay.curve import Totals
-from kv_sim.replay.shape import shape_of
 from kv_sim.replay.sizing import usual_capacities
-from kv_sim.replay.stack import Order, lru_curve
-from kv_sim.replay.tally import ages_of, hits_by_tier, series_of
 
 CAPACITIES = {
     "mooncake-conversation": (182, 1827, 9139, 18279, 45697),

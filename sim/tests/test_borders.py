@@ -14,22 +14,32 @@ pytestmark = pytest.mark.once  # what is written says nothing of who reads it
 
 ROOT = Path(kv_sim.__file__).parent
 WORLD = {
-    *("actions", "checkers", "config", "engine", "engines", "guard", "history", "memory", "rest"),
+    *("actions", "calls", "checkers", "config", "engine", "engines", "guard", "history", "memory", "rest"),
     *("site", "subject", "violation", "world", "world_state"),
 }
-WORKED_OUT = ("replay", "replay/readers", "replay/timed", "replay/timed/connectors", "replay/timed/engine")
+WORKED_OUT = (
+    "replay",
+    "replay/caches",
+    "replay/readers",
+    "replay/readers/formats",
+    "replay/timed",
+    "replay/timed/connectors",
+    "replay/timed/engine",
+)
 
 
-def known_to(part: str) -> set[str]:
-    """What the modules of a folder, or a module, import of the package's other parts; when they run, too."""
-    files = ROOT.glob(f"{part}/**/*.py") if (ROOT / part).is_dir() else [ROOT / f"{part}.py"]
+def known_to(part: str, folder: str = "") -> set[str]:
+    """What a part, a folder or a module, imports of the other parts of its folder; when it runs, too."""
+    inside = ROOT / folder
+    package = ".".join(["kv_sim", *filter(None, folder.split("/"))])
+    files = inside.glob(f"{part}/**/*.py") if (inside / part).is_dir() else [inside / f"{part}.py"]
     found = set()
     for file in files:
         for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
-            if isinstance(node, ast.ImportFrom) and node.module == "kv_sim":
+            if isinstance(node, ast.ImportFrom) and node.module == package:
                 found |= {alias.name for alias in node.names}
-            elif isinstance(node, ast.ImportFrom) and (node.module or "").startswith("kv_sim."):
-                found.add((node.module or "").split(".")[1])
+            elif isinstance(node, ast.ImportFrom) and (node.module or "").startswith(f"{package}."):
+                found.add((node.module or "").removeprefix(f"{package}.").split(".")[0])
     return found - {part}
 
 
@@ -66,6 +76,21 @@ def test_folders_stand_on_each_other() -> None:
 )
 def test_a_folder_knows_what_it_needs(folder: str, others: set[str]) -> None:
     assert known_to(folder) == others
+
+
+@pytest.mark.parametrize(
+    ("folder", "others"),
+    [("caches", {"columns", "policies", "trace"}), ("readers", {"columns", "trace", "units"})],
+)
+def test_a_folder_of_replays_knows_what_it_needs(folder: str, others: set[str]) -> None:
+    assert known_to(folder, "replay") == others
+
+
+def test_what_formats_share_knows_none_of_them() -> None:
+    """But for who lists them, who reads a column as one, and who knows records with a delay."""
+    shared = {path.stem for path in (ROOT / "replay/readers").glob("*.py")}
+    know = {part for part in shared if "formats" in known_to(part, "replay/readers")}
+    assert know == {"catalogue", "own_prompts", "times"}
 
 
 @pytest.mark.parametrize(

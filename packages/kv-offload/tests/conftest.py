@@ -8,6 +8,7 @@ sys.path.append(str(Path(__file__).parent / "support"))
 
 import kv_offload_configs as configs
 import kv_offload_medium as medium
+from kv_offload_tails import CACHE
 
 from kv_api import KVConnectorRole
 
@@ -67,3 +68,13 @@ def fenced(make, manager):
 def held(make, manager):
     """One that stores at the end."""
     return make(hold_blocks="always"), manager
+
+
+@pytest.fixture
+def tails(make, manager):
+    """A scheduler's side for tokens and two groups of states, with fences, and its manager."""
+
+    def make_one(cache=CACHE, **extra):
+        return make(**{"hold_blocks": "never", "cache": cache, **extra}), manager
+
+    return make_one

@@ -4,8 +4,8 @@ Start at ``kv_sim.world.World``, or on the command line with ``kv-sim fuzz``.
 
 ========================== ================================================================================
 a world                    ``world`` over ``world_state``, as ``config`` has it; at a ``site`` is one engine of it.
-                           Its ``subject`` is a connector behind a ``guard``, it breaks with a ``violation`` and
-                           comes to ``rest``
+                           Its ``subject`` is a connector behind a ``guard``, which marks its ``calls``; it breaks
+                           with a ``violation`` and comes to ``rest``
 what it consists of        ``engine/``, the model, or another of ``engines``; ``memory/``; ``checkers/``
 what happens in it         ``actions``, drawn and counted in ``history/``; ``watching/`` looks at it
 finding failures           ``fuzz``, ``campaign/``, ``conformance/``, ``growth/``; ``pytest_plugin``

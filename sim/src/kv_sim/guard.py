@@ -8,12 +8,12 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
-from itertools import count
-from types import CoroutineType, FrameType, SimpleNamespace
+from types import CoroutineType, SimpleNamespace
 from typing import Any, Final
 
 from kv_api import ConfigError, KVConnectorBase_V1, KVConnectorRole
 from kv_factory import KVConnectorFactory
+from kv_sim import calls
 from kv_sim.checkers import accounting, answers, protocol, work
 from kv_sim.checkers.children import Children
 from kv_sim.checkers.served import Served
@@ -25,8 +25,6 @@ _LIBRARIES: Final = frozenset({"kv_sim", "kv_api", "kv_factory", "numpy", "torch
 
 _RAISED: Final = (Exception, SystemExit, CalledAgain, DidNotReturn)
 """What a connector raises. Whoever calls ``sys.exit`` ends a server, and must not end the testbed."""
-
-_calls = count()
 
 LogCall = Callable[[str, str, tuple[Any, ...], Any], None]
 """(side, method, arguments, answer); a side is ``scheduler``, or ``worker`` and its rank"""
@@ -40,9 +38,10 @@ class NotCreated(Violation):
     """The connector's constructor raised."""
 
 
+@calls.calls_a_connector
 def create(config: Any, role: KVConnectorRole, kv_cache_config: Any, referee: Referee) -> KVConnectorBase_V1:
     """Create one object of a connector, through the factory. A configuration that it refuses is no violation."""
-    next(_calls)
+    next(calls.numbers)
     try:
         return KVConnectorFactory.create_connector(config, role, kv_cache_config)
     except (ConfigError, Violation, TestbedError):
@@ -158,9 +157,10 @@ class Guard:
         self._log(self._side, name, args, answer)
         return answer
 
+    @calls.calls_a_connector
     def _ask(self, name: str, *args: Any, **kwargs: Any) -> Any:
         # Written out: a context manager costs as much as most calls.
-        next(_calls)
+        next(calls.numbers)
         try:
             answer = getattr(self.connector, name)(*args, **kwargs)
         except (Violation, HistoryEnds, TestbedError):
@@ -185,20 +185,6 @@ class Guard:
         method = partial(self.call, name)
         setattr(self, name, method)
         return method
-
-
-def count_a_call() -> int:
-    """A number for a call, or for a look: the next one's is one higher."""
-    return next(_calls)
-
-
-def is_within_a_call(frame: FrameType | None) -> bool:
-    """Whether a connector is being called."""
-    while frame is not None:
-        if frame.f_code in (Guard._ask.__code__, create.__code__):
-            return True
-        frame = frame.f_back
-    return False
 
 
 def called_at(error: BaseException) -> str | None:

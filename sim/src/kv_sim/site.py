@@ -46,7 +46,7 @@ class Shared:
 
 
 class Site:
-    """Where an action happens."""
+    """One engine with its connector, where an action happens."""
 
     def __init__(
         self,

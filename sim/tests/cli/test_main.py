@@ -123,6 +123,22 @@ def test_what_only_unix_has_is_not_needed(tmp_path: Path) -> None:
     assert json.loads((tmp_path / "replay.json").read_text())["requests"] == 50
 
 
+TYPED = """
+import sys
+from kv_sim.cli.main import COMMANDS
+from kv_sim.cli.options import parse
+for line in ("fuzz --seed 3", "replay a --fidelity cache", "size a", "conform a", "zoo", "campaign", "subjects"):
+    parse(COMMANDS, line.split())
+print({"numpy", "kv_sim.guard", "kv_sim.engine"} & sys.modules.keys())
+"""
+
+
+@pytest.mark.once
+def test_what_is_typed_is_understood_before_anything_large_is_imported() -> None:
+    done = subprocess.run([sys.executable, "-c", TYPED], capture_output=True, text=True, check=False)
+    assert (done.stdout, done.stderr) == ("set()\n", "")
+
+
 @pytest.mark.once
 def test_a_digest_does_not_depend_on_the_process(tmp_path: Path) -> None:
     short = "fuzz --seed 3 --actions 12 --digest"

@@ -12,14 +12,15 @@ from hypothesis import strategies as st
 from kv_sim_slow_replay import BLOCK, lru_hits, min_hits, prefix_trace, trace_of
 
 from kv_api import ConfigError
-from kv_sim.replay import bounds, cache, sizing, stack, tally
-from kv_sim.replay.cache import _KEYS_LOOKED_FOR, Setup, _Context, keys_of, replay_cache
-from kv_sim.replay.curve import Hits, Ratios, Totals
+from kv_sim.replay import sizing
+from kv_sim.replay.caches import bounds, cache, stack, tally
+from kv_sim.replay.caches.cache import _KEYS_LOOKED_FOR, Setup, _Context, keys_of, replay_cache
+from kv_sim.replay.caches.curve import Hits, Ratios, Totals
+from kv_sim.replay.caches.medium import Traffic
+from kv_sim.replay.caches.shape import shape_of, uses_again
+from kv_sim.replay.caches.stack import Order, longest_prompt, lru_curve
 from kv_sim.replay.fleet import RoutedTrace
-from kv_sim.replay.medium import Traffic
-from kv_sim.replay.shape import shape_of, uses_again
 from kv_sim.replay.sizing import Around, Disk, sweep
-from kv_sim.replay.stack import Order, longest_prompt, lru_curve
 
 traces = st.builds(
     lambda seed, count, width, depth: prefix_trace(Random(seed), count, width, depth),

@@ -23,11 +23,11 @@ from kv_api import (
 from kv_offload_file import FileOffloadingSpec
 from kv_sim.cli.main import main
 from kv_sim.replay import replay, size
-from kv_sim.replay.cache import Outcome, Setup, replay_cache
+from kv_sim.replay.caches.cache import Outcome, Setup, replay_cache
+from kv_sim.replay.caches.medium import MediumRun, Traffic
+from kv_sim.replay.caches.stack import longest_prompt
 from kv_sim.replay.fleet import RoutedTrace
-from kv_sim.replay.medium import MediumRun, Traffic
 from kv_sim.replay.sizing import Around, Disk, size_trace, sweep
-from kv_sim.replay.stack import longest_prompt
 from kv_sim.replay.units import Footprint
 
 traces = st.builds(

@@ -9,10 +9,10 @@ import pytest
 
 from kv_sim.cli.main import main
 from kv_sim.replay import replay
+from kv_sim.replay.caches.tally import AGE_EDGES_SECONDS, Ages, Window
 from kv_sim.replay.report.chart import Mark
 from kv_sim.replay.report.page import _details
 from kv_sim.replay.report.style import STYLE
-from kv_sim.replay.tally import AGE_EDGES_SECONDS, Ages, Window
 
 
 class Page(HTMLParser):

@@ -3,13 +3,14 @@
 import pytest
 from kv_sim_slow_replay import block_ratio, fifo_hits, one_by_one_hits
 
-from kv_sim.replay import bounds, open_trace
-from kv_sim.replay.cache import Setup
-from kv_sim.replay.curve import Totals
+from kv_sim.replay import open_trace
+from kv_sim.replay.caches import bounds
+from kv_sim.replay.caches.cache import Setup
+from kv_sim.replay.caches.curve import Totals
+from kv_sim.replay.caches.shape import shape_of
+from kv_sim.replay.caches.stack import Order, lru_curve
 from kv_sim.replay.fleet import RoutedTrace
 from kv_sim.replay.parallel import replay_all
-from kv_sim.replay.shape import shape_of
-from kv_sim.replay.stack import Order, lru_curve
 
 ROUNDED = 0.0005 + 1e-9
 """The references have three digits."""

@@ -6,10 +6,10 @@ import pytest
 
 from kv_api import ConfigError
 from kv_sim.replay import TraceOptions, open_trace, size
-from kv_sim.replay.curve import Ratios
+from kv_sim.replay.caches.curve import Ratios
+from kv_sim.replay.caches.shape import shape_of
 from kv_sim.replay.fleet import RoutedTrace
 from kv_sim.replay.recommended import recommend
-from kv_sim.replay.shape import shape_of
 from kv_sim.replay.sizing import size_trace, usual_capacities
 from kv_sim.replay.units import Footprint
 

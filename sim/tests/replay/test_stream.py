@@ -13,11 +13,11 @@ from kv_sim_slow_replay import prefix_trace
 from kv_api import ConfigError
 from kv_sim.cli.main import main
 from kv_sim.replay import open_trace, stream
-from kv_sim.replay.cache import CacheRun, Setup, replay_cache
+from kv_sim.replay.caches.cache import CacheRun, Setup, replay_cache
 from kv_sim.replay.columns import Columns
 from kv_sim.replay.fleet import RoutedTrace
 from kv_sim.replay.parallel import replay_all
-from kv_sim.replay.readers import opening
+from kv_sim.replay.readers import meaning, opening
 from kv_sim.replay.readers.naming import Evidence
 from kv_sim.replay.readers.opening import open_stream
 from kv_sim.replay.results import CacheCounts, results_of
@@ -125,7 +125,7 @@ def test_memory_is_bounded_by_the_capacity(tmp_path, monkeypatch, setup):
     """Half of each prompt was there before, half is new; four times the requests take no more memory."""
     monkeypatch.setattr(stream, "PART_REQUESTS", 32)
     monkeypatch.setattr(opening, "_LOOK_AT", 50)
-    monkeypatch.setattr(opening, "Evidence", lambda: Evidence(limit=500))
+    monkeypatch.setattr(meaning, "Evidence", lambda: Evidence(limit=500))
     monkeypatch.setattr("kv_offload_cpu.manager.OfferTracker", small_tracker)
     random = Random(1)
     ids = [[*made_ids(random.randrange(20)), *made_ids(1000 + n)] for n in range(800)]

@@ -2,7 +2,7 @@
 
 import json
 
-import kv_sim_more_traces
+import kv_sim_foreign_traces
 from kv_sim_records import call, lines, mooncake, weka
 
 from kv_sim.replay.readers.options import TraceOptions
@@ -112,11 +112,11 @@ CASES = {
         16,
         [0, 3],
     ),
-    **kv_sim_more_traces.CASES,
+    **kv_sim_foreign_traces.CASES,
 }
 
 
 def options_for(name, **more):
-    lengths = ("azure", "burstgpt", "vidur", *kv_sim_more_traces.LENGTHS)
+    lengths = ("azure", "burstgpt", "vidur", *kv_sim_foreign_traces.LENGTHS)
     sharing = Sharing(1, 64, 0.0, 1.0) if name in lengths else None
     return TraceOptions(sharing=sharing, **more)

@@ -2,7 +2,7 @@
 
 import json
 
-from kv_sim_more_traces import rolled, transcribed
+from kv_sim_foreign_traces import rolled, transcribed
 
 ROLE = {"user": len("<|user|>"), "assistant": len("<|assistant|>")}
 

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from kv_p2p_carrier import REACHED, LocalCarrier
 from kv_p2p_engine import kv_cache_config, spec
-from kv_p2p_tcp import BLOCKS, HOST, PATIENCE, answer, ask, connect, wait_for
+from kv_p2p_tcp import BLOCKS, HOST, PATIENCE, answer, ask, connect, pull_at_random, wait_for
 
 from kv_p2p.frames import recv_frame, send_frame
 from kv_p2p.pulling.metadata import Hold, Part, Pull, Source
@@ -40,22 +40,12 @@ class TestBlocks:
     def test_they_arrive_bit_for_bit(self, carried, small_frames, seed):
         random = Random(seed)
         there, here = carried(1), carried(2, serves=False)
-        expected, sent = here.blocks, there.blocks
-        free = random.sample(range(BLOCKS), BLOCKS)
-        pulls = random.randint(1, 8)
-        for number in range(pulls):
-            held = [random.randrange(1, BLOCKS) for _ in range(random.randint(1, 12))]
-            there.serve(f"h{number}", *held)
-            first = random.randrange(len(held))
-            left = len(free) - (pulls - 1 - number)
-            targets = [free.pop() for _ in range(random.randint(1, min(len(held) - first, left)))]
-            here.pull(f"r{number}", there.source(f"h{number}"), *targets, first=first)
-            for place, target in enumerate(targets, first):
-                expected[target] = sent[held[place]]
+        sent = there.blocks
+        pulls, expected, filled_blocks = pull_at_random(random, there, here)
         here.wait_for_pulls(pulls)
         assert (sorted(here.pulled), here.failed) == ([f"r{index}" for index in range(pulls)], [])
         assert (here.blocks, there.blocks) == (expected, sent)
-        filled = (BLOCKS - len(free)) * here.pages.bytes_per_block
+        filled = filled_blocks * here.pages.bytes_per_block
         assert (here.pulled_bytes, here.carrier.read_bytes, there.carrier.read_bytes) == (filled, filled, 0)
         there.wait_for(lambda: len(there.served) == pulls)
         for one in (there, here):

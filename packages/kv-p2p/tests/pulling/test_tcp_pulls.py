@@ -7,7 +7,7 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
-from kv_p2p_tcp import BLOCKS, HOST, PATIENCE, answer, ask, connect, wait_for
+from kv_p2p_tcp import BLOCKS, HOST, PATIENCE, answer, ask, connect, pull_at_random, wait_for
 
 from kv_p2p.frames import send_frame
 from kv_p2p.pulling.pages import CachePages
@@ -29,29 +29,18 @@ class TestBlocks:
         random = Random(seed)
         there, here = worker(1), worker(2, serves=False)
         assert blocks_per_frame(there.pages) == 3
-        expected, sent = here.blocks, there.blocks
-        free = random.sample(range(BLOCKS), BLOCKS)
-        pulls = random.randint(1, 8)
-        for number in range(pulls):
-            held = [random.randrange(1, BLOCKS) for _ in range(random.randint(1, 12))]
-            there.serve(f"h{number}", *held)
-            first = random.randrange(len(held))
-            left = len(free) - (pulls - 1 - number)  # each of the others fills one, too
-            targets = [free.pop() for _ in range(random.randint(1, min(len(held) - first, left)))]
-            here.pull(f"r{number}", there.source(f"h{number}"), *targets, first=first)
-            for place, target in enumerate(targets, first):
-                expected[target] = sent[held[place]]
-        here.wait_for_pulls(number + 1)
-        assert (sorted(here.pulled), here.failed) == ([f"r{index}" for index in range(number + 1)], [])
+        sent = there.blocks
+        pulls, expected, filled = pull_at_random(random, there, here)
+        here.wait_for_pulls(pulls)
+        assert (sorted(here.pulled), here.failed) == ([f"r{index}" for index in range(pulls)], [])
         assert here.blocks == expected
         assert there.blocks == sent
-        filled = BLOCKS - len(free)
         assert (here.pulled_bytes, there.pulled_bytes) == (filled * here.pages.bytes_per_block, 0)
-        there.wait_for(lambda: len(there.served) == number + 1)
-        assert sorted(there.served) == [f"h{index}" for index in range(number + 1)]
+        there.wait_for(lambda: len(there.served) == pulls)
+        assert sorted(there.served) == [f"h{index}" for index in range(pulls)]
         for one in (there, here):
             one.poll()
-        assert (len(here.pulled), len(there.served)) == (number + 1, number + 1)
+        assert (len(here.pulled), len(there.served)) == (pulls, pulls)
 
     def test_a_frame_has_a_block_at_least(self, worker, monkeypatch):
         monkeypatch.setattr("kv_p2p.pulling.tcp.server.FRAME_BYTES", 1)

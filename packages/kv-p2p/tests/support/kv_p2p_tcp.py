@@ -175,6 +175,23 @@ class RawServer:
             one.close()
 
 
+def pull_at_random(random, there, here):
+    """Begin some pulls of random blocks. Returns how many, what blocks are here then, and how many are filled."""
+    expected, sent = here.blocks, there.blocks
+    free = random.sample(range(BLOCKS), BLOCKS)
+    pulls = random.randint(1, 8)
+    for number in range(pulls):
+        held = [random.randrange(1, BLOCKS) for _ in range(random.randint(1, 12))]
+        there.serve(f"h{number}", *held)
+        first = random.randrange(len(held))
+        left = len(free) - (pulls - 1 - number)  # each of the others fills one, too
+        targets = [free.pop() for _ in range(random.randint(1, min(len(held) - first, left)))]
+        here.pull(f"r{number}", there.source(f"h{number}"), *targets, first=first)
+        for place, target in enumerate(targets, first):
+            expected[target] = sent[held[place]]
+    return pulls, expected, BLOCKS - len(free)
+
+
 def frame_of(worker, *blocks):
     """What a server sends of these blocks of a worker."""
     memory = memoryview(bytearray(len(blocks) * worker.pages.bytes_per_block))

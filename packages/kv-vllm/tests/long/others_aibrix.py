@@ -14,14 +14,13 @@ import pytest
 from kv_vllm_aibrix import ByLayer, OnCpu
 from kv_vllm_aibrix_mended import Mended, MendedByLayer
 from kv_vllm_aibrix_runner import patched
-from kv_vllm_short_histories import comes, what_is_wrong
+from kv_vllm_short_histories import comes, rests, what_is_wrong
 from vllm.distributed.kv_transfer import kv_transfer_state
 from vllm.distributed.kv_transfer.kv_connector.v1.multi_connector import MultiConnector
 from vllm.v1.attention.backends.flash_attn import FlashAttentionBackend
 from vllm.v1.worker.gpu_model_runner import GPUModelRunner
 
 from kv_sim.actions import Action, Kind
-from kv_sim.checkers import at_rest
 from kv_sim.cli.main import main as kv_sim
 from kv_sim.config import WorldConfig
 from kv_sim.engine.request_spec import Turn
@@ -44,12 +43,6 @@ PREEMPT = Action(Kind.RESET, {"running": True, "connector": False})
 def found_in(actions, config=CONFIG, subject=AIBRIX, *, without=(), **settings):
     """What is wrong when everything has come to rest after these. A function gets the world."""
     return what_is_wrong(replace(subject, extra_config=settings), config, actions, without=without)
-
-
-def rests(world):
-    """All that is under way comes to an end."""
-    at_rest.check(world)
-    return True
 
 
 def has_loaded(**tokens):

@@ -9,10 +9,9 @@ from dataclasses import replace
 
 import pytest
 from kv_vllm_pegaflow import SERVERS, Mended, OnCpu
-from kv_vllm_short_histories import comes, what_is_wrong
+from kv_vllm_short_histories import comes, rests, what_is_wrong
 
 from kv_sim.actions import Action, Kind
-from kv_sim.checkers import at_rest
 from kv_sim.cli.main import main as kv_sim
 from kv_sim.config import GroupConfig, WorldConfig
 from kv_sim.history import draws
@@ -31,12 +30,6 @@ PREEMPT = Action(Kind.RESET, {"running": True, "connector": False})
 def found_in(actions, config=CONFIG, subject=PEGAFLOW, *, without=(), **settings):
     """What is wrong when everything has come to rest after these. A function gets the world."""
     return what_is_wrong(replace(subject, extra_config=settings), config, actions, without=without)
-
-
-def rests(world):
-    """All that is under way comes to an end."""
-    at_rest.check(world)
-    return True
 
 
 def test_what_was_stored_is_loaded():

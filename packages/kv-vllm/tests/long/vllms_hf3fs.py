@@ -16,13 +16,12 @@ import pytest
 from kv_vllm_hf3fs import SIGNALS, Failing, OnCpu
 from kv_vllm_hf3fs_mended import ForgetsNoTable, Mended
 from kv_vllm_hf3fs_server import SERVERS
-from kv_vllm_short_histories import comes, what_is_wrong
+from kv_vllm_short_histories import comes, rests, settles, what_is_wrong
 from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorBase_V1
 from vllm.distributed.kv_transfer.kv_connector.v1.hf3fs import hf3fs_connector
 from vllm.distributed.kv_transfer.kv_connector.v1.hf3fs.hf3fs_connector import HF3FSKVConnector
 
 from kv_sim.actions import Action, Kind
-from kv_sim.checkers import at_rest
 from kv_sim.cli.main import main as kv_sim
 from kv_sim.config import WorldConfig
 from kv_sim.guard import HistoryEnds
@@ -46,17 +45,6 @@ def found_in(actions, config=CONFIG, subject=HF3FS, *, without=(), **settings):
     """What is wrong when everything has come to rest after these. A function gets the world."""
     told = replace(subject, extra_config={**SETTINGS, **settings})
     return what_is_wrong(told, config, actions, without=without)
-
-
-def rests(world):
-    """All that is under way comes to an end."""
-    at_rest.check(world)
-    return True
-
-
-def settles(world):
-    """Copies end, if there are any."""
-    return world.apply(Action(Kind.SETTLE)) or True
 
 
 STORED = [comes("r1"), rests]

@@ -13,7 +13,7 @@ import pytest
 from kv_vllm_lmcache_mp import OnCpu
 from kv_vllm_lmcache_mp_mended import Mended
 from kv_vllm_lmcache_server import SERVERS
-from kv_vllm_short_histories import comes, what_is_wrong
+from kv_vllm_short_histories import comes, rests, settles, what_is_wrong
 from lmcache.integration.vllm.lmcache_mp_metadata import LMCacheMPRequestTracker
 from vllm.distributed.kv_transfer.kv_connector.v1 import lmcache_mp_connector
 from vllm.sampling_params import SamplingParams
@@ -51,17 +51,6 @@ def found_in(actions, config=CONFIG, subject=MENDED, *, without=(), **settings):
 def ends(name):
     """A client goes away."""
     return Action(Kind.ABORT, {"request": name})
-
-
-def rests(world):
-    """All that is under way comes to an end."""
-    at_rest.check(world)
-    return True
-
-
-def settles(world):
-    """Copies end, if there are any."""
-    return world.apply(Action(Kind.SETTLE)) or True
 
 
 def server():

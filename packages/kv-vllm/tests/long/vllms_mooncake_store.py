@@ -12,11 +12,10 @@ import pytest
 from kv_vllm_mooncake_pool import FAILED, Store
 from kv_vllm_mooncake_store import POOLS, Event, OnCpu
 from kv_vllm_mooncake_store_mended import Mended
-from kv_vllm_short_histories import comes, what_is_wrong
+from kv_vllm_short_histories import comes, rests, what_is_wrong
 from vllm.distributed.kv_transfer.kv_connector.v1.mooncake.store import worker as vllms_worker
 
 from kv_sim.actions import Action, Kind
-from kv_sim.checkers import at_rest
 from kv_sim.cli.main import main as kv_sim
 from kv_sim.config import WorldConfig
 from kv_sim.engine.request_spec import Turn
@@ -42,12 +41,6 @@ def found_in(actions, config=CONFIG, subject=STORE, *, without=(), traits=None, 
     """What is wrong when everything has come to rest after these. A function gets the world."""
     told = replace(subject, extra_config=settings, traits=subject.traits if traits is None else traits)
     return what_is_wrong(told, config, actions, without=without)
-
-
-def rests(world):
-    """All that is under way comes to an end."""
-    at_rest.check(world)
-    return True
 
 
 STORED = [comes("r1"), rests]

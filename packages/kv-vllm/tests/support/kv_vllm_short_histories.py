@@ -30,6 +30,17 @@ def bearer(name, tokens=9, *, reads=True):
     return comes(f"{name}-00000001", tokens, engine=1, skip_reading_prefix_cache=not reads)
 
 
+def rests(world):
+    """An action of these histories: all that is under way comes to an end."""
+    at_rest.check(world)
+    return True
+
+
+def settles(world):
+    """Another one: copies end, if there are any."""
+    return world.apply(Action(Kind.SETTLE)) or True
+
+
 def what_is_wrong(subject, config, *parts, without=()):
     """When everything has come to rest after each of these. A function gets the world."""
     world = World(config, subject)

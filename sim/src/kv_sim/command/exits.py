@@ -11,7 +11,7 @@ from inspect import currentframe
 from traceback import print_stack
 from typing import Any
 
-from kv_sim.guard import is_within_a_call
+from kv_sim.calls import is_within_a_call
 
 
 @contextmanager

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from types import FrameType
 
-from kv_sim.guard import count_a_call, is_within_a_call
+from kv_sim import calls
 from kv_sim.violation import DidNotReturn
 
 USUAL_SECONDS = 60.0
@@ -26,8 +26,8 @@ def ends_calls(seconds: float) -> Iterator[None]:
 
     def look(number: int, frame: FrameType | None) -> None:
         nonlocal seen
-        before, now = seen, count_a_call()
-        seen = now if is_within_a_call(frame) else None
+        before, now = seen, next(calls.numbers)
+        seen = now if calls.is_within_a_call(frame) else None
         if seen is not None and before is not None and now == before + 1:
             raise DidNotReturn(f"it hasn't returned for {seconds:g} s (--call-timeout)")
 

@@ -21,7 +21,7 @@ from kv_sim.command.console import (
 from kv_sim.command.interrupts import Told
 from kv_sim.config import BUILTIN_ENGINE
 from kv_sim.conformance import scenarios
-from kv_sim.conformance.report import line_to_paste, row_of, scenario_table, summary_lines, tell_failure
+from kv_sim.conformance.report import line_of_scenario, row_of, scenario_table, summary_lines, tell_failure
 from kv_sim.engines import find_engine
 from kv_sim.subject import PEERS, Subject
 
@@ -50,7 +50,7 @@ def conform(options: argparse.Namespace) -> int:
             if outcome.seed is None:  # no history had begun
                 raise
             narrowed = replace(subject, traits=scenario.traits)
-            line = line_to_paste(name, extra, narrowed, outcome.seed, options.engine, options.actions)
+            line = line_of_scenario(name, extra, narrowed, outcome.seed, options.engine, options.actions)
             say_that_testbed_failed(error, outcome.seed, line)
             return BROKEN
         outcomes.append(outcome)

@@ -133,11 +133,11 @@ def tell_failure(
 ) -> None:
     """Say what broke, shrunk and saved, as lines to paste."""
     assert failure.seed is not None, "a scenario's failure has a seed"
-    line = line_to_paste(name, extra, failure.subject, failure.seed, failure.config.engine, actions)
+    line = line_of_scenario(name, extra, failure.subject, failure.seed, failure.config.engine, actions)
     telling.tell(failure, line, folder, file_stem(name, failure.seed), say=say, note=note)
 
 
-def line_to_paste(
+def line_of_scenario(
     name: str, extra: str | None, subject: Subject, seed: int, engine: str, actions: int = USUAL_ACTIONS
 ) -> str:
     """The command that runs a history of a scenario again, whose traits the subject has."""

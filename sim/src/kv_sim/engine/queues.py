@@ -16,7 +16,7 @@ from kv_sim.memory.shadow import Shadow
 
 
 class Queues:
-    """Requests, and their blocks."""
+    """What a scheduler remembers from step to step; who schedules, admits or takes in outputs shares it."""
 
     def __init__(
         self, config: WorldConfig, connector: KVConnectorBase_V1, shadow: Shadow, *, all_groups: bool

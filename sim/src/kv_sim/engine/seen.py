@@ -35,7 +35,7 @@ class SeenBlocks(Protocol):
 
     @property
     def block_pool(self) -> SeenPool:
-        """The pool."""
+        """The pool that has all of them."""
         ...
 
     @property
@@ -49,7 +49,7 @@ class SeenBlocks(Protocol):
 
 
 class SeenScheduler(Protocol):
-    """The scheduler."""
+    """What is seen of a scheduler: its requests and their blocks."""
 
     @property
     def connector(self) -> Any:
@@ -73,12 +73,12 @@ class SeenScheduler(Protocol):
 
     @property
     def blocks(self) -> SeenBlocks:
-        """Its blocks."""
+        """Which requests have which GPU blocks."""
         ...
 
 
 class SeenOutcome(Protocol):
-    """What became of requests."""
+    """What is seen of the ends of requests."""
 
     @property
     def ended(self) -> Sequence[SimRequest]:
@@ -87,7 +87,7 @@ class SeenOutcome(Protocol):
 
 
 class SeenWorker(Protocol):
-    """The worker of a rank."""
+    """What is seen of the worker of a rank."""
 
     @property
     def connector(self) -> Any:

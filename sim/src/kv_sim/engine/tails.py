@@ -20,7 +20,7 @@ Groups = tuple[list[int], ...]
 
 
 class Tails:
-    """The states within blocks of one engine. ``_kept``: those that the next step of their request overwrites."""
+    """The states within blocks of one engine."""
 
     def __init__(self, config: WorldConfig, pool: BlockPool) -> None:
         self._config = config
@@ -28,10 +28,10 @@ class Tails:
         self._tokens_per_hash = config.block_size // config.hashes_per_block
         self._states = [group for group, spec in enumerate(config.groups) if spec.kind == "state"]
         self._kept: dict[str, int] = {}
-        """Request -> the boundary of the state that its last block has."""
+        """Request -> the boundary of the state in its last block, which its next step would overwrite."""
 
     def boundaries(self, request: SimRequest) -> list[int]:
-        """Where chunks of computing end: within blocks, before the last token of the prompt."""
+        """The boundaries within blocks where a step over the prompt ends: its last, and that of what it shares."""
         size, per_hash = self._config.block_size, self._tokens_per_hash
         last = request.num_prompt_tokens - 1
         ends = {min(tokens, last) // per_hash * per_hash for tokens in (last, request.spec.shared_tokens)}
@@ -63,7 +63,7 @@ class Tails:
     # -- keeping -------------------------------------------------------------------------------
 
     def keep(self, request: SimRequest, tables: Groups, tokens: int) -> list[int]:
-        """The next step ends after ``tokens``. Returns the blocks whose states get a name for it."""
+        """The next step ends after so many tokens. At a boundary its states get names; returns their blocks."""
         if tokens not in self.boundaries(request):
             return []
         blocks = [tables[group][tokens // self._config.block_size] for group in self._states]
@@ -74,11 +74,14 @@ class Tails:
         return blocks
 
     def blocks_to_copy(self, request_id: str) -> int:
-        """How many blocks the request's next step needs for what it would overwrite."""
+        """How many blocks the next step of a request needs, to copy the states there that it would overwrite."""
         return len(self._states) if request_id in self._kept else 0
 
     def copy(self, request_id: str, tables: Groups) -> tuple[list[BlockCopy], list[tuple[int, int, int]]]:
-        """Copy what the request's next step overwrites. Returns the copies, and what is handed over."""
+        """Copy the states that a request's next step would overwrite. Returns the copies, and what is handed over.
+
+        That is, for each: its group, the block that has it now, and the boundary.
+        """
         boundary = self._kept.pop(request_id)
         copies, offers = [], []
         for group in self._states:
@@ -95,7 +98,7 @@ class Tails:
         self._kept.pop(request_id, None)
 
     def end(self, request: SimRequest, tables: Groups) -> list[tuple[int, int, int]]:
-        """What a request that ends now registers: its state, if no step has gone on from it."""
+        """The states that a request hands over as it ends, if no step has gone on from them; as in ``copy``."""
         boundary = self._kept.pop(request.request_id, None)
         if boundary is None or request.num_in_flight_tokens or request.num_computed_tokens != boundary:
             return []

@@ -69,7 +69,7 @@ class HoldingScheduler(SchedulerSide):
 
 
 class HoldingWorker(WorkerSide):
-    """Counts steps."""
+    """Counts the steps for which a request is held, and then reports it twice."""
 
     def __init__(self, vllm_config: VllmConfig, kv_cache_config: KVCacheConfig | None = None) -> None:
         super().__init__(vllm_config, kv_cache_config)

@@ -95,26 +95,26 @@ class MeteredWorld:
         }
         self._apply(Kind.ADD, spec=spec)
 
-    def step(self, *, copies: bool = True) -> Counter[str]:
-        """A step of who has work, and the end of all copies, if they may; the work of its calls, by method."""
+    def step(self, *, copies_end: bool = True) -> Counter[str]:
+        """A step of who has work, after which all copies end or go on; the work of its calls, by method."""
         for site in self._world.sites:
             if site.engine.has_work:
                 self._apply(Kind.STEP, **site.where)
         for site in self._world.sites:
-            if copies:
+            if copies_end:
                 self._world.apply(Action(Kind.SETTLE, site.where))
         return sum((meter.take() for meter in self._meters), Counter[str]())
 
-    def steps(self, most: int | None = None, *, copies: bool = True) -> Iterator[Counter[str]]:
+    def steps(self, most: int | None = None, *, copies_end: bool = True) -> Iterator[Counter[str]]:
         """Step until nothing is left to do. Who keeps the engine busy for ever is found out at the end."""
         for _ in range(self._most_steps if most is None else most):
             if not any(engine.has_work for engine in self._world.engines):
                 return
-            yield self.step(copies=copies)
+            yield self.step(copies_end=copies_end)
 
-    def run(self, most: int | None = None, *, copies: bool = True) -> list[Counter[str]]:
+    def run(self, most: int | None = None, *, copies_end: bool = True) -> list[Counter[str]]:
         """`steps`, all of them at once."""
-        return [*self.steps(most, copies=copies)]
+        return [*self.steps(most, copies_end=copies_end)]
 
     def hold(self, blocks: int) -> list[Counter[str]]:
         """Another engine wants a prompt. Step until it is held, or has ended: not every connector holds it."""

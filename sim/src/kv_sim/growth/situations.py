@@ -68,11 +68,11 @@ def _prompt_on_its_way(make: MakeWorld, blocks: int) -> UnitWork:
     """A step of a request whose prompt is still being stored. A connector may have it wait for that."""
     world = make(2 * blocks + STEP_BLOCKS)
     world.add(blocks, conversation=1)
-    world.run(blocks // STEP_BLOCKS + 4, copies=False)
+    world.run(blocks // STEP_BLOCKS + 4, copies_end=False)
     world.forget()
     world.add(blocks, conversation=1)
     steps: list[Counter[str]] = []
-    for work in world.steps(WAITS, copies=False):
+    for work in world.steps(WAITS, copies_end=False):
         if not world.newest_waits:
             break
         steps.append(work)

@@ -55,13 +55,13 @@ HALF_KNOWN: Final = 2
 
 @dataclass(frozen=True)
 class Known:
-    """A ticket, and whose blocks it is for."""
+    """A ticket that was left, and the request whose blocks it is for."""
 
     number: int
     ticket: dict[str, Any]
     request: SimRequest
     engine: Engine
-    """Where they are held."""
+    """The one that holds the blocks."""
 
 
 class Router:
@@ -77,11 +77,11 @@ class Router:
         self._goes_by_name = is_fair and len(engines) > 1
         self._known: dict[tuple[Any, ...], Known] = {}
         self._left: dict[int, Known] = {}
-        """All that are left, by number, until somebody comes for them at the end."""
+        """All tickets that nobody has used up, by number, until somebody comes for them at the end."""
         self._claims: dict[str, Known] = {}
-        """By request that comes at the end: what it comes for."""
+        """Request that comes at the end -> the ticket that it comes with."""
         self._wanted: list[tuple[Engine, SimRequest]] = []
-        """Where, and who, is wanted, and hasn't ended or is held, if the router is fair."""
+        """If the router is fair: who is to be held at the end, and where, from then on until it is let go."""
         self._arrived = 0
         self.learned = 0
         """How many tickets it was told of."""
@@ -95,7 +95,7 @@ class Router:
         return over(self._say(engine, request), sent, is_fair=self._is_fair)
 
     def _say(self, engine: Engine, request: SimRequest) -> dict[str, Any]:
-        """The newest ticket of a request's prompt or its beginning, and a wish."""
+        """The newest ticket for a request's prompt or its beginning, and whether it is to be held when it ends."""
         claimed = self._claims.pop(request.request_id, None)
         if claimed is not None:
             return {**claimed.ticket, WANTED: False}
@@ -115,13 +115,13 @@ class Router:
         return {**known.ticket, WANTED: not self._is_fair and self.is_wanted(engine, request)}
 
     def is_wanted(self, engine: Engine, request: SimRequest) -> bool:
-        """Whether one that has come is to be held for another engine when it ends."""
+        """Whether a request that has just come is to be held for another engine when it ends."""
         if self._arrived % UNWANTED == 0:
             return False
         return not self._is_fair or self._reserve(engine, request)
 
     def _name_of_transfer(self, engine: Engine, *, wanted: bool) -> dict[str, Any]:
-        """What is told beside a wish, if no ticket will come of it."""
+        """Where connectors leave no tickets: the name of a transfer, for a request that is to be held."""
         return {TRANSFER: f"transfer-{self._arrived}"} if wanted and not engine.leaves_tickets else {}
 
     def ticket_of(self, engine: Engine, request: SimRequest, answer: tuple[bool, Any]) -> dict[str, Any]:
@@ -134,7 +134,7 @@ class Router:
 
     @property
     def words(self) -> set[str]:
-        """What is said in the tickets that it knows."""
+        """The keys of the tickets that it knows."""
         return set().union(*(known.ticket for known in self._known.values()))
 
     def named(self, engine: Engine, spec: RequestSpec) -> RequestSpec:
@@ -143,20 +143,24 @@ class Router:
         return spec if found is None else replace(spec, request_id=_name_after(self._known[found]))
 
     def _newest(self, engine: Engine, key: tuple[Any, ...]) -> tuple[Any, ...] | None:
-        """By what the ticket is known that a request gets."""
+        """Under which prompt the newest ticket is known that goes to one of this prompt; None: it gets none."""
         if self._is_fair:
             return key if key in self._known and self._may_pull(engine, self._known[key]) else None
         known = (prompt for prompt, one in reversed(self._known.items()) if self._may_pull(engine, one))
         return next((prompt for prompt in known if prompt == key[: len(prompt)]), None)
 
     def _may_pull(self, engine: Engine, known: Known) -> bool:
-        """Whether an engine may be sent somebody with a ticket: what holds it is another one, if there is one."""
+        """Whether a request may bring this ticket to an engine: of two, to that which doesn't hold the blocks."""
         if len(self.engines) == 1:
             return True
         return known.engine is not engine and (not self._is_fair or engine.config.role != "kv_producer")
 
     def _reserve(self, engine: Engine, request: SimRequest) -> bool:
-        """Count one more that an engine holds until somebody comes for it. False: it can't; nor a session."""
+        """Count one more request that an engine holds until somebody comes for it.
+
+        False: it can't be held. There is no room for it beside the others and the longest request; or it is a
+        session; or the engine only pulls; or, of two engines, it wants more than one token of the one that holds.
+        """
         config = engine.config
         if request.spec.turns is not None or config.role == "kv_consumer":
             return False
@@ -177,7 +181,7 @@ class Router:
         return self._key(request.spec, tuple(request.all_token_ids[: request.num_prompt_tokens]))
 
     def _key(self, spec: RequestSpec, tokens: tuple[int, ...]) -> tuple[Any, ...]:
-        """What a router compares: all that the KV rests on, or the tokens alone."""
+        """What a router compares prompts by: all that their KV rests on if it is fair, else the tokens alone."""
         return (spec.salt, spec.adapter, *tokens) if self._is_fair else tokens
 
     def newest_for(self, engine: Engine) -> RequestSpec | None:

@@ -94,7 +94,7 @@ class NoMemory:
 
 
 class RecountedSchedulerSide(OffloadingSchedulerSide):
-    """Recounts its manager, too."""
+    """The scheduler's side, whose recount takes in the medium's manager."""
 
     def check(self) -> None:
         """Recount everything."""
@@ -127,7 +127,7 @@ def _recount(medium: object) -> None:
 
 
 class TimedOffloadingConnector(OffloadingConnector):
-    """Its timeouts are steps."""
+    """kv-offload's connector, for which a second is a step in which nothing of its worker's happens."""
 
     scheduler_class: ClassVar[type[OffloadingSchedulerSide]] = RecountedSchedulerSide
     worker_class = TimedWorkerSide

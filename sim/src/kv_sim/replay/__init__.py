@@ -7,13 +7,12 @@ memory to buy; they are in ``api``. On the command line it is ``command/``.
 **a trace**             ``trace``: what one is, ``columns``: how it is held; ``readers/`` make one of a file
 **what a token takes**  ``kv_model`` (the sum), ``models`` (by name), ``model_config`` (from a file); ``units``
                         are what people type
-**one replay**          ``cache``, with the real manager of each ``medium`` and the ``gpu_tier`` in front, or one
-                        that says what is ``leaving`` it; its ``tally`` becomes ``results``. ``stream`` does it
-                        while a trace is read, ``parallel`` does several ``side_by_side`` in processes;
-                        ``policies`` are their names
-**all sizes at once**   ``stack``, over the ``shape`` of a trace, to a ``curve``; ``bounds``: what no policy beats
+**what caches answer**  ``caches/``: of one size, of all sizes at once, and what no policy beats; ``policies``
+                        are their names
+**replays**             ``results`` of several; ``parallel`` does them ``side_by_side`` in processes, ``stream``
+                        while a trace is read
 **what to buy**         ``sizing``: all that was tried, what is ``recommended`` of it, and its ``transfer_config``
-**several servers**     ``routing`` says who gets what, ``fleet`` holds their shares
+**several servers**     ``routing``: the ways, ``routers`` say who gets what, ``fleet`` holds their shares
 **with time**           ``timed/``: through the engine model, with a clock
 **told to others**      ``report/`` for people; ``oracle`` for other simulators
 ======================= ===================================================================================

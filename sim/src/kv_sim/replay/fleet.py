@@ -13,13 +13,14 @@ from typing import Final, NoReturn
 import numpy as np
 
 from kv_api import ConfigError
-from kv_sim.replay.bounds import Bounds
-from kv_sim.replay.cache import Outcome
+from kv_sim.replay.caches.bounds import Bounds
+from kv_sim.replay.caches.cache import Outcome
+from kv_sim.replay.caches.curve import Hits
+from kv_sim.replay.caches.medium import Traffic
+from kv_sim.replay.caches.shape import NOBODY, Shape, shape_of
 from kv_sim.replay.columns import NO_SESSION, Columns, Ints
-from kv_sim.replay.curve import Hits
-from kv_sim.replay.medium import Traffic
-from kv_sim.replay.routing import USUAL, Routing, make_router, route
-from kv_sim.replay.shape import NOBODY, Shape, shape_of
+from kv_sim.replay.routers import make_router, route
+from kv_sim.replay.routing import USUAL, Routing
 
 MOST_SERVERS: Final = 1024
 
@@ -75,7 +76,7 @@ class Share:
 
     @cached_property
     def shape(self) -> Shape:
-        """Its shape."""
+        """The shape of the share, as a trace by itself."""
         return shape_of(self.columns)
 
     @cached_property
@@ -170,7 +171,7 @@ class RoutedTrace:
 
 
 def add_up(hits: Iterable[Hits]) -> Hits:
-    """All hits together."""
+    """The sum of several hits, such as those of each server."""
     return reduce(Hits.plus, hits, Hits(0, 0, 0))
 
 

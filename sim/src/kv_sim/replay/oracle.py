@@ -10,8 +10,8 @@ from typing import Final
 import numpy as np
 
 from kv_api import ConfigError
+from kv_sim.replay.caches.shape import uses_again
 from kv_sim.replay.columns import Columns
-from kv_sim.replay.shape import uses_again
 from kv_sim.whole_file import whole_file
 
 RECORD: Final = np.dtype([("time", "<u4"), ("id", "<u8"), ("size", "<u4"), ("next", "<i8")])

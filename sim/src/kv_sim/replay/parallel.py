@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 from kv_offload_cpu.policy import find_policy
-from kv_sim.replay.cache import Outcome, Setup, replay_cache
+from kv_sim.replay.caches.cache import Outcome, Setup, replay_cache
 from kv_sim.replay.columns import Columns
 from kv_sim.replay.fleet import RoutedTrace
 from kv_sim.replay.side_by_side import Progress, do_all

@@ -6,11 +6,11 @@ The plain numbers of a notebook; the folder `report` shows these.
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from kv_sim.replay.bounds import infinite_hits
-from kv_sim.replay.cache import Outcome, Setup
-from kv_sim.replay.curve import Ratios, Totals
+from kv_sim.replay.caches.bounds import infinite_hits
+from kv_sim.replay.caches.cache import Outcome, Setup
+from kv_sim.replay.caches.curve import Ratios, Totals
+from kv_sim.replay.caches.tally import Ages, Tiers, Window, ages_of, hits_by_tier, series_of
 from kv_sim.replay.fleet import Load, RoutedTrace
-from kv_sim.replay.tally import Ages, Tiers, Window, ages_of, hits_by_tier, series_of
 from kv_sim.replay.units import Footprint
 
 
@@ -129,7 +129,7 @@ def counts_of(tiers: Tiers, outcome: Outcome, totals: Totals, footprint: Footpri
 
 
 def results_of(trace: RoutedTrace, outcomes: Sequence[Outcome], footprint: Footprint) -> Replays:
-    """Count everything."""
+    """From what replays left behind to what is shown of each, and what no policy can beat."""
     columns, shape = trace.columns, trace.routed_shape
     totals = Totals.of(columns)
     best: dict[int, Ratios] = {}

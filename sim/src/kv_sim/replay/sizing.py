@@ -17,15 +17,15 @@ from typing import Any, Final
 
 from kv_api import ConfigError
 from kv_offload import StoreWhen
-from kv_sim.replay.bounds import infinite_hits
-from kv_sim.replay.cache import Setup
-from kv_sim.replay.curve import Hits, Ratios, Totals
+from kv_sim.replay.caches.bounds import infinite_hits
+from kv_sim.replay.caches.cache import Setup
+from kv_sim.replay.caches.curve import Hits, Ratios, Totals
+from kv_sim.replay.caches.stack import longest_prompt, lru_curve
+from kv_sim.replay.caches.tally import hits_by_tier
 from kv_sim.replay.fleet import Load, RoutedTrace, add_up
 from kv_sim.replay.parallel import replay_all
 from kv_sim.replay.recommended import WORTH_CHANGING, Point, recommend
 from kv_sim.replay.side_by_side import Progress
-from kv_sim.replay.stack import longest_prompt, lru_curve
-from kv_sim.replay.tally import hits_by_tier
 from kv_sim.replay.transfer_config import disk_bytes_for, disk_config, host_config
 from kv_sim.replay.units import Footprint
 

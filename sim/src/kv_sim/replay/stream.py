@@ -16,14 +16,15 @@ from dataclasses import dataclass
 from typing import Final
 
 from kv_api import ConfigError
-from kv_sim.replay.cache import CacheRun, Setup
+from kv_sim.replay.caches.cache import CacheRun, Setup
+from kv_sim.replay.caches.curve import Hits, Totals
+from kv_sim.replay.caches.tally import Tiers, hits_by_tier
 from kv_sim.replay.columns import Columns, ColumnsBuilder
-from kv_sim.replay.curve import Hits, Totals
 from kv_sim.replay.fleet import Fleet, Load, add_up_sums, has_sessions, refuse_no_sessions, shares_of
 from kv_sim.replay.readers.opening import Opening
 from kv_sim.replay.results import CacheCounts, counts_of
-from kv_sim.replay.routing import Routing, make_router, route
-from kv_sim.replay.tally import Tiers, hits_by_tier
+from kv_sim.replay.routers import make_router, route
+from kv_sim.replay.routing import Routing
 from kv_sim.replay.trace import Tell
 from kv_sim.replay.units import Footprint
 
@@ -138,7 +139,7 @@ class _Dealer:
         return [share.columns for share in dealt]
 
     def load(self) -> Load | None:
-        """What everybody got."""
+        """What came to each server; None: there is one alone."""
         if self.servers == 1:
             return None
         if self._fleet.needs_sessions and not self._has_sessions:

@@ -20,7 +20,7 @@ ENGINE: Final = 1000
 
 
 class EngineTracks:
-    """Remembers what was drawn."""
+    """The tracks of one engine, and what was drawn on them last."""
 
     def __init__(self, site: Site, tracks: Tracks) -> None:
         self._engine = site.engine

@@ -4,7 +4,7 @@ import json
 from contextlib import suppress
 from copy import deepcopy
 
-import kv_sim_more_traces
+import kv_sim_foreign_traces
 import pyarrow
 import pyarrow.parquet
 import pytest
@@ -41,7 +41,7 @@ RECORDS = {
         "response": {"body": {"usage": {"completion_tokens": 3}}},
     },
 }
-MORE = kv_sim_more_traces.CASES
+MORE = kv_sim_foreign_traces.CASES
 RECORDS |= {
     name: json.loads(text if text.endswith("}") else text.splitlines()[-1])
     for name, (text, _, _) in MORE.items()

@@ -5,7 +5,7 @@ import gzip
 import json
 
 import pytest
-from kv_sim_more_traces import ASKED, CASES, MORE, SAID, captured, lengths, shared
+from kv_sim_foreign_traces import ASKED, CASES, MORE, SAID, captured, lengths, shared
 
 from kv_api import ConfigError
 from kv_sim.replay.readers.catalogue import FORMATS

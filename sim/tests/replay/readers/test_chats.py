@@ -3,8 +3,9 @@
 import pytest
 
 from kv_api import ConfigError
-from kv_sim.replay.readers.chat import CONVERSATIONS, OPENAI
-from kv_sim.replay.readers.dated import DATED
+from kv_sim.replay.readers.formats.conversations import CONVERSATIONS
+from kv_sim.replay.readers.formats.dated import DATED
+from kv_sim.replay.readers.formats.openai import OPENAI
 from kv_sim.replay.readers.naming import IdScope
 from kv_sim.replay.readers.options import Unsorted
 

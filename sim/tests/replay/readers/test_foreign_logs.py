@@ -3,7 +3,7 @@
 import json
 
 import pytest
-from kv_sim_more_traces import ASKED, lengths, user
+from kv_sim_foreign_traces import ASKED, lengths, user
 
 from kv_api import ConfigError
 from kv_sim.replay.readers.opening import open_trace

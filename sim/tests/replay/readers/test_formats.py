@@ -1,15 +1,15 @@
 """Every format is recognized, and becomes the same kind of trace."""
 
-import kv_sim_more_traces
+import kv_sim_foreign_traces
 import pytest
 from kv_sim_formats import CASES, options_for
 from kv_sim_records import seen
 from kv_sim_slow_replay import same
 
+from kv_sim.replay.caches.shape import shape_of
 from kv_sim.replay.readers.catalogue import FORMATS
 from kv_sim.replay.readers.objects import gathered, objects_of
 from kv_sim.replay.readers.opening import open_trace
-from kv_sim.replay.shape import shape_of
 
 READ = {
     "mooncake": ([(1500, 7), (1024, 7)], 2),
@@ -26,7 +26,7 @@ READ = {
     "conversations": ([(35, 7), (53, 2)], 2),
     "conversations-dated": ([(35, 7), (53, 2)], 2),
     "openai": ([(33, 7), (35, 7)], 1),
-    **kv_sim_more_traces.READ,
+    **kv_sim_foreign_traces.READ,
 }
 """Tokens in and out, and how many blocks the second request has of the first one's."""
 

@@ -3,6 +3,7 @@
 import json
 
 import pytest
+from kv_sim_foreign_traces import lengths, shared
 from kv_sim_kept_chats import (
     ABOUT,
     HEADER,
@@ -19,7 +20,6 @@ from kv_sim_kept_chats import (
     part,
     sent,
 )
-from kv_sim_more_traces import lengths, shared
 
 from kv_api import ConfigError
 from kv_sim.replay.readers.opening import open_trace

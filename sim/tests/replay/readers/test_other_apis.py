@@ -4,7 +4,7 @@ import base64
 import json
 
 import pytest
-from kv_sim_more_traces import ASKED, MORE, SAID, event, lengths, shared
+from kv_sim_foreign_traces import ASKED, MORE, SAID, event, lengths, shared
 
 from kv_api import ConfigError
 from kv_sim.replay.readers.sharing import parse_sharing

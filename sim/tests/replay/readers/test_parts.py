@@ -5,7 +5,7 @@ import json
 from random import Random
 
 import pytest
-from kv_sim_more_traces import otlp, span
+from kv_sim_foreign_traces import otlp, span
 
 from kv_sim.replay.readers.options import OnError
 

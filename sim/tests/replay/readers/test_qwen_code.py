@@ -1,7 +1,7 @@
 """Transcripts of Qwen Code, which are those of Claude Code but for some words."""
 
 import pytest
-from kv_sim_more_traces import SAID, lengths
+from kv_sim_foreign_traces import SAID, lengths
 
 from kv_api import ConfigError
 

@@ -3,7 +3,7 @@
 import json
 
 import pytest
-from kv_sim_more_traces import SAID, lengths, rolled
+from kv_sim_foreign_traces import SAID, lengths, rolled
 from kv_sim_transcripts import ROLE, counted, item, tokens, told
 
 from kv_api import ConfigError

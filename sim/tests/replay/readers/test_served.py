@@ -4,7 +4,7 @@ import gzip
 import json
 
 import pytest
-from kv_sim_more_traces import SAID, lengths, shared
+from kv_sim_foreign_traces import SAID, lengths, shared
 from kv_sim_records import lines
 from kv_sim_served_traces import CASES, chat_of, dynamo, measured
 

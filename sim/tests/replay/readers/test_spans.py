@@ -3,7 +3,7 @@
 import json
 
 import pytest
-from kv_sim_more_traces import ASKED, SAID, lengths, otlp, shared, span
+from kv_sim_foreign_traces import ASKED, SAID, lengths, otlp, shared, span
 
 from kv_api import ConfigError
 from kv_sim.replay.readers.naming import IdScope

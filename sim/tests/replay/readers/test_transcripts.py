@@ -3,12 +3,12 @@
 import json
 
 import pytest
-from kv_sim_more_traces import CASES, SAID, lengths, rolled, shared, transcribed
+from kv_sim_foreign_traces import CASES, SAID, lengths, rolled, shared, transcribed
 from kv_sim_transcripts import answer, call, characters, result, tokens, told, user
 
 from kv_api import ConfigError
-from kv_sim.replay.readers import claude_code
 from kv_sim.replay.readers.catalogue import FORMATS
+from kv_sim.replay.readers.formats import claude_code
 from kv_sim.replay.readers.opening import open_trace
 from kv_sim.replay.readers.options import OnError, TraceOptions
 

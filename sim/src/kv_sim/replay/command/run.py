@@ -9,7 +9,7 @@ from typing import Any
 
 from kv_api import ConfigError
 from kv_sim.command.console import FAILED, FINE, note, say
-from kv_sim.replay.cache import Setup
+from kv_sim.replay.caches.cache import Setup
 from kv_sim.replay.columns import Columns
 from kv_sim.replay.command import selection
 from kv_sim.replay.command.arguments import TIMED, TIMED_REPORT, Fidelity

@@ -1,20 +1,21 @@
-"""Readers of request traces: a format a file; ``opening`` makes a trace of a file whatever its format.
+"""Readers of request traces: ``opening`` makes a trace of a file, whatever its format.
 
 ===================== =====================================================================================
-``catalogue``         the formats, and how to tell which one a file has; each file that isn't named here is one
-``lengths``           several formats that have times and lengths, and no ids
+``formats/``          what is known of each format, a file each; ``catalogue``: all of them, and how to tell
+                      which one a file has
 ``format``            what a reader says of its format; ``own_columns``: a format that is told, not known, of
                       which ``likely_columns`` are what they are called elsewhere, and ``own_prompts`` text
 ``asked``             what an API was asked, wherever a log keeps it; ``parts``: what its messages say, as text
+``chat``              the prompt that a chat is, and what each answer of a conversation was given to
 ``usual``             what some APIs are asked, as most are
 ``messages``          what programs keep of their chats, where answers stand below what they were given to
-``otlp``              where OpenTelemetry's spans and events lie; ``otel_asked``: what they say was asked;
-                      ``mlflow``: what MLflow's say, in its words
-``source``            the files and their lines; ``objects``: their records, as mappings, gathered where several
-                      lines tell of one (``table``, ``columnar``: the rows of one); ``record``: as requests
+``source``            the files and their lines; ``objects``: what lies in them, as mappings, gathered where
+                      several lines tell of one (``table``, ``columnar``: the rows of one)
+``record``            one request as a file has it; ``records``: all of a trace's, without those that don't count
 ``decide``            which format a trace has, and which units, by a ``guess`` where nobody says
-``naming``            what the ids of blocks mean; ``text``: ids where there is only text; ``sharing``: where there
-                      is nothing
+``naming``            from the ids of a file to ids that name a prefix; ``text``: ids where there is only text;
+                      ``sharing``: where there is nothing
+``meaning``           what ids and sessions turn out to mean, of which a trace's notes tell
 ``sessions``          which requests belong together; ``turns``: what a later one has; ``times``: when they arrive
 ``options``           how a trace is read; ``account``: what became of each record
 ===================== =====================================================================================

@@ -4,47 +4,49 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 from kv_api import ConfigError
-from kv_sim.replay.readers.aibrix import AIBRIX
-from kv_sim.replay.readers.aiperf import AIPERF, INPUTS, TURNS
 from kv_sim.replay.readers.asked import asked_in, object_in
-from kv_sim.replay.readers.azure import AZURE
-from kv_sim.replay.readers.bailian import BAILIAN
-from kv_sim.replay.readers.baseten import BASETEN, BASETEN_TEXT
-from kv_sim.replay.readers.bench import BENCH
-from kv_sim.replay.readers.burstgpt import BURSTGPT
-from kv_sim.replay.readers.captured import BEDROCK, SAGEMAKER
-from kv_sim.replay.readers.chat import CONVERSATIONS, OPENAI, is_conversation, is_request
-from kv_sim.replay.readers.chatgpt import CHATGPT
-from kv_sim.replay.readers.claude_ai import CLAUDE_AI
-from kv_sim.replay.readers.claude_code import CLAUDE_CODE
-from kv_sim.replay.readers.cline import CLINE
-from kv_sim.replay.readers.codex import CODEX
-from kv_sim.replay.readers.dated import DATED
-from kv_sim.replay.readers.dynamo import DYNAMO
+from kv_sim.replay.readers.chat import is_conversation, is_request
 from kv_sim.replay.readers.format import Container, Format
-from kv_sim.replay.readers.gemini_cli import GEMINI_CLI
-from kv_sim.replay.readers.goose import GOOSE
+from kv_sim.replay.readers.formats.aibrix import AIBRIX
+from kv_sim.replay.readers.formats.aiperf import AIPERF, INPUTS, TURNS
+from kv_sim.replay.readers.formats.azure import AZURE
+from kv_sim.replay.readers.formats.bailian import BAILIAN
+from kv_sim.replay.readers.formats.baseten import BASETEN, BASETEN_TEXT
+from kv_sim.replay.readers.formats.bench import BENCH
+from kv_sim.replay.readers.formats.burstgpt import BURSTGPT
+from kv_sim.replay.readers.formats.captured import BEDROCK, SAGEMAKER
+from kv_sim.replay.readers.formats.chatgpt import CHATGPT
+from kv_sim.replay.readers.formats.claude_ai import CLAUDE_AI
+from kv_sim.replay.readers.formats.claude_code import CLAUDE_CODE
+from kv_sim.replay.readers.formats.cline import CLINE
+from kv_sim.replay.readers.formats.codex import CODEX
+from kv_sim.replay.readers.formats.conversations import CONVERSATIONS
+from kv_sim.replay.readers.formats.dated import DATED
+from kv_sim.replay.readers.formats.dynamo import DYNAMO
+from kv_sim.replay.readers.formats.gemini_cli import GEMINI_CLI
+from kv_sim.replay.readers.formats.goose import GOOSE
+from kv_sim.replay.readers.formats.guidellm import GUIDELLM
+from kv_sim.replay.readers.formats.har import HAR
+from kv_sim.replay.readers.formats.lengths import LENGTHS
+from kv_sim.replay.readers.formats.lmbench import LMBENCH
+from kv_sim.replay.readers.formats.lmcache_log import LMCACHE
+from kv_sim.replay.readers.formats.logged import LANGFUSE, LANGSMITH
+from kv_sim.replay.readers.formats.mooncake import MOONCAKE
+from kv_sim.replay.readers.formats.open_webui import OPEN_WEBUI
+from kv_sim.replay.readers.formats.openai import OPENAI
+from kv_sim.replay.readers.formats.openai_table import TABLE
+from kv_sim.replay.readers.formats.opencode import OPENCODE
+from kv_sim.replay.readers.formats.otel import OTEL
+from kv_sim.replay.readers.formats.pi import PI
+from kv_sim.replay.readers.formats.recorded import RECORDED
+from kv_sim.replay.readers.formats.servegen import SERVEGEN
+from kv_sim.replay.readers.formats.sglang import SGLANG, SGLANG_LOG, SGLANG_METRICS
+from kv_sim.replay.readers.formats.vidur import VIDUR
+from kv_sim.replay.readers.formats.vllm_custom import VLLM
+from kv_sim.replay.readers.formats.weka import WEKA
 from kv_sim.replay.readers.guess import UNITS
-from kv_sim.replay.readers.guidellm import GUIDELLM
-from kv_sim.replay.readers.har import HAR
-from kv_sim.replay.readers.lengths import LENGTHS
 from kv_sim.replay.readers.likely_columns import are_records, likely_columns
-from kv_sim.replay.readers.lmbench import LMBENCH
-from kv_sim.replay.readers.lmcache_log import LMCACHE
-from kv_sim.replay.readers.logged import LANGFUSE, LANGSMITH
-from kv_sim.replay.readers.mooncake import MOONCAKE
 from kv_sim.replay.readers.objects import BEFORE_JSON, FOR_PEOPLE, looks_for_people
-from kv_sim.replay.readers.open_webui import OPEN_WEBUI
-from kv_sim.replay.readers.opencode import OPENCODE
-from kv_sim.replay.readers.otel import OTEL
-from kv_sim.replay.readers.pi import PI
-from kv_sim.replay.readers.recorded import RECORDED
-from kv_sim.replay.readers.servegen import SERVEGEN
-from kv_sim.replay.readers.sglang import SGLANG, SGLANG_LOG, SGLANG_METRICS
-from kv_sim.replay.readers.tables import TABLE
-from kv_sim.replay.readers.vidur import VIDUR
-from kv_sim.replay.readers.vllm_custom import VLLM
-from kv_sim.replay.readers.weka import WEKA
 
 FORMATS: Final[Mapping[str, Format]] = {
     one.name: one

@@ -1,53 +1,37 @@
-"""Chats as text: what an API was asked, a record a request; and whole conversations, a record each.
+"""Chats as text: the prompt that an API was asked with, and what each answer of a conversation was given to.
 
 A prompt is written down as its messages, one after the other, each behind its role, and the role of who answers.
 So the next turn begins with all of it, whatever a model's own template looks like. Tools that are offered come
 first, where most templates have them. ``parts`` says what messages are as text.
-
-In a conversation every answer is a request, whose prompt is all before it. Such data has no times: a minute is
-taken to lie between two turns, and each conversation counts from its own begin.
 """
 
 from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
 from kv_sim.replay.readers.asked import (
-    answered_in,
     asked_in,
-    for_each,
-    has_failed,
     json_in,
-    left_out_of,
-    told_in,
-    without_request,
 )
-from kv_sim.replay.readers.format import Container, Format
 from kv_sim.replay.readers.parts import as_json, said
 from kv_sim.replay.readers.record import (
     TIMES,
     MalformedError,
     Prompt,
     Record,
-    name_of,
     prompts_of,
-    session_of,
     text_of,
-    time_of,
 )
-from kv_sim.replay.readers.text import ASSUMED
-from kv_sim.replay.readers.turns import TURN_SECONDS
 from kv_sim.replay.readers.usual import KEPT
 
-_ANSWERS: Final = "assistant"
-_ROLES: Final = dict.fromkeys(("gpt", "chatgpt", "bard", "bing", "model", "bot"), _ANSWERS) | {"human": "user"}
+ANSWERS: Final = "assistant"
+"""The role of who answers."""
+_ROLES: Final = dict.fromkeys(("gpt", "chatgpt", "bard", "bing", "model", "bot"), ANSWERS) | {"human": "user"}
 """Other words for roles."""
 _SAID: Final = ("content", "value", "text", "parts")
 _CONVERSATIONS: Final = ("conversations", "conversation")
 _REDACTED: Final = "redacted-by-litellm"
 """What LiteLLM puts in place of messages that aren't to be logged."""
 _PATHS: Final = ("url", "uri", "path", "endpoint", "request_uri", "request")
-_OF_REQUESTS: Final = frozenset(("max_tokens", "max_completion_tokens", "temperature", "stream", "response"))
-"""What is beside a prompt in a request, or in a log of it, and not in a conversation."""
 _TRAJECTORY: Final = "trajectory_format"
 """What mini-swe-agent says of its conversations, which don't end with an answer."""
 _OF_RESPONSES: Final = ("max_output_tokens", "reasoning", "tool_choice", "temperature", "top_p", "truncation")
@@ -55,40 +39,6 @@ _OF_RESPONSES: Final = ("max_output_tokens", "reasoning", "tool_choice", "temper
 
 
 # -- requests ------------------------------------------------------------------------------------
-
-
-def _parse_request(record: Mapping[str, Any]) -> Iterator[Record]:
-    if (why := left_out_of(record)) is not None:
-        yield Record(None, 0, 0, None, left_out=why)
-        return
-    asked, answer, tokens = asked_in(record), record.get("response"), answered_in(record)
-    if asked is record and (field := without_request(record)) is not None:
-        raise MalformedError(f"{field}: expected the JSON of what an API was asked, got {record[field]!r:.40}")
-    if tokens is not None or isinstance(record.get("request"), str):  # beside which it is what went over the wire
-        answer = None
-    prompts = prompts_in(record, asked)
-    request = Record(
-        time_of(record),
-        0,
-        tokens or 0,
-        None,
-        session=session_of(record),
-        model=text_of(asked, "model") or text_of(record, "model"),
-        answer=answer if isinstance(answer, str) else None,
-        told_tokens=told_in(record),
-        name=name_of(record),
-        has_failed=has_failed(record),
-        answers_within=0 if tokens is not None else _answers_within(record),
-    )
-    yield from for_each(prompts, request)
-
-
-def _answers_within(record: Mapping[str, Any]) -> int:
-    """Those of a prompt of which nothing beside it is known."""
-    messages = record.get("messages")
-    if not isinstance(messages, list) or not _OF_REQUESTS.isdisjoint(record):
-        return 0
-    return sum(isinstance(one, dict) and _role(one) == _ANSWERS for one in messages)
 
 
 def prompts_in(record: Mapping[str, Any], asked: Mapping[str, Any]) -> list[Prompt]:
@@ -123,7 +73,7 @@ def chat(asked: Mapping[str, Any]) -> list[str]:
     if isinstance(asked.get(field), str):
         asked = {**asked, field: _said(asked[field], field)}
     spoken = [f"<|{role}|>{content}" for role, content in _messages(asked, field)]
-    return [*_before(asked), *spoken, f"<|{_ANSWERS}|>"]
+    return [*_before(asked), *spoken, f"<|{ANSWERS}|>"]
 
 
 def user(text: str) -> Mapping[str, Any]:
@@ -166,12 +116,6 @@ def _before(asked: Mapping[str, Any]) -> Iterator[str]:
 # -- conversations -------------------------------------------------------------------------------
 
 
-def _parse_conversation(record: Mapping[str, Any]) -> Iterator[Record]:
-    for turn, (_, request) in enumerate(answers_in(record, spoken_in(record))):
-        request.time = turn * TURN_SECONDS
-        yield request
-
-
 def spoken_in(record: Mapping[str, Any]) -> str:
     """The field with what was said."""
     return next((field for field in (*_CONVERSATIONS, "messages") if field in record), _CONVERSATIONS[0])
@@ -181,7 +125,7 @@ def answers_in(record: Mapping[str, Any], field: str) -> Iterator[tuple[int, Rec
     """Each answer: its place in the field, and the request that it was given to, when that arrived left open."""
     spoken, model = [*_before(record)], text_of(record, "model")
     for place, (role, content) in enumerate(_messages(record, field)):
-        if role == _ANSWERS and spoken:
+        if role == ANSWERS and spoken:
             yield place, Record(None, 0, 0, None, model=model, text=[*spoken, f"<|{role}|>"], answer=content)
         spoken.append(f"<|{role}|>{content}")
 
@@ -194,7 +138,7 @@ def is_conversation(record: Mapping[str, Any]) -> bool:
     if not isinstance(messages, list) or not messages or any(field in record for field in TIMES):
         return False
     last = messages[-1]
-    return _TRAJECTORY in record or (isinstance(last, dict) and _role(last) == _ANSWERS)
+    return _TRAJECTORY in record or (isinstance(last, dict) and role_of(last) == ANSWERS)
 
 
 # -- messages ------------------------------------------------------------------------------------
@@ -209,7 +153,7 @@ def _messages(record: Mapping[str, Any], field: str) -> Iterator[tuple[str, str]
         place = f"{field}[{index}]"
         if not isinstance(message, dict):
             raise MalformedError(f"{place}: expected an object, got {type(message).__name__}")
-        role = _role(message)
+        role = role_of(message)
         if role is None and field == "input" and isinstance(message.get("type"), str):
             yield message["type"], as_json(message)  # a tool's call, or what it answered
             continue
@@ -224,35 +168,11 @@ def _messages(record: Mapping[str, Any], field: str) -> Iterator[tuple[str, str]
         yield role, text
 
 
-def _role(message: Mapping[str, Any]) -> str | None:
+def role_of(message: Mapping[str, Any]) -> str | None:
+    """Who says a message, under one name for each role; None: it doesn't say."""
     role = message.get("role", message.get("from"))
     return _ROLES.get(role, role) if isinstance(role, str) else None
 
 
 def _kind(record: Mapping[str, Any], field: str) -> str:
     return type(record[field]).__name__ if field in record else "no such field"
-
-
-CONVERSATIONS = Format(
-    "conversations",
-    f"conversations in JSON: conversations (ShareGPT), conversation (LMSYS), or messages; no times; {ASSUMED}",
-    Container.JSON,
-    (),
-    _parse_conversation,
-    merges_sessions=True,
-    matches=is_conversation,
-    looked_for="conversations or conversation, or messages that end with an answer",
-    is_text=True,
-    assumes="a minute for the time between two turns",
-)
-
-OPENAI = Format(
-    "openai",
-    f"JSON lines of requests: messages, input or prompt (or in a body), maybe timestamp, tools, usage; {ASSUMED}",
-    Container.JSON,
-    (),
-    _parse_request,
-    matches=is_request,
-    looked_for="messages, input or prompt, maybe in a body",
-    is_text=True,
-)

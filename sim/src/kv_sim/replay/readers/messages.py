@@ -9,10 +9,9 @@ from dataclasses import dataclass, field
 from typing import Any, Final, cast
 
 from kv_sim.replay.readers.asked import inside
-from kv_sim.replay.readers.chat import chat
+from kv_sim.replay.readers.chat import ANSWERS, chat
 from kv_sim.replay.readers.record import MalformedError, Record, number_or_date, text_of, whole
 
-ANSWERS: Final = "assistant"
 LEFT_OUT: Final = "the system prompt and tools, which a session leaves out, are not counted"
 """What a format of kept sessions assumes."""
 _PLACE: Final = "messages[0]."
@@ -28,7 +27,7 @@ class Said:
 
     @property
     def words(self) -> str:
-        """Without its role."""
+        """What it says, without its role."""
         return "".join(self.text).partition("|>")[2]
 
 

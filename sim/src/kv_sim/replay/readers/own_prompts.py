@@ -5,9 +5,10 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Final
 
 from kv_sim.replay.readers.asked import json_in, object_in
-from kv_sim.replay.readers.chat import CONVERSATIONS, chat, prompts_in
-from kv_sim.replay.readers.dated import DATED
+from kv_sim.replay.readers.chat import chat, prompts_in
 from kv_sim.replay.readers.format import Container, Format
+from kv_sim.replay.readers.formats.conversations import CONVERSATIONS
+from kv_sim.replay.readers.formats.dated import DATED
 from kv_sim.replay.readers.record import MalformedError, Prompt, Record, number_or_date, prompts_of, text_of
 from kv_sim.replay.readers.usual import PROMPTS, as_usual
 
@@ -30,7 +31,7 @@ def prompts_in_column(found: Mapping[str, Any], column: str) -> list[Prompt]:
 
 
 def answers_of(found: Mapping[str, Any], column: str) -> str:
-    """What was answered."""
+    """The answer that a column has, which must be text."""
     answer = found[column]
     if not isinstance(answer, str):
         raise MalformedError(f"{column}: expected text, got {type(answer).__name__}; output=COLUMN is a length")

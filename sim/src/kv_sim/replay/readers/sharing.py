@@ -18,7 +18,7 @@ BLOCK_TOKENS = 64
 
 @dataclass(frozen=True)
 class Sharing:
-    """The assumption."""
+    """What is assumed of the prefixes that requests share."""
 
     prefixes: int = 100
     """How many shared prefixes there are."""

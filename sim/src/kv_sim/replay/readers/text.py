@@ -36,7 +36,7 @@ class Cutter(Protocol):
     """Cuts text into tokens."""
 
     said: str
-    """How, for the notes."""
+    """How it does so, for the notes of a trace."""
 
     def blocks_of(self, pieces: Sequence[str], block_tokens: int) -> tuple[int, list[Id]]:
         """How many tokens a prompt has, and the ids of their blocks."""
@@ -46,12 +46,12 @@ class Cutter(Protocol):
 
 
 class FourCharacters:
-    """Knows no tokenizer."""
+    """Takes every four characters for a token, where no tokenizer is known."""
 
     said = ASSUMED
 
     def blocks_of(self, pieces: Sequence[str], block_tokens: int) -> tuple[int, list[Id]]:
-        """By characters."""
+        """By characters: a block is the text that it would have."""
         prompt, step = "".join(pieces), CHARACTERS_PER_TOKEN * block_tokens
         return self.tokens_of(prompt), [prompt[start : start + step] for start in range(0, len(prompt), step)]
 
@@ -95,7 +95,7 @@ class ByTokenizer:
         return blocks_of_tokens([one for piece in pieces for one in self._ids_of(piece)], block_tokens)
 
     def tokens_of(self, text: str) -> int:
-        """Those of all of it."""
+        """How many tokens the tokenizer makes of it."""
         return len(self._ids_of(text))
 
 

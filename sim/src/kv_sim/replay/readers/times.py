@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 from kv_sim.replay.readers.account import Account
 from kv_sim.replay.readers.format import Format
-from kv_sim.replay.readers.mooncake import DelayedRecord
+from kv_sim.replay.readers.formats.mooncake import DelayedRecord
 from kv_sim.replay.readers.record import MalformedError, Moment, Record
 from kv_sim.replay.readers.turns import TURN_SECONDS
 

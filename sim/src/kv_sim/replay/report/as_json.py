@@ -4,14 +4,14 @@ from collections.abc import Mapping
 from dataclasses import asdict
 from typing import Any
 
+from kv_sim.replay.caches.tally import AGE_EDGES_SECONDS
 from kv_sim.replay.results import Replays
 from kv_sim.replay.sizing import Sizing
 from kv_sim.replay.stream import StreamReplays
-from kv_sim.replay.tally import AGE_EDGES_SECONDS
 
 
 def replays_as_json(found: Replays | StreamReplays, model: str | None = None) -> Mapping[str, Any]:
-    """Of ``replay``."""
+    """What ``replay`` found."""
     data = asdict(found) | {"fidelity": "cache", "model": model}
     if isinstance(found, Replays):
         data["age_edges_seconds"] = AGE_EDGES_SECONDS
@@ -23,7 +23,7 @@ def replays_as_json(found: Replays | StreamReplays, model: str | None = None) ->
 
 
 def sizing_as_json(found: Sizing, model: str | None = None) -> Mapping[str, Any]:
-    """Of ``size``."""
+    """What ``size`` found."""
     capacities_bytes = [found.footprint.bytes_of(size) for size in found.capacities]
     return asdict(found) | {
         "model": model,

@@ -4,12 +4,12 @@ from collections.abc import Iterator, Sequence
 from html import escape
 
 from kv_offload import StoreWhen
+from kv_sim.replay.caches.tally import AGE_EDGES_SECONDS
 from kv_sim.replay.report.chart import Line, Mark, bar_chart, log_chart, series_chart
 from kv_sim.replay.report.style import STYLE
 from kv_sim.replay.report.text import STORED_WHEN_EVICTED, gain_shown, nothing_more, show_seconds, size_shown
 from kv_sim.replay.results import CacheReplay, Replays
 from kv_sim.replay.sizing import Sizing
-from kv_sim.replay.tally import AGE_EDGES_SECONDS
 from kv_sim.replay.transfer_config import as_argument
 from kv_sim.replay.units import Footprint, show_bytes, show_count
 

@@ -5,7 +5,7 @@ from typing import Final
 
 from kv_offload import StoreWhen
 from kv_sim.command.table import aligned
-from kv_sim.replay.curve import Ratios
+from kv_sim.replay.caches.curve import Ratios
 from kv_sim.replay.results import CacheCounts, CacheReplay, Replays
 from kv_sim.replay.sizing import Sizing
 from kv_sim.replay.stream import StreamReplays

@@ -53,7 +53,7 @@ class Copies:
 
 @dataclass(frozen=True)
 class Answers:
-    """One replay."""
+    """What one replay says: of the requests that were replayed, on all servers together."""
 
     requests: int
     refused: Mapping[str, int]

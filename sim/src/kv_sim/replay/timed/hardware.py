@@ -18,7 +18,7 @@ GIB: Final = 1 << 30
 
 @dataclass(frozen=True)
 class Gpu:
-    """One GPU."""
+    """A GPU, as far as the timing model knows it, and what vLLM sets on it by itself."""
 
     name: str
     flops: float

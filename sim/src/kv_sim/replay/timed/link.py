@@ -54,7 +54,7 @@ class Traffic:
 
 
 class _Queue:
-    """One direction."""
+    """The jobs of one direction, in the order in which they run."""
 
     def __init__(self) -> None:
         self.jobs: deque[Job] = deque()

@@ -27,7 +27,7 @@ from typing import Any, Final, NamedTuple
 from kv_offload_cpu.copy.cuda.call_loop import MOST_LISTS, CallLoop, Calls, Server
 
 AT_ONCE: Final = 64
-"""Copies of a list that ``go`` gives itself, at most."""
+"""A list of so many copies at most is given by ``go`` itself; a longer one by the thread."""
 
 _NAP: Final = 20e-6
 """Seconds between two looks at what was given. It doubles until it is so many times as long."""
@@ -41,15 +41,16 @@ Action = Callable[[], object]
 class _List(NamedTuple):
     number: int
     in_thread: int
-    """Its number among those that were published."""
+    """Its place among those that the thread gives, from 0; the thread counts by it."""
     calls: Calls
     kept: list[Any]
 
 
 class Giver:
-    """Gives what it was told, in order. ``on_device`` is where a thread must be for it.
+    """Gives calls of the driver in the order in which they were noted.
 
-    ``name_of`` says what is at an address. One thread notes, goes and waits.
+    A thread must be within ``on_device`` to make them; ``name_of`` has the name of the function at an address. All
+    methods are for one thread, the one that submits jobs.
     """
 
     def __init__(
@@ -60,7 +61,7 @@ class Giver:
         name: str,
     ) -> None:
         self.number = 1
-        """Of the list that is being noted."""
+        """Of the list that is being noted: what says later whether all of it was given."""
         self._loop = loop
         self._on_device = on_device
         self._name_of = name_of
@@ -75,18 +76,18 @@ class Giver:
         self._raised: Exception | None = None
 
     def note(self, function: int, arguments: tuple[int, ...], *kept: object, copies: int = 1) -> None:
-        """Note a call that is as much work as so many copies. ``kept`` lives until the call was made."""
+        """Note a call of the function at an address, worth so many copies. ``kept`` lives until it was made."""
         self._calls.add(function, arguments)
         self._kept += kept
         self._copies += copies
 
     def note_action(self, action: Action, copies: int = 1) -> None:
-        """Something for Python to do, as much work as so many copies."""
+        """Note a call of Python's, which needs the interpreter; it is worth so many copies."""
         call = _CALL_OF_PYTHON(lambda: self._act(action))
         self.note(ctypes.cast(call, ctypes.c_void_p).value or 0, (), call, copies=copies)
 
     def go(self) -> None:
-        """Begin to give what was noted."""
+        """Give what was noted: at once, if that is little and nothing is under way, else by the thread."""
         if not len(self._calls):
             return
         calls, kept, copies, number = self._calls, self._kept, self._copies, self.number
@@ -106,7 +107,7 @@ class Giver:
         self._end_list(number)
 
     def is_given(self, number: int) -> bool:
-        """Whether a list was given; raises what it failed by."""
+        """Whether all of a list was given; raises the error that it failed with."""
         if number > self._given:
             self._look()
             if number > self._given:
@@ -116,26 +117,29 @@ class Giver:
         return True
 
     def wait_for(self, number: int) -> None:
-        """Return when a list was given; raises what it failed by."""
+        """Return when all of a list was given; raises the error that it failed with."""
         assert number < self.number, f"list {number} is still being noted"
         self._nap_until(lambda: self._given >= number)
         self.is_given(number)
 
     def drain(self, wait: Callable[[], None]) -> None:
-        """Give all, and ``wait`` until a stream is idle. What comes then is of no job that failed before."""
+        """Give all that was noted, and call ``wait``, which returns when the lane's streams are idle.
+
+        Then nothing is left of a job that failed, so lists after this one may be given again.
+        """
         self.end()
         wait()
         self._server.mend()
         self._broken = None
 
     def end(self) -> None:
-        """Give what was noted, and let go of the thread, until there is more for it. May be repeated."""
+        """Give all that was noted, and end the thread; the next long list begins another one. May be repeated."""
         self.go()
         self._nap_until(lambda: not self._waiting)
         self._server.end()
 
     def _look(self) -> None:
-        """See what the thread has made."""
+        """Take out the lists that the thread has given since the last look, and note those that failed."""
         num_made = self._server.num_made
         while self._waiting and self._waiting[0].in_thread < num_made:
             number, in_thread, calls, _ = self._waiting.popleft()
@@ -154,7 +158,7 @@ class Giver:
         self._given = number
 
     def _nap_until(self, is_so: Callable[[], bool]) -> None:
-        """Look again and again."""
+        """Look at what the thread has given, with naps between, until something is so."""
         nap = _NAP
         self._look()
         while not is_so():

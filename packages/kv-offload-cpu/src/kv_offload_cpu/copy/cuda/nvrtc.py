@@ -33,7 +33,7 @@ class Source(NamedTuple):
     """The compute capability that it needs. None: it runs on all devices that the compiler knows."""
 
 
-class Compiled(NamedTuple):
+class MachineCode(NamedTuple):
     """Machine code, or PTX for a device that the compiler doesn't know, and what the compiler said.
 
     The PTX is that of the oldest devices that can run it, which every later one takes, whatever its family.
@@ -44,7 +44,7 @@ class Compiled(NamedTuple):
 
 
 @cache
-def compile_source(source: Source, capability: tuple[int, int]) -> Compiled:
+def compile_source(source: Source, capability: tuple[int, int]) -> MachineCode:
     """The kernels for a device; a ConfigError where it can't run them, or nothing compiles."""
     number, oldest = _number(capability), _number(source.oldest or (0, 0))
     if number < oldest:
@@ -73,7 +73,7 @@ def compile_source(source: Source, capability: tuple[int, int]) -> Compiled:
         code = _answer(nvrtc.nvrtcGetCUBINSize, nvrtc.nvrtcGetCUBIN, program)
     else:
         code = _answer(nvrtc.nvrtcGetPTXSize, nvrtc.nvrtcGetPTX, program)
-    return Compiled(code, log)
+    return MachineCode(code, log)
 
 
 class Loaded:

@@ -52,8 +52,8 @@ class Functions:
         return self._callable[name](*arguments)
 
 
-class OfTorch(Protocol):
-    """What is asked of torch."""
+class Torch(Protocol):
+    """What is asked of torch, which this file doesn't import."""
 
     def new_stream(self) -> Any:
         """Make a stream."""
@@ -71,7 +71,7 @@ class OfTorch(Protocol):
 class AtOnce:
     """All is given when it is told."""
 
-    def __init__(self, torch: OfTorch, functions: Functions) -> None:
+    def __init__(self, torch: Torch, functions: Functions) -> None:
         self._torch = torch
         self._functions = functions
 
@@ -151,7 +151,7 @@ class Mark:
 class Noted:
     """All is noted, and given by the giver of its lane: a stream, and those that were made beside it."""
 
-    def __init__(self, torch: OfTorch, functions: Functions, loop: CallLoop) -> None:
+    def __init__(self, torch: Torch, functions: Functions, loop: CallLoop) -> None:
         self._torch = torch
         self._functions = functions
         self._loop = loop

@@ -54,7 +54,7 @@ class TorchSteps(NamedTuple):
     kernels: dict[Direction, Any]
 
 
-class OfTorch:
+class TorchStreams:
     """Torch's streams and events, and which device is the current one."""
 
     def __init__(self, device: torch.device) -> None:
@@ -76,7 +76,7 @@ class OfTorch:
 
 def _streams(device: torch.device, *, notes: bool) -> AtOnce | Noted:
     """Noted, where that can be, and if it is wanted."""
-    functions, of_torch = Functions(), OfTorch(device)
+    functions, of_torch = Functions(), TorchStreams(device)
     if not notes:
         return AtOnce(of_torch, functions)
     loop = find_loop()

@@ -108,7 +108,6 @@ class _Code:
 
     def __init__(self, ir: Any, module: Any, builder: Any) -> None:
         self.builder = builder
-        self._ir = ir
         self._word, self._byte, self._flag = ir.IntType(64), ir.IntType(8), ir.IntType(32)
         self._line = ir.VectorType(self._word, _LINE_BYTES // 8)
         self._streaming = module.add_metadata([self._flag(1)])

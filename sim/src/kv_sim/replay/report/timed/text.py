@@ -129,7 +129,7 @@ def _cells(answers: Answers, *, has_disk: bool) -> dict[str, str]:
 
 
 def seconds_shown(value: float) -> str:
-    """For people."""
+    """A time as people read it: what is short in milliseconds."""
     if 0 < value < 0.1:
         return f"{value * 1e3:.3f} ms"
     return f"{value:,.3f} s"

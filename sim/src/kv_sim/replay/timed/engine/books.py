@@ -26,7 +26,7 @@ BEYOND_GPU: Final = "is longer than all GPU blocks"
 
 
 class Books:
-    """Counts of one replay."""
+    """What was counted so far in one replay."""
 
     def __init__(self, sizes: Sizes) -> None:
         self._sizes = sizes

@@ -119,7 +119,7 @@ class TimedEngine(BuiltinEngine):
 
 
 class QuickEngine(TimedEngine):
-    """No memory."""
+    """An engine without memory: only its times and its decisions are of interest."""
 
     scheduler_class = QuickScheduler
     tells_events = False
@@ -130,7 +130,7 @@ class QuickEngine(TimedEngine):
 
 
 class CheckedEngine(TimedEngine):
-    """Memory, and checks of everything that is read."""
+    """An engine with memory, in which everything that is read is checked."""
 
     scheduler_class = TimedScheduler
     tells_events = True

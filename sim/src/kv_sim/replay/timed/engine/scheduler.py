@@ -132,7 +132,7 @@ class QuickScheduler(TimedScheduler):
         self._note_work(plan)
 
     def own(self, request: SimRequest) -> None:
-        """No shadow."""
+        """Nothing: there is no memory, so nobody has a right to a part of it."""
 
 
 def _run_order(request: SimRequest) -> int:

@@ -1,12 +1,12 @@
 """What a kernel is told of a job: three numbers a page; and what it knows already: where each step of a page is.
 
 A page of a group is in several tensors, and is moved in *steps* of at most 4 KiB. Where a step is in a tensor
-depends on the block, and where it is in a slot on the slot and the page's offset in it. Both sums are the
-kernel's, so a job takes numpy no longer with 80 layers than with one. The slot may be one of host memory, or of a
-buffer that looks like it.
+depends on the block; where it is in a slot depends on the slot, and on the page's offset in it. The kernel adds
+both up for each step, so what the host has to do for a job doesn't grow with the number of layers. The slot may be
+one of host memory, or of a buffer that looks like it.
 
-Tables are pinned, uploaded by a stream before its kernels, used again when their job has ended, and grow in powers
-of two.
+The numbers of a job's pages are a *table*, in pinned memory. A stream uploads it before the job's kernels run;
+when the job has ended, the table is used again. Tables have powers of two of rows.
 """
 
 from collections import defaultdict
@@ -42,11 +42,11 @@ class Kernels(Enum):
 
 
 class Table(Protocol):
-    """Pinned memory for the numbers of many pages."""
+    """Pinned memory with room for the numbers of so many pages, and as much on the device."""
 
     @property
     def numbers(self) -> Numbers:
-        """The pinned numbers, which the host writes: column after column."""
+        """The numbers in pinned memory, which the host writes, column after column."""
 
 
 class Steps(NamedTuple):
@@ -81,13 +81,13 @@ class KernelDriver(Protocol):
         """A table of so many pages, on the host and on the device."""
 
     def new_steps(self, numbers: Numbers, count: int, word: int, kernels: Kernels) -> Any:
-        """Numbers of so many steps on the device, that stay as they are, and kernels that move them, ready."""
+        """Put the numbers of so many steps on the device, for good, and make the kernels ready that move them."""
 
     def upload(self, stream: Stream, table: Table, num_rows: int) -> None:
-        """Give ``stream`` the copy of a table of so many pages to the device."""
+        """Have ``stream`` copy the first so many rows of a table to the device."""
 
     def run_kernel(self, stream: Stream, launch: Launch) -> None:
-        """Give ``stream`` the moves of some of a table's pages in any order."""
+        """Have ``stream`` run a kernel that moves some of a table's pages, in any order."""
 
 
 def group_steps(
@@ -131,7 +131,7 @@ class Tables:
         self._lent = 0
 
     def borrow(self, num_rows: int) -> Table:
-        """A table with room for so many pages at least."""
+        """A table with room for at least so many pages."""
         needed = max(_FEWEST_ROWS, 1 << (num_rows - 1).bit_length())
         shelf = self._shelves[needed]
         if not shelf:
@@ -141,7 +141,7 @@ class Tables:
         return shelf.pop()
 
     def give_back(self, table: Table) -> None:
-        """Nothing reads it any more."""
+        """Take back a table that no kernel and no upload reads any more."""
         self._lent -= 1
         self._shelves[len(table.numbers) // COLUMNS].append(table)
 

@@ -1,0 +1,32 @@
+"""Calls of connectors: whether one is being made now, and how many there were.
+
+Who ends a call from outside asks here: every command of ``kv-sim`` has a timer that does, and a stand-in for
+``os._exit``. The functions that call connectors are marked, so that nobody has to import them to tell.
+"""
+
+from collections.abc import Callable
+from itertools import count
+from types import CodeType, FrameType
+from typing import Final, ParamSpec, TypeVar
+
+_Parameters = ParamSpec("_Parameters")
+_Answer = TypeVar("_Answer")
+
+numbers: Final = count()
+"""One for each call, and for each look at whether there is one: two looks in a row at one call get neighbours."""
+_marked: Final[set[CodeType]] = set()
+
+
+def calls_a_connector(function: Callable[_Parameters, _Answer]) -> Callable[_Parameters, _Answer]:
+    """Mark a function: while it runs, a connector is being called."""
+    _marked.add(function.__code__)
+    return function
+
+
+def is_within_a_call(frame: FrameType | None) -> bool:
+    """Whether a connector is being called."""
+    while frame is not None:
+        if frame.f_code in _marked:
+            return True
+        frame = frame.f_back
+    return False

@@ -1,0 +1,8 @@
+"""The formats of traces that are known: each file that isn't named here is one, with its ``Format``.
+
+===================== =====================================================================================
+``lengths``           several formats that have times and lengths, and no ids
+``otlp``              of ``otel``: where spans and events lie; ``otel_asked``: what they say was asked;
+                      ``mlflow``: what MLflow's say, in OpenTelemetry's words
+===================== =====================================================================================
+"""

@@ -1,0 +1,229 @@
+"""What aiperf is told to send: a record a request, a record a session, or its ``inputs.json``; milliseconds.
+
+A request is ``text_input``, a ``payload`` for an API, or messages. In a record of a session each of its ``turns``
+is what it adds to the one before, and a later record of its ``session_id`` goes on with it; payloads are whole
+prompts. A turn may have a ``delay`` instead of a time, from the answer before it on: how long that took isn't in
+the file, so it counts from when the turn before arrived.
+"""
+
+from collections.abc import Iterator, Mapping
+from typing import Any, Final
+
+from kv_sim.replay.readers.asked import answered_in, for_each, has_failed, inside, last_of, object_in, told_in
+from kv_sim.replay.readers.chat import chat, is_request, prompts_in, user
+from kv_sim.replay.readers.format import Container, Format
+from kv_sim.replay.readers.formats.mooncake import DelayedRecord, delay_of
+from kv_sim.replay.readers.record import MalformedError, Moment, Record, number, text_of
+from kv_sim.replay.readers.text import ASSUMED
+from kv_sim.replay.readers.turns import TURN_SECONDS, Turns
+
+_MINUTE: Final = TURN_SECONDS * 1000
+_SENT: Final = "request_start_ns"
+_PLAYS: Final = ("x_correlation_id", "conversation_id")
+"""What names a session, of which one conversation may be several."""
+
+
+# -- a record a request --------------------------------------------------------------------------
+
+
+def _parse_request(record: Mapping[str, Any]) -> Iterator[Record]:
+    if isinstance(sent := record.get("metadata"), dict) and sent.get(_SENT) is not None:
+        yield from _parse_sent(record, sent)
+        return
+    session, asked = text_of(record, "session_id"), _asked(record)
+    time = None if record.get("timestamp") is None else number(record, "timestamp")
+    delay = delay_of(record) if time is None and session and record.get("delay") is not None else None
+    prompts, answered, model = prompts_in(record, asked), _answered(record), text_of(asked, "model")
+    if session:
+        request: Record = DelayedRecord(time, 0, answered, None, session, model=model, delay=delay)
+    else:
+        request = Record(time, 0, answered, None, session, model=model)
+    yield from for_each(prompts, request)
+
+
+def _parse_sent(record: Mapping[str, Any], sent: Mapping[str, Any]) -> Iterator[Record]:
+    """What it did send, as it writes with ``--export-level raw``: nanoseconds since 1970."""
+    asked, responses = _asked(record), record.get("responses")
+    came = last_of([found for text in _texts_in(responses) if (found := object_in(text)) is not None])
+    request = Record(
+        Moment(number(sent, _SENT) / 1e9),
+        0,
+        answered_in({"response_body": came}) or 0,
+        None,
+        next((name for field in _PLAYS if (name := text_of(sent, field)) is not None), None),
+        model=text_of(asked, "model"),
+        told_tokens=told_in({"response_body": came}),
+        has_failed=has_failed(record),
+    )
+    yield from for_each(prompts_in(record, asked), request)
+
+
+def _texts_in(responses: Any) -> Iterator[Any]:
+    """What came, whole or in pieces."""
+    for response in responses if isinstance(responses, list) else []:
+        packets = inside(response, "packets")
+        yield inside(response, "text")
+        yield from (inside(packet, "value") for packet in packets) if isinstance(packets, list) else ()
+
+
+def _asked(record: Mapping[str, Any]) -> Mapping[str, Any]:
+    """What an API is asked by it."""
+    if record.get("payload") is not None:
+        payload = record["payload"]
+        if not isinstance(payload, dict):
+            raise MalformedError(f"payload: expected an object, got {type(payload).__name__}")
+        return payload
+    if record.get("messages") is not None:
+        return record
+    return user(_text(record, ""))
+
+
+def _answered(record: Mapping[str, Any]) -> int:
+    return answered_in(record) or 0
+
+
+def _text(record: Mapping[str, Any], place: str) -> str:
+    """What is said, where that is one text."""
+    field = "text_input" if "text_input" in record else "text"
+    text = record.get(field)
+    if text is None and record.get("texts") is not None:
+        raise MalformedError(f"{place}texts: expected one text, as text or text_input, got several")
+    if not isinstance(text, str):
+        got = type(text).__name__ if field in record else "no such field"
+        raise MalformedError(f"{place}{field}: expected text, got {got}")
+    return text
+
+
+def _is_request(record: Mapping[str, Any]) -> bool:
+    payload = record.get("payload")
+    if isinstance(record.get("text_input"), str) or (isinstance(payload, dict) and is_request(payload)):
+        return True
+    if not isinstance(record.get("messages"), list):
+        return False
+    has_time = isinstance(record.get("timestamp"), (int, float)) and "output_length" in record
+    return has_time or "delay" in record or "message_mode" in record
+
+
+AIPERF = Format(
+    "aiperf",
+    "aiperf JSON lines: text_input, payload, or messages with output_length or delay; maybe timestamp (ms), "
+    f"session_id; {ASSUMED}",
+    Container.JSON,
+    (),
+    _parse_request,
+    unit_seconds=1e-3,
+    matches=_is_request,
+    looked_for="text_input, payload, or messages with output_length",
+    is_text=True,
+)
+
+
+# -- a record a session --------------------------------------------------------------------------
+
+
+def _parse_turns(record: Mapping[str, Any]) -> Iterator[Record]:
+    turns = record["turns"]
+    if not isinstance(turns, list):
+        raise MalformedError(f"turns: expected a list, got {type(turns).__name__}")
+    session = text_of(record, "session_id")
+    before: list[dict[str, str]] = []
+    for index, turn in enumerate(turns):
+        place = f"turns[{index}]"
+        if not isinstance(turn, dict):
+            raise MalformedError(f"{place}: expected an object, got {type(turn).__name__}")
+        said = {"role": text_of(turn, "role") or "user", "content": _text(turn, f"{place}.")}
+        if not index and index + 1 < len(turns) and _is_said_before(turn):
+            before = [said]  # sent together with what follows it
+            continue
+        try:
+            time, delay = _when(turn)
+            tokens = _answered(turn)
+        except MalformedError as error:
+            raise MalformedError(f"{place}.{error}") from None
+        text = chat({"messages": [*before, said]})
+        yield DelayedRecord(time, 0, tokens, None, session, text=text, delay=delay)
+        before = []
+
+
+def _is_said_before(turn: Mapping[str, Any]) -> bool:
+    """Whether a first turn is no request of its own."""
+    own = ("timestamp", "delay", "output_length", "extra")
+    return turn.get("role") == "system" and all(turn.get(field) is None for field in own)
+
+
+def _when(turn: Mapping[str, Any]) -> tuple[int | float | None, int | float | None]:
+    """When a turn arrives, or how long after the turn before; neither: nobody says."""
+    if turn.get("timestamp") is not None:
+        return number(turn, "timestamp"), None
+    return None, None if turn.get("delay") is None else delay_of(turn)
+
+
+def _have_text(record: Mapping[str, Any]) -> bool:
+    turns = record["turns"]
+    return isinstance(turns, list) and any(isinstance(turn, dict) and "text" in turn for turn in turns)
+
+
+TURNS = Format(
+    "aiperf-turns",
+    f"aiperf sessions, JSON lines: turns of text, maybe timestamp or delay (ms), output_length; {ASSUMED}",
+    Container.JSON,
+    ("turns",),
+    _parse_turns,
+    unit_seconds=1e-3,
+    merges_sessions=True,
+    sessions_go_on=True,
+    turns=Turns.ADDED,
+    matches=_have_text,
+    looked_for="of which some have text",
+    is_text=True,
+    assumes="a minute for the time before a turn that has none",
+)
+
+
+# -- inputs.json ---------------------------------------------------------------------------------
+
+
+def _parse_inputs(record: Mapping[str, Any]) -> Iterator[Record]:
+    sessions = record["data"]
+    if not isinstance(sessions, list):
+        raise MalformedError(f"data: expected a list, got {type(sessions).__name__}")
+    for place, session in enumerate(sessions):
+        payloads = session.get("payloads", session.get("payload")) if isinstance(session, dict) else None
+        if not isinstance(payloads, list):
+            raise MalformedError(f"data[{place}].payloads: expected a list, got {type(payloads).__name__}")
+        for turn, payload in enumerate(payloads):
+            if not isinstance(payload, dict):
+                got = type(payload).__name__
+                raise MalformedError(f"data[{place}].payloads[{turn}]: expected an object, got {got}")
+            for text, tokens in prompts_in(payload, payload):
+                yield Record(
+                    turn * _MINUTE,
+                    0,
+                    0,
+                    None,
+                    session=str(place),
+                    model=text_of(payload, "model"),
+                    text=text,
+                    tokens=tokens,
+                )
+
+
+def _have_payloads(record: Mapping[str, Any]) -> bool:
+    sessions = record["data"]
+    found = [one for one in sessions if isinstance(one, dict)] if isinstance(sessions, list) else []
+    return any("payloads" in one or isinstance(one.get("payload"), list) for one in found)
+
+
+INPUTS = Format(
+    "aiperf-inputs",
+    f"aiperf's inputs.json, or genai-perf's: data of sessions with payloads; no times; {ASSUMED}",
+    Container.JSON,
+    ("data",),
+    _parse_inputs,
+    unit_seconds=1e-3,
+    merges_sessions=True,
+    matches=_have_payloads,
+    looked_for="of sessions with payloads",
+    is_text=True,
+    assumes="a minute for the time between two turns",
+)

@@ -1,0 +1,103 @@
+"""Chats that ChatGPT exports: conversations.json, a chat a record, whose messages name the one above; seconds.
+
+What a model says in a row, as a tool's call after a thought, is one answer. What a tool gave back is asked with
+again. A thought isn't sent again; what ChatGPT only shows, as how long it thought, is none.
+"""
+
+from collections.abc import Iterator, Mapping
+from typing import Any, Final
+
+from kv_sim.replay.readers.asked import inside
+from kv_sim.replay.readers.chat import ANSWERS
+from kv_sim.replay.readers.format import Container, Format
+from kv_sim.replay.readers.messages import Answered, Said, names_above, placed, request, said, time_in
+from kv_sim.replay.readers.record import MalformedError, Record, session_of, text_of
+from kv_sim.replay.readers.text import ASSUMED
+
+_TEXTS: Final = ("text", "result", "user_profile", "user_instructions", "model_set_context")
+"""What a content without parts says, whatever its type is."""
+_THOUGHTS: Final = "thoughts"
+_MEDIA: Final = ("image", "audio", "video", "file")
+
+
+def _parse(record: Mapping[str, Any]) -> Iterator[Record]:
+    nodes = record["mapping"]
+    if not isinstance(nodes, dict):
+        raise MalformedError(f"mapping: expected an object, got {type(nodes).__name__}")
+    placed(nodes, "mapping")
+    spoken = {name: _said(node.get("message"), f"mapping.{name}.message") for name, node in nodes.items()}
+    for name, node in nodes.items():
+        if not _is_answer(node) or _is_answer(nodes.get(text_of(node, "parent") or "")):
+            continue
+        message, place = node["message"], f"mapping.{name}.message"
+        parts = [*_goes_on(nodes, name)]
+        model = next((found for one in parts if (found := _model_of(nodes[one]))), None)
+        answer = Answered(
+            time_in(message, "create_time", place),
+            session_of(record) or text_of(record, "id"),
+            model or text_of(record, "default_model_slug"),
+            text="".join(_thought(nodes[one]) + spoken[one].words for one in parts),
+        )
+        yield from request([spoken[one] for one in names_above(nodes, name, "parent")], answer, place)
+
+
+def _said(message: Any, place: str) -> Said:
+    if not isinstance(message, dict):
+        return Said(())
+    role, content = inside(message.get("author"), "role"), message.get("content")
+    time = time_in(message, "create_time", place)
+    if isinstance(content, str):
+        return said(str(role), content, place, time)
+    parts = inside(content, "parts")
+    if isinstance(parts, list):
+        return said(str(role), [part for one in parts if (part := _part(one))], place, time)
+    return said(str(role), [text for one in _TEXTS if isinstance(text := inside(content, one), str)], place, time)
+
+
+def _part(part: Any) -> Any:
+    """Text, or what isn't text with a type, as an API is sent it."""
+    kind = str(inside(part, "content_type")).partition("_")[0]
+    return {**part, "type": kind} if kind in _MEDIA and not isinstance(part.get("text"), str) else part
+
+
+def _is_answer(node: Any) -> bool:
+    return bool(inside(inside(inside(node, "message"), "author"), "role") == ANSWERS)
+
+
+def _goes_on(nodes: Mapping[str, Any], name: str) -> Iterator[str]:
+    """What a model said from there on, until somebody else said something."""
+    seen = set()
+    while name not in seen:
+        seen.add(name)
+        yield name
+        below = nodes[name].get("children")
+        there = [one for one in below if isinstance(one, str)] if isinstance(below, list) else []
+        name = next((one for one in there if _is_answer(nodes.get(one))), name)
+
+
+def _model_of(node: Mapping[str, Any]) -> str | None:
+    told = inside(node["message"], "metadata")
+    return text_of(told, "model_slug") if isinstance(told, dict) else None
+
+
+def _thought(node: Mapping[str, Any]) -> str:
+    thoughts = inside(node["message"].get("content"), _THOUGHTS)
+    found = [inside(one, "content") for one in thoughts] if isinstance(thoughts, list) else []
+    return "".join(one for one in found if isinstance(one, str))
+
+
+CHATGPT = Format(
+    "chatgpt",
+    f"ChatGPT's conversations.json: mapping of nodes with parent and message, create_time (s); {ASSUMED}",
+    Container.JSON,
+    ("mapping",),
+    _parse,
+    overlaps=True,
+    matches=lambda record: (
+        isinstance(record["mapping"], dict)
+        and any("author" in (inside(node, "message") or {}) for node in record["mapping"].values())
+    ),
+    looked_for="nodes in it with a message of an author",
+    is_text=True,
+    assumes="what ChatGPT adds (its system prompt, tools, what it remembers and finds in files) is not counted",
+)

@@ -1,0 +1,118 @@
+"""Chats that Claude.ai exports: conversations.json, a chat a record, of messages in a row or each below another.
+
+An answer may be several: a model that calls a tool goes on with what that gave back, which is asked anew. What it
+thought is sent again until its turn is over.
+"""
+
+from collections.abc import Iterator, Mapping
+from itertools import pairwise
+from typing import Any, Final
+
+from kv_sim.replay.readers.asked import inside, objects_in
+from kv_sim.replay.readers.chat import ANSWERS
+from kv_sim.replay.readers.format import Container, Format
+from kv_sim.replay.readers.messages import Answered, Said, names_above, placed, request, said, time_in
+from kv_sim.replay.readers.parts import as_json
+from kv_sim.replay.readers.record import Record, text_of
+from kv_sim.replay.readers.text import ASSUMED
+
+_ABOVE: Final = "parent_message_uuid"
+_THOUGHT: Final = "thinking"
+_SHOWN: Final = ("token_budget", "flag")
+"""Types of parts that nobody said."""
+
+
+def _parse(record: Mapping[str, Any]) -> Iterator[Record]:
+    found = placed(record["chat_messages"], "chat_messages")
+    names = [text_of(one, "uuid") or place for place, one in found]
+    messages = dict(zip(names, (one for _, one in found), strict=True))
+    spoken = {name: _Message(one, place) for name, (place, one) in zip(names, found, strict=True)}
+    if not any(one.get(_ABOVE) in messages for one in messages.values()):
+        row = {below: above for above, below in pairwise(messages)}
+        messages = {name: {**one, _ABOVE: row.get(name)} for name, one in messages.items()}
+    session, model = text_of(record, "uuid"), text_of(record, "model")
+    for name, message in spoken.items():
+        above = [part for one in names_above(messages, name, _ABOVE) for part in spoken[one].again]
+        yield from message.requests(above, session, model)
+
+
+class _Message:
+    """One message, and what of it is sent again."""
+
+    def __init__(self, message: Mapping[str, Any], place: str) -> None:
+        self._place = place
+        self._is_answer = message.get("sender") == ANSWERS
+        self._role = ANSWERS if self._is_answer else "user"
+        self._time = time_in(message, "created_at", place)
+        self._steps = _steps_of(message)
+        self._beside = [] if self._is_answer else [*_beside(message)]
+        self.again = [*self._said(thoughts=False)]
+
+    def requests(self, above: list[Said], session: str | None, model: str | None) -> Iterator[Record]:
+        """One for each time that the model was asked."""
+        if not self._is_answer:
+            return
+        for step, (is_back, parts) in enumerate(self._steps):
+            if is_back:
+                continue
+            own = [*self._said(thoughts=True)][:step]
+            text = self._one(is_back, parts, thoughts=True).words
+            yield from request([*above, *own], Answered(self._time, session, model, text=text), self._place)
+
+    def _said(self, *, thoughts: bool) -> Iterator[Said]:
+        for is_back, parts in self._steps or [(False, [])]:
+            yield self._one(is_back, parts, thoughts=thoughts)
+
+    def _one(self, is_back: bool, parts: list[Any], *, thoughts: bool) -> Said:
+        whole = [one for part in parts if (one := _part(part, thoughts=thoughts))]
+        time = next((found for part in reversed(parts) if (found := self._stopped(part)) is not None), None)
+        role = "tool" if is_back else self._role
+        return said(role, [*whole, *self._beside], self._place, time if is_back else self._time)
+
+    def _stopped(self, part: Any) -> int | float | None:
+        """When a tool had given something back."""
+        return time_in(part, "stop_timestamp", self._place) if isinstance(part, dict) else None
+
+
+def _steps_of(message: Mapping[str, Any]) -> list[tuple[bool, list[Any]]]:
+    """What was said in turns: by who writes, and by tools, which is what the first of each says."""
+    content = message.get("content")
+    parts = content if isinstance(content, list) and content else [message.get("text") or ""]
+    steps: list[tuple[bool, list[Any]]] = []
+    for part in parts:
+        is_back = inside(part, "type") == "tool_result"
+        if not steps or steps[-1][0] is not is_back:
+            steps.append((is_back, []))
+        steps[-1][1].append(part)
+    return steps
+
+
+def _beside(message: Mapping[str, Any]) -> Iterator[Any]:
+    """What a user sent with a message: texts that were taken from files, and what are files still."""
+    for attached in objects_in(message, "attachments") if message.get("attachments") else []:
+        yield text_of(attached, "extracted_content") or ""
+    for file in objects_in(message, "files") if message.get("files") else []:
+        yield {**file, "type": "file"}
+
+
+def _part(part: Any, *, thoughts: bool) -> Any:
+    kind = inside(part, "type")
+    if kind == _THOUGHT:
+        return text_of(part, _THOUGHT) if thoughts else None
+    if kind in _SHOWN:
+        return None
+    if kind in ("tool_use", "tool_result"):
+        return as_json({name: part.get(name) for name in ("type", "name", "input", "content") if name in part})
+    return part
+
+
+CLAUDE_AI = Format(
+    "claude-ai",
+    f"Claude.ai's conversations.json: chat_messages of sender, text or content, created_at; {ASSUMED}",
+    Container.JSON,
+    ("chat_messages",),
+    _parse,
+    overlaps=True,
+    is_text=True,
+    assumes="what Claude.ai adds (its system prompt, tools, what a project knows) is not counted",
+)

@@ -1,0 +1,83 @@
+"""What Cline and Roo Code keep of a task: api_conversation_history.json, messages with ``ts``; milliseconds.
+
+Where Roo Code has condensed a task, a summary takes the place of the messages that name it.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, Final
+
+from kv_sim.replay.readers.asked import inside
+from kv_sim.replay.readers.chat import ANSWERS
+from kv_sim.replay.readers.format import Container, Format
+from kv_sim.replay.readers.messages import Answered, Heard, Said, counted_in, request, said, time_in
+from kv_sim.replay.readers.parts import as_json
+from kv_sim.replay.readers.record import Record, text_of
+from kv_sim.replay.readers.text import ASSUMED
+
+Line = Mapping[str, Any]
+
+_THOUGHT: Final = ("thinking", "reasoning")
+_CONDENSED: Final = "condenseId"
+_PARENT: Final = "condenseParent"
+
+
+def _gather(lines: Sequence[Line]) -> Iterator[tuple[int, Line]]:
+    """Each answer, with all that stands above it."""
+    above: list[Line] = []
+    heard = Heard(lambda line: [_said(line)])
+    for place, line in enumerate(lines):
+        if line.get("role") == ANSWERS and not line.get("isSummary"):
+            yield place, {"above": heard.of(above), "answer": line}
+        if (name := line.get(_CONDENSED)) is not None and line.get("isSummary"):
+            above = [one for one in above if one.get(_PARENT) != name]
+        above.append(line)
+
+
+def _parse(record: Line) -> Iterator[Record]:
+    answer = record["answer"]
+    tokens = inside(answer.get("metrics"), "tokens")
+    yield from request(
+        record["above"],
+        Answered(
+            time_in(answer, "ts", "answer"),
+            "the task",
+            inside(answer.get("modelInfo"), "modelId"),
+            counted_in(tokens, ("completion",), "metrics.tokens"),
+            _said(answer).words,
+            counted_in(tokens, ("prompt",), "metrics.tokens") or None,
+        ),
+        "ts",
+    )
+
+
+def _said(line: Line) -> Said:
+    content = line.get("content")
+    told = [*map(_part, content)] if isinstance(content, list) else content
+    return said(str(line.get("role")), told, "content", time_in(line, "ts", "message"))
+
+
+def _part(part: Any) -> Any:
+    """A thought as text, without what it is signed with."""
+    kind = inside(part, "type")
+    if kind in _THOUGHT:
+        return text_of(part, "thinking") or text_of(part, "text") or ""
+    if kind == "tool_use":
+        return as_json([part.get("name"), part.get("input")])
+    return as_json(part.get("content")) if kind == "tool_result" else part
+
+
+CLINE = Format(
+    "cline",
+    f"api_conversation_history.json of Cline and Roo Code: messages of role, content, ts (ms); {ASSUMED}",
+    Container.JSON,
+    ("role", "content", "ts"),
+    _parse,
+    unit_seconds=1e-3,
+    gather=_gather,
+    overlaps=True,
+    sessions_go_on=True,
+    matches=lambda record: record["role"] in ("user", ANSWERS) and isinstance(record["ts"], (int, float)),
+    looked_for="a role of user or assistant",
+    is_text=True,
+    assumes="the system prompt and tools, which such a file leaves out, are not counted",
+)

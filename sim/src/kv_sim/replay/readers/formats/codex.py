@@ -1,0 +1,161 @@
+"""Rollouts of Codex: a session a file, a line for each item that a model was told or answered, in their order.
+
+Items of a model in a row are one answer, and what stands above them is what it was asked. A request arrives when
+the last of that was written. Where a session was compacted, what took the place of its items is in the line.
+
+A session that was forked off another one begins with a copy of it, all of which was written when it began: those
+are no requests of its own.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+from kv_sim.replay.readers.asked import inside
+from kv_sim.replay.readers.chat import ANSWERS, chat
+from kv_sim.replay.readers.format import Container, Format
+from kv_sim.replay.readers.record import MalformedError, Record, number_or_date, text_of, whole
+from kv_sim.replay.readers.text import ASSUMED
+
+Line = Mapping[str, Any]
+
+_OF_A_MODEL: Final = ("reasoning", "function_call", "custom_tool_call", "local_shell_call", "web_search_call")
+_COPIED_SECONDS: Final = 1.0
+"""A copy is written at once; before a model has answered something new, more time goes by."""
+_FORKED: Final = "asked in a session that this one was forked off"
+_PACKED: Final = "encrypted_content"
+"""What a model thought, for itself only."""
+
+
+@dataclass
+class _Session:
+    """What was said so far."""
+
+    name: str | None = None
+    began: int | float | None = None
+    is_fork: bool = False
+    model: str | None = None
+    begin: list[str] = field(default_factory=list)
+    """What comes before all items."""
+    said: list[str | MalformedError] = field(default_factory=list)
+    told_at: Line | None = None
+    """The last line that a model was told."""
+    answer: dict[str, Any] | None = None
+    """That which is being read, or was read last."""
+    is_answering: bool = False
+
+    def ask(self, line: Line) -> None:
+        """A model begins to answer with a line."""
+        last = line if self.told_at is None else self.told_at
+        asked = [*self.begin, *self.said]
+        self.answer = {"asked": asked, "last": last, "session": self.name, "model": self.model, "answer": []}
+        self.answer["is_copy"] = self.is_fork and self._was_there(line)
+        self.is_answering = True
+
+    def _was_there(self, line: Line) -> bool:
+        """Whether it was when the session began."""
+        time = _time_of(line)
+        return time is not None and self.began is not None and time - self.began <= _COPIED_SECONDS
+
+
+def _gather(lines: Sequence[Line]) -> Iterator[tuple[int, Line]]:
+    session, begun = _Session(), 0
+    for place, line in enumerate(lines):
+        payload = line.get("payload")
+        if not isinstance(payload, dict):
+            continue
+        if line.get("type") != "response_item":
+            _hear(session, line, payload)
+            continue
+        pieces, of_model = _pieces(payload), _is_of_model(payload)
+        if of_model and not session.is_answering:
+            if session.answer is not None:
+                yield begun, session.answer
+            session.ask(line)
+            begun = place
+        if of_model and session.answer is not None:
+            session.answer["answer"] += pieces
+        else:
+            session.told_at, session.is_answering = line, False
+        session.said += pieces
+    if session.answer is not None:
+        yield begun, session.answer
+
+
+def _hear(session: _Session, line: Line, payload: Mapping[str, Any]) -> None:
+    """What a line says that is no item."""
+    kind = line.get("type")
+    if kind == "session_meta":
+        session.is_fork |= payload.get("forked_from_id") is not None or session.name is not None
+    if kind == "session_meta" and session.name is None:
+        session.name, session.began = text_of(payload, "id"), _time_of(line)
+        told = payload.get("instructions") or inside(payload.get("base_instructions"), "text")
+        session.begin = [f"<|instructions|>{told}"] if isinstance(told, str) else []
+    elif kind == "turn_context":
+        session.model = text_of(payload, "model") or session.model
+    elif kind == "compacted":
+        items = payload.get("replacement_history")
+        if not isinstance(items, list):
+            items = [{"type": "message", "role": "user", "content": payload.get("message")}]
+        session.said = [piece for item in items for piece in _pieces(item)]
+        session.told_at, session.is_answering = line, False
+    elif kind == "event_msg" and payload.get("type") == "token_count" and session.answer is not None:
+        usage = inside(payload.get("info"), "last_token_usage")
+        if isinstance(usage, dict):  # else it is of limits only
+            session.answer.setdefault("usage", usage)
+
+
+def _time_of(line: Line) -> int | float | None:
+    try:
+        return number_or_date(line, "timestamp")
+    except MalformedError:
+        return None
+
+
+def _is_of_model(item: Mapping[str, Any]) -> bool:
+    return item.get("type") in _OF_A_MODEL or item.get("role") == ANSWERS
+
+
+def _pieces(item: Any) -> list[str | MalformedError]:
+    """What an item says."""
+    if isinstance(item, dict):
+        item = {name: value for name, value in item.items() if name != _PACKED}
+    try:
+        return [*chat({"input": [item]})[:-1]]
+    except MalformedError as error:
+        return [error]
+
+
+def _parse(record: Line) -> Iterator[Record]:
+    if record["is_copy"]:
+        yield Record(None, 0, 0, None, left_out=_FORKED)
+        return
+    for piece in (*record["asked"], *record["answer"]):
+        if isinstance(piece, MalformedError):
+            raise MalformedError(f"in it or above it, {piece}")
+    usage = record.get("usage")
+    yield Record(
+        number_or_date(record["last"], "timestamp"),
+        0,
+        whole(usage, "output_tokens", usual=0) if usage else 0,
+        None,
+        session=record["session"],
+        model=record["model"],
+        text=[*record["asked"], "<|assistant|>"],
+        answer=None if usage else "".join(record["answer"]),
+        told_tokens=whole(usage, "input_tokens", usual=0) if usage else None,
+    )
+
+
+CODEX = Format(
+    "codex",
+    f"rollouts of Codex, JSON lines: timestamp, type, payload; {ASSUMED}",
+    Container.JSON,
+    ("timestamp", "type", "payload"),
+    _parse,
+    gather=_gather,
+    overlaps=True,
+    sessions_go_on=True,
+    is_text=True,
+    assumes="tools, which a rollout leaves out, are not counted",
+)

@@ -1,0 +1,154 @@
+"""Sessions of Gemini CLI: a file each, a document of messages, or a line for each and for what became of it.
+
+A message is there again, whole, when something is known of it that wasn't, as what its tools gave back: the last
+one is it. Where a session was wound back, its messages were asked all the same. A session that is gone on with is
+copied from a document to lines; a request that is in two files is one.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, Final
+
+from kv_sim.replay.readers.asked import inside, objects_in
+from kv_sim.replay.readers.chat import ANSWERS
+from kv_sim.replay.readers.format import Container, Format
+from kv_sim.replay.readers.messages import LEFT_OUT, Answered, Heard, Said, counted_in, request, said, time_in
+from kv_sim.replay.readers.parts import as_json
+from kv_sim.replay.readers.record import MalformedError, Record, text_of
+from kv_sim.replay.readers.text import ASSUMED
+
+Line = Mapping[str, Any]
+
+_ANSWER: Final = "gemini"
+_SENT: Final = ("user", _ANSWER)
+"""Other messages are shown only."""
+_BACK: Final = "$rewindTo"
+_SET: Final = "$set"
+_CALLED, _GIVEN_BACK = "functionCall", "functionResponse"
+
+
+def _gather(lines: Sequence[Line]) -> Iterator[tuple[int, Line]]:
+    """Each answer, with all that stands above it."""
+    newest = {one["id"]: one for line in lines for one in _messages_in(line) if isinstance(one.get("id"), str)}
+    known: dict[str, Line] = {}
+    """What was known of each message so far: what its tools gave back may be cut short later."""
+    called = {str(call.get("id")) for line in lines for one in _messages_in(line) for call in _calls(one)}
+    heard = Heard(lambda message: _said(message, called))
+    path: dict[str, None] = {}
+    seen: set[str] = set()
+    session = None
+    for place, line in enumerate(lines):
+        session = text_of(line, "sessionId") or session
+        if isinstance(back := line.get(_BACK), str):
+            names = [*path]
+            path = dict.fromkeys(names[: names.index(back)] if back in path else [])
+        took_place = inside(line.get(_SET), "messages")
+        if isinstance(took_place, list):
+            path = {}
+        for message in _messages_in(line):
+            name = message.get("id")
+            if not isinstance(name, str):
+                yield place, {"problem": "messages: expected each with an id, got one without"}
+                continue
+            known[name] = message
+            if name in path:
+                continue
+            if message.get("type") == _ANSWER and name not in seen and not isinstance(took_place, list):
+                above = heard.of(known[one] for one in path)
+                yield place, {"session": session, "above": above, "answer": newest[name]}
+            seen.add(name)
+            path[name] = None
+
+
+def _messages_in(line: Line) -> list[Line]:
+    """The messages of a document, of a line that changes it, or that a line is."""
+    told = line.get("messages", inside(line.get(_SET), "messages"))
+    if isinstance(told, list):
+        return [one for one in told if isinstance(one, dict)]
+    return [line] if "id" in line and "type" in line else []
+
+
+def _parse(record: Line) -> Iterator[Record]:
+    if "problem" in record:
+        raise MalformedError(record["problem"])
+    answer, place = record["answer"], f"message {record['answer']['id']}"
+    tokens = answer.get("tokens")
+    yield from request(
+        record["above"],
+        Answered(
+            time_in(answer, "timestamp", place),
+            record["session"],
+            text_of(answer, "model"),
+            counted_in(tokens, ("output", "thoughts"), f"{place}.tokens"),
+            "".join(_thoughts(answer)) + _answer(answer, place).words,
+            counted_in(tokens, ("input", "tool"), f"{place}.tokens") or None,
+            answer["id"],
+        ),
+        place,
+    )
+
+
+def _said(message: Line, called: set[str]) -> Iterator[Said]:
+    """What a message says, and what its tools gave back."""
+    kind, place = message.get("type"), f"message {message['id']}"
+    if kind not in _SENT:
+        return
+    if kind == _ANSWER:
+        yield _answer(message, place)
+        for call in _calls(message):
+            if (back := call.get("result")) is not None:
+                yield said("tool", _parts(back), place, time_in(call, "timestamp", place))
+        return
+    content = _parts(message.get("content"))
+    told = [part for part in content if not _is_known(part, called)] if isinstance(content, list) else content
+    yield said("user", told, place, time_in(message, "timestamp", place))
+
+
+def _answer(message: Line, place: str) -> Said:
+    """What a model said, and what it called."""
+    content = _parts(message.get("content"))
+    told = content if isinstance(content, list) else [content or ""]
+    if not any(inside(part, _CALLED) for part in told):
+        told = [*told, *(as_json({name: call.get(name) for name in ("name", "args")}) for call in _calls(message))]
+    return said(ANSWERS, [part for part in told if part != ""], place, time_in(message, "timestamp", place))
+
+
+def _parts(content: Any) -> Any:
+    return [content] if isinstance(content, dict) else content
+
+
+def _is_known(part: Any, called: set[str]) -> bool:
+    """Whether it is what a tool gave back, which its call tells of, too."""
+    return str(inside(inside(part, _GIVEN_BACK), "id")) in called
+
+
+def _calls(message: Line) -> list[Line]:
+    found = message.get("toolCalls")
+    return [one for one in found if isinstance(one, dict)] if isinstance(found, list) else []
+
+
+def _thoughts(message: Line) -> Iterator[str]:
+    for thought in objects_in(message, "thoughts") if message.get("thoughts") else []:
+        yield from (text for name in ("subject", "description") if (text := text_of(thought, name)))
+
+
+def _is_session(record: Line) -> bool:
+    if "sessionId" not in record:
+        return False
+    return "projectHash" in record or ("messageId" in record and "message" in record)
+
+
+GEMINI_CLI = Format(
+    "gemini-cli",
+    f"sessions of Gemini CLI, JSON (lines): sessionId, projectHash, messages of id, timestamp, type; {ASSUMED}",
+    Container.JSON,
+    (),
+    _parse,
+    gather=_gather,
+    overlaps=True,
+    sessions_go_on=True,
+    comes_once=True,
+    matches=_is_session,
+    looked_for="sessionId and projectHash",
+    is_text=True,
+    assumes=LEFT_OUT,
+)

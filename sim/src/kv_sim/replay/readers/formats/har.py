@@ -1,0 +1,65 @@
+"""What a browser or a proxy kept of all that went over it (HAR): requests to a model among others."""
+
+import base64
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from kv_sim.replay.readers.asked import inside, last_of, objects_in
+from kv_sim.replay.readers.chat import is_request
+from kv_sim.replay.readers.format import Container, Format
+from kv_sim.replay.readers.formats.openai import OPENAI
+from kv_sim.replay.readers.record import MalformedError, Record
+from kv_sim.replay.readers.text import ASSUMED
+
+
+def _parse(record: Mapping[str, Any]) -> Iterator[Record]:
+    log = record["log"]
+    if not isinstance(log, dict):
+        raise MalformedError(f"log: expected an object with entries, got {type(log).__name__}")
+    for number, entry in sorted(enumerate(objects_in(log, "entries")), key=_begin):
+        found = _logged(entry)
+        if is_request(found):
+            try:
+                yield from OPENAI.parse(found)
+            except MalformedError as error:
+                raise MalformedError(f"log.entries[{number}]: {error}") from None
+
+
+def _begin(numbered: tuple[int, Mapping[str, Any]]) -> str:
+    """Dates of one writer, which are alike."""
+    return str(numbered[1].get("startedDateTime"))
+
+
+def _logged(entry: Mapping[str, Any]) -> Mapping[str, Any]:
+    """An entry as a log would have it."""
+    request, response = entry.get("request"), entry.get("response")
+    return {
+        "timestamp": entry.get("startedDateTime"),
+        "url": inside(request, "url"),
+        "request_body": inside(inside(request, "postData"), "text"),
+        "status": inside(response, "status"),
+        "response_body": last_of(_text(inside(response, "content"))),
+    }
+
+
+def _text(content: Any) -> Any:
+    text = inside(content, "text")
+    if inside(content, "encoding") != "base64" or not isinstance(text, str):
+        return text
+    try:
+        return base64.b64decode(text, validate=True).decode()
+    except ValueError:
+        return None
+
+
+HAR = Format(
+    "har",
+    f"HAR, which browsers and proxies save: log of entries with postData that is what an API was asked; {ASSUMED}",
+    Container.JSON,
+    ("log",),
+    _parse,
+    matches=lambda record: isinstance(inside(record["log"], "entries"), list),
+    looked_for="entries in it",
+    is_text=True,
+    assumes="whatever isn't a request to a model is left out",
+)

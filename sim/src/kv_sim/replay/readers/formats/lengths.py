@@ -1,0 +1,84 @@
+"""Formats that have times and lengths under names of their own, and no ids: an entry each.
+
+What their requests share is yet to be assumed (``sharing``).
+"""
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, Final
+
+from kv_sim.replay.readers.asked import has_failed, left_out_of
+from kv_sim.replay.readers.format import Container, Format
+from kv_sim.replay.readers.record import MalformedError, Record, number, number_or_date, session_of, text_of, whole
+
+Time = Callable[[Mapping[str, Any], str], int | float]
+
+
+@dataclass(frozen=True)
+class _Fields:
+    """Which fields of a record have its time and its lengths."""
+
+    time: str
+    input: str
+    output: str
+    read_time: Time = number
+    ids: str | None = None
+    """A field that isn't there, or the format is another one."""
+
+    def parse(self, record: Mapping[str, Any]) -> Iterator[Record]:
+        """The request of one record."""
+        if self.ids is not None and record.get(self.ids) is not None:
+            raise MalformedError(f"{self.ids}: expected none, since the first record has none")
+        if (why := left_out_of(record)) is not None:
+            yield Record(None, 0, 0, None, left_out=why)
+            return
+        yield Record(
+            self.read_time(record, self.time),
+            whole(record, self.input),
+            whole(record, self.output),
+            None,
+            session=session_of(record),
+            model=text_of(record, "model"),
+            has_failed=has_failed(record),
+        )
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Those that tell the format."""
+        return self.time, self.input, self.output
+
+    def lacks_ids(self, record: Mapping[str, Any]) -> bool:
+        """Whether a record is of this format, as far as ids go."""
+        return self.ids is None or record.get(self.ids) is None
+
+
+_MOONCAKE: Final = _Fields("timestamp", "input_length", "output_length", ids="hash_ids")
+_SPLITWISE: Final = _Fields("arrival_timestamp", "prompt_size", "token_size")
+_LITELLM: Final = _Fields("startTime", "prompt_tokens", "completion_tokens", number_or_date)
+
+LENGTHS: Final = (
+    Format(
+        "mooncake-lengths",
+        "JSON lines of Mooncake's fields without hash_ids: timestamp (ms), input_length, output_length; no ids",
+        Container.JSON,
+        _MOONCAKE.names,
+        _MOONCAKE.parse,
+        unit_seconds=1e-3,
+        matches=_MOONCAKE.lacks_ids,
+        looked_for="no hash_ids",
+    ),
+    Format(
+        "litellm",
+        "LiteLLM's spend logs, JSON or CSV: call_type, startTime, prompt_tokens, completion_tokens; no ids",
+        None,
+        ("call_type", *_LITELLM.names),
+        _LITELLM.parse,
+    ),
+    Format(
+        "splitwise",
+        "SplitwiseSim CSV: arrival_timestamp (s), prompt_size, token_size; no ids",
+        Container.CSV,
+        _SPLITWISE.names,
+        _SPLITWISE.parse,
+    ),
+)

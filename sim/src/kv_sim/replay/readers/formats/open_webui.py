@@ -1,0 +1,90 @@
+"""Chats that Open WebUI exports: a chat a record, whose messages name the one above them; seconds.
+
+An answer is a request, whose prompt is what stands above it; so one that was made anew, or by several models, is
+there several times. It was asked for when its message was made. A thought of an answer isn't sent again.
+"""
+
+import re
+from collections.abc import Iterator, Mapping
+from typing import Any, Final
+
+from kv_sim.replay.readers.asked import inside, objects_in
+from kv_sim.replay.readers.chat import ANSWERS, chat
+from kv_sim.replay.readers.format import Container, Format
+from kv_sim.replay.readers.messages import names_above
+from kv_sim.replay.readers.record import MalformedError, Record, number_or_date, text_of, whole
+from kv_sim.replay.readers.text import ASSUMED
+
+_THOUGHT: Final = re.compile(r'<details type="reasoning".*?</details>\s*', re.DOTALL)
+_PROMPT: Final = ("prompt_tokens", "input_tokens", "prompt_eval_count")
+_ANSWER: Final = ("completion_tokens", "output_tokens", "eval_count")
+"""Ollama's names come last."""
+
+
+def _parse(record: Mapping[str, Any]) -> Iterator[Record]:
+    messages = _messages_of(record)
+    if not isinstance(messages, dict):
+        raise MalformedError(f"chat.history.messages: expected an object, got {type(messages).__name__}")
+    system = inside(inside(record["chat"], "params"), "system")
+    for name, message in messages.items():
+        place = f"chat.history.messages.{name}"
+        if not isinstance(message, dict):
+            raise MalformedError(f"{place}: expected an object, got {type(message).__name__}")
+        above = [_sent(messages[one]) for one in names_above(messages, name, "parentId")]
+        if message.get("role") == ANSWERS and above:
+            try:
+                yield _request(message, chat({"system": system, "messages": above}), record)
+            except MalformedError as error:
+                raise MalformedError(f"{place}.{error}") from None
+
+
+def _messages_of(record: Mapping[str, Any]) -> Any:
+    return inside(inside(record["chat"], "history"), "messages")
+
+
+def _sent(message: Mapping[str, Any]) -> Mapping[str, Any]:
+    """A message as an API is sent it."""
+    said, files = message.get("content"), objects_in(message, "files") if message.get("files") else []
+    images = [file.get("url") for file in files if file.get("type") == "image"]
+    content = _THOUGHT.sub("", said) if message.get("role") == ANSWERS and isinstance(said, str) else said
+    return {"role": message.get("role"), "content": content, "images": images}
+
+
+def _request(message: Mapping[str, Any], text: list[str], record: Mapping[str, Any]) -> Record:
+    usage = message["usage"] if isinstance(message.get("usage"), dict) else {}
+    tokens, told = (_count(usage, names) for names in (_ANSWER, _PROMPT))
+    said, models = message.get("content"), inside(record["chat"], "models")
+    model = text_of(message, "model")
+    if model is None and isinstance(models, list) and len(models) == 1:
+        model = str(models[0])
+    return Record(
+        number_or_date(message, "timestamp"),
+        0,
+        tokens or 0,
+        None,
+        session=text_of(record, "id"),
+        model=model,
+        text=text,
+        answer=said if tokens is None and isinstance(said, str) else None,
+        told_tokens=told,
+        has_failed=bool(message.get("error")),
+    )
+
+
+def _count(usage: Mapping[str, Any], names: tuple[str, ...]) -> int | None:
+    name = next((name for name in names if usage.get(name) is not None), None)
+    return None if name is None else whole(usage, name)
+
+
+OPEN_WEBUI = Format(
+    "open-webui",
+    f"chats that Open WebUI exports, JSON: chat of history of messages with parentId, timestamp (s); {ASSUMED}",
+    Container.JSON,
+    ("chat",),
+    _parse,
+    overlaps=True,
+    matches=lambda record: isinstance(_messages_of(record), dict),
+    looked_for="history of messages in it",
+    is_text=True,
+    assumes="what Open WebUI asks besides (titles, tags, searches) and adds (tools, documents) is not counted",
+)

@@ -1,0 +1,67 @@
+"""What an API was asked, a record a request: messages, an input or a prompt, alone or in a log."""
+
+from collections.abc import Iterator, Mapping
+from typing import Any, Final
+
+from kv_sim.replay.readers.asked import (
+    answered_in,
+    asked_in,
+    for_each,
+    has_failed,
+    left_out_of,
+    told_in,
+    without_request,
+)
+from kv_sim.replay.readers.chat import ANSWERS, is_request, prompts_in, role_of
+from kv_sim.replay.readers.format import Container, Format
+from kv_sim.replay.readers.record import MalformedError, Record, name_of, session_of, text_of, time_of
+from kv_sim.replay.readers.text import ASSUMED
+
+_OF_REQUESTS: Final = frozenset(("max_tokens", "max_completion_tokens", "temperature", "stream", "response"))
+"""What is beside a prompt in a request, or in a log of it, and not in a conversation."""
+
+
+def _parse(record: Mapping[str, Any]) -> Iterator[Record]:
+    if (why := left_out_of(record)) is not None:
+        yield Record(None, 0, 0, None, left_out=why)
+        return
+    asked, answer, tokens = asked_in(record), record.get("response"), answered_in(record)
+    if asked is record and (field := without_request(record)) is not None:
+        raise MalformedError(f"{field}: expected the JSON of what an API was asked, got {record[field]!r:.40}")
+    if tokens is not None or isinstance(record.get("request"), str):  # beside which it is what went over the wire
+        answer = None
+    prompts = prompts_in(record, asked)
+    request = Record(
+        time_of(record),
+        0,
+        tokens or 0,
+        None,
+        session=session_of(record),
+        model=text_of(asked, "model") or text_of(record, "model"),
+        answer=answer if isinstance(answer, str) else None,
+        told_tokens=told_in(record),
+        name=name_of(record),
+        has_failed=has_failed(record),
+        answers_within=0 if tokens is not None else _answers_within(record),
+    )
+    yield from for_each(prompts, request)
+
+
+def _answers_within(record: Mapping[str, Any]) -> int:
+    """Those of a prompt of which nothing beside it is known."""
+    messages = record.get("messages")
+    if not isinstance(messages, list) or not _OF_REQUESTS.isdisjoint(record):
+        return 0
+    return sum(isinstance(one, dict) and role_of(one) == ANSWERS for one in messages)
+
+
+OPENAI = Format(
+    "openai",
+    f"JSON lines of requests: messages, input or prompt (or in a body), maybe timestamp, tools, usage; {ASSUMED}",
+    Container.JSON,
+    (),
+    _parse,
+    matches=is_request,
+    looked_for="messages, input or prompt, maybe in a body",
+    is_text=True,
+)

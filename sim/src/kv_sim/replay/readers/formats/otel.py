@@ -1,0 +1,138 @@
+"""Spans and events of OpenTelemetry: those of requests to a model, by their attributes; nanoseconds, or dates.
+
+Attributes are those of OpenTelemetry's own conventions, or of OpenInference's, as Phoenix has them. What was asked
+is there where that is captured, and else how many tokens it had. A span within that of a request is the same
+request seen by the next one who takes it, as a server's within a client's, and isn't counted again, wherever they
+lie; but one that doesn't even say how long the prompt was leaves that to those within.
+"""
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import suppress
+from typing import Any, Final
+
+from kv_sim.replay.readers.asked import count_in, inside
+from kv_sim.replay.readers.chat import chat
+from kv_sim.replay.readers.format import Container, Format
+from kv_sim.replay.readers.formats.otel_asked import PROMPT, WHOLE, asked_of
+from kv_sim.replay.readers.formats.otlp import (
+    PACKETS,
+    Named,
+    Observed,
+    attributes_of,
+    first,
+    is_jaeger,
+    observed_in,
+    spans_of,
+    text_in,
+)
+from kv_sim.replay.readers.record import MalformedError, Record, whole
+from kv_sim.replay.readers.text import ASSUMED
+
+_ASKS: Final = ("chat", "text_completion", "completion", "generate_content")
+_INPUTS: Final = ("gen_ai.usage.input_tokens", "gen_ai.usage.prompt_tokens", "llm.token_count.prompt")
+_OUTPUTS: Final = ("gen_ai.usage.output_tokens", "gen_ai.usage.completion_tokens", "llm.token_count.completion")
+_SESSIONS: Final = ("gen_ai.conversation.id", "session.id")
+_MODELS: Final = ("gen_ai.request.model", "gen_ai.response.model", "llm.model_name")
+_BROKEN: Final = ("2", "STATUS_CODE_ERROR", "ERROR")
+_OURS: Final = ("gen_ai.", "llm.", "openinference.", "ai.prompt.", "mlflow.")
+
+
+def _look_through(records: Iterable[Mapping[str, Any]]) -> Callable[[Mapping[str, Any]], Iterator[Record]]:
+    """How a record is parsed, when all of them are known: spans of one request may lie in several."""
+    above: dict[int, int] = {}
+    asked, telling = set[int](), set[int]()
+    for record in records:
+        with suppress(MalformedError):  # which is said when it is parsed
+            for seen in observed_in(record):
+                if seen.own is None:
+                    continue
+                if seen.parent is not None:
+                    above[seen.own] = seen.parent
+                if _asks(seen):
+                    asked.add(seen.own)
+                    telling |= {seen.own} if _tells(seen) else set()
+    dull = {one for name in telling for one in _above(name, above) if one in asked} - telling
+    counted = asked - dull
+
+    def parse(record: Mapping[str, Any]) -> Iterator[Record]:
+        found = [seen for seen in observed_in(record) if _asks(seen) and seen.own not in dull]
+        for seen in sorted(found, key=lambda one: one.time):
+            if seen.own is None or counted.isdisjoint(_above(seen.own, above)):
+                yield _request(seen)
+
+    return parse
+
+
+def _parse(record: Mapping[str, Any]) -> Iterator[Record]:
+    return _look_through([record])(record)
+
+
+def _above(name: int, above: Mapping[int, int]) -> Iterator[int]:
+    """The spans around one, from the nearest on; each once, though two may say that they are around each other."""
+    seen = {name}
+    while (found := above.get(name)) is not None and found not in seen:
+        seen.add(found)
+        yield found
+        name = found
+
+
+def _tells(seen: Observed) -> bool:
+    """Whether a span or an event says what was asked, or how long that was."""
+    return first(seen.named, _INPUTS) is not None or asked_of(seen) is not None
+
+
+def _request(seen: Observed) -> Record:
+    named = seen.named
+    prompt = asked_of(seen)
+    told = first(named, _INPUTS)
+    return Record(
+        seen.time,
+        0 if prompt is not None else whole(named, told or _INPUTS[0]),
+        whole(named, first(named, _OUTPUTS) or _OUTPUTS[0], usual=0),
+        None,
+        session=text_in(named, _SESSIONS),
+        model=text_in(named, _MODELS),
+        text=None if prompt is None else chat(prompt),
+        told_tokens=None if told is None else count_in(named, told),
+        has_failed="error.type" in named or str(inside(seen.span.get("status"), "code")) in _BROKEN,
+    )
+
+
+def _asks(seen: Observed) -> bool:
+    """Whether a span or an event is of a request to a model."""
+    operation = seen.named.get("gen_ai.operation.name")
+    if operation is not None:
+        return operation in _ASKS
+    kind = seen.named.get("openinference.span.kind")
+    if kind is not None:
+        return bool(kind == "LLM")
+    return bool(seen.messages) or first(seen.named, (*_INPUTS, *WHOLE, PROMPT, f"{PROMPT}.0.content")) is not None
+
+
+def _is_traced(record: Mapping[str, Any]) -> bool:
+    """Whether a record has spans or events of OpenTelemetry's, and at least one of them is about a model."""
+    if not record.keys().isdisjoint(PACKETS) or is_jaeger(record):
+        return True
+    try:
+        spans = spans_of(record)
+    except MalformedError:
+        return False
+    named: list[Named | Mapping[str, Any]] = [one for span in spans if (one := attributes_of(span)) is not None]
+    return any(str(name).startswith(_OURS) for one in named for name in one)
+
+
+OTEL = Format(
+    "otel",
+    "OpenTelemetry spans or events, JSON: resourceSpans, resourceLogs, spans or attributes with "
+    "gen_ai.input.messages (OpenInference: llm.input_messages), or with gen_ai.usage.input_tokens and no ids; "
+    f"{ASSUMED}",
+    Container.JSON,
+    (),
+    _parse,
+    look_through=_look_through,
+    matches=_is_traced,
+    looked_for="resourceSpans, resourceLogs, spans or attributes with gen_ai, llm or openinference",
+    unit_seconds=1e-9,
+    is_text=True,
+    assumes="spans that are no request to a model are left out",
+)

@@ -1,0 +1,130 @@
+"""Sessions of pi: a file each, a line for each entry, which names the one above it.
+
+Where a session was compacted, a summary takes the place of what stands above the first entry that was kept. A
+session that forked off another one begins with a copy of it; a request that is in two files is one.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, Final
+
+from kv_sim.replay.readers.asked import inside
+from kv_sim.replay.readers.chat import ANSWERS
+from kv_sim.replay.readers.format import Container, Format
+from kv_sim.replay.readers.messages import (
+    LEFT_OUT,
+    Answered,
+    Heard,
+    Said,
+    counted_in,
+    names_above,
+    request,
+    said,
+    time_in,
+)
+from kv_sim.replay.readers.parts import as_json
+from kv_sim.replay.readers.record import Record, text_of
+from kv_sim.replay.readers.text import ASSUMED
+
+Line = Mapping[str, Any]
+
+_FIRST_KEPT: Final = "firstKeptEntryId"
+_ROLES: Final = {"toolResult": "tool"}
+"""Every other one that isn't an answer's speaks as a user."""
+_BROKEN: Final = ("error", "aborted")
+
+
+def _gather(lines: Sequence[Line]) -> Iterator[tuple[int, Line]]:
+    """Each answer, with all that stands above it."""
+    session = next((text_of(line, "id") for line in lines if line.get("type") == "session"), None)
+    entries: dict[str, Line] = {}
+    heard = Heard(lambda line: [_said(line)])
+    last = None
+    for place, line in enumerate(lines):
+        if line.get("type") == "session":
+            continue
+        name = text_of(line, "id") or f"line {place}"
+        entries[name] = line if "parentId" in line else {**line, "parentId": last}  # as first versions wrote them
+        last = name
+        if _role(line) == ANSWERS:
+            above = [entries[one] for one in _sent(entries, names_above(entries, name, "parentId"))]
+            yield place, {"session": session, "above": heard.of(above), "answer": line}
+
+
+def _sent(entries: Mapping[str, Line], above: list[str]) -> list[str]:
+    """Those of what stands above that are sent: none that a summary has taken the place of, but for it itself."""
+    places = [place for place, name in enumerate(above) if entries[name].get("type") == "compaction"]
+    if not places:
+        return above
+    last = places[-1]
+    kept = text_of(entries[above[last]], _FIRST_KEPT)
+    first = above.index(kept) if kept in above[:last] else last
+    between = [one for one in above[first:last] if entries[one].get("type") != "compaction"]
+    return [above[last], *between, *above[last + 1 :]]
+
+
+def _parse(record: Line) -> Iterator[Record]:
+    line = record["answer"]
+    message, usage = line["message"], line["message"].get("usage")
+    yield from request(
+        record["above"],
+        Answered(
+            _time(line),
+            record["session"],
+            text_of(message, "model"),
+            counted_in(usage, ("output",), "message.usage"),
+            _said(line).words,
+            counted_in(usage, ("input", "cacheRead", "cacheWrite"), "message.usage") or None,
+            f"{text_of(line, 'id')} {text_of(line, 'timestamp')}" if "id" in line else None,
+            message.get("stopReason") in _BROKEN,
+        ),
+        "message",
+    )
+
+
+def _said(line: Line) -> Said:
+    """What an entry says; most of those that aren't messages say nothing."""
+    role, time, place = _role(line), _time(line), f"entry {text_of(line, 'id')}"
+    if role is None:
+        summary = line.get("summary", line.get("content") if line.get("type") == "custom_message" else None)
+        return said("user", summary, place, time)
+    message = line["message"]
+    if message.get("excludeFromContext"):
+        return Said((), time)
+    content = message.get("content", message.get("summary"))
+    if content is None and "command" in message:
+        content = [text_of(message, field) or "" for field in ("command", "output")]
+    role = role if role == ANSWERS else _ROLES.get(role, "user")
+    return said(role, [*map(_part, content)] if isinstance(content, list) else content, place, time)
+
+
+def _part(part: Any) -> Any:
+    kind = inside(part, "type")
+    if kind == "thinking":
+        return text_of(part, "thinking") or ""
+    return as_json([part.get("name"), part.get("arguments")]) if kind == "toolCall" else part
+
+
+def _role(line: Line) -> str | None:
+    message = line.get("message")
+    return text_of(message, "role") if line.get("type") == "message" and isinstance(message, dict) else None
+
+
+def _time(line: Line) -> int | float | None:
+    return time_in(line, "timestamp", f"entry {text_of(line, 'id')}")
+
+
+PI = Format(
+    "pi",
+    f"sessions of pi, JSON lines: type (the first one session), id, parentId, timestamp, message; {ASSUMED}",
+    Container.JSON,
+    (),
+    _parse,
+    gather=_gather,
+    overlaps=True,
+    sessions_go_on=True,
+    comes_once=True,
+    matches=lambda record: record.get("type") == "session" and {"id", "timestamp", "cwd"} <= record.keys(),
+    looked_for="type session, id, timestamp, cwd in the first line",
+    is_text=True,
+    assumes=LEFT_OUT,
+)

@@ -1,0 +1,19 @@
+"""What is typed for a replay with a clock, and the settings of the server that it means."""
+
+import argparse
+
+from kv_sim.replay.timed import EngineSettings
+from kv_sim.replay.timed.command import add_replay_arguments, settings_of
+
+
+def parsed(line: str) -> argparse.Namespace:
+    parser = argparse.ArgumentParser()
+    add_replay_arguments(parser)
+    parser.set_defaults(jobs=1)
+    return parser.parse_args(line.split())
+
+
+def only(line: str) -> EngineSettings:
+    """What a line says, where it is one server."""
+    [settings] = settings_of(parsed(line))
+    return settings
