@@ -35,10 +35,15 @@ def offloading(**options: Any) -> Subject:
 
 
 def tiers(*listed: dict[str, Any], **options: Any) -> Subject:
-    """``OffloadingConnector`` with these tiers below host memory."""
+    """``OffloadingConnector`` with these tiers below host memory. They are judged, and not the connector."""
     spec = {"spec_name": "HostTieringSpec", "spec_module_path": "kv_vllm.tiers"}
-    traits = frozenset({Trait.GROUPS, Trait.RANKS, Trait.REPEATS})
-    return replace(offloading(secondary_tiers=[*listed], **spec, **options), traits=traits)
+    return Subject(
+        "TieredConnector",
+        "kv_vllm.tiers",
+        {**spec, "secondary_tiers": [*listed], **options},
+        frozenset({Trait.GROUPS, Trait.RANKS, Trait.REPEATS}),
+        options.get("blocks_per_chunk", 1),
+    )
 
 
 def multi(*children: Subject) -> Subject:

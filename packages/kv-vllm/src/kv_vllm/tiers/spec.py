@@ -13,13 +13,10 @@ from vllm.v1.kv_offload.base import CanonicalKVCaches, OffloadingManager, Offloa
 from vllm.v1.kv_offload.config import OffloadingConfig
 from vllm.v1.kv_offload.cpu.shared_offload_region import SharedOffloadRegion
 from vllm.v1.kv_offload.tiering import spec as vllms_spec
-from vllm.v1.kv_offload.tiering.base import TransferJob
-from vllm.v1.kv_offload.tiering.manager import TieringOffloadingManager
 
-from kv_sim.memory.errands import Errands
 from kv_vllm.host_copy import HostCopyWorker
 from kv_vllm.tiers.rows import Area, Rows, add_area, rows_of
-from kv_vllm.tiers.watch import TierWatch
+from kv_vllm.tiers.watch import watch_all
 
 
 class Region:
@@ -60,22 +57,9 @@ class HostTieringSpec(vllms_spec.TieringOffloadingSpec):  # type: ignore[misc]
         if self._manager is None:
             rows = rows_of(self.config.engine_id)
             with patch.object(vllms_spec, "SharedOffloadRegion", partial(Region, rows)):
-                _watch(super().get_manager(), rows)
+                watch_all(super().get_manager(), rows)
         return self._manager
 
     def get_worker(self, kv_caches: CanonicalKVCaches) -> OffloadingWorker:
         """A worker that copies when the world says."""
         return TieredWorker(kv_caches, self)
-
-
-def _watch(manager: TieringOffloadingManager, rows: Rows) -> None:
-    """Have the world decide when the jobs of its tiers end."""
-    errands, create = Errands(rows.device), manager.create_store_job
-    watches = [TierWatch(tier, rows, errands) for tier in manager.secondary_tiers]
-
-    def create_store_job(keys: Any, req_context: Any, tier_idx: int = 0) -> TransferJob:
-        job = create(keys, req_context, tier_idx)
-        watches[tier_idx].begin_store(job)
-        return job
-
-    manager.create_store_job = create_store_job

@@ -11,11 +11,13 @@ is made ready by ``drain_jobs``, which promises just that. What is watched besid
 """
 
 import time  # noqa: TID251 - a thread of the tier's own is waited for
+from collections import Counter
 from collections.abc import Callable, Iterable
-from typing import Final
+from typing import Any, Final
 
 from vllm.v1.kv_offload.tiering.async_lookup import AsyncLookupManager, LookupPhase
 from vllm.v1.kv_offload.tiering.base import JobResult, SecondaryTierManager, TransferJob
+from vllm.v1.kv_offload.tiering.manager import TieringOffloadingManager
 
 from kv_sim.memory.errands import Errand, Errands
 from kv_sim.violation import Invariant
@@ -23,6 +25,7 @@ from kv_vllm.tiers.rows import Rows
 
 MOST_SECONDS: Final = 5.0
 """As long as a thread that answers lookups is waited for."""
+_WATCHES: Final = "watches_of_the_testbed"
 
 
 class TierWatch:
@@ -39,6 +42,8 @@ class TierWatch:
         """What the tier says that has ended, and the manager hasn't heard of."""
         self._due: list[int] = []
         """Jobs of which it may hear now."""
+        self.loads: Counter[bool] = Counter()
+        """How many loads went well, and how many didn't, since somebody last cleared this."""
         self._drain, self._finished, self._load = tier.drain_jobs, tier.get_finished_jobs, tier.submit_load
         vars(tier).update(drain_jobs=self.drain, get_finished_jobs=self.finished, submit_load=self.load)
         for part in vars(tier).values():
@@ -87,6 +92,7 @@ class TierWatch:
         job, result = self._jobs.pop(number), self._ready[number]
         chunks = job.chunk_ids.tolist()
         if job.is_promotion:
+            self.loads[result.success] += 1
             done = job.keys if result.success else result.successful_keys or ()
             self._rows.close(chunks, [chunk for key, chunk in zip(job.keys, chunks, strict=True) if key in done])
         else:
@@ -108,6 +114,25 @@ class TierWatch:
 
     def _fail(self, what: str) -> None:
         self._rows.device.shadow.fail(Invariant.PROTOCOL, f"{self._name}: {what}")
+
+
+def watch_all(manager: TieringOffloadingManager, rows: Rows) -> None:
+    """Have the world decide when the jobs of a manager's tiers end."""
+    errands, create = Errands(rows.device), manager.create_store_job
+    watches = [TierWatch(tier, rows, errands) for tier in manager.secondary_tiers]
+
+    def create_store_job(keys: Any, req_context: Any, tier_idx: int = 0) -> TransferJob:
+        job = create(keys, req_context, tier_idx)
+        watches[tier_idx].begin_store(job)
+        return job
+
+    vars(manager).update({"create_store_job": create_store_job, _WATCHES: watches})
+
+
+def watches_of(manager: TieringOffloadingManager) -> list[TierWatch]:
+    """Those of its tiers."""
+    found: list[TierWatch] = vars(manager)[_WATCHES]
+    return found
 
 
 def _answered(lookups: AsyncLookupManager, flush: Callable[[], None]) -> Callable[[], None]:
