@@ -23,6 +23,7 @@ from kv_sim.world import World
 
 pytestmark = [pytest.mark.vllm, pytest.mark.filterwarnings("ignore"), pytest.mark.usefixtures("a_vllm")]
 
+SCHEDULES = Path(__file__).parents[1] / "schedules"
 WORLD = WorldConfig(engine="vllm", prefix_caching=False, host_slots=3, num_blocks=40)
 
 
@@ -233,12 +234,18 @@ def test_worlds_that_come_one_after_another_have_rows_of_their_own():
 
 
 def test_a_tier_is_not_blamed_for_a_prompt_that_host_memory_has_no_room_for():
-    schedule = read_schedule(Path(__file__).parents[1] / "schedules" / "tiers-ask-again-for-good.jsonl")
+    schedule = read_schedule(SCHEDULES / "tiers-ask-again-for-good.jsonl")
     assert "ask again" in str(replay(schedule.subject, schedule.config, schedule.history).violation)
     with pytest.raises(HistoryEnds, match="vLLM loads a prompt's chunks into host memory in turns"):
         World(schedule.config, with_tier(memory_tier())).replay(schedule.history)
     said = str(replay(with_tier(memory_tier("FindsInVain", "kv_vllm_tiers")), WORLD, PUSHED_OUT).violation)
     assert "ask again" in said, "a tier that loads in vain is"
+
+
+def test_a_tier_is_not_blamed_for_the_later_turns_of_a_session():
+    schedule = read_schedule(SCHEDULES / "offloading-stores-a-session-wrongly.jsonl")
+    subject = replace(with_tier(memory_tier()), traits=frozenset({Trait.KEEPS}))
+    assert replay(subject, schedule.config, schedule.history).violation is None
 
 
 def raising(method, error):

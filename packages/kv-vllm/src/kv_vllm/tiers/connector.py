@@ -2,7 +2,8 @@
 
 It ends a history where vLLM itself goes wrong, so that no tier is blamed for it: where the scheduler's side of
 ``OffloadingConnector`` raises, and where its manager of tiers loads the chunks of a prompt in turns for good,
-since host memory hasn't room for all of them. ``tests/schedules`` has both as they are without this.
+since host memory hasn't room for all of them. Before 0.33 the connector takes the blocks of a session's later
+turns for further ones; that is mended here. ``tests/schedules`` has all three as they are without this.
 """
 
 from collections import Counter
@@ -14,6 +15,7 @@ from vllm.distributed.kv_transfer.kv_connector.v1.offloading.scheduler import Of
 from vllm.distributed.kv_transfer.kv_connector.v1.offloading_connector import OffloadingConnector
 
 from kv_sim.guard import HistoryEnds
+from kv_vllm.installed import vllm_version
 from kv_vllm.tiers.watch import watches_of
 
 MOST_QUESTIONS: Final = 40
@@ -51,6 +53,10 @@ class TieredConnector(OffloadingConnector):  # type: ignore[misc]
         return super().request_finished_all_groups(request, block_ids)
 
     def build_connector_meta(self, scheduler_output: Any) -> Any:
+        if vllm_version() < (0, 33):
+            for new in scheduler_output.scheduled_new_reqs:
+                for group in self.connector_scheduler._req_status[new.req_id].group_states:
+                    group.block_ids.clear()
         with _faults_of_vllm():
             return super().build_connector_meta(scheduler_output)
 
