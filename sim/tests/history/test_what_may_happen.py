@@ -244,6 +244,9 @@ def test_what_was_reached_is_counted() -> None:
     assert not made.coverage.situations["a restart ends copies"]
     assert made.engine.devices[0].copies.lost_slots
     assert not made.engine.devices[1].copies.lost_slots
+    made = World(replace(CONFIG, run_ahead=0), MEMORY)
+    assert legal(made, act("restart", rank=0, memory=True)) == [True]
+    assert not made.coverage.situations, "it keeps nothing in host memory"
 
 
 @pytest.mark.parametrize(("awaits", "lost", "times"), [(True, 2, 1), (True, 1, 0), (True, 0, 0), (False, 2, 0)])
