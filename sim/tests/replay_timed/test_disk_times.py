@@ -65,7 +65,7 @@ def test_what_is_found_in_files_is_read_and_then_copied() -> None:
 
 
 def test_a_chunk_is_read_and_written_as_a_whole() -> None:
-    """Of two blocks each: what is written of the first prompt, and of the second what fills chunks; and one read."""
+    """Of two blocks: one is written of the first prompt, of the second one that is full; and one is read."""
     settings = with_disk()
     transfer = settings.transfer_config()
     transfer["kv_connector_extra_config"]["blocks_per_chunk"] = 2
