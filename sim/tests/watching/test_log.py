@@ -192,6 +192,8 @@ def test_actions_are_described() -> None:
     assert describe(Action(Kind.RESET, {"running": True, "connector": True})) == (
         "reset    the prefix cache and running and connector"
     )
+    for memory, lost in ((False, ""), (True, ", its host memory is lost")):
+        assert describe(Action(Kind.RESTART, {"rank": 1, "memory": memory})) == f"restart  rank 1{lost}"
     for whose, more in (("own", {}), ("r2's", {"own_of": "r2"})):
         assert f" + 1 {whose}, samples" in describe(request("r3", own_tokens=1, **more))
     assert describe(request("r3", salt="s", adapter="a", skip_reading_prefix_cache=True)).endswith(
