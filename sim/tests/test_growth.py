@@ -210,6 +210,16 @@ def test_what_is_measured_in_a_situation(
     assert not made.engine.has_work
 
 
+@pytest.mark.parametrize(("subject", "work", "most"), [(OFFLOAD, 22.0, "most"), (LATER, 0.0, "")])
+def test_a_step_counts_in_which_a_request_waits_for_what_is_being_stored(
+    subject: Subject, work: float, most: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No copy ends meanwhile. Of 24 steps the first isn't counted, since all of the prompt is looked for in it."""
+    monkeypatch.setattr("kv_sim.growth.metered.Meter", Counted)
+    found = SITUATIONS["a prompt that is being stored"].measure(subject, MODELS["full attention"], 64)
+    assert found == UnitWork(work, most), "what waits for nothing isn't measured"
+
+
 @pytest.mark.once
 def test_all_that_decode_run_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     configs = []

@@ -74,6 +74,7 @@ class Unsaid(UserDict[int, int]):
         ([[1, 2], [3]], {"part": 2, "part[…]": 3}),
         ({1: [2]}, {"part": 1, "part[…]": 1}),
         ({("a", (1,)): 2}, {"part": 1}),
+        ({("a" * 64, 1): 2}, {"part": 1, "part[…][…]": 1}),
         (OrderedDict(a=1, b=2), {"part": 2}),
         (MappingProxyType({1: {2, 3}}), {"part": 1, "part[…]": 2}),
         (Unsaid({1: 2}), {"part": 1, "part.data": 1}),

@@ -90,6 +90,7 @@ def test_enumerations_are_compared_by_their_members():
     assert found(here, here) == []
     assert found(Enum("There", ["MISS", "HIT"]), here) == []
     assert found(there, here) == [("", "members", "['HIT', 'MISS'], vLLM ['HIT', 'MISS', 'LATER']")]
+    assert found(here, there) == [("", "members", "['HIT', 'MISS', 'LATER'], vLLM ['HIT', 'MISS']")]
     assert ("HIT", "missing here", "") in found(here, Same)  # an enumeration and none are as different as any
     assert ("load", "missing there", "") in found(here, Same)
     assert ("load", "missing here", "") in found(Same, here)

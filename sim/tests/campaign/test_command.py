@@ -13,6 +13,18 @@ from kv_sim.campaign.found import Campaign
 from kv_sim.campaign.processes import Plan
 from kv_sim.cli.main import main
 from kv_sim.examples.catalogue import SUBJECTS
+from kv_sim.history.legal import Expected, expected
+
+
+def judging(found: Campaign, lines: list[str]) -> Callable[..., list[str]]:
+    """What says these lines of a campaign, if it is held against what all subjects together must reach."""
+
+    def judge(campaign: Campaign, wanted: Expected) -> list[str]:
+        assert campaign is found
+        assert wanted == expected(SUBJECTS.values())
+        return lines
+
+    return judge
 
 
 @pytest.fixture
@@ -29,8 +41,8 @@ def campaign(
             return found
 
         monkeypatch.setattr(command, "run_campaign", run_campaign)
-        monkeypatch.setattr(command, "missing", lambda *_: missed or [])
-        monkeypatch.setattr(command, "tables", lambda *_: ["first row", "last row"])
+        monkeypatch.setattr(command, "missing", judging(found, missed or []))
+        monkeypatch.setattr(command, "tables", judging(found, ["first row", "last row"]))
         monkeypatch.setattr("kv_sim.command.failed.tell", lambda found, line, *_, say, **__: say(f"told: {line}"))
         monkeypatch.chdir(tmp_path)
         code = main(["campaign", "--jobs", "2", *options])

@@ -153,6 +153,8 @@ def test_the_line_below_a_probe_that_broke_shows_how(conform: Callable[..., tupl
         ("later --engine vllm", 1, "later --traits ranks --engine vllm"),
         ("later --histories 300", 100, "later --traits ranks"),
         ("later --seed 0x3 --actions 20", 1, "later --traits ranks --seed 0x3 --actions 20"),
+        ("a:B --serves-peers", 1, "a:B --traits ranks --serves-peers"),
+        ("a:B --two-engines", 1, "a:B --traits ranks --two-engines"),
     ],
 )
 def test_the_line_has_what_was_typed(typed: str, histories: int, line: str) -> None:

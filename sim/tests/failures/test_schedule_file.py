@@ -108,6 +108,13 @@ def test_nothing_is_overwritten(tmp_path: Path) -> None:
     assert write_schedule(other, tmp_path, "bytes").name == "bytes-2.jsonl"
 
 
+def test_of_a_file_that_can_not_be_written_no_part_is_left(tmp_path: Path) -> None:
+    written = Schedule(LATER, WorldConfig(), [], violation="no text: \ud800")
+    with pytest.raises(UnicodeEncodeError):
+        write_schedule(written, tmp_path, "f")
+    assert not [*tmp_path.iterdir()]
+
+
 def test_the_folder_is_made(tmp_path: Path) -> None:
     assert write_schedule(schedule_of(LATER, 1)[0], tmp_path / "a" / "b", "fail").exists()
 

@@ -88,6 +88,11 @@ def test_a_size_of_a_world_is_not_too_large(name: str) -> None:
             "line 1: world: words of num_blocks and host_slots in all layers and ranks: at most 1073741824, "
             "got 1073741888",
         ),
+        (
+            {"world": {"num_blocks": 1, "host_slots": 1 << 24, "layers": 7, "pp_size": 2, "stages": "more_later"}},
+            "line 1: world: words of num_blocks and host_slots in all layers and ranks: at most 1073741824, "
+            "got 1073741888",
+        ),
         ({"subject": {"keeps_from": 101}}, "line 1: subject.keeps_from: at most 100, got 101"),
         ({"spec": {"shared_tokens": HUGE}}, f"line 2: add.spec.shared_tokens: at most {MOST_TOKENS}, got {HUGE}"),
         (

@@ -11,7 +11,8 @@ from kv_sim.actions import Action, Kind
 from kv_sim.config import WorldConfig
 from kv_sim.examples.catalogue import MEMORY
 from kv_sim.failures.deadline import within
-from kv_sim.failures.report import fail_line, shrunk_lines
+from kv_sim.failures.report import action_lines, fail_line, shrunk_lines
+from kv_sim.failures.schedule_file import Schedule, read_schedule
 from kv_sim.failures.shrink import shrink
 from kv_sim.failures.telling import tell
 from kv_sim.fuzz import Failure
@@ -61,7 +62,7 @@ def test_that_shrinking_took_too_long_is_said(tmp_path: Any, monkeypatch: pytest
 def test_what_broke_is_said_first_and_what_is_left_last(
     is_saved: bool, tmp_path: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    told, found = list[str](), failing(Kind.STEP, Kind.STEP)
+    told, found, without = list[str](), failing(Kind.STEP, Kind.STEP), frozenset({Invariant.GEOMETRY})
     left = replace(found, history=found.history[:1])
     for note in ("one", "two"):
         found.violation.add_note(note)
@@ -69,13 +70,24 @@ def test_what_broke_is_said_first_and_what_is_left_last(
     monkeypatch.setattr("kv_sim.failures.telling.replay", lambda *args: (None, left.violation))
     (tmp_path / "a file").touch()
     folder = tmp_path if is_saved else tmp_path / "a file"
-    tell(found, "kv-sim fuzz", folder, "f", say=told.append, note=lambda text: told.append(f"note: {text}"))
+
+    def note(text: str) -> None:
+        told.append(f"note: {text}")
+
+    tell(found, "kv-sim fuzz", folder, "f", say=told.append, note=note, without=without)
     assert told[:3] == [fail_line(found), "note: one", "note: two"]
     if not is_saved:
         assert told.pop(3).startswith("note: the schedule was not saved: ")
     files = list(tmp_path.glob("f*"))
-    assert len(files) == is_saved
+    assert [read_schedule(file) for file in files] == [Schedule.of(left, without)] * is_saved
     assert told[3:] == shrunk_lines(found, left, "kv-sim fuzz", files[0] if files else None)
+
+
+def test_of_many_actions_the_last_twelve_are_shown_with_their_numbers() -> None:
+    actions = [*failing(*[Kind.STEP] * 13, Kind.SETTLE).history]
+    steps = [f"  {number:3} step" for number in range(1, 14)]
+    assert action_lines(actions) == ["    … 2 before", *steps[2:], "   14 settle"]
+    assert action_lines(actions[:12]) == steps[:12]
 
 
 def test_a_time_lasts_and_is_over(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -67,6 +67,11 @@ def test_where_tickets_are_known_their_words_are_sent_too_however_few_they_are()
     assert words == {"a", "b", *WORDS}
 
 
+def test_in_which_order_the_words_of_tickets_are_known_has_no_say() -> None:
+    """They are a set, which has another order in each process."""
+    assert [draw(spec, ("a", "b", "c")) for spec in SPECS] == [draw(spec, ("c", "b", "a")) for spec in SPECS]
+
+
 def test_nothing_is_sent_that_somebody_might_fulfil() -> None:
     """A host of that name might be looked for; and a list of no tiers is a wish."""
     drawn = (draw(spec).kv_transfer_params for spec in SPECS)

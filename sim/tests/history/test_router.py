@@ -337,8 +337,10 @@ def test_only_where_there_is_one_engine_does_it_forget(
     forgotten: list[set[int]] = []
     monkeypatch.setattr(BlockPool, "evict_blocks", lambda pool, blocks: forgotten.append(blocks))
     for number in range(2):
-        one.learn(one.engines[0], request(9), ticket(str(number)), ([1, 2, 3],))
-    assert forgotten == ([{2, 3}] if forgets else [])
+        ended = request(15)
+        ended.num_output_tokens = 1  # which is of no prompt
+        one.learn(one.engines[0], ended, ticket(str(number)), ([1, 2, 3, 4],))
+    assert forgotten == ([{2, 3, 4}] if forgets else [])
 
 
 def test_who_goes_on_from_what_is_held_has_its_prompt_and_room_for_some_tokens() -> None:

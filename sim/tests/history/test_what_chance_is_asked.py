@@ -257,6 +257,11 @@ def with_states_drawn(config: WorldConfig) -> WorldConfig:
 
 ALL_KINDS = {"groups": (FULL, WINDOW, STATE), "hands_over_states": True}
 OF_TWO = {"engines": 2, "role": "kv_both", "silent": frozenset({"fail", "reset_all"})}
+ROLES_OF_TWO = {
+    (0, 3, 7, 8, 10, 12, 14, 15): OF_TWO,
+    (1, 2, 4, 6, 9, 11, 17, 18, 19): {**OF_TWO, "role": "kv_producer"},
+    (5, 13, 16): {**OF_TWO, "role": "kv_consumer"},
+}
 
 
 @pytest.mark.parametrize(
@@ -307,15 +312,8 @@ OF_TWO = {"engines": 2, "role": "kv_both", "silent": frozenset({"fail", "reset_a
             {"groups": (FULL, STATE), "async_scheduling": False},
             {(2, 4, 5, 11, 15, 16, 17, 19): {"sessions": True}},
         ),
-        (
-            with_two_engines,
-            {},
-            {
-                (0, 3, 7, 8, 10, 12, 14, 15): OF_TWO,
-                (1, 2, 4, 6, 9, 11, 17, 18, 19): {**OF_TWO, "role": "kv_producer"},
-                (5, 13, 16): {**OF_TWO, "role": "kv_consumer"},
-            },
-        ),
+        (with_two_engines, {}, ROLES_OF_TWO),
+        (with_two_engines, {"zero_new_blocks": True, "run_ahead": 0}, ROLES_OF_TWO),
         (with_two_engines, {"zero_new_blocks": True}, {tuple(range(20)): OF_TWO}),
         (with_two_engines, {"hashes_per_block": 2}, {tuple(range(20)): OF_TWO}),
         (with_loads, {"groups": (FULL, STATE)}, {}),

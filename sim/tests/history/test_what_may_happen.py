@@ -16,7 +16,7 @@ from kv_sim.actions import Action, Kind
 from kv_sim.config import STATE, GroupConfig, WorldConfig
 from kv_sim.engine.pause import MODES, Pause
 from kv_sim.engine.request_spec import RequestSpec
-from kv_sim.examples.catalogue import LATER, MEMORY, OFFLOAD, PATIENT
+from kv_sim.examples.catalogue import LATER, MEMORY, OFFLOAD, P2P_TWO, PATIENT
 from kv_sim.history.choices import TROUBLE, WEIGHTS, legal_choices, pick
 from kv_sim.history.draws import config_for
 from kv_sim.history.legal import FORGETS
@@ -244,6 +244,9 @@ def test_what_was_reached_is_counted() -> None:
     assert not made.coverage.situations["a restart ends copies"]
     assert made.engine.devices[0].copies.lost_slots
     assert not made.engine.devices[1].copies.lost_slots
+    made = World(replace(CONFIG, run_ahead=0), MEMORY)
+    assert legal(made, act("restart", rank=0, memory=True)) == [True]
+    assert not made.coverage.situations, "it keeps nothing in host memory"
 
 
 @pytest.mark.parametrize(("awaits", "lost", "times"), [(True, 2, 1), (True, 1, 0), (True, 0, 0), (False, 2, 0)])
@@ -486,3 +489,21 @@ def test_the_cache_is_reset_more_often_while_something_is_loaded(subject: Subjec
         assert random.weighed == {
             kind: WEIGHTS[kind] * (often if kind is Kind.RESET else 1) for kind in legal_choices(made)
         }
+
+
+@pytest.mark.parametrize("at", [0, 1])
+def test_what_happens_at_an_engine_is_chosen_by_what_is_there(at: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its requests are aborted, a request is drawn for it, and it alone is reset more often while it loads."""
+    made = World(WorldConfig(num_blocks=80, engines=2), P2P_TWO)
+    made.engines[at].add(RequestSpec("r1", 0, 9, 0, 1, 1)).awaits_load = True
+    monkeypatch.setattr(made, "draw_request", lambda random, at=0: RequestSpec(f"for {at}", 0, 9, 0, 1, 1))
+    weights = {}
+    for number in (0, 1):
+        choices: Any = legal_choices(made, number)
+        assert (Kind.ABORT in choices) is (number == at)
+        assert choices[Kind.ADD](Random(0))["spec"]["request_id"] == f"for {number}"
+        random = Weighed(0)
+        assert pick(made, random, number).args.get("engine", 0) == number
+        assert random.weighed is not None
+        weights[number] = random.weighed[Kind.RESET]
+    assert weights[at] == 6 * weights[1 - at]

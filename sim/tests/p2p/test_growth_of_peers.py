@@ -85,6 +85,20 @@ def test_threads_of_a_connector_s_own_get_on_meanwhile(
     world.end()
 
 
+def test_a_pull_is_over_when_the_hold_has_ended_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever held it may hear of that some steps after the puller has gone."""
+    held, late, steps = MeteredWorld.held.fget, list[int](), []
+    assert held is not None
+    monkeypatch.setattr(MeteredWorld, "held", property(lambda world: late.pop() if late else held(world)))
+    for more in (0, 3):
+        world = MeteredWorld(PATIENT, FULL, "builtin", 80)
+        world.hold(8)
+        late += [1] * (1 + more)
+        steps.append(len(world.come()))
+        world.end()
+    assert steps[1] == steps[0] + 3
+
+
 @pytest.mark.parametrize("situation", ["a prompt, from arrival to end", "requests that decode"])
 def test_one_engine_works_while_the_other_has_nothing_to_do(situation: str) -> None:
     assert SITUATIONS[situation].measure(replace(PATIENT, engines=2), FULL, 8).work > 0

@@ -212,3 +212,7 @@ def test_who_pulls_is_aborted_more_often_where_all_copies_are_lost(subject: Subj
     assert world.coverage.situations[said] == 0
     assert world.apply(Action(Kind.ABORT, {"request": "r2"}))
     assert world.coverage.situations[said] == 1
+    assert world.sites[0].stands_still
+    for request in [*world.engine.scheduler.requests.values(), add(world, "r5", 4)]:
+        request.awaits_load = False
+    assert weight(world, Kind.ABORT) == 1, "nobody waits for what is lost"

@@ -1,7 +1,7 @@
 """A trace on several servers: who gets what, and that what they do together is what each does by itself."""
 
 import json
-from itertools import accumulate
+from itertools import accumulate, pairwise
 from random import Random
 
 import numpy as np
@@ -19,7 +19,7 @@ from kv_sim.replay.caches.bounds import infinite_hits
 from kv_sim.replay.caches.cache import Setup, replay_cache
 from kv_sim.replay.caches.curve import Totals
 from kv_sim.replay.caches.medium import Traffic
-from kv_sim.replay.caches.tally import ages_of, hits_by_tier, series_of
+from kv_sim.replay.caches.tally import AGE_EDGES_SECONDS, ages_of, hits_by_tier, series_of
 from kv_sim.replay.fleet import Fleet, RoutedTrace
 from kv_sim.replay.parallel import replay_all
 from kv_sim.replay.readers.opening import open_stream
@@ -61,6 +61,11 @@ def test_servers_answer_what_each_answers_by_itself(requests, fleet, seed):
     outcomes = replay_all(trace, SETUPS)
     found, totals = results_of(trace, outcomes, Footprint(BLOCK, None)), Totals.of(trace.columns)
     assert [run.best for run in found.runs] == [trace.best_hits(setup.blocks).ratios(totals) for setup in SETUPS]
+    shape = trace.routed_shape
+    for run, outcome in zip(found.runs, outcomes, strict=True):
+        assert run.ages == ages_of(trace.columns, shape, outcome)
+        assert [*run.series] == series_of(trace.columns, shape, outcome)
+        assert (run.loaded_blocks, run.disk.loaded_blocks) == (outcome.cpu_hits.sum(), outcome.disk_hits.sum())
     for setup, outcome in zip(SETUPS, outcomes, strict=True):
         host, disk = Traffic(), Traffic()
         for share in trace.shares:
@@ -164,8 +169,10 @@ def test_ages_and_what_could_be_reused_are_those_of_the_server(requests, steps, 
         reusable += sum(block in used[server] for block in ids)
         used[server] |= dict.fromkeys(ids, now)
     found = ages_of(trace.columns, trace.routed_shape, outcome)
-    assert sum(found.counts) == len(ages)
-    assert found.p99_seconds == (sorted(ages)[-(-99 * len(ages) // 100) - 1] if ages else 0)
+    younger = [sum(age < edge for age in ages) for edge in (0, *AGE_EDGES_SECONDS)]
+    assert list(found.counts) == [after - before for before, after in pairwise([*younger, len(ages)])]
+    for share, age in ((50, found.p50_seconds), (90, found.p90_seconds), (99, found.p99_seconds)):
+        assert age == (sorted(ages)[-(-share * len(ages) // 100) - 1] if ages else 0), share
     assert sum(one.reusable for one in series_of(trace.columns, trace.routed_shape, outcome)) == reusable
 
 

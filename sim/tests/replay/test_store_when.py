@@ -1,6 +1,7 @@
 """Stored when evicted: what a replay without a clock says of it, and that the connector does so in the engine."""
 
 import json
+from dataclasses import replace
 from html import unescape
 from random import Random
 
@@ -14,6 +15,7 @@ from kv_offload import StoreWhen, parse_options
 from kv_sim.cli.main import main
 from kv_sim.replay import replay, size
 from kv_sim.replay.caches.cache import CacheRun, Setup, replay_cache
+from kv_sim.replay.caches.curve import Ratios
 from kv_sim.replay.caches.leaving import LeavingTier, Owner
 from kv_sim.replay.caches.medium import Traffic
 from kv_sim.replay.caches.tally import hits_by_tier
@@ -176,6 +178,10 @@ def test_size_says_what_is_gained():
     enough = size_trace(trace, ["lru"], [16, 40, 56], footprint, Around(40))
     assert (enough.recommended.capacity, enough.if_evicted.capacity) == (56, 56)
     assert not enough.gains_if_evicted, "as much is answered anyway"
+    bad, without, late = (Ratios(token, token, token) for token in (0.1, 0.302, 0.306))
+    worse = replace(enough.recommended, ratios=bad)
+    little = replace(enough, recommended=worse, without=without, if_evicted=replace(worse, ratios=late))
+    assert not little.gains_if_evicted, "more is answered without it"
     assert size_trace(trace, ["lru"], [56], footprint).if_evicted is None, "nothing is in front"
 
 

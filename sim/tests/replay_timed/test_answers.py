@@ -16,6 +16,7 @@ from kv_sim.replay.timed import Answers, Contents, EngineReplay, EngineSettings,
 from kv_sim.replay.timed.answers import Copies, Spread
 from kv_sim.replay.timed.settings import plan
 from kv_sim.replay.timed.sweep import sweep_engine
+from kv_sim.replay.timed.timing import SECOND
 
 LOADED, STORED = "vllm:kv_offload_load_bytes", "vllm:kv_offload_store_bytes"
 
@@ -107,6 +108,16 @@ def test_what_a_replay_rests_on_is_shown() -> None:
     quick = replace(settings, disk_read_bandwidth=7e9)
     lines = header_lines("made", quick, plan(quick, 512), (), None, disk=True)
     assert lines[-2] == "  disk    7 GB/s read, 4 GB/s written, 25 µs a chunk, 32 chunks a block"
+
+
+def test_a_percentile_is_the_smallest_value_that_so_many_are_not_above() -> None:
+    shares = {"p50": 50, "p90": 90, "p95": 95, "p99": 99}
+    for count in range(1, 121):
+        found = Spread.of(array("q", (second * SECOND for second in range(count, 0, -1))))
+        for name, share in shares.items():
+            enough = (second for second in range(1, count + 1) if 100 * second >= share * count)
+            assert getattr(found, name) == next(enough), (name, count)
+        assert (found.count, found.mean, found.worst) == (count, (count + 1) / 2, count)
 
 
 def spread(mean: float) -> Spread:

@@ -7,13 +7,20 @@ import pytest
 from kv_sim_timed_broken import RestlessSide, UndecidedSide
 from kv_sim_timed_traces import PAGE, ListedTrace, answer, toy, trace_of
 
+from kv_api import Direction
+from kv_sim.config import WorldConfig
 from kv_sim.engine.pool import BlockPool
+from kv_sim.memory.kernels import LaunchedStep
+from kv_sim.memory.shadow import Shadow
 from kv_sim.replay.timed import Contents
+from kv_sim.replay.timed.engine.device import TimedDevice
 from kv_sim.replay.timed.engine.engine import TimedEngine
 from kv_sim.replay.timed.engine.sleepers import Sleepers
 from kv_sim.replay.timed.link import Link
-from kv_sim.violation import Violation
+from kv_sim.replay.timed.timing import Clock, LinkCosts
+from kv_sim.violation import Referee, Violation
 
+COSTS = LinkCosts(ns_per_byte=1.0, ns_per_piece=10.0, block_bytes=80, pieces_per_block=2)
 BLOCKS = [[1, 2, 3], [11, 12, 13], [21, 22, 23]]
 TRACE = trace_of(
     *(
@@ -125,6 +132,27 @@ def test_who_keeps_something_at_the_end_is_caught(name: str, message: str) -> No
     with pytest.raises(Violation) as caught:
         answer(ONE, toy(connector=config(name)))
     assert str(caught.value).splitlines()[0] == f"CONSERVATION  {message}"
+
+
+def test_a_copy_that_ends_while_a_step_runs_has_moved_its_bytes_when_that_ends() -> None:
+    """So what it may touch is judged by what runs then."""
+    clock, link, at_end = Clock(), Link(COSTS), list[tuple[int, int]]()
+    device = TimedDevice(0, WorldConfig(), Shadow(1, Referee()), clock, link, Link(COSTS))
+    port = link.open()
+    for job in range(3):
+        port.submit(
+            job,
+            Direction.STORE,
+            1,
+            now=0,
+            ready=0,
+            at_end=lambda job=job: at_end.append((job, len(device.queue))) is None,  # type: ignore[misc]
+        )
+    device.forward_ns = 2 * link.costs[Direction.STORE].job_ns(1)
+    device.launch(LaunchedStep(1, [], [], [], 4, (0,)))
+    assert not at_end
+    device.retire()
+    assert at_end == [(0, 1), (1, 1)]
 
 
 def test_sleepers_are_recounted_while_they_sleep() -> None:

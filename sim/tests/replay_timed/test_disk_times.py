@@ -64,6 +64,16 @@ def test_what_is_found_in_files_is_read_and_then_copied() -> None:
     assert answers.host_wait_seconds == 0.0
 
 
+def test_a_chunk_is_read_and_written_as_a_whole() -> None:
+    """Of two blocks: one is written of the first prompt, of the second one that is full; and one is read."""
+    settings = with_disk()
+    transfer = settings.transfer_config()
+    transfer["kv_connector_extra_config"]["blocks_per_chunk"] = 2
+    answers = answer(trace_of(A, B, C), replace(settings, connector=transfer))
+    assert answers.disk_writes == Copies(2, 4, 64, 2 * 4033e-9)
+    assert answers.disk_reads == Copies(1, 2, 32, 4033e-9)
+
+
 def test_a_load_of_the_step_itself_waits_for_the_disk_and_for_the_link() -> None:
     settings = with_disk()
     transfer = settings.transfer_config()

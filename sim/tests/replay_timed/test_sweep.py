@@ -84,6 +84,14 @@ def test_one_server_gets_a_trace_as_it_is(fleet: Fleet | None) -> None:
     assert servers.shares_of(made, fleet, None) == servers.Shares((made,))
 
 
+@pytest.mark.parametrize(("limit", "counts"), [(None, (30, 30)), (9, (5, 4)), (61, (30, 30)), (0, (0, 0))])
+def test_servers_share_as_many_requests_as_are_asked_for_if_there_are(
+    limit: int | None, counts: tuple[int, ...]
+) -> None:
+    shares = servers.shares_of(turns(), Fleet(2, Routing.ROUND_ROBIN), limit)
+    assert shares.load is not None and shares.load.requests == counts
+
+
 @pytest.mark.once
 def test_processes_that_would_take_longer_to_begin_are_not_begun(monkeypatch: pytest.MonkeyPatch) -> None:
     asked, real = list[int](), servers.do_all

@@ -11,14 +11,16 @@ from kv_sim_seeds import seeds
 from kv_api import KVConnectorMetadata
 from kv_sim.actions import Action, Kind
 from kv_sim.config import WorldConfig
+from kv_sim.engine.request_spec import RequestSpec
 from kv_sim.examples.catalogue import LATER, MEMORY, SUBJECTS
 from kv_sim.fuzz import replay, run_seed
 from kv_sim.subject import Subject, Trait
 from kv_sim.watching.brief import brief
 from kv_sim.watching.describe import describe, describe_world
-from kv_sim.watching.engine_lines import MOST_WIDTH
+from kv_sim.watching.engine_lines import MOST_WIDTH, EngineLines
 from kv_sim.watching.log import Log
 from kv_sim.watching.watch import WatchedWorld
+from kv_sim.world import World
 
 
 def log_of(subject: Subject, seed: int) -> tuple[list[str], str]:
@@ -155,6 +157,18 @@ def test_a_log_of_a_short_history_is_this() -> None:
     ]
 
 
+def test_who_comes_again_before_the_next_look_is_another_one() -> None:
+    world = World(WorldConfig(), LATER)
+    lines = EngineLines(world.sites[0])
+    spec = RequestSpec("r1", 0, 9, 0, 1, 1)
+    world.engine.add(spec)
+    new = "engine r1 new → waiting, 0/9 tokens, blocks []"
+    assert [" ".join(line.split()) for line in lines.look()] == [new]
+    world.engine.abort("r1")
+    world.engine.add(spec)
+    assert [" ".join(line.split()) for line in lines.look()] == ["engine r1 waiting → gone", new]
+
+
 def test_what_is_done_between_two_actions_at_rest_has_a_heading_of_its_own() -> None:
     lines = whole_log(Trait.KEEPS, Trait.RESET)
     reset = lines.index("     scheduler   reset_cache -> True")
@@ -178,6 +192,8 @@ def test_actions_are_described() -> None:
     assert describe(Action(Kind.RESET, {"running": True, "connector": True})) == (
         "reset    the prefix cache and running and connector"
     )
+    for memory, lost in ((False, ""), (True, ", its host memory is lost")):
+        assert describe(Action(Kind.RESTART, {"rank": 1, "memory": memory})) == f"restart  rank 1{lost}"
     for whose, more in (("own", {}), ("r2's", {"own_of": "r2"})):
         assert f" + 1 {whose}, samples" in describe(request("r3", own_tokens=1, **more))
     assert describe(request("r3", salt="s", adapter="a", skip_reading_prefix_cache=True)).endswith(

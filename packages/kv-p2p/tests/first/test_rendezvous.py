@@ -121,6 +121,7 @@ def test_who_was_refused_is_named_when_nobody_better_comes(host: str) -> None:
     text = str(late.value)
     place, caller = place_of(host, listener.port), place_of(host, 0)[:-1]
     assert text.startswith(f"no consumer of rank 0 came to {place} within 5 s; {caller}")
+    assert text.count(place) == 1, "who called did so from a port of its own"
     assert text.endswith(f" was refused: {fault}")
 
 
