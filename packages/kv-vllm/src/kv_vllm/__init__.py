@@ -13,6 +13,7 @@ connector, with ``spec_module_path: kv_vllm``. ``inside_vllm`` makes a connector
 ``differential/``         the testbed's engine against vLLM's schedulers, call by call
 ``driver/``               vLLM's own engine under the testbed; ``host_copy`` and ``world_offload`` are media for
                           it, named in the schedules that it saves, and ``world_p2p`` is a wire
+``tiers/``                vLLM's tiers below host memory in that engine: whoever writes one proves it here
 ``translate``             every value of ours that vLLM inspects, and what it becomes there
 ``handing_on``            connectors that stand before another one; ``refused``: engines in which none begins
 ``vllm_world``            vLLM's configurations, sized like a world of the testbed; ``vllm_scheduler``: vLLM's
