@@ -76,7 +76,7 @@ def test_sessions_of_one_conversation_get_the_same_tokens() -> None:
 
 
 def test_conversations_differ_in_their_first_token_alone() -> None:
-    """So the same tokens come at the same places after another beginning, and only a chain of hashes tells them apart."""
+    """So the same tokens come at the same places after another beginning: only a hash of all tells them apart."""
     told = [RequestSpec("r1", conversation, 30, 0, 1, 1).prompt for conversation in (0, 1, 4, 39_999)]
     assert len({prompt[0] for prompt in told}) == len({prompt[:30] for prompt in told}) == 4
     assert len({prompt[1:] for prompt in told}) == 1

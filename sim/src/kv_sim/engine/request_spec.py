@@ -28,8 +28,8 @@ class RequestSpec:
 
     request_id: str
     conversation: int
-    """Requests of one conversation share its tokens, as far as both go. Two conversations differ in the first token
-    alone: what follows is the same text, at the same places, after another beginning."""
+    """Requests of one conversation share its tokens, as far as both go. Two conversations differ in the first
+    token alone: what follows is the same text, at the same places, after another beginning."""
     shared_tokens: int
     own_tokens: int
     """Tokens of the prompt after those of the conversation; nobody else has them."""
