@@ -172,11 +172,16 @@ def test_who_says_that_a_reset_works_finds_nothing_that_it_forgot() -> None:
 
 
 @pytest.mark.parametrize(
-    "traits, serves_peers, is_told",
-    [({Trait.RESET}, False, True), (set(), False, False), ({Trait.RESET}, True, False), ({Trait.KEEPS}, False, True)],
+    ("traits", "of_peers", "is_told"),
+    [
+        ({Trait.RESET}, False, True),
+        (set(), False, False),
+        ({Trait.RESET}, True, False),
+        ({Trait.KEEPS}, False, True),
+    ],
 )
-def test_the_engine_watches_for_what_a_claim_says(traits: set[Trait], serves_peers: bool, is_told: bool) -> None:
-    subject = Subject("MemoryConnector", "kv_sim.examples.memory", {}, frozenset(traits), serves_peers=serves_peers)
+def test_the_engine_watches_for_what_a_claim_says(traits: set[Trait], of_peers: bool, is_told: bool) -> None:
+    subject = Subject("MemoryConnector", "kv_sim.examples.memory", {}, frozenset(traits), serves_peers=of_peers)
     site = WorldState(WorldConfig(groups=(GroupConfig(),)), subject).sites[0]
     served, request = site.engine.served, sampled("r1", 8)
     served.compute(request)
