@@ -84,7 +84,7 @@ class Served:
             self._check_proof(request, local, count)
 
     def _may_find(self, block_hash: bytes) -> bool:
-        """Whether a block was computed since the last reset; where not all is known, it may have been elsewhere."""
+        """Whether a block was computed since the last reset; or where nobody knows, and it wasn't forgotten."""
         return block_hash in self._computed or not (self._is_on or block_hash in self._forgotten)
 
     def _check_proof(self, request: SimRequest | Request, local: int, count: int) -> None:
