@@ -523,7 +523,7 @@ class Nothing(Joined):
     ("said", "told"),
     [
         (Joined, "NO-CRASH  vLLM, what the workers report, joined: KeyError: 'nowhere' ("),
-        (Nothing, "PROTOCOL  what the workers report, joined: Nothing.aggregate answered None, expected what both"),
+        (Nothing, "PROTOCOL  what the workers report, joined: Nothing.aggregate answered None, expected "),
     ],
 )
 def test_what_two_workers_say_and_cannot_be_joined_is_the_connectors_fault(monkeypatch, said, told):
