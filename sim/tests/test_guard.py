@@ -9,6 +9,7 @@ import pytest
 from kv_sim_notes import Notes
 
 from kv_api import (
+    AllBlocksCleared,
     CacheHitSource,
     ConfigError,
     KVConnectorBase_V1,
@@ -23,7 +24,7 @@ from kv_sim.engine.request import SimRequest
 from kv_sim.engine.request_spec import RequestSpec
 from kv_sim.engine.settings import kv_cache_config, vllm_config
 from kv_sim.examples.memory import MemoryConnector
-from kv_sim.guard import Guard, HistoryEnds, NotCreated, crashes, create
+from kv_sim.guard import Guard, HistoryEnds, NotCreated, crash, crashes, create
 from kv_sim.memory.kv_cache import KVCache
 from kv_sim.subject import Subject
 from kv_sim.violation import CalledAgain, DidNotReturn, Invariant, Referee, TookTooLong, Violation
@@ -55,7 +56,9 @@ class Scripted:
         return self.answer
 
     get_num_new_matched_tokens = get_external_cache_hit_sources = get_kv_connector_stats = reply
-    take_events = request_finished_all_groups = start_load_kv = has_connector_metadata = hidden = _hidden = reply
+    take_events = wait_for_save = request_finished_all_groups = start_load_kv = has_connector_metadata = hidden = (
+        _hidden
+    ) = reply
 
     @classmethod
     def build_kv_connector_stats(cls, data: dict[str, Any]) -> Stats:
@@ -78,15 +81,15 @@ def guarded(referee: Referee | None = None) -> tuple[Scripted, Guard, list[Any]]
 def test_calls_are_forwarded_and_written_down() -> None:
     connector, guard, calls = guarded()
     connector.answer = ended = (True, None)
-    for name in ("take_events", "request_finished_all_groups", "take_events"):
+    for name in ("wait_for_save", "request_finished_all_groups", "wait_for_save"):
         assert getattr(guard, name)(1, 2) is ended
         assert connector.heard == (1, 2)
     assert guard.start_load_kv(3, more=4) is ended
     assert connector.heard == (3, ("more", 4))
     assert calls == [
-        ("scheduler", "take_events", (1, 2), ended),
+        ("scheduler", "wait_for_save", (1, 2), ended),
         ("scheduler", "request_finished_all_groups", (1, 2), ended),
-        ("scheduler", "take_events", (1, 2), ended),
+        ("scheduler", "wait_for_save", (1, 2), ended),
         ("scheduler", "start_load_kv", (3,), ended),
     ]
     assert guard.requires_kv_delivery is True
@@ -140,6 +143,41 @@ def test_what_is_async_is_told_so_and_never_run(name: str, is_silent: bool) -> N
     said = f"scheduler side, {name} answered a coroutine, which nobody awaits: write it without async"
     with pytest.raises(HistoryEnds if is_silent else Violation, match=f"{said}$"):
         getattr(guard, name)(REQUEST, 0)
+
+
+@pytest.mark.parametrize("name", ["start_load_kv", "get_num_new_matched_tokens", "wait_for_save"])
+def test_what_has_a_yield_is_told_that_nothing_of_it_has_run(name: str) -> None:
+    connector, guard, _ = guarded(Referee())
+    connector.answer = (number for number in (1, 2))
+    said = f"scheduler side, {name} answered a generator, and nothing of it has run: write it without yield"
+    with pytest.raises(Violation, match=f"{said}$"):
+        getattr(guard, name)(REQUEST, 0)
+
+
+def test_events_may_come_from_a_generator() -> None:
+    connector, guard, _ = guarded(Referee())
+    connector.answer = (event for event in (AllBlocksCleared(),))
+    assert guard.take_events() == [AllBlocksCleared()]
+
+
+def test_who_has_not_called_the_constructor_of_its_base_is_told_so() -> None:
+    class Careless(MemoryConnector):
+        def __init__(self, *args: Any) -> None:
+            """Calls nobody."""
+
+    careless = Careless()
+    for error in (raised(careless, "_scheduler"), raised(careless, "_role")):
+        assert error.endswith("; its constructor has to call super().__init__"), error
+    assert raised(careless, "of_its_own").endswith("raised)")
+
+
+def raised(owner: object, name: str) -> str:
+    """What is told of an attribute that is missing."""
+    try:
+        getattr(owner, name)
+    except AttributeError as error:
+        return str(crash(Referee(), "told", error))
+    raise AssertionError(name)
 
 
 def test_who_misses_an_attribute_is_told_what_there_is() -> None:

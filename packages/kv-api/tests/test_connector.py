@@ -266,7 +266,10 @@ def test_transfer_results_wrap_what_get_finished_says() -> None:
     assert worker.get_transfer_results({"a"}) == kv_api.KVConnectorTransferResults({"d"}, set(), set())
 
 
-@pytest.mark.parametrize("answer", [None, {"r"}, ({"r"}, {"s"}, set()), ("r1", None), (None, "r1"), "ab", [set()]])
+@pytest.mark.parametrize(
+    "answer",
+    [None, {"r"}, ({"r"}, {"s"}, set()), ("r1", None), (None, "r1"), "ab", [set()], (True, None), ({"r"}, 1)],
+)
 def test_what_get_finished_may_not_say_is_told_by_its_name(answer: object) -> None:
     class Finishing(FakeWorker):
         def get_finished(self, finished_req_ids: set[str]) -> Any:

@@ -5,13 +5,13 @@ the answers that the contract restricts (PROTOCOL, ACCOUNTING, WORK, HITS).
 """
 
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from functools import partial
 from types import CoroutineType, SimpleNamespace
-from typing import Any, Final
+from typing import Any, Final, NoReturn
 
-from kv_api import ConfigError, KVConnectorBase_V1, KVConnectorRole
+from kv_api import ConfigError, KVConnectorBase_V1, KVConnectorRole, SchedulerSide, WorkerSide
 from kv_factory import KVConnectorFactory
 from kv_sim import calls
 from kv_sim.checkers import accounting, answers, protocol, work
@@ -25,6 +25,11 @@ _LIBRARIES: Final = frozenset({"kv_sim", "kv_api", "kv_factory", "numpy", "torch
 
 _RAISED: Final = (Exception, SystemExit, CalledAgain, DidNotReturn)
 """What a connector raises. Whoever calls ``sys.exit`` ends a server, and must not end the testbed."""
+
+_MADE_BY_BASES: Final = frozenset(
+    {"_vllm_config", "_kv_transfer_config", "_kv_cache_config", "_role", "_scheduler", "_worker"}
+)
+"""Attributes that the constructors of kv-api's classes make."""
 
 LogCall = Callable[[str, str, tuple[Any, ...], Any], None]
 """(side, method, arguments, answer); a side is ``scheduler``, or ``worker`` and its rank"""
@@ -149,13 +154,24 @@ class Guard:
     def call(self, name: str, *args: Any, **kwargs: Any) -> Any:
         """Call a method of the connector, and check the shape of its answer."""
         answer = self._ask(name, *args, **kwargs)
-        shape = answers.SHAPES.get(name)
-        if shape is not None and not shape.holds(answer):
-            message = f"{self._side} side, {answers.complaint(name, answer)}"
-            self._referee.fail(Invariant.PROTOCOL, message)
-            raise HistoryEnds(message)  # nobody looks at PROTOCOL, and there is no going on
+        self._check_shape(name, answer)
         self._log(self._side, name, args, answer)
         return answer
+
+    def take_events(self) -> list[Any]:
+        """Ask for all of them, and check that they are events."""
+        answer = self._ask("take_events")
+        if isinstance(answer, Iterable) and not isinstance(answer, (str, bytes)):
+            with crashes(self._referee, f"{self._side} side, the events of take_events"):
+                answer = list(answer)
+        self._check_shape("take_events", answer)
+        self._log(self._side, "take_events", (), answer)
+        return answer  # type: ignore[no-any-return]
+
+    def _check_shape(self, name: str, answer: Any) -> None:
+        shape = answers.SHAPES.get(name)
+        if shape is not None and not shape.holds(answer):
+            self._refuse(answers.complaint(name, answer))
 
     @calls.calls_a_connector
     def _ask(self, name: str, *args: Any, **kwargs: Any) -> Any:
@@ -168,14 +184,17 @@ class Guard:
         except _RAISED as error:
             _let_a_debugger_end(error)
             raise crash(self._referee, f"{self._side} side, {name}", error) from error
-        if isinstance(answer, CoroutineType):
-            answer.close()
-            message = (
-                f"{self._side} side, {name} answered a coroutine, which nobody awaits: write it without async"
-            )
-            self._referee.fail(Invariant.PROTOCOL, message)
-            raise HistoryEnds(message)
+        not_run = answers.not_run(name, answer)
+        if not_run is not None:
+            if isinstance(answer, CoroutineType):
+                answer.close()
+            self._refuse(not_run)
         return answer
+
+    def _refuse(self, why: str) -> NoReturn:
+        message = f"{self._side} side, {why}"
+        self._referee.fail(Invariant.PROTOCOL, message)
+        raise HistoryEnds(message)  # nobody looks at PROTOCOL, and there is no going on
 
     def __getattr__(self, name: str) -> Any:
         known = hasattr(KVConnectorBase_V1, name) or name == "request_finished_all_groups"
@@ -218,6 +237,8 @@ def _what_there_is(error: BaseException) -> str:
         return "; a layer here is a numpy array with read(block), write(block, page) and device"
     if type(owner).__module__.startswith("kv_sim.engine."):
         return "; kv_api.engine says what there is"
+    if isinstance(owner, (SchedulerSide, WorkerSide)) and getattr(error, "name", None) in _MADE_BY_BASES:
+        return "; its constructor has to call super().__init__"
     return ""
 
 

@@ -35,7 +35,7 @@ def test_what_may_be_answered_to_a_match(answer: Any) -> None:
     [
         (4, "which is no pair (tokens, is asynchronous)"),
         (None, "which is no pair (tokens, is asynchronous)"),
-        ([4, False], "which is no pair (tokens, is asynchronous)"),
+        ([4, False], "which is no tuple (tokens, is asynchronous)"),
         ((4,), "which is no pair (tokens, is asynchronous)"),
         ((4, False, 0), "which is no pair (tokens, is asynchronous)"),
         ((4, 0), "whose second part is neither True nor False"),

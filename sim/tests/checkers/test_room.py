@@ -68,6 +68,27 @@ def test_pins_that_nobody_gives_back_are_missed(is_guarded: bool) -> None:
     assert room_of(MediumGuard(manager, Referee()) if is_guarded else manager)[0] == (CONSERVATION, said)  # type: ignore[arg-type]
 
 
+class Halfway(CPUOffloadingManager):
+    """Makes room for a store, and then refuses it."""
+
+    def prepare_store(self, keys: Collection[OffloadKey], req_context: ReqContext) -> PrepareStoreOutput | None:
+        output = super().prepare_store(keys, req_context)
+        if output is None:
+            super().prepare_store(list(keys)[:1], req_context)
+            self.complete_store(list(keys)[:1], req_context, success=False)
+        return output
+
+
+@pytest.mark.parametrize("chunks", [1, 3, MOST_CHUNKS - 1, MOST_CHUNKS])
+def test_a_store_that_is_refused_changes_nothing(chunks: int) -> None:
+    said = (
+        f"at rest the medium's Halfway finds {chunks} chunks, and {chunks - 1} of them when prepare_store has "
+        f"refused {MOST_CHUNKS} more: it is all or nothing"
+    )
+    expected = [(Invariant.HITS, said)] if chunks < MOST_CHUNKS else []  # where no offer is refused
+    assert room_of(Halfway(chunks, "lru")) == expected
+
+
 class Shelf(Shelves):
     """Of few places: gives back those of a reset as it is told."""
 

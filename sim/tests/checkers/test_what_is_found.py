@@ -15,6 +15,8 @@ from kv_sim.engine.request import SimRequest, Status
 from kv_sim.engine.request_spec import RequestSpec, Turn
 from kv_sim.memory.copies import State
 from kv_sim.subject import Subject, Trait
+from kv_sim.violation import Violation
+from kv_sim.world_state import WorldState
 
 # -- no more ------------------------------------------------------------------------------------
 
@@ -145,6 +147,51 @@ def test_of_whom_nothing_is_claimed_nothing_is_known() -> None:
     served = Served(notes, 4, is_on=False)
     served.check_match(sampled("r1", 0), 0, 8)
     assert (notes.told, served.found) == ([], {})
+
+
+def test_who_says_that_a_reset_works_finds_nothing_that_it_forgot() -> None:
+    """What else there is, isn't known of it: it may be somebody else's."""
+    notes = Notes()
+    served = Served(notes, 4, is_on=False, forgets=True, hashes_per_block=2, proof_blocks=1)
+    ended, foreign = sampled("r1", 8, 2), SimRequest(RequestSpec("r2", 1, 10, 0, 8, 8), 4, 24, 2)
+    served.compute(ended)
+    ended.status = Status.FINISHED_STOPPED
+    for one in (ended, foreign):
+        served.check_match(one, 0, 8)
+        served.check_match(one, 0, 6)
+    assert notes.take() == []
+    served.reset([ended])
+    served.check_match(foreign, 0, 8)
+    assert notes.take() == []
+    served.check_match(ended, 0, 8)
+    where, since = "8 tokens are found after the first 0", "nobody computed block 0 of them since reset 1"
+    assert notes.take() == [f"HITS  request r1: {where}, but {since}"]
+    served.compute(ended)
+    served.check_match(ended, 0, 8)
+    assert notes.take() == []
+
+
+@pytest.mark.parametrize(
+    ("traits", "of_peers", "is_told"),
+    [
+        ({Trait.RESET}, False, True),
+        (set(), False, False),
+        ({Trait.RESET}, True, False),
+        ({Trait.KEEPS}, False, True),
+    ],
+)
+def test_the_engine_watches_for_what_a_claim_says(traits: set[Trait], of_peers: bool, is_told: bool) -> None:
+    subject = Subject("MemoryConnector", "kv_sim.examples.memory", {}, frozenset(traits), serves_peers=of_peers)
+    site = WorldState(WorldConfig(groups=(GroupConfig(),)), subject).sites[0]
+    served, request = site.engine.served, sampled("r1", 8)
+    served.compute(request)
+    request.status = Status.FINISHED_STOPPED
+    served.reset([request])
+    if is_told:
+        with pytest.raises(Violation, match="nobody computed block 0 of them since reset 1"):
+            served.check_match(request, 0, 4)
+    else:
+        served.check_match(request, 0, 4)
 
 
 # -- no less ------------------------------------------------------------------------------------

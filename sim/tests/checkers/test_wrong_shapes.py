@@ -1,11 +1,19 @@
 """An answer in a wrong shape is the connector's fault, and is told in the words of the contract."""
 
 import re
+from random import Random
 from typing import Any
 
 import pytest
 
-from kv_api import CacheHitSource, KVConnectorMetadata, KVConnectorTransferResults, TwoSidedConnector
+from kv_api import (
+    AllBlocksCleared,
+    BlockRemoved,
+    CacheHitSource,
+    KVConnectorMetadata,
+    KVConnectorTransferResults,
+    TwoSidedConnector,
+)
 from kv_sim.checkers.answers import SHAPES, complaint, is_match
 from kv_sim.config import GroupConfig, WorldConfig
 from kv_sim.engine.builtin import BuiltinEngine
@@ -13,13 +21,27 @@ from kv_sim.examples.later import LaterScheduler, LaterWorker
 from kv_sim.examples.memory import MemoryConnector
 from kv_sim.fuzz import Failure, run_seed
 from kv_sim.subject import Subject, Trait
-from kv_sim.violation import Invariant
+from kv_sim.violation import Invariant, Violation
 from kv_sim.world import World
 
 END = "a pair: whether its blocks are held, True or False, and a dict or None"
+EVENTS = r"KV events, whose block_hashes are lists of bytes or ints; \(\) for none"
 SETS = "KVConnectorTransferResults, whose fields are sets of request ids"
 FIELDS = ("finished_sending", "finished_recving", "failed_recving")
 GROUPS = frozenset({Trait.GROUPS})
+
+
+class Said:
+    """Has the methods of all that a worker says to the scheduler's side, by their names alone."""
+
+    def add_events(self, events: Any) -> None: ...
+    def aggregate(self, other: Any = None) -> Any: ...
+    def get_all_events(self) -> Any: ...
+    def increment_workers(self, count: int = 1) -> None: ...
+    def is_empty(self) -> bool:
+        return True
+
+    def reduce(self) -> Any: ...
 
 
 class Odd(MemoryConnector):
@@ -116,6 +138,28 @@ def first_failure(seeds: int = 20, without: frozenset[Invariant] = frozenset()) 
             None,
             "scheduler side, {} answered None, expected the step's KVConnectorMetadata",
         ),
+        ("get_kv_connector_stats", "7", "worker 0 side, {} answered '7', expected KVConnectorStats or None"),
+        (
+            "get_kv_connector_kv_cache_events",
+            [],
+            r"worker 0 side, {} answered \[\], expected KVConnectorKVEvents or None",
+        ),
+        (
+            "build_connector_worker_meta",
+            {"a": 1},
+            "worker 0 side, {} answered {{'a': 1}}, expected KVConnectorWorkerMetadata or None",
+        ),
+        *(
+            ("take_events", answer, f"scheduler side, {{}} answered {shown}, expected {EVENTS}")
+            for answer, shown in (
+                (None, "None"),
+                (7, "7"),
+                ("ab", "'ab'"),
+                ((1,), r"\[1\]"),
+                ([BlockRemoved(b"ab", None)], r"\[BlockRemoved\(block_hashes=b'ab', .*\)\]"),  # type: ignore[arg-type]
+                ([BlockRemoved(None, None)], r"\[BlockRemoved\(block_hashes=None, .*\)\]"),  # type: ignore[arg-type]
+            )
+        ),
     ],
 )
 def test_it_is_a_violation_and_names_the_method_and_the_answer(
@@ -126,6 +170,22 @@ def test_it_is_a_violation_and_names_the_method_and_the_answer(
     assert failure is not None and failure.violation.invariant is Invariant.PROTOCOL
     assert re.fullmatch(told.format(name), failure.violation.message), failure.violation.message
     first_failure(6, frozenset({Invariant.PROTOCOL}))  # nothing is raised: the history ends, or goes on without
+
+
+def test_what_two_workers_say_has_to_become_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Who changes itself in ``aggregate`` and forgets to answer itself, says nothing as soon as there are two."""
+    subject, config = Subject("Odd", __name__), WorldConfig(tp_size=2)
+    for name in ("build_connector_worker_meta", "get_kv_connector_stats"):
+        with monkeypatch.context() as patched:
+            patched.setattr(Odd, name, lambda *args: Said())
+            patched.setattr(Said, "reduce", lambda self: {})
+            world = World(config, subject)
+            with pytest.raises(Violation) as caught:
+                world.run(Random(0), 20)
+        assert str(caught.value) == (
+            "PROTOCOL  what the workers report, joined: Said.aggregate answered None, expected what both of them "
+            "say"
+        )
 
 
 def test_a_connector_of_one_group_ends_requests_by_another_method() -> None:
@@ -170,6 +230,10 @@ def test_nor_is_it_driven_with_several() -> None:
         ("get_block_ids_with_load_errors", [set(), frozenset({1, 2})]),
         ("get_finished_count", [None, 0, 2]),
         ("build_connector_meta", [KVConnectorMetadata()]),
+        ("get_kv_connector_stats", [None, Said()]),
+        ("get_kv_connector_kv_cache_events", [None, Said()]),
+        ("build_connector_worker_meta", [None, Said()]),
+        ("take_events", [[], [AllBlocksCleared(), BlockRemoved([b"a", 1], None)]]),
     ],
 )
 def test_what_the_contract_allows_has_the_shape(name: str, answers: list[Any]) -> None:
@@ -193,6 +257,10 @@ def test_what_the_contract_allows_has_the_shape(name: str, answers: list[Any]) -
         ("get_block_ids_with_load_errors", [None, [1], {"1"}, {1.0}]),
         ("get_finished_count", [-1, True, 1.0, "1"]),
         ("build_connector_meta", [None]),
+        ("get_kv_connector_stats", [{}, ()]),
+        ("get_kv_connector_kv_cache_events", [[], ()]),
+        ("build_connector_worker_meta", [{}, "a"]),
+        ("take_events", [None, (), [None], [BlockRemoved([None], None)]]),  # type: ignore[list-item]
     ],
 )
 def test_what_the_contract_does_not_allow_has_not(name: str, answers: list[Any]) -> None:

@@ -49,7 +49,7 @@ def test_a_turn_begins_with_all_but_the_last_token() -> None:
 def test_what_it_says_depends_on_its_conversation_and_its_own_part_on_its_name() -> None:
     made = RequestSpec("r1", 3, 4, 3, 2, 2, turns=(Turn(3, 1, 1), Turn(2, 1, 1)))
     assert (made.prompt, made.said_in(1), made.said_in(2), made.total_tokens) == (
-        (182, 242, 749, 814, 1009, 1939, 1588),
+        (3003, 489, 598, 588, 1009, 1939, 1588),
         (2215, 2876, 2330),
         (2983, 2093),
         14,
@@ -75,13 +75,25 @@ def test_sessions_of_one_conversation_get_the_same_tokens() -> None:
     assert one.said_in(1) == other.said_in(1) != RequestSpec("r1", 2, 8, 0, 1, 1, turns=(TURN,)).said_in(1)
 
 
-def test_conversations_and_their_turns_have_nothing_in_common() -> None:
-    told = []
-    for conversation in range(5):
-        one = RequestSpec("r1", conversation, 30, 0, 1, 1, turns=(Turn(30, 1, 1),) * 3)
-        told += [one.prompt, *(one.said_in(turn) for turn in (1, 2, 3))]
+def test_conversations_differ_in_their_first_token_alone() -> None:
+    """So the same tokens come at the same places after another beginning: only a hash of all tells them apart."""
+    told = [RequestSpec("r1", conversation, 30, 0, 1, 1).prompt for conversation in (0, 1, 4, 39_999)]
+    assert len({prompt[0] for prompt in told}) == len({prompt[:30] for prompt in told}) == 4
+    assert len({prompt[1:] for prompt in told}) == 1
+    assert RequestSpec("r1", 1, 0, 3, 1, 1).prompt == RequestSpec("r1", 0, 0, 3, 1, 1).prompt
+
+
+def test_of_very_many_conversations_no_two_begin_alike() -> None:
+    """A recorded schedule may have one for each prompt, and some would have the first token of others."""
+    one, other = (RequestSpec("r1", conversation, 3, 0, 1, 1).prompt for conversation in (7, 40_007))
+    assert (one[0], one[1:]) != (other[0], other[1:])
+
+
+def test_nothing_is_said_twice_in_a_conversation_and_its_turns() -> None:
+    one = RequestSpec("r1", 3, 30, 0, 1, 1, turns=(Turn(30, 1, 1),) * 3)
+    told = [one.prompt, *(one.said_in(turn) for turn in (1, 2, 3))]
     parts = [tokens[place : place + 3] for tokens in told for place in range(28)]
-    assert len(set(parts)) == len(parts) == 5 * 4 * 28
+    assert len(set(parts)) == len(parts) == 4 * 28
 
 
 @pytest.mark.parametrize("turns", [None, (), (TURN, Turn(1, 1, 4))])

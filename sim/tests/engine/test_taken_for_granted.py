@@ -206,6 +206,8 @@ def test_what_a_worker_says_reaches_the_scheduler(method: str) -> None:
         def is_empty(self) -> bool:
             return True
 
+        add_events = get_all_events = increment_workers = is_empty
+
     setattr(half(made, 1), method, Local)
     message = broken(made, Invariant.PROTOCOL)
     assert message.startswith(f"worker 1 side, {method} answered a Local that doesn't survive pickling, and so")
@@ -368,6 +370,8 @@ def test_what_reaches_a_client(params: Any) -> None:
     ("params", "kind"),
     [
         ({"a": object()}, "object"),
+        ({"a": np.int64(3)}, "int64"),
+        ({"a": [np.float64(3)]}, "float64"),
         ({"a": [1, {"b": len}]}, "builtin_function_or_method"),
         ({range(2): 1}, "range"),
     ],

@@ -104,6 +104,25 @@ def test_a_schedule_is_replayed_with_a_router_if_that_is_said(conform: Conform, 
     assert [main([*again, "--serves-peers"]), main(again)] == [1, 0]
 
 
+def test_words_of_an_authors_own_are_brought_as_the_page_says(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """A connector that fails at a word of its own holds, until a subclass has requests bring it."""
+    page = (DOCS / "testbed.md").read_text()
+    [asked] = re.findall(r"^```python\n([^`]*class AskedConnector.*?)^```$", page, re.MULTILINE | re.DOTALL)
+    stops = '        if (request.kv_transfer_params or {}).get("no_store"):\n            return True, None\n'
+    head = "    def request_finished(self, request, block_ids):\n"
+    written = CONNECTOR.written.replace(head, head + stops)
+    assert written != CONNECTOR.written
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "opts_out.py").write_text(written)
+    (tmp_path / "asked.py").write_text(asked.replace("my_connector", "opts_out"))
+    assert main(["conform", "opts_out:DictConnector", "--histories", "4"]) == 0
+    assert main(["conform", "asked:AskedConnector", "--histories", "4"]) == 1
+    assert "held, waits for finished_sending" in capsys.readouterr().out
+
+
 MISTAKES = {
     "a ticket that comes to nothing lets go of nothing": (
         "            self._plan.declined.append(ticket[\"remote_request_id\"])\n        params",

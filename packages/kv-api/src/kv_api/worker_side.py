@@ -9,6 +9,7 @@ after the draft model's pass. A step without a forward pass has all of it but th
 """
 
 from abc import abstractmethod
+from collections.abc import Iterable
 from contextlib import AbstractContextManager
 from typing import Any
 
@@ -161,6 +162,5 @@ class WorkerSide(ConnectorSide):
 
 def _is_pair_of_ids(answer: Any) -> bool:
     """As vLLM's engine would unpack it; a text would be taken for the set of its letters."""
-    return (
-        isinstance(answer, (tuple, list)) and len(answer) == 2 and not any(isinstance(ids, str) for ids in answer)
-    )
+    is_pair = isinstance(answer, (tuple, list)) and len(answer) == 2
+    return is_pair and all(not ids or (isinstance(ids, Iterable) and not isinstance(ids, str)) for ids in answer)

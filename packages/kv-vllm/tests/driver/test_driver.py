@@ -370,7 +370,7 @@ def test_who_executes_later_gets_what_was_said_before_the_next_step(ranks):
     assert bound == [1, 2]
 
 
-@pytest.mark.parametrize("conversation", [0, 158])
+@pytest.mark.parametrize("conversation", [0, 187])
 @pytest.mark.parametrize("limit", [18, 40])
 def test_a_request_samples_what_it_was_made_for(conversation, limit, engine):
     """Also where its last token, at which it would stop, has come before."""
@@ -378,7 +378,7 @@ def test_a_request_samples_what_it_was_made_for(conversation, limit, engine):
 
     asked = RequestSpec("r", conversation, 3, 0, 18, limit)
     output = Twin(asked, 4, 64).future[3:][:18]
-    assert (output[-1] in output[:-1]) == (conversation == 158)
+    assert (output[-1] in output[:-1]) == (conversation == 187)
     world = World(WorldConfig(engine="vllm"), SUBJECTS["memory"])
     world.engine.add(asked)
     while world.engine.has_work:
@@ -503,3 +503,32 @@ def test_planted_bugs_are_found(name):
     (planted,) = [planted for planted in PLANTED if planted.subject.kv_connector == name]
     failures = (run_seed(planted.subject, seed, engine="vllm").failure for seed in range(6))
     assert any(failure is not None for failure in failures)
+
+
+class Joined:
+    """What a worker says, as a class of which nobody can make one of two."""
+
+    def aggregate(self, other):
+        raise KeyError("nowhere")
+
+
+class Nothing(Joined):
+    """One that forgets to answer itself."""
+
+    def aggregate(self, other):
+        return None
+
+
+@pytest.mark.parametrize(
+    ("said", "told"),
+    [
+        (Joined, "NO-CRASH  vLLM, what the workers report, joined: KeyError: 'nowhere' ("),
+        (Nothing, "PROTOCOL  what the workers report, joined: Nothing.aggregate answered None, expected "),
+    ],
+)
+def test_what_two_workers_say_and_cannot_be_joined_is_the_connectors_fault(monkeypatch, said, told):
+    monkeypatch.setattr(MemoryWorker, "build_connector_worker_meta", lambda self: said())
+    world = World(WorldConfig(engine="vllm", tp_size=2), SUBJECTS["memory"])
+    with pytest.raises(Violation) as caught:
+        world.run(Random(0), 20)
+    assert str(caught.value).startswith(told)

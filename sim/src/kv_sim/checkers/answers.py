@@ -7,6 +7,7 @@ and words what is wrong with those to a match, of which more is demanded.
 import re
 import reprlib
 from collections.abc import Callable, Collection, Mapping
+from types import AsyncGeneratorType, CoroutineType, GeneratorType
 from typing import Any, Final, NamedTuple, SupportsIndex, TypeGuard
 
 _SHORT: Final = reprlib.Repr()
@@ -20,10 +21,23 @@ class Shape(NamedTuple):
     holds: Callable[[Any], bool]
 
 
+def shown(answer: Any) -> str:
+    """An answer as messages have it: not too long, and the same in every run."""
+    return re.sub(r" at 0x[0-9a-fA-F]+", "", _SHORT.repr(answer))
+
+
 def complaint(name: str, answer: Any) -> str:
     """What is said of an answer whose shape is wrong."""
-    shown = re.sub(r" at 0x[0-9a-fA-F]+", "", _SHORT.repr(answer))  # the same in every run
-    return f"{name} answered {shown}, expected {SHAPES[name].words}"
+    return f"{name} answered {shown(answer)}, expected {SHAPES[name].words}"
+
+
+def not_run(name: str, answer: Any) -> str | None:
+    """What is said of a method that hasn't even begun: it is written as a coroutine, or has a ``yield``."""
+    if isinstance(answer, (CoroutineType, AsyncGeneratorType)):
+        return f"{name} answered a coroutine, which nobody awaits: write it without async"
+    if isinstance(answer, GeneratorType) and name != "take_events":
+        return f"{name} answered a generator, and nothing of it has run: write it without yield"
+    return None
 
 
 def _is_end(answer: Any) -> bool:
@@ -60,6 +74,23 @@ def _are_groups(answer: Any) -> bool:
     return isinstance(answer, Collection) and all(is_count(group) for group in answer)
 
 
+def _are_events(answer: Any) -> bool:
+    return isinstance(answer, list) and all(map(_is_event, answer))
+
+
+def _is_event(event: Any) -> bool:
+    """By the name of its base: vLLM's class is another one than kv-api's."""
+    if not any(base.__name__ == "KVCacheEvent" for base in type(event).__mro__):
+        return False
+    hashes = getattr(event, "block_hashes", ())
+    return isinstance(hashes, (list, tuple)) and all(isinstance(name, (bytes, int)) for name in hashes)
+
+
+def _can(*methods: str) -> Callable[[Any], bool]:
+    """Whether it is None, or an object that has these methods."""
+    return lambda answer: answer is None or all(callable(getattr(answer, name, None)) for name in methods)
+
+
 def is_count(count: object) -> TypeGuard[int]:
     """Whether it is a number of things."""
     return isinstance(count, int) and not isinstance(count, bool) and count >= 0
@@ -87,5 +118,11 @@ SHAPES: Final[Mapping[str, Shape]] = {
     ),
     "get_transfer_results": Shape("KVConnectorTransferResults, whose fields are sets of request ids", _is_results),
     "get_block_ids_with_load_errors": Shape("a set of block ids", _are_blocks),
+    "get_kv_connector_stats": Shape("KVConnectorStats or None", _can("aggregate", "reduce", "is_empty")),
+    "get_kv_connector_kv_cache_events": Shape(
+        "KVConnectorKVEvents or None", _can("add_events", "get_all_events", "increment_workers")
+    ),
+    "build_connector_worker_meta": Shape("KVConnectorWorkerMetadata or None", _can("aggregate")),
+    "take_events": Shape("KV events, whose block_hashes are lists of bytes or ints; () for none", _are_events),
 }
 """Method -> what it answers."""

@@ -1,7 +1,8 @@
 """HITS: what a connector finds is what it has, no more and no less.
 
 It has two halves, both for subjects that claim ``Trait.KEEPS``. *No more* is judged at every match (``served``):
-each block of a hit was computed since the last reset that reported success. *No less* is judged here, at rest:
+each block of a hit was computed since the last reset that reported success. (Of who only claims ``Trait.RESET``,
+nothing that a reset forgot is a hit.) *No less* is judged here, at rest:
 requests that ended come once more, to an engine whose own prefix cache is empty, and the longest possible prefix
 must be found. Which one that is, is known where nothing had to be left out: no copy failed, and the host had room
 for everything. Elsewhere the requests come, too, for the other checkers to look at. Then the connector is reset

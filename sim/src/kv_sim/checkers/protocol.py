@@ -14,8 +14,10 @@ from enum import Enum
 from functools import cache
 from typing import Any, Final, Protocol
 
-from kv_api import KVConnectorTransferResults
-from kv_sim.checkers.answers import is_count
+import numpy as np
+
+from kv_api import KVConnectorOutput, KVConnectorTransferResults
+from kv_sim.checkers.answers import is_count, shown
 from kv_sim.engine.output import SchedulerOutput, Step
 from kv_sim.engine.request import SimRequest
 from kv_sim.memory.shadow import Shadow
@@ -35,14 +37,13 @@ def check_match(request: SimRequest, local: int, answer: object, referee: Refere
     """Check an answer of ``get_num_new_matched_tokens``; returns a legal one."""
 
     def refuse(why: str) -> tuple[int, bool]:
-        referee.fail(
-            Invariant.PROTOCOL,
-            f"request {request.request_id}: get_num_new_matched_tokens(…, {local}) answered {answer!r}, {why}",
-        )
+        asked = f"request {request.request_id}: get_num_new_matched_tokens(…, {local})"
+        referee.fail(Invariant.PROTOCOL, f"{asked} answered {shown(answer)}, {why}")
         return 0, False
 
     if not (isinstance(answer, tuple) and len(answer) == 2):
-        return refuse("which is no pair (tokens, is asynchronous)")
+        is_list = isinstance(answer, list)
+        return refuse(f"which is no {'tuple' if is_list else 'pair'} (tokens, is asynchronous)")
     count, is_async = answer
     if not isinstance(is_async, bool):
         return refuse("whose second part is neither True nor False")
@@ -84,6 +85,19 @@ def check_reports(scheduler: KnowsRequests, results: KVConnectorTransferResults,
             results.finished_sending.discard(request_id)
         else:
             request.is_held = request.awaits_load = False
+
+
+def check_joined(reports: Iterable[KVConnectorOutput], joined: KVConnectorOutput, referee: Referee) -> None:
+    """Check that what several workers say is said by all of them together, too."""
+    told = list(reports)
+    for name in ("kv_connector_stats", "kv_connector_worker_meta"):
+        said = next((part for report in told if (part := getattr(report, name)) is not None), None)
+        if said is not None and getattr(joined, name) is None:
+            referee.fail(
+                Invariant.PROTOCOL,
+                f"what the workers report, joined: {type(said).__name__}.aggregate answered None, expected what "
+                "both of them say",
+            )
 
 
 def check_failed_blocks(rank: int, failed: Iterable[int], step: Step, shadow: Shadow, referee: Referee) -> None:
@@ -188,5 +202,7 @@ def _foreign(value: Any) -> Iterator[Any]:
     elif isinstance(value, (list, tuple, set, frozenset)):
         for item in value:
             yield from _foreign(item)
-    elif not (isinstance(value, PLAIN) or is_dataclass(value) or hasattr(value, "__array__")):
+    elif isinstance(value, np.generic) or not (
+        isinstance(value, PLAIN) or is_dataclass(value) or hasattr(value, "__array__")
+    ):  # no number that vLLM's messages can have, though some are floats
         yield value

@@ -4,9 +4,10 @@ How much room there is, is measured: it is the largest number of new chunks that
 is all or nothing. Each try is undone, by reporting the store as failed. Chunks that were kept may be evicted for
 it, so this is the last that is checked at rest.
 
-There are two rules. At rest there is as much room as after a reset: a pin that was never given back shows as room
-that is missing. And a reset gives back every place, whether its chunk was stored, being stored or being read, once
-the medium is told that no job goes on.
+There are three rules. At rest there is as much room as after a reset: a pin that was never given back shows as
+room that is missing. A reset gives back every place, whether its chunk was stored, being stored or being read,
+once the medium is told that no job goes on. And a store that is refused, since it wants more than there is, has
+changed nothing: what was found before is found (HITS).
 
 Some media give each chunk only as much room as it needs. How many fit then depends on what is kept, and where. So
 of these an empty medium is only compared with an empty one, by offers of the same chunks.
@@ -18,7 +19,7 @@ from hashlib import sha256
 from itertools import count
 from typing import Any, Final
 
-from kv_api import OffloadingManager, OffloadKey, ReqContext, make_offload_key
+from kv_api import LookupResult, OffloadingManager, OffloadKey, ReqContext, make_offload_key
 from kv_sim.checkers.medium import sides_of
 from kv_sim.guard import crashes
 from kv_sim.violation import Invariant, Referee
@@ -62,7 +63,9 @@ class _Room:
         elif before != most:
             self._fail(f"has room for {before} chunks, and after a reset for {most}")
         for what, use in (("stored", self._stored), ("being stored", self._in_flight), ("read", self._read)):
-            use(most)
+            used = use(most)
+            if use == self._stored:
+                self._check_refusal(used or [])
             self._reset()
             left = self._most()
             if left != most:
@@ -93,6 +96,24 @@ class _Room:
         self._manager.complete_store(stored, self._context, success=True)
         return stored
 
+    def _check_refusal(self, stored: list[OffloadKey]) -> None:
+        """Offer more than there is room for. A medium that takes some of it hasn't refused it."""
+        before = self._found(stored)
+        output = self._manager.prepare_store(self._some(MOST_CHUNKS, next(self._offers)), self._context)
+        if output is not None:
+            self._manager.complete_store(output.keys_to_store, self._context, success=False)
+            return
+        after = self._found(before)
+        if len(after) < len(before):
+            self._fail(
+                f"finds {len(before)} chunks, and {len(after)} of them when prepare_store has refused "
+                f"{MOST_CHUNKS} more: it is all or nothing",
+                Invariant.HITS,
+            )
+
+    def _found(self, keys: list[OffloadKey]) -> list[OffloadKey]:
+        return [key for key in keys if self._manager.lookup(key, self._context) is LookupResult.HIT]
+
     def _in_flight(self, chunks: int) -> list[OffloadKey] | None:
         output = self._manager.prepare_store(self._some(chunks), self._context)
         if output is None:
@@ -103,17 +124,19 @@ class _Room:
     def _read(self, chunks: int) -> None:
         self._manager.prepare_load(self._stored(chunks), self._context)
 
-    def _some(self, chunks: int) -> list[OffloadKey]:
+    def _some(self, chunks: int, offer: int | None = None) -> list[OffloadKey]:
         """Chunks of all groups in turn that nobody has seen; where it matters which they are, always the same."""
-        offer, groups = next(self._offers) if self._has_equal_places else 0, self._group_ids
+        if offer is None:
+            offer = next(self._offers) if self._has_equal_places else 0
+        groups = self._group_ids
         return [_new_chunk(offer, number, groups[number % len(groups)]) for number in range(chunks)]
 
     def _reset(self) -> None:
         self._manager.reset_cache()
         self._manager.on_reset_flushed()
 
-    def _fail(self, message: str) -> None:
-        self._referee.fail(Invariant.CONSERVATION, f"at rest the medium's {self._name} {message}")
+    def _fail(self, message: str, invariant: Invariant = Invariant.CONSERVATION) -> None:
+        self._referee.fail(invariant, f"at rest the medium's {self._name} {message}")
 
 
 @cache

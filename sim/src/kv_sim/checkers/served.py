@@ -1,5 +1,7 @@
 """HITS, at every match: what a connector finds was computed, since the last reset that reported success.
 
+Of a cache of this engine alone all of that is known (``Trait.KEEPS``). Of who only says that a reset works
+(``Trait.RESET``) it is known what a reset forgot: that nobody may find again before somebody has computed it.
 Kept by the engine as its requests go on, and asked by ``guard``. What must be found is ``hits``.
 """
 
@@ -19,12 +21,14 @@ class Served:
         block_size: int,
         *,
         is_on: bool,
+        forgets: bool = False,
         hashes_per_block: int = 1,
         proof_blocks: int = 0,
     ) -> None:
         self._referee = referee
         self._block_size = block_size
         self._is_on = is_on
+        self._watches = is_on or forgets
         self._hashes_per_block = hashes_per_block
         """More than one: a hit may end within a block."""
         self._proof_blocks = proof_blocks
@@ -32,6 +36,8 @@ class Served:
         the one after it."""
         self._computed: set[bytes] = set()
         """Blocks that were computed, or lay in a running request's table, since the last reset."""
+        self._forgotten: set[bytes] = set()
+        """What was, before a reset."""
         self._unfair: set[int] = set()
         """Requests that lived through a reset: what they had stored before it is gone."""
         self.resets = 0
@@ -40,13 +46,14 @@ class Served:
 
     def compute(self, request: SimRequest) -> None:
         """A step of the request was scheduled."""
-        if self._is_on:
+        if self._watches:
             self._computed.update(request.hashes_up_to(request.num_computed_tokens))
             if self._hashes_per_block > 1:
                 self._computed.update(request.fine_hashes_up_to(request.num_computed_tokens))
 
     def reset(self, requests: Iterable[SimRequest]) -> None:
         """The connector said that it forgot everything. What the living have on the GPU may be stored anew."""
+        self._forgotten |= self._computed
         self._computed.clear()
         self.resets += 1
         for request in requests:
@@ -56,14 +63,14 @@ class Served:
 
     def check_match(self, request: SimRequest | Request, local: int, count: int) -> None:
         """Check that what a match found exists."""
-        if not self._is_on:
+        if not self._watches:
             return
         self.found[request.request_id] = local + count
         hashes = request.block_hashes[self._hashes_per_block - 1 :: self._hashes_per_block]
         if isinstance(request, SimRequest):  # an engine of another package asks with a request of its own
             hashes = request.hashes_up_to(local + count)
         for index in range(local // self._block_size, (local + count) // self._block_size):
-            if hashes[index] not in self._computed:
+            if not self._may_find(hashes[index]):
                 since = f"since reset {self.resets}" if self.resets else "in this world"
                 self._referee.fail(
                     Invariant.HITS,
@@ -71,10 +78,14 @@ class Served:
                     f"computed block {index} of them {since}",
                 )
                 return
-        if self._hashes_per_block > 1:
+        if self._hashes_per_block > 1 and self._is_on:
             self._check_end(request, local, count)
-        if count and self._proof_blocks:
+        if count and self._proof_blocks and self._is_on:
             self._check_proof(request, local, count)
+
+    def _may_find(self, block_hash: bytes) -> bool:
+        """Whether a block was computed since the last reset; or where nobody knows, and it wasn't forgotten."""
+        return block_hash in self._computed or not (self._is_on or block_hash in self._forgotten)
 
     def _check_proof(self, request: SimRequest | Request, local: int, count: int) -> None:
         """A hit is followed by what others computed as well: the same tokens."""

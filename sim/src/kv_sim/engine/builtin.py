@@ -5,6 +5,7 @@ from typing import Any, ClassVar, cast
 
 from kv_api import ConfigError, KVConnectorBase_V1, KVConnectorRole, KVOutputAggregator, SupportsHMA
 from kv_sim.checkers.children import Children
+from kv_sim.checkers.protocol import check_joined
 from kv_sim.config import BUILTIN_ENGINE, STATE, WorldConfig
 from kv_sim.engine.engine import Engine
 from kv_sim.engine.outcome import Outcome
@@ -182,14 +183,13 @@ class BuiltinEngine(Engine):
         self._judge_content(step)
         with crashes(self.referee, "what the workers report, joined"):
             report = self.aggregator.aggregate_reports(reports)
+        check_joined(reports, report, self.referee)
         self.outcome.process(step, report)
         self.take_events()
 
     def take_events(self) -> None:
         """Apply the connector's news to what a router would believe."""
-        events = self.scheduler.connector.take_events()
-        with crashes(self.referee, "scheduler side, the events of take_events"):
-            events = list(events)
+        events = list(self.scheduler.connector.take_events())
         self.children.check_events(events)
         self.mirror.take(events)
 

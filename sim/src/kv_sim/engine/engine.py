@@ -107,6 +107,7 @@ class Engine(ABC):
             referee,
             config.block_size,
             is_on=keeps,
+            forgets=Trait.RESET in subject.traits and not subject.serves_peers,  # a ticket may be older
             hashes_per_block=ends,
             proof_blocks=int(config.marks_drafts),
         )

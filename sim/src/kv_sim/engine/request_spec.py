@@ -9,6 +9,9 @@ from typing import Any, Final
 
 from kv_sim.memory.content import hash_text, mix
 
+FIRST_TOKENS: Final = 40_000
+"""So many conversations differ in their first token."""
+
 
 @dataclass(frozen=True)
 class Turn:
@@ -25,7 +28,8 @@ class RequestSpec:
 
     request_id: str
     conversation: int
-    """Requests of one conversation share its tokens, as far as both go."""
+    """Requests of one conversation share its tokens, as far as both go. Two conversations differ in the first
+    token alone: what follows is the same text, at the same places, after another beginning."""
     shared_tokens: int
     own_tokens: int
     """Tokens of the prompt after those of the conversation; nobody else has them."""
@@ -63,9 +67,11 @@ class RequestSpec:
     def prompt(self) -> tuple[int, ...]:
         """The tokens of the prompt."""
         name = hash_text(self.own_of or self.request_id)
-        shared = [mix(self.conversation << 32 | position) % 997 for position in range(self.shared_tokens)]
+        alike, number = divmod(self.conversation, FIRST_TOKENS)
+        first = [3000 + number] if self.shared_tokens else []
+        shared = [mix(alike << 32 | position) % 997 for position in range(1, self.shared_tokens)]
         own = [1000 + mix(name ^ position) % 997 for position in range(self.own_tokens)]
-        return tuple(shared + own)
+        return tuple(first + shared + own)
 
     @property
     def total_tokens(self) -> int:

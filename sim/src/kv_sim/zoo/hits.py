@@ -29,6 +29,20 @@ class KeysWithoutSalt(MemoryConnector):
     scheduler_class = _KeysWithoutSalt
 
 
+class _KeysWithoutPrefix(MemoryScheduler):
+    def _keys(self, request: Request) -> Sequence[bytes]:
+        tokens, size = request.all_token_ids, self._block_size
+        whose = request.cache_salt, request.lora_request.lora_name if request.lora_request else None
+        blocks = [tokens[begin : begin + size] for begin in range(0, len(tokens) - size + 1, size)]
+        return [blake2b(repr((whose, block)).encode(), digest_size=8).digest() for block in blocks]
+
+
+class KeysWithoutPrefix(MemoryConnector):
+    """Keys are made from the tokens of a block alone: it is found after another beginning, too."""
+
+    scheduler_class = _KeysWithoutPrefix
+
+
 class _ShortKeys(MemoryScheduler):
     def _keys(self, request: Request) -> Sequence[bytes]:
         return [block_hash[-1:] for block_hash in request.block_hashes]

@@ -19,6 +19,7 @@ from vllm.v1.outputs import DraftTokenIds
 from vllm.v1.request import RequestStatus
 
 from kv_api import KVConnectorHandshakeMetadata, KVTransferConfig
+from kv_sim.checkers.protocol import check_joined
 from kv_sim.checkers.tickets import ENDS
 from kv_sim.config import WorldConfig
 from kv_sim.engine.engine import Engine
@@ -258,7 +259,9 @@ class VllmEngine(Engine):
         self.steps.popleft()
         reports: list[Any] = self._take_reports(step)
         self._judge_content(step)
-        joined: Any = self.aggregator.aggregate([step.output_with(report) for report in reports], 0)
+        with crashes(self.referee, "what the workers report, joined"):
+            joined: Any = self.aggregator.aggregate([step.output_with(report) for report in reports], 0)
+        check_joined(reports, joined.kv_connector_output, self.referee)
         if not self.goes_on_after_known_faults:
             known_faults.end_at_shared_failure(self.vllm, joined.kv_connector_output)
             known_faults.end_at_broken_session(self.config, self.vllm, self.ledger, step.tokens)
