@@ -14,7 +14,7 @@ DOCUMENTS = {
     for path in ROOT.glob(pattern)
     if path.name != "CHANGELOG.md"
 }
-A_READERS_OWN = {"my_connector.py", "my_medium.py", "my_pulls.py", "my_vllm.py"}
+A_READERS_OWN = {"my_connector.py", "my_medium.py", "my_pulls.py", "my_tier.py", "my_vllm.py"}
 NOT_OURS = ("vllm/",)
 
 
