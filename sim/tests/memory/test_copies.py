@@ -25,6 +25,9 @@ class Pages:
     def retire_until(self, step: int) -> None:
         self.retired = max(self.retired, step)
 
+    def must_have(self, block: int, who: str) -> None:
+        assert block < 100, who
+
     def owner(self, block: int) -> str:
         return f"request r{block // 2}"
 

@@ -1,5 +1,6 @@
 """A device: who is asked for the right to a block, in which order steps retire, and how pages move."""
 
+import re
 from types import SimpleNamespace
 from typing import Any
 
@@ -11,7 +12,7 @@ from kv_api import Direction
 from kv_sim.memory.content import POISON, ZERO
 from kv_sim.memory.kernels import Slot
 from kv_sim.memory.settled import Offer
-from kv_sim.violation import Violation
+from kv_sim.violation import Invariant, Violation
 
 # -- who is asked -------------------------------------------------------------------------------
 
@@ -306,3 +307,41 @@ def test_a_host_page_that_is_not_there_is_neither_read_nor_written(slot: int) ->
     assert made.read_host(slot) is None
     made.write_host(slot, made.host[0] + 1)
     assert (made.host == POISON).all()
+
+
+NO_BLOCKS = (24, -1, 1.0, "2", None, slice(0, 2), 2**70)
+
+
+@pytest.mark.parametrize("block", NO_BLOCKS, ids=repr)
+@pytest.mark.parametrize("name", ["read", "write"])
+def test_a_block_that_there_is_not_is_neither_read_nor_written(name: str, block: Any) -> None:
+    made = device()
+    cache: Any = made.kv_cache(0)
+    args = (block, cache.read(1)) if name == "write" else (block,)
+    said = f"rank 1: KVCache.{name} names GPU block {block!r}; there are 0 to 23"
+    with pytest.raises(Violation, match=re.escape(said)) as found:
+        getattr(cache, name)(*args)
+    assert found.value.invariant is Invariant.GEOMETRY
+
+
+@pytest.mark.parametrize("block", NO_BLOCKS, ids=repr)
+def test_no_copy_of_it_begins(block: Any) -> None:
+    made = device()
+    slot = made.allocate_host(2)
+    pairs: Any = [(23, slot), (block, slot + 1)]
+    said = f"rank 1: a load copy names GPU block {block!r}; there are 0 to 23"
+    with pytest.raises(Violation, match=re.escape(said)):
+        made.copies.open().submit(Direction.LOAD, pairs)
+    assert not made.copies.running
+
+
+def test_a_block_may_be_a_number_of_numpy() -> None:
+    made = device()
+    made.copies.open().submit(Direction.STORE, [(np.int32(23), made.allocate_host(1))])
+    assert made.kv_cache(0).read(np.int64(23)).shape == (SIZE,)
+
+
+def test_a_direction_is_one_of_two() -> None:
+    way: Any = "sideways"
+    with pytest.raises(ValueError, match="'sideways' is not a valid Direction"):
+        device().copies.open().submit(way, [(1, 0)])

@@ -164,7 +164,7 @@ def test_tickets_are_judged_in_vllm_too(engine, monkeypatch):
         check(tickets, request, local, count)
 
     monkeypatch.setattr(Tickets, "_check_match", checks)
-    for seed in range(60):
+    for seed in range(100):
         assert run_seed(OUR_SUBJECTS["our-p2p"], seed, engine="vllm").failure is None
     assert sum(demanded) > 3
     assert len(demanded) > sum(demanded) + 5

@@ -276,8 +276,10 @@ def test_what_a_tier_raises_is_its_own_fault(monkeypatch):
     from kv_vllm.tiers import MemoryTier
 
     def lookup(self, key, req_context):
-        raise KeyError(key)
+        raise KeyError("no such thing")
 
     monkeypatch.setattr(MemoryTier, "lookup", lookup)
     _, violation = replay(with_tier(memory_tier()), WORLD, [comes("a", 0)])
-    assert str(violation).startswith("NO-CRASH  scheduler side, get_num_new_matched_tokens: KeyError: b'")
+    assert str(violation).startswith(
+        "NO-CRASH  scheduler side, get_num_new_matched_tokens: KeyError: 'no such thing'"
+    )

@@ -78,6 +78,10 @@ class Pages(Protocol):
         """Let the rank's device finish everything up to ``step``."""
         ...
 
+    def must_have(self, block: int, who: str) -> None:
+        """Note it if somebody names a GPU block that there isn't."""
+        ...
+
     def move_page(self, copy: Copy, block: int, slot: int) -> None:
         """Move the bytes of one page now."""
         ...
@@ -116,7 +120,9 @@ class CopyQueue:
         stream: str = "",
     ) -> int:
         """Begin a copy of ``pairs`` (GPU block, host slot); returns its id at once."""
-        return self._copies.begin(self, direction, tuple(pairs), after_compute=after_compute, stream=stream)
+        return self._copies.begin(
+            self, Direction(direction), tuple(pairs), after_compute=after_compute, stream=stream
+        )
 
     def give_up(self, copy_ids: Iterable[int]) -> None:
         """See to it that of these no lost one is ever found again."""
@@ -183,6 +189,8 @@ class Copies:
         errand: Callable[[], None] | None = None,
     ) -> int:
         """Begin a copy for ``queue``, or an errand; returns its id."""
+        for block, _ in pairs:
+            self.pages.must_have(block, f"a {direction.value} copy")
         copy_id = len(self._queues)
         self._queues[copy_id] = queue
         after_step = self.launched_steps if after_compute else 0

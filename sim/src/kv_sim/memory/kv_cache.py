@@ -30,6 +30,7 @@ class KVCache(np.ndarray[Any, np.dtype[np.uint64]]):
     def read(self, block: int) -> Words:
         """A copy of a page, after the device has finished what it was given."""
         self.device.must_be_in_turn("KVCache.read")
+        self.device.must_have(block, "KVCache.read")
         self.device.must_be_awake(block, "the connector")
         self.device.synchronize()
         self.device.shadow.about_to_read(
@@ -44,6 +45,7 @@ class KVCache(np.ndarray[Any, np.dtype[np.uint64]]):
             got = _described(page)
             raise TypeError(f"KVCache.write, block {block}: a page is {words} uint64 words, got {got}")
         self.device.must_be_in_turn("KVCache.write")
+        self.device.must_have(block, "KVCache.write")
         self.device.must_be_awake(block, "the connector")
         self.device.synchronize()
         self.device.shadow.about_to_load(
