@@ -1,8 +1,10 @@
 """Tiers that do wrong, and one whose work is done by a thread."""
 
 import threading
+from pathlib import Path
 
 from vllm.v1.kv_offload.tiering.base import JobResult
+from vllm.v1.kv_offload.tiering.fs.manager import FileSystemTierManager
 
 from kv_vllm.tiers import MemoryTier
 
@@ -111,3 +113,12 @@ class ByThread(MemoryTier):
     def drain_jobs(self):
         while self._threads:
             self._threads.pop().join()
+
+
+class FilesGo(FileSystemTierManager):
+    """vLLM's tier of files, in a folder from which somebody else removes files."""
+
+    def submit_load(self, job_metadata):
+        if job_metadata.job_id % 3 == 0:
+            Path(self.file_mapper.get_file_name(list(job_metadata.keys)[-1])).unlink(missing_ok=True)
+        super().submit_load(job_metadata)

@@ -9,7 +9,6 @@ import threading  # noqa: TID251 - asks which thread this is, and makes none
 from collections import deque
 from collections.abc import Collection, Iterable, Sequence
 from functools import partial
-from operator import index
 from typing import Any
 
 import numpy as np
@@ -22,7 +21,6 @@ from kv_sim.memory.kernels import Kernels, LaunchedStep
 from kv_sim.memory.kv_cache import KVCache
 from kv_sim.memory.settled import Offer, Settled
 from kv_sim.memory.shadow import Shadow
-from kv_sim.violation import Invariant
 
 
 class Device:
@@ -122,15 +120,7 @@ class Device:
 
     def must_have(self, block: int, who: str) -> None:
         """Note it if somebody names a block that there isn't; numpy takes a negative one for one at the end."""
-        try:
-            is_there = 0 <= index(block) < len(self.memory)
-        except TypeError:
-            is_there = False
-        if not is_there:
-            last = len(self.memory) - 1
-            self.shadow.fail(
-                Invariant.GEOMETRY, f"rank {self.rank}: {who} names GPU block {block!r}; there are 0 to {last}"
-            )
+        self.shadow.must_be_one_of(self.rank, block, len(self.memory), who)
 
     def must_be_awake(self, block: int, who: str) -> None:
         """Note it if somebody uses a block while the device sleeps."""

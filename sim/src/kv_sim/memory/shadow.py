@@ -7,6 +7,7 @@ steps (blocks that running kernels read or write) and from running copies (pages
 
 import sys
 from collections.abc import Callable, Collection, Iterable
+from operator import index
 from typing import Any, NamedTuple, Protocol
 
 from kv_api import Direction
@@ -69,6 +70,18 @@ class Shadow:
         self._parts: list[dict[int, list[Part]]] = [{} for _ in range(ranks)]
         """By rank, GPU block -> who wrote which part of it since it was written as a whole, the last one last."""
         self.fail = referee.fail
+
+    def must_be_one_of(self, rank: int, block: int, blocks: int, who: str) -> None:
+        """Whoever names a GPU block means one that there is."""
+        try:
+            is_there = 0 <= index(block) < blocks
+        except TypeError:
+            is_there = False
+        if not is_there:
+            self.fail(
+                Invariant.GEOMETRY,
+                f"rank {rank}: {who} names GPU block {block!r}; there are 0 to {blocks - 1}",
+            )
 
     def own(self, request_id: str, blocks: Iterable[int]) -> None:
         """Note that these are a request's blocks now."""
