@@ -92,11 +92,12 @@ def test_a_torn_copy_leaves_what_it_moved() -> None:
 def test_waiting_runs_what_has_to_come_first() -> None:
     copies, queue, pages = made()
     copies.launched_steps = 3
-    first = queue.submit(Direction.STORE, [(1, 0)], stream="s")
-    second = queue.submit(Direction.STORE, [(2, 1)], stream="s")
+    first = queue.submit(Direction.STORE, [(1, 0), (4, 4), (5, 5)], stream="s")
+    second = queue.submit(Direction.STORE, [(2, 1), (3, 2)], stream="s")
+    copies.advance(copies.running[first], 1)
     assert queue.wait([second, 99]) == set()
     assert pages.retired == 3
-    assert pages.moved == [(first, 1, 0), (second, 2, 1)]
+    assert pages.moved == [(first, 1, 0), (first, 4, 4), (first, 5, 5), (second, 2, 1), (second, 3, 2)]
     assert queue.poll() == [Result(first, True), Result(second, True)]
 
 

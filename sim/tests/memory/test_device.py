@@ -341,6 +341,13 @@ def test_a_block_may_be_a_number_of_numpy() -> None:
     assert made.kv_cache(0).read(np.int64(23)).shape == (SIZE,)
 
 
+def test_the_null_block_is_one_of_them() -> None:
+    made = device()
+    made.must_have(0, "somebody")
+    with pytest.raises(Violation, match="rank 1: somebody names GPU block -1; there are 0 to 23"):
+        made.must_have(-1, "somebody")
+
+
 def test_a_direction_is_one_of_two() -> None:
     way: Any = "sideways"
     with pytest.raises(ValueError, match="'sideways' is not a valid Direction"):

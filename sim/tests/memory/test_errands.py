@@ -9,6 +9,7 @@ from kv_api import ConfigError, Direction
 from kv_sim.config import WorldConfig
 from kv_sim.memory.device import Device
 from kv_sim.memory.errands import Errands
+from kv_sim.memory.kernels import LaunchedStep
 from kv_sim.memory.shadow import Shadow
 from kv_sim.violation import Invariant, Referee, Violation
 
@@ -19,12 +20,13 @@ def made() -> Device:
 
 def test_it_is_done_when_the_world_says_and_not_before() -> None:
     device, done = made(), []
-    errand = Errands(device).submit(lambda *args, **kwargs: done.append((args, kwargs)) or len(done), 1, b=2)
+    errands = Errands(device)
+    errand = errands.submit(lambda *args, **kwargs: done.append((args, kwargs)) or len(done), 1, b=2)
     (copy,) = device.copies.startable()
     assert (done, errand.done(), str(copy)) == ([], False, "errand 0")
     device.copies.advance(copy, copy.size)
     assert (done, errand.done(), errand.result()) == ([((1,), {"b": 2})], True, 1)
-    assert device.copies.running == {}
+    assert (device.copies.running, errands._queue.under_way) == ({}, {})
     device.copies.repeat(copy)
     assert len(done) == 1
     device.copies.check()
@@ -32,9 +34,11 @@ def test_it_is_done_when_the_world_says_and_not_before() -> None:
 
 def test_a_step_under_way_holds_no_errand_up() -> None:
     device = made()
-    device.copies.launched_steps = 3
-    Errands(device).submit(print)
+    device.launch(LaunchedStep(1, [], [], [], 4, (0,)))
+    errand = Errands(device).submit(print)
     assert len(device.copies.startable()) == 1
+    assert errand.result() is None
+    assert len(device.queue) == 1, "nor does who waits for it end the step"
 
 
 def test_errands_come_in_any_order_unless_one_thread_would_do_them() -> None:
@@ -74,9 +78,30 @@ def test_what_the_testbed_finds_wrong_with_it_ends_the_history(error: Exception)
     def fails() -> None:
         raise error
 
-    errand = Errands(made()).submit(fails)
+    device = made()
+    errands = Errands(device)
+    errands.submit(fails)
     with pytest.raises(type(error)):
-        errand.result()
+        device.copies.advance(device.copies.startable()[0], 1)  # though nobody asks for its result
+    with pytest.raises(type(error)):
+        errands.submit(fails).result()
+
+
+def test_who_stops_the_program_meanwhile_stops_it() -> None:
+    def is_stopped() -> None:
+        raise KeyboardInterrupt
+
+    device = made()
+    Errands(device).submit(is_stopped)
+    with pytest.raises(KeyboardInterrupt):
+        device.copies.advance(device.copies.startable()[0], 1)
+
+
+def test_a_load_that_is_to_fail_is_none_of_them() -> None:
+    device = made()
+    device.copies.spoiled_load = True
+    assert Errands(device).submit(int).result() == 0
+    assert device.copies.spoiled_load
 
 
 def test_one_that_the_world_lets_fail_is_not_done() -> None:
@@ -89,14 +114,19 @@ def test_one_that_the_world_lets_fail_is_not_done() -> None:
     assert done == []
 
 
-def test_nobody_waits_for_a_lost_one_and_it_may_be_found() -> None:
+def test_nobody_waits_for_a_lost_one_and_it_may_be_found(monkeypatch: pytest.MonkeyPatch) -> None:
     device, done = made(), []
+    waited: list[float | None] = []
+    monkeypatch.setattr("threading.Condition.wait", lambda condition, timeout=None: waited.append(timeout))
     errands = Errands(device)
     one, other = errands.submit(done.append, 1), errands.submit(done.append, 2)
     for copy in device.copies.startable():
         device.copies.lose(copy)
-    with pytest.raises(TimeoutError):
-        one.result(timeout=5)
+    for ask in (one.result, one.exception):
+        for timeout in (5, None):
+            with pytest.raises(TimeoutError):
+                ask(timeout)
+    assert waited == [0] * 4
     (copy,) = device.copies.lost()
     device.copies.find(copy)
     device.copies.advance(copy, copy.size)

@@ -98,6 +98,21 @@ def test_a_prompt_longer_than_the_tier_leaves_its_head_in_it():
     assert tier.hits([11, 12, 13, 14]) == 3
 
 
+def test_what_is_due_was_left_by_who_says_so_and_is_due_once():
+    """Also of prompts longer than the tier, and of such that fill it."""
+    for seed in range(100):
+        random, left = Random(seed), {}
+        tier = LeavingTier(random.randint(8, 24))
+        for number in range(12):
+            first = random.randint(0, 2 * tier.capacity)
+            owner = Owner(str(number), [*range(first, first + random.randint(1, 2 * tier.capacity))])
+            for look in tier.use_by(owner, random.choice([0, 0, len(owner.keys) // 2])):
+                for of, keys in look.items():
+                    assert [left.pop(key, None) for key in keys] == [of] * len(keys), (seed, number)
+            left.update(dict.fromkeys(owner.keys, owner))
+            tier.check()
+
+
 traces = st.builds(
     lambda seed, count: prefix_trace(Random(seed), count), st.integers(0, 10**9), st.integers(1, 40)
 )

@@ -149,7 +149,9 @@ def test_a_copy_that_ends_while_a_step_runs_has_moved_its_bytes_when_that_ends()
             at_end=lambda job=job: at_end.append((job, len(device.queue))) is None,  # type: ignore[misc]
         )
     device.forward_ns = 2 * link.costs[Direction.STORE].job_ns(1)
+    clock.now = link.costs[Direction.STORE].job_ns(1) // 2
     device.launch(LaunchedStep(1, [], [], [], 4, (0,)))
+    assert clock.busy_until == clock.now + device.forward_ns
     assert not at_end
     device.retire()
     assert at_end == [(0, 1), (1, 1)]
