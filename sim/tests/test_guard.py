@@ -2,6 +2,7 @@
 
 import bdb
 import json
+from collections.abc import AsyncIterator
 from typing import Any
 
 import numpy as np
@@ -23,7 +24,7 @@ from kv_sim.config import WorldConfig
 from kv_sim.engine.request import SimRequest
 from kv_sim.engine.request_spec import RequestSpec
 from kv_sim.engine.settings import kv_cache_config, vllm_config
-from kv_sim.examples.memory import MemoryConnector
+from kv_sim.examples.memory import MemoryConnector, MemoryWorker
 from kv_sim.guard import Guard, HistoryEnds, NotCreated, crash, crashes, create
 from kv_sim.memory.kv_cache import KVCache
 from kv_sim.subject import Subject
@@ -130,16 +131,21 @@ def test_what_a_connector_raises_is_a_violation_or_the_end(error: BaseException,
 
 
 @pytest.mark.parametrize("is_silent", [False, True])
+@pytest.mark.parametrize("yields", [False, True])
 @pytest.mark.parametrize("name", ["start_load_kv", "get_num_new_matched_tokens"])
-def test_what_is_async_is_told_so_and_never_run(name: str, is_silent: bool) -> None:
+def test_what_is_async_is_told_so_and_never_run(name: str, yields: bool, is_silent: bool) -> None:
     async def reply() -> None:
         raise AssertionError
+
+    async def reply_in_parts() -> AsyncIterator[None]:
+        raise AssertionError
+        yield
 
     referee = Referee()
     if is_silent:
         referee.switched_off.add(Invariant.PROTOCOL)
     connector, guard, _ = guarded(referee)
-    connector.answer = reply()
+    connector.answer = reply_in_parts() if yields else reply()
     said = f"scheduler side, {name} answered a coroutine, which nobody awaits: write it without async"
     with pytest.raises(HistoryEnds if is_silent else Violation, match=f"{said}$"):
         getattr(guard, name)(REQUEST, 0)
@@ -155,9 +161,10 @@ def test_what_has_a_yield_is_told_that_nothing_of_it_has_run(name: str) -> None:
 
 
 def test_events_may_come_from_a_generator() -> None:
-    connector, guard, _ = guarded(Referee())
+    connector, guard, calls = guarded(Referee())
     connector.answer = (event for event in (AllBlocksCleared(),))
     assert guard.take_events() == [AllBlocksCleared()]
+    assert calls == [("scheduler", "take_events", (), [AllBlocksCleared()])]
 
 
 def test_who_has_not_called_the_constructor_of_its_base_is_told_so() -> None:
@@ -165,9 +172,18 @@ def test_who_has_not_called_the_constructor_of_its_base_is_told_so() -> None:
         def __init__(self, *args: Any) -> None:
             """Calls nobody."""
 
-    careless = Careless()
-    for error in (raised(careless, "_scheduler"), raised(careless, "_role")):
+    class CarelessWorker(MemoryWorker):
+        def __init__(self, *args: Any) -> None:
+            """Calls nobody."""
+
+    world, subject = WorldConfig(), Subject("MemoryConnector", MemoryConnector.__module__)
+    config, role = vllm_config(world, subject, 0), KVConnectorRole.WORKER
+    made = create(config, role, kv_cache_config(world), Referee())
+    careless, side = Careless(), CarelessWorker()
+    told = [raised(careless, name) for name in vars(made)] + [raised(side, "_vllm_config")]
+    for error in told:
         assert error.endswith("; its constructor has to call super().__init__"), error
+    assert len(told) == 7
     assert raised(careless, "of_its_own").endswith("raised)")
 
 

@@ -2,6 +2,7 @@
 
 import re
 from random import Random
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -42,6 +43,10 @@ class Said:
         return True
 
     def reduce(self) -> Any: ...
+
+
+class Moved(BlockRemoved):
+    """An event of a connector's own."""
 
 
 class Odd(MemoryConnector):
@@ -155,6 +160,7 @@ def first_failure(seeds: int = 20, without: frozenset[Invariant] = frozenset()) 
                 (None, "None"),
                 (7, "7"),
                 ("ab", "'ab'"),
+                (b"ab", "b'ab'"),
                 ((1,), r"\[1\]"),
                 ([BlockRemoved(b"ab", None)], r"\[BlockRemoved\(block_hashes=b'ab', .*\)\]"),  # type: ignore[arg-type]
                 ([BlockRemoved(None, None)], r"\[BlockRemoved\(block_hashes=None, .*\)\]"),  # type: ignore[arg-type]
@@ -233,7 +239,7 @@ def test_nor_is_it_driven_with_several() -> None:
         ("get_kv_connector_stats", [None, Said()]),
         ("get_kv_connector_kv_cache_events", [None, Said()]),
         ("build_connector_worker_meta", [None, Said()]),
-        ("take_events", [[], [AllBlocksCleared(), BlockRemoved([b"a", 1], None)]]),
+        ("take_events", [[], [AllBlocksCleared(), BlockRemoved([b"a", 1], None), Moved((b"a", 1), None)]]),  # type: ignore[arg-type]
     ],
 )
 def test_what_the_contract_allows_has_the_shape(name: str, answers: list[Any]) -> None:
@@ -260,11 +266,27 @@ def test_what_the_contract_allows_has_the_shape(name: str, answers: list[Any]) -
         ("get_kv_connector_stats", [{}, ()]),
         ("get_kv_connector_kv_cache_events", [[], ()]),
         ("build_connector_worker_meta", [{}, "a"]),
-        ("take_events", [None, (), [None], [BlockRemoved([None], None)]]),  # type: ignore[list-item]
+        ("take_events", [None, (), [None], [AllBlocksCleared(), None], [BlockRemoved([None], None)]]),  # type: ignore[list-item]
     ],
 )
 def test_what_the_contract_does_not_allow_has_not(name: str, answers: list[Any]) -> None:
     assert not [answer for answer in answers if SHAPES[name].holds(answer)]
+
+
+@pytest.mark.parametrize(
+    ("name", "methods"),
+    [
+        ("get_kv_connector_stats", ["aggregate", "reduce", "is_empty"]),
+        ("get_kv_connector_kv_cache_events", ["add_events", "get_all_events", "increment_workers"]),
+        ("build_connector_worker_meta", ["aggregate"]),
+    ],
+)
+def test_what_a_worker_says_has_all_the_methods_that_it_is_asked_by(name: str, methods: list[str]) -> None:
+    holds = SHAPES[name].holds
+    assert holds(SimpleNamespace(**dict.fromkeys(methods, len)))
+    for lacking in methods:
+        others = {method: len for method in methods if method != lacking}
+        assert not holds(SimpleNamespace(**others)) and not holds(SimpleNamespace(**others, **{lacking: 7}))
 
 
 @pytest.mark.parametrize("answer", [(0, False), (4, True), (4, False), (None, False)])
@@ -282,3 +304,7 @@ def test_what_is_no_match(answer: Any) -> None:
 
 def test_where_an_object_lies_is_not_told() -> None:
     assert complaint("get_finished_count", object()).startswith("get_finished_count answered <object object>, ")
+
+
+def test_nor_is_all_of_an_answer_that_is_long() -> None:
+    assert len(complaint("get_finished_count", "long " * 1000)) < 200
