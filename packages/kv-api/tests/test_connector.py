@@ -264,6 +264,8 @@ def test_transfer_results_wrap_what_get_finished_says() -> None:
     assert worker.get_transfer_results({"a"}) == kv_api.KVConnectorTransferResults(set(), {"c"}, set())
     worker.answer = [{"d"}, None]
     assert worker.get_transfer_results({"a"}) == kv_api.KVConnectorTransferResults({"d"}, set(), set())
+    worker.answer = ["d"], False  # which vLLM's engine takes for none
+    assert worker.get_transfer_results({"a"}) == kv_api.KVConnectorTransferResults({"d"}, set(), set())
 
 
 @pytest.mark.parametrize(

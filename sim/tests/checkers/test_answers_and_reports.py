@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from kv_sim_notes import Notes
 
-from kv_api import KVConnectorTransferResults
+from kv_api import KVConnectorOutput, KVConnectorTransferResults
 from kv_sim.checkers import protocol, work
 from kv_sim.engine.request import SimRequest, Status
 from kv_sim.engine.request_spec import RequestSpec
@@ -53,6 +53,35 @@ def test_what_may_not(answer: Any, why: str) -> None:
     notes = Notes()
     assert protocol.check_match(request(), LOCAL, answer, notes) == (0, False)
     assert notes.told == [f"PROTOCOL  request r1: get_num_new_matched_tokens(…, 4) answered {answer!r}, {why}"]
+
+
+def test_what_is_wrong_is_shown_without_its_place_in_memory() -> None:
+    notes = Notes()
+    protocol.check_match(request(), LOCAL, (object(), False), notes)
+    assert "answered (<object object>, False), whose" in notes.told[0]
+
+
+class Nothing(dict[str, int]):
+    """Says something, though Python takes it for false."""
+
+
+@pytest.mark.parametrize("name", ["kv_connector_stats", "kv_connector_worker_meta"])
+def test_what_any_of_the_workers_says_all_of_them_say(name: str) -> None:
+    def said(what: Any) -> Any:
+        return KVConnectorOutput(**{name: what})
+
+    notes = Notes()
+    for reports in ([None], [None, None]):
+        protocol.check_joined(map(said, reports), said(None), notes)
+    for reports in ([Nothing()], [None, Nothing(), Nothing()]):
+        protocol.check_joined(map(said, reports), said(Nothing()), notes)
+    assert notes.take() == []
+    for reports in ([Nothing(), Nothing()], [None, Nothing(), Nothing()], [Nothing(), None, Nothing()]):
+        protocol.check_joined(map(said, reports), said(None), notes)
+        assert notes.take() == [
+            "PROTOCOL  what the workers report, joined: Nothing.aggregate answered None, "
+            "expected what both of them say"
+        ]
 
 
 LOAD, STORE = "the end of a load is reported, but ", "the end of a store is reported, but "

@@ -9,6 +9,7 @@ from kv_sim_shelves import REQUEST, A, Shelves, Taken, stored
 
 from kv_api import (
     LoadStoreSpec,
+    LookupResult,
     OffloadingManager,
     OffloadKey,
     PrepareStoreOutput,
@@ -87,6 +88,30 @@ def test_a_store_that_is_refused_changes_nothing(chunks: int) -> None:
     )
     expected = [(Invariant.HITS, said)] if chunks < MOST_CHUNKS else []  # where no offer is refused
     assert room_of(Halfway(chunks, "lru")) == expected
+
+
+class Stuck(CPUOffloadingManager):
+    """Takes a chunk for one that is being stored, as soon as it has refused a store."""
+
+    has_refused = False
+
+    def prepare_store(self, keys: Collection[OffloadKey], req_context: ReqContext) -> PrepareStoreOutput | None:
+        output = super().prepare_store(keys, req_context)
+        self.has_refused = output is None
+        return output
+
+    def lookup(self, key: OffloadKey, req_context: ReqContext) -> LookupResult:
+        found = super().lookup(key, req_context)
+        is_hit = found is LookupResult.HIT
+        return LookupResult.HIT_PENDING if is_hit and self.has_refused else found
+
+
+def test_nor_does_it_keep_others_waiting() -> None:
+    said = (
+        f"at rest the medium's Stuck finds 3 chunks, and 0 of them when prepare_store has refused {MOST_CHUNKS} "
+        "more: it is all or nothing"
+    )
+    assert room_of(Stuck(3, "lru")) == [(Invariant.HITS, said)]
 
 
 class Shelf(Shelves):
@@ -177,6 +202,24 @@ def test_chunks_of_several_sizes_need_not_fit_as_they_did() -> None:
         manager.prepare_store(keys, REQUEST)  # some of them are in use for ever: of such a medium nobody can tell
         manager.complete_store(keys[::2], REQUEST)
         assert room_of(manager) == [], units
+
+
+class HalfwayArena(Arena):
+    """Makes room for a store of others, and then refuses it."""
+
+    def lookup(self, key: OffloadKey, req_context: ReqContext) -> LookupResult:
+        return LookupResult.HIT if key in self.idle else LookupResult.MISS
+
+    def prepare_store(self, keys: Collection[OffloadKey], req_context: ReqContext) -> PrepareStoreOutput | None:
+        output = super().prepare_store(keys, req_context)
+        if output is None:
+            self.idle = [key for key in self.idle if key in keys]
+        return output
+
+
+def test_a_store_of_other_chunks_is_refused_also_where_it_matters_which_they_are() -> None:
+    taken = room_of(HalfwayArena(60))
+    assert [invariant for invariant, _ in taken] == [Invariant.HITS]
 
 
 def test_room_for_chunks_of_several_sizes_that_a_reset_loses_is_missed() -> None:

@@ -166,6 +166,9 @@ def test_who_says_that_a_reset_works_finds_nothing_that_it_forgot() -> None:
     served.check_match(ended, 0, 8)
     where, since = "8 tokens are found after the first 0", "nobody computed block 0 of them since reset 1"
     assert notes.take() == [f"HITS  request r1: {where}, but {since}"]
+    served.reset([])  # what one reset forgot, another doesn't bring back
+    served.check_match(ended, 0, 8)
+    assert notes.take() == [f"HITS  request r1: {where}, but {since[:-1]}2"]
     served.compute(ended)
     served.check_match(ended, 0, 8)
     assert notes.take() == []
