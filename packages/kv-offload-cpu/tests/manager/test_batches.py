@@ -4,7 +4,7 @@ from collections import Counter
 from random import Random
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from kv_api import KVError, LookupResult, ReqContext
@@ -33,6 +33,7 @@ def test_what_can_not_be_picked_is_named(keys):
     assert error.value.args == ("x",)
 
 
+@example([("pin", [1, 2]), ("unpin", [2, 1, 1])])
 @given(st.lists(st.tuples(st.sampled_from(["pin", "pin", "unpin", "unpin_all"]), slots), max_size=40))
 def test_pins(actions):
     pins, model = Pins(CAPACITY), Counter()
