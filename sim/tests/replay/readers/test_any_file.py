@@ -118,6 +118,7 @@ def places(value):
 @example(["mooncake"], [(0, 1, "1e999")], TraceOptions())
 @example(["mooncake", "mooncake"], [(1, 0, 10**400)], TraceOptions())
 @example(["mooncake"], [(0, 2, 2**70)], TraceOptions(block_tokens=1))
+@example(["chatgpt"], [(0, 8, 1)], TraceOptions())
 @given(
     st.lists(st.sampled_from(sorted(RECORDS)), min_size=1, max_size=1).flatmap(
         lambda names: st.integers(1, 3).map(lambda count: names * count)

@@ -95,7 +95,10 @@ CHATGPT = Format(
     overlaps=True,
     matches=lambda record: (
         isinstance(record["mapping"], dict)
-        and any("author" in (inside(node, "message") or {}) for node in record["mapping"].values())
+        and any(
+            isinstance(message := inside(node, "message"), dict) and "author" in message
+            for node in record["mapping"].values()
+        )
     ),
     looked_for="nodes in it with a message of an author",
     is_text=True,
