@@ -171,3 +171,14 @@ def test_it_may_use_the_memory_as_the_connector_may() -> None:
     errand = Errands(device).submit(device.read_host, slot)
     with pytest.raises(Violation, match="the connector reads it while store copy 0 is under way"):
         errand.result()
+
+
+def test_the_device_may_sleep_before_one_is_done_that_uses_none_of_its_blocks() -> None:
+    device, done = made(), []
+    errands = Errands(device)
+    harmless, reads = errands.submit(done.append, 1), errands.submit(device.kv_cache(0).read, 1)
+    device.sleep()
+    harmless.result()
+    assert done == [1]
+    with pytest.raises(Violation, match="uses it while the engine sleeps"):
+        reads.result()

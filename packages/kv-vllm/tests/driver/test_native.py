@@ -55,6 +55,16 @@ def test_a_name_that_nobody_knows_is_refused_with_those_of_both():
     assert said.endswith("; did you mean 'ExampleConnector'?")
 
 
+def test_a_subject_of_the_driver_goes_by_its_name_with_all_that_it_claims():
+    from kv_vllm.driver.classes import subject_named
+    from kv_vllm.driver.subjects import OUR_SUBJECTS, VLLM_SUBJECTS
+
+    assert subject_named("vllm-tiers") is VLLM_SUBJECTS["vllm-tiers"]
+    assert subject_named("our-offloading") is OUR_SUBJECTS["our-offloading"]
+    with pytest.raises(UnknownNameError, match="vllm-tiers, vllm-tiers-fs; did you mean 'vllm-tiers'"):
+        subject_named("vllm-tier")
+
+
 def test_a_connector_of_vllms_that_cannot_be_imported_is_refused(monkeypatch):
     from vllm.distributed.kv_transfer.kv_connector.factory import KVConnectorFactory
 

@@ -106,10 +106,11 @@ def test_threads_of_a_tier_decide_nothing():
         assert threaded.failure is None is alone.failure
 
 
-def test_vllms_own_tier_of_files_holds():
-    from kv_vllm.driver.subjects import VLLM_SUBJECTS
-
-    runs = [run_seed(VLLM_SUBJECTS["vllm-tiers-fs"], seed, engine="vllm") for seed in range(6)]
+@pytest.mark.parametrize("kind", ["fs", "FilesGo", "FilesAreCut"])
+def test_vllms_own_tier_of_files_holds(kind):
+    threads = {"n_read_threads": 1, "n_write_threads": 1}
+    subject = with_tier(memory_tier(kind, "kv_vllm_tiers", root_dir="{folder}", **threads))
+    runs = [run_seed(subject, seed, engine="vllm") for seed in range(6)]
     assert [run.failure for run in runs if run.failure] == []
     assert sum(run.coverage.situations["match: asynchronous load"] for run in runs) > 5
 

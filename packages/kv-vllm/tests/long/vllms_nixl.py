@@ -13,7 +13,6 @@ from kv_sim.actions import Action, Kind
 from kv_sim.cli.main import main as kv_sim
 from kv_sim.config import GroupConfig
 from kv_sim.fuzz import replay, run_seed
-from kv_sim.history import draws
 from kv_sim.history.coverage import PULLED
 from kv_sim.subject import Subject, Trait
 from kv_sim.violation import Invariant
@@ -47,9 +46,7 @@ def run(subject, seeds, without=LEFT_OPEN):
     ],
     ids=["plain", "claims", "push"],
 )
-def test_what_it_moves_is_right(subject, traits, monkeypatch):
-    if subject is PUSH:  # with a draft model (seed 5) a load of it never ends; whose fault that is isn't known yet
-        monkeypatch.setattr(draws, "with_drafter", lambda config: config)
+def test_what_it_moves_is_right(subject, traits):
     failure, pulled = run(replace(subject, traits=frozenset(traits)), range(10))
     assert failure is None, failure.violation
     assert pulled > 15

@@ -1,5 +1,6 @@
 """Tiers that do wrong, and one whose work is done by a thread."""
 
+import os
 import threading
 from pathlib import Path
 
@@ -121,4 +122,15 @@ class FilesGo(FileSystemTierManager):
     def submit_load(self, job_metadata):
         if job_metadata.job_id % 3 == 0:
             Path(self.file_mapper.get_file_name(list(job_metadata.keys)[-1])).unlink(missing_ok=True)
+        super().submit_load(job_metadata)
+
+
+class FilesAreCut(FileSystemTierManager):
+    """The same, on a disk that has lost the ends of files."""
+
+    def submit_load(self, job_metadata):
+        if job_metadata.job_id % 3 == 0:
+            path = Path(self.file_mapper.get_file_name(list(job_metadata.keys)[-1]))
+            if path.exists():
+                os.truncate(path, path.stat().st_size // 2)
         super().submit_load(job_metadata)

@@ -5,6 +5,7 @@ made by vLLM's factory and gets tensors. What vLLM's factory knows includes what
 (the entry points ``vllm.general_plugins``), which vLLM loads in each of its processes.
 """
 
+from collections.abc import Iterable
 from typing import Any, Final
 
 from vllm.distributed.kv_transfer.kv_connector.factory import KVConnectorFactory as VllmFactory
@@ -23,15 +24,15 @@ _EITHER: Final = LazyRegistry("connector", "", (KVConnectorBase_V1, VllmBase), {
 """Finds a class in a module. It knows no names."""
 
 
-def class_named(name: str) -> type[Any]:
-    """The class of a name that one of the two factories knows."""
+def class_named(name: str, others: Iterable[str] = ()) -> type[Any]:
+    """The class of a name that one of the two factories knows. ``others`` could have been meant, too."""
     load_general_plugins()
     try:
         return KVConnectorFactory.get_connector_class_by_name(name)
     except UnknownNameError:
         known = VllmFactory._registry
         if name not in known:
-            all_known = {*KVConnectorFactory._registry.names(), *known}
+            all_known = {*KVConnectorFactory._registry.names(), *known, *others}
             raise UnknownNameError(unknown_name("connector", name, all_known)) from None
     try:
         found: type[Any] = VllmFactory.get_connector_class_by_name(name)
@@ -59,7 +60,7 @@ def subject_named(name: str) -> Subject:
     subjects = {**VLLM_SUBJECTS, **OUR_SUBJECTS}
     if name in subjects:
         return subjects[name]
-    found = class_named(name)
+    found = class_named(name, subjects)
     if issubclass(found, VllmBase):
         return Subject(found.__name__, found.__module__, traits=frozenset())
     return Subject(name, None, traits=frozenset())
