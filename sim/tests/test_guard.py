@@ -167,6 +167,16 @@ def test_events_may_come_from_a_generator() -> None:
     assert calls == [("scheduler", "take_events", (), [AllBlocksCleared()])]
 
 
+def test_a_generator_of_events_may_raise_and_it_is_the_connectors_fault() -> None:
+    connector, guard, calls = guarded(Referee())
+    connector.answer = (1 // number for number in (1, 0))
+    with pytest.raises(
+        Violation, match="scheduler side, the events of take_events: ZeroDivisionError: "
+    ) as caught:
+        guard.take_events()
+    assert (caught.value.invariant, calls) == (Invariant.NO_CRASH, [])
+
+
 def test_who_has_not_called_the_constructor_of_its_base_is_told_so() -> None:
     class Careless(MemoryConnector):
         def __init__(self, *args: Any) -> None:
