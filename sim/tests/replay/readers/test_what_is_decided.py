@@ -278,6 +278,15 @@ def test_a_shipped_trace_keeps_its_ids_unless_they_are_to_be_chained():
     assert auto == prefix and len(block) == len(prefix) and not {*block} & {*prefix}
 
 
+@pytest.mark.parametrize("meaning", [IdMeaning.AUTO, IdMeaning.BLOCK])
+def test_ids_that_are_no_prefix_ids_are_refused_only_where_somebody_says_that_they_are(tmp_path, meaning):
+    file = tmp_path / "trace.jsonl"
+    file.write_text(lines(mooncake(0, 1024, [1, 2]), mooncake(1, 1024, [3, 2])))
+    columns = open_trace(file, TraceOptions(ids=meaning))
+    note = f"ids name a block by itself, so they were chained: id 2 comes after 1 and after 3 ({file}:2)"
+    assert note in columns.notes and seen(columns)[2] == [0, 0]
+
+
 def test_a_file_that_is_called_like_a_shipped_trace_is_the_file(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "mooncake-synthetic").write_text(lines(mooncake(0, 1024, [1, 2]), mooncake(1, 1024, [3, 2])))
