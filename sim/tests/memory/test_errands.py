@@ -182,3 +182,13 @@ def test_the_device_may_sleep_before_one_is_done_that_uses_none_of_its_blocks() 
     assert done == [1]
     with pytest.raises(Violation, match="uses it while the engine sleeps"):
         reads.result()
+
+
+@pytest.mark.parametrize("behind", [0, 1])
+def test_one_that_waits_for_itself_or_for_one_behind_it_never_ends(behind: int) -> None:
+    device, known = made(), list[Any]()
+    errands = Errands(device, in_order=True)
+    known += [errands.submit(lambda: known[behind].result()), errands.submit(print)]
+    with pytest.raises(Violation, match="errand 0 waits for itself, or for one behind it") as found:
+        known[0].result()
+    assert found.value.invariant is Invariant.LIVENESS

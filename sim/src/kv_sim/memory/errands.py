@@ -8,12 +8,12 @@ takes to run it.
 
 from collections.abc import Callable
 from concurrent.futures import Executor, Future  # noqa: TID251 - what these are like; there is no thread here
-from typing import Any, ParamSpec, TypeVar
+from typing import Any, NoReturn, ParamSpec, TypeVar
 
 from kv_api import ConfigError, Direction
 from kv_sim.memory.copies import CopyQueue, Result
 from kv_sim.memory.device import Device
-from kv_sim.violation import Violation
+from kv_sim.violation import Invariant, Violation
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -33,6 +33,8 @@ class Errand(Future[T]):
 
     def run(self) -> None:
         """Do it now. What the testbed itself finds wrong with it ends the history."""
+        if self.running():
+            self._errands.waits_for_itself(self)
         if not self.set_running_or_notify_cancel():
             return
         try:
@@ -60,6 +62,7 @@ class Errands(Executor):
 
     def __init__(self, device: Device, *, in_order: bool = False) -> None:
         self._queue = _Queue(device)
+        self._shadow = device.shadow
         self._stream = IN_ORDER if in_order else ""
 
     def submit(self, fn: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> Errand[T]:
@@ -71,6 +74,12 @@ class Errands(Executor):
     def wait_for(self, *errands: Errand[Any]) -> None:
         """Have these done now, unless they are lost."""
         self._queue.wait([errand.copy_id for errand in errands])
+
+    def waits_for_itself(self, errand: Errand[Any]) -> NoReturn:
+        """It asked for its own end, or for that of one which has to come after it."""
+        said = f"errand {errand.copy_id} waits for itself, or for one behind it: a thread would wait for good"
+        self._shadow.fail(Invariant.LIVENESS, said)
+        raise RuntimeError(said)
 
     def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
         """Have all of them done, or cancelled."""
