@@ -286,6 +286,18 @@ def test_a_server_that_restarts_between_two_heartbeats_keeps_nothing_more():
     assert found_in([*STORED, *noticed, comes("r2", 12)], subject=keeps) is None
 
 
+RESET = Action(Kind.RESET, {"running": True, "connector": True})
+
+
+def test_what_was_looked_up_outlives_a_reset_that_says_it_was_done():
+    """It is locked, and the answer is True all the same."""
+    history = [*STORED, comes("r2", 12), STEP, RESET]
+    found = found_in(history, subject=lacks("AnswersForAll"), lags=2)
+    told = "8 tokens are found after the first 0, but nobody computed block 0 of them since reset 1"
+    assert found == f"HITS  request r2: {told}"
+    assert found_in(history, lags=2) is None
+
+
 # -- hunts -------------------------------------------------------------------------------------
 
 

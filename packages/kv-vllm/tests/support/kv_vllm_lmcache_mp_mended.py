@@ -131,8 +131,17 @@ class ChecksWords(OnCpu):
         return super().request_finished(request, block_ids)
 
 
+class AnswersForAll(OnCpu):
+    """A reset answers True if nothing from before it is left: locked in the server, or on its way there."""
+
+    def reset_cache(self):
+        is_done = super().reset_cache()
+        memory = self.server.context.storage_manager._l1_manager
+        return is_done and not (memory._objects or memory._staging or self.request_trackers)
+
+
 PARTS = (
-    *(ChecksWords, StoresNoHoles, WaitsForWindows, WaitsForAll, LetsGo, CountsWhatLoads, AsksAgain),
+    *(AnswersForAll, ChecksWords, StoresNoHoles, WaitsForWindows, WaitsForAll, LetsGo, CountsWhatLoads, AsksAgain),
     *(ForgetsWhoWasTold, HoldsOnce, NamesWhose),
 )
 
