@@ -207,6 +207,11 @@ class WorldConfig:
         return self.drafter == "mtp" and self.spec_tokens > 0
 
     @property
+    def drops_last_block(self) -> bool:
+        """Whether the engine drops the last block of what it finds, for its draft model. A connector may, too."""
+        return self.drafter in ("eagle", "mtp") and self.spec_tokens > 0
+
+    @property
     def max_concurrent_steps(self) -> int:
         """How many steps may be under way at once."""
         return self.run_ahead + 1

@@ -10,7 +10,7 @@ from kv_sim_made_up_engine import CONFIG, KEEPS, TELLS, Engine, asked, copies, j
 from kv_sim_notes import Notes
 
 from kv_sim.checkers.served import Served
-from kv_sim.config import GroupConfig, WorldConfig
+from kv_sim.config import Drafter, GroupConfig, WorldConfig
 from kv_sim.engine.request import SimRequest, Status
 from kv_sim.engine.request_spec import RequestSpec, Turn
 from kv_sim.memory.copies import State
@@ -248,11 +248,12 @@ def test_what_was_stored_and_not_evicted_is_found(
 
 
 @pytest.mark.parametrize(("tokens", "found", "must"), [(13, 8, 0), (13, 4, 8), (9, 4, 0), (9, 0, 4), (5, 0, 0)])
-def test_with_a_draft_model_a_block_less_is_found(tokens: int, found: int, must: int) -> None:
-    """What follows it may have been another's."""
+@pytest.mark.parametrize("drafter", ["eagle", "mtp"])
+def test_with_a_draft_model_a_block_less_is_found(drafter: Drafter, tokens: int, found: int, must: int) -> None:
+    """What follows it may have been another's; who isn't told of a draft model may do as the engine does."""
     engine, config = (
         Engine([request(tokens=tokens)], lambda spec: found),
-        replace(CONFIG, drafter="mtp", spec_tokens=1),
+        replace(CONFIG, drafter=drafter, spec_tokens=1),
     )
     told = [text for text in judge(engine, KEEPS, config) if "belong to requests" in text]
     assert told == ([missing("r1", found, tokens, must, tokens // 4)] if must else [])

@@ -438,6 +438,7 @@ def test_what_a_draft_model_is_in_a_world(
     groups = (FULL, SLIDING[0], STATE)
     config = WorldConfig(groups=groups, num_blocks=34, drafter=drafter, spec_tokens=drafts)
     assert (config.draft_slots, config.draft_group, config.marks_drafts) == (slots, group, marks)
+    assert config.drops_last_block is (drafter in ("eagle", "mtp") and drafts > 0)
     assert config.longest_request == longest
     assert replace(config, groups=(STATE,)).draft_group is None
 

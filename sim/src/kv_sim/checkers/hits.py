@@ -201,7 +201,7 @@ def _check_windows(site: Site, settle: Callable[[], bool]) -> None:
     chunk_tokens = subject.blocks_per_chunk * config.block_size
     windows = [group.window for group in config.groups if group.window]
     lost = any((1 - window) % chunk_tokens >= config.block_size for window in windows)
-    if STATE in config.groups or lost or config.role != "kv_both" or config.marks_drafts:
+    if STATE in config.groups or lost or config.role != "kv_both" or config.drops_last_block:
         return  # with a draft model a hit ends a block earlier, and what a window had there may be gone
     room = config.host_slots // subject.blocks_per_chunk // len(config.groups)
     most = min(room, (config.longest_request - 2) // chunk_tokens)
@@ -228,7 +228,7 @@ def _check_windows(site: Site, settle: Callable[[], bool]) -> None:
 
 def _proof_blocks(site: Site) -> int:
     """How much of what is there may not be found, since only what comes after it would show what it is."""
-    return site.subject.blocks_per_chunk if site.config.marks_drafts else 0
+    return site.subject.blocks_per_chunk if site.config.drops_last_block else 0
 
 
 def _empty(site: Site) -> bool:
@@ -257,7 +257,7 @@ def _compare_events(site: Site, request: SimRequest, found: int, told: set[bytes
     hashes = request.prompt_hashes[: (request.num_prompt_tokens - 1) // size]
     for index in range(factor - 1, len(hashes), factor):  # a chunk is told by its last block
         block_hash, is_found = hashes[index], (index + 1) * size <= found
-        if is_found != (block_hash in told) and not (site.config.marks_drafts and not is_found):
+        if is_found != (block_hash in told) and not (site.config.drops_last_block and not is_found):
             has, says = ("is found", "is not stored") if is_found else ("is not found", "is stored")
             site.referee.fail(
                 Invariant.ACCOUNTING,
