@@ -394,6 +394,9 @@ def test_events_tell_what_is_found(
     assert judge(engine, subject, replace(config, role="kv_producer")) == []
     consumer = judge(engine, subject, replace(config, role="kv_consumer"))
     assert consumer == [ODD.format(*each) for each in odd]
+    too_much = [ODD.format(*each) for each in odd if each[1] == "is found"]
+    for drafter, beside in (("eagle", too_much), ("mtp", too_much), ("model", consumer)):
+        assert judge(engine, subject, replace(config, drafter=drafter, spec_tokens=1)) == beside
 
 
 def test_what_a_failed_copy_dropped_meanwhile_is_not_missed() -> None:
