@@ -192,3 +192,12 @@ def test_one_that_waits_for_itself_or_for_one_behind_it_never_ends(behind: int) 
     with pytest.raises(Violation, match="errand 0 waits for itself, or for one behind it") as found:
         known[0].result()
     assert found.value.invariant is Invariant.LIVENESS
+
+
+def test_two_executors_have_a_thread_each() -> None:
+    device, said = made(), list[str]()
+    one, other = Errands(device, in_order=True), Errands(device, in_order=True)
+    one.submit(said.append, "one")
+    assert other.submit(said.append, "other").result() is None
+    assert said == ["other"]
+    assert len(device.copies.startable()) == 1

@@ -165,6 +165,8 @@ class Copies:
     lost_slots: set[int] = field(default_factory=set)
     """Host slots that hold nothing since a restart: a load from one fails."""
     restarts: int = 0
+    executors: int = 0
+    """How many there are of errands."""
     waited: list[Copy] = field(default_factory=list)
     """Copies that were waited for while they ran, since somebody last cleared this."""
     _queues: dict[int, CopyQueue] = field(default_factory=dict)

@@ -18,9 +18,6 @@ from kv_sim.violation import Invariant, Violation
 P = ParamSpec("P")
 T = TypeVar("T")
 
-IN_ORDER = "errands"
-"""The stream of those that one thread would do, one after the other."""
-
 
 class Errand(Future[T]):
     """What ``Errands.submit`` answers: a future that nobody waits for in vain."""
@@ -63,7 +60,9 @@ class Errands(Executor):
     def __init__(self, device: Device, *, in_order: bool = False) -> None:
         self._queue = _Queue(device)
         self._shadow = device.shadow
-        self._stream = IN_ORDER if in_order else ""
+        device.copies.executors += 1
+        self._stream = f"errands {device.copies.executors}" if in_order else ""
+        """Of those that one thread would do, one after the other; another executor has another thread."""
 
     def submit(self, fn: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> Errand[T]:
         """Have a function called some time."""

@@ -164,9 +164,8 @@ class Shadow:
     def about_to_sleep(self, rank: int, copies: Iterable[Copy]) -> None:
         """The GPU memory goes: no copy may be under way."""
         for copy in copies:
-            if (
-                copy.state is not State.LOST and copy.blocks_left
-            ):  # an errand has none, and is judged when it reads
+            # An errand has no blocks, and is judged when it reads.
+            if copy.state is not State.LOST and copy.blocks_left:
                 whose = f"rank {rank} block {copy.blocks_left[0]} (of {self.owner(copy.blocks_left[0])})"
                 begun = f"(begun for {', '.join(copy.owners) or 'nobody'})"
                 self.fail(
