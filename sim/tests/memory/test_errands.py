@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 
 from kv_api import ConfigError, Direction
+from kv_sim import violation
 from kv_sim.config import WorldConfig
 from kv_sim.memory.device import Device
 from kv_sim.memory.errands import Errands
@@ -73,7 +74,9 @@ def test_what_it_raises_is_its_answer() -> None:
         errand.result()
 
 
-@pytest.mark.parametrize("error", [Violation(Invariant.CONTENT, "wrong"), ConfigError("what is that")])
+@pytest.mark.parametrize(
+    "error", [Violation(Invariant.CONTENT, "wrong"), ConfigError("what is that"), violation.TestbedError("ours")]
+)
 def test_what_the_testbed_finds_wrong_with_it_ends_the_history(error: Exception) -> None:
     def fails() -> None:
         raise error

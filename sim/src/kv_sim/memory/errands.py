@@ -13,7 +13,7 @@ from typing import Any, NoReturn, ParamSpec, TypeVar
 from kv_api import ConfigError, Direction
 from kv_sim.memory.copies import CopyQueue, Result
 from kv_sim.memory.device import Device
-from kv_sim.violation import Invariant, Violation
+from kv_sim.violation import Invariant, TestbedError, Violation
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -36,7 +36,7 @@ class Errand(Future[T]):
             return
         try:
             answer = self._call()
-        except (Violation, ConfigError):
+        except (Violation, ConfigError, TestbedError):
             raise
         except Exception as error:  # noqa: BLE001 - as an executor: whoever asks for the result gets it
             self.set_exception(error)
