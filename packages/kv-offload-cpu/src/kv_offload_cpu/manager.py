@@ -10,7 +10,8 @@ flight or resident. A lookup is a HIT only when every byte landed. A ``prepare_s
 nothing but the count of refusals.
 """
 
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Generator, Iterable, Sequence
+from contextlib import contextmanager
 from typing import ClassVar, Final
 
 from kv_api import (
@@ -180,6 +181,19 @@ class CPUOffloadingManager(OffloadingManager):
         if self._events is not None:
             self._events.forgotten(gone, self._pool.is_resident)
         self._policy.remove(self._pool.forget(gone))
+
+    @contextmanager
+    def sparing(self, slots: Sequence[int]) -> Generator[None]:
+        """No chunk leaves meanwhile that is in one of these slots, for a medium that others read, too."""
+        pool = self._pool
+        idle = pool.not_pinned([slot for slot in slots if pool.slot_of.get(pool.key_of[slot]) == slot])
+        if idle:
+            pool.pins.pin(idle)
+        try:
+            yield
+        finally:
+            if idle:
+                self._policy.unpin(pool.pins.unpin(idle), Run())
 
     # All chunks
 

@@ -32,7 +32,7 @@ from kv_api import Direction, KVError
 from kv_offload_cpu.copy.engine import CopyEngine, CopyResult, PageCopies, Urgency
 from kv_offload_file.label import Label
 from kv_offload_file.lanes import Batch, Job, Lane, Threads, even_parts
-from kv_offload_file.slot_file import DamagedError
+from kv_offload_file.slot_file import DamagedError, GoneError
 from kv_offload_file.staging import store_bays
 from kv_offload_file.telling import Telling
 
@@ -79,6 +79,8 @@ class FileCopyEngine:
         """Chunks that were not what had been stored, since the start."""
         self.errors = 0
         """Chunks that could not be read or written."""
+        self.gone = 0
+        """Chunks of a neighbour's that had gone when they were to be read."""
         self._inner = inner
         self._slots = slots
         self._num_blocks = num_blocks
@@ -255,8 +257,7 @@ class FileCopyEngine:
 
     def _task_ended(self, batch: Batch, problem: Exception | None) -> None:
         if problem is not None:
-            self.damaged += isinstance(problem, DamagedError)
-            self.errors += not isinstance(problem, DamagedError)
+            self._count(problem)
             batch.has_failed = True
             untold = self._telling.untold(batch.job.direction, problem)
             if untold is not None:
@@ -269,6 +270,14 @@ class FileCopyEngine:
             self._end(batch, success=not batch.has_failed)
         else:
             self._copy(batch)
+
+    def _count(self, problem: Exception) -> None:
+        if isinstance(problem, GoneError):
+            self.gone += 1
+        elif isinstance(problem, DamagedError):
+            self.damaged += 1
+        else:
+            self.errors += 1
 
     def _end(self, batch: Batch, *, success: bool) -> None:
         """Free the bays of a batch; if it was the last one of its job, or failed, so does the job."""

@@ -5,23 +5,22 @@ its KV cache is cut, how it is spread over workers. ``meaning.json`` has it in w
 
 Whoever manages the folder holds a lock of it, which the system drops when a process ends however it ends.
 
-The epoch is a number that nobody had before. When everything is to be forgotten, since the weights have changed,
-there is a new one, and what was stored under the old one means nothing any more, also to whoever comes next.
+Engines that share a folder have homes within it, and begin with its epoch. Who is to forget everything goes on
+with an epoch that no other engine has, so it shares with nobody until it is started again: nobody knows whose
+weights have changed.
 """
 
 import hashlib
 import json
 import os
 import re
-import secrets
-from logging import getLogger
 from pathlib import Path
 from typing import Any, Final, Protocol
 
 from kv_api import ConfigError, OffloadingConfig
+from kv_offload_file.epoch import EpochFile, have_on_disk
+from kv_offload_file.sharing.place import home_of
 from kv_offload_file.slot_file import rows_path
-
-_log = getLogger("kv_offload_file")
 
 _FORMAT: Final = 2
 
@@ -41,8 +40,8 @@ class Home(Protocol):
         """Let others in. May be repeated."""
 
 
-def meaning(config: OffloadingConfig, tag: str) -> dict[str, Any]:
-    """All that must be the same for stored bytes to mean the same.
+def meaning(config: OffloadingConfig, tag: str, *, is_shared: bool = False) -> dict[str, Any]:
+    """All that must be the same for stored bytes to mean the same, and whose they are if they aren't shared.
 
     Of a pipeline it is what all ranks are told alike. What each holds stands beside its files: see ``claim``.
     """
@@ -74,7 +73,7 @@ def meaning(config: OffloadingConfig, tag: str) -> dict[str, Any]:
             # Left out where it means nothing: folders keep their names.
             *([parallel.cp_kv_cache_interleave_size] if parallel.dcp_size > 1 else []),
         ],
-        "engine": parallel.data_parallel_index,
+        "engine": "any" if is_shared else parallel.data_parallel_index,
     }
 
 
@@ -92,31 +91,45 @@ def claim(folder: Path, config: OffloadingConfig) -> None:
         if path.exists() and path.read_text(encoding="utf-8") == held:
             return
         rows_path(folder, rank).unlink(missing_ok=True)
-        _have_on_disk(folder)
+        have_on_disk(folder)
         path.write_text(held, encoding="utf-8")
     except OSError as error:
         raise ConfigError(f"file_dir: {error.strerror}: {error.filename or path}") from error
 
 
-def home_folder(file_dir: str, config: OffloadingConfig, tag: str) -> Path:
-    """Where an engine keeps its chunks."""
-    digest = hashlib.sha256(_in_words(config, tag).encode()).hexdigest()[:16]
+def home_folder(file_dir: str, config: OffloadingConfig, tag: str, *, is_shared: bool = False) -> Path:
+    """Where an engine keeps its chunks; if it is shared, where all engines do that mean the same by theirs."""
+    digest = hashlib.sha256(_in_words(config, tag, is_shared=is_shared).encode()).hexdigest()[:16]
     name = re.sub(r"[^\w.-]+", "_", config.model.name)[-80:].strip("._") or "model"
     return Path(file_dir) / f"{name}-{digest}"
 
 
-class LockedHome:
-    """A folder that this process manages. Another one that does is a ConfigError."""
+def folder_of_engine(file_dir: str, config: OffloadingConfig, tag: str, engine: int | None) -> Path:
+    """Where the files of an engine are: ``engine`` is its number among those that share a folder, if it does."""
+    if engine is None:
+        return home_folder(file_dir, config, tag)
+    return home_of(home_folder(file_dir, config, tag, is_shared=True), engine)
 
-    def __init__(self, file_dir: str, config: OffloadingConfig, tag: str) -> None:
-        self.folder = home_folder(file_dir, config, tag)
+
+class LockedHome:
+    """A folder that this process manages. Another one that does is a ConfigError.
+
+    With the number of an ``engine`` it is a folder within one that engines share, which has their epoch.
+    """
+
+    def __init__(self, file_dir: str, config: OffloadingConfig, tag: str, engine: int | None = None) -> None:
+        self.folder = folder_of_engine(file_dir, config, tag, engine)
+        self._engine = engine
         self._fd = -1
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
             self._fd = os.open(self.folder / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
             self._lock()
-            (self.folder / "meaning.json").write_text(_in_words(config, tag), encoding="utf-8")
-            self.epoch = self._read_epoch() or self._new_epoch()
+            words = _in_words(config, tag, is_shared=engine is not None)
+            (self.folder / "meaning.json").write_text(words, encoding="utf-8")
+            is_shared = engine is not None
+            self._epochs = EpochFile(self.folder.parent if is_shared else self.folder, in_common=is_shared)
+            self.epoch = self._epochs.begin()
         except OSError as error:
             self.close()
             raise ConfigError(f"file_dir: {error.strerror}: {error.filename or self.folder}") from error
@@ -125,13 +138,8 @@ class LockedHome:
             raise
 
     def renew(self) -> None:
-        """Begin another epoch. If it can't be written down, neither is the old one any more."""
-        try:
-            self.epoch = self._new_epoch()
-        except OSError as error:
-            self.epoch = secrets.randbits(63) | 1
-            _log.error("%s: what is stored now will be forgotten at the next start: %s", self.folder, error)
-            self._forget_epoch()
+        """Begin another epoch."""
+        self.epoch = self._epochs.renew()
 
     def close(self) -> None:
         if self._fd >= 0:
@@ -148,47 +156,12 @@ class LockedHome:
         try:
             fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            raise ConfigError(
-                f"file_dir: {self.folder} is in use by another engine; "
-                "give each a file_dir or a file_tag of its own"
-            ) from None
-
-    def _read_epoch(self) -> int | None:
-        try:
-            text = (self.folder / "epoch").read_bytes()
-        except FileNotFoundError:
-            return None
-        return int(text, 16) if re.fullmatch(rb"[0-7][0-9a-f]{15}", text) else None
-
-    def _forget_epoch(self) -> None:
-        try:
-            (self.folder / "epoch").unlink(missing_ok=True)
-        except OSError as error:
-            _log.error(
-                "%s: remove it before the next start, or what is forgotten will be found: %s", self.folder, error
-            )
-
-    def _new_epoch(self) -> int:
-        """A number that no folder had before, on the disk before anybody hears of it."""
-        epoch = secrets.randbits(63) | 1
-        written = self.folder / "epoch.new"
-        with written.open("w", encoding="ascii") as file:
-            file.write(f"{epoch:016x}")
-            file.flush()
-            os.fsync(file.fileno())
-        written.replace(self.folder / "epoch")
-        _have_on_disk(self.folder)
-        return epoch
+            if self._engine is None:
+                advice = "give each a file_dir or a file_tag of its own, or let them share (file_shared)"
+            else:
+                advice = f"each of those that share has a number of its own (file_engine, here {self._engine})"
+            raise ConfigError(f"file_dir: {self.folder} is in use by another engine; {advice}") from None
 
 
-def _have_on_disk(folder: Path) -> None:
-    """Which files there are in a folder."""
-    fd = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(fd)
-    finally:
-        os.close(fd)
-
-
-def _in_words(config: OffloadingConfig, tag: str) -> str:
-    return json.dumps(meaning(config, tag), indent=1, sort_keys=True)
+def _in_words(config: OffloadingConfig, tag: str, *, is_shared: bool = False) -> str:
+    return json.dumps(meaning(config, tag, is_shared=is_shared), indent=1, sort_keys=True)

@@ -16,6 +16,7 @@ from kv_offload_cpu.options import (
     of_type,
     whole,
 )
+from kv_offload_file.sharing.place import MOST_ENGINES
 
 
 @dataclass(frozen=True)
@@ -33,6 +34,10 @@ class FileOptions(SharedOptions):
     """Of each worker, for each direction."""
     file_direct: bool = False
     """Past the system's page cache."""
+    file_shared: bool = False
+    """Whether other engines on this machine may read what is stored, and theirs is read."""
+    file_engine: int | None = None
+    """Which of those that share this is; if None, its number among data-parallel replicas."""
 
 
 OWN_KEYS: Final = tuple(FileOptions.__dataclass_fields__)
@@ -58,6 +63,16 @@ def _threads(key: str, value: object) -> int:
     return number
 
 
+def _engine(key: str, value: object) -> int | None:
+    """The number of an engine among those that share."""
+    if value is None:
+        return None
+    number: int = whole(key, value, least=0)
+    if number >= MOST_ENGINES:
+        raise ConfigError(f"{key}: expected a number below {MOST_ENGINES}, got {number}")
+    return number
+
+
 _MOST_THREADS: Final = 1024
 
 _CHECKS: Final[dict[str, Check]] = SHARED_CHECKS | {
@@ -67,6 +82,8 @@ _CHECKS: Final[dict[str, Check]] = SHARED_CHECKS | {
     "file_staging_bytes": number_of_bytes,
     "file_threads": _threads,
     "file_direct": partial(of_type, kind=bool),
+    "file_shared": partial(of_type, kind=bool),
+    "file_engine": _engine,
 }
 
 _REQUIRED: Final = {

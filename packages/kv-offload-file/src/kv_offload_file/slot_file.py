@@ -1,7 +1,7 @@
 """The chunks of one rank: a file with their bytes, and one with a row for each slot that says what it holds.
 
 The worker whose chunks they are has them as a ``SlotFile``. Where all workers hold the same bytes the others only
-read them, as a ``SlotReader``.
+read them, as a ``SlotReader``. Workers of other engines that share a folder read them as a ``SlotBorrower``.
 
 **Which files are trusted.** Whatever a process wrote is there for the next one, however the process ended, since
 the operating system has it; bytes are lost only when the machine goes down. So the first row says in which boot of
@@ -39,6 +39,10 @@ class DamagedError(KVError):
     """A slot doesn't hold what was asked for."""
 
 
+class GoneError(DamagedError):
+    """A slot of a neighbour's holds something else by now."""
+
+
 class Header(NamedTuple):
     """The first row: how large slots are, whether the files were closed, and on which start of the machine."""
 
@@ -73,9 +77,7 @@ class SlotReader:
         self.slot_bytes = slot_bytes
         self._slots = self._rows = -1
         try:
-            folder.mkdir(parents=True, exist_ok=True)
-            self._rows = os.open(rows_path(folder, rank), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-            self._slots = _open_slots(self.path, direct=direct)
+            self._open(rows_path(folder, rank), direct=direct)
             self._begin()
         except OSError as error:
             self._close_both()
@@ -90,14 +92,14 @@ class SlotReader:
             self._read(slot, label, into)
 
     def _read(self, slot: int, label: Label, into: memoryview) -> None:
-        row = unpack_row(os.pread(self._rows, ROW_BYTES, (1 + self._check(slot)) * ROW_BYTES))
+        row = self._row(slot)
         where = f"slot {slot} of {self.path}"
         if row is None or row.label[:2] != label[:2]:
             held = "nothing readable" if row is None else f"chunk {row.label.key.hex()}"
             raise DamagedError(f"{where} holds {held}, not chunk {label.key.hex()} of this epoch")
         _read_all(self._slots, into, slot * self.slot_bytes)
         if zlib.crc32(into) != row.data_sum:
-            self._write_row(slot, _NOTHING)
+            self._found_damaged(slot)
             raise DamagedError(f"{where} has other bytes than were stored of chunk {label.key.hex()}")
 
     def close(self) -> None:
@@ -105,6 +107,20 @@ class SlotReader:
         self._close_both()
 
     # Steps of the above
+
+    def _open(self, rows: Path, *, direct: bool) -> None:
+        """Open both, or create them."""
+        rows.parent.mkdir(parents=True, exist_ok=True)
+        flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC
+        self._rows = os.open(rows, flags, 0o600)
+        self._slots = _open_slots(self.path, flags, direct=direct)
+
+    def _row(self, slot: int) -> Row | None:
+        return unpack_row(os.pread(self._rows, ROW_BYTES, (1 + self._check(slot)) * ROW_BYTES))
+
+    def _found_damaged(self, slot: int) -> None:
+        """See to it that what a slot says of itself isn't believed again."""
+        self._write_row(slot, _NOTHING)
 
     @contextmanager
     def _named(self) -> Iterator[None]:
@@ -131,6 +147,29 @@ class SlotReader:
         if not 0 <= slot < self.num_slots:
             raise KVError(f"slot {slot} of {self.path}: there are 0 to {self.num_slots - 1}")
         return slot
+
+
+class SlotBorrower(SlotReader):
+    """The slots of another engine's worker, which may be there or not. Nothing of it is changed."""
+
+    def read(self, slot: int, label: Label, into: memoryview) -> None:
+        try:
+            super().read(slot, label, into)
+        except DamagedError as error:
+            row = self._row(slot)
+            if row is not None and row.label[:2] == label[:2]:
+                raise
+            raise GoneError(f"{error}, which it did when it was borrowed") from None
+
+    # Steps of the above
+
+    def _open(self, rows: Path, *, direct: bool) -> None:
+        flags = os.O_RDONLY | os.O_CLOEXEC
+        self._rows = os.open(rows, flags)
+        self._slots = _open_slots(self.path, flags, direct=direct)
+
+    def _found_damaged(self, slot: int) -> None:
+        """Its owner may just be filling it anew."""
 
 
 class SlotFile(SlotReader):
@@ -228,8 +267,7 @@ def _unpack_header(data: bytes) -> Header | None:
     return Header(slot_bytes, bool(is_closed), boot_id.rstrip(b"\0").decode()) if magic == _MAGIC else None
 
 
-def _open_slots(path: Path, *, direct: bool) -> int:
-    flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC
+def _open_slots(path: Path, flags: int, *, direct: bool) -> int:
     if not direct:
         return os.open(path, flags, 0o600)
     try:

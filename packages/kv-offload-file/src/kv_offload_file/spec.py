@@ -4,24 +4,28 @@ Importing this needs nothing but kv_api and kv_offload_cpu; making the manager r
 What has bytes is imported by ``get_worker``.
 """
 
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import replace
 from functools import partial
-from pathlib import Path
 from sys import maxsize
 from threading import Event
+from time import monotonic
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from kv_api import CanonicalKVCaches, ConfigError, OffloadingConfig, OffloadingMetricMetadata, OffloadingSpec
 from kv_offload_cpu import HostLayout
 from kv_offload_cpu.stats import STORES_SKIPPED
-from kv_offload_file.home import Home, LockedHome, claim, home_folder
+from kv_offload_file.home import Home, LockedHome, claim, folder_of_engine
 from kv_offload_file.info import FileOffloadingInfo, offloading_info
 from kv_offload_file.label import ROW_BYTES
 from kv_offload_file.manager import FileOffloadingManager, Restore
 from kv_offload_file.options import OWN_KEYS, FileOptions, read_options
 from kv_offload_file.restore import Found, find_stores
+from kv_offload_file.sharing.listing import ENTRY_BYTES
+from kv_offload_file.sharing.manager import SharingManager
+from kv_offload_file.sharing.place import MOST_ENGINES, MOST_PLACES, home_of, num_places
 from kv_offload_file.slot_file import ALIGNMENT, read_rows
 from kv_offload_file.staging import LEAST_BAYS, store_bays
 from kv_offload_file.stats import METRICS
@@ -30,6 +34,7 @@ if TYPE_CHECKING:
     from kv_api import Direction
     from kv_offload_cpu import CopyEngine, HostMemory
     from kv_offload_file.engine import FileCopyEngine, Slots
+    from kv_offload_file.sharing.neighbourhood import Others, Telling
     from kv_offload_file.worker import FileOffloadingWorker
 
 
@@ -45,6 +50,8 @@ class FileOffloadingSpec(OffloadingSpec):
     SLOT_ALIGNMENT: ClassVar[int] = ALIGNMENT
     ROW_BYTES: ClassVar[int] = ROW_BYTES
     """What each slot takes in a file beside its bytes."""
+    LISTED_BYTES: ClassVar[int] = ENTRY_BYTES
+    """What each slot takes where engines tell each other what they have."""
     extra_keys = frozenset(OWN_KEYS)
 
     def __init__(self, config: OffloadingConfig) -> None:
@@ -54,14 +61,22 @@ class FileOffloadingSpec(OffloadingSpec):
         self.has_stages = config.parallel.pp_size > 1
         self.num_files = 1 if self.replicated_layout else config.parallel.world_size
         self.slot_bytes = self.slot_bytes_for(config.worker_kv_bytes_per_block * self.blocks_per_chunk)
-        taken = (self.slot_bytes + self.ROW_BYTES) * self.num_files
+        self.engine = self._number()
+        """Which of the engines that share a folder this is; None: it shares with nobody."""
+        listed = self.LISTED_BYTES if self.is_shared else 0
+        taken = (self.slot_bytes + self.ROW_BYTES) * self.num_files + listed
         self.num_chunks = self.options.file_bytes_to_use // taken
         if self.num_chunks < 1:
             raise ConfigError(
                 f"file_bytes_to_use: {self.options.file_bytes_to_use} bytes are less than one chunk, which takes "
                 f"{taken}: {config.worker_kv_bytes_per_block} bytes a block × {self.blocks_per_chunk} blocks, in "
                 f"pages of {self.SLOT_ALIGNMENT}, and a row of {self.ROW_BYTES}, "
-                f"× {self.num_files} workers"
+                f"× {self.num_files} workers" + (f", and {listed} in the listing" if listed else "")
+            )
+        if self.is_shared and num_places(self.num_chunks) > MOST_PLACES:
+            most = MOST_PLACES // num_places(1)
+            raise ConfigError(
+                f"file_bytes_to_use: {self.num_chunks} chunks; an engine that shares has at most {most}"
             )
         self.num_bays = self.options.file_staging_bytes // self.slot_bytes
         if self.num_bays < LEAST_BAYS:
@@ -69,7 +84,7 @@ class FileOffloadingSpec(OffloadingSpec):
                 f"file_staging_bytes: {self.options.file_staging_bytes} bytes are less than {LEAST_BAYS} chunks "
                 f"of {self.slot_bytes}"
             )
-        self.folder = home_folder(self.options.file_dir, config, self.options.file_tag)
+        self.folder = folder_of_engine(self.options.file_dir, config, self.options.file_tag, self.engine)
         self.file_info = offloading_info(config, self.layout(), self.num_files)
         self._manager: FileOffloadingManager | None = None
         self._worker: FileOffloadingWorker | None = None
@@ -89,11 +104,23 @@ class FileOffloadingSpec(OffloadingSpec):
     def config_info_keys(cls, extra_config: dict[str, Any]) -> tuple[str, ...]:
         return FileOffloadingInfo.config_info_keys()
 
+    @property
+    def is_shared(self) -> bool:
+        """Whether other engines read what this one has, and it what they have."""
+        return self.engine is not None
+
     def get_manager(self) -> FileOffloadingManager:
         if self._manager is None:
-            home = self.open_home()
-            try:
-                self._manager = FileOffloadingManager(
+            with ExitStack() as undo:
+                home = self.open_home()
+                undo.callback(home.close)
+                make: Callable[..., FileOffloadingManager] = FileOffloadingManager
+                if self.is_shared:
+                    own, others = self.open_neighbourhood()
+                    undo.callback(own.close)
+                    undo.callback(others.close)
+                    make = partial(SharingManager, own=own, others=others)
+                self._manager = make(
                     self.num_chunks,
                     home,
                     self.find(home.epoch),
@@ -109,9 +136,7 @@ class FileOffloadingSpec(OffloadingSpec):
                     ),
                     when=Restore.WHEN_LIMITED if self.has_stages else Restore.AT_ONCE,
                 )
-            except BaseException:
-                home.close()
-                raise
+                undo.pop_all()
         return self._manager
 
     def get_worker(self, kv_caches: CanonicalKVCaches) -> "FileOffloadingWorker":
@@ -130,7 +155,8 @@ class FileOffloadingSpec(OffloadingSpec):
                 undo.callback(slots.close)
                 engine = self.make_engine(inner, slots, _num_blocks(kv_caches))
                 num_groups = len(kv_caches.group_data_refs)
-                self._worker = FileOffloadingWorker(engine, memory, self.layout(), num_groups, role)
+                places = num_places(self.num_chunks) if self.is_shared else 0
+                self._worker = FileOffloadingWorker(engine, memory, self.layout(), num_groups, role, places)
                 undo.pop_all()
         return self._worker
 
@@ -147,7 +173,18 @@ class FileOffloadingSpec(OffloadingSpec):
 
     def open_home(self) -> Home:
         """Where the medium of this engine lives, for whoever manages it."""
-        return LockedHome(self.options.file_dir, self.config, self.options.file_tag)
+        return LockedHome(self.options.file_dir, self.config, self.options.file_tag, self.engine)
+
+    def open_neighbourhood(self) -> "tuple[Telling, Others]":
+        """Where this engine tells others what it has, and where it reads what they have."""
+        from kv_offload_file.sharing.loans import refuse_without_locks
+        from kv_offload_file.sharing.neighbours import Neighbours
+        from kv_offload_file.sharing.own_list import OwnList
+
+        assert self.engine is not None, "this engine shares with nobody"
+        refuse_without_locks()
+        own = OwnList(self.folder, self.num_chunks)
+        return own, Neighbours(self.folder.parent, self.engine, self.num_chunks, monotonic)
 
     def find(self, epoch: int) -> Found:
         """What the files hold already, of this epoch."""
@@ -180,19 +217,44 @@ class FileOffloadingSpec(OffloadingSpec):
     def make_slots(self, memory: "HostMemory") -> "Slots":
         """This worker's slots, which are read into the bays of ``memory`` and written from them."""
         from kv_offload_file.bays import FileSlots
-        from kv_offload_file.slot_file import SlotFile, SlotReader
+        from kv_offload_file.sharing.slots import SharedSlots
+        from kv_offload_file.slot_file import SlotBorrower, SlotFile, SlotReader
 
         if self.has_stages:
             claim(self.folder, self.config)
         kind, rank = (SlotFile, self.config.parallel.rank) if self._has_file else (SlotReader, 0)
-        file = kind(Path(self.folder), rank, self.num_chunks, self.slot_bytes, direct=self.options.file_direct)
-        return FileSlots(file, memory)
+        size, direct = (self.num_chunks, self.slot_bytes), self.options.file_direct
+        file = kind(self.folder, rank, *size, direct=direct)
+        if not self.is_shared:
+            return FileSlots(file, memory)
+        folder = self.folder.parent
+        return SharedSlots(
+            file, memory, lambda engine: SlotBorrower(home_of(folder, engine), rank, *size, direct=direct)
+        )
 
     def make_engine(self, inner: "CopyEngine", slots: "Slots", num_blocks: list[int]) -> "FileCopyEngine":
         """What takes chunks from the one to the other, with threads for each direction."""
         from kv_offload_file.engine import FileCopyEngine
 
         return FileCopyEngine(inner, slots, self.num_bays, num_blocks, self._threads)
+
+    def _number(self) -> int | None:
+        """Which of those that share this engine is."""
+        if not self.options.file_shared:
+            if self.options.file_engine is not None:
+                raise ConfigError(
+                    f"file_engine: {self.options.file_engine}; it tells apart engines that share (file_shared)"
+                )
+            return None
+        if self.has_stages:
+            raise ConfigError(
+                "file_shared: engines of a pipeline can't, since each may have other layers in a stage"
+            )
+        number = self.options.file_engine
+        number = self.config.parallel.data_parallel_index if number is None else number
+        if number >= MOST_ENGINES:
+            raise ConfigError(f"file_shared: engine {number}; those that share have numbers below {MOST_ENGINES}")
+        return number
 
     @property
     def _has_file(self) -> bool:

@@ -16,6 +16,8 @@ from kv_offload_cpu.stats import (
 
 DAMAGED: Final = "vllm:kv_offload_file_damaged"
 ERRORS: Final = "vllm:kv_offload_file_errors"
+BORROWED: Final = "vllm:kv_offload_file_borrowed"
+GONE: Final = "vllm:kv_offload_file_gone"
 
 
 def own_name(name: str) -> str:
@@ -31,6 +33,8 @@ METRICS: Final[dict[str, OffloadingMetricMetadata]] = {
 } | {
     DAMAGED: OffloadingCounterMetadata("Chunks in the file that were not what had been stored."),
     ERRORS: OffloadingCounterMetadata("Chunks that the system could not read or write."),
+    BORROWED: OffloadingCounterMetadata("Chunks that were loaded from another engine's files."),
+    GONE: OffloadingCounterMetadata("Chunks of another engine's files that had gone before they were read."),
 }
 """What is counted or measured, by its name, and what a dashboard says of it."""
 

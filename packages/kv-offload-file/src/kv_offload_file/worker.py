@@ -2,16 +2,20 @@
 
 from collections.abc import Generator
 from contextlib import contextmanager
+from dataclasses import replace
 
 from kv_api import Direction, GPULoadStoreSpec, LoadStoreSpec
 from kv_offload_cpu import CPUOffloadingWorker, HostLayout, HostMemory, StoreRole
 from kv_offload_file.engine import FileCopyEngine
 from kv_offload_file.load_store_spec import labels_of
-from kv_offload_file.stats import DAMAGED, ERRORS
+from kv_offload_file.stats import DAMAGED, ERRORS, GONE
 
 
 class FileOffloadingWorker(CPUOffloadingWorker):
-    """Moves bytes between KV caches of ``num_groups`` groups and a file of ``layout.num_chunks`` slots."""
+    """Moves bytes between KV caches of ``num_groups`` groups and a file of ``layout.num_chunks`` slots.
+
+    ``num_places`` are those that a job may name: all slots, and those of neighbours if there are more.
+    """
 
     def __init__(
         self,
@@ -20,10 +24,13 @@ class FileOffloadingWorker(CPUOffloadingWorker):
         layout: HostLayout,
         num_groups: int,
         store_role: StoreRole = StoreRole.WRITES,
+        num_places: int = 0,
     ) -> None:
-        super().__init__(engine, memory, layout, num_groups, store_role)
+        places = replace(layout, num_chunks=max(num_places, layout.num_chunks))
+        super().__init__(engine, memory, places, num_groups, store_role)
+        self.num_chunks = layout.num_chunks
         self._files = engine
-        self._told = {DAMAGED: 0, ERRORS: 0}
+        self._told = {DAMAGED: 0, ERRORS: 0, GONE: 0}
 
     def submit_store(self, job_id: int, src_spec: GPULoadStoreSpec, dst_spec: LoadStoreSpec) -> bool:
         with self._labelled(job_id, Direction.STORE, dst_spec):
@@ -40,7 +47,7 @@ class FileOffloadingWorker(CPUOffloadingWorker):
         return self._files.let_go([*job_ids])
 
     def take_counts(self) -> dict[str, int]:
-        counted = {DAMAGED: self._files.damaged, ERRORS: self._files.errors}
+        counted = {DAMAGED: self._files.damaged, ERRORS: self._files.errors, GONE: self._files.gone}
         new = {name: count - self._told[name] for name, count in counted.items()}
         self._told = counted
         return {name: count for name, count in new.items() if count}

@@ -1,0 +1,148 @@
+"""The file in which an engine says what it has, for its neighbours: ``listing``.
+
+======================= ==================================================================================
+the first page          of which epoch it is, which run of which engine writes it, how many slots there are
+``changes``             how many slots were ever changed, in this run
+the slots changed last  in the order of the changes, round and round
+an entry for each slot  the key of the chunk that is there; nothing, if none is
+======================= ==================================================================================
+
+An engine that reads it goes through what was changed since it looked last, or through all entries if that is no
+longer told. Nothing is locked for that. An entry may be read while it is written, and a chunk may have gone when
+it is asked for: what is said here decides what is looked for, and never what is believed. For that each slot has
+its row, which is compared with every read.
+
+A listing from an earlier start of the machine says nothing.
+"""
+
+import os
+import struct
+import zlib
+from collections.abc import Iterator
+from typing import Final, NamedTuple
+
+from kv_api import OffloadKey
+from kv_offload_file.slot_file import this_boot
+
+NAME: Final = "listing"
+ENTRY_BYTES: Final = 64
+MOST_KEY_BYTES: Final = ENTRY_BYTES - 1
+"""A longer key is not told: none of vLLM's is."""
+REMEMBERED: Final = 1 << 14
+"""So many changes are told one by one."""
+
+_HEADER: Final = struct.Struct("<8sIQQ36s")
+_MAGIC: Final = b"KVLIST01"
+_SUM: Final = struct.Struct("<I")
+_CHANGES: Final = struct.Struct("<Q")
+_SLOT: Final = struct.Struct("<I")
+_AT_CHANGES: Final = 512
+_AT_CHANGED: Final = 4096
+_AT_ENTRIES: Final = _AT_CHANGED + REMEMBERED * _SLOT.size
+
+
+class Opening(NamedTuple):
+    """What the first page says."""
+
+    num_slots: int
+    epoch: int
+    run: int
+    """Another one whenever the list is begun anew."""
+    changes: int
+
+
+def size_of(num_slots: int) -> int:
+    """The bytes of a listing of so many slots."""
+    return _AT_ENTRIES + num_slots * ENTRY_BYTES
+
+
+class ListWriter:
+    """A listing as who owns the slots writes it, beginning with none. Raises what the system raises."""
+
+    def __init__(self, fd: int, num_slots: int) -> None:
+        self._fd = fd
+        self._num_slots = num_slots
+        self._changes = 0
+        os.ftruncate(fd, 0)
+        os.ftruncate(fd, size_of(num_slots))
+
+    def open(self, epoch: int, run: int) -> None:
+        """Let it be read."""
+        body = _HEADER.pack(_MAGIC, self._num_slots, epoch, run, this_boot().encode())
+        os.pwrite(self._fd, _SUM.pack(zlib.crc32(body)) + body, 0)
+
+    def write(self, slots: list[int], keys: list[OffloadKey]) -> None:
+        """These slots have these chunks; of an empty key, none. Slots side by side are written in one go."""
+        entries = [_entry(key) for key in keys]
+        for first, last in _runs(slots):
+            begin = _AT_ENTRIES + slots[first] * ENTRY_BYTES
+            os.pwrite(self._fd, b"".join(entries[first:last]), begin)
+        for slot in slots[-REMEMBERED:]:
+            os.pwrite(self._fd, _SLOT.pack(slot), _AT_CHANGED + self._changes % REMEMBERED * _SLOT.size)
+            self._changes += 1
+        self._changes += max(0, len(slots) - REMEMBERED)
+        os.pwrite(self._fd, _CHANGES.pack(self._changes), _AT_CHANGES)
+
+
+def read_opening(fd: int) -> Opening | None:
+    """What the first page says; None if it says nothing that counts."""
+    data = os.pread(fd, _AT_CHANGES + _CHANGES.size, 0)
+    if len(data) < _AT_CHANGES + _CHANGES.size:
+        return None
+    end = _SUM.size + _HEADER.size
+    if _SUM.unpack_from(data)[0] != zlib.crc32(data[_SUM.size : end]):
+        return None
+    magic, num_slots, epoch, run, boot = _HEADER.unpack_from(data, _SUM.size)
+    if magic != _MAGIC or not boot.rstrip(b"\0") or boot.rstrip(b"\0").decode() != this_boot():
+        return None
+    return Opening(num_slots, epoch, run, _CHANGES.unpack_from(data, _AT_CHANGES)[0])
+
+
+def changed_slots(fd: int, since: int, now: int) -> list[int] | None:
+    """The slots of the changes from ``since`` to ``now``; None if not all of them are told any more."""
+    if not 0 <= now - since <= REMEMBERED // 2:  # the other half may be written meanwhile
+        return None
+    slots: list[int] = []
+    while since < now:
+        at = since % REMEMBERED
+        count = min(now - since, REMEMBERED - at)
+        data = os.pread(fd, count * _SLOT.size, _AT_CHANGED + at * _SLOT.size)
+        if len(data) < count * _SLOT.size:
+            return None
+        slots += [slot for (slot,) in _SLOT.iter_unpack(data)]
+        since += count
+    return slots
+
+
+def read_entry(fd: int, slot: int) -> OffloadKey:
+    """The key of what is in a slot; empty if nothing is."""
+    return _key(os.pread(fd, ENTRY_BYTES, _AT_ENTRIES + slot * ENTRY_BYTES))
+
+
+def read_entries(fd: int, num_slots: int) -> Iterator[tuple[int, OffloadKey]]:
+    """All slots with something in them, and its key."""
+    at_once = 1 << 14
+    for first in range(0, num_slots, at_once):
+        size = min(at_once, num_slots - first) * ENTRY_BYTES
+        data = os.pread(fd, size, _AT_ENTRIES + first * ENTRY_BYTES)
+        for index in range(len(data) // ENTRY_BYTES):
+            if data[index * ENTRY_BYTES]:
+                yield first + index, _key(data[index * ENTRY_BYTES : (index + 1) * ENTRY_BYTES])
+
+
+def _entry(key: OffloadKey) -> bytes:
+    size = len(key) if len(key) <= MOST_KEY_BYTES else 0
+    return (bytes([size]) + key[:size]).ljust(ENTRY_BYTES, b"\0")
+
+
+def _key(entry: bytes) -> OffloadKey:
+    return OffloadKey(entry[1 : 1 + entry[0]] if len(entry) == ENTRY_BYTES else b"")
+
+
+def _runs(slots: list[int]) -> Iterator[tuple[int, int]]:
+    """Where in the list slots that lie side by side begin and end."""
+    first = 0
+    for index in range(1, len(slots) + 1):
+        if index == len(slots) or slots[index] != slots[index - 1] + 1:
+            yield first, index
+            first = index

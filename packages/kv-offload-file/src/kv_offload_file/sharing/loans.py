@@ -1,0 +1,54 @@
+"""What keeps a chunk in its slot while another engine reads it.
+
+Whoever borrows a chunk holds a shared lock on one byte of its owner's listing, that with the number of the slot.
+The owner never locks anything: before chunks leave it asks which bytes are locked. The locks are those of an open
+file (Linux's *open file description locks*), so the system drops them when a process ends, however it ends.
+"""
+
+import fcntl
+import struct
+from typing import Final
+
+from kv_api import ConfigError
+
+_FLOCK: Final = struct.Struct("@hhqqi4x")
+"""Linux's ``struct flock``: kind, from where, begin, length, and a process, which is 0 for these locks."""
+
+
+def lend(fd: int, slot: int) -> bool:
+    """Lock the byte of a slot, for whoever has the listing open as ``fd``. False: the system won't."""
+    return _set(fd, fcntl.F_RDLCK, slot)
+
+
+def give_back(fd: int, slot: int) -> None:
+    """Unlock it."""
+    _set(fd, fcntl.F_UNLCK, slot)
+
+
+def lent(fd: int, num_slots: int) -> list[int]:
+    """The slots of which somebody else has locked the byte. One call of the system if there are none."""
+    found: list[int] = []
+    begin = 0
+    while begin < num_slots:
+        asked = _FLOCK.pack(fcntl.F_WRLCK, 0, begin, num_slots - begin, 0)
+        kind, _, at, length, _ = _FLOCK.unpack(fcntl.fcntl(fd, fcntl.F_OFD_GETLK, asked))
+        if kind == fcntl.F_UNLCK:
+            break
+        end = min(at + length, num_slots) if length else num_slots  # 0 stands for all that follows
+        found += range(max(at, begin), end)
+        begin = end
+    return found
+
+
+def refuse_without_locks() -> None:
+    """Raise where the system has no locks of open files."""
+    if not hasattr(fcntl, "F_OFD_GETLK"):
+        raise ConfigError("file_shared: this system has no locks of open files (F_OFD_SETLK), as Linux has")
+
+
+def _set(fd: int, kind: int, slot: int) -> bool:
+    try:
+        fcntl.fcntl(fd, fcntl.F_OFD_SETLK, _FLOCK.pack(kind, 0, slot, 1, 0))
+    except OSError:
+        return False
+    return True

@@ -1,0 +1,232 @@
+"""The scheduler's side of an engine that reads its neighbours' chunks, too.
+
+**Theory of operation.** What a neighbour has is a hit, wherever the engine itself has nothing. Such a chunk is
+*borrowed*: it is loaded from where it lies, which keeps it there meanwhile, and it isn't stored here as long as a
+neighbour has it. While a chunk is borrowed, whoever else loads it borrows it, too; so the end of a load is always
+the end of one from the same place.
+
+A chunk may go between a lookup and the load that follows. Its load then fails, and the prompt is computed.
+
+**Invariants** (``check``): each chunk that is being borrowed is one that a load here has begun with and none has
+ended with. What the list of this engine says is what it has.
+"""
+
+from array import array
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from kv_api import (
+    LoadStoreSpec,
+    LookupResult,
+    OffloadKey,
+    PrefixLookup,
+    PrepareStoreOutput,
+    ReqContext,
+    StoreOffer,
+)
+from kv_offload_file.home import Home
+from kv_offload_file.load_store_spec import FileLoadStoreSpec
+from kv_offload_file.manager import FileOffloadingManager
+from kv_offload_file.restore import Found as Kept
+from kv_offload_file.sharing.neighbourhood import Others, Telling
+from kv_offload_file.sharing.place import Found, nowhere, place_of
+from kv_offload_file.stats import BORROWED, FileOffloadingStats
+
+
+@dataclass
+class Loan:
+    """A chunk of a neighbour's that is being read."""
+
+    found: Found
+    is_kept: bool
+    """Whether the neighbour keeps it where it is. Else it went before it could be borrowed, and its loads fail."""
+    times: int = 0
+    """How many loads read it."""
+
+
+class SharingManager(FileOffloadingManager):
+    """`FileOffloadingManager` of an engine that reads what ``others`` have, and tells them what its ``own`` is."""
+
+    def __init__(
+        self, num_chunks: int, home: Home, found: Kept, own: Telling, others: Others, **options: Any
+    ) -> None:
+        self._own = own
+        self._others = others
+        self._num_slots = num_chunks
+        self._borrowed: dict[OffloadKey, Loan] = {}
+        self._stale: dict[OffloadKey, Loan] = {}
+        """What was borrowed before a reset, until the jobs from before it have ended."""
+        self._newly_borrowed = 0
+        own.begin(home.epoch)
+        super().__init__(num_chunks, home, found, **options)
+
+    # Lookups
+
+    def lookup(self, key: OffloadKey, req_context: ReqContext) -> LookupResult:
+        own = super().lookup(key, req_context)
+        if own is not LookupResult.MISS:
+            return own
+        self._others.look(self._home.epoch)
+        return LookupResult.HIT if self._find(key) is not None else LookupResult.MISS
+
+    def lookup_prefix(self, keys: Collection[OffloadKey], req_context: ReqContext) -> PrefixLookup:
+        found = super().lookup_prefix(keys, req_context)
+        if found.hits == len(keys) or found.rest is not LookupResult.MISS:
+            return found
+        self._others.look(self._home.epoch)
+        listed, hits = [*keys], found.hits
+        while True:
+            missed = hits
+            while hits < len(listed) and self._find(listed[hits]) is not None:
+                hits += 1
+            if hits == len(listed):
+                return PrefixLookup(hits, LookupResult.HIT)
+            if hits == missed:
+                return PrefixLookup(hits, LookupResult.MISS)
+            more = super().lookup_prefix(listed[hits:], req_context)
+            hits += more.hits
+            if more.rest is not LookupResult.MISS:
+                return PrefixLookup(hits, more.rest)
+
+    # Loads
+
+    def prepare_load(self, keys: Collection[OffloadKey], req_context: ReqContext) -> LoadStoreSpec:
+        listed = [*keys]
+        borrowed, slot_of = self._borrowed, self._pool.slot_of
+        here = [key for key in listed if key in slot_of and key not in borrowed]
+        if len(here) == len(listed):
+            return super().prepare_load(listed, req_context)
+        slots = dict(zip(here, _slots_of(super().prepare_load(here, req_context)), strict=True))
+        places = [slots[key] if key in slots else self._borrow(key, index) for index, key in enumerate(listed)]
+        return self.places(listed, places)
+
+    def complete_load(self, keys: Collection[OffloadKey], req_context: ReqContext) -> None:
+        here = [key for key in keys if not self._give_back(key)]
+        if here:
+            super().complete_load(here, req_context)
+
+    # Stores
+
+    def prepare_store(self, keys: Collection[OffloadKey], req_context: ReqContext) -> PrepareStoreOutput | None:
+        self._others.look(self._home.epoch)
+        with self.sparing(self._own.lent()):
+            stored = super().prepare_store(self._not_elsewhere(keys), req_context)
+        if stored is not None:
+            self._own.leaves(_slots_of(stored.store_spec))
+        return stored
+
+    def prepare_stores(self, stores: Sequence[StoreOffer]) -> list[PrepareStoreOutput]:
+        if len(stores) == 1:
+            return super().prepare_stores(stores)
+        self._others.look(self._home.epoch)
+        offers = [(self._not_elsewhere(keys), context) for keys, context in stores]
+        with self.sparing(self._own.lent()):
+            prepared = super().prepare_stores(offers)
+        for stored in prepared:
+            self._own.leaves(_slots_of(stored.store_spec))
+        return prepared
+
+    def complete_store(self, keys: Collection[OffloadKey], req_context: ReqContext, success: bool = True) -> None:
+        super().complete_store(keys, req_context, success)
+        if success:
+            slot_of = self._pool.slot_of
+            held = [key for key in keys if key in slot_of]
+            self._own.holds(held, [slot_of[key] for key in held])
+
+    # All chunks
+
+    def restore(self, stores: Iterable[tuple[list[OffloadKey], list[int]]]) -> None:
+        listed = [*stores]
+        super().restore(listed)
+        for keys, slots in listed:
+            self._own.holds(keys, slots)
+
+    def drop(self, keys: Collection[OffloadKey]) -> None:
+        slots = [self._pool.slot_of[key] for key in keys if key in self._pool.slot_of]
+        for key in keys:
+            loan = self._borrowed.get(key)
+            if loan is not None and loan.is_kept:
+                self._others.distrust(loan.found, key)
+        self._own.leaves(slots)
+        super().drop(keys)
+
+    def reset_cache(self) -> None:
+        super().reset_cache()
+        self._own.begin(self._home.epoch)
+        self._stale |= self._borrowed
+        self._borrowed.clear()
+
+    def on_reset_flushed(self) -> None:
+        stale, self._stale = self._stale, {}
+        for loan in stale.values():
+            self._end(loan)
+        super().on_reset_flushed()
+
+    def get_stats(self) -> FileOffloadingStats:  # type: ignore[override]
+        counted = super().get_stats()
+        new, self._newly_borrowed = self._newly_borrowed, 0
+        return FileOffloadingStats({**counted.data, BORROWED: new}) if new else counted
+
+    def shutdown(self) -> None:
+        self._others.close()
+        self._own.close()
+        super().shutdown()
+
+    def check(self) -> None:
+        """Recount everything."""
+        super().check()
+        loans = {**self._borrowed, **self._stale}
+        assert len(loans) == len(self._borrowed) + len(self._stale), "a chunk is borrowed before and after a reset"
+        assert all(loan.times > 0 for loan in loans.values()), f"nobody reads one of {loans}"
+        stale = [key.hex() for key in self._stale if key in self._pool.slot_of]
+        assert not stale, f"{stale} are borrowed from before a reset, and were stored since"
+
+    # Steps of the above
+
+    def _find(self, key: OffloadKey) -> Found | None:
+        """Where a chunk can be borrowed. One can't of which a job from before it was forgotten is under way."""
+        return None if key in self._pool.fenced or key in self._stale else self._others.find(key)
+
+    def _not_elsewhere(self, keys: Collection[OffloadKey]) -> list[OffloadKey]:
+        """Those of some chunks that are worth a slot here: nobody else has them, unless this engine does, too."""
+        slot_of = self._pool.slot_of
+        return [key for key in keys if key in slot_of or not self._is_elsewhere(key)]
+
+    def _is_elsewhere(self, key: OffloadKey) -> bool:
+        return key in self._borrowed or key in self._stale or self._find(key) is not None
+
+    def _borrow(self, key: OffloadKey, index: int) -> int:
+        """The place from which a load reads the chunk that is its ``index``-th."""
+        loan = self._borrowed.get(key)
+        if loan is None:
+            found = self._find(key)
+            if found is None:  # it has gone since it was looked up
+                loan = Loan(nowhere(index), is_kept=False)
+            else:
+                loan = Loan(found, self._others.borrow(found, key))
+            self._borrowed[key] = loan
+        loan.times += 1
+        self._newly_borrowed += 1
+        return place_of(loan.found, self._num_slots)
+
+    def _give_back(self, key: OffloadKey) -> bool:
+        """A load of a chunk has ended. False: it wasn't borrowed."""
+        loans = self._borrowed if key in self._borrowed else self._stale
+        loan = loans.get(key)
+        if loan is None:
+            return False
+        loan.times -= 1
+        if not loan.times:
+            del loans[key]
+            self._end(loan)
+        return True
+
+    def _end(self, loan: Loan) -> None:
+        if loan.is_kept:
+            self._others.give_back(loan.found)
+
+
+def _slots_of(spec: LoadStoreSpec) -> "array[int]":
+    assert isinstance(spec, FileLoadStoreSpec), f"{type(spec).__name__} has no slots"
+    return spec.block_ids

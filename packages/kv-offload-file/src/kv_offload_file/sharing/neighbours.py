@@ -1,0 +1,186 @@
+"""``Neighbours``: what the other engines of a folder have, and what is borrowed of it.
+
+Each of them has a listing, which is read only as far as it has changed. What is borrowed is locked there while it
+is being read (see ``loans``), so that its owner keeps it where it is.
+"""
+
+import os
+import re
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Final
+
+from kv_api import OffloadKey
+from kv_offload_file.sharing import loans
+from kv_offload_file.sharing.listing import NAME, Opening, changed_slots, read_entries, read_entry, read_opening
+from kv_offload_file.sharing.place import Found, home_of
+
+LOOK_SECONDS: Final = 0.001
+"""What was looked at so short a time ago isn't looked at anew."""
+_HOME: Final = re.compile(r"engine-(0|[1-9][0-9]*)")
+
+
+class Neighbour:
+    """Another engine's listing, as far as it was read."""
+
+    def __init__(self, folder: Path) -> None:
+        self._path = folder / NAME
+        self._fd = -1
+        self._seen: Opening | None = None
+        self._key_at: dict[int, OffloadKey] = {}
+        self._loans: dict[int, int] = {}
+        """Slot -> how often it is borrowed."""
+        self.slot_of: dict[OffloadKey, int] = {}
+
+    def look(self, epoch: int, num_slots: int) -> None:
+        """Read what has changed; nothing is known of one that is of another epoch. ``num_slots`` are looked at."""
+        opening = read_opening(self._fd) if self._is_open() else None
+        if opening is None or opening.epoch != epoch:
+            self._forget()
+            return
+        before, self._seen = self._seen, opening
+        changed = None
+        if before is not None and before.run == opening.run:
+            changed = changed_slots(self._fd, before.changes, opening.changes)
+        if changed is None:
+            self._forget()
+            self._seen = opening
+            for slot, key in read_entries(self._fd, min(num_slots, opening.num_slots)):
+                self._learn(slot, key)
+            return
+        for slot in dict.fromkeys(changed):
+            if slot < num_slots:
+                self.distrust(slot)
+                self._learn(slot, read_entry(self._fd, slot))
+
+    def borrow(self, slot: int, key: OffloadKey) -> bool:
+        """Lock a slot, and see that it has the chunk still."""
+        if slot not in self._loans and not loans.lend(self._fd, slot):
+            return False
+        self._loans[slot] = self._loans.get(slot, 0) + 1
+        if read_entry(self._fd, slot) == key:
+            return True
+        self.give_back(slot)
+        return False
+
+    def give_back(self, slot: int) -> None:
+        """Once less; of the last time it is unlocked."""
+        self._loans[slot] -= 1
+        if not self._loans[slot]:
+            del self._loans[slot]
+            loans.give_back(self._fd, slot)
+
+    def distrust(self, slot: int) -> None:
+        """Find nothing in a slot until it changes."""
+        key = self._key_at.pop(slot, None)
+        if key is not None and self.slot_of.get(key) == slot:
+            del self.slot_of[key]
+
+    def close(self) -> None:
+        """Give everything back."""
+        self._forget()
+        self._loans.clear()
+        if self._fd >= 0:
+            os.close(self._fd)
+            self._fd = -1
+
+    def check(self) -> None:
+        """Recount."""
+        for key, slot in self.slot_of.items():
+            assert self._key_at[slot] == key, f"slot {slot} has {self._key_at[slot].hex()}, not {key.hex()}"
+        assert all(count > 0 for count in self._loans.values()), f"borrowed {self._loans}"
+
+    def _is_open(self) -> bool:
+        if self._fd < 0:
+            try:
+                self._fd = os.open(self._path, os.O_RDWR | os.O_CLOEXEC)
+            except OSError:
+                return False
+        return True
+
+    def _learn(self, slot: int, key: OffloadKey) -> None:
+        if key:
+            self._key_at[slot] = key
+            self.slot_of[key] = slot
+
+    def _forget(self) -> None:
+        self._seen = None
+        self._key_at.clear()
+        self.slot_of.clear()
+
+
+class Neighbours:
+    """All other engines with a home in ``folder``, as engine ``own`` sees them, which has so many slots."""
+
+    def __init__(self, folder: Path, own: int, num_slots: int, clock: Callable[[], float]) -> None:
+        self._folder = folder
+        self._own = own
+        self._num_slots = num_slots
+        self._clock = clock
+        self._looked: tuple[int, float] | None = None
+        """Of which epoch, and when."""
+        self._changed_at = -1
+        self._known: dict[int, Neighbour] = {}
+
+    def look(self, epoch: int) -> None:
+        """Notice who is there, and what they have now. Who asks of many chunks, one by one, looks once."""
+        now = self._clock()
+        if self._looked is not None and self._looked[0] == epoch and now - self._looked[1] < LOOK_SECONDS:
+            return
+        self._looked = epoch, now
+        self._look_for_more()
+        for one in self._known.values():
+            one.look(epoch, self._num_slots)
+
+    def find(self, key: OffloadKey) -> Found | None:
+        """Where one of them has a chunk; of several the first."""
+        for number, one in self._known.items():
+            slot = one.slot_of.get(key)
+            if slot is not None:
+                return Found(number, slot)
+        return None
+
+    def borrow(self, found: Found, key: OffloadKey) -> bool:
+        """Have a chunk stay where it is until it is given back."""
+        return self._known[found.engine].borrow(found.slot, key)
+
+    def give_back(self, found: Found) -> None:
+        """It is no longer read, by one of those who borrowed it."""
+        self._known[found.engine].give_back(found.slot)
+
+    def distrust(self, found: Found, key: OffloadKey) -> None:
+        """It isn't found there any more, until that engine stores anew."""
+        one = self._known[found.engine]
+        if one.slot_of.get(key) == found.slot:
+            one.distrust(found.slot)
+
+    def close(self) -> None:
+        """Nothing is read any more."""
+        for one in self._known.values():
+            one.close()
+        self._known.clear()
+
+    def check(self) -> None:
+        """Recount."""
+        for one in self._known.values():
+            one.check()
+
+    def _look_for_more(self) -> None:
+        """A home that came changes the folder."""
+        try:
+            changed_at = self._folder.stat().st_mtime_ns
+            if changed_at == self._changed_at:
+                return
+            numbers = sorted(self._homes())
+        except OSError:
+            return
+        self._changed_at = changed_at
+        for number in numbers:
+            if number not in self._known:
+                self._known[number] = Neighbour(home_of(self._folder, number))
+
+    def _homes(self) -> Iterator[int]:
+        for name in os.listdir(self._folder):
+            found = _HOME.fullmatch(name)
+            if found is not None and int(found[1]) != self._own:
+                yield int(found[1])

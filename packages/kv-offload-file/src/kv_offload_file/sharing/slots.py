@@ -1,0 +1,43 @@
+"""``SharedSlots``: the slots of a worker's own file, and its neighbours', opened when they are asked for."""
+
+from collections.abc import Callable
+from threading import Lock
+
+from kv_offload_cpu import HostMemory
+from kv_offload_file.bays import FileSlots
+from kv_offload_file.label import Label
+from kv_offload_file.sharing.place import MOST_ENGINES, found_at
+from kv_offload_file.slot_file import GoneError, SlotBorrower, SlotReader
+
+
+class SharedSlots(FileSlots):
+    """Places, of which those that aren't in ``file`` are read where ``open_file`` opens that of another engine."""
+
+    def __init__(self, file: SlotReader, memory: HostMemory, open_file: Callable[[int], SlotBorrower]) -> None:
+        super().__init__(file, memory)
+        self._open_file = open_file
+        self._theirs: dict[int, SlotBorrower] = {}
+        self._opening = Lock()
+
+    def read(self, slot: int, label: Label, bay: int) -> None:
+        """Fill a bay with what is in a place."""
+        found = found_at(slot, self._file.num_slots)
+        if found is None:
+            super().read(slot, label, bay)
+            return
+        if found.engine >= MOST_ENGINES:
+            raise GoneError(f"chunk {label.key.hex()} of a neighbour's went before it could be borrowed")
+        self._file_of(found.engine).read(found.slot, label, self._bytes(bay))
+
+    def close(self) -> None:
+        """Close all files."""
+        super().close()
+        for file in self._theirs.values():
+            file.close()
+        self._theirs.clear()
+
+    def _file_of(self, engine: int) -> SlotBorrower:
+        with self._opening:
+            if engine not in self._theirs:
+                self._theirs[engine] = self._open_file(engine)
+            return self._theirs[engine]
