@@ -25,7 +25,7 @@ from kv_offload_file import (
 from kv_offload_file.label import Label
 from kv_offload_file.load_store_spec import labels_of
 from kv_offload_file.restore import Found
-from kv_offload_file.stats import DAMAGED, ERRORS
+from kv_offload_file.stats import BORROWED, DAMAGED, ERRORS, GONE
 
 
 class Home:
@@ -172,6 +172,8 @@ def test_what_is_declared_is_of_the_kind_that_is_counted():
         "vllm:kv_offload_stores_skipped": counter,
         "vllm:kv_offload_file_damaged": counter,
         "vllm:kv_offload_file_errors": counter,
+        "vllm:kv_offload_file_borrowed": counter,
+        "vllm:kv_offload_file_gone": counter,
     }
     gauges = [name for name, metric in METRICS.items() if isinstance(metric, gauge)]
     assert sorted(FileOffloadingStats.levels) == sorted(gauges)
@@ -182,7 +184,10 @@ def test_what_is_counted_is_declared(tmp_path, threshold, skips):
     declared = FileOffloadingSpec.build_metric_definitions({"store_threshold": threshold})
     assert ("vllm:kv_offload_stores_skipped" in declared) == skips
     assert {DAMAGED, ERRORS} <= declared.keys()
-    assert METRICS.keys() - declared.keys() == (set() if skips else {"vllm:kv_offload_stores_skipped"})
+    unsaid = set() if skips else {"vllm:kv_offload_stores_skipped"}
+    assert METRICS.keys() - declared.keys() == unsaid | {BORROWED, GONE}
+    shared = FileOffloadingSpec.build_metric_definitions({"store_threshold": threshold, "file_shared": True})
+    assert METRICS.keys() - shared.keys() == unsaid
     assert all("CPU" not in metric.documentation for metric in METRICS.values())
     assert all("_cpu_" not in name for name in METRICS)
 

@@ -24,6 +24,8 @@ def test_settings_and_their_defaults():
         "file_staging_bytes": 2**30,
         "file_threads": 4,
         "file_direct": False,
+        "file_shared": False,
+        "file_engine": None,
         "eviction_policy": "lru",
         "cache_policy_module_path": None,
         "store_threshold": 0,
@@ -40,6 +42,8 @@ def test_settings_and_their_defaults():
         "file_staging_bytes": 10**5,
         "file_threads": 1024,
         "file_direct": True,
+        "file_shared": True,
+        "file_engine": 7,
         "eviction_policy": "arc",
         "cache_policy_module_path": "theirs",
         "store_threshold": 3,
@@ -71,8 +75,8 @@ def test_what_must_be_set(key, meaning, unset):
 
 KNOWN = (
     "cache_policy_module_path, copy_engine, copy_submission, copy_threads, eviction_policy, file_bytes_to_use, "
-    "file_dir, file_direct, file_staging_bytes, file_tag, file_threads, max_tracker_size, pin_memory, "
-    "store_threshold"
+    "file_dir, file_direct, file_engine, file_shared, file_staging_bytes, file_tag, file_threads, max_tracker_size, "
+    "pin_memory, store_threshold"
 )
 
 
@@ -90,6 +94,9 @@ KNOWN = (
         ("file_threads", 0, "file_threads: expected a whole number of at least 1, got 0"),
         ("file_threads", 1025, "file_threads: expected at most 1024, got 1025"),
         ("file_direct", 1, "file_direct: expected bool, got 1 (int)"),
+        ("file_shared", "yes", "file_shared: expected bool, got 'yes' (str)"),
+        ("file_engine", -1, "file_engine: expected a whole number of at least 0, got -1"),
+        ("file_engine", 254, "file_engine: expected a number below 254, got 254"),
         (
             "copy_engine",
             "fast",

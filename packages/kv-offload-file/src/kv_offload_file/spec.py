@@ -28,7 +28,7 @@ from kv_offload_file.sharing.manager import SharingManager
 from kv_offload_file.sharing.place import MOST_ENGINES, MOST_PLACES, home_of, num_places
 from kv_offload_file.slot_file import ALIGNMENT, read_rows
 from kv_offload_file.staging import LEAST_BAYS, store_bays
-from kv_offload_file.stats import METRICS
+from kv_offload_file.stats import METRICS, OF_SHARING
 
 if TYPE_CHECKING:
     from kv_api import Direction
@@ -98,7 +98,9 @@ class FileOffloadingSpec(OffloadingSpec):
     def build_metric_definitions(cls, extra_config: dict[str, Any]) -> dict[str, OffloadingMetricMetadata]:
         threshold = extra_config.get("store_threshold", 0)
         skips = isinstance(threshold, int) and threshold >= 2
-        return {name: metric for name, metric in METRICS.items() if skips or name != STORES_SKIPPED}
+        left_out = set() if skips else {STORES_SKIPPED}
+        left_out |= set() if extra_config.get("file_shared") else OF_SHARING
+        return {name: metric for name, metric in METRICS.items() if name not in left_out}
 
     @classmethod
     def config_info_keys(cls, extra_config: dict[str, Any]) -> tuple[str, ...]:

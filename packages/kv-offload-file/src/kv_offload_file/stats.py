@@ -38,6 +38,9 @@ METRICS: Final[dict[str, OffloadingMetricMetadata]] = {
 }
 """What is counted or measured, by its name, and what a dashboard says of it."""
 
+OF_SHARING: Final = frozenset({BORROWED, GONE})
+"""What only an engine counts that shares."""
+
 
 class FileOffloadingStats(CountedStats):
     """What is named in ``METRICS``."""

@@ -1,6 +1,7 @@
 """Engines over a folder, with real bytes: what a chunk holds follows from its key."""
 
 import zlib
+from itertools import count
 from math import prod
 
 import numpy as np
@@ -20,6 +21,7 @@ from kv_api import (
 )
 from kv_offload_file import FileOffloadingSpec
 from kv_offload_file.label import ROW_BYTES
+from kv_offload_file.sharing.listing import ENTRY_BYTES
 from kv_offload_file.slot_file import ALIGNMENT
 from kv_offload_file.staging import store_bays
 
@@ -47,7 +49,7 @@ def config(
     copies = 1 if replicated else ranks
     own = {
         "file_dir": str(folder),
-        "file_bytes_to_use": chunks * TAKEN * copies,
+        "file_bytes_to_use": chunks * (TAKEN * copies + (ENTRY_BYTES if extra.get("file_shared") else 0)),
         "file_staging_bytes": 6 * ALIGNMENT,
         "file_threads": 2,
     }
@@ -129,6 +131,9 @@ class Rig:
         made = [Rank(specs[rank], 0 if replicated else rank, num_blocks) for rank in reversed(range(ranks))]
         self.ranks = made[::-1]
         self.blocks_per_chunk = specs[0].blocks_per_chunk
+        self.is_shared = specs[0].is_shared
+        if self.is_shared:
+            self.manager._others._clock = count().__next__  # who looks again sees what there is then
         self._most_at_once = store_bays(specs[0].num_bays)
         self._jobs = 0
         self.context = ReqContext("request")
@@ -161,8 +166,16 @@ class Rig:
 
     def load(self, numbers):
         """Load chunks that are hits, and say whether that went well. If so, the bytes are right."""
+        return self.end_load(numbers, self.begin_load(numbers))
+
+    def begin_load(self, numbers):
+        """Look up chunks that are hits, and say that they will be loaded."""
+        self.hits(numbers)
+        return self.manager.prepare_load(make_keys(numbers), self.context)
+
+    def end_load(self, numbers, spec):
+        """Load them, and say whether that went well. If so, the bytes are right."""
         keys = make_keys(numbers)
-        spec = self.manager.prepare_load(keys, self.context)
         blocks = self.blocks_of(keys)
         for rank in self.ranks:
             for layer in rank.layers:
@@ -192,6 +205,9 @@ class Rig:
     def kill(self):
         """End as one does that is killed: nothing is said to the files."""
         self.manager._home.close()
+        if self.is_shared:
+            self.manager._own.close()
+            self.manager._others.close()
         for rank in self.ranks:
             rank.worker.engine._slots._file._close_both()
             rank.worker.shutdown()

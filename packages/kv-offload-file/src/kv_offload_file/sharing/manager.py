@@ -72,11 +72,11 @@ class SharingManager(FileOffloadingManager):
 
     def lookup_prefix(self, keys: Collection[OffloadKey], req_context: ReqContext) -> PrefixLookup:
         found = super().lookup_prefix(keys, req_context)
-        if found.hits == len(keys) or found.rest is not LookupResult.MISS:
+        if found.hits == len(keys):
             return found
         self._others.look(self._home.epoch)
         listed, hits = [*keys], found.hits
-        while True:
+        while found.rest is not LookupResult.HIT_PENDING:
             missed = hits
             while hits < len(listed) and self._find(listed[hits]) is not None:
                 hits += 1
@@ -84,10 +84,9 @@ class SharingManager(FileOffloadingManager):
                 return PrefixLookup(hits, LookupResult.HIT)
             if hits == missed:
                 return PrefixLookup(hits, LookupResult.MISS)
-            more = super().lookup_prefix(listed[hits:], req_context)
-            hits += more.hits
-            if more.rest is not LookupResult.MISS:
-                return PrefixLookup(hits, more.rest)
+            found = super().lookup_prefix(listed[hits:], req_context)
+            hits += found.hits
+        return PrefixLookup(hits, found.rest)
 
     # Loads
 
