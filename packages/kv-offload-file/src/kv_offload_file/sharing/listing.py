@@ -31,6 +31,8 @@ MOST_KEY_BYTES: Final = ENTRY_BYTES - 1
 REMEMBERED: Final = 1 << 14
 """So many changes are told one by one."""
 
+_AT_ONCE: Final = 1 << 14
+"""So many entries are read together."""
 _HEADER: Final = struct.Struct("<8sIQQ36s")
 _MAGIC: Final = b"KVLIST01"
 _SUM: Final = struct.Struct("<I")
@@ -77,10 +79,14 @@ class ListWriter:
         for first, last in _runs(slots):
             begin = _AT_ENTRIES + slots[first] * ENTRY_BYTES
             os.pwrite(self._fd, b"".join(entries[first:last]), begin)
-        for slot in slots[-REMEMBERED:]:
-            os.pwrite(self._fd, _SLOT.pack(slot), _AT_CHANGED + self._changes % REMEMBERED * _SLOT.size)
-            self._changes += 1
-        self._changes += max(0, len(slots) - REMEMBERED)
+        told = slots[-REMEMBERED:]
+        self._changes += len(slots) - len(told)
+        while told:
+            at = self._changes % REMEMBERED
+            part, told = told[: REMEMBERED - at], told[REMEMBERED - at :]
+            data = b"".join(map(_SLOT.pack, part))
+            os.pwrite(self._fd, data, _AT_CHANGED + at * _SLOT.size)
+            self._changes += len(part)
         os.pwrite(self._fd, _CHANGES.pack(self._changes), _AT_CHANGES)
 
 
@@ -121,9 +127,8 @@ def read_entry(fd: int, slot: int) -> OffloadKey:
 
 def read_entries(fd: int, num_slots: int) -> Iterator[tuple[int, OffloadKey]]:
     """All slots with something in them, and its key."""
-    at_once = 1 << 14
-    for first in range(0, num_slots, at_once):
-        size = min(at_once, num_slots - first) * ENTRY_BYTES
+    for first in range(0, num_slots, _AT_ONCE):
+        size = min(_AT_ONCE, num_slots - first) * ENTRY_BYTES
         data = os.pread(fd, size, _AT_ENTRIES + first * ENTRY_BYTES)
         for index in range(len(data) // ENTRY_BYTES):
             if data[index * ENTRY_BYTES]:

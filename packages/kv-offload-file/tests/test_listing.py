@@ -1,0 +1,444 @@
+"""What an engine tells its neighbours, in a file that may be read while it is written; and what keeps a chunk lent."""
+
+import errno
+import logging
+import os
+import signal
+import subprocess
+import sys
+
+import pytest
+
+from kv_api import ConfigError
+from kv_offload_file.sharing import listing, loans
+from kv_offload_file.sharing.listing import (
+    ENTRY_BYTES,
+    MOST_KEY_BYTES,
+    ListWriter,
+    changed_slots,
+    read_entries,
+    read_entry,
+    read_opening,
+    size_of,
+)
+from kv_offload_file.sharing.neighbours import Neighbour, Neighbours
+from kv_offload_file.sharing.own_list import OwnList
+from kv_offload_file.sharing.place import MOST_ENGINES, Found, found_at, home_of, nowhere, num_places, place_of
+
+EPOCH = 77
+
+
+@pytest.fixture
+def few(monkeypatch):
+    """Only eight changes are told one by one."""
+    monkeypatch.setattr(listing, "REMEMBERED", 8)
+
+
+@pytest.fixture
+def fd(tmp_path):
+    opened = os.open(tmp_path / "listing", os.O_RDWR | os.O_CREAT)
+    yield opened
+    os.close(opened)
+
+
+def started(fd, num_slots=40, run=1):
+    writer = ListWriter(fd, num_slots)
+    writer.open(EPOCH, run)
+    return writer
+
+
+def told(fd, num_slots=40):
+    return dict(read_entries(fd, num_slots))
+
+
+class Near(Neighbour):
+    """A neighbour whose listing is in ``folder``, looked at for so many slots."""
+
+    def seen(self, num_slots=40, epoch=EPOCH):
+        self.look(epoch, num_slots)
+        self.check()
+        return {slot: key for key, slot in self.slot_of.items()}
+
+
+def test_what_is_written_is_read(fd):
+    writer = started(fd)
+    writer.write([3, 4, 5, 9, 7], [b"c", b"d", b"e", b"i", b"g"])
+    writer.write([4], [b""])
+    assert told(fd) == {3: b"c", 5: b"e", 7: b"g", 9: b"i"}
+    assert [read_entry(fd, slot) for slot in (3, 4)] == [b"c", b""]
+    assert read_opening(fd) == (40, EPOCH, 1, 6)
+    assert changed_slots(fd, 0, 6) == [3, 4, 5, 9, 7, 4] and changed_slots(fd, 4, 5) == [7]
+    assert os.fstat(fd).st_size == size_of(40)
+
+
+def test_many_entries_are_read_in_parts(fd, monkeypatch):
+    monkeypatch.setattr(listing, "_AT_ONCE", 4)
+    started(fd).write([*range(11)], [b"%d" % slot for slot in range(11)])
+    assert told(fd, 10) == {slot: b"%d" % slot for slot in range(10)}
+
+
+def test_whoever_begins_anew_begins_with_nothing(fd):
+    started(fd).write([1, 2], [b"a", b"b"])
+    started(fd, run=2)
+    assert told(fd) == {} and read_opening(fd) == (40, EPOCH, 2, 0)
+
+
+def test_a_key_has_room_or_is_not_told(fd):
+    longest = b"k" * MOST_KEY_BYTES
+    started(fd).write([1, 2], [longest, longest + b"k"])
+    assert told(fd) == {1: longest}
+    assert MOST_KEY_BYTES == ENTRY_BYTES - 1 == 63
+
+
+def test_a_list_that_is_not_open_says_nothing(fd):
+    assert read_opening(fd) is None, "there is nothing"
+    ListWriter(fd, 40).write([1], [b"a"])
+    assert read_opening(fd) is None
+
+
+@pytest.mark.parametrize("at", [0, 4, 5, 12, 30, 60])
+def test_a_page_that_was_changed_says_nothing(fd, at):
+    started(fd)
+    assert read_opening(fd) is not None
+    os.pwrite(fd, bytes([os.pread(fd, 1, at)[0] ^ 1]), at)
+    assert read_opening(fd) is None
+
+
+def test_a_list_of_another_kind_says_nothing(fd, monkeypatch):
+    monkeypatch.setattr(listing, "_MAGIC", b"KVLIST99")
+    started(fd)
+    monkeypatch.undo()
+    assert read_opening(fd) is None
+
+
+@pytest.mark.parametrize("boots", [("before", "now"), ("", "")])
+def test_a_list_of_another_start_of_the_machine_says_nothing(fd, monkeypatch, boots):
+    written, read = boots
+    monkeypatch.setattr(listing, "this_boot", lambda: written)
+    started(fd)
+    monkeypatch.setattr(listing, "this_boot", lambda: read)
+    assert read_opening(fd) is None
+
+
+@pytest.mark.usefixtures("few")
+def test_changes_are_told_as_long_as_they_are_sure_to_be_there(fd):
+    writer = started(fd)
+    for number in range(20):
+        writer.write([number], [b"k"])
+    assert changed_slots(fd, 16, 20) == [16, 17, 18, 19]
+    assert changed_slots(fd, 15, 20) is None, "half of them may be written over while they are read"
+    assert changed_slots(fd, 21, 20) is None, "this is another list"
+    writer.write([*range(30)], [b"k"] * 30)
+    assert read_opening(fd).changes == 50
+    assert changed_slots(fd, 46, 50) == [26, 27, 28, 29]
+    os.ftruncate(fd, 4096 + 4)
+    assert changed_slots(fd, 46, 50) is None
+
+
+@pytest.mark.usefixtures("few")
+def test_a_neighbour_knows_the_same_however_much_has_changed(fd, tmp_path):
+    writer, near = started(fd), Near(tmp_path)
+    state = {}
+    for step, size in enumerate([1, 3, 4, 5, 8, 9, 20, 2]):
+        slots = [(step * 7 + number) % 40 for number in range(size)]
+        keys = [b"" if slot % 3 == step % 3 else b"%d-%d" % (slot, step) for slot in slots]
+        writer.write(slots, keys)
+        state.update(zip(slots, keys, strict=True))
+        assert near.seen() == {slot: key for slot, key in state.items() if key}
+    near.close()
+
+
+def test_slots_beyond_ones_own_number_are_not_looked_at(fd, tmp_path):
+    writer, near = started(fd), Near(tmp_path)
+    writer.write([1, 20], [b"a", b"b"])
+    assert near.seen(20) == {1: b"a"}
+    writer.write([2, 21, 20], [b"c", b"d", b"e"])
+    assert near.seen(20) == {1: b"a", 2: b"c"}
+    near.close()
+
+
+def test_a_chunk_that_moved_is_found_where_it_is(fd, tmp_path):
+    writer, near = started(fd), Near(tmp_path)
+    writer.write([1], [b"a"])
+    assert near.seen() == {1: b"a"}
+    writer.write([1, 2], [b"", b"a"])
+    assert near.seen() == {2: b"a"}
+    writer.write([1, 2], [b"a", b"b"])
+    assert near.seen() == {1: b"a", 2: b"b"}
+    near.close()
+
+
+def test_a_neighbour_of_another_epoch_has_nothing(fd, tmp_path):
+    writer, near = started(fd), Near(tmp_path)
+    writer.write([1], [b"a"])
+    assert near.seen(epoch=78) == {} and near.seen() == {1: b"a"} and near.seen(epoch=78) == {}
+    near.close()
+
+
+def test_who_begins_another_run_is_read_from_the_start(fd, tmp_path):
+    near = Near(tmp_path)
+    started(fd, run=1).write([1, 2], [b"a", b"b"])
+    assert near.seen() == {1: b"a", 2: b"b"}
+    started(fd, run=2).write([3, 3], [b"c", b"c"])
+    assert near.seen() == {3: b"c"}
+    near.close()
+
+
+def test_who_is_not_there_yet_has_nothing(tmp_path):
+    near = Near(tmp_path)
+    assert near.seen() == {}
+    own = OwnList(tmp_path, 40)
+    own.begin(EPOCH)
+    own.holds([b"a"], [1])
+    assert near.seen() == {1: b"a"}
+    own.close()
+    own.close()
+    assert near.seen() == {1: b"a"}, "its files are there still"
+    near.close()
+    near.close()
+
+
+def test_what_is_distrusted_is_not_found_until_it_changes(fd, tmp_path):
+    home_of(tmp_path, 4).mkdir()
+    own = OwnList(home_of(tmp_path, 4), 40)
+    own.begin(EPOCH)
+    own.holds([b"a", b"b"], [1, 2])
+    others = Neighbours(tmp_path, 0, 40, iter(range(99)).__next__)
+    others.look(EPOCH)
+    assert others.find(b"a") == (4, 1) == Found(4, 1)
+    others.distrust(Found(4, 2), b"a")
+    assert others.find(b"a") and others.find(b"b"), "that one isn't there"
+    others.distrust(Found(4, 1), b"a")
+    assert others.find(b"a") is None and others.find(b"b")
+    others.look(EPOCH)
+    assert others.find(b"a") is None
+    own.holds([b"a"], [1])
+    others.look(EPOCH)
+    assert others.find(b"a") == (4, 1)
+    others.check()
+    others.close()
+    own.close()
+
+
+def test_homes_are_known_by_their_names(tmp_path):
+    names = ["engine-0", "engine-2", "engine-10", "engine-02", "engine-x", "rank-0", "engine-1"]
+    for name in names:
+        (tmp_path / name).mkdir()
+        own = OwnList(tmp_path / name, 9)
+        own.begin(EPOCH)
+        own.holds([name.encode()], [3])
+        own.close()
+    others = Neighbours(tmp_path, 1, 9, iter(range(99)).__next__)
+    others.look(EPOCH)
+    found = {name: others.find(name.encode()) for name in names}
+    assert {name: place for name, place in found.items() if place} == {
+        "engine-0": (0, 3),
+        "engine-2": (2, 3),
+        "engine-10": (10, 3),
+    }
+    others.close()
+
+
+def test_of_several_the_first_one_lends(tmp_path):
+    for engine in (10, 2, 5):
+        home_of(tmp_path, engine).mkdir()
+        own = OwnList(home_of(tmp_path, engine), 9)
+        own.begin(EPOCH)
+        own.holds([b"a"], [engine % 9])
+        own.close()
+    others = Neighbours(tmp_path, 0, 9, iter(range(99)).__next__)
+    others.look(EPOCH)
+    assert others.find(b"a") == (2, 2)
+    others.close()
+
+
+def test_what_was_just_looked_at_is_not_looked_at_again(tmp_path):
+    home_of(tmp_path, 2).mkdir()
+    own = OwnList(home_of(tmp_path, 2), 9)
+    own.begin(EPOCH)
+    times = iter([0.0, 0.0009, 0.001, 0.0011, 0.0012])
+    others = Neighbours(tmp_path, 0, 9, times.__next__)
+    others.look(EPOCH)
+    own.holds([b"a"], [1])
+    others.look(EPOCH)
+    assert others.find(b"a") is None
+    others.look(EPOCH)
+    assert others.find(b"a") == (2, 1)
+    others.look(78)
+    assert others.find(b"a") is None, "another epoch is another question"
+    others.close()
+    own.close()
+
+
+def test_a_folder_that_is_gone_has_no_neighbours(tmp_path):
+    others = Neighbours(tmp_path / "gone", 0, 9, iter(range(99)).__next__)
+    others.look(EPOCH)
+    assert others.find(b"a") is None
+    (tmp_path / "gone" / "engine-1").mkdir(parents=True)
+    own = OwnList(tmp_path / "gone" / "engine-1", 9)
+    own.begin(EPOCH)
+    own.holds([b"a"], [1])
+    others.look(EPOCH)
+    assert others.find(b"a") == (1, 1)
+    others.close()
+    own.close()
+
+
+# What is lent
+
+
+def test_what_is_borrowed_its_owner_knows(fd, tmp_path):
+    started(fd).write([1, 2, 3, 9, 39], [b"a", b"b", b"c", b"d", b"e"])
+    near, other = Near(tmp_path), Near(tmp_path)
+    near.seen()
+    other.seen()
+    assert loans.lent(fd, 40) == []
+    assert near.borrow(2, b"b") and near.borrow(3, b"c") and other.borrow(3, b"c") and other.borrow(39, b"e")
+    assert loans.lent(fd, 40) == [2, 3, 39] and loans.lent(fd, 39) == [2, 3]
+    near.give_back(3)
+    assert loans.lent(fd, 40) == [2, 3, 39]
+    other.give_back(3)
+    assert loans.lent(fd, 40) == [2, 39]
+    near.close()
+    assert loans.lent(fd, 40) == [39]
+    other.close()
+    assert loans.lent(fd, 40) == []
+
+
+def test_what_is_borrowed_twice_is_given_back_twice(fd, tmp_path):
+    started(fd).write([1], [b"a"])
+    near = Near(tmp_path)
+    near.seen()
+    assert near.borrow(1, b"a") and near.borrow(1, b"a")
+    near.give_back(1)
+    assert loans.lent(fd, 40) == [1]
+    near.give_back(1)
+    assert loans.lent(fd, 40) == []
+    near.close()
+
+
+def test_what_went_is_not_borrowed(fd, tmp_path):
+    writer, near = started(fd), Near(tmp_path)
+    writer.write([1, 2], [b"a", b"b"])
+    near.seen()
+    assert near.borrow(2, b"b")
+    writer.write([1, 2], [b"c", b"d"])
+    assert not near.borrow(1, b"a") and not near.borrow(2, b"b")
+    assert loans.lent(fd, 40) == [2], "as it was before"
+    near.close()
+
+
+def test_a_lock_that_can_not_be_had_is_a_chunk_that_is_not_borrowed(fd, tmp_path, monkeypatch):
+    started(fd).write([1], [b"a"])
+    near = Near(tmp_path)
+    near.seen()
+
+    def refused(*args):
+        raise OSError(errno.ENOLCK, "no locks available")
+
+    monkeypatch.setattr(loans.fcntl, "fcntl", refused)
+    assert not near.borrow(1, b"a")
+    monkeypatch.undo()
+    assert near.borrow(1, b"a") and loans.lent(fd, 40) == [1]
+    near.close()
+
+
+BORROWER = """
+import sys
+from pathlib import Path
+from kv_offload_file.sharing.neighbours import Neighbour
+near = Neighbour(Path(sys.argv[1]))
+near.look(77, 40)
+print(near.borrow(1, b"a"), flush=True)
+sys.stdin.read()
+"""
+
+
+def test_what_another_process_borrowed_is_free_when_it_is_killed(fd, tmp_path):
+    started(fd).write([1], [b"a"])
+    with subprocess.Popen(
+        [sys.executable, "-c", BORROWER, str(tmp_path)], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    ) as process:
+        assert process.stdout.readline() == b"True\n"
+        assert loans.lent(fd, 40) == [1]
+        process.send_signal(signal.SIGKILL)
+        process.wait()
+    assert loans.lent(fd, 40) == []
+
+
+def test_a_system_without_such_locks_is_refused(monkeypatch):
+    loans.refuse_without_locks()
+    monkeypatch.delattr(loans.fcntl, "F_OFD_GETLK")
+    with pytest.raises(ConfigError, match="file_shared: this system has no locks of open files"):
+        loans.refuse_without_locks()
+
+
+# What goes wrong
+
+
+def test_a_list_that_can_not_be_written_is_emptied_and_said_once(tmp_path, monkeypatch, caplog):
+    own, near = OwnList(tmp_path, 40), Near(tmp_path)
+    own.begin(EPOCH)
+    own.holds([b"a"], [1])
+    assert near.seen() == {1: b"a"}
+
+    def full(*args):
+        raise OSError(errno.ENOSPC, "no space left")
+
+    with monkeypatch.context() as broken, caplog.at_level(logging.ERROR):
+        broken.setattr(listing.os, "pwrite", full)
+        own.holds([b"b"], [2])
+        own.holds([b"c"], [3])
+    [record] = caplog.records
+    assert record.getMessage() == (
+        f"{tmp_path / 'listing'}: from now on no neighbour finds anything here: [Errno 28] no space left"
+    )
+    assert near.seen() == {} and own.lent() == []
+    own.leaves([1])
+    own.begin(EPOCH)
+    own.holds([b"d"], [4])
+    assert near.seen() == {4: b"d"}, "who begins anew tries again"
+    own.close()
+    near.close()
+    assert own.lent() == [], "nobody asks of what is closed"
+
+
+def test_a_list_that_can_not_even_be_emptied_is_said_to_be_wrong(tmp_path, monkeypatch, caplog):
+    own = OwnList(tmp_path, 40)
+
+    def broken(*args):
+        raise OSError(errno.EIO, "broken")
+
+    monkeypatch.setattr(listing.os, "ftruncate", broken)
+    own.begin(EPOCH)
+    assert [record.getMessage().split(": ", 1)[1] for record in caplog.records] == [
+        "from now on no neighbour finds anything here: [Errno 5] broken",
+        "what it says may be wrong: [Errno 5] broken",
+    ]
+    own.holds([b"a"], [1])
+    own.close()
+
+
+def test_a_home_that_is_no_folder_is_refused(tmp_path):
+    with pytest.raises(ConfigError, match=r"file_dir: No such file or directory: .*gone/listing"):
+        OwnList(tmp_path / "gone", 40)
+
+
+# Places
+
+
+def test_places_tell_engines_and_slots_apart():
+    everywhere = [(engine, slot) for engine in (None, 0, 1, MOST_ENGINES - 1) for slot in (0, 6)]
+    places = [slot if engine is None else place_of(Found(engine, slot), 7) for engine, slot in everywhere]
+    assert places == [0, 6, 7, 13, 14, 20, 1778, 1784]
+    assert [found_at(place, 7) for place in places] == [
+        None if engine is None else Found(engine, slot) for engine, slot in everywhere
+    ]
+    assert max(places) < num_places(7)
+
+
+def test_nowhere_is_at_no_engine_and_side_by_side_not_the_same():
+    places = [nowhere(index) for index in range(4)]
+    assert all(place.engine >= MOST_ENGINES for place in places)
+    assert places[0] != places[1] != places[2]
+    assert all(place_of(place, 3) < num_places(3) for place in places)
