@@ -1,4 +1,4 @@
-"""What an engine tells its neighbours, in a file that may be read while it is written; and what keeps a chunk lent."""
+"""What an engine tells its neighbours, in a file that is read while it is written; and what keeps a chunk lent."""
 
 import errno
 import logging

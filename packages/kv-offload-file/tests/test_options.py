@@ -75,8 +75,8 @@ def test_what_must_be_set(key, meaning, unset):
 
 KNOWN = (
     "cache_policy_module_path, copy_engine, copy_submission, copy_threads, eviction_policy, file_bytes_to_use, "
-    "file_dir, file_direct, file_engine, file_shared, file_staging_bytes, file_tag, file_threads, max_tracker_size, "
-    "pin_memory, store_threshold"
+    "file_dir, file_direct, file_engine, file_shared, file_staging_bytes, file_tag, file_threads, "
+    "max_tracker_size, pin_memory, store_threshold"
 )
 
 

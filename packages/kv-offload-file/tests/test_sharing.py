@@ -1,4 +1,4 @@
-"""Engines of one machine that share a folder: each finds what the others stored, and loads it from where it lies."""
+"""Engines of one machine that share a folder: each finds what others stored, and loads it from where it lies."""
 
 import json
 import os
@@ -45,8 +45,10 @@ def test_what_one_stored_the_other_finds_and_loads(two):
 def test_each_has_a_home_of_its_own(two, tmp_path):
     first, second = two
     assert (first.folder.name, second.folder.name) == ("engine-0", "engine-1")
-    assert first.folder.parent == second.folder.parent == home_folder(
-        str(tmp_path), config(tmp_path), "", is_shared=True
+    assert (
+        first.folder.parent
+        == second.folder.parent
+        == home_folder(str(tmp_path), config(tmp_path), "", is_shared=True)
     )
     assert json.loads((first.folder / "meaning.json").read_text())["engine"] == "any"
     assert first.folder.parent != home_folder(str(tmp_path), config(tmp_path), "")
@@ -77,14 +79,17 @@ def test_what_a_neighbour_has_is_not_stored_twice(two):
     first, second = two
     first.store([1, 2])
     assert second.store([1, 2, 3]) == [make_key(3)]
-    assert second.manager.prepare_stores([([make_key(1)], ReqContext("a")), ([make_key(4)], ReqContext("b"))])[
-        0
-    ].keys_to_store == []
+    assert (
+        second.manager.prepare_stores([([make_key(1)], ReqContext("a")), ([make_key(4)], ReqContext("b"))])[
+            0
+        ].keys_to_store
+        == []
+    )
     second.manager.complete_store([make_key(4)], second.context, success=False)
 
 
 def test_what_both_have_each_loads_from_its_own(two):
-    first, second = two
+    first, _ = two
     outputs = [rig.manager.prepare_store([make_key(1)], rig.context) for rig in two]
     assert [output.keys_to_store for output in outputs] == [[make_key(1)]] * 2
     for rig in two:
@@ -127,7 +132,7 @@ def test_several_loads_of_one_chunk_borrow_it_until_the_last_ends(two):
         assert first.store([7]) is not None
         assert second.end_load([1], spec)
         assert first.manager._own.lent() == ([0] if spec is not specs[-1] else [])
-    with pytest.raises(KVError, match="complete_load: chunk .* is not here"):
+    with pytest.raises(KVError, match=r"complete_load: chunk .* is not here"):
         second.manager.complete_load([make_key(1)], second.context)
 
 
@@ -400,7 +405,7 @@ def test_room_is_taken_for_the_listing(tmp_path):
 
 
 @pytest.mark.parametrize(
-    "settings, said",
+    ("settings", "said"),
     [
         (
             {"file_engine": 3},

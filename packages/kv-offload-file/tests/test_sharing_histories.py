@@ -1,11 +1,10 @@
-"""Random histories of engines that share a folder, over real files, with restarts, kills, resets and changed bytes.
+"""Random histories of engines that share a folder, over real files, with restarts, kills, resets and spoilt bytes.
 
-No load brings wrong bytes. What an engine has, all find that share with it; what was borrowed is loaded, whatever its
-owner stores meanwhile; and what an engine tells its neighbours is what it has.
+No load brings wrong bytes. What an engine has, all find that share with it; what was borrowed is loaded, whatever
+its owner stores meanwhile; and what an engine tells its neighbours is what it has.
 """
 
 import tempfile
-from itertools import count
 from pathlib import Path
 
 from hypothesis import example, given, settings
@@ -20,9 +19,7 @@ ENGINES = 3
 KINDS = ("store", "store", "store", "begin", "begin", "end", "stop", "kill", "reset", "change", "drop")
 
 actions = st.lists(
-    st.tuples(
-        st.sampled_from(KINDS), st.integers(0, ENGINES - 1), st.integers(0, 11), st.integers(1, 4)
-    ),
+    st.tuples(st.sampled_from(KINDS), st.integers(0, ENGINES - 1), st.integers(0, 11), st.integers(1, 4)),
     max_size=30,
 )
 
@@ -142,11 +139,13 @@ class Street:
             rig.stop()
 
 
-@settings(max_examples=60)
+@settings(max_examples=30)
 @given(actions, st.sampled_from(["lru", "arc", "sieve", "s3fifo"]), st.sampled_from([1, 1, 2]))
 @example([("store", 0, 0, 4), ("begin", 1, 0, 4), ("store", 0, 4, 4), ("end", 1, 0, 1)], "lru", 1)
 @example([("store", 0, 0, 4), ("begin", 1, 0, 4), ("reset", 1, 0, 1), ("store", 1, 0, 4)], "arc", 2)
-@example([("store", 0, 0, 4), ("begin", 1, 0, 4), ("kill", 0, 0, 1), ("store", 0, 5, 4), ("end", 1, 0, 1)], "lru", 1)
+@example(
+    [("store", 0, 0, 4), ("begin", 1, 0, 4), ("kill", 0, 0, 1), ("store", 0, 5, 4), ("end", 1, 0, 1)], "lru", 1
+)
 def test_engines_that_share(acts, policy, ranks):
     with tempfile.TemporaryDirectory() as folder:
         street = Street(Path(folder), policy, ranks)

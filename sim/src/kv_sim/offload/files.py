@@ -9,6 +9,10 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
+from itertools import count
+from pathlib import Path
+from typing import Final
+from weakref import WeakValueDictionary
 
 from kv_api import CanonicalKVCaches, Direction, OffloadingConfig
 from kv_offload_cpu import HostMemory
@@ -19,6 +23,10 @@ from kv_offload_file.engine import FileCopyEngine, Slots
 from kv_offload_file.home import Home
 from kv_offload_file.label import Label
 from kv_offload_file.restore import Found
+from kv_offload_file.sharing.neighbourhood import Others, Telling
+from kv_offload_file.sharing.neighbours import Neighbours
+from kv_offload_file.sharing.own_list import OwnList
+from kv_offload_file.sharing.place import found_at
 from kv_offload_file.slot_file import DamagedError
 from kv_sim.memory.content import Words
 from kv_sim.memory.device import Device
@@ -28,14 +36,17 @@ _BAYS = 6
 """Few, so that they are used again and again and large jobs go through them in parts, stores as well as loads."""
 
 
+_EPOCHS: Final = count(2)
+
+
 class WorldHome:
     """A home that nobody else wants to live in."""
 
     epoch = 1
 
     def renew(self) -> None:
-        """Begin another epoch."""
-        self.epoch += 1
+        """Begin another epoch, which no other home has."""
+        self.epoch = next(_EPOCHS)
 
     def close(self) -> None:
         """Nothing to do: nobody waits for this home."""
@@ -47,27 +58,55 @@ class WorldSlots:
     def __init__(self, device: Device, memory: WorldMemory) -> None:
         self._device = device
         self._memory = memory
-        self._held: dict[int, tuple[Label, Words]] = {}
+        self.held: dict[int, tuple[Label, Words]] = {}
 
     def write(self, slot: int, label: Label, bay: int) -> None:
         """Fill a slot."""
-        self._held[slot] = label, self._pages(bay).copy()
+        self.held[slot] = label, self._pages(bay).copy()
 
     def read(self, slot: int, label: Label, bay: int) -> None:
         """Fill a bay, if the slot has what the label says."""
-        held, pages = self._held[slot]
-        if held[:2] != label[:2]:
-            raise DamagedError(f"slot {slot} holds {held}, not {label}")
-        self._pages(bay)[:] = pages
+        self._fill(bay, label, self.held.get(slot))
+
+    def _fill(self, bay: int, label: Label, held: tuple[Label, Words] | None) -> None:
+        if held is None or held[0][:2] != label[:2]:
+            raise DamagedError(f"a slot holds {held and held[0]}, not {label}")
+        self._pages(bay)[:] = held[1]
 
     def close(self) -> None:
         """Forget everything."""
-        self._held.clear()
+        self.held.clear()
 
     def _pages(self, bay: int) -> Words:
         size = self._memory.blocks_per_chunk
         begin = self._memory.first_slot + bay * size
         return self._device.host[begin : begin + size]
+
+
+class _ByEngine(dict[int, WorldSlots]):
+    """The slots of the workers of one rank, of engines that share a folder, by the number of the engine."""
+
+
+_SHARED: Final[WeakValueDictionary[tuple[Path, int], _ByEngine]] = WeakValueDictionary()
+"""By folder and rank, as long as there is one that has such slots."""
+
+
+class WorldSharedSlots(WorldSlots):
+    """The slots of a worker whose engine shares them with those that have the others ``by_engine``."""
+
+    def __init__(self, device: Device, memory: WorldMemory, num_slots: int, by_engine: _ByEngine) -> None:
+        super().__init__(device, memory)
+        self._num_slots = num_slots
+        self._by_engine = by_engine
+
+    def read(self, slot: int, label: Label, bay: int) -> None:
+        """Fill a bay with what is in a place, here or at another engine."""
+        found = found_at(slot, self._num_slots)
+        if found is None:
+            super().read(slot, label, bay)
+            return
+        theirs = self._by_engine.get(found.engine)
+        self._fill(bay, label, None if theirs is None else theirs.held.get(found.slot))
 
 
 class Later:
@@ -120,6 +159,14 @@ class FileOffloadingSpecInMemory(FileOffloadingSpec):
         """Nothing is found, and stores are counted from 1."""
         return Found([], 1)
 
+    def open_neighbourhood(self) -> tuple[Telling, Others]:
+        """The listings are files, in the folder of a world; who looks sees what there is then."""
+        assert self.engine is not None, "this engine shares with nobody"
+        self.folder.mkdir(parents=True, exist_ok=True)
+        return OwnList(self.folder, self.num_chunks), Neighbours(
+            self.folder.parent, self.engine, self.num_chunks, count().__next__
+        )
+
     def make_memory(self, layout: HostLayout) -> HostMemory:
         """Made with the copy engine."""
         return NoMemory()
@@ -134,6 +181,7 @@ class WorldFileOffloadingSpec(FileOffloadingSpecInMemory):
 
     SLOT_ALIGNMENT = 1
     ROW_BYTES = 0
+    LISTED_BYTES = 0
 
     def __init__(self, config: OffloadingConfig) -> None:
         chunk_bytes = config.worker_kv_bytes_per_block * config.cache.blocks_per_chunk
@@ -142,6 +190,8 @@ class WorldFileOffloadingSpec(FileOffloadingSpecInMemory):
             "file_bytes_to_use": config.extra_config["cpu_bytes_to_use"],
             "file_staging_bytes": _BAYS * chunk_bytes,
         }
+        if config.extra_config.get("file_shared"):
+            own["file_engine"] = _number_of(config.engine_id)
         super().__init__(replace(config, extra_config={**own, **config.extra_config}))
 
     @property
@@ -153,9 +203,22 @@ class WorldFileOffloadingSpec(FileOffloadingSpecInMemory):
         """Copies of the device that the KV caches are on."""
         device = kv_caches.tensors[0].tensor.device
         bays = WorldMemory(device, layout)
-        self.slots = WorldSlots(device, bays)
+        self.slots = self._slots_of(device, bays)
         return WorldCopyEngine(device, bays)
+
+    def _slots_of(self, device: Device, bays: WorldMemory) -> WorldSlots:
+        if self.engine is None:
+            return WorldSlots(device, bays)
+        by_engine = _SHARED.setdefault((self.folder.parent, self.config.parallel.rank), _ByEngine())
+        by_engine[self.engine] = WorldSharedSlots(device, bays, self.num_chunks, by_engine)
+        return by_engine[self.engine]
 
     def make_engine(self, inner: CopyEngine, slots: Slots, num_blocks: list[int]) -> FileCopyEngine:
         """An engine without threads."""
         return WorldFileCopyEngine(inner, slots, self.num_bays, num_blocks)
+
+
+def _number_of(engine_id: str | None) -> int:
+    """Which of a world's engines this is: the first is called after the world, the others have a number."""
+    _, _, number = (engine_id or "").rpartition("-")
+    return int(number) if number.isdigit() else 0

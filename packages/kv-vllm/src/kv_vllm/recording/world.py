@@ -23,6 +23,7 @@ WORLD_SPECS: Final = {
 NOT_THE_WORLDS: Final = (
     *("cpu_bytes_to_use", "copy_engine", "copy_threads", "copy_submission", "host_memory", "shared_memory_dir"),
     *("file_dir", "file_bytes_to_use", "file_tag", "file_staging_bytes", "file_threads", "file_direct"),
+    *("file_shared", "file_engine"),
 )
 """Options about bytes, which a world has none of."""
 

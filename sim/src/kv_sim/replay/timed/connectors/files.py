@@ -22,6 +22,7 @@ from kv_sim.replay.timed.engine.device import HasLink
 from kv_sim.replay.timed.timing import SECOND
 
 STAGING: str = "file_staging_bytes"
+SHARED: str = "file_shared"
 
 
 class Disk:

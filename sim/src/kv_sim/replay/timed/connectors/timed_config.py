@@ -15,7 +15,7 @@ from kv_multi import MultiConnector
 from kv_offload import OffloadingConnector
 from kv_offload_file.options import FileOptions
 from kv_sim.replay.timed.connectors import host_memory
-from kv_sim.replay.timed.connectors.files import STAGING, ReplayFileOffloadingSpec
+from kv_sim.replay.timed.connectors.files import SHARED, STAGING, ReplayFileOffloadingSpec
 from kv_sim.replay.timed.connectors.host_memory import ReplayCPUOffloadingSpec, ReplayOffloadingConnector
 from kv_sim.replay.timed.connectors.nothing import NoConnector
 
@@ -129,6 +129,11 @@ def _timed_offloading(
         )
     extra |= {_SPEC: timed_spec.__name__, _SPEC_MODULE: timed_spec.__module__}
     if spec == _FILES:
+        if extra.get(SHARED):
+            raise ConfigError(
+                f"{place}.{_EXTRA}.{SHARED}: files that engines share have no timing model; "
+                "without this each server has its own"
+            )
         staging = extra.get(STAGING, FileOptions.file_staging_bytes)
         if isinstance(staging, int):  # otherwise the medium refuses it
             extra[STAGING] = staging * ranks
