@@ -3,6 +3,11 @@
 Run by the session `vllm-long`.
 """
 
+import json
+import os
+import subprocess
+import sys
+
 import pytest
 from kv_vllm_runs import MULTI, OURS, Engine, history, history_alone, prefixes, with_extra
 
@@ -63,3 +68,35 @@ def test_an_engine_that_is_started_again_loads_what_the_one_before_it_stored(ref
     (first, *_), (second, damaged), (_, found) = loaded
     assert second > first > 0
     assert damaged == 0 < found
+
+
+OTHER_ENGINE = """
+import json, sys
+from kv_vllm_runs import Engine, prefixes
+engine = Engine(json.loads(sys.argv[1]))
+told = prefixes(engine)
+names = "external_prefix_cache_hits", "kv_offload_file_borrowed", "kv_offload_load_failure"
+print(json.dumps([told, *(engine.metric("vllm:" + name) for name in names)]))
+engine.close()
+"""
+
+
+def test_two_servers_share_their_files(reference, tmp_path):
+    """The second one, in a process of its own, loads from the first one's files what that computed."""
+    first = Engine(with_extra(files(tmp_path), file_shared=True))
+    expected = {name: reference[name] for name in ("shared", "again")}
+    assert {name: told for name, told in prefixes(first).items() if name in expected} == expected
+    second = with_extra(files(tmp_path), file_shared=True, file_engine=1)
+    run = subprocess.run(
+        [sys.executable, "-c", OTHER_ENGINE, json.dumps(second)],
+        capture_output=True,
+        text=True,
+        check=False,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
+    )
+    assert not run.returncode, run.stderr
+    told, hits, borrowed, failures = json.loads(run.stdout.splitlines()[-1])
+    assert {name: told[name] for name in expected} == expected
+    assert hits > counted(first, "external_prefix_cache_hits")[0] > 0
+    assert borrowed > 0 == failures
+    first.close()
