@@ -305,6 +305,29 @@ def test_what_is_borrowed_its_owner_knows(fd, tmp_path):
     assert loans.lent(fd, 40) == []
 
 
+def test_whoever_borrowed_in_whatever_order_all_is_known(fd, tmp_path):
+    """The system lists locks by who has them, not by where they are."""
+    started(fd).write([*range(40)], [b"%d" % slot for slot in range(40)])
+    several = [Near(tmp_path) for _ in range(3)]
+    borrowed = set()
+    for index, slot in enumerate([30, 31, 4, 39, 0, 17, 5, 16, 38, 1]):
+        near = several[index % 3]
+        near.seen()
+        assert near.borrow(slot, b"%d" % slot)
+        borrowed.add(slot)
+        assert loans.lent(fd, 40) == sorted(borrowed)
+    assert loans.lent(fd, 31) == [0, 1, 4, 5, 16, 17, 30]
+    for near in several:
+        near.close()
+
+
+def test_a_lock_of_all_that_follows_is_of_all_slots_that_follow(fd, tmp_path):
+    started(fd)
+    with (tmp_path / "listing").open("rb") as other:
+        loans.fcntl.fcntl(other, loans.fcntl.F_OFD_SETLK, loans._FLOCK.pack(loans.fcntl.F_RDLCK, 0, 35, 0, 0))
+        assert loans.lent(fd, 40) == [35, 36, 37, 38, 39] and loans.lent(fd, 30) == []
+
+
 def test_what_is_borrowed_twice_is_given_back_twice(fd, tmp_path):
     started(fd).write([1], [b"a"])
     near = Near(tmp_path)

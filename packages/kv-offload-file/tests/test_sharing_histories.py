@@ -146,6 +146,14 @@ class Street:
 @example(
     [("store", 0, 0, 4), ("begin", 1, 0, 4), ("kill", 0, 0, 1), ("store", 0, 5, 4), ("end", 1, 0, 1)], "lru", 1
 )
+@example(  # two engines have borrowed of one: the system names the locks in no order of slots
+    [
+        *[("store", 1, 3, 4), ("begin", 2, 4, 3), ("store", 2, 0, 1), ("store", 1, 0, 4)],
+        *[("begin", 0, 1, 2), ("store", 1, 2, 4)],
+    ],
+    "lru",
+    2,
+)
 def test_engines_that_share(acts, policy, ranks):
     with tempfile.TemporaryDirectory() as folder:
         street = Street(Path(folder), policy, ranks)

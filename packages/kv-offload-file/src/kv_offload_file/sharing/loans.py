@@ -26,18 +26,24 @@ def give_back(fd: int, slot: int) -> None:
 
 
 def lent(fd: int, num_slots: int) -> list[int]:
-    """The slots of which somebody else has locked the byte. One call of the system if there are none."""
-    found: list[int] = []
-    begin = 0
-    while begin < num_slots:
-        asked = _FLOCK.pack(fcntl.F_WRLCK, 0, begin, num_slots - begin, 0)
+    """The slots of which somebody else has locked the byte. One call of the system if there are none.
+
+    The system names any lock in the part that it is asked about, not the first. So what lies before it is asked
+    about as well as what lies behind.
+    """
+    found: set[int] = set()
+    parts = [(0, num_slots)]
+    while parts:
+        begin, end = parts.pop()
+        if begin >= end:
+            continue
+        asked = _FLOCK.pack(fcntl.F_WRLCK, 0, begin, end - begin, 0)
         kind, _, at, length, _ = _FLOCK.unpack(fcntl.fcntl(fd, fcntl.F_OFD_GETLK, asked))
-        if kind == fcntl.F_UNLCK:
-            break
-        end = min(at + length, num_slots) if length else num_slots  # 0 stands for all that follows
-        found += range(max(at, begin), end)
-        begin = end
-    return found
+        if kind != fcntl.F_UNLCK:
+            first, last = max(at, begin), min(at + length, end) if length else end  # 0: all that follows
+            found.update(range(first, last))
+            parts += [(begin, first), (last, end)]
+    return sorted(found)
 
 
 def refuse_without_locks() -> None:
