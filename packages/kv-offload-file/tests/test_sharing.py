@@ -148,6 +148,33 @@ def test_what_was_borrowed_goes_on_to_be_when_it_is_stored_here_meanwhile(two):
     assert second.end_load([1], spec) and second.end_load([1], again)
 
 
+def test_what_is_being_loaded_from_here_is_not_borrowed_when_it_is_forgotten(two):
+    """The end of that load would be taken for the end of the other one."""
+    first, second = two
+    outputs = [rig.manager.prepare_store([make_key(1)], rig.context) for rig in two]
+    for rig, output in zip(two, outputs, strict=True):
+        rig.manager.complete_store(output.keys_to_store, rig.context)
+    spec = second.begin_load([1])
+    second.manager.drop([make_key(1)])
+    assert second.hits([1]) == 0 and second.store([1]) == []
+    second.end_load([1], spec)
+    assert second.hits([1]) == 1 and first.manager._own.lent() == []
+    second.begin_load([1])
+    assert first.manager._own.lent() == [0]
+    second.manager.complete_load([make_key(1)], second.context)
+
+
+def test_what_is_being_borrowed_is_not_stored_when_its_owner_forgets_it(two):
+    first, second = two
+    first.store([1])
+    spec = second.begin_load([1])
+    first.manager.reset_cache()
+    first.manager.on_reset_flushed()
+    assert second.hits([1]) == 0 and second.store([1]) == []
+    second.end_load([1], spec)
+    assert second.store([1]) == [make_key(1)] and second.load([1])
+
+
 def test_what_left_is_not_found(two):
     first, second = two
     first.store([1, 2, 3, 4, 5, 6])

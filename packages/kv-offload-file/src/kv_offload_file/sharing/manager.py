@@ -184,8 +184,8 @@ class SharingManager(FileOffloadingManager):
     # Steps of the above
 
     def _find(self, key: OffloadKey) -> Found | None:
-        """Where a chunk can be borrowed. One can't of which a job from before it was forgotten is under way."""
-        return None if key in self._pool.fenced or key in self._stale else self._others.find(key)
+        """Where a chunk can be borrowed. One can't that was forgotten here while a job of it was under way."""
+        return None if key in self._pool.fenced else self._others.find(key)
 
     def _not_elsewhere(self, keys: Collection[OffloadKey]) -> list[OffloadKey]:
         """Those of some chunks that are worth a slot here: nobody else has them, unless this engine does, too."""
