@@ -10,7 +10,7 @@ import sys
 import pytest
 
 from kv_api import ConfigError
-from kv_offload_file.sharing import listing, loans
+from kv_offload_file.sharing import listing, loans, neighbours
 from kv_offload_file.sharing.listing import (
     ENTRY_BYTES,
     MOST_KEY_BYTES,
@@ -47,8 +47,13 @@ def started(fd, num_slots=40, run=1):
     return writer
 
 
+def begin(own):
+    own.begin(EPOCH)
+    own.open()
+
+
 def told(fd, num_slots=40):
-    return dict(read_entries(fd, num_slots))
+    return dict(read_entries(fd, range(num_slots)))
 
 
 class Near(Neighbour):
@@ -71,10 +76,27 @@ def test_what_is_written_is_read(fd):
     assert os.fstat(fd).st_size == size_of(40)
 
 
-def test_many_entries_are_read_in_parts(fd, monkeypatch):
-    monkeypatch.setattr(listing, "_AT_ONCE", 4)
+def test_entries_are_read_from_where_to_where(fd):
     started(fd).write([*range(11)], [b"%d" % slot for slot in range(11)])
-    assert told(fd, 10) == {slot: b"%d" % slot for slot in range(10)}
+    assert dict(read_entries(fd, range(3, 6))) == {slot: b"%d" % slot for slot in (3, 4, 5)}
+    assert dict(read_entries(fd, range(35, 50))) == {} == dict(read_entries(fd, range(60, 70)))
+
+
+def test_of_many_entries_some_are_read_each_time_and_what_changes_at_once(fd, tmp_path, monkeypatch):
+    monkeypatch.setattr(neighbours, "READ_AT_ONCE", 4)
+    writer, near = started(fd), Near(tmp_path)
+    state = {slot: b"%d" % slot for slot in range(11)}
+    writer.write([*state], [*state.values()])
+    assert near.seen() == {slot: state[slot] for slot in range(4)}
+    state |= {1: b"x", 9: b"y"}
+    writer.write([1, 9, 10], [b"x", b"y", b""])
+    del state[10]
+    assert near.seen() == {slot: state[slot] for slot in (*range(8), 9)}
+    assert near.seen() == state == near.seen(), "and that is all"
+    started(fd, run=2).write([0, 7], [b"a", b"b"])
+    assert near.seen() == {0: b"a"} and near.seen() == {0: b"a", 7: b"b"}, "another list is read from its start"
+    assert near.seen(epoch=78) == {} and near.seen() == {0: b"a"}
+    near.close()
 
 
 def test_whoever_begins_anew_begins_with_nothing(fd):
@@ -188,7 +210,7 @@ def test_who_is_not_there_yet_has_nothing(tmp_path):
     near = Near(tmp_path)
     assert near.seen() == {}
     own = OwnList(tmp_path, 40)
-    own.begin(EPOCH)
+    begin(own)
     own.holds([b"a"], [1])
     assert near.seen() == {1: b"a"}
     own.close()
@@ -201,7 +223,7 @@ def test_who_is_not_there_yet_has_nothing(tmp_path):
 def test_what_is_distrusted_is_not_found_until_it_changes(fd, tmp_path):
     home_of(tmp_path, 4).mkdir()
     own = OwnList(home_of(tmp_path, 4), 40)
-    own.begin(EPOCH)
+    begin(own)
     own.holds([b"a", b"b"], [1, 2])
     others = Neighbours(tmp_path, 0, 40, iter(range(99)).__next__)
     others.look(EPOCH)
@@ -225,7 +247,7 @@ def test_homes_are_known_by_their_names(tmp_path):
     for name in names:
         (tmp_path / name).mkdir()
         own = OwnList(tmp_path / name, 9)
-        own.begin(EPOCH)
+        begin(own)
         own.holds([name.encode()], [3])
         own.close()
     others = Neighbours(tmp_path, 1, 9, iter(range(99)).__next__)
@@ -243,7 +265,7 @@ def test_of_several_the_first_one_lends(tmp_path):
     for engine in (10, 2, 5):
         home_of(tmp_path, engine).mkdir()
         own = OwnList(home_of(tmp_path, engine), 9)
-        own.begin(EPOCH)
+        begin(own)
         own.holds([b"a"], [engine % 9])
         own.close()
     others = Neighbours(tmp_path, 0, 9, iter(range(99)).__next__)
@@ -255,7 +277,7 @@ def test_of_several_the_first_one_lends(tmp_path):
 def test_what_was_just_looked_at_is_not_looked_at_again(tmp_path):
     home_of(tmp_path, 2).mkdir()
     own = OwnList(home_of(tmp_path, 2), 9)
-    own.begin(EPOCH)
+    begin(own)
     times = iter([0.0, 0.0009, 0.001, 0.0011, 0.0012])
     others = Neighbours(tmp_path, 0, 9, times.__next__)
     others.look(EPOCH)
@@ -276,7 +298,7 @@ def test_a_folder_that_is_gone_has_no_neighbours(tmp_path):
     assert others.find(b"a") is None
     (tmp_path / "gone" / "engine-1").mkdir(parents=True)
     own = OwnList(tmp_path / "gone" / "engine-1", 9)
-    own.begin(EPOCH)
+    begin(own)
     own.holds([b"a"], [1])
     others.look(EPOCH)
     assert others.find(b"a") == (1, 1)
@@ -396,12 +418,25 @@ def test_a_system_without_such_locks_is_refused(monkeypatch):
         loans.refuse_without_locks()
 
 
+def test_a_list_is_read_when_it_is_whole(tmp_path):
+    own, near = OwnList(tmp_path, 40), Near(tmp_path)
+    own.begin(EPOCH)
+    own.holds([b"a", b"b"], [1, 2])
+    assert near.seen() == {}
+    own.open()
+    assert near.seen() == {1: b"a", 2: b"b"}
+    own.begin(EPOCH)
+    assert near.seen() == {}
+    own.close()
+    near.close()
+
+
 # What goes wrong
 
 
 def test_a_list_that_can_not_be_written_is_emptied_and_said_once(tmp_path, monkeypatch, caplog):
     own, near = OwnList(tmp_path, 40), Near(tmp_path)
-    own.begin(EPOCH)
+    begin(own)
     own.holds([b"a"], [1])
     assert near.seen() == {1: b"a"}
 
@@ -418,7 +453,7 @@ def test_a_list_that_can_not_be_written_is_emptied_and_said_once(tmp_path, monke
     )
     assert near.seen() == {} and own.lent() == []
     own.leaves([1])
-    own.begin(EPOCH)
+    begin(own)
     own.holds([b"d"], [4])
     assert near.seen() == {4: b"d"}, "who begins anew tries again"
     own.close()
@@ -433,7 +468,7 @@ def test_a_list_that_can_not_even_be_emptied_is_said_to_be_wrong(tmp_path, monke
         raise OSError(errno.EIO, "broken")
 
     monkeypatch.setattr(listing.os, "ftruncate", broken)
-    own.begin(EPOCH)
+    begin(own)
     assert [record.getMessage().split(": ", 1)[1] for record in caplog.records] == [
         "from now on no neighbour finds anything here: [Errno 5] broken",
         "what it says may be wrong: [Errno 5] broken",

@@ -122,7 +122,7 @@ class Street:
         for number, rig in enumerate(self.rigs):
             rig.check()
             rig.manager._others.check()
-            listed = {key: slot for slot, key in read_entries(rig.manager._own._fd, CHUNKS)}
+            listed = {key: slot for slot, key in read_entries(rig.manager._own._fd, range(CHUNKS))}
             pool = rig.manager._pool
             assert listed == {key: slot for key, slot in pool.slot_of.items() if pool.is_resident(key)}
             for other in range(ENGINES):

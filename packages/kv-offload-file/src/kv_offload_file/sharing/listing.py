@@ -31,8 +31,6 @@ MOST_KEY_BYTES: Final = ENTRY_BYTES - 1
 REMEMBERED: Final = 1 << 14
 """So many changes are told one by one."""
 
-_AT_ONCE: Final = 1 << 14
-"""So many entries are read together."""
 _HEADER: Final = struct.Struct("<8sIQQ36s")
 _MAGIC: Final = b"KVLIST01"
 _SUM: Final = struct.Struct("<I")
@@ -125,14 +123,13 @@ def read_entry(fd: int, slot: int) -> OffloadKey:
     return _key(os.pread(fd, ENTRY_BYTES, _AT_ENTRIES + slot * ENTRY_BYTES))
 
 
-def read_entries(fd: int, num_slots: int) -> Iterator[tuple[int, OffloadKey]]:
-    """All slots with something in them, and its key."""
-    for first in range(0, num_slots, _AT_ONCE):
-        size = min(_AT_ONCE, num_slots - first) * ENTRY_BYTES
-        data = os.pread(fd, size, _AT_ENTRIES + first * ENTRY_BYTES)
-        for index in range(len(data) // ENTRY_BYTES):
-            if data[index * ENTRY_BYTES]:
-                yield first + index, _key(data[index * ENTRY_BYTES : (index + 1) * ENTRY_BYTES])
+def read_entries(fd: int, slots: range) -> Iterator[tuple[int, OffloadKey]]:
+    """Those of some slots side by side that have something in them, and its key."""
+    data = os.pread(fd, len(slots) * ENTRY_BYTES, _AT_ENTRIES + slots.start * ENTRY_BYTES)
+    for slot, begin in zip(slots, range(0, len(data) - ENTRY_BYTES + 1, ENTRY_BYTES), strict=False):
+        size = data[begin]
+        if size:
+            yield slot, OffloadKey(data[begin + 1 : begin + 1 + size])
 
 
 def _entry(key: OffloadKey) -> bytes:

@@ -60,6 +60,7 @@ class SharingManager(FileOffloadingManager):
         self._newly_borrowed = 0
         own.begin(home.epoch)
         super().__init__(num_chunks, home, found, **options)
+        own.open()
 
     # Lookups
 
@@ -153,6 +154,7 @@ class SharingManager(FileOffloadingManager):
     def reset_cache(self) -> None:
         super().reset_cache()
         self._own.begin(self._home.epoch)
+        self._own.open()
         self._stale |= self._borrowed
         self._borrowed.clear()
 

@@ -17,7 +17,10 @@ class Telling(Protocol):
         """What is in these slots is no more to be read."""
 
     def begin(self, epoch: int) -> None:
-        """Nothing is held, and what will be is of this epoch."""
+        """Nothing is held, and what will be is of this epoch. It isn't to be read yet."""
+
+    def open(self) -> None:
+        """Let it be read, now that it has all that is held."""
 
     def lent(self) -> list[int]:
         """The slots that neighbours read from now."""

@@ -17,6 +17,8 @@ from kv_offload_file.sharing.place import Found, home_of
 
 LOOK_SECONDS: Final = 0.001
 """What was looked at so short a time ago isn't looked at anew."""
+READ_AT_ONCE: Final = 1 << 13
+"""So many entries of a neighbour are read at a time: whoever looks goes on to schedule a step."""
 _HOME: Final = re.compile(r"engine-(0|[1-9][0-9]*)")
 
 
@@ -27,13 +29,18 @@ class Neighbour:
         self._path = folder / NAME
         self._fd = -1
         self._seen: Opening | None = None
+        self._num_read = 0
+        """So many entries, from the first on, have been read at least once."""
         self._key_at: dict[int, OffloadKey] = {}
         self._loans: dict[int, int] = {}
         """Slot -> how often it is borrowed."""
         self.slot_of: dict[OffloadKey, int] = {}
 
     def look(self, epoch: int, num_slots: int) -> None:
-        """Read what has changed; nothing is known of one that is of another epoch. ``num_slots`` are looked at."""
+        """Read what has changed, and of what was never read so many entries. ``num_slots`` are looked at in all.
+
+        Nothing is known of a neighbour of another epoch.
+        """
         opening = read_opening(self._fd) if self._is_open() else None
         if opening is None or opening.epoch != epoch:
             self._forget()
@@ -45,13 +52,14 @@ class Neighbour:
         if changed is None:
             self._forget()
             self._seen = opening
-            for slot, key in read_entries(self._fd, min(num_slots, opening.num_slots)):
-                self._learn(slot, key)
-            return
-        for slot in dict.fromkeys(changed):
+        for slot in dict.fromkeys(changed or ()):
             if slot < num_slots:
                 self.distrust(slot)
                 self._learn(slot, read_entry(self._fd, slot))
+        unread = range(self._num_read, min(num_slots, opening.num_slots))[:READ_AT_ONCE]
+        for slot, key in read_entries(self._fd, unread) if unread else ():
+            self._learn(slot, key)
+        self._num_read += len(unread)
 
     def borrow(self, slot: int, key: OffloadKey) -> bool:
         """Lock a slot, and see that it has the chunk still."""
@@ -105,6 +113,7 @@ class Neighbour:
 
     def _forget(self) -> None:
         self._seen = None
+        self._num_read = 0
         self._key_at.clear()
         self.slot_of.clear()
 

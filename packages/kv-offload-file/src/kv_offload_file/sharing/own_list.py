@@ -28,12 +28,22 @@ class OwnList:
         except OSError as error:
             raise ConfigError(f"file_dir: {error.strerror}: {self._path}") from error
         self._writer: ListWriter | None = None
+        self._epoch = 0
 
     def begin(self, epoch: int) -> None:
-        """Nothing is held, and what will be is of this epoch."""
+        """Nothing is held, and what will be is of this epoch. It isn't to be read yet."""
+        self._epoch = epoch
         try:
             self._writer = ListWriter(self._fd, self._num_slots)
-            self._writer.open(epoch, secrets.randbits(63) | 1)
+        except OSError as error:
+            self._give_up(error)
+
+    def open(self) -> None:
+        """Let it be read, now that it has all that is held."""
+        if self._writer is None:
+            return
+        try:
+            self._writer.open(self._epoch, secrets.randbits(63) | 1)
         except OSError as error:
             self._give_up(error)
 
