@@ -4,6 +4,7 @@ import fcntl
 import json
 import os
 import sys
+from concurrent.futures import ThreadPoolExecutor, wait
 from dataclasses import replace
 from pathlib import Path
 
@@ -12,6 +13,7 @@ from kv_offload_file_rig import config
 
 from kv_api import ConfigError
 from kv_offload_file import home_folder
+from kv_offload_file.epoch import EpochFile
 from kv_offload_file.home import LockedHome
 
 
@@ -51,6 +53,29 @@ def test_whatever_changes_what_bytes_mean_is_another_folder(tmp_path):
     folders |= {"tag": home_folder(str(tmp_path), config(tmp_path), "tuned")}
     assert len({*folders.values()}) == len(folders)
     assert all(folder.parent == tmp_path for folder in folders.values())
+
+
+def test_who_has_an_epoch_in_common_waits_for_its_turn(tmp_path):
+    """Else two that start together would each begin the first one."""
+    begun = []
+    with ThreadPoolExecutor() as threads:
+        folder = os.open(tmp_path, os.O_RDONLY)
+        fcntl.flock(folder, fcntl.LOCK_EX)
+        waiting = threads.submit(lambda: begun.append(EpochFile(tmp_path, in_common=True).begin()))
+        alone = threads.submit(EpochFile(tmp_path).begin).result()
+        assert not wait([waiting], timeout=0.2).done and not begun
+        os.close(folder)
+        waiting.result()
+    assert begun == [alone]
+
+
+def test_a_new_epoch_in_common_is_for_those_that_start(tmp_path):
+    epochs = EpochFile(tmp_path, in_common=True)
+    first = epochs.begin()
+    own = epochs.renew()
+    after = EpochFile(tmp_path, in_common=True).begin()
+    assert len({first, own, after}) == 3
+    assert EpochFile(tmp_path).renew() == EpochFile(tmp_path).begin() != after
 
 
 def test_whatever_does_not_is_the_same(tmp_path):

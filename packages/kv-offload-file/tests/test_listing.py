@@ -261,6 +261,20 @@ def test_homes_are_known_by_their_names(tmp_path):
     others.close()
 
 
+def test_a_neighbour_that_comes_later_is_noticed(tmp_path):
+    others = Neighbours(tmp_path, 0, 9, iter(range(99)).__next__)
+    for engine in (1, 2):
+        others.look(EPOCH)
+        home_of(tmp_path, engine).mkdir()
+        own = OwnList(home_of(tmp_path, engine), 9)
+        begin(own)
+        own.holds([b"%d" % engine], [3])
+        own.close()
+        others.look(EPOCH)
+        assert others.find(b"%d" % engine) == (engine, 3)
+    others.close()
+
+
 def test_of_several_the_first_one_lends(tmp_path):
     for engine in (10, 2, 5):
         home_of(tmp_path, engine).mkdir()

@@ -292,6 +292,17 @@ def test_a_load_from_before_a_reset_ends_with_the_reset(two):
     assert second.store([1, 2]) == make_keys([1, 2])
 
 
+def test_two_resets_give_back_what_was_borrowed_before_the_first(two):
+    first, second = two
+    first.store([1])
+    second.begin_load([1])
+    second.manager.reset_cache()
+    second.manager.reset_cache()
+    assert first.manager._own.lent() == [0]
+    second.manager.on_reset_flushed()
+    assert first.manager._own.lent() == []
+
+
 def test_what_an_engine_left_its_neighbours_find(tmp_path):
     """Whether it was told to end or not; and it finds its own again."""
     first, second = engine(tmp_path, 0), engine(tmp_path, 1)

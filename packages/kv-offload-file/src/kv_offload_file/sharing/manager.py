@@ -2,8 +2,7 @@
 
 **Theory of operation.** What a neighbour has is a hit, wherever the engine itself has nothing. Such a chunk is
 *borrowed*: it is loaded from where it lies, which keeps it there meanwhile, and it isn't stored here as long as a
-neighbour has it. While a chunk is borrowed, whoever else loads it borrows it, too; so the end of a load is always
-the end of one from the same place.
+neighbour has it, nor while it is borrowed; so the end of a load is always the end of one from the same place.
 
 A chunk may go between a lookup and the load that follows. Its load then fails, and the prompt is computed.
 
@@ -93,8 +92,7 @@ class SharingManager(FileOffloadingManager):
 
     def prepare_load(self, keys: Collection[OffloadKey], req_context: ReqContext) -> LoadStoreSpec:
         listed = [*keys]
-        borrowed, slot_of = self._borrowed, self._pool.slot_of
-        here = [key for key in listed if key in slot_of and key not in borrowed]
+        here = [key for key in listed if key in self._pool.slot_of]
         if len(here) == len(listed):
             return super().prepare_load(listed, req_context)
         slots = dict(zip(here, _slots_of(super().prepare_load(here, req_context)), strict=True))
@@ -180,8 +178,8 @@ class SharingManager(FileOffloadingManager):
         loans = {**self._borrowed, **self._stale}
         assert len(loans) == len(self._borrowed) + len(self._stale), "a chunk is borrowed before and after a reset"
         assert all(loan.times > 0 for loan in loans.values()), f"nobody reads one of {loans}"
-        stale = [key.hex() for key in self._stale if key in self._pool.slot_of]
-        assert not stale, f"{stale} are borrowed from before a reset, and were stored since"
+        stored = [key.hex() for key in loans if key in self._pool.slot_of]
+        assert not stored, f"{stored} are borrowed, and were stored meanwhile"
 
     # Steps of the above
 

@@ -6,7 +6,7 @@ is being read (see ``loans``), so that its owner keeps it where it is.
 
 import os
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Final
 
@@ -128,7 +128,6 @@ class Neighbours:
         self._clock = clock
         self._looked: tuple[int, float] | None = None
         """Of which epoch, and when."""
-        self._changed_at = -1
         self._known: dict[int, Neighbour] = {}
 
     def look(self, epoch: int) -> None:
@@ -142,7 +141,7 @@ class Neighbours:
             one.look(epoch, self._num_slots)
 
     def find(self, key: OffloadKey) -> Found | None:
-        """Where one of them has a chunk; of several the first."""
+        """Where one of them has a chunk; of several the one that was known first."""
         for number, one in self._known.items():
             slot = one.slot_of.get(key)
             if slot is not None:
@@ -175,21 +174,11 @@ class Neighbours:
             one.check()
 
     def _look_for_more(self) -> None:
-        """A home that came changes the folder."""
+        """Notice the homes that have come."""
         try:
-            changed_at = self._folder.stat().st_mtime_ns
-            if changed_at == self._changed_at:
-                return
-            numbers = sorted(self._homes())
+            names = os.listdir(self._folder)
         except OSError:
             return
-        self._changed_at = changed_at
-        for number in numbers:
-            if number not in self._known:
-                self._known[number] = Neighbour(home_of(self._folder, number))
-
-    def _homes(self) -> Iterator[int]:
-        for name in os.listdir(self._folder):
-            found = _HOME.fullmatch(name)
-            if found is not None and int(found[1]) != self._own:
-                yield int(found[1])
+        numbers = {int(found[1]) for found in map(_HOME.fullmatch, names) if found is not None}
+        for number in sorted(numbers - self._known.keys() - {self._own}):
+            self._known[number] = Neighbour(home_of(self._folder, number))
