@@ -94,9 +94,9 @@ class WorldConfig:
     engines: int = 1
     """Two: each serves what the other has computed. The second one has other blocks, and the other role."""
     stranger: Stranger = "none"
-    """How the second engine differs, if nothing of it may be found at the first, nor the other way round: it serves
-    another ``model``, or one whose ``path`` has the same end; or the same with ``blocks`` of other sizes, or on
-    other ``ranks``. Its bytes are others in any case. Of the configuration of one engine: how that one differs."""
+    """How the second engine differs, if nothing of it may be found at the first, nor the other way round: it
+    serves another ``model``, or one whose ``path`` has the same end; or the same in ``blocks`` of another size, or
+    on another number of ``ranks``. Its bytes are others in any case. Of one engine: how that one differs."""
     sessions: bool = False
     """Whether some of the requests that arrive are sessions."""
     pauses: bool = False

@@ -71,7 +71,7 @@ class Site:
         """Request -> how many tokens it had when it was last matched."""
 
     def share_with(self, other: "Site") -> None:
-        """Say that another engine has the same store. It is a stranger, or all that it stores is found here, too."""
+        """Say that another engine has the same store: a stranger, or one of which all is found here, too."""
         served = self.engine.served
         is_strange = self.config.stranger != other.config.stranger
         (served.strangers if is_strange else served.shares_with).append(other.engine.served)

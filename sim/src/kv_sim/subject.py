@@ -120,7 +120,9 @@ class Subject:
     @property
     def possible_traits(self) -> list[Trait]:
         """What it could claim."""
-        foreign = (NOT_OF_PEERS if self.serves_peers else OF_PEERS) | (frozenset() if self.shares_store else OF_STORES)
+        foreign = (NOT_OF_PEERS if self.serves_peers else OF_PEERS) | (
+            frozenset() if self.shares_store else OF_STORES
+        )
         return [trait for trait in Trait if trait not in foreign]
 
     def transfer_config(self, world: WorldConfig, engine_id: str = "world") -> KVTransferConfig:

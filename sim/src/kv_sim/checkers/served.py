@@ -97,7 +97,7 @@ class Served:
                     forgets._computed.update(request.fine_hashes_up_to(request.num_computed_tokens))
 
     def is_of_others(self, request: SimRequest, start: int, end: int) -> bool:
-        """Whether a block between these tokens was computed at another engine with the same store, and not here."""
+        """Whether a block between these tokens was computed at another engine of the same store, not here."""
         return any(name not in self._own for name in self._blocks(request, start, end))
 
     def is_of_strangers(self, request: SimRequest, start: int) -> bool:

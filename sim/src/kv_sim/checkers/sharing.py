@@ -4,8 +4,8 @@ A store of one engine may end, for its connector, with a step after the one in w
 another engine may look only now and then for what there is. An engine with nothing to do takes no steps. So before
 anything is asked each engine gets a few requests of a single token, which fill no block.
 
-Nothing is demanded across engines once one of them was reset: it may find nothing of the others from then on, since
-it can't know what they have from before, and its reset may have emptied the store for all.
+Nothing is demanded across engines once one of them was reset: it may find nothing of the others from then on,
+since it can't know what they have from before, and its reset may have emptied the store for all.
 """
 
 from collections.abc import Callable, Sequence
@@ -80,8 +80,8 @@ def check_lent(site: Site, settle: Callable[[], bool]) -> None:
         if found < least and _count_failed(sites) == failed and not other.engine.has_work:
             other.referee.fail(
                 Invariant.HITS,
-                f"request {new.request_id} comes at rest: {found} of its first {least} tokens are found, but engine "
-                f"{site.place.number} has just computed them, and shares its store",
+                f"request {new.request_id} comes at rest: {found} of its first {least} tokens are found, but "
+                f"engine {site.place.number} has just computed them, and shares its store",
             )
 
 

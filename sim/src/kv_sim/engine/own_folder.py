@@ -1,8 +1,8 @@
 """``{folder}`` in a setting of a connector: a folder that no other world has, which is gone when its engine is.
 
-All connectors of an engine get the same folder, and so do those of engines that share a store. It is for connectors
-that keep files, and for those whose store outlives an engine: by its place the store of one world is another one
-than that of the next.
+All connectors of an engine get the same folder, and so do those of engines that share a store. It is for
+connectors that keep files, and for those whose store outlives an engine: by its place the store of one world is
+another one than that of the next.
 """
 
 import shutil

@@ -1,4 +1,4 @@
-"""``Place``: which engine of a world one is. Where engines serve each other, or share a store, there may be two."""
+"""``Place``: which engine of a world one is. Where engines serve each other, or share a store, there are two."""
 
 from dataclasses import dataclass, field
 from uuid import uuid4

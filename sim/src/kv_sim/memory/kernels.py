@@ -268,7 +268,9 @@ class Kernels:
             found = kernels.find(value)
             if found is not None:
                 token, name, *place = found
-                where = "" if place == [self._rank, group, layer] else " of rank {}, group {}, layer {}".format(*place)
+                where = (
+                    "" if place == [self._rank, group, layer] else " of rank {}, group {}, layer {}".format(*place)
+                )
                 return f"token {token} of request {name}{where}{self._elsewhere(kernels)}"
         return None
 
