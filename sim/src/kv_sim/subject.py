@@ -53,8 +53,8 @@ class Trait(StrEnum):
     gone; and an engine may be a producer or a consumer alone. Without it a router can be trusted. For what serves
     peers."""
     STRANGERS = "strangers"
-    """The store that it shares may be used by an engine of another model, or of another shape, too. For what shares
-    a store."""
+    """The store that it shares may be used by an engine of another model, or of another shape, too. For what
+    shares a store."""
 
 
 TICKET: Final = "do_remote_prefill"
@@ -96,8 +96,8 @@ class Subject:
     engines: int = 1
     """How many its worlds have. Two, for one that serves peers and can't be its own, or that shares a store."""
     shares_store: bool = False
-    """What one engine stores, another one finds, by no more than the prompt. Its worlds have two, without a router;
-    ``{folder}`` in a setting is one for both."""
+    """What one engine stores, another one finds, by no more than the prompt. Its worlds have two, without a router,
+    and ``{folder}`` in a setting is one for both."""
 
     def __post_init__(self) -> None:
         """Refuse what would only leave something out: a claim that nobody knows is never tried."""
@@ -120,10 +120,9 @@ class Subject:
     @property
     def possible_traits(self) -> list[Trait]:
         """What it could claim."""
-        foreign = (NOT_OF_PEERS if self.serves_peers else OF_PEERS) | (
-            frozenset() if self.shares_store else OF_STORES
-        )
-        return [trait for trait in Trait if trait not in foreign]
+        of_peers = NOT_OF_PEERS if self.serves_peers else OF_PEERS
+        of_stores = frozenset() if self.shares_store else OF_STORES
+        return [trait for trait in Trait if trait not in of_peers | of_stores]
 
     def transfer_config(self, world: WorldConfig, engine_id: str = "world") -> KVTransferConfig:
         """The ``--kv-transfer-config`` of an engine of a world."""

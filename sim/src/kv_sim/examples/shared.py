@@ -3,8 +3,8 @@
 The store is in this process, under the setting ``store``: who has the same text there has the same one. A chunk is
 a block of each group, under its hash and what bytes mean here: the model's path, and how it is cut. It has a
 *place*, and is *ready* when each rank of the engine that stores it has put its part there. Only then anybody finds
-it. Who loads it *borrows* it before, until all ranks have taken their parts. What is neither being put nor borrowed
-may be evicted, what was used longest ago first.
+it. Who loads it *borrows* it before, until all ranks have taken their parts. What is neither being put nor
+borrowed may be evicted, what was used longest ago first.
 
 A reset forgets all chunks of the engine's kind, whoever stored them: the index has them no more, also those that
 are yet to be put. A place that is in use becomes free with the end of that.

@@ -166,8 +166,8 @@ def with_two_engines(config: WorldConfig) -> WorldConfig:
 def with_shared_store(config: WorldConfig, subject: Subject) -> WorldConfig:
     """Two engines that store and load, in one store.
 
-    In half of the worlds, if the connector claims to withstand it, the second is a stranger. Their sizes decide, and
-    how it differs.
+    In half of the worlds, if the connector claims to withstand it, the second is a stranger. Their sizes decide,
+    and how it differs.
     """
     random = Random(repr(("strangers", _sizes(config))))
     kinds: list[Stranger] = ["model", "model", "path", "blocks"]

@@ -268,9 +268,8 @@ class Kernels:
             found = kernels.find(value)
             if found is not None:
                 token, name, *place = found
-                where = (
-                    "" if place == [self._rank, group, layer] else " of rank {}, group {}, layer {}".format(*place)
-                )
+                is_here = place == [self._rank, group, layer]
+                where = "" if is_here else " of rank {}, group {}, layer {}".format(*place)
                 return f"token {token} of request {name}{where}{self._elsewhere(kernels)}"
         return None
 
