@@ -96,7 +96,7 @@ class Subject:
     engines: int = 1
     """How many its worlds have. Two, for one that serves peers and can't be its own, or that shares a store."""
     shares_store: bool = False
-    """What one engine stores, another one finds, by no more than the prompt. Its worlds have two, without a router,
+    """What one engine stores, another one finds, by no more than the prompt. Its worlds have two and no router,
     and ``{folder}`` in a setting is one for both."""
 
     def __post_init__(self) -> None:
