@@ -1,4 +1,4 @@
-"""Bugs planted in ``SharedConnector``: keys that leave something out, and engines that forget that they aren't alone."""
+"""Bugs planted in ``SharedConnector``: keys that leave something out, and an engine that takes itself for alone."""
 
 from typing import Any
 
