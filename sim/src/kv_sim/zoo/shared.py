@@ -1,4 +1,4 @@
-"""Bugs planted in ``SharedConnector``: keys that leave something out, and an engine that takes itself for alone."""
+"""Bugs planted in ``SharedConnector``: keys that leave something out, and engines that forget the other one."""
 
 from typing import Any
 
