@@ -1,4 +1,4 @@
-"""Engines that share a store: what is found of each other's, what isn't of a stranger's, and what a reset takes back."""
+"""Engines that share a store: what is found of each other's, and not of a stranger's; what a reset takes back."""
 
 from dataclasses import replace
 from typing import Any
@@ -63,10 +63,9 @@ def test_what_one_stored_is_loaded_at_the_other() -> None:
 
 
 def test_what_one_has_stored_itself_is_not_lent() -> None:
-    world = world_after(
-        *STORED, comes("r2"), step(), comes("r3", 5, engine=1), step(1), comes("r4", 5, 1), step(1)
-    )
-    assert situations(world) == (1, 0), "r3 has it of the other engine, and has computed it in its own way since"
+    elsewhere = (comes("r3", 5, 1), step(1), comes("r4", 5, 1), step(1))
+    world = world_after(*STORED, comes("r2"), step(), *elsewhere)
+    assert situations(world) == (1, 0), "what r3 has of the other engine is this one's, too, from then on"
     assert world.engines[0].served.found == {"r1": 0, "r2": 8}
 
 
@@ -100,7 +99,8 @@ def test_a_strangers_bytes_are_told_as_such(stranger: Stranger) -> None:
     subject = replace(SHARED, kv_connector="KnowsNoModel", module_path=__name__)
     history, config = (*STORED, comes("r2", engine=1)), replace(TWO, stranger=stranger)
     assert what_is_wrong(*history, subject=subject, config=config) == (
-        "HITS  request r2: 8 tokens are found after the first 0, but nobody computed block 0 of them in this world"
+        "HITS  engine 1 request r2: 8 tokens are found after the first 0, but nobody computed block 0 of them in "
+        "this world"
     )
     plain = replace(subject, traits=frozenset())
     found = what_is_wrong(*history, subject=plain, config=config)
@@ -121,9 +121,6 @@ class StoresNothing(SharedConnector):
 
 
 class _FindsItsOwn(SharedScheduler):
-    def _finds(self, key: Any) -> bool:
-        return super()._finds((key[0][1:], key[1]))
-
     def _means(self) -> tuple[Any, ...]:
         assert self._vllm_config.kv_transfer_config is not None
         return (self._vllm_config.kv_transfer_config.engine_id, *super()._means())
@@ -134,14 +131,13 @@ class FindsItsOwn(SharedConnector):
 
 
 def test_what_is_not_found_at_the_other_is_missed() -> None:
-    stores_nothing = replace(SHARED, kv_connector="StoresNothing", module_path=__name__)
-    found = what_is_wrong(*STORED, subject=stores_nothing)
+    its_own = replace(SHARED, kv_connector="FindsItsOwn", module_path=__name__)
+    found = what_is_wrong(*STORED, subject=its_own)
     assert found is not None
-    assert "0 of its 9 tokens are found, but the first 8 belong to requests that ended well" in found
-    nobody_comes = what_is_wrong(subject=stores_nothing)
-    assert nobody_comes == (
-        "HITS  request lent-0 comes at rest: 0 of its first 44 tokens are found, but engine 0 has just computed "
-        "them, and shares its store"
+    assert found.startswith("HITS  engine 1 request r1 comes again at rest: 0 of its 9 tokens are found, but the ")
+    assert what_is_wrong(subject=its_own) == (
+        "HITS  engine 1 request lent-0 comes at rest: 0 of its first 88 tokens are found, but engine 0 has just "
+        "computed them, and shares its store"
     )
 
 
@@ -164,10 +160,8 @@ def sampled(name: str, tokens: int = 9, computed: int = 9) -> SimRequest:
 
 
 def two(notes: Notes, *, forgets: bool = False) -> tuple[Served, Served]:
-    made = (
-        Served(notes, 4, is_on=not forgets, forgets=forgets),
-        Served(notes, 4, is_on=not forgets, forgets=forgets),
-    )
+    kind = {"is_on": not forgets, "forgets": forgets}
+    made = Served(notes, 4, **kind), Served(notes, 4, **kind)
     for one, other in (made, reversed(made)):
         one.shares_with.append(other)
     return made
@@ -212,11 +206,8 @@ def test_what_ran_before_anybodys_reset_need_not_be_found() -> None:
     here.compute(requests[1])
     here.reset([requests[1]])
     there.compute(requests[2])
-    assert [there.is_fair(requests[0]), here.is_fair(requests[1]), there.is_fair(requests[2])] == [
-        False,
-        False,
-        True,
-    ]
+    judged = there.is_fair(requests[0]), here.is_fair(requests[1]), there.is_fair(requests[2])
+    assert judged == (False, False, True)
 
 
 def test_whose_a_block_is() -> None:
@@ -243,13 +234,9 @@ def test_a_place_says_which_model_and_which_folder() -> None:
     assert here.folder is there.folder
     assert here.model == f"kv-sim/{here.deployment}"
     assert there.model == f"elsewhere/{here.deployment}"
-    other = World(replace(TWO, stranger="model"), SHARED)
-    assert [
-        engine.place.model.partition("/")[2].removeprefix(engine.place.deployment) for engine in other.engines
-    ] == [
-        "",
-        "-other",
-    ]
+    other = World(replace(TWO, stranger="model"), SHARED).engines
+    named = f"kv-sim/{other[0].place.deployment}"
+    assert [engine.place.model for engine in other] == [named, f"{named}-other"]
     alone = World(TWO, replace(SHARED, shares_store=False, traits=frozenset()))
     assert alone.engines[0].place.folder is not alone.engines[1].place.folder
     assert situations(alone) == (0, 0)
@@ -258,7 +245,7 @@ def test_a_place_says_which_model_and_which_folder() -> None:
 @pytest.mark.parametrize("more", [{"engines": 1}, {"serves_peers": True}])
 def test_a_store_is_shared_by_two_and_without_tickets(more: dict[str, Any]) -> None:
     with pytest.raises(
-        ValueError, match="Subject: shares_store: expected engines=2 and serves_peers=False beside"
+        ValueError, match="shares_store: expected engines=2 and serves_peers=False beside it, got "
     ):
         replace(SHARED, **more)
 
