@@ -132,7 +132,7 @@ class FindsItsOwn(SharedConnector):
 
 def test_what_is_not_found_at_the_other_is_missed() -> None:
     its_own = replace(SHARED, kv_connector="FindsItsOwn", module_path=__name__)
-    found = what_is_wrong(*STORED, subject=its_own)
+    found = what_is_wrong(*STORED, subject=replace(its_own, evicts_oldest=False))
     assert found is not None
     assert found.startswith("HITS  engine 1 request r1 comes again at rest: 0 of its 9 tokens are found, but the ")
     assert what_is_wrong(subject=its_own) == (

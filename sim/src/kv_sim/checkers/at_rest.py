@@ -39,9 +39,11 @@ def _judge_hits(world: WorldState) -> None:
         return _comes_to_rest(world)
 
     shares = world.subject.shares_store and Trait.KEEPS in world.subject.traits
-    if shares and not sharing.let_all_hear(world.sites, settle):
-        return
-    probes = [(site, hits.check_kept(site, settle)) for site in world.sites]
+    probes = []
+    for site in world.sites:
+        if shares and not sharing.let_all_hear(world.sites, settle):
+            return
+        probes.append((site, hits.check_kept(site, settle)))
     for site in world.sites if shares else ():
         sharing.check_lent(site, settle)
     for site, spec in probes:
