@@ -118,8 +118,8 @@ def show_found(name: str, found: Found, folder: Path, show: Callable[[str], None
         words = re.findall(r"[A-Za-z_]+", str(failure.violation))
         file = write_schedule(Schedule.of(failure, found.without), folder, "-".join([stem, *words[:4]]).lower())
         show(f"  {len(failure.history)} actions, {file}: {failure.violation}")
-    kind = {"serves_peers": found.serves_peers, "shares_store": found.shares_store}
-    little = why_little_is_shown(found.situations, **kind)
+    others = {"serves_peers": found.serves_peers, "shares_store": found.shares_store}
+    little = why_little_is_shown(found.situations, **others)
     if little is not None and found.histories and not found.counts:
         show(f"  note: {little}")
     for line in found.unsteady:
