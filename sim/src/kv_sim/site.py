@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from kv_sim.checkers.accounting import Counted
+from kv_sim.checkers.medium import share_media
 from kv_sim.checkers.tickets import Tickets
 from kv_sim.config import WorldConfig
 from kv_sim.engine.engine import Engine
@@ -77,6 +78,7 @@ class Site:
         (served.strangers if is_strange else served.shares_with).append(other.engine.served)
         if not is_strange:
             self.shares_with.append(other)
+            share_media(self.engine.connectors[-1], other.engine.connectors[-1])
         for device in self.engine.devices:
             device.kernels.others.append(other.engine.devices[0].kernels)
 
