@@ -127,6 +127,7 @@ def test_a_plain_world_is_small_and_leaves_nothing_out() -> None:
         "failure_policy": "recompute",
         "host_slots": 64,
         "engines": 1,
+        "stranger": "none",
         "sessions": False,
         "pauses": False,
         "trouble": 1,

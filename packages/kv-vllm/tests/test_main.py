@@ -112,6 +112,7 @@ def test_an_unknown_subject_to_fuzz_is_named_with_those_of_vllm(capsys):
         (["--extra", "{}"], "--extra is about one connector: name it with --connector"),
         (["--traits", "ranks"], "--traits is about one connector: name it with --connector"),
         (["--two-engines"], "--two-engines is about one connector: name it with --connector"),
+        (["--shares-store"], "--shares-store is about one connector: name it with --connector"),
         (["--save", __file__], f"--save {__file__}: {__file__} is no folder"),
     ],
 )
@@ -287,9 +288,17 @@ def test_fuzzing_logs_nothing_and_ends_long_calls(options, seconds, hunted, monk
 
 
 @pytest.mark.parametrize("named", [[], ["--subject", "memory"]])
-@pytest.mark.parametrize(("options", "serves"), [([], None), (["--serves-peers"], 1), (["--two-engines"], 2)])
+@pytest.mark.parametrize(
+    ("options", "serves", "shares"),
+    [
+        ([], None, None),
+        (["--serves-peers"], 1, None),
+        (["--two-engines"], 2, None),
+        (["--shares-store"], None, True),
+    ],
+)
 def test_a_connector_of_ones_own_is_fuzzed_alone_or_after_those_that_are_named(
-    options, serves, named, hunted, monkeypatch
+    options, serves, shares, named, hunted, monkeypatch
 ):
     told, asked = hunted[0], []
 
@@ -301,7 +310,8 @@ def test_a_connector_of_ones_own_is_fuzzed_alone_or_after_those_that_are_named(
     monkeypatch.setattr("kv_sim.command.values.look_in_this_folder", lambda: asked.append("this folder"))
     assert main(["fuzz", "--connector", "mine:Mine", "--extra", "{}", "--traits", "a", *options, *named]) == 0
     assert [subject for subject, *_ in told] == [*map(SUBJECTS.get, named[1:]), SUBJECTS["later"]]
-    assert asked == ["this folder", (("mine:Mine", "{}", "a", "vllm"), {"serves_peers": serves})]
+    kind = {"serves_peers": serves, "shares_store": shares}
+    assert asked == ["this folder", (("mine:Mine", "{}", "a", "vllm"), kind)]
 
 
 @pytest.mark.parametrize(("name", "where"), [("memory", "found"), ("later", None)])

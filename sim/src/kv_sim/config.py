@@ -16,10 +16,13 @@ WORD_BYTES = 8
 MOST_ENGINES: Final = 2
 BLOCKS_MORE: Final = 7
 """How many the second engine of a world has more than the first."""
+MIDDLING_BLOCK: Final = 4
+"""Tokens of a block: a stranger of such, or smaller ones, has larger ones; else smaller ones."""
 
 Role = Literal["kv_both", "kv_consumer", "kv_producer"]
 Stages = Literal["alike", "more_later", "more_first", "groups_apart"]
 Drafter = Literal["text", "model", "eagle", "mtp"]
+Stranger = Literal["none", "model", "path", "blocks", "ranks"]
 COUNTERPARTS: Final[Mapping[Role, Role]] = {
     "kv_both": "kv_both",
     "kv_consumer": "kv_producer",
@@ -90,6 +93,10 @@ class WorldConfig:
     from its extra config: as ``host_slots``, or as ``cpu_bytes_to_use``, which all workers have together."""
     engines: int = 1
     """Two: each serves what the other has computed. The second one has other blocks, and the other role."""
+    stranger: Stranger = "none"
+    """How the second engine differs, if nothing of it may be found at the first, nor the other way round: it
+    serves another ``model``, or one whose ``path`` has the same end; or the same in ``blocks`` of another size, or
+    on another number of ``ranks``. Its bytes are others in any case. Of one engine: how that one differs."""
     sessions: bool = False
     """Whether some of the requests that arrive are sessions."""
     pauses: bool = False
@@ -115,8 +122,12 @@ class WorldConfig:
     def at(self, number: int) -> "WorldConfig":
         """What one of the engines is: the second has some blocks more, so that none stands for another's."""
         if number == 0:
-            return self
-        return replace(self, role=COUNTERPARTS[self.role], num_blocks=self.num_blocks + BLOCKS_MORE)
+            return self if self.stranger == "none" else replace(self, stranger="none")
+        other = replace(self, role=COUNTERPARTS[self.role], num_blocks=self.num_blocks + BLOCKS_MORE)
+        if self.stranger == "blocks":
+            size = self.block_size * 2 if self.block_size <= MIDDLING_BLOCK else self.block_size // 2
+            return replace(other, block_size=size, hashes_per_block=min(self.hashes_per_block, size))
+        return replace(other, tp_size=3 - min(self.tp_size, 2)) if self.stranger == "ranks" else other
 
     @property
     def has_tails(self) -> bool:

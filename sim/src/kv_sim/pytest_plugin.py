@@ -14,6 +14,7 @@ ABOUT_IT = (
     "--kv-extra",
     "--kv-traits",
     "--kv-serves-peers",
+    "--kv-shares-store",
     "--kv-engine",
     "--kv-histories",
     "--kv-seed",
@@ -47,6 +48,12 @@ def pytest_addoption(parser: "pytest.Parser") -> None:
         action="store_const",
         const=2,
         help="the same with two engines in a world: for one that can't pull from itself",
+    )
+    group.addoption(
+        "--kv-shares-store",
+        action="store_true",
+        default=None,
+        help="two engines in a world share its store, without tickets",
     )
     group.addoption("--kv-engine", metavar="NAME", help="which engine drives it (default builtin)")
     group.addoption("--kv-histories", type=int, metavar="N", help="histories of each scenario (default 100)")

@@ -9,12 +9,13 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from kv_sim.checkers.accounting import Counted
+from kv_sim.checkers.medium import share_media
 from kv_sim.checkers.tickets import Tickets
 from kv_sim.config import WorldConfig
 from kv_sim.engine.engine import Engine
 from kv_sim.engine.place import Place
 from kv_sim.guard import LogCall
-from kv_sim.history.coverage import Coverage
+from kv_sim.history.coverage import LENT, STRANGE, Coverage
 from kv_sim.history.effects import Effects, stands_still, taken_ids
 from kv_sim.subject import Subject, Trait
 from kv_sim.violation import Referee
@@ -65,6 +66,33 @@ class Site:
         self.counted = Counted(self.referee, is_on=Trait.COUNTS in subject.traits)
         self.engine = engine_class(config, subject, self.referee, self._log(called), place)
         self.effects = Effects(self.engine, config, shared.coverage)
+        self.shares_with: list[Site] = []
+        """The other engines with the same store, of which all is found here that they have stored."""
+        self._matched: dict[str, int] = {}
+        """Request -> how many tokens it had when it was last matched."""
+
+    def share_with(self, other: "Site") -> None:
+        """Say that another engine has the same store: a stranger, or one of which all is found here, too."""
+        served = self.engine.served
+        is_strange = self.config.stranger != other.config.stranger
+        (served.strangers if is_strange else served.shares_with).append(other.engine.served)
+        if not is_strange:
+            self.shares_with.append(other)
+            share_media(self.engine.connectors[-1], other.engine.connectors[-1])
+        for device in self.engine.devices:
+            device.kernels.others.append(other.engine.devices[0].kernels)
+
+    def hear_of_sharing(self, call: Call) -> None:
+        """Count what is loaded here of what another engine stored, and what isn't since a stranger did."""
+        if call.method == "get_num_new_matched_tokens":
+            request, local = call.args
+            self._matched[request.request_id] = local
+            if not call.answer[0] and self.engine.served.is_of_strangers(request, local):
+                self.coverage.situation(STRANGE)
+        elif call.method == "update_state_after_alloc" and call.args[2]:
+            request, start = call.args[0], self._matched[call.args[0].request_id]
+            if self.shares_with and self.engine.served.is_of_others(request, start, start + call.args[2]):
+                self.coverage.situation(LENT)
 
     def _log(self, called: Called) -> LogCall:
         return lambda *call: called(self, Call(self.place.number, *call))

@@ -36,10 +36,11 @@ class Trait(StrEnum):
     """The engine may let go of its GPU memory, once it has paused and has no work left, and have it again later.
     For what serves no peers."""
     KEEPS = "keeps"
-    """A cache of this engine alone: it stores every full block of the prompt of a request that ran to its end,
-    drops it only for lack of room, and serves nothing that was not computed here since the last reset."""
+    """A cache of this engine alone, or of those that share a store: it stores every full block of the prompt of a
+    request that ran to its end, drops it only for lack of room, and serves nothing that was not computed here, or
+    at an engine that it shares with, since the last reset here."""
     EVENTS = "events"
-    """Its KV events say exactly what it can find. Needs ``KEEPS``."""
+    """Its KV events say exactly what it can find; with a shared store, those of all engines. Needs ``KEEPS``."""
     COUNTS = "counts"
     """Its stats say how many bytes were copied, and which share of its memory is in use, under vLLM's names."""
     CLIENTS = "clients"
@@ -51,6 +52,9 @@ class Trait(StrEnum):
     """A ticket may be of the beginning of a prompt, of another salt or adapter, given twice, or of what is long
     gone; and an engine may be a producer or a consumer alone. Without it a router can be trusted. For what serves
     peers."""
+    STRANGERS = "strangers"
+    """The store that it shares may be used by an engine of another model, or of another shape, too. For what
+    shares a store."""
 
 
 TICKET: Final = "do_remote_prefill"
@@ -59,8 +63,14 @@ WANTED: Final = "do_remote_decode"
 """The request's blocks shall be held when it ends, for another engine."""
 PEERS: Final = {1: "--serves-peers", 2: "--two-engines"}
 """How a command is told that a connector serves peers, by how many engines its worlds have."""
+SHARES: Final = "--shares-store"
+"""How it is told that the engines of a world share one store."""
 OF_PEERS: Final = frozenset({Trait.HOLDS, Trait.TICKETS})
 """Traits that mean nothing where no other engine is served."""
+OF_STORES: Final = frozenset({Trait.STRANGERS})
+"""Traits that mean nothing where no store is shared."""
+OF_SEVERAL: Final = OF_PEERS | OF_STORES
+"""Traits that mean nothing where an engine is alone."""
 NOT_OF_PEERS: Final = frozenset({Trait.SLEEP})
 """Traits that mean nothing where others are: they may be reading while the engine sleeps."""
 
@@ -84,7 +94,10 @@ class Subject:
     """It serves what other engines computed, by tickets in ``kv_transfer_params``. Where a world has one, that is
     the same one, which would find all of it in its own blocks; so most of these have no prefix cache."""
     engines: int = 1
-    """How many its worlds have. Two, for one that serves peers and can't be its own."""
+    """How many its worlds have. Two, for one that serves peers and can't be its own, or that shares a store."""
+    shares_store: bool = False
+    """What one engine stores, another one finds, by no more than the prompt. Its worlds have two and no router,
+    and ``{folder}`` in a setting is one for both."""
 
     def __post_init__(self) -> None:
         """Refuse what would only leave something out: a claim that nobody knows is never tried."""
@@ -98,12 +111,18 @@ class Subject:
                 raise ConfigError(f"Subject: {name}: expected a whole number of at least 1, got {number!r}")
         if self.engines > MOST_ENGINES:
             raise ConfigError(f"Subject: engines: expected at most {MOST_ENGINES}, got {self.engines}")
+        if self.shares_store and (self.engines != MOST_ENGINES or self.serves_peers):
+            raise ConfigError(
+                f"Subject: shares_store: expected engines={MOST_ENGINES} and serves_peers=False beside it, got "
+                f"engines={self.engines} and serves_peers={self.serves_peers}"
+            )
 
     @property
     def possible_traits(self) -> list[Trait]:
         """What it could claim."""
-        foreign = NOT_OF_PEERS if self.serves_peers else OF_PEERS
-        return [trait for trait in Trait if trait not in foreign]
+        of_peers = NOT_OF_PEERS if self.serves_peers else OF_PEERS
+        of_stores = frozenset() if self.shares_store else OF_STORES
+        return [trait for trait in Trait if trait not in of_peers | of_stores]
 
     def transfer_config(self, world: WorldConfig, engine_id: str = "world") -> KVTransferConfig:
         """The ``--kv-transfer-config`` of an engine of a world."""
@@ -121,6 +140,7 @@ class Subject:
 
     def to_json(self) -> dict[str, Any]:
         """Plain values, for a schedule file."""
+        shared = {"shares_store": True} if self.shares_store else {}
         return {
             "kv_connector": self.kv_connector,
             "module_path": self.module_path,
@@ -131,6 +151,7 @@ class Subject:
             "evicts_oldest": self.evicts_oldest,
             "serves_peers": self.serves_peers,
             "engines": self.engines,
+            **shared,
         }
 
     @classmethod

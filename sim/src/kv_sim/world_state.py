@@ -59,7 +59,7 @@ class WorldState:
         engine_class = engine_class or find_engine(config.engine)
         shared = Shared(self.referee, self.coverage, self.tickets)
         self.sites: list[Site] = []
-        for place in places(config.engines):
+        for place in places(config.engines, shares_store=subject.shares_store, stranger=config.stranger):
             site = Site(place, config.at(place.number), subject, engine_class, shared, self._called)
             if self.guards_media:
                 guard_media(site.engine.connectors[-1], site.referee)
@@ -67,7 +67,9 @@ class WorldState:
                     guard_workers(worker, site.referee)
             self.sites.append(site)
         self._let_devices_know_each_other()
-        self.arrivals = Arrivals(config, of_peers=subject.serves_peers)
+        if subject.shares_store:
+            self._let_sites_share()
+        self.arrivals = Arrivals(config, of_peers=subject.serves_peers or subject.shares_store)
         self.router: Router | None = None
         if subject.serves_peers:
             is_fair = Trait.TICKETS not in subject.traits
@@ -77,7 +79,15 @@ class WorldState:
         """Tell each device of its rank's in other engines: what moves bytes there has to find the other end."""
         for engine in self.engines:
             for device in engine.devices:
-                device.others = [other.devices[device.rank] for other in self.engines if other is not engine]
+                others = [other.devices for other in self.engines if other is not engine]
+                device.others = [of_one[device.rank] for of_one in others if device.rank < len(of_one)]
+
+    def _let_sites_share(self) -> None:
+        """Tell each site of those that have the same store."""
+        for site in self.sites:
+            for other in self.sites:
+                if other is not site:
+                    site.share_with(other)
 
     @property
     def engine(self) -> Engine:
@@ -151,6 +161,8 @@ class WorldState:
             site.counted.take(answer)
         elif name == "update_connector_output":
             self.coverage.reported(site.engine, args[0], self.tickets.bearers)
+        if self.subject.shares_store:
+            site.hear_of_sharing(call)
         if self._observe is not None:
             self._observe(call)
         if name in ENDS and self.router is not None:

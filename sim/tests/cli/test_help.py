@@ -45,12 +45,13 @@ def test_every_option_has_its_help(name: str) -> None:
 
 
 ORDER = {
-    "fuzz": "connector extra traits call_timeout serves_peers serves_peers seed seeds histories actions log "
-    "perfetto save digest without engine",
-    "replay-schedule": "file connector extra traits call_timeout serves_peers serves_peers engine log perfetto",
-    "conform": "name spec extra traits call_timeout serves_peers serves_peers probe keep_going histories seed "
-    "actions engine save",
-    "growth": "name spec extra traits call_timeout serves_peers serves_peers without engine",
+    "fuzz": "connector extra traits call_timeout serves_peers serves_peers shares_store seed seeds histories "
+    "actions log perfetto save digest without engine",
+    "replay-schedule": "file connector extra traits call_timeout serves_peers serves_peers shares_store engine "
+    "log perfetto",
+    "conform": "name spec extra traits call_timeout serves_peers serves_peers shares_store probe keep_going "
+    "histories seed actions engine save",
+    "growth": "name spec extra traits call_timeout serves_peers serves_peers shares_store without engine",
     "campaign": "minutes histories jobs engine seed actions save",
     "zoo": "names list jobs seed",
     "subjects": "",

@@ -57,8 +57,8 @@ def run(
         ("campaign --minutes 1 --histories 1", "--minutes and --histories: give one of them"),
         (
             "replay-schedule s.jsonl --extra {}",
-            "--extra, --traits, --serves-peers and --two-engines are about another connector: name it with "
-            "--connector",
+            "--extra, --traits, --serves-peers, --two-engines and --shares-store are about another connector: "
+            "name it with --connector",
         ),
     ],
 )

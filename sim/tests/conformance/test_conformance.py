@@ -19,7 +19,7 @@ from kv_sim.examples.catalogue import OFFLOAD
 from kv_sim.fuzz import Run
 from kv_sim.history.coverage import Coverage
 from kv_sim.history.legal import SITUATIONS
-from kv_sim.subject import NOT_OF_PEERS, OF_PEERS, Subject, Trait
+from kv_sim.subject import NOT_OF_PEERS, OF_SEVERAL, OF_STORES, Subject, Trait
 
 CONNECTORS = Path(__file__).parents[1] / "support" / "broken_connectors.py"
 
@@ -203,9 +203,9 @@ def test_every_claim_is_tried_by_itself_and_all_together() -> None:
         "together": traits,
     }
     probes = probes_of(subject)
-    assert {probe.name for probe in probes} == set(Trait) - OF_PEERS - traits
+    assert {probe.name for probe in probes} == set(Trait) - OF_SEVERAL - traits
     serving = replace(subject, serves_peers=True)
-    assert {probe.name for probe in probes_of(serving)} == set(Trait) - NOT_OF_PEERS - traits
+    assert {probe.name for probe in probes_of(serving)} == set(Trait) - NOT_OF_PEERS - OF_STORES - traits
     assert {probe.claim for probe in probes} == {Claim.PROBED}
     assert [s.name for s in scenarios_of(Subject("X", "x", {}, frozenset()))] == ["plain"]
     assert [s.name for s in scenarios_of(Subject("X", "x", {}, frozenset({Trait.RANKS})))] == ["plain", "ranks"]

@@ -38,6 +38,8 @@ def offload(**settings: Any) -> Connector:
 NOT_MEMORY = "states fine failures losses counts"
 NOT_LATER = "groups states fine losses events counts"
 NOT_PATIENT = f"{NOT_LATER} zeroing reset"
+SHARED: Connector = ("SharedConnector", {"store": "{folder}"})
+NOT_SHARED = f"{NOT_MEMORY} events"
 NOT_P2P = "states fine keeps events counts"
 FILES = (
     "TimedOffloadingConnector",
@@ -100,6 +102,7 @@ KNOWN: dict[str, tuple[list[Connector], str, tuple[int, int, bool], dict[str, st
     "offload+file": ([offload(), FILES], "losses counts events", (1, 1, False), {}),
     "later+offload": ([LATER, offload()], NOT_LATER, (1, 1, False), {}),
     "in-step+later": ([offload(**IN_STEP), LATER], NOT_LATER, (1, 1, False), {}),
+    "shared": ([SHARED], NOT_SHARED, (1, 1, True), {}),
     "p2p": ([P2P], NOT_P2P, (1, 1, False), {}),
     "p2p-hasty": ([P2P_HASTY], NOT_P2P, (1, 1, False), {}),
     "p2p-two-engines": ([P2P], NOT_P2P, (1, 1, False), {}),
@@ -128,7 +131,8 @@ def test_what_is_driven_and_spared(name: str) -> None:
     own = {key: value for key, value in subject.extra_config.items() if key != "connectors"}
     assert own == (settings if len(connectors) > 1 else connectors[0][1])
     assert subject.serves_peers == any(name == P2P[0] for name, _ in connectors)
-    assert subject.engines == (2 if name.endswith("two-engines") else 1)
+    assert subject.shares_store == any(name == SHARED[0] for name, _ in connectors)
+    assert subject.engines == (2 if name.endswith("two-engines") or subject.shares_store else 1)
 
 
 def test_children_of_children_get_the_room_of_the_world_and_the_role_of_their_parent() -> None:

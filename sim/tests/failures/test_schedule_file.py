@@ -322,7 +322,7 @@ def test_an_empty_file_is_no_schedule() -> None:
 @pytest.mark.once
 def test_every_size_of_a_world_is_read() -> None:
     """A field of a type that the reader doesn't know would be an error for everybody."""
-    names = ("offload", "p2p", "p2p-two-engines")
+    names = ("offload", "p2p", "p2p-two-engines", "shared")
     drawn = [config_for(SUBJECTS[name], Random(seed)) for seed in range(60) for name in names]
     drawn += [WorldConfig(drafter=drafter) for drafter in get_args(Drafter)]  # of another engine
     for name in set(get_type_hints(WorldConfig)) - {"engine"}:  # that is chosen

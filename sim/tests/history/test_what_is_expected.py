@@ -1,5 +1,7 @@
 """What a campaign must reach, and why it need not reach the rest: the whole table, by what its subjects claim."""
 
+from typing import Any
+
 import pytest
 
 from kv_sim.history.legal import Expected, expected
@@ -28,6 +30,7 @@ ALWAYS = (
     "a step in which nobody who runs is scheduled",
     *("reset answered True", "reset answered False", "reset answered None"),
 )
+LENT = "a load of what another engine stored"
 SOMETIMES = {
     Trait.RANKS: ("match: stages hold different layers",),
     Trait.FINE: (
@@ -46,6 +49,7 @@ SOMETIMES = {
         "a step while the engine sleeps",
     ),
     Trait.CLIENTS: ("a client sends strange words", "a client sends what is no object"),
+    Trait.STRANGERS: ("nothing is found of what a stranger stored",),
 }
 
 
@@ -80,7 +84,8 @@ def test_all_that_can_be_is_expected_and_the_rest_has_a_reason(claims: str) -> N
     pairs = [(action, state) for action in ACTIONS for state in (*UNFINISHED, *ENDED)]
     reasons = {pair: why_not(*pair, claimed) for pair in pairs}
     can_be = [pair for pair in pairs if reasons[pair] is None]
-    table = expected([Subject("X", traits=claimed, serves_peers=True), Subject("Y", traits=claimed)])
+    kinds: list[dict[str, Any]] = [{"serves_peers": True}, {"engines": 2, "shares_store": True}, {}]
+    table = expected(Subject("X", traits=claimed, **kind) for kind in kinds)
     unclaimed = {
         name: f"no subject claims {trait.value!r}"
         for trait, names in SOMETIMES.items()
@@ -95,8 +100,14 @@ def test_all_that_can_be_is_expected_and_the_rest_has_a_reason(claims: str) -> N
         excluded_situations=unclaimed,
     )
     may_be = [name for trait, names in SOMETIMES.items() if trait in claimed for name in names]
-    assert sorted(table.situations) == sorted([*ALWAYS, *may_be])
+    assert sorted(table.situations) == sorted([*ALWAYS, LENT, *may_be])
     assert [name for name in table.situations if name in ALWAYS] == list(ALWAYS)
+
+
+def test_a_load_of_anothers_is_expected_where_a_store_is_shared() -> None:
+    alone = expected([Subject("X", traits=frozenset())])
+    assert alone.excluded_situations[LENT] == "no subject shares a store"
+    assert LENT not in alone.situations
 
 
 @pytest.mark.parametrize("first", [Trait.FAILURES, Trait.FINE])

@@ -9,7 +9,7 @@ from typing import Any
 from kv_sim_notes import Notes
 
 from kv_api import Direction
-from kv_sim.checkers.hits import check_kept
+from kv_sim.checkers.hits import check_forgotten, check_kept
 from kv_sim.checkers.served import Served
 from kv_sim.config import WorldConfig
 from kv_sim.engine.request import SimRequest, Status
@@ -74,13 +74,15 @@ class Engine:
 def judge(engine: Engine, subject: Subject = KEEPS, config: WorldConfig = CONFIG) -> list[str]:
     """What is said of it."""
     notes = Notes()
-    world: Any = SimpleNamespace(engine=engine, subject=subject, config=config, referee=notes)
+    world: Any = SimpleNamespace(engine=engine, subject=subject, config=config, referee=notes, shares_with=[])
 
     def settle() -> bool:
         engine.did.append("settle")
         return True
 
-    check_kept(world, settle)
+    spec = check_kept(world, settle)
+    if spec is not None:
+        check_forgotten(world, spec, settle)
     assert all(message.startswith(("HITS  ", "ACCOUNTING  ")) for message in notes.told)
     return notes.told
 

@@ -101,6 +101,12 @@ def _add_fuzz(parser: argparse.ArgumentParser) -> None:
         help="the same with two engines in a world: for one that can't pull from itself",
     )
     parser.add_argument(
+        "--shares-store",
+        action="store_true",
+        default=None,
+        help="two engines in a world share its store, without tickets",
+    )
+    parser.add_argument(
         "--without", type=_names, action="extend", default=[], metavar="A,B", help="switch these checkers off"
     )
     parser.add_argument(
@@ -172,7 +178,7 @@ def _fuzz(options: argparse.Namespace) -> int:
     values.check_numbers(options)
     values.check_folder("--save", options.save)
     seed, without = values.parse_seed(options.seed), values.parse_checkers(options.without)
-    about_it = options.extra, options.traits, options.serves_peers
+    about_it = options.extra, options.traits, options.serves_peers, options.shares_store
     if options.connector is None:
         selection.refuse_what_is_about_one(*about_it)
     let_connectors_log_nothing()
@@ -180,9 +186,9 @@ def _fuzz(options: argparse.Namespace) -> int:
     with ends_calls(options.call_timeout):
         if options.connector is not None:
             values.look_in_this_folder()
-            extra, traits, serves_peers = about_it
+            extra, traits, serves_peers, shares_store = about_it
             known[options.connector] = selection.choose_subject(
-                options.connector, extra, traits, "vllm", serves_peers=serves_peers
+                options.connector, extra, traits, "vllm", serves_peers=serves_peers, shares_store=shares_store
             )
             names = [*names, options.connector]
         _show(f"vLLM {version[0]}.{version[1]}: {', '.join(names)}, {options.minutes:g} minutes in all")

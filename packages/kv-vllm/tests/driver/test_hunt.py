@@ -72,10 +72,11 @@ def test_checkers_that_are_off_find_nothing_and_the_schedule_says_so(tmp_path):
     assert {read_schedule(file).without for file in tmp_path.iterdir()} == {without}
 
 
-@pytest.mark.parametrize("name", ["memory", "p2p"])
-def test_it_knows_who_serves_peers(name):
+@pytest.mark.parametrize("name", ["memory", "p2p", "shared"])
+def test_it_knows_who_serves_peers_and_who_shares_a_store(name):
     found = hunt(SUBJECTS[name], count(), lambda: False)
     assert found.serves_peers is SUBJECTS[name].serves_peers
+    assert found.shares_store is SUBJECTS[name].shares_store
 
 
 def test_nothing_found_is_said(tmp_path):
@@ -89,6 +90,8 @@ def test_nothing_found_is_said(tmp_path):
     assert lines[3:] == ["Some: 0 histories, 0 failures"], "of nothing that ran, nothing is to be known"
     assert not show_found("Some", Found(1, situations=loads, serves_peers=True), tmp_path, lines.append)
     assert lines[5].startswith("  note: no load by a ticket ended well (0 failed)")
+    assert not show_found("Some", Found(1, situations=loads, shares_store=True), tmp_path, lines.append)
+    assert lines[7].startswith("  note: nothing that one engine stored was loaded at the other")
     assert list(tmp_path.iterdir()) == []
 
 

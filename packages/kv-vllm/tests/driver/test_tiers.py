@@ -1,5 +1,6 @@
 """With a vLLM: its manager of tiers in the testbed, with tiers that do right, that do wrong, and vLLM's own."""
 
+from collections import Counter
 from dataclasses import replace
 from pathlib import Path
 
@@ -113,6 +114,20 @@ def test_vllms_own_tier_of_files_holds(kind):
     runs = [run_seed(subject, seed, engine="vllm") for seed in range(6)]
     assert [run.failure for run in runs if run.failure] == []
     assert sum(run.coverage.situations["match: asynchronous load"] for run in runs) > 5
+
+
+def test_two_servers_have_one_folder_of_files_and_find_nothing_of_another_model():
+    from kv_vllm.driver.subjects import VLLM_SUBJECTS
+
+    traits = frozenset({Trait.KEEPS, Trait.RANKS, Trait.STRANGERS})
+    subject = replace(VLLM_SUBJECTS["vllm-tiers-fs"], shares_store=True, engines=2, traits=traits)
+    runs = [run_seed(subject, seed, engine="vllm", actions=40) for seed in range(12)]
+    assert [run.failure for run in runs if run.failure] == []
+    reached = sum((run.coverage.situations for run in runs), Counter())
+    assert (
+        min(reached["a load of what another engine stored"], reached["nothing is found of what a stranger stored"])
+        > 0
+    )
 
 
 def test_two_tiers_read_the_same_rows_and_a_tier_is_asked_after_another():

@@ -73,6 +73,16 @@ def test_who_ends_while_it_is_loaded_is_freed_twice_and_that_ends_the_engine():
     assert found_in(history, subject=MENDED) is None
 
 
+def test_another_models_kv_is_loaded():
+    """Blocks are named by tokens alone, and one server knows of those of two models."""
+    subject = replace(MENDED, shares_store=True, engines=2)
+    config = replace(CONFIG, engines=2, stranger="model")
+    found = found_in([*STORED, comes("r2", engine=1)], config, subject)
+    assert found.startswith("CONTENT  engine 1 request r2 token 0: rank 0 block"), found
+    assert "holds token 0 of request r1, of another model" in found
+    assert found_in([*STORED, comes("r2", engine=1)], replace(config, stranger="none"), subject) is None
+
+
 @pytest.mark.parametrize("whose", [{"adapter": "s"}, {"salt": "s"}], ids=["adapter", "salt"])
 def test_another_ones_kv_is_loaded(whose):
     """Blocks are named by tokens alone."""

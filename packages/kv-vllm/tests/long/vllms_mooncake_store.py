@@ -35,6 +35,7 @@ GROUPS = frozenset({Trait.GROUPS, Trait.STATES, Trait.FINE})
 KEEPS = frozenset({Trait.KEEPS})
 TELLS = KEEPS | {Trait.EVENTS}
 STEP, SETTLE = Action(Kind.STEP), Action(Kind.SETTLE)
+ELSEWHERE = Action(Kind.STEP, {"engine": 1})
 
 
 def found_in(actions, config=CONFIG, subject=STORE, *, without=(), traits=None, **settings):
@@ -192,11 +193,11 @@ def test_of_a_load_in_parts_those_after_one_that_fails_are_not_told(monkeypatch)
 
 def test_a_model_is_known_by_the_end_of_its_path():
     """Two whose paths end alike have one name, and load each other's blocks."""
-    world = World(CONFIG, STORE)
-    [worker] = filter(None, (one.connector_worker for one in world.engine.connectors))
-    world.break_off(None)
-    [model] = POOLS
-    assert worker.token_dbs[0].metadata.model_name == model.rpartition("/")[2] != model
+    subject = replace(STORE, shares_store=True, engines=2)
+    config = replace(CONFIG, engines=2, role="kv_both", stranger="path")
+    history = [*STORED, comes("r2", engine=1), ELSEWHERE]
+    assert "of request r1, of another model" in found_in(history, config, subject)
+    assert found_in(history, replace(config, stranger="model"), subject) is None
 
 
 # -- everything else holds ---------------------------------------------------------------------
@@ -232,15 +233,15 @@ def test_without_these_it_holds(traits, settings):
 
 def test_what_one_engine_stored_another_loads():
     """They have a store together."""
-    subject = replace(MENDED, serves_peers=True, engines=2)
+    subject = replace(MENDED, shares_store=True, engines=2)
     config = replace(CONFIG, engines=2, role="kv_both")
     matches = []
 
     def looks(world):
-        matches.append(world.coverage.situations["match: asynchronous load"])
+        matches.append(world.coverage.situations["a load of what another engine stored"])
         return True
 
-    history = [comes("r1"), rests, comes("r2", engine=1), Action(Kind.STEP, {"engine": 1}), looks]
+    history = [comes("r1"), rests, comes("r2", engine=1), ELSEWHERE, looks]
     assert found_in(history, config, subject) is None
     assert matches == [1]
 

@@ -143,15 +143,16 @@ INSTEAD = {
 """What vLLM's module finds, while one of ours asks."""
 
 POOLS = {}
-"""By model, what the engines of a world have together. There is one, the youngest."""
+"""By world, what its engines have together. There is one, the youngest."""
 
 
 def pool_of(model, told):
-    """That of a world, as it was told."""
-    if model not in POOLS:
+    """That of a world, as it was told. A stranger's model has a path that begins or ends in another way."""
+    world = model.rpartition("/")[2].removesuffix("-other")
+    if world not in POOLS:
         POOLS.clear()
-        POOLS[model] = Pool(**{name: told[name] for name in ("room", "evicts", "fails") if name in told})
-    return POOLS[model]
+        POOLS[world] = Pool(**{name: told[name] for name in ("room", "evicts", "fails") if name in told})
+    return POOLS[world]
 
 
 def in_its_place(vllm_config=None):

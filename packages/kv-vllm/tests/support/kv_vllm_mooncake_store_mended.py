@@ -6,7 +6,7 @@ Each class does without one mistake; ``Mended`` is all of them.
 from dataclasses import replace
 from weakref import WeakSet
 
-from kv_vllm_mooncake_store import POOLS, OnCpu
+from kv_vllm_mooncake_store import OnCpu, pool_of
 from msgspec.structs import replace as replace_event
 
 
@@ -81,7 +81,7 @@ class ResetsAll(OnCpu):
 
     def __init__(self, vllm_config, role, kv_cache_config):
         super().__init__(vllm_config, role, kv_cache_config)
-        self._ranks = vars(POOLS[vllm_config.model_config.model]).setdefault("ranks", WeakSet())
+        self._ranks = vars(pool_of(vllm_config.model_config.model, {})).setdefault("ranks", WeakSet())
 
     def register_kv_caches(self, kv_caches):
         super().register_kv_caches(kv_caches)

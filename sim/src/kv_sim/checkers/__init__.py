@@ -13,8 +13,8 @@ as the engine goes on     by ``engine/``: events and what workers report (``acco
                           world: what is counted (``accounting``), and what engines promise each other
                           (``tickets``)
 at rest                   by ``at_rest``, which lets everything end before: what is left (``conservation``),
-                          the ranks beside each other (``geometry``), what is still found (``hits``), and the
-                          ``room`` of a medium
+                          the ranks beside each other (``geometry``), what is still found (``hits``; of what
+                          another engine stored, ``sharing``), and the ``room`` of a medium
 when the engine ends      ``ending``, and what is then ``left_open``
 ========================= =================================================================================
 """

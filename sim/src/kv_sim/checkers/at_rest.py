@@ -1,6 +1,6 @@
 """What must hold when everything is at rest: LIVENESS, CONSERVATION, GEOMETRY, ACCOUNTING and HITS are judged."""
 
-from kv_sim.checkers import conservation, geometry, hits
+from kv_sim.checkers import conservation, geometry, hits, sharing
 from kv_sim.checkers.room import check_room
 from kv_sim.rest import come_to_rest, most_steps
 from kv_sim.site import Site
@@ -14,10 +14,13 @@ def check(world: WorldState) -> None:
     if not _comes_to_rest(world):
         return
     for site in world.sites:
-        _judge(world, site)
+        _judge_what_is_left(site)
+    _judge_hits(world)
+    for site in world.sites:
+        _judge_what_was_asked(site)
 
 
-def _judge(world: WorldState, site: Site) -> None:
+def _judge_what_is_left(site: Site) -> None:
     """What is left at one engine."""
     engine = site.engine
     engine.check()
@@ -27,7 +30,30 @@ def _judge(world: WorldState, site: Site) -> None:
     conservation.check_sides(engine)
     geometry.check_ranks(engine)
     site.counted.check(engine.devices)
-    hits.check_kept(site, lambda: _comes_to_rest(world))
+
+
+def _judge_hits(world: WorldState) -> None:
+    """What is found at each engine; and only then, since they may have one store, what isn't after a reset."""
+
+    def settle() -> bool:
+        return _comes_to_rest(world)
+
+    shares = world.subject.shares_store and Trait.KEEPS in world.subject.traits
+    probes = []
+    for site in world.sites:
+        if shares and not sharing.let_all_hear(world.sites, settle):
+            return
+        probes.append((site, hits.check_kept(site, settle)))
+    for site in world.sites if shares else ():
+        sharing.check_lent(site, settle)
+    for site, spec in probes:
+        if spec is not None:
+            hits.check_forgotten(site, spec, settle)
+
+
+def _judge_what_was_asked(site: Site) -> None:
+    """What is left at one engine of what was asked at rest."""
+    engine = site.engine
     if not engine.has_work:  # what was asked and reset since has come to rest, too
         conservation.check_books(engine)
         site.counted.check(engine.devices)

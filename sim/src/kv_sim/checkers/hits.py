@@ -16,6 +16,9 @@ must be found.
 A window keeps less, since what slid out of it may never have been stored. But a request that begins with all of an
 earlier prompt must find it: requests with new prompts come, and each once more with a token added. Of states
 nothing is known, since engines keep few of them.
+
+Of engines that share a store all of this is asked at each, of what any of them has stored. ``sharing`` has what
+there is to know of the others.
 """
 
 from collections import Counter
@@ -23,6 +26,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from functools import cached_property
 
+from kv_sim.checkers import sharing
 from kv_sim.config import STATE
 from kv_sim.engine.engine import Engine
 from kv_sim.engine.request import SimRequest
@@ -48,25 +52,26 @@ class Again(RequestSpec):
         return (*self.told, *own)
 
 
-def check_kept(site: Site, settle: Callable[[], bool]) -> None:
-    """Ask again for what must be there, and after a reset for what must not. ``settle`` lets all requests end."""
+def check_kept(site: Site, settle: Callable[[], bool]) -> RequestSpec | None:
+    """Ask again for what must be there. ``settle`` lets all requests end.
+
+    Returns a request of which nothing may be there after a reset, which is ``check_forgotten``.
+    """
     engine, traits = site.engine, site.subject.traits
-    tells = Trait.EVENTS in traits and site.config.role != "kv_producer"  # which may have it and not find it
     if Trait.KEEPS not in traits:
-        return
+        return None
     if any(group.window for group in site.config.groups):
         if not engine.has_work:
             _check_windows(site, settle)
-        return
-    ended = list(engine.outcome.ended)
+        return None
+    ended = [request for one in sharing.all_of(site) for request in one.engine.outcome.ended]
     room = _room_for_all(site, ended) if _nothing_was_left_out(site) else None
     is_complete = room is not None
-    times = Counter(h for r in ended if engine.served.is_fair(r) for h in r.prompt_hashes)
-    stored = {h for h, count in times.items() if count >= site.subject.keeps_from} if is_complete else set()
+    stored = {name for one in sharing.stores_of(site) for name in _stored_at(one)} if is_complete else set()
     probes = _probes(ended, site.config.longest_request)[: MOST_PROBES if is_complete else MOST_PROBES // 2]
+    tells = _tells(site)
     for spec in probes:
-        engine.take_events()
-        told = {key[-1] for key in engine.mirror.blocks}
+        told = sharing.told_at(site)
         failed = _count_failed(engine)
         found, request = _ask_again(site, spec, settle)
         _compare(site, request, found, stored, room)
@@ -74,8 +79,32 @@ def check_kept(site: Site, settle: Callable[[], bool]) -> None:
             _compare_events(site, request, found, told)
     if site.subject.evicts_oldest and site.config.role == "kv_both" and probes and not engine.has_work:
         _check_recent(site, probes[0], settle)
-    if Trait.RESET in traits and probes and not engine.has_work and engine.reset(running=False, connector=True):
-        _ask_again(site, probes[0], settle)
+    return probes[0] if probes else None
+
+
+def check_forgotten(site: Site, spec: RequestSpec, settle: Callable[[], bool]) -> None:
+    """Reset the connector, and ask again: what is found is judged by ``served``."""
+    engine = site.engine
+    is_over = Trait.RESET in site.subject.traits and not engine.has_work
+    if is_over and engine.reset(running=False, connector=True):
+        _ask_again(site, spec, settle)
+
+
+def _tells(site: Site) -> bool:
+    """Whether the events so far say what is found. A producer may have it and not find it.
+
+    A reset at one of several engines takes back what others told of, and only they would say so.
+    """
+    was_reset = any(one.engine.served.resets for one in sharing.all_of(site))
+    is_known = site.config.role != "kv_producer" and not (site.subject.shares_store and was_reset)
+    return Trait.EVENTS in site.subject.traits and is_known
+
+
+def _stored_at(site: Site) -> set[bytes]:
+    """The blocks that an engine has stored if nothing was left out."""
+    ended, served = site.engine.outcome.ended, site.engine.served
+    times = Counter(name for request in ended if served.is_fair(request) for name in request.prompt_hashes)
+    return {name for name, count in times.items() if count >= site.subject.keeps_from}
 
 
 def _count_failed(engine: Engine) -> int:
@@ -83,15 +112,17 @@ def _count_failed(engine: Engine) -> int:
 
 
 def _nothing_was_left_out(site: Site) -> bool:
-    """Whether every copy that a connector may have made ended well."""
-    engine = site.engine
+    """Whether every copy that a connector may have made ended well, here and where the same store is."""
     if site.config.role != "kv_both":
         return False  # a consumer need not store, a producer need not load
+    if site.engine.served.strangers:
+        return False  # what they need of the room is theirs to know
     return not any(
         copies.running
         or copies.restarts
         or any(copy.state is not State.DONE or copy.was_lost for copy in copies.ended)
-        for copies in (device.copies for device in engine.devices)
+        for one in sharing.all_of(site)
+        for copies in (device.copies for device in one.engine.devices)
     )
 
 
@@ -101,7 +132,7 @@ def _room_for_all(site: Site, ended: Iterable[SimRequest]) -> int | None:
     size = site.subject.blocks_per_chunk
     chunks = {chunk for request in ended for turn in request.known_hashes() for chunk in turn[size - 1 :: size]}
     # What a reset forgot may still be in use by a copy, so each one may need the room once more.
-    slots = len(chunks) * size * (1 + site.engine.served.resets)
+    slots = len(chunks) * size * (1 + sum(one.engine.served.resets for one in sharing.all_of(site)))
     return slots if slots <= site.config.host_slots else None
 
 

@@ -3,7 +3,7 @@
 Its answers are what ``kv_api.OffloadingManager`` says that they are (PROTOCOL). A chunk that a job reads or writes
 isn't evicted, and its place is given to nobody, also not after a reset, until it is known that jobs from before it
 have ended (OWNERSHIP). Places are known where they are numbers, one for each chunk. A chunk whose last store
-goes on, or failed, is no hit (HITS).
+goes on, or failed, is no hit (HITS), unless an engine that shares the store has stored it as well.
 
 Keeps, of each chunk in use, how many jobs use it and its place; the places of jobs from before the last reset; and
 which chunks aren't there, and why.
@@ -41,6 +41,13 @@ def guard_media(connector: Any, referee: Referee) -> None:
         side.manager = MediumGuard(manager, referee)  # type: ignore[assignment]
 
 
+def share_media(connector: Any, other: Any) -> None:
+    """Tell the guards of a connector's media of those at another engine, with which they share what is stored."""
+    for side, elsewhere in zip(sides_of(connector), sides_of(other), strict=True):
+        if isinstance(side.manager, MediumGuard) and isinstance(elsewhere.manager, MediumGuard):
+            side.manager.others.append(elsewhere.manager)
+
+
 def sides_of(connector: Any) -> Iterator[OffloadingSchedulerSide]:
     """The sides of a connector, and of its children, that have a medium."""
     yield from (owner for owner in owners(connector) if isinstance(owner, OffloadingSchedulerSide))
@@ -61,6 +68,10 @@ class MediumGuard:
         """Places of jobs from before the last reset."""
         self._not_there: dict[OffloadKey, str] = {}
         """Chunks that were given a place and can't be found now: what became of the store."""
+        self.others: list[MediumGuard] = []
+        """Those of the same medium at other engines, if it is shared."""
+        self._has_stored: set[OffloadKey] = set()
+        """If it is shared: all chunks of which a store ended well."""
 
     def __getattr__(self, name: str) -> Any:
         found = getattr(self.manager, name)
@@ -136,6 +147,7 @@ class MediumGuard:
         for key in keys:
             if success:
                 self._not_there.pop(key, None)
+                self._has_stored.update([key] if self.others else [])
             elif key in self._not_there:
                 self._not_there[key] = "failed"
 
@@ -161,7 +173,7 @@ class MediumGuard:
 
     def _check_hits(self, method: str, hits: Iterable[OffloadKey]) -> None:
         for key in hits:
-            if key in self._not_there:
+            if key in self._not_there and not any(key in other._has_stored for other in self.others):
                 self._fail(f"{method} finds a chunk whose store {self._not_there[key]}", Invariant.HITS)
 
     def _check_store(self, method: str, keys: Collection[OffloadKey], answer: PrepareStoreOutput) -> None:

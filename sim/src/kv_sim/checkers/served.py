@@ -3,9 +3,12 @@
 Of a cache of this engine alone all of that is known (``Trait.KEEPS``). Of who only says that a reset works
 (``Trait.RESET``) it is known what a reset forgot: that nobody may find again before somebody has computed it.
 Kept by the engine as its requests go on, and asked by ``guard``. What must be found is ``hits``.
+
+Where engines share a store, each may find what any of them computed since its own last reset; that another one
+was reset says nothing of it, but what it had may be gone then.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from kv_api import Request
 from kv_sim.engine.request import SimRequest, Status
@@ -40,26 +43,70 @@ class Served:
         """What was, before a reset."""
         self._unfair: set[int] = set()
         """Requests that lived through a reset: what they had stored before it is gone."""
+        self.shares_with: list[Served] = []
+        """Those of other engines with the same store."""
+        self.strangers: list[Served] = []
+        """Those of engines that use it, too, and of which nothing may be found."""
+        self._own: set[bytes] = set()
+        """Of a shared store: what was computed here, since the last reset."""
+        self._seen: dict[int, SimRequest] = {}
+        """Of a shared store: all requests of which a step was scheduled."""
         self.resets = 0
         self.found: dict[str, int] = {}
         """Request id -> tokens that its last match found, those of the GPU among them."""
 
     def compute(self, request: SimRequest) -> None:
         """A step of the request was scheduled."""
-        if self._watches:
-            self._computed.update(request.hashes_up_to(request.num_computed_tokens))
-            if self._hashes_per_block > 1:
-                self._computed.update(request.fine_hashes_up_to(request.num_computed_tokens))
+        if self._has_others:
+            self._seen[id(request)] = request
+        elif not self._watches:
+            return
+        hashes = [*request.hashes_up_to(request.num_computed_tokens)]
+        if self._hashes_per_block > 1:
+            hashes += request.fine_hashes_up_to(request.num_computed_tokens)
+        self._computed.update(hashes)
+        if self._has_others:
+            self._own.update(hashes)
+        for other in self.shares_with:
+            other._computed.update(hashes)
+
+    @property
+    def _has_others(self) -> bool:
+        return bool(self.shares_with or self.strangers)
 
     def reset(self, requests: Iterable[SimRequest]) -> None:
         """The connector said that it forgot everything. What the living have on the GPU may be stored anew."""
         self._forgotten |= self._computed
         self._computed.clear()
+        self._own.clear()
         self.resets += 1
         for request in requests:
             self._unfair.add(id(request))
             if not request.status.is_finished:
                 self.compute(request)
+        for other in self.shares_with:
+            other._lose_all(self)
+
+    def _lose_all(self, forgets: "Served") -> None:
+        """Another engine forgot everything: this one's may be gone. What its living have may be stored anew."""
+        self._unfair.update(self._seen)
+        for request in self._seen.values():
+            if not request.status.is_finished:
+                forgets._computed.update(request.hashes_up_to(request.num_computed_tokens))
+                if self._hashes_per_block > 1:
+                    forgets._computed.update(request.fine_hashes_up_to(request.num_computed_tokens))
+
+    def is_of_others(self, request: SimRequest, start: int, end: int) -> bool:
+        """Whether a block between these tokens was computed at another engine of the same store, not here."""
+        return any(name not in self._own for name in self._blocks(request, start, end))
+
+    def is_of_strangers(self, request: SimRequest, start: int) -> bool:
+        """Whether a stranger, and nobody else, has computed the first whole block from this token on."""
+        first = self._blocks(request, start, min(start + self._block_size, request.num_tokens))
+        return any(name in other._own for name in first if name not in self._computed for other in self.strangers)
+
+    def _blocks(self, request: SimRequest, start: int, end: int) -> Sequence[bytes]:
+        return request.hashes_up_to(end)[start // self._block_size :]
 
     def check_match(self, request: SimRequest | Request, local: int, count: int) -> None:
         """Check that what a match found exists."""

@@ -38,7 +38,12 @@ def fuzz(options: argparse.Namespace) -> int:
     without = values.parse_checkers(options.without)
     find_engine(options.engine)  # before anything runs: a wrong name or path is known now
     subjects = selection.choose_subjects(
-        options.connector, options.extra, options.traits, options.engine, serves_peers=options.serves_peers
+        options.connector,
+        options.extra,
+        options.traits,
+        options.engine,
+        serves_peers=options.serves_peers,
+        shares_store=options.shares_store,
     )
     make_world(options)
     if options.perfetto and len(subjects) > 1:
@@ -80,7 +85,8 @@ def _fuzz_one(
         raise Told from None
     if not options.digest:
         say(f"{name}: {len(seeds)} histories, {steps} engine steps, nothing is wrong")
-        little = why_little_is_shown(situations, serves_peers=subject.serves_peers)
+        kind = {"serves_peers": subject.serves_peers, "shares_store": subject.shares_store}
+        little = why_little_is_shown(situations, **kind)
         if little is not None and len(seeds) >= ENOUGH_TO_LOAD:
             note(little)
     if options.perfetto and len(seeds) > 1:

@@ -12,7 +12,7 @@ from kv_sim.command.watchdog import USUAL_SECONDS
 from kv_sim.command.workers import num_cores
 from kv_sim.config import BUILTIN_ENGINE
 from kv_sim.replay.command.arguments import add_replay_arguments, add_size_arguments, only_in_engine
-from kv_sim.subject import PEERS, Trait
+from kv_sim.subject import PEERS, SHARES, Trait
 
 USUAL_HISTORIES: Final = 300
 _LIKE: Final = 0.75
@@ -197,6 +197,9 @@ def _add_peers(parser: argparse.ArgumentParser) -> None:
         action="store_const",
         const=2,
         help="the same with two engines in a world: for one that can't pull from itself",
+    )
+    parser.add_argument(
+        SHARES, action="store_true", default=None, help="two engines in a world share its store, without tickets"
     )
 
 

@@ -12,7 +12,7 @@ from kv_sim.engines import find_engine
 from kv_sim.failures import report
 from kv_sim.failures.schedule_file import Schedule, read_schedule
 from kv_sim.fuzz import replay
-from kv_sim.subject import PEERS
+from kv_sim.subject import PEERS, SHARES
 
 
 def replay_schedule(options: argparse.Namespace) -> int:
@@ -23,11 +23,16 @@ def replay_schedule(options: argparse.Namespace) -> int:
     schedule = replace(schedule, config=replace(schedule.config, engine=engine))
     if options.connector is not None:
         subject = selection.choose_subject(
-            options.connector, options.extra, options.traits, engine, serves_peers=options.serves_peers
+            options.connector,
+            options.extra,
+            options.traits,
+            engine,
+            serves_peers=options.serves_peers,
+            shares_store=options.shares_store,
         )
         schedule = replace(schedule, subject=subject)
-    elif options.extra is not None or options.traits is not None or options.serves_peers:
-        about = f"--extra, --traits, {PEERS[1]} and {PEERS[2]} are about another connector"
+    elif any((options.extra is not None, options.traits is not None, options.serves_peers, options.shares_store)):
+        about = f"--extra, --traits, {PEERS[1]}, {PEERS[2]} and {SHARES} are about another connector"
         raise ConfigError(f"{about}: name it with --connector")
     missing = selection.unclaimed(schedule)
     if missing:

@@ -18,6 +18,7 @@ def line_to_paste(options: argparse.Namespace, name: str, seed: int, without: fr
         extra=options.extra,
         traits=options.traits,
         serves_peers=getattr(options, "serves_peers", None),
+        shares_store=getattr(options, "shares_store", None),
         engine=options.engine,
         actions=options.actions,
         without=without,

@@ -17,14 +17,14 @@ from kv_api import ConfigError, KVTransferConfig, UnknownNameError
 from kv_api.errors import did_you_mean
 from kv_sim.actions import Kind
 from kv_sim.command.values import parse_extra, parse_traits, refuse_files, with_spec
-from kv_sim.config import BUILTIN_ENGINE, WorldConfig
+from kv_sim.config import BUILTIN_ENGINE, MOST_ENGINES, WorldConfig
 from kv_sim.engines import find_engine
 from kv_sim.examples.catalogue import SUBJECTS
 from kv_sim.failures.schedule_file import Schedule
 from kv_sim.guard import NotCreated
 from kv_sim.history.draws import config_for
 from kv_sim.offload.stand_ins import why_not_driven
-from kv_sim.subject import NOT_OF_PEERS, PEERS, Subject, Trait
+from kv_sim.subject import NOT_OF_PEERS, OF_PEERS, OF_STORES, PEERS, SHARES, Subject, Trait
 from kv_sim.violation import Violation
 from kv_sim.world import World
 
@@ -36,18 +36,22 @@ def choose_subjects(
     engine: str = BUILTIN_ENGINE,
     *,
     serves_peers: int | None = None,
+    shares_store: bool | None = None,
 ) -> dict[str, Subject]:
     """The subjects to run, by name; the whole catalogue if no connector is named."""
     if connector is None:
-        refuse_what_is_about_one(extra, traits, serves_peers)
+        refuse_what_is_about_one(extra, traits, serves_peers, shares_store)
         return dict(SUBJECTS)
-    return {connector: choose_subject(connector, extra, traits, engine, serves_peers=serves_peers)}
+    kind: Mapping[str, Any] = {"serves_peers": serves_peers, "shares_store": shares_store}
+    return {connector: choose_subject(connector, extra, traits, engine, **kind)}
 
 
-def refuse_what_is_about_one(extra: str | None, traits: str | None, serves_peers: int | None) -> None:
+def refuse_what_is_about_one(
+    extra: str | None, traits: str | None, serves_peers: int | None, shares_store: bool | None = None
+) -> None:
     """Refuse options about one connector where none is named."""
-    peers = PEERS[serves_peers or 1]
-    for option, given in (("--extra", extra), ("--traits", traits), (peers, serves_peers)):
+    given_to = {"--extra": extra, "--traits": traits, PEERS[serves_peers or 1]: serves_peers, SHARES: shares_store}
+    for option, given in given_to.items():
         if given is not None:
             raise ConfigError(f"{option} is about one connector: name it with --connector")
 
@@ -68,12 +72,18 @@ def choose_subject(
     engine: str = BUILTIN_ENGINE,
     *,
     serves_peers: int | None = None,
+    shares_store: bool | None = None,
 ) -> Subject:
     """One subject, for one engine: which connectors there are depends on that.
 
-    ``serves_peers``: with how many engines in a world it does; None: as it is known to.
+    ``serves_peers``: with how many engines in a world it does; None: as it is known to. So of ``shares_store``.
     """
     subject = _named(connector, engine)
+    if serves_peers and (shares_store or subject.shares_store):
+        raise ConfigError(f"{PEERS[serves_peers]} and {SHARES}: a connector is tried in one way at a time")
+    if shares_store:
+        kept = subject.traits - OF_PEERS
+        subject = replace(subject, shares_store=True, serves_peers=False, engines=MOST_ENGINES, traits=kept)
     if serves_peers:
         kept = subject.traits - NOT_OF_PEERS
         subject = replace(subject, serves_peers=True, engines=serves_peers, traits=kept)
@@ -83,8 +93,9 @@ def choose_subject(
     if traits is not None:
         subject = replace(subject, traits=parse_traits(traits))
     for trait in sorted(subject.traits.difference(subject.possible_traits)):
-        whose = "no other engines" if trait in NOT_OF_PEERS else f"other engines: {PEERS[1]}"
-        raise ConfigError(f"--traits: {trait.value!r} is of connectors that serve {whose}")
+        whose = "serve no other engines" if trait in NOT_OF_PEERS else f"serve other engines: {PEERS[1]}"
+        whose = f"share a store: {SHARES}" if trait in OF_STORES else whose
+        raise ConfigError(f"--traits: {trait.value!r} is of connectors that {whose}")
     _check_class(connector, subject, engine)
     if extra is not None:
         _check_medium(connector, parse_extra(extra), subject, engine)
@@ -230,6 +241,7 @@ def unclaimed(schedule: Schedule) -> list[str]:
         Trait.REPEATS: (Kind.REPEAT in kinds, "the end of a copy is reported twice"),
         Trait.RESET: (resets, "the connector's cache is reset"),
         Trait.SLEEP: (Kind.SLEEP in kinds, "the engine sleeps"),
+        Trait.STRANGERS: (config.stranger != "none", "the second engine is a stranger"),
     }
     return [
         f"{t.value} ({why})" for t, (needed, why) in needs.items() if needed and t not in schedule.subject.traits

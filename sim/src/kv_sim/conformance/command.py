@@ -23,7 +23,7 @@ from kv_sim.config import BUILTIN_ENGINE
 from kv_sim.conformance import scenarios
 from kv_sim.conformance.report import line_of_scenario, row_of, scenario_table, summary_lines, tell_failure
 from kv_sim.engines import find_engine
-from kv_sim.subject import PEERS, Subject
+from kv_sim.subject import PEERS, SHARES, Subject
 
 
 def conform(options: argparse.Namespace) -> int:
@@ -31,7 +31,12 @@ def conform(options: argparse.Namespace) -> int:
     find_engine(options.engine)
     name, extra = selection.choose_name(options)
     subject = selection.choose_subject(
-        name, extra, options.traits, options.engine, serves_peers=options.serves_peers
+        name,
+        extra,
+        options.traits,
+        options.engine,
+        serves_peers=options.serves_peers,
+        shares_store=options.shares_store,
     )
     start = values.parse_seed(options.seed)
     outcomes: list[scenarios.Outcome] = []
@@ -95,4 +100,5 @@ def again(options: argparse.Namespace, outcome: scenarios.Outcome) -> str:
     )
     words = [word for option, value, usual in asked if value != usual for word in (option, str(value))]
     words += [PEERS[options.serves_peers]] if options.serves_peers else []
+    words += [SHARES] if options.shares_store else []
     return shlex.join(["kv-sim", "conform", *([options.name] if options.name else []), *words])

@@ -116,7 +116,10 @@ def _subject(config: pytest.Config, engine: str) -> tuple[str, Subject, str | No
     if spec is not None:
         extra = _checked(values.with_spec, spec, extra)
     name = connector or MEDIUM_CONNECTOR
-    choose = partial(selection.choose_subject, serves_peers=config.getoption("--kv-serves-peers"))
+    kind = {name: config.getoption(f"--kv-{name}") for name in ("serves-peers", "shares-store")}
+    choose = partial(
+        selection.choose_subject, serves_peers=kind["serves-peers"], shares_store=kind["shares-store"]
+    )
     return spec or name, _checked(choose, name, extra, traits, engine), extra
 
 

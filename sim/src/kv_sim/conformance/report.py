@@ -98,7 +98,8 @@ def notes(
     is_whole: bool = True,
 ) -> list[str]:
     """What one should know before one believes the table; it isn't whole if a broken claim ended it."""
-    little = why_little_is_shown(situations, serves_peers=subject.serves_peers)
+    kind = {"serves_peers": subject.serves_peers, "shares_store": subject.shares_store}
+    little = why_little_is_shown(situations, **kind)
     found = [] if little is None else [little]
     if is_whole:
         shown = (subject.traits | tried).intersection(subject.possible_traits) - refused
@@ -147,6 +148,7 @@ def line_of_scenario(
         extra=extra,
         traits=",".join(sorted(subject.traits)) or "none",
         serves_peers=subject.engines if subject.serves_peers else None,
+        shares_store=subject.shares_store,
         engine=engine,
         actions=actions,
     )

@@ -102,9 +102,12 @@ def seeds_of(subject: Subject, scenario: Scenario, start: int, histories: int, e
             yield seed
 
 
+_OF_SIZES: Final = (Trait.GROUPS, Trait.STATES, Trait.FINE, Trait.RANKS, Trait.ZEROING, Trait.SLEEP)
+
+
 def _shows(subject: Subject, trait: Trait | None, seed: int, engine: str) -> bool:
     """Whether a world has what a trait is about. Most traits are about actions, which any world may take."""
-    if trait not in (Trait.GROUPS, Trait.STATES, Trait.FINE, Trait.RANKS, Trait.ZEROING, Trait.SLEEP):
+    if trait not in (*_OF_SIZES, Trait.STRANGERS):
         return True
     config = config_for(subject, Random(seed), engine)
     return {
@@ -114,6 +117,7 @@ def _shows(subject: Subject, trait: Trait | None, seed: int, engine: str) -> boo
         Trait.FINE: config.hashes_per_block > 1,
         Trait.RANKS: config.world_size > 1,
         Trait.ZEROING: config.zero_new_blocks and config.runner == 2,
+        Trait.STRANGERS: config.stranger != "none",
     }[trait]
 
 

@@ -10,7 +10,7 @@ from kv_sim.config import BUILTIN_ENGINE, STATE, WorldConfig
 from kv_sim.engine.engine import Engine
 from kv_sim.engine.outcome import Outcome
 from kv_sim.engine.output import Step
-from kv_sim.engine.own_folder import with_own_folder
+from kv_sim.engine.own_folder import with_folder
 from kv_sim.engine.pause import MODES, Pause, PauseMode
 from kv_sim.engine.place import Place
 from kv_sim.engine.request import SimRequest, Status
@@ -19,6 +19,7 @@ from kv_sim.engine.scheduler import RejectDrafts, Scheduler
 from kv_sim.engine.settings import kv_cache_config, vllm_config
 from kv_sim.engine.worker import Worker
 from kv_sim.guard import Guard, LogCall, crashes, create
+from kv_sim.memory.content import hash_text
 from kv_sim.memory.device import Device
 from kv_sim.subject import Subject
 from kv_sim.violation import Referee
@@ -52,7 +53,7 @@ class BuiltinEngine(Engine):
                 "only 'text'; the engine 'vllm' has all"
             )
         super().__init__(config, subject, referee, log, place)
-        told = with_own_folder(subject, self)
+        told = with_folder(subject, self.place.folder)
         self.devices = [self.make_device(rank) for rank in range(config.world_size)]
         self.connectors: list[KVConnectorBase_V1] = []
         self.workers = []
@@ -79,7 +80,7 @@ class BuiltinEngine(Engine):
 
     def describe(self, subject: Subject, rank: int) -> Any:
         """What a connector is told of the engine; fits ``kv_api.VllmConfig``."""
-        return vllm_config(self.config, subject, rank, self.place.engine_id)
+        return vllm_config(self.config, subject, rank, self.place)
 
     def describe_caches(self, rank: int = 0) -> Any:
         """What a connector is told of a rank's KV caches; fits ``kv_api.KVCacheConfig``."""
@@ -95,7 +96,8 @@ class BuiltinEngine(Engine):
         """A request arrives."""
         config = self.config
         most = most_tokens(spec, config.max_model_len)
-        request = SimRequest(spec, config.block_size, most, config.hashes_per_block)
+        seed = hash_text("blocks") if config.stranger == "blocks" else 0
+        request = SimRequest(spec, config.block_size, most, config.hashes_per_block, seed)
         self.mirror.know(request)
         request.kv_transfer_params = self.params_for(request)
         self.scheduler.add_request(request)

@@ -83,9 +83,13 @@ class SimRequest:
     turns_arrived = 0
     """Of a session: how many turns after the first have arrived. One more than it has: it was told to end."""
 
-    def __init__(self, spec: RequestSpec, block_size: int, length: int, hashes_per_block: int = 1) -> None:
+    def __init__(
+        self, spec: RequestSpec, block_size: int, length: int, hashes_per_block: int = 1, seed: int = 0
+    ) -> None:
+        """``seed``: of the hashes that name its blocks, which are others where blocks have another size."""
         self.spec = spec
         self.hashes_per_block = hashes_per_block
+        self._seed = seed
         self.request_id = spec.request_id
         self.cache_salt = spec.salt
         self.lora_request = LoRA(spec.adapter) if spec.adapter is not None else None
@@ -107,7 +111,7 @@ class SimRequest:
         hashes: Words = np.zeros(-(-len(after) // size) * size, dtype=np.uint64)
         hashes[: len(after)] = np.array(after, dtype=np.uint64)
         part = size // self.hashes_per_block
-        names = [after[end - 1].to_bytes(8, "big") for end in range(part, len(after) + 1, part)]
+        names = [(after[end - 1] ^ self._seed).to_bytes(8, "big") for end in range(part, len(after) + 1, part)]
         return Story(len(prompt), [*tokens], hashes, names)
 
     def _take_up(self, asked: RequestSpec | Turn) -> None:

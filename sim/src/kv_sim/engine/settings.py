@@ -6,6 +6,7 @@ from typing import Any
 
 from kv_api import AttentionKind
 from kv_sim.config import GroupConfig, WorldConfig
+from kv_sim.engine.place import Place
 from kv_sim.subject import Subject
 
 KINDS = {
@@ -15,10 +16,16 @@ KINDS = {
 }
 
 
-def vllm_config(config: WorldConfig, subject: Subject, rank: int = 0, engine_id: str = "world") -> Any:
-    """The configuration as the worker of ``rank`` gets it; the scheduler's says rank 0."""
+def vllm_config(config: WorldConfig, subject: Subject, rank: int = 0, place: Place | None = None) -> Any:
+    """The configuration as the worker of ``rank`` gets it; the scheduler's says rank 0.
+
+    Of the model there is the path alone, and that only where a store is shared, and may hold another one's.
+    """
+    place = place or Place()
+    model = {"model_config": SimpleNamespace(model=place.model)} if place.shares_store else {}
     return SimpleNamespace(
-        kv_transfer_config=subject.transfer_config(config, engine_id),
+        **model,
+        kv_transfer_config=subject.transfer_config(config, place.engine_id),
         cache_config=SimpleNamespace(block_size=config.block_size, enable_prefix_caching=config.prefix_caching),
         parallel_config=SimpleNamespace(
             tensor_parallel_size=config.tp_size,

@@ -4,7 +4,7 @@
 * ``later``: stores after a request has ended, loads between steps; both asynchronous.
 * ``patient``: answers "ask again" before it loads; asynchronous stores behind a barrier.
 
-The others are there for what these don't show: ``layerwise`` works in the hooks of layers, ``flaky`` breaks down,
-and ``holding`` holds blocks and stores nothing. ``progress`` is what those that look at each step share, and
-``catalogue`` has all subjects that come with the testbed, not only these.
+The others are there for what these don't show: ``shared`` has one store for several engines, ``layerwise`` works
+in the hooks of layers, ``flaky`` breaks down, and ``holding`` holds blocks and stores nothing. ``progress`` is
+what those that look at each step share, and ``catalogue`` has all subjects that come with the testbed.
 """

@@ -6,7 +6,7 @@ from math import lcm
 from types import MappingProxyType
 from typing import Any, Final
 
-from kv_sim.subject import OF_PEERS, Subject, Trait
+from kv_sim.subject import OF_PEERS, OF_SEVERAL, Subject, Trait
 
 MEMORY: Final = Subject(
     "MemoryConnector",
@@ -24,6 +24,15 @@ MEMORY: Final = Subject(
             Trait.CLIENTS,
         }
     ),
+)
+SHARED: Final = Subject(
+    "SharedConnector",
+    "kv_sim.examples.shared",
+    {"store": "{folder}"},
+    (MEMORY.traits - {Trait.EVENTS}) | {Trait.STRANGERS},
+    evicts_oldest=True,
+    engines=2,
+    shares_store=True,
 )
 LATER: Final = Subject(
     "LaterConnector",
@@ -97,7 +106,7 @@ def offloading(*, without: frozenset[Trait] = frozenset(), **extra_config: Any) 
             "load_timeout_seconds": 12,
             **extra_config,
         },
-        traits=frozenset(Trait) - OF_PEERS - without,
+        traits=frozenset(Trait) - OF_SEVERAL - without,
         blocks_per_chunk=extra_config.get("blocks_per_chunk", 1),
         keeps_from=max(1, extra_config.get("store_threshold", 1)),
         evicts_oldest=extra_config.get("eviction_policy", "lru") == "lru",
@@ -135,7 +144,7 @@ OFFLOAD_FILE: Final = Subject(
     "TimedOffloadingConnector",
     "kv_sim.offload",
     {"spec_name": "WorldFileOffloadingSpec", "spec_module_path": "kv_sim.offload"},
-    frozenset(Trait) - OF_PEERS - {Trait.LOSSES, Trait.COUNTS},
+    frozenset(Trait) - OF_SEVERAL - {Trait.LOSSES, Trait.COUNTS},
     evicts_oldest=True,
 )
 """A job may be several copies. Each has to be heard of for the next one to begin, and of a job that failed some
@@ -198,6 +207,7 @@ SUBJECTS: Final[dict[str, Subject]] = {
     "offload+file": several(OFFLOAD, OFFLOAD_FILE),
     "later+offload": several(LATER, OFFLOAD),
     "in-step+later": several(OFFLOAD_IN_STEP, LATER),
+    "shared": SHARED,
     "p2p": P2P,
     "p2p-hasty": P2P_HASTY,
     "p2p-two-engines": P2P_TWO,

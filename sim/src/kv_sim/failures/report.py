@@ -17,7 +17,7 @@ from typing import Final
 from kv_sim.actions import USUAL_ACTIONS, Action
 from kv_sim.config import BUILTIN_ENGINE
 from kv_sim.fuzz import Failure
-from kv_sim.subject import PEERS
+from kv_sim.subject import PEERS, SHARES
 from kv_sim.violation import Invariant
 from kv_sim.watching.describe import describe
 
@@ -56,6 +56,7 @@ def replay_line(
     extra: str | None = None,
     traits: str | None = None,
     serves_peers: int | None = None,
+    shares_store: bool | None = None,
     engine: str = BUILTIN_ENGINE,
     actions: int = USUAL_ACTIONS,
     without: frozenset[Invariant] = frozenset(),
@@ -66,6 +67,7 @@ def replay_line(
         if value is not None:
             words += [option, value]
     words += [PEERS[serves_peers]] if serves_peers else []
+    words += [SHARES] if shares_store else []
     if engine != BUILTIN_ENGINE:
         words += ["--engine", engine]
     words += ["--seed", str(seed)]

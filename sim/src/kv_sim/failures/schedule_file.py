@@ -200,6 +200,7 @@ def _subject(values: dict[str, Any]) -> Subject:
         "evicts_oldest": bool,
         "serves_peers": bool,
         "engines": int,
+        "shares_store": bool,
     }
     check_keys("subject", values, wanted, optional={*wanted} - {"kv_connector", "traits"})
     for key in ("blocks_per_chunk", "keeps_from", "engines"):
@@ -208,7 +209,10 @@ def _subject(values: dict[str, Any]) -> Subject:
     limits.check_most("subject.engines", values.get("engines", 1), MOST_ENGINES)
     limits.check_most("subject.keeps_from", values.get("keeps_from", 1), limits.MOST_KEEPS_FROM)
     read_names("subject.traits", values["traits"], Trait)
-    return Subject.from_json(values)
+    try:
+        return Subject.from_json(values)
+    except ConfigError as error:
+        raise Bad(str(error)) from None
 
 
 def _world(values: dict[str, Any]) -> WorldConfig:

@@ -42,6 +42,7 @@ PLAIN: Final[dict[str, tuple[Any, ...]]] = {
     "max_step_tokens": (64,),
     "max_running": (4,),
     "num_blocks": (40,),
+    "stranger": ("none", "model"),
 }
 """Values of a world, plainest first: few parts, and room to do much in one step."""
 

@@ -41,7 +41,12 @@ def growth(options: argparse.Namespace) -> int:
     name, extra = selection.choose_name(options)
     find_engine(options.engine)
     subject = selection.choose_subject(
-        name, extra, options.traits, options.engine, serves_peers=options.serves_peers
+        name,
+        extra,
+        options.traits,
+        options.engine,
+        serves_peers=options.serves_peers,
+        shares_store=options.shares_store,
     )
     without = values.parse_checkers(options.without)
     rows: list[Row] = []

@@ -15,11 +15,15 @@ LOADS: Final = ("match: asynchronous load", "match: load in the step")
 """Situations in which something was found."""
 PULLED: Final = "a load by a ticket ends well"
 NOT_PULLED: Final = "a load by a ticket fails"
+LENT: Final = "a load of what another engine stored"
+STRANGE: Final = "nothing is found of what a stranger stored"
 STRANGE_WORDS: Final = "a client sends strange words"
 NO_OBJECT: Final = "a client sends what is no object"
 
 
-def why_little_is_shown(situations: Mapping[str, int], *, serves_peers: bool = False) -> str | None:
+def why_little_is_shown(
+    situations: Mapping[str, int], *, serves_peers: bool = False, shares_store: bool = False
+) -> str | None:
     """What one should know before one believes that nothing is wrong."""
     if not any(situations.get(name) for name in LOADS):
         return "no match ever found anything, so no load was tried: does it store what it should?"
@@ -29,6 +33,8 @@ def why_little_is_shown(situations: Mapping[str, int], *, serves_peers: bool = F
             f"no load by a ticket ended well ({times} failed), and then a prompt is computed: "
             "nothing shows what other engines get"
         )
+    if shares_store and not situations.get(LENT):
+        return "nothing that one engine stored was loaded at the other: nothing shows that they share a store"
     return None
 
 

@@ -8,7 +8,7 @@ features that were added later don't ask it. Whether a world has such a feature 
 from dataclasses import replace
 from random import Random
 
-from kv_sim.config import BUILTIN_ENGINE, STATE, Drafter, GroupConfig, Role, Stages, WorldConfig
+from kv_sim.config import BUILTIN_ENGINE, STATE, Drafter, GroupConfig, Role, Stages, Stranger, WorldConfig
 from kv_sim.engines import find_engine
 from kv_sim.subject import Subject, Trait
 
@@ -36,6 +36,8 @@ def config_for(subject: Subject, random: Random, engine: str = BUILTIN_ENGINE) -
         config = replace(config, tp_size=1, pp_size=1)
     if Trait.ZEROING not in subject.traits and config.runner == 2:
         config = replace(config, zero_new_blocks=False, hashes_per_block=1)
+    if subject.shares_store:
+        config = with_shared_store(config, subject)
     if subject.serves_peers:
         config = with_own_cache(config if Trait.TICKETS in subject.traits else with_trusted_router(config))
         config = with_two_engines(config) if subject.engines > 1 else config
@@ -159,6 +161,19 @@ def with_two_engines(config: WorldConfig) -> WorldConfig:
     may_be = roles[:1] if config.run_ahead and writes_new_blocks else roles
     role = Random(repr(("roles", _sizes(config)))).choice(may_be)
     return replace(config, engines=2, role=role, silent=config.silent | {"reset_all"})
+
+
+def with_shared_store(config: WorldConfig, subject: Subject) -> WorldConfig:
+    """Two engines that store and load, in one store.
+
+    In half of the worlds, if the connector claims to withstand it, the second is a stranger. Their sizes decide,
+    and how it differs.
+    """
+    random = Random(repr(("strangers", _sizes(config))))
+    kinds: list[Stranger] = ["model", "model", "path", "blocks"]
+    kinds += ["ranks"] if Trait.RANKS in subject.traits else []
+    is_strange = random.random() < 0.5 and Trait.STRANGERS in subject.traits
+    return replace(config, engines=2, role="kv_both", stranger=random.choice(kinds) if is_strange else "none")
 
 
 def with_loads(config: WorldConfig) -> WorldConfig:

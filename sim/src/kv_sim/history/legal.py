@@ -13,7 +13,7 @@ from typing import Final, TypeAlias
 
 from kv_sim.actions import Kind
 from kv_sim.engine.request import Status
-from kv_sim.history.coverage import NO_OBJECT, NOT_PULLED, PULLED, STRANGE_WORDS
+from kv_sim.history.coverage import LENT, NO_OBJECT, NOT_PULLED, PULLED, STRANGE, STRANGE_WORDS
 from kv_sim.subject import Subject, Trait
 
 Pair: TypeAlias = tuple[str, str]
@@ -116,6 +116,8 @@ SITUATIONS: Final[Mapping[str, str]] = {
     "a step in which nobody who runs is scheduled": "note 18: a pause that keeps them",
     PULLED: "what a ticket is good for",
     NOT_PULLED: "the other engine is late, or has it no more",
+    LENT: "what a shared store is good for",
+    STRANGE: "what a key of a shared store has to tell apart",
     "a copy fails": "note 9",
     "a copy is torn": "note 9: some pages were moved",
     "a copy is lost": "note 10: below the worker",
@@ -145,6 +147,7 @@ SITUATION_NEEDS: Final[Mapping[str, Trait]] = {
     "match: a load ends within a block": Trait.STATES,
     PULLED: Trait.HOLDS,
     NOT_PULLED: Trait.TICKETS,
+    STRANGE: Trait.STRANGERS,
     "a copy fails": Trait.FAILURES,
     "a copy is torn": Trait.FAILURES,
     "a copy is lost": Trait.LOSSES,
@@ -174,8 +177,9 @@ class Expected:
 
 def expected(subjects: Iterable[Subject]) -> Expected:
     """What a campaign over ``subjects`` must reach."""
+    all_of_them = [*subjects]
     claimed = frozenset(
-        trait for subject in subjects for trait in subject.possible_traits if trait in subject.traits
+        trait for subject in all_of_them for trait in subject.possible_traits if trait in subject.traits
     )
     excluded = {}
     for kind in Kind:
@@ -185,6 +189,8 @@ def expected(subjects: Iterable[Subject]) -> Expected:
                 excluded[kind.value, state] = reason
     pairs = [(kind.value, state) for kind in Kind for state in STATES]
     without = {name: _nobody(trait) for name, trait in SITUATION_NEEDS.items() if trait not in claimed}
+    if not any(subject.shares_store for subject in all_of_them):
+        without[LENT] = "no subject shares a store"
     return Expected(
         tuple(pair for pair in pairs if pair not in excluded and pair[1] not in RARE),
         tuple(pair for pair in pairs if pair not in excluded and pair[1] in RARE),

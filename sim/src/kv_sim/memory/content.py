@@ -2,7 +2,8 @@
 
 ``prefix_hashes`` chains 64-bit hashes over tokens, so two slots are equal only if everything before them is. A
 slot's value is that hash xor a constant of its layer, group and rank: bytes of another layer or rank never pass
-for the right ones. Nothing here depends on Python's own hashing, so the same seed gives the same bytes everywhere.
+for the right ones, nor do those of a stranger's model. Nothing here depends on Python's own hashing, so the same
+seed gives the same bytes everywhere.
 """
 
 from collections.abc import Sequence
@@ -67,11 +68,13 @@ def sampled_token(prefix_hash: int) -> int:
     return prefix_hash % 50021
 
 
-def layer_keys(rank: int, layers: Sequence[int]) -> list[Words]:
-    """The constants that tell groups and layers of one rank apart, ``layers`` of each group."""
+def layer_keys(rank: int, layers: Sequence[int], stranger: str = "none") -> list[Words]:
+    """The constants that tell a rank's groups and ``layers`` apart; those of a stranger are others."""
+    weights = 0 if stranger == "none" else hash_text(stranger)
     return [
         np.array(
-            [mix((rank << 40) ^ (group << 20) ^ (layer + 1) ^ (0x5EED << 48)) for layer in range(count)], np.uint64
+            [mix((rank << 40) ^ (group << 20) ^ (layer + 1) ^ (0x5EED << 48)) ^ weights for layer in range(count)],
+            np.uint64,
         )
         for group, count in enumerate(layers)
     ]

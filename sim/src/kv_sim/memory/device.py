@@ -43,7 +43,7 @@ class Device:
         """Steps that this rank's worker executed while no copy was under way that can end, here or at another
         engine: what stands for time. A copy that is only late is none that a timeout may give up."""
         self.others: list[Device] = []
-        """Of the same rank, at the other engines of the world."""
+        """Of the same rank, at those of the world's other engines that have one."""
         self.wires: list[Any] = []
         """What moves bytes between them and this one, in the order in which it was set up."""
         self.settled = Settled()

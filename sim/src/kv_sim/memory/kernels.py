@@ -113,7 +113,9 @@ class Kernels:
         self._shadow = shadow
         self._of_group = [memory[:, :layers] for layers in config.layers_of(rank)]
         """What groups use of the memory: the layers that they have here."""
-        self.keys = layer_keys(rank, config.layers_of(rank))
+        self.keys = self.keys_of(rank)
+        self.others: list[Kernels] = []
+        """Those of engines that share a store with this one, one of each: where wrong bytes may be from."""
         here = [group for group, layers in enumerate(config.layers_of(rank)) if layers]
         self._states = [group for group in here if config.groups[group].kind == "state"]
         self._tokens = [group for group in here if group not in self._states]
@@ -262,17 +264,36 @@ class Kernels:
         """Which request's token a value is of, and where it belongs if that is elsewhere. None: nobody's here."""
         if value in (POISON, ZERO):
             return None
+        for kernels in (self, *self.others):
+            found = kernels.find(value)
+            if found is not None:
+                token, name, *place = found
+                is_here = place == [self._rank, group, layer]
+                where = "" if is_here else " of rank {}, group {}, layer {}".format(*place)
+                return f"token {token} of request {name}{where}{self._elsewhere(kernels)}"
+        return None
+
+    def keys_of(self, rank: int) -> list[Words]:
+        """The constants of a rank's layers, by group."""
+        return layer_keys(rank, self._config.layers_of(rank), self._config.stranger)
+
+    def find(self, value: int) -> tuple[int, str, int, int, int] | None:
+        """Of which token of which request of this engine a value is, at which rank, group and layer."""
         for rank in range(self._config.world_size):
-            for of_group, keys in enumerate(layer_keys(rank, self._config.layers_of(rank))):
-                for of_layer, key in enumerate(keys):
+            for group, keys in enumerate(self.keys_of(rank)):
+                for layer, key in enumerate(keys):
                     for name, hashes in self._shadow.hashes_of.items():
                         found = np.flatnonzero((hashes ^ key) == np.uint64(value))
                         if len(found):
-                            place = (rank, of_group, of_layer)
-                            is_here = place == (self._rank, group, layer)
-                            where = "" if is_here else " of rank {}, group {}, layer {}".format(*place)
-                            return f"token {found[0]} of request {name}{where}"
+                            return int(found[0]), name, rank, group, layer
         return None
+
+    def _elsewhere(self, kernels: "Kernels") -> str:
+        """Whose a value is, if it isn't this engine's."""
+        if kernels is self:
+            return ""
+        is_strange = kernels._config.stranger != self._config.stranger
+        return ", of another model" if is_strange else " at another engine"
 
     def _write_states(self, step: LaunchedStep, attention: Attention, group: int) -> None:
         """Leave the states that the step comes to."""

@@ -1,15 +1,22 @@
 """What a world, an action, a request and a copy are in a line: for the log and for traces."""
 
 import json
+from collections.abc import Mapping
 from typing import Any, Final
 
 from kv_api import Direction
 from kv_sim.actions import Action, Kind
-from kv_sim.config import WorldConfig
+from kv_sim.config import Stranger, WorldConfig
 from kv_sim.engine.request import SimRequest
 from kv_sim.watching.brief import brief
 
 MOST_PAGES: Final = 5
+STRANGERS: Final[Mapping[Stranger, str]] = {
+    "model": "another model",
+    "path": "another model, whose path has the same end",
+    "blocks": "blocks of another size",
+    "ranks": "another number of ranks",
+}
 PLAIN: Final = ("request", "mode")
 """Arguments of which the value says enough."""
 MOST_SENT: Final = 24
@@ -38,6 +45,8 @@ def describe_world(config: WorldConfig) -> str:
     if config.engines > 1:
         other = config.at(1)
         parts.append(f"{config.engines} engines, the second {other.role} with {other.num_blocks} blocks")
+        if config.stranger != "none":
+            parts[-1] += f"{_of_size(config, other)}, a stranger: {STRANGERS[config.stranger]}"
     if config.hashes_per_block > 1:
         parts.append(f"{config.hashes_per_block} hashes a block")
     if config.pauses:
@@ -46,6 +55,10 @@ def describe_world(config: WorldConfig) -> str:
         by = "" if config.drafter == "text" else f" by a draft model ({config.drafter})"
         parts.append(f"{config.spec_tokens} draft tokens{by}")
     return "; ".join(parts)
+
+
+def _of_size(config: WorldConfig, other: WorldConfig) -> str:
+    return f" of {other.block_size}" if other.block_size != config.block_size else ""
 
 
 def _stages(config: WorldConfig) -> str:

@@ -10,6 +10,7 @@ from kv_sim.examples.catalogue import (
     OFFLOAD_FILE,
     P2P,
     PATIENT,
+    SHARED,
     SUBJECTS,
     fenced,
     offloading,
@@ -34,6 +35,7 @@ from kv_sim.zoo import (
     pulls,
     pulls_of_groups,
     ranks,
+    shared,
     sleeps,
     transfers,
 )
@@ -247,6 +249,17 @@ _HANDED_OVER: Final = (
     plant(pulls_of_groups.FailedGroupsToldByBlock, "#45474", _I.PROTOCOL, P2P, _I.CONTENT),
 )
 
+_SHARED: Final = (
+    plant(shared.KeysWithoutModel, "", _I.HITS, SHARED, _I.CONTENT),
+    plant(shared.KeysWithEndOfPath, "", _I.HITS, SHARED, _I.CONTENT),
+    plant(shared.KeysWithoutRanks, "", _I.HITS, SHARED, _I.CONTENT, _I.NO_CRASH),
+    plant(shared.FindsItsOwn, "", _I.HITS, SHARED),
+    plant(shared.BelievesOldIndex, "", _I.CONTENT, SHARED, _I.HITS, _I.NO_CRASH),
+    plant(shared.LoadsWithoutBorrowing, "", _I.CONTENT, SHARED, _I.NO_CRASH),
+    plant(shared.FindsWhatIsPlanned, "", _I.CONTENT, SHARED, _I.NO_CRASH),
+    plant(shared.ResetForgetsItsOwn, "", _I.HITS, SHARED),
+)
+
 PLANTED: Final[tuple[Planted, ...]] = (
     *_FOUND,
     *_MOVED,
@@ -261,4 +274,5 @@ PLANTED: Final[tuple[Planted, ...]] = (
     *_FILED,
     *_MANAGED,
     *_HANDED_OVER,
+    *_SHARED,
 )

@@ -41,6 +41,8 @@ class Found:
     """Checkers that were switched off."""
     serves_peers: bool = False
     """Whether the subject does, so that loads by a ticket are looked for."""
+    shares_store: bool = False
+    """Whether its engines do, so that loads of what another one stored are looked for."""
     was_interrupted: bool = False
 
 
@@ -62,7 +64,7 @@ def hunt(
     without: frozenset[Invariant] = frozenset(),
 ) -> Found:
     """Run seeds while ``goes_on``, and shrink the first failure of each kind."""
-    found = Found(without=without, serves_peers=subject.serves_peers)
+    found = Found(without=without, serves_peers=subject.serves_peers, shares_store=subject.shares_store)
     for seed in seeds:
         if not goes_on():
             break
@@ -116,7 +118,8 @@ def show_found(name: str, found: Found, folder: Path, show: Callable[[str], None
         words = re.findall(r"[A-Za-z_]+", str(failure.violation))
         file = write_schedule(Schedule.of(failure, found.without), folder, "-".join([stem, *words[:4]]).lower())
         show(f"  {len(failure.history)} actions, {file}: {failure.violation}")
-    little = why_little_is_shown(found.situations, serves_peers=found.serves_peers)
+    others = {"serves_peers": found.serves_peers, "shares_store": found.shares_store}
+    little = why_little_is_shown(found.situations, **others)
     if little is not None and found.histories and not found.counts:
         show(f"  note: {little}")
     for line in found.unsteady:

@@ -3,7 +3,8 @@
 Whose connector it is decides who makes it and what it gets for a layer: one of a class of vLLM's is made by vLLM's
 factory and gets tensors; any other is made by ours and gets the testbed's ``KVCache``. Both get vLLM's
 configuration. A world is a deployment of its own: its model has a name that no other has, for those whose store
-outlives them, and ``{folder}`` in a text of the extra config is a folder of its own, for those with files.
+outlives them, and ``{folder}`` in a text of the extra config is a folder of its own, for those with files. Engines
+that share a store have one folder, and a stranger among them has a model of another name.
 """
 
 import shutil
@@ -22,6 +23,7 @@ from vllm.v1.request import Request
 from kv_api import ConfigError, KVConnectorRole, SupportsHMA
 from kv_sim.checkers.served import Served
 from kv_sim.config import STATE, GroupConfig, WorldConfig
+from kv_sim.engine.own_folder import filled
 from kv_sim.engine.place import Place
 from kv_sim.engine.request_spec import RequestSpec, Turn
 from kv_sim.guard import Guard, LogCall, NotCreated, create
@@ -41,7 +43,8 @@ from kv_vllm.driver.worker import VllmWorker, VllmWorkerV2
 from kv_vllm.vllm_scheduler import make_request, make_scheduler
 from kv_vllm.vllm_world import WorldVllmConfig, kv_cache_config, layer_name, sharing_ranks_of, vllm_config
 
-FOLDER = "{folder}"
+PREFIX = "kv_vllm-"
+"""How the names of folders begin that worlds have."""
 SOCKETS = "VLLM_RPC_BASE_PATH"
 """The folder for sockets, which connectors name after their engine: in worlds those are named alike."""
 
@@ -123,8 +126,7 @@ class Setup:
         self._referee = referee
         self._log = log
         self._ledger = ledger
-        self._model = f"kv-sim/{place.deployment}"
-        self._engine_id = place.engine_id
+        self._place = place
         self.environment = free_ports()
         self._transfer = self._transfer_values(subject)
         self._is_vllms = is_vllms(subject.kv_connector, subject.module_path)
@@ -134,38 +136,25 @@ class Setup:
             self.environment[SOCKETS] = self._new_folder()
 
     def _transfer_values(self, subject: Subject) -> dict[str, Any]:
-        config = subject.transfer_config(self._world, self._engine_id)
+        config = subject.transfer_config(self._world, self._place.engine_id)
         return {
             "kv_connector": config.kv_connector,
             "kv_role": config.kv_role,
             "engine_id": config.engine_id,
             "kv_load_failure_policy": config.kv_load_failure_policy,
             "kv_connector_module_path": config.kv_connector_module_path,
-            "kv_connector_extra_config": self._filled(config.kv_connector_extra_config),
+            "kv_connector_extra_config": filled(config.kv_connector_extra_config, self._place.folder, PREFIX),
         }
-
-    def _filled(self, value: Any, folder: list[str] | None = None) -> Any:
-        """The extra config with a folder of its own."""
-        folder = [] if folder is None else folder
-        if isinstance(value, dict):
-            return {key: self._filled(item, folder) for key, item in value.items()}
-        if isinstance(value, list):
-            return [self._filled(item, folder) for item in value]
-        if isinstance(value, str) and FOLDER in value:
-            if not folder:
-                folder.append(self._new_folder())
-            return value.replace(FOLDER, folder[0])
-        return value
 
     def _new_folder(self) -> str:
         """Make a folder that is removed when the engine is gone."""
-        folder = tempfile.mkdtemp(prefix="kv_vllm-")
+        folder = tempfile.mkdtemp(prefix=PREFIX)
         weakref.finalize(self._ledger, shutil.rmtree, folder, ignore_errors=True)
         return folder
 
     def _config(self, rank: int) -> WorldVllmConfig:
         config = vllm_config(self._world, KVTransferConfig(**self._transfer), rank, self._sharing_ranks)
-        config.model_config.model = config.model_config.served_model_name = self._model
+        config.model_config.model = config.model_config.served_model_name = self._place.model
         config.compilation_config.static_forward_context = attention_layers(self._world, config)
         return config
 

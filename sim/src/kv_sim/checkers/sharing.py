@@ -1,0 +1,102 @@
+"""HITS, where engines share a store: what one has stored, another one finds, once both have heard of it.
+
+A store of one engine may end, for its connector, with a step after the one in which its last copy has ended; and
+another engine may look only now and then for what there is. An engine with nothing to do takes no steps. So before
+anything is asked each engine gets a few requests of a single token, which fill no block.
+
+Nothing is demanded across engines once one of them was reset: it may find nothing of the others from then on,
+since it can't know what they have from before, and its reset may have emptied the store for all.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Final
+
+from kv_sim.config import STATE
+from kv_sim.engine.request_spec import RequestSpec
+from kv_sim.memory.copies import State
+from kv_sim.site import Site
+from kv_sim.violation import Invariant
+
+ROUNDS: Final = 3
+"""How many such requests each engine gets, in turns."""
+
+
+def all_of(site: Site) -> list[Site]:
+    """An engine, and those that share its store."""
+    return [site, *site.shares_with]
+
+
+def stores_of(site: Site) -> list[Site]:
+    """Those of which an engine must find what they store."""
+    was_reset = any(one.engine.served.resets for one in all_of(site))
+    return [site] if was_reset else all_of(site)
+
+
+def told_at(site: Site) -> set[bytes]:
+    """The blocks that there are by the events of an engine, and of those that share its store."""
+    for one in all_of(site):
+        one.engine.take_events()
+    return {key[-1] for one in all_of(site) for key in one.engine.mirror.blocks}
+
+
+def let_all_hear(sites: Sequence[Site], settle: Callable[[], bool]) -> bool:
+    """Let each engine take a few steps. False: one of them never comes to rest."""
+    for number in range(ROUNDS):
+        for site in sites:
+            if any(one.engine.has_work for one in sites):
+                return False
+            site.engine.add(RequestSpec(f"heard-{number}", 0, 0, 1, 1, 1))
+            settle()
+    return not any(site.engine.has_work for site in sites)
+
+
+def check_lent(site: Site, settle: Callable[[], bool]) -> None:
+    """A prompt that nobody has seen is computed here, and then comes elsewhere, with a token more.
+
+    It is the newest that there is, so it has room: if what was used longest ago goes first.
+    """
+    sites = stores_of(site)
+    for other in sites[1:] if site.subject.evicts_oldest else ():
+        tokens = min(map(_most_tokens, (site, other)))
+        if not tokens or any(device.copies.running for one in sites for device in one.engine.devices):
+            return
+        failed = _count_failed(sites)
+        new = RequestSpec(f"lent-{site.place.number}", 0, 0, tokens, 1, 1)
+        for _ in range(site.subject.keeps_from):
+            site.engine.scheduler.blocks.block_pool.reset()
+            site.engine.add(new)
+            settle()
+        if not let_all_hear(sites, settle):
+            return  # one never ends, which is LIVENESS
+        other.engine.scheduler.blocks.block_pool.reset()
+        other.engine.served.found.pop(new.request_id, None)
+        other.engine.add(replace(new, own_tokens=tokens + 1))
+        settle()
+        found = other.engine.served.found.get(new.request_id, 0)
+        least = tokens
+        if site.config.drops_last_block:
+            least -= site.subject.blocks_per_chunk * site.config.block_size
+        if found < least and _count_failed(sites) == failed and not other.engine.has_work:
+            other.referee.fail(
+                Invariant.HITS,
+                f"request {new.request_id} comes at rest: {found} of its first {least} tokens are found, but "
+                f"engine {site.place.number} has just computed them, and shares its store",
+            )
+
+
+def _most_tokens(site: Site) -> int:
+    """How long a prompt may be of which all is found that was stored: whole chunks, and windows not past them."""
+    config, subject = site.config, site.subject
+    chunk_tokens = subject.blocks_per_chunk * config.block_size
+    windows = [group.window for group in config.groups if group.window]
+    lost = any((1 - window) % chunk_tokens >= config.block_size for window in windows)
+    if STATE in config.groups or lost or (windows and config.drops_last_block):
+        return 0
+    room = config.host_slots // subject.blocks_per_chunk // len(config.groups)
+    return min(room, (config.longest_request - 2) // chunk_tokens) * chunk_tokens
+
+
+def _count_failed(sites: Sequence[Site]) -> int:
+    devices = [device for site in sites for device in site.engine.devices]
+    return sum(copy.state is State.FAILED for device in devices for copy in device.copies.ended)

@@ -1,0 +1,294 @@
+"""``SharedConnector``: one store that several engines fill and read, each within its steps.
+
+The store is in this process, under the setting ``store``: who has the same text there has the same one. A chunk is
+a block of each group, under its hash and what bytes mean here: the model's path, and how it is cut. It has a
+*place*, and is *ready* when each rank of the engine that stores it has put its part there. Only then anybody finds
+it. Who loads it *borrows* it before, until all ranks have taken their parts. What is neither being put nor
+borrowed may be evicted, what was used longest ago first.
+
+A reset forgets all chunks of the engine's kind, whoever stored them: the index has them no more, also those that
+are yet to be put. A place that is in use becomes free with the end of that.
+"""
+
+from collections import OrderedDict
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any, ClassVar
+from weakref import WeakValueDictionary
+
+from kv_api import (
+    BlockIds,
+    CacheHitSource,
+    ForwardContext,
+    KVCacheBlocks,
+    KVCacheConfig,
+    KVCaches,
+    KVConnectorMetadata,
+    Request,
+    SchedulerOutput,
+    SchedulerSide,
+    SupportsHMA,
+    TwoSidedHMAConnector,
+    VllmConfig,
+    WorkerSide,
+)
+from kv_sim.examples.progress import ProgressBook
+
+Key = tuple[Any, ...]
+"""What bytes mean, and the hash of a block."""
+Parts = list[list[Any]]
+"""What one rank has of a chunk: of each group the pages of its layers."""
+
+
+@dataclass
+class Chunk:
+    """A block of each group."""
+
+    key: Key
+    place: int
+    ranks_left: int
+    """How many have yet to put their parts there."""
+    borrowed: int = 0
+    """How many ranks have yet to take theirs."""
+
+    @property
+    def is_in_use(self) -> bool:
+        """Whether its place can't be given away."""
+        return self.ranks_left > 0 or self.borrowed > 0
+
+
+class Store:
+    """Places, what is in them, and the index of it."""
+
+    known: ClassVar[WeakValueDictionary[str, "Store"]] = WeakValueDictionary()
+    """By what the setting says; each as long as a connector has it."""
+
+    def __init__(self, capacity: int) -> None:
+        self.capacity = capacity
+        self.chunks: OrderedDict[Key, Chunk] = OrderedDict()
+        """The index, what was used longest ago first."""
+        self.at: dict[int, Chunk] = {}
+        """What is at each place, or will be; also what nobody finds any more, as long as it is in use."""
+        self._free = list(range(capacity))
+        self._parts: dict[tuple[int, int], Parts] = {}
+
+    @classmethod
+    def of(cls, vllm_config: VllmConfig) -> "Store":
+        """The one that a configuration names."""
+        assert vllm_config.kv_transfer_config is not None
+        settings = vllm_config.kv_transfer_config.kv_connector_extra_config
+        store = cls.known.get(settings["store"])
+        if store is None:
+            store = cls.known[settings["store"]] = cls(int(settings["host_slots"]))
+        return store
+
+    def has(self, key: Key) -> bool:
+        """Whether all of a chunk is there."""
+        chunk = self.chunks.get(key)
+        return chunk is not None and not chunk.ranks_left
+
+    def use(self, key: Key) -> Chunk | None:
+        """A chunk that is or will be there, which counts as used now."""
+        if key in self.chunks:
+            self.chunks.move_to_end(key)
+        return self.chunks.get(key)
+
+    def borrow(self, key: Key, ranks: int) -> Chunk:
+        """A chunk that isn't evicted until so many ranks have taken their parts."""
+        chunk = self.use(key)
+        assert chunk is not None and not chunk.ranks_left, f"{key} is not there"
+        chunk.borrowed += ranks
+        return chunk
+
+    def begin(self, key: Key, ranks: int) -> Chunk | None:
+        """A place for a chunk of which so many ranks will put their parts. None: there is no room."""
+        if not self._free:
+            oldest = next((chunk for chunk in self.chunks.values() if not chunk.is_in_use), None)
+            if oldest is None:
+                return None
+            self.forget(oldest)
+        place = self._free.pop()
+        chunk = self.chunks[key] = self.at[place] = Chunk(key, place, ranks)
+        return chunk
+
+    def put(self, place: int, rank: int, parts: Parts) -> None:
+        """A rank's part comes to its place."""
+        self._parts[place, rank] = parts
+        self.at[place].ranks_left -= 1
+        self._free_if_forgotten(self.at[place])
+
+    def take(self, place: int, rank: int) -> Parts:
+        """A rank's part of what was borrowed."""
+        self.at[place].borrowed -= 1
+        self._free_if_forgotten(self.at[place])
+        return self._parts[place, rank]
+
+    def forget(self, chunk: Chunk) -> None:
+        """Let nobody find a chunk any more."""
+        del self.chunks[chunk.key]
+        self._free_if_forgotten(chunk)
+
+    def _free_if_forgotten(self, chunk: Chunk) -> None:
+        if self.chunks.get(chunk.key) is not chunk and not chunk.is_in_use:
+            del self.at[chunk.place]
+            self._free.append(chunk.place)
+
+    def check(self) -> None:
+        """Recount: every place is free or has a chunk, and those that are found have one each."""
+        places, found = [*self._free, *self.at], {chunk.place for chunk in self.chunks.values()}
+        assert sorted(places) == list(range(self.capacity)) and len(found) == len(self.chunks), (
+            f"free {len(self._free)} + in use {len(self.at)} != {self.capacity}, or one counts twice; "
+            f"{len(self.chunks)} chunks are at {len(found)} places"
+        )
+
+
+@dataclass
+class Moves(KVConnectorMetadata):
+    """What the workers do in one step: places of the store, and the block of each group (0: none)."""
+
+    loads: list[tuple[int, tuple[int, ...]]] = field(default_factory=list)
+    stores: list[tuple[int, tuple[int, ...]]] = field(default_factory=list)
+
+
+def meaning(vllm_config: VllmConfig, kv_cache_config: KVCacheConfig | None) -> tuple[Any, ...]:
+    """All that must be the same for stored bytes to mean the same."""
+    assert kv_cache_config is not None
+    parallel, groups = vllm_config.parallel_config, kv_cache_config.kv_cache_groups
+    model = getattr(vllm_config, "model_config", None)
+    return (
+        getattr(model, "model", ""),
+        vllm_config.cache_config.block_size,
+        parallel.tensor_parallel_size,
+        parallel.pipeline_parallel_size,
+        *(tuple(group.layer_names) for group in groups),
+    )
+
+
+class SharedScheduler(SchedulerSide, SupportsHMA):
+    """Decides what is loaded and stored."""
+
+    _cache_hit_source = CacheHitSource.EXTERNAL_UNSPECIFIED
+
+    def __init__(self, vllm_config: VllmConfig, kv_cache_config: KVCacheConfig | None = None) -> None:
+        super().__init__(vllm_config, kv_cache_config)
+        self._block_size = vllm_config.cache_config.block_size
+        self._ranks = vllm_config.parallel_config.world_size
+        self._meaning = self._means()
+        self._store = Store.of(vllm_config)
+        self._progress = ProgressBook()
+        self._local_tokens: dict[str, int] = {}
+        self._moves = Moves()
+
+    def _means(self) -> tuple[Any, ...]:
+        return meaning(self._vllm_config, self._kv_cache_config)
+
+    def _keys(self, request: Request) -> Sequence[Key]:
+        return [(self._meaning, name) for name in request.block_hashes]
+
+    def on_new_request(self, request: Request) -> None:
+        self._progress.arrive(request)
+
+    def get_num_new_matched_tokens(self, request: Request, num_computed_tokens: int) -> tuple[int | None, bool]:
+        first = hit = num_computed_tokens // self._block_size
+        last, keys = (request.num_tokens - 1) // self._block_size, self._keys(request)
+        while hit < last and self._finds(keys[hit]):
+            hit += 1
+        self._local_tokens[request.request_id] = num_computed_tokens
+        return (hit - first) * self._block_size, False
+
+    def _finds(self, key: Key) -> bool:
+        return self._store.has(key)
+
+    def update_state_after_alloc(self, request: Request, blocks: KVCacheBlocks, num_external_tokens: int) -> None:
+        local = self._local_tokens.pop(request.request_id, 0)
+        tables, keys = blocks.get_block_ids(), self._keys(request)
+        for index in range(local // self._block_size, (local + num_external_tokens) // self._block_size):
+            self._moves.loads.append((self._borrow(keys[index]).place, tuple(table[index] for table in tables)))
+
+    def _borrow(self, key: Key) -> Chunk:
+        return self._store.borrow(key, self._ranks)
+
+    def build_connector_meta(self, scheduler_output: SchedulerOutput) -> Moves:
+        moves, self._moves = self._moves, Moves()
+        for progress, computed in self._progress.step(scheduler_output):
+            keys = self._keys(progress.request)
+            full = min(computed // self._block_size, len(keys))  # under run-ahead hashes lag behind
+            for index in range(progress.stored_blocks, full):
+                page = tuple(table[index] for table in progress.tables)
+                if 0 not in page and self._store.use(keys[index]) is None:
+                    chunk = self._begin(keys[index])
+                    if chunk is not None:
+                        moves.stores.append((chunk.place, page))
+            progress.stored_blocks = full
+        return moves
+
+    def _begin(self, key: Key) -> Chunk | None:
+        return self._store.begin(key, self._ranks)
+
+    def request_finished(self, request: Request, block_ids: list[int]) -> tuple[bool, dict[str, Any] | None]:
+        return self.request_finished_all_groups(request, (block_ids,))
+
+    def request_finished_all_groups(
+        self, request: Request, block_ids: BlockIds
+    ) -> tuple[bool, dict[str, Any] | None]:
+        self._local_tokens.pop(request.request_id, None)
+        self._progress.forget(request.request_id)
+        return False, None
+
+    def reset_cache(self) -> bool:
+        for chunk in [chunk for chunk in self._store.chunks.values() if self._forgets(chunk)]:
+            self._store.forget(chunk)
+        return True
+
+    def _forgets(self, chunk: Chunk) -> bool:
+        return bool(chunk.key[0] == self._meaning)
+
+    def check(self) -> None:
+        """Recount the store."""
+        self._store.check()
+
+
+class SharedWorker(WorkerSide):
+    """Copies pages between the KV caches and the store."""
+
+    def __init__(self, vllm_config: VllmConfig, kv_cache_config: KVCacheConfig | None = None) -> None:
+        super().__init__(vllm_config, kv_cache_config)
+        self._store = Store.of(vllm_config)
+        self._rank = vllm_config.parallel_config.rank
+        self._layers: list[list[Any]] = []
+
+    def register_kv_caches(self, kv_caches: KVCaches) -> None:
+        assert self._kv_cache_config is not None
+        groups = self._kv_cache_config.kv_cache_groups
+        self._layers = [[kv_caches[name] for name in group.layer_names] for group in groups]
+
+    def start_load_kv(self, forward_context: ForwardContext, **kwargs: Any) -> None:
+        moves = self._get_connector_metadata()
+        assert isinstance(moves, Moves)
+        for place, blocks in moves.loads:
+            parts = self._store.take(place, self._rank)
+            for block, layers, pages in zip(blocks, self._layers, parts, strict=True):
+                for layer, page in zip(layers, pages, strict=True) if block else ():
+                    layer.write(block, page)
+
+    def wait_for_layer_load(self, layer_name: str) -> None:
+        return
+
+    def save_kv_layer(self, layer_name: str, kv_layer: Any, attn_metadata: Any, **kwargs: Any) -> None:
+        return
+
+    def wait_for_save(self) -> None:
+        moves = self._get_connector_metadata()
+        assert isinstance(moves, Moves)
+        for place, blocks in moves.stores:
+            pages = [
+                [layer.read(block) for layer in layers] for block, layers in zip(blocks, self._layers, strict=True)
+            ]
+            self._store.put(place, self._rank, pages)
+
+
+class SharedConnector(TwoSidedHMAConnector):
+    """Stores every full block in a store that other engines have, too, and loads it within the step."""
+
+    scheduler_class = SharedScheduler
+    worker_class = SharedWorker

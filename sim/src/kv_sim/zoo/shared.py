@@ -1,0 +1,142 @@
+"""Bugs planted in ``SharedConnector``: keys that leave something out, and engines that forget the other one."""
+
+from typing import Any
+
+from kv_api import KVCacheConfig, VllmConfig
+from kv_sim.examples.shared import Chunk, Key, Moves, SharedConnector, SharedScheduler, SharedWorker
+
+
+class _KeysWithoutModel(SharedScheduler):
+    def _means(self) -> tuple[Any, ...]:
+        return super()._means()[1:]
+
+
+class KeysWithoutModel(SharedConnector):
+    """What bytes mean is said without the model: two models of one shape load each other's blocks."""
+
+    scheduler_class = _KeysWithoutModel
+
+
+class _KeysWithEndOfPath(SharedScheduler):
+    def _means(self) -> tuple[Any, ...]:
+        path, *shape = super()._means()
+        return (path.rpartition("/")[2], *shape)
+
+
+class KeysWithEndOfPath(SharedConnector):
+    """Of the model a key has the end of its path alone: two that end alike load each other's blocks."""
+
+    scheduler_class = _KeysWithEndOfPath
+
+
+class _KeysWithoutRanks(SharedScheduler):
+    def _means(self) -> tuple[Any, ...]:
+        model, size, _, _, *layers = super()._means()
+        return (model, size, *layers)
+
+
+class KeysWithoutRanks(SharedConnector):
+    """A key doesn't say how many ranks there are, of which each stores what is its own."""
+
+    scheduler_class = _KeysWithoutRanks
+
+
+class _FindsItsOwn(SharedScheduler):
+    def __init__(self, vllm_config: VllmConfig, kv_cache_config: KVCacheConfig | None = None) -> None:
+        super().__init__(vllm_config, kv_cache_config)
+        self._mine: set[Key] = set()
+
+    def _finds(self, key: Key) -> bool:
+        return key in self._mine and super()._finds(key)
+
+    def _begin(self, key: Key) -> Chunk | None:
+        chunk = super()._begin(key)
+        if chunk is not None:
+            self._mine.add(key)
+        return chunk
+
+
+class FindsItsOwn(SharedConnector):
+    """An engine looks in a list of what it has stored itself, so nothing of another one is ever found."""
+
+    scheduler_class = _FindsItsOwn
+
+
+class _BelievesOldIndex(SharedScheduler):
+    def __init__(self, vllm_config: VllmConfig, kv_cache_config: KVCacheConfig | None = None) -> None:
+        super().__init__(vllm_config, kv_cache_config)
+        self._looked_up: dict[Key, int] = {}
+
+    def _finds(self, key: Key) -> bool:
+        chunk = self._store.chunks.get(key)
+        if chunk is not None and not chunk.ranks_left:
+            self._looked_up.setdefault(key, chunk.place)
+        return key in self._looked_up
+
+    def _borrow(self, key: Key) -> Chunk:
+        chunk = self._store.at[self._looked_up[key]]
+        chunk.borrowed += self._ranks
+        return chunk
+
+    def reset_cache(self) -> bool:
+        self._looked_up.clear()
+        return super().reset_cache()
+
+
+class BelievesOldIndex(SharedConnector):
+    """Where a chunk is, is looked up once and believed from then on: its place may have another one by then."""
+
+    scheduler_class = _BelievesOldIndex
+
+
+class _LoadsWithoutBorrowing(SharedScheduler):
+    def _borrow(self, key: Key) -> Chunk:
+        chunk = self._store.use(key)
+        assert chunk is not None, "what was just found is there"
+        return chunk
+
+
+class _TakesWithoutBorrowing(SharedWorker):
+    def start_load_kv(self, forward_context: Any, **kwargs: Any) -> None:
+        moves = self._get_connector_metadata()
+        assert isinstance(moves, Moves)
+        for place, _ in moves.loads:
+            self._store.at[place].borrowed += 1
+        super().start_load_kv(forward_context, **kwargs)
+
+
+class LoadsWithoutBorrowing(SharedConnector):
+    """A load doesn't keep what it reads from being evicted: another engine does so before the load's step."""
+
+    scheduler_class = _LoadsWithoutBorrowing
+    worker_class = _TakesWithoutBorrowing
+
+
+class _FindsWhatIsPlanned(SharedScheduler):
+    def _finds(self, key: Key) -> bool:
+        return key in self._store.chunks
+
+    def _borrow(self, key: Key) -> Chunk:
+        chunk = self._store.chunks[key]
+        chunk.borrowed += self._ranks
+        return chunk
+
+
+class FindsWhatIsPlanned(SharedConnector):
+    """A chunk is found from the moment when its store is planned, which is early enough for one engine alone."""
+
+    scheduler_class = _FindsWhatIsPlanned
+
+
+class _ResetForgetsItsOwn(_FindsItsOwn):
+    def _finds(self, key: Key) -> bool:
+        return self._store.has(key)
+
+    def _forgets(self, chunk: Chunk) -> bool:
+        return chunk.key in self._mine
+
+
+class ResetForgetsItsOwn(SharedConnector):
+    """A reset forgets what this engine has stored, and goes on to find what others stored before it."""
+
+    scheduler_class = _ResetForgetsItsOwn

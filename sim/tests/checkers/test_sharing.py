@@ -1,0 +1,255 @@
+"""Engines that share a store: what is found of each other's, and not of a stranger's; what a reset takes back."""
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from kv_sim_notes import Notes
+
+from kv_sim.actions import Action, Kind
+from kv_sim.checkers import at_rest
+from kv_sim.checkers.served import Served
+from kv_sim.config import Stranger, WorldConfig
+from kv_sim.engine.request import SimRequest, Status
+from kv_sim.engine.request_spec import RequestSpec
+from kv_sim.examples.catalogue import SHARED
+from kv_sim.examples.shared import SharedConnector, SharedScheduler
+from kv_sim.subject import Subject, Trait
+from kv_sim.violation import Violation
+from kv_sim.world import World
+
+TWO = WorldConfig(engines=2, prefix_caching=False)
+LENT, STRANGE = "a load of what another engine stored", "nothing is found of what a stranger stored"
+FORGET = {"running": False, "connector": True}
+
+
+def comes(name: str, tokens: int = 9, engine: int = 0) -> Action:
+    spec = RequestSpec(name, 0, tokens, 0, 1, 1)
+    return Action(Kind.ADD, {"engine": engine, "spec": spec.to_json()})
+
+
+def step(engine: int = 0) -> Action:
+    return Action(Kind.STEP, {"engine": engine})
+
+
+STORED = (comes("r1"), *[step()] * 3)
+"""Two blocks are, at the first engine."""
+
+
+def world_after(*actions: Action, subject: Subject = SHARED, config: WorldConfig = TWO) -> World:
+    world = World(config, subject)
+    for action in actions:
+        world.apply(action)
+    return world
+
+
+def situations(world: World) -> tuple[int, int]:
+    return world.coverage.situations[LENT], world.coverage.situations[STRANGE]
+
+
+def what_is_wrong(*actions: Action, subject: Subject = SHARED, config: WorldConfig = TWO) -> str | None:
+    try:
+        at_rest.check(world_after(*actions, subject=subject, config=config))
+    except Violation as found:
+        return str(found)
+    return None
+
+
+def test_what_one_stored_is_loaded_at_the_other() -> None:
+    world = world_after(*STORED, comes("r2", engine=1), step(1))
+    assert situations(world) == (1, 0)
+    assert world.engines[1].served.found == {"r2": 8}
+    assert world.rest() is None
+
+
+def test_what_one_has_stored_itself_is_not_lent() -> None:
+    elsewhere = (comes("r3", 5, 1), step(1), comes("r4", 5, 1), step(1))
+    world = world_after(*STORED, comes("r2"), step(), *elsewhere)
+    assert situations(world) == (1, 0), "what r3 has of the other engine is this one's, too, from then on"
+    assert world.engines[0].served.found == {"r1": 0, "r2": 8}
+
+
+@pytest.mark.parametrize("stranger", ["model", "path", "blocks", "ranks"])
+def test_of_a_stranger_nothing_is_found(stranger: Stranger) -> None:
+    config = replace(TWO, stranger=stranger)
+    world = world_after(*STORED, comes("r2", engine=1), step(1), config=config)
+    assert world.engines[1].served.found == {"r2": 0}
+    assert situations(world) == (0, int(stranger != "blocks"))  # there hashes are others
+    assert world.rest() is None
+    here, there = (engine.config for engine in world.engines)
+    assert here.stranger == "none"
+    assert there.stranger == stranger
+    assert (there.block_size == here.block_size, there.tp_size == here.tp_size) == (
+        stranger != "blocks",
+        stranger != "ranks",
+    )
+
+
+class _KnowsNoModel(SharedScheduler):
+    def _means(self) -> tuple[Any, ...]:
+        return ("all",)
+
+
+class KnowsNoModel(SharedConnector):
+    scheduler_class = _KnowsNoModel
+
+
+@pytest.mark.parametrize("stranger", ["model", "path"])
+def test_a_strangers_bytes_are_told_as_such(stranger: Stranger) -> None:
+    subject = replace(SHARED, kv_connector="KnowsNoModel", module_path=__name__)
+    history, config = (*STORED, comes("r2", engine=1)), replace(TWO, stranger=stranger)
+    assert what_is_wrong(*history, subject=subject, config=config) == (
+        "HITS  engine 1 request r2: 8 tokens are found after the first 0, but nobody computed block 0 of them in "
+        "this world"
+    )
+    plain = replace(subject, traits=frozenset())
+    found = what_is_wrong(*history, subject=plain, config=config)
+    assert found is not None
+    assert found.startswith(
+        "CONTENT  engine 1 request r2 token 0: rank 0 block 1 holds token 0 of request r1, of another model, last "
+    )
+    assert what_is_wrong(*history, subject=subject) is None
+
+
+class _StoresNothing(SharedScheduler):
+    def _begin(self, key: Any) -> None:
+        return None
+
+
+class StoresNothing(SharedConnector):
+    scheduler_class = _StoresNothing
+
+
+class _FindsItsOwn(SharedScheduler):
+    def _means(self) -> tuple[Any, ...]:
+        assert self._vllm_config.kv_transfer_config is not None
+        return (self._vllm_config.kv_transfer_config.engine_id, *super()._means())
+
+
+class FindsItsOwn(SharedConnector):
+    scheduler_class = _FindsItsOwn
+
+
+def test_what_is_not_found_at_the_other_is_missed() -> None:
+    its_own = replace(SHARED, kv_connector="FindsItsOwn", module_path=__name__)
+    found = what_is_wrong(*STORED, subject=replace(its_own, evicts_oldest=False))
+    assert found is not None
+    assert found.startswith("HITS  engine 1 request r1 comes again at rest: 0 of its 9 tokens are found, but the ")
+    assert what_is_wrong(subject=its_own) == (
+        "HITS  engine 1 request lent-0 comes at rest: 0 of its first 88 tokens are found, but engine 0 has just "
+        "computed them, and shares its store"
+    )
+
+
+@pytest.mark.parametrize("who", [0, 1])
+def test_after_a_reset_nothing_is_demanded_of_the_other(who: int) -> None:
+    reset = Action(Kind.RESET, {"engine": who, **FORGET})
+    stores_nothing = replace(SHARED, kv_connector="StoresNothing", module_path=__name__, evicts_oldest=False)
+    history = (comes("r1", engine=1 - who), *[step(1 - who)] * 3)
+    assert what_is_wrong(*history, subject=stores_nothing) is not None
+    assert what_is_wrong(*history, reset, subject=stores_nothing) is None
+
+
+# -- what may be found -------------------------------------------------------------------------
+
+
+def sampled(name: str, tokens: int = 9, computed: int = 9) -> SimRequest:
+    request = SimRequest(RequestSpec(name, 0, tokens, 0, 1, 1), 4, 0)
+    request.num_computed_tokens = computed
+    return request
+
+
+def two(notes: Notes, *, forgets: bool = False) -> tuple[Served, Served]:
+    kind = {"is_on": not forgets, "forgets": forgets}
+    made = Served(notes, 4, **kind), Served(notes, 4, **kind)
+    for one, other in (made, reversed(made)):
+        one.shares_with.append(other)
+    return made
+
+
+def may_find(served: Served, count: int = 8) -> bool:
+    notes: Any = served._referee
+    before = len(notes.told)
+    served.check_match(sampled("r9"), 0, count)
+    return len(notes.told) == before
+
+
+@pytest.mark.parametrize("forgets", [False, True])
+def test_a_reset_is_of_one_engine_and_takes_back_what_anybody_computed(forgets: bool) -> None:
+    here, there = two(Notes(), forgets=forgets)
+    ended = sampled("r1")
+    there.compute(ended)
+    ended.status = Status.FINISHED_STOPPED
+    assert (may_find(here), may_find(there)) == (True, True)
+    here.reset([])
+    assert (may_find(here), may_find(there)) == (False, True)
+    assert (here.resets, there.resets) == (1, 0)
+    there.compute(sampled("r2", computed=4))
+    assert (may_find(here, 4), may_find(here)) == (True, False)
+    here.compute(sampled("r3"))
+    assert (may_find(here), may_find(there)) == (True, True)
+
+
+def test_what_goes_on_elsewhere_may_be_stored_after_a_reset() -> None:
+    here, there = two(Notes())
+    there.compute(sampled("r1", computed=4))
+    here.reset([])
+    assert (may_find(here, 4), may_find(here)) == (True, False)
+
+
+def test_what_ran_before_anybodys_reset_need_not_be_found() -> None:
+    here, there = two(Notes())
+    requests = [sampled("r1"), sampled("r2"), sampled("r3")]
+    for request in requests:
+        request.status = Status.FINISHED_STOPPED
+    there.compute(requests[0])
+    here.compute(requests[1])
+    here.reset([requests[1]])
+    there.compute(requests[2])
+    judged = there.is_fair(requests[0]), here.is_fair(requests[1]), there.is_fair(requests[2])
+    assert judged == (False, False, True)
+
+
+def test_whose_a_block_is() -> None:
+    here, there = two(Notes())
+    strange = Served(Notes(), 4, is_on=True)
+    strange.strangers, here.strangers = [here], [strange]
+    here.compute(sampled("r1", computed=4))
+    there.compute(sampled("r2", computed=8))
+    strange.compute(sampled("r3", 13, computed=12))
+    asks = sampled("r4", 13)
+    spans = [(0, 4), (0, 8), (4, 8), (4, 4)]
+    assert [here.is_of_others(asks, *span) for span in spans] == [False, True, True, False]
+    assert [here.is_of_strangers(asks, start) for start in (0, 4, 8, 12)] == [False, False, True, False]
+    assert not strange.is_of_strangers(asks, 8)
+    assert strange.is_of_strangers(sampled("r5", 13), 0) is False, "it has computed that, too"
+
+
+# -- who is driven so --------------------------------------------------------------------------
+
+
+def test_a_place_says_which_model_and_which_folder() -> None:
+    world = World(replace(TWO, stranger="path"), SHARED)
+    here, there = (engine.place for engine in world.engines)
+    assert here.folder is there.folder
+    assert here.model == f"kv-sim/{here.deployment}"
+    assert there.model == f"elsewhere/{here.deployment}"
+    other = World(replace(TWO, stranger="model"), SHARED).engines
+    named = f"kv-sim/{other[0].place.deployment}"
+    assert [engine.place.model for engine in other] == [named, f"{named}-other"]
+    alone = World(TWO, replace(SHARED, shares_store=False, traits=frozenset()))
+    assert alone.engines[0].place.folder is not alone.engines[1].place.folder
+    assert situations(alone) == (0, 0)
+
+
+@pytest.mark.parametrize("more", [{"engines": 1}, {"serves_peers": True}])
+def test_a_store_is_shared_by_two_and_without_tickets(more: dict[str, Any]) -> None:
+    with pytest.raises(
+        ValueError, match="shares_store: expected engines=2 and serves_peers=False beside it, got "
+    ):
+        replace(SHARED, **more)
+
+
+def test_what_could_be_claimed() -> None:
+    assert {*Trait} - {*SHARED.possible_traits} == {Trait.HOLDS, Trait.TICKETS}
+    assert Trait.STRANGERS not in replace(SHARED, shares_store=False, traits=frozenset()).possible_traits
