@@ -23,7 +23,16 @@ from kv_offload_file.sharing.listing import (
 )
 from kv_offload_file.sharing.neighbours import Neighbour, Neighbours
 from kv_offload_file.sharing.own_list import OwnList
-from kv_offload_file.sharing.place import MOST_ENGINES, Found, found_at, home_of, nowhere, num_places, place_of
+from kv_offload_file.sharing.place import (
+    MOST_ENGINES,
+    MOST_SLOTS,
+    NUM_PLACES,
+    Found,
+    found_at,
+    home_of,
+    nowhere,
+    place_of,
+)
 
 EPOCH = 77
 
@@ -57,10 +66,10 @@ def told(fd, num_slots=40):
 
 
 class Near(Neighbour):
-    """A neighbour whose listing is in ``folder``, looked at for so many slots."""
+    """A neighbour whose listing is in ``folder``."""
 
-    def seen(self, num_slots=40, epoch=EPOCH):
-        self.look(epoch, num_slots)
+    def seen(self, epoch=EPOCH):
+        self.look(epoch)
         self.check()
         return {slot: key for key, slot in self.slot_of.items()}
 
@@ -170,15 +179,6 @@ def test_a_neighbour_knows_the_same_however_much_has_changed(fd, tmp_path):
     near.close()
 
 
-def test_slots_beyond_ones_own_number_are_not_looked_at(fd, tmp_path):
-    writer, near = started(fd), Near(tmp_path)
-    writer.write([1, 20], [b"a", b"b"])
-    assert near.seen(20) == {1: b"a"}
-    writer.write([2, 21, 20], [b"c", b"d", b"e"])
-    assert near.seen(20) == {1: b"a", 2: b"c"}
-    near.close()
-
-
 def test_a_chunk_that_moved_is_found_where_it_is(fd, tmp_path):
     writer, near = started(fd), Near(tmp_path)
     writer.write([1], [b"a"])
@@ -225,7 +225,7 @@ def test_what_is_distrusted_is_not_found_until_it_changes(fd, tmp_path):
     own = OwnList(home_of(tmp_path, 4), 40)
     begin(own)
     own.holds([b"a", b"b"], [1, 2])
-    others = Neighbours(tmp_path, 0, 40, iter(range(99)).__next__)
+    others = Neighbours(tmp_path, 0, iter(range(99)).__next__)
     others.look(EPOCH)
     assert others.find(b"a") == (4, 1) == Found(4, 1)
     others.distrust(Found(4, 2), b"a")
@@ -250,7 +250,7 @@ def test_homes_are_known_by_their_names(tmp_path):
         begin(own)
         own.holds([name.encode()], [3])
         own.close()
-    others = Neighbours(tmp_path, 1, 9, iter(range(99)).__next__)
+    others = Neighbours(tmp_path, 1, iter(range(99)).__next__)
     others.look(EPOCH)
     found = {name: others.find(name.encode()) for name in names}
     assert {name: place for name, place in found.items() if place} == {
@@ -262,7 +262,7 @@ def test_homes_are_known_by_their_names(tmp_path):
 
 
 def test_a_neighbour_that_comes_later_is_noticed(tmp_path):
-    others = Neighbours(tmp_path, 0, 9, iter(range(99)).__next__)
+    others = Neighbours(tmp_path, 0, iter(range(99)).__next__)
     for engine in (1, 2):
         others.look(EPOCH)
         home_of(tmp_path, engine).mkdir()
@@ -282,7 +282,7 @@ def test_of_several_the_first_one_lends(tmp_path):
         begin(own)
         own.holds([b"a"], [engine % 9])
         own.close()
-    others = Neighbours(tmp_path, 0, 9, iter(range(99)).__next__)
+    others = Neighbours(tmp_path, 0, iter(range(99)).__next__)
     others.look(EPOCH)
     assert others.find(b"a") == (2, 2)
     others.close()
@@ -293,7 +293,7 @@ def test_what_was_just_looked_at_is_not_looked_at_again(tmp_path):
     own = OwnList(home_of(tmp_path, 2), 9)
     begin(own)
     times = iter([0.0, 0.0009, 0.001, 0.0011, 0.0012])
-    others = Neighbours(tmp_path, 0, 9, times.__next__)
+    others = Neighbours(tmp_path, 0, times.__next__)
     others.look(EPOCH)
     own.holds([b"a"], [1])
     others.look(EPOCH)
@@ -307,7 +307,7 @@ def test_what_was_just_looked_at_is_not_looked_at_again(tmp_path):
 
 
 def test_a_folder_that_is_gone_has_no_neighbours(tmp_path):
-    others = Neighbours(tmp_path / "gone", 0, 9, iter(range(99)).__next__)
+    others = Neighbours(tmp_path / "gone", 0, iter(range(99)).__next__)
     others.look(EPOCH)
     assert others.find(b"a") is None
     (tmp_path / "gone" / "engine-1").mkdir(parents=True)
@@ -407,7 +407,7 @@ import sys
 from pathlib import Path
 from kv_offload_file.sharing.neighbours import Neighbour
 near = Neighbour(Path(sys.argv[1]))
-near.look(77, 40)
+near.look(77)
 print(near.borrow(1, b"a"), flush=True)
 sys.stdin.read()
 """
@@ -500,17 +500,18 @@ def test_a_home_that_is_no_folder_is_refused(tmp_path):
 
 
 def test_places_tell_engines_and_slots_apart():
-    everywhere = [(engine, slot) for engine in (None, 0, 1, MOST_ENGINES - 1) for slot in (0, 6)]
-    places = [slot if engine is None else place_of(Found(engine, slot), 7) for engine, slot in everywhere]
-    assert places == [0, 6, 7, 13, 14, 20, 1778, 1784]
-    assert [found_at(place, 7) for place in places] == [
+    everywhere = [(engine, slot) for engine in (None, 0, 1, MOST_ENGINES - 1) for slot in (0, 6, MOST_SLOTS - 1)]
+    places = [slot if engine is None else place_of(Found(engine, slot)) for engine, slot in everywhere]
+    assert places == sorted({*places})
+    assert [found_at(place) for place in places] == [
         None if engine is None else Found(engine, slot) for engine, slot in everywhere
     ]
-    assert max(places) < num_places(7)
+    assert places[:4] == [0, 6, MOST_SLOTS - 1, MOST_SLOTS]
+    assert places[-1] < NUM_PLACES == 2**31
 
 
 def test_nowhere_is_at_no_engine_and_side_by_side_not_the_same():
     places = [nowhere(index) for index in range(4)]
     assert all(place.engine >= MOST_ENGINES for place in places)
     assert places[0] != places[1] != places[2]
-    assert all(place_of(place, 3) < num_places(3) for place in places)
+    assert all(place_of(place) < NUM_PLACES for place in places)

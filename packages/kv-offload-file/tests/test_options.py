@@ -96,7 +96,7 @@ KNOWN = (
         ("file_direct", 1, "file_direct: expected bool, got 1 (int)"),
         ("file_shared", "yes", "file_shared: expected bool, got 'yes' (str)"),
         ("file_engine", -1, "file_engine: expected a whole number of at least 0, got -1"),
-        ("file_engine", 254, "file_engine: expected a number below 254, got 254"),
+        ("file_engine", 253, "file_engine: expected a number below 253, got 253"),
         (
             "copy_engine",
             "fast",

@@ -84,17 +84,22 @@ def claim(folder: Path, config: OffloadingConfig) -> None:
     emptied. Then it knows chunks that aren't there: their loads fail, and they are forgotten.
     """
     rank = config.parallel.rank
-    held = json.dumps([config.worker_kv_bytes_per_block, *(group.layer_names for group in config.groups)])
-    path = folder / f"rank-{rank}.layers"
+    path = _layers_path(folder, rank)
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        if path.exists() and path.read_text(encoding="utf-8") == held:
+        if has_same_layers(folder, config):
             return
         rows_path(folder, rank).unlink(missing_ok=True)
         have_on_disk(folder)
-        path.write_text(held, encoding="utf-8")
+        path.write_text(_layers(config), encoding="utf-8")
     except OSError as error:
         raise ConfigError(f"file_dir: {error.strerror}: {error.filename or path}") from error
+
+
+def has_same_layers(folder: Path, config: OffloadingConfig) -> bool:
+    """Whether the files of this rank in a folder hold its layers, as they say. Of a pipeline."""
+    path = _layers_path(folder, config.parallel.rank)
+    return path.exists() and path.read_text(encoding="utf-8") == _layers(config)
 
 
 def home_folder(file_dir: str, config: OffloadingConfig, tag: str, *, is_shared: bool = False) -> Path:
@@ -161,6 +166,14 @@ class LockedHome:
             else:
                 advice = f"each of those that share has a number of its own (file_engine, here {self._engine})"
             raise ConfigError(f"file_dir: {self.folder} is in use by another engine; {advice}") from None
+
+
+def _layers_path(folder: Path, rank: int) -> Path:
+    return folder / f"rank-{rank}.layers"
+
+
+def _layers(config: OffloadingConfig) -> str:
+    return json.dumps([config.worker_kv_bytes_per_block, *(group.layer_names for group in config.groups)])
 
 
 def _in_words(config: OffloadingConfig, tag: str, *, is_shared: bool = False) -> str:

@@ -75,6 +75,7 @@ class SlotReader:
         self.path = slots_path(folder, rank)
         self.num_slots = num_slots
         self.slot_bytes = slot_bytes
+        self._rank = rank
         self._slots = self._rows = -1
         try:
             self._open(rows_path(folder, rank), direct=direct)
@@ -151,6 +152,13 @@ class SlotReader:
 
 class SlotBorrower(SlotReader):
     """The slots of another engine's worker, which may be there or not. Nothing of it is changed."""
+
+    def is_current(self) -> bool:
+        """Whether the files that are open are those that their owner has now."""
+        try:
+            return os.path.samestat(os.fstat(self._rows), os.stat(rows_path(self.path.parent, self._rank)))
+        except FileNotFoundError:
+            return False
 
     def read(self, slot: int, label: Label, into: memoryview) -> None:
         try:

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from kv_api import CanonicalKVCaches, ConfigError, OffloadingConfig, OffloadingMetricMetadata, OffloadingSpec
 from kv_offload_cpu import HostLayout
 from kv_offload_cpu.stats import STORES_SKIPPED
-from kv_offload_file.home import Home, LockedHome, claim, folder_of_engine
+from kv_offload_file.home import Home, LockedHome, claim, folder_of_engine, has_same_layers
 from kv_offload_file.info import FileOffloadingInfo, offloading_info
 from kv_offload_file.label import ROW_BYTES
 from kv_offload_file.manager import FileOffloadingManager, Restore
@@ -25,7 +25,7 @@ from kv_offload_file.options import OWN_KEYS, FileOptions, read_options
 from kv_offload_file.restore import Found, find_stores
 from kv_offload_file.sharing.listing import ENTRY_BYTES
 from kv_offload_file.sharing.manager import SharingManager
-from kv_offload_file.sharing.place import MOST_ENGINES, MOST_PLACES, home_of, num_places
+from kv_offload_file.sharing.place import MOST_ENGINES, MOST_SLOTS, NUM_PLACES, home_of
 from kv_offload_file.slot_file import ALIGNMENT, read_rows
 from kv_offload_file.staging import LEAST_BAYS, store_bays
 from kv_offload_file.stats import METRICS, OF_SHARING
@@ -73,10 +73,9 @@ class FileOffloadingSpec(OffloadingSpec):
                 f"pages of {self.SLOT_ALIGNMENT}, and a row of {self.ROW_BYTES}, "
                 f"× {self.num_files} workers" + (f", and {listed} in the listing" if listed else "")
             )
-        if self.is_shared and num_places(self.num_chunks) > MOST_PLACES:
-            most = MOST_PLACES // num_places(1)
+        if self.is_shared and self.num_chunks > MOST_SLOTS:
             raise ConfigError(
-                f"file_bytes_to_use: {self.num_chunks} chunks; an engine that shares has at most {most}"
+                f"file_bytes_to_use: {self.num_chunks} chunks; an engine that shares has at most {MOST_SLOTS}"
             )
         self.num_bays = self.options.file_staging_bytes // self.slot_bytes
         if self.num_bays < LEAST_BAYS:
@@ -157,7 +156,7 @@ class FileOffloadingSpec(OffloadingSpec):
                 undo.callback(slots.close)
                 engine = self.make_engine(inner, slots, _num_blocks(kv_caches))
                 num_groups = len(kv_caches.group_data_refs)
-                places = num_places(self.num_chunks) if self.is_shared else 0
+                places = NUM_PLACES if self.is_shared else 0
                 self._worker = FileOffloadingWorker(engine, memory, self.layout(), num_groups, role, places)
                 undo.pop_all()
         return self._worker
@@ -186,7 +185,7 @@ class FileOffloadingSpec(OffloadingSpec):
         assert self.engine is not None, "this engine shares with nobody"
         refuse_without_locks()
         own = OwnList(self.folder, self.num_chunks)
-        return own, Neighbours(self.folder.parent, self.engine, self.num_chunks, monotonic)
+        return own, Neighbours(self.folder.parent, self.engine, monotonic)
 
     def find(self, epoch: int) -> Found:
         """What the files hold already, of this epoch."""
@@ -220,19 +219,23 @@ class FileOffloadingSpec(OffloadingSpec):
         """This worker's slots, which are read into the bays of ``memory`` and written from them."""
         from kv_offload_file.bays import FileSlots
         from kv_offload_file.sharing.slots import SharedSlots
-        from kv_offload_file.slot_file import SlotBorrower, SlotFile, SlotReader
+        from kv_offload_file.slot_file import GoneError, SlotBorrower, SlotFile, SlotReader
 
         if self.has_stages:
             claim(self.folder, self.config)
         kind, rank = (SlotFile, self.config.parallel.rank) if self._has_file else (SlotReader, 0)
-        size, direct = (self.num_chunks, self.slot_bytes), self.options.file_direct
-        file = kind(self.folder, rank, *size, direct=direct)
+        direct = self.options.file_direct
+        file = kind(self.folder, rank, self.num_chunks, self.slot_bytes, direct=direct)
         if not self.is_shared:
             return FileSlots(file, memory)
-        folder = self.folder.parent
-        return SharedSlots(
-            file, memory, lambda engine: SlotBorrower(home_of(folder, engine), rank, *size, direct=direct)
-        )
+
+        def open_file(engine: int) -> SlotBorrower:
+            home = home_of(self.folder.parent, engine)
+            if self.has_stages and not has_same_layers(home, self.config):
+                raise GoneError(f"{home}: this stage of the pipeline has other layers there")
+            return SlotBorrower(home, rank, MOST_SLOTS, self.slot_bytes, direct=direct)
+
+        return SharedSlots(file, memory, open_file)
 
     def make_engine(self, inner: "CopyEngine", slots: "Slots", num_blocks: list[int]) -> "FileCopyEngine":
         """What takes chunks from the one to the other, with threads for each direction."""
@@ -248,10 +251,6 @@ class FileOffloadingSpec(OffloadingSpec):
                     f"file_engine: {self.options.file_engine}; it tells apart engines that share (file_shared)"
                 )
             return None
-        if self.has_stages:
-            raise ConfigError(
-                "file_shared: engines of a pipeline can't, since each may have other layers in a stage"
-            )
         number = self.options.file_engine
         number = self.config.parallel.data_parallel_index if number is None else number
         if number >= MOST_ENGINES:

@@ -150,6 +150,15 @@ OFFLOAD_FILE: Final = Subject(
 """A job may be several copies. Each has to be heard of for the next one to begin, and of a job that failed some
 may have moved their bytes."""
 
+OFFLOAD_FILE_SHARED: Final = replace(
+    OFFLOAD_FILE,
+    extra_config={**OFFLOAD_FILE.extra_config, "file_dir": "{folder}", "file_shared": True},
+    traits=OFFLOAD_FILE.traits | {Trait.STRANGERS},
+    shares_store=True,
+    engines=2,
+)
+"""Each of two engines reads what the other one stored."""
+
 P2P: Final = Subject(
     "WorldP2PConnector",
     "kv_sim.p2p",
@@ -202,6 +211,7 @@ SUBJECTS: Final[dict[str, Subject]] = {
     "offload-evicted": OFFLOAD_EVICTED,
     "offload-hasty": OFFLOAD_HASTY,
     "offload-file": OFFLOAD_FILE,
+    "offload-file-shared": OFFLOAD_FILE_SHARED,
     "offload+offload": several(OFFLOAD_CHUNKS, OFFLOAD),
     "offload+fenced": several(OFFLOAD, OFFLOAD_FENCED),
     "offload+file": several(OFFLOAD, OFFLOAD_FILE),

@@ -94,14 +94,13 @@ _SHARED: Final[WeakValueDictionary[tuple[Path, int], _ByEngine]] = WeakValueDict
 class WorldSharedSlots(WorldSlots):
     """The slots of a worker whose engine shares them with those that have the others ``by_engine``."""
 
-    def __init__(self, device: Device, memory: WorldMemory, num_slots: int, by_engine: _ByEngine) -> None:
+    def __init__(self, device: Device, memory: WorldMemory, by_engine: _ByEngine) -> None:
         super().__init__(device, memory)
-        self._num_slots = num_slots
         self._by_engine = by_engine
 
     def read(self, slot: int, label: Label, bay: int) -> None:
         """Fill a bay with what is in a place, here or at another engine."""
-        found = found_at(slot, self._num_slots)
+        found = found_at(slot)
         if found is None:
             super().read(slot, label, bay)
             return
@@ -163,9 +162,8 @@ class FileOffloadingSpecInMemory(FileOffloadingSpec):
         """The listings are files, in the folder of a world; who looks sees what there is then."""
         assert self.engine is not None, "this engine shares with nobody"
         self.folder.mkdir(parents=True, exist_ok=True)
-        return OwnList(self.folder, self.num_chunks), Neighbours(
-            self.folder.parent, self.engine, self.num_chunks, count().__next__
-        )
+        others = Neighbours(self.folder.parent, self.engine, count().__next__)
+        return OwnList(self.folder, self.num_chunks), others
 
     def make_memory(self, layout: HostLayout) -> HostMemory:
         """Made with the copy engine."""
@@ -210,7 +208,7 @@ class WorldFileOffloadingSpec(FileOffloadingSpecInMemory):
         if self.engine is None:
             return WorldSlots(device, bays)
         by_engine = _SHARED.setdefault((self.folder.parent, self.config.parallel.rank), _ByEngine())
-        by_engine[self.engine] = WorldSharedSlots(device, bays, self.num_chunks, by_engine)
+        by_engine[self.engine] = WorldSharedSlots(device, bays, by_engine)
         return by_engine[self.engine]
 
     def make_engine(self, inner: CopyEngine, slots: Slots, num_blocks: list[int]) -> FileCopyEngine:

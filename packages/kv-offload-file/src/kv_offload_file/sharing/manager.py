@@ -52,7 +52,6 @@ class SharingManager(FileOffloadingManager):
     ) -> None:
         self._own = own
         self._others = others
-        self._num_slots = num_chunks
         self._borrowed: dict[OffloadKey, Loan] = {}
         self._stale: dict[OffloadKey, Loan] = {}
         """What was borrowed before a reset, until the jobs from before it have ended."""
@@ -207,7 +206,7 @@ class SharingManager(FileOffloadingManager):
             self._borrowed[key] = loan
         loan.times += 1
         self._newly_borrowed += 1
-        return place_of(loan.found, self._num_slots)
+        return place_of(loan.found)
 
     def _give_back(self, key: OffloadKey) -> bool:
         """A load of a chunk has ended. False: it wasn't borrowed."""

@@ -36,8 +36,8 @@ class Neighbour:
         """Slot -> how often it is borrowed."""
         self.slot_of: dict[OffloadKey, int] = {}
 
-    def look(self, epoch: int, num_slots: int) -> None:
-        """Read what has changed, and of what was never read so many entries. ``num_slots`` are looked at in all.
+    def look(self, epoch: int) -> None:
+        """Read what has changed, and of what was never read so many entries.
 
         Nothing is known of a neighbour of another epoch.
         """
@@ -53,10 +53,9 @@ class Neighbour:
             self._forget()
             self._seen = opening
         for slot in dict.fromkeys(changed or ()):
-            if slot < num_slots:
-                self.distrust(slot)
-                self._learn(slot, read_entry(self._fd, slot))
-        unread = range(self._num_read, min(num_slots, opening.num_slots))[:READ_AT_ONCE]
+            self.distrust(slot)
+            self._learn(slot, read_entry(self._fd, slot))
+        unread = range(self._num_read, opening.num_slots)[:READ_AT_ONCE]
         for slot, key in read_entries(self._fd, unread) if unread else ():
             self._learn(slot, key)
         self._num_read += len(unread)
@@ -119,12 +118,11 @@ class Neighbour:
 
 
 class Neighbours:
-    """All other engines with a home in ``folder``, as engine ``own`` sees them, which has so many slots."""
+    """All other engines with a home in ``folder``, as engine ``own`` sees them."""
 
-    def __init__(self, folder: Path, own: int, num_slots: int, clock: Callable[[], float]) -> None:
+    def __init__(self, folder: Path, own: int, clock: Callable[[], float]) -> None:
         self._folder = folder
         self._own = own
-        self._num_slots = num_slots
         self._clock = clock
         self._looked: tuple[int, float] | None = None
         """Of which epoch, and when."""
@@ -138,7 +136,7 @@ class Neighbours:
         self._looked = epoch, now
         self._look_for_more()
         for one in self._known.values():
-            one.look(epoch, self._num_slots)
+            one.look(epoch)
 
     def find(self, key: OffloadKey) -> Found | None:
         """Where one of them has a chunk; of several the one that was known first."""

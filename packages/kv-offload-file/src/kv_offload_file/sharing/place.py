@@ -1,18 +1,17 @@
 """Which of the engines that share a folder one is, and how a chunk of another one is told from one of its own.
 
-A job names its chunks by *places*, which are numbers. The slots of an engine's own file are the first ones, those
-of engine 0 come next, then those of engine 1, and so on, as if each had as many slots as this one. Slots of
-another engine beyond that number are not used.
+A job names its chunks by *places*, which are numbers of 32 bits. The slots of an engine's own file are the first
+ones, then come as many numbers for engine 0, as many for engine 1, and so on.
 """
 
 from pathlib import Path
 from typing import Final, NamedTuple
 
-MOST_ENGINES: Final = 254
+MOST_SLOTS: Final = 1 << 23
+MOST_ENGINES: Final = 253
 _NOBODY: Final = MOST_ENGINES, MOST_ENGINES + 1
 """Numbers that no engine has."""
-MOST_PLACES: Final = 2**31 - 1
-"""They travel in 32 bits."""
+NUM_PLACES: Final = (1 + MOST_ENGINES + len(_NOBODY)) * MOST_SLOTS
 
 
 class Found(NamedTuple):
@@ -22,25 +21,20 @@ class Found(NamedTuple):
     slot: int
 
 
-def place_of(found: Found, num_slots: int) -> int:
-    """The number of a place at another engine, for an engine of so many slots."""
-    return (1 + found.engine) * num_slots + found.slot
+def place_of(found: Found) -> int:
+    """The number of a place at another engine."""
+    return (1 + found.engine) * MOST_SLOTS + found.slot
 
 
-def found_at(place: int, num_slots: int) -> Found | None:
+def found_at(place: int) -> Found | None:
     """What a place stands for. None: a slot of the engine's own."""
-    engine, slot = divmod(place, num_slots)
+    engine, slot = divmod(place, MOST_SLOTS)
     return Found(engine - 1, slot) if engine else None
 
 
 def nowhere(index: int) -> Found:
     """Where nothing is, for the ``index``-th chunk of a job: chunks side by side have different places."""
     return Found(_NOBODY[index % len(_NOBODY)], 0)
-
-
-def num_places(num_slots: int) -> int:
-    """How many places there are for an engine of so many slots."""
-    return (1 + MOST_ENGINES + len(_NOBODY)) * num_slots
 
 
 def home_of(folder: Path, engine: int) -> Path:
