@@ -153,11 +153,12 @@ may have moved their bytes."""
 OFFLOAD_FILE_SHARED: Final = replace(
     OFFLOAD_FILE,
     extra_config={**OFFLOAD_FILE.extra_config, "file_dir": "{folder}", "file_shared": True},
-    traits=OFFLOAD_FILE.traits | {Trait.STRANGERS},
+    traits=(OFFLOAD_FILE.traits | {Trait.STRANGERS}) - {Trait.EVENTS},
     shares_store=True,
     engines=2,
 )
-"""Each of two engines reads what the other one stored."""
+"""Each of two engines reads what the other one stored. What it couldn't load from there it doesn't ask for again, and
+the other one's events don't say so."""
 
 P2P: Final = Subject(
     "WorldP2PConnector",
