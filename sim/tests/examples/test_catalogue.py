@@ -45,6 +45,7 @@ FILES = (
     "TimedOffloadingConnector",
     {"spec_name": "WorldFileOffloadingSpec", "spec_module_path": "kv_sim.offload"},
 )
+FILES_SHARED = (FILES[0], {**FILES[1], "file_dir": "{folder}", "file_shared": True})
 NEITHER = f"{NOT_LATER} failures"
 
 # Connectors; what none of them need withstand; blocks of a chunk, from which time on it keeps one, and whether the
@@ -97,6 +98,7 @@ KNOWN: dict[str, tuple[list[Connector], str, tuple[int, int, bool], dict[str, st
     ),
     "offload-hasty": ([offload(load_timeout_seconds=1, store_timeout_seconds=1)], "", (1, 1, True), {}),
     "offload-file": ([FILES], "losses counts", (1, 1, True), {}),
+    "offload-file-shared": ([FILES_SHARED], "losses events counts", (1, 1, True), {}),
     "offload+offload": ([offload(**CHUNKS), offload()], "events", (2, 1, False), {}),
     "offload+fenced": ([offload(), offload(hold_blocks="never")], "zeroing events", (1, 1, False), {}),
     "offload+file": ([offload(), FILES], "losses counts events", (1, 1, False), {}),
@@ -131,7 +133,7 @@ def test_what_is_driven_and_spared(name: str) -> None:
     own = {key: value for key, value in subject.extra_config.items() if key != "connectors"}
     assert own == (settings if len(connectors) > 1 else connectors[0][1])
     assert subject.serves_peers == any(name == P2P[0] for name, _ in connectors)
-    assert subject.shares_store == any(name == SHARED[0] for name, _ in connectors)
+    assert subject.shares_store == any(connector in (SHARED, FILES_SHARED) for connector in connectors)
     assert subject.engines == (2 if name.endswith("two-engines") or subject.shares_store else 1)
 
 

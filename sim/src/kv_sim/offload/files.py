@@ -66,11 +66,12 @@ class WorldSlots:
 
     def read(self, slot: int, label: Label, bay: int) -> None:
         """Fill a bay, if the slot has what the label says."""
-        self._fill(bay, label, self.held.get(slot))
+        self._fill(bay, label, self, slot)
 
-    def _fill(self, bay: int, label: Label, held: tuple[Label, Words] | None) -> None:
+    def _fill(self, bay: int, label: Label, of: "WorldSlots", slot: int) -> None:
+        held = of.held.get(slot)
         if held is None or held[0][:2] != label[:2]:
-            raise DamagedError(f"a slot holds {held and held[0]}, not {label}")
+            raise DamagedError(f"slot {slot} holds {held and held[0]}, not {label}")
         self._pages(bay)[:] = held[1]
 
     def close(self) -> None:
@@ -104,8 +105,7 @@ class WorldSharedSlots(WorldSlots):
         if found is None:
             super().read(slot, label, bay)
             return
-        theirs = self._by_engine.get(found.engine)
-        self._fill(bay, label, None if theirs is None else theirs.held.get(found.slot))
+        self._fill(bay, label, self._by_engine[found.engine], found.slot)
 
 
 class Later:
