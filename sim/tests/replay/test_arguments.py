@@ -49,7 +49,7 @@ USUAL = {
     "ids": "auto", "id_scope": "auto", "on_error": "stop", "unsorted": "stop", "stagger": 0.0, "requests": None,
     "assume_sharing": None, "seed": None, "model": None, "kv_dtype": None, "bytes_per_token": None,
     "cache_policy_module_path": None, "capacity": None, "gpu_capacity": None, "json": None, "html": None,
-    "servers": None, "routing": None, "columns": None, "turns": "auto", "tokenizer": None,
+    "servers": None, "routing": None, "disk_shared": False, "columns": None, "turns": "auto", "tokenizer": None,
 }  # fmt: skip
 
 

@@ -167,6 +167,7 @@ def test_the_table_of_size(small, capsys):
         "infinite": most,
         "infinite_shared": most,
         "load": None,
+        "disk_shared": False,
         "gpu_alone": nothing,
         "without": nothing,
         "recommended": {"policy": "lru", "capacity": 4, "ratios": half},

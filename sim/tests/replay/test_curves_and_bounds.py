@@ -13,9 +13,10 @@ from kv_sim_slow_replay import BLOCK, lru_hits, min_hits, prefix_trace, trace_of
 
 from kv_api import ConfigError
 from kv_sim.replay import sizing
-from kv_sim.replay.caches import bounds, cache, stack, tally
-from kv_sim.replay.caches.cache import _KEYS_LOOKED_FOR, Setup, _Context, keys_of, replay_cache
+from kv_sim.replay.caches import bounds, cache, keys, stack, tally
+from kv_sim.replay.caches.cache import Setup, replay_cache
 from kv_sim.replay.caches.curve import Hits, Ratios, Totals
+from kv_sim.replay.caches.keys import KEYS_LOOKED_FOR, KeysContext, keys_of
 from kv_sim.replay.caches.medium import Traffic
 from kv_sim.replay.caches.shape import shape_of, uses_again
 from kv_sim.replay.caches.stack import Order, longest_prompt, lru_curve
@@ -313,7 +314,7 @@ def test_ages_and_the_series_are_those_of_the_blocks(requests, steps, capacity, 
     cpu = tuple(of_both - of_gpu for of_both, of_gpu in zip(both, gpu, strict=True))
     of_disk = tuple(of_all - of_both for of_all, of_both in zip(everything, both, strict=True))
     tiers = tally.hits_by_tier(columns, outcome)
-    assert [as_sums(tier) for tier in tiers] == [gpu, cpu, of_disk]
+    assert [as_sums(tier) for tier in tiers] == [gpu, cpu, of_disk, (0, 0, 0)]
     assert as_sums(tiers.together()) == everything
     ages.sort()
     found, edges = tally.ages_of(columns, shape, outcome), (0, *tally.AGE_EDGES_SECONDS, float("inf"))
@@ -329,7 +330,7 @@ def test_ages_and_the_series_are_those_of_the_blocks(requests, steps, capacity, 
 
 @pytest.mark.parametrize("at_once", [1, 3, 4, 9, 100])
 def test_keys_are_hashes_and_a_group_however_many_are_made_at_once(monkeypatch, at_once):
-    monkeypatch.setattr(cache, "_KEYS_AT_ONCE", at_once)
+    monkeypatch.setattr(keys, "_KEYS_AT_ONCE", at_once)
     requests = [[], [1, 2, 3], [], [4], [2**40, 6, 7, 8, 9], [1], []]
     made = [[one.to_bytes(8, "little") + bytes(4) for one in ids] for ids in requests]
     assert [*keys_of(trace_of(requests))] == made
@@ -366,7 +367,7 @@ class Prompt(list):
 
 def test_who_asks_for_many_places_of_a_prompt_makes_nobody_search_for_each():
     keys = Prompt(range(100, 150))
-    context = _Context("r", keys)
+    context = KeysContext("r", keys)
     for _ in range(2):
         assert [context.get_offload_key_position(key) for key in (99, *keys)] == [None, *range(50)]
-    assert keys.searches == _KEYS_LOOKED_FOR
+    assert keys.searches == KEYS_LOOKED_FOR

@@ -9,18 +9,10 @@ from random import Random
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from kv_sim_file_specs import spec_of
 from kv_sim_slow_replay import lru_hits, prefix_trace, trace_of
 
-from kv_api import (
-    ConfigError,
-    KVTransferConfig,
-    OffloadingCacheConfig,
-    OffloadingConfig,
-    OffloadingGroupConfig,
-    OffloadingModelConfig,
-    OffloadingParallelConfig,
-)
-from kv_offload_file import FileOffloadingSpec
+from kv_api import ConfigError, KVTransferConfig
 from kv_sim.cli.main import main
 from kv_sim.replay import replay, size
 from kv_sim.replay.caches.cache import Outcome, Setup, replay_cache
@@ -122,22 +114,6 @@ def test_files_answer_what_host_memory_of_their_size_would(small):
     assert (of_memory.setup, of_disk.setup) == (Setup("lru", 4), Setup("lru", 0, disk=4))
     assert of_memory.recommended_gib == 4 * 512 * 100 / 2**30
     assert size(small, ["lru"], [4]).recommended_gib is None, "of blocks without bytes"
-
-
-def spec_of(extra, block_bytes):
-    """The medium that a server makes of a configuration, with one worker and the trace's blocks."""
-    return FileOffloadingSpec(
-        OffloadingConfig(
-            groups=(OffloadingGroupConfig(tokens_per_block=512, layer_names=("a",), group_id=0),),
-            worker_kv_bytes_per_block=block_bytes,
-            enable_kv_cache_events=False,
-            engine_id="engine",
-            extra_config=extra,
-            model=OffloadingModelConfig("model", "float16"),
-            cache=OffloadingCacheConfig(tokens_per_hash=512, blocks_per_chunk=1),
-            parallel=OffloadingParallelConfig(0, 1, 1, 1, 1, 1, 0, 1, None, False),
-        )
-    )
 
 
 FILES = ["--disk", "/mnt/nvme/kv", "--bytes-per-token", "1000", "--jobs", "1"]

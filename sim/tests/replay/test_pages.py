@@ -315,6 +315,19 @@ def test_shares_are_of_the_blocks_of_each_window(small, drawn):
     assert over == ("infinite cache", [1.0, 1.0, 1.0, 0.75, 0.0]) and end == 5.0
 
 
+def test_shares_of_servers_that_read_each_other_s_disks(small, drawn):
+    run = replay(small, disk_capacity="6blocks", servers=2, disk_shared=True)
+    hits = [(4, 0, 0, 3, 4, 1), (2, 0, 0, 1, 1, 1), (1, 0, 0, 1, 1, 0)]
+    list(_details(replace(run, series=tuple(Window(60.0 * n, *one) for n, one in enumerate(hits)))))
+    layers, (over, _), *_ = drawn["series_chart"]
+    assert layers == [
+        ("c0", "host memory", [0.0, 0.0, 0.0]),
+        ("c1", "disk", [0.5, 0.0, 1.0]),
+        ("c3", "neighbours' disks", [0.25, 0.5, 0.0]),
+    ]
+    assert over == "infinite cache"
+
+
 @pytest.mark.parametrize(
     ("counts", "bars"),
     [((0, 3, 1), [("< 1 s", 0.0), ("< 3 s", 0.75), ("< 10 s", 0.25)]), ((), [("< 1 s", 0.0)])],

@@ -225,8 +225,8 @@ FILES = {
         '{"id": "a",\n"requests": oops}\n',
         "{file}:2: not JSON from column 13 on",
     ),
-    "a chat": (
-        '{"prompt": [{"role": "user", "content": "hi"}]}\n',
+    "a chat of which somebody has no name": (
+        '{"prompt": [{"role": "user", "content": "hi"}, {"content": "ho"}]}\n',
         "{file}:1: prompt: expected text, a list of token ids, or a list of such prompts, got one of dict {more}",
     ),
     "a number among prompts": (

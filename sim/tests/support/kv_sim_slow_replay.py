@@ -6,7 +6,7 @@ import numpy as np
 
 from kv_api import ReqContext
 from kv_offload_cpu import CPUOffloadingManager
-from kv_sim.replay.caches.cache import keys_of
+from kv_sim.replay.caches.keys import keys_of
 from kv_sim.replay.columns import Columns, ColumnsBuilder
 
 BLOCK = 4

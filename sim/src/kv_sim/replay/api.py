@@ -38,14 +38,19 @@ def replay(
     store_when: str = StoreWhen.COMPUTED.value,
     servers: int = 1,
     routing: str = USUAL.value,
+    disk_shared: bool = False,
 ) -> CacheReplay:
     """Replay a trace through the real manager with one policy at one capacity, maybe with a disk behind it.
 
-    Of several ``servers`` each has as much, and all that they do is counted. What a token takes, and the GPU's
+    Of several ``servers`` each has as much, and all that they do is counted; with ``disk_shared`` each reads what
+    the others have on their disks. What a token takes, and the GPU's
     cache in front, are what the trace says of them, if nobody else does. With ``store_when`` ``evicted`` what this
     is about to lose is stored, in place of what is computed.
     """
-    routed = _routed(trace, servers, routing, _overruled(model or bytes_per_token, gpu_capacity))
+    fleet = Fleet(servers, find_routing(routing, "routing"), disk_shared)
+    if disk_shared and not disk_capacity:
+        raise ConfigError("disk_shared is for disk_capacity, which isn't given")
+    routed = _routed(trace, fleet, _overruled(model or bytes_per_token, gpu_capacity))
     columns = routed.columns
     footprint = _footprint(columns, model, bytes_per_token)
     setup = Setup(
@@ -78,13 +83,17 @@ def size(
     store_when: str = StoreWhen.COMPUTED.value,
     servers: int = 1,
     routing: str = USUAL.value,
+    disk_shared: bool = False,
 ) -> Sizing:
     """Sweep capacities and policies, and recommend one of each; what nobody says is as for ``replay``.
 
     Text that names policies or capacities is as on the command line: one, or several with commas between them.
     With ``disk``, a folder on the server, files in it are sized, behind host memory of ``host_capacity``.
     """
-    routed = _routed(trace, servers, routing, _overruled(model or bytes_per_token, gpu_capacity))
+    fleet = Fleet(servers, find_routing(routing, "routing"), disk_shared)
+    if disk_shared and disk is None:
+        raise ConfigError("disk_shared is for disk, which isn't given")
+    routed = _routed(trace, fleet, _overruled(model or bytes_per_token, gpu_capacity))
     columns = routed.columns
     footprint = _footprint(columns, model, bytes_per_token)
     if capacities is None:
@@ -107,10 +116,7 @@ def size(
     )
 
 
-def _routed(
-    trace: Columns | str | Path, servers: int, routing: str, overruled: frozenset[EngineField]
-) -> RoutedTrace:
-    fleet = Fleet(servers, find_routing(routing, "routing"))
+def _routed(trace: Columns | str | Path, fleet: Fleet, overruled: frozenset[EngineField]) -> RoutedTrace:
     if not isinstance(trace, Columns):
         trace = open_trace(trace, TraceOptions(sessions=fleet.needs_sessions, overruled=overruled))
     return RoutedTrace(trace, fleet)

@@ -1,6 +1,7 @@
 """A trace on several servers behind a router: each has memory of its own, and gets its share of the requests.
 
-Servers share nothing, so what they answer together is a sum over them. With one server, its share is the trace.
+Servers share nothing, or their disks. Where they share nothing, what they answer together is a sum over them. With
+one server, its share is the trace.
 
 Invariants (``check``): each request is in one share; a share has its requests in the order of the trace.
 """
@@ -13,10 +14,10 @@ from typing import Final, NoReturn
 import numpy as np
 
 from kv_api import ConfigError
+from kv_offload_file.sharing.place import MOST_ENGINES
 from kv_sim.replay.caches.bounds import Bounds
-from kv_sim.replay.caches.cache import Outcome
+from kv_sim.replay.caches.cache import Outcome, add_up_sums
 from kv_sim.replay.caches.curve import Hits
-from kv_sim.replay.caches.medium import Traffic
 from kv_sim.replay.caches.shape import NOBODY, Shape, shape_of
 from kv_sim.replay.columns import NO_SESSION, Columns, Ints
 from kv_sim.replay.routers import make_router, route
@@ -31,10 +32,16 @@ class Fleet:
 
     servers: int = 1
     routing: Routing = USUAL
+    disk_shared: bool = False
+    """Whether each reads what the others have on their disks (``file_shared`` of kv-offload-file)."""
 
     def __post_init__(self) -> None:
         if not 1 <= self.servers <= MOST_SERVERS:
             raise ConfigError(f"--servers: expected 1 to {MOST_SERVERS}, got {self.servers}")
+        if self.disk_shared and self.servers == 1:
+            raise ConfigError("--disk-shared: one server shares with nobody; --servers says how many there are")
+        if self.disk_shared and self.servers > MOST_ENGINES:
+            raise ConfigError(f"--disk-shared: at most {MOST_ENGINES} servers can, got {self.servers}")
 
     @property
     def needs_sessions(self) -> bool:
@@ -95,13 +102,18 @@ class RoutedTrace:
     @cached_property
     def shares(self) -> list[Share]:
         """A share for each server."""
-        columns, fleet = self.columns, self.fleet
-        if fleet.servers == 1:
+        columns, servers = self.columns, self.fleet.servers
+        if servers == 1:
             return [Share(columns, np.arange(len(columns)))]
+        return shares_of(columns, self.server_of, servers)
+
+    @cached_property
+    def server_of(self) -> Ints:
+        """Who gets each request."""
+        columns, fleet = self.columns, self.fleet
         if fleet.needs_sessions and not has_sessions(columns):
             refuse_no_sessions(columns.name)
-        server_of = route(make_router(fleet.routing, fleet.servers, columns.block_tokens), columns)
-        return shares_of(columns, server_of, fleet.servers)
+        return route(make_router(fleet.routing, fleet.servers, columns.block_tokens), columns)
 
     @cached_property
     def shape(self) -> Shape:
@@ -125,9 +137,21 @@ class RoutedTrace:
         )
 
     @property
+    def reached_shape(self) -> Shape:
+        """The shape of the trace if only that counts which a server can come by."""
+        return self.shape if self.fleet.disk_shared else self.routed_shape
+
+    @property
     def most_blocks(self) -> int:
-        """Different blocks that come to whoever gets most of them: with so many nothing leaves anywhere."""
-        return max(share.shape.unique_blocks for share in self.shares)
+        """Different blocks that one server keeps at most: with so many nothing leaves anywhere.
+
+        What comes to several is kept by each of them, but where they share their disks: there by the first.
+        """
+        if not self.fleet.disk_shared:
+            return max(share.shape.unique_blocks for share in self.shares)
+        new = self.shape.user == NOBODY
+        owner, lengths = self.server_of[self.shape.request[new]], self.shape.length[new]
+        return int(np.bincount(owner, weights=lengths, minlength=1).max())
 
     @property
     def load(self) -> Load | None:
@@ -145,8 +169,18 @@ class RoutedTrace:
         return add_up(hits(share) for share in self.shares)
 
     def best_hits(self, capacity: int) -> Hits:
-        """The hits of the offline optimum (MIN) with so many blocks on each server."""
+        """The hits of the offline optimum (MIN) with so many blocks on each server.
+
+        Where they share their disks it is that of one cache with the blocks of all, which they can't beat.
+        """
+        if self.fleet.disk_shared:
+            return self._bounds.at(self.fleet.servers * capacity)
         return self.sum(lambda share: share.bounds.at(capacity))
+
+    @cached_property
+    def _bounds(self) -> Bounds:
+        """What nobody beats who has all of the trace."""
+        return Bounds(self.columns, self.shape)
 
     def gather(self, outcomes: Sequence[Outcome]) -> Outcome:
         """What happened on the servers, each in its place, as one: hits by request of the trace, and sums."""
@@ -173,14 +207,6 @@ class RoutedTrace:
 def add_up(hits: Iterable[Hits]) -> Hits:
     """The sum of several hits, such as those of each server."""
     return reduce(Hits.plus, hits, Hits(0, 0, 0))
-
-
-def add_up_sums(outcomes: Sequence[Outcome]) -> Outcome:
-    """What all servers' media did together, as the first one's outcome."""
-    host, disk = Traffic(), Traffic()
-    for outcome in outcomes:
-        host, disk = host.plus(outcome.host), disk.plus(outcome.disk)
-    return replace(outcomes[0], host=host, disk=disk)
 
 
 def shares_of(columns: Columns, server_of: Ints, servers: int) -> list[Share]:

@@ -1,10 +1,12 @@
-"""Setups replayed side by side: each on each server is a piece of work."""
+"""Setups replayed side by side: a piece of work is one on each server, or on all where these share their disks."""
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 from kv_offload_cpu.policy import find_policy
 from kv_sim.replay.caches.cache import Outcome, Setup, replay_cache
-from kv_sim.replay.columns import Columns
+from kv_sim.replay.caches.homes import replay_sharing
+from kv_sim.replay.columns import Columns, Ints
 from kv_sim.replay.fleet import RoutedTrace
 from kv_sim.replay.side_by_side import Progress, do_all
 from kv_sim.replay.trace import Tell
@@ -16,10 +18,32 @@ def replay_all(
     """An outcome for each setup, in their order: of all servers together."""
     for setup in setups:
         find_policy(setup.policy, setup.policy_module)  # a wrong name is known before anything runs
+    if trace.fleet.disk_shared and any(setup.disk for setup in setups):
+        return _replay_sharing(trace, setups, jobs, progress)
     shares = [share.columns for share in trace.shares]
     pieces = [(setup, server) for setup in setups for server in range(len(shares))]
     found = do_all(_replay, pieces, shares, jobs, progress)
     return [trace.gather(found[first : first + len(shares)]) for first in range(0, len(found), len(shares))]
+
+
+@dataclass(frozen=True)
+class _Sharing:
+    """A setup on servers that share their disks."""
+
+    setup: Setup
+    server_of: Ints
+    servers: int
+
+
+def _replay_sharing(trace: RoutedTrace, setups: Sequence[Setup], jobs: int, progress: Progress) -> list[Outcome]:
+    pieces = [(_Sharing(setup, trace.server_of, trace.fleet.servers), 0) for setup in setups]
+    return do_all(_replay_together, pieces, [trace.columns], jobs, progress)
+
+
+def _replay_together(columns: Columns, piece: _Sharing, tell: Tell) -> Outcome:
+    outcome = replay_sharing(columns, piece.setup, piece.server_of, piece.servers, tell)
+    outcome.check(columns, piece.servers)
+    return outcome
 
 
 def _replay(columns: Columns, setup: Setup, tell: Tell) -> Outcome:

@@ -19,7 +19,12 @@ class DiskCounts:
     """Of the files behind host memory, what ``CacheCounts`` has of that; all 0 where there are none."""
 
     ratios: Ratios
+    """Of each server's own."""
+    neighbours: Ratios
+    """Of the other servers', where they share them."""
     loaded_blocks: int
+    borrowed_blocks: int
+    """Loaded from the files of other servers."""
     stored_blocks: int
     evicted_blocks: int
     skipped_blocks: int
@@ -100,7 +105,14 @@ class Replays:
     """Of one for all servers."""
     load: Load | None
     """Of each server, where there are several."""
+    disk_shared: bool
+    """Whether these read each other's disks."""
     runs: tuple[CacheReplay, ...]
+
+    @property
+    def most_possible(self) -> Ratios:
+        """What is answered if nothing ever leaves."""
+        return self.infinite_shared if self.disk_shared else self.infinite
 
 
 def counts_of(tiers: Tiers, outcome: Outcome, totals: Totals, footprint: Footprint) -> CacheCounts:
@@ -118,7 +130,9 @@ def counts_of(tiers: Tiers, outcome: Outcome, totals: Totals, footprint: Footpri
         refused_blocks=host.refused,
         disk=DiskCounts(
             ratios=tiers.disk.ratios(totals),
+            neighbours=tiers.neighbours.ratios(totals),
             loaded_blocks=tiers.disk.blocks,
+            borrowed_blocks=tiers.neighbours.blocks,
             stored_blocks=disk.stored,
             evicted_blocks=disk.evicted,
             skipped_blocks=disk.skipped,
@@ -130,7 +144,7 @@ def counts_of(tiers: Tiers, outcome: Outcome, totals: Totals, footprint: Footpri
 
 def results_of(trace: RoutedTrace, outcomes: Sequence[Outcome], footprint: Footprint) -> Replays:
     """From what replays left behind to what is shown of each, and what no policy can beat."""
-    columns, shape = trace.columns, trace.routed_shape
+    columns, shape = trace.columns, trace.reached_shape
     totals = Totals.of(columns)
     best: dict[int, Ratios] = {}
     runs = []
@@ -154,8 +168,9 @@ def results_of(trace: RoutedTrace, outcomes: Sequence[Outcome], footprint: Footp
         duration_seconds=columns.duration_seconds,
         totals=totals,
         unique_blocks=trace.shape.unique_blocks,
-        infinite=infinite_hits(columns, shape).ratios(totals),
+        infinite=infinite_hits(columns, trace.routed_shape).ratios(totals),
         infinite_shared=infinite_hits(columns, trace.shape).ratios(totals),
         load=trace.load,
+        disk_shared=trace.fleet.disk_shared,
         runs=tuple(runs),
     )

@@ -7,7 +7,7 @@ several servers each gets as much, and hits are those of all.
 prompt, and other policies, are replayed, side by side in processes. With a GPU tier of g blocks in front, an LRU
 of c blocks answers together with it what an LRU of max(c, g) does, since both keep the most recent blocks in the
 same order; and so do files behind host memory, if every prompt fits into either. Media that store what the GPU is
-about to lose have other blocks than it, and are replayed.
+about to lose have other blocks than it, and are replayed; so are servers that share their disks.
 """
 
 from collections.abc import Mapping, Sequence
@@ -105,6 +105,8 @@ class Sizing:
     """Of one for all servers."""
     load: Load | None
     """Of each server, where there are several."""
+    disk_shared: bool
+    """Whether these read each other's disks."""
     gpu_alone: Ratios
     without: Ratios
     """What is answered without what is sized: by the GPU alone, or with host memory at its best in front."""
@@ -128,6 +130,11 @@ class Sizing:
         """How large the recommended point is; None of blocks without bytes."""
         size = self.footprint.bytes_of(self.recommended.capacity)
         return None if size is None else size / 2**30
+
+    @property
+    def most_possible(self) -> Ratios:
+        """What is answered if nothing ever leaves."""
+        return self.infinite_shared if self.disk_shared else self.infinite
 
     @property
     def is_worth_it(self) -> bool:
@@ -174,9 +181,10 @@ class Sizing:
         if self.disk is None:
             cpu_bytes = chosen.capacity * block_bytes
             return host_config(cpu_bytes, chosen.policy, self.policy_module, store_when=when)
-        disk_bytes, host_bytes = disk_bytes_for(chosen.capacity, block_bytes), self.disk.host_blocks * block_bytes
-        module, folder = self.policy_module, self.disk.folder
-        return disk_config(folder, disk_bytes, host_bytes, chosen.policy, module, store_when=when)
+        module, folder, shared = self.policy_module, self.disk.folder, self.disk_shared
+        disk_bytes = disk_bytes_for(chosen.capacity, block_bytes, shared=shared)
+        host_bytes = self.disk.host_blocks * block_bytes
+        return disk_config(folder, disk_bytes, host_bytes, chosen.policy, module, store_when=when, shared=shared)
 
 
 def usual_capacities(most_blocks: int, points: int, least_blocks: int = 0) -> list[int]:
@@ -232,6 +240,7 @@ def size_trace(
         infinite=infinite_hits(columns, trace.routed_shape).ratios(totals),
         infinite_shared=infinite_hits(columns, trace.shape).ratios(totals),
         load=trace.load,
+        disk_shared=trace.fleet.disk_shared,
         gpu_alone=gpu_alone,
         without=without,
         recommended=chosen,
@@ -257,7 +266,7 @@ def sweep(
     totals = Totals.of(columns)
     longest, in_front = longest_prompt(columns), around.host_blocks
     is_one_lru = around.store_when is StoreWhen.COMPUTED and (not in_front or in_front >= longest)
-    if LRU in policies and is_one_lru:
+    if LRU in policies and is_one_lru and not trace.fleet.disk_shared:
         exact = [size for size in capacities if size >= longest]
         hits = _lru_hits(trace, [max(size, in_front, around.gpu_blocks) for size in exact])
         found = {(LRU, size): one for size, one in zip(exact, hits, strict=True)}

@@ -15,12 +15,16 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final
 
+import numpy as np
+
 from kv_api import ConfigError
-from kv_sim.replay.caches.cache import CacheRun, Setup
+from kv_sim.replay.caches.cache import CacheRun, Setup, add_up_sums, feed_in_turn
 from kv_sim.replay.caches.curve import Hits, Totals
+from kv_sim.replay.caches.homes import Homes
+from kv_sim.replay.caches.medium import MediumRun
 from kv_sim.replay.caches.tally import Tiers, hits_by_tier
-from kv_sim.replay.columns import Columns, ColumnsBuilder
-from kv_sim.replay.fleet import Fleet, Load, add_up_sums, has_sessions, refuse_no_sessions, shares_of
+from kv_sim.replay.columns import Columns, ColumnsBuilder, Ints
+from kv_sim.replay.fleet import Fleet, Load, has_sessions, refuse_no_sessions
 from kv_sim.replay.readers.opening import Opening
 from kv_sim.replay.results import CacheCounts, counts_of
 from kv_sim.replay.routers import make_router, route
@@ -48,6 +52,8 @@ class StreamReplays:
     totals: Totals
     load: Load | None
     """Of each server, where there are several."""
+    disk_shared: bool
+    """Whether these read each other's disks."""
     runs: tuple[CacheCounts, ...]
 
 
@@ -70,16 +76,17 @@ def replay_stream(
                     f"{option}: that is {blocks} blocks, and --stream keeps books of {MOST_BLOCKS} at most; "
                     "without it they are no more than the trace has"
                 )
-    dealer = _Dealer(fleet or Fleet(), opening)
+    fleet = fleet or Fleet()
+    dealer = _Dealer(fleet, opening)
     watch = _Watch()
-    sums = [_Sums([CacheRun(setup) for _ in range(dealer.servers)]) for setup in setups]
+    sums = [_Sums(setup, fleet) for setup in setups]
     totals = Totals(0, 0, 0, opening.block_tokens)
     count = 0
     for part in _parts(opening, watch):
         totals = totals.plus(Totals.of(part))
-        dealt = dealer.deal(part)
+        server_of = dealer.deal(part)
         for one in sums:
-            one.feed(dealt)
+            one.feed(part, server_of)
         count += len(part)
         progress(count)
     runs = tuple(one.counts(totals, footprint) for one in sums)
@@ -90,6 +97,7 @@ def replay_stream(
         duration_seconds=watch.seconds,
         totals=totals,
         load=dealer.load(),
+        disk_shared=fleet.disk_shared,
         runs=runs,
     )
 
@@ -118,45 +126,41 @@ class _Dealer:
         self._fleet = fleet
         self._name = opening.name
         self._router = make_router(fleet.routing, fleet.servers, opening.block_tokens)
-        self._requests = [0] * fleet.servers
-        self._tokens = [0] * fleet.servers
+        self._requests: Ints = np.zeros(fleet.servers, dtype=np.int64)
+        self._tokens: Ints = np.zeros(fleet.servers, dtype=np.int64)
         self._has_sessions = False
 
-    @property
-    def servers(self) -> int:
-        return self._fleet.servers
-
-    def deal(self, part: Columns) -> list[Columns]:
-        """To each server what it gets of the next part."""
-        if self.servers == 1:
-            return [part]
-        dealt = shares_of(part, route(self._router, part), self.servers)
-        for server, share in enumerate(dealt):
-            self._requests[server] += len(share.columns)
-            self._tokens[server] += share.columns.input_tokens
+    def deal(self, part: Columns) -> Ints:
+        """Who gets each request of the next part."""
+        if self._fleet.servers == 1:
+            return np.zeros(len(part), dtype=np.int64)
+        server_of = route(self._router, part)
+        np.add.at(self._requests, server_of, 1)
+        np.add.at(self._tokens, server_of, part.inputs)
         if self._fleet.needs_sessions:
             self._has_sessions |= has_sessions(part)
-        return [share.columns for share in dealt]
+        return server_of
 
     def load(self) -> Load | None:
         """What came to each server; None: there is one alone."""
-        if self.servers == 1:
+        if self._fleet.servers == 1:
             return None
         if self._fleet.needs_sessions and not self._has_sessions:
             refuse_no_sessions(self._name)
-        return Load(self._fleet.routing.value, tuple(self._requests), tuple(self._tokens))
+        return Load(self._fleet.routing.value, tuple(self._requests.tolist()), tuple(self._tokens.tolist()))
 
 
 class _Sums:
     """One setup on every server, and their hits so far."""
 
-    def __init__(self, runs: Sequence[CacheRun]) -> None:
-        self._runs = runs
-        self._tiers = Tiers(*[Hits(0, 0, 0)] * 3)
+    def __init__(self, setup: Setup, fleet: Fleet) -> None:
+        open_disk = Homes().open if fleet.disk_shared else MediumRun
+        self._runs = [CacheRun(setup, open_disk=open_disk) for _ in range(fleet.servers)]
+        self._tiers = Tiers(*[Hits(0, 0, 0)] * 4)
 
-    def feed(self, parts: Sequence[Columns]) -> None:
-        for run, part in zip(self._runs, parts, strict=True):
-            self._tiers = self._tiers.plus(hits_by_tier(part, run.outcome(*run.feed(part))))
+    def feed(self, part: Columns, server_of: Ints) -> None:
+        hits = feed_in_turn(self._runs, part, server_of.tolist())
+        self._tiers = self._tiers.plus(hits_by_tier(part, self._runs[0].outcome(*hits)))
 
     def counts(self, totals: Totals, footprint: Footprint) -> CacheCounts:
         return counts_of(self._tiers, add_up_sums([run.sums for run in self._runs]), totals, footprint)

@@ -26,16 +26,19 @@ def disk_config(
     *,
     store_threshold: int = 0,
     store_when: StoreWhen = StoreWhen.COMPUTED,
+    shared: bool = False,
 ) -> dict[str, Any]:
     """A server with so much room for KV in files in ``folder``, behind so much host memory; 0: behind none.
 
-    What is offered ``store_threshold`` times goes into files.
+    What is offered ``store_threshold`` times goes into files. ``shared`` are those that other servers of the
+    machine have in the folder, too.
     """
     files = {
         "spec_name": "FileOffloadingSpec",
         "spec_module_path": "kv_offload_file",
         "file_dir": folder,
         "file_bytes_to_use": disk_bytes,
+        **({"file_shared": True} if shared else {}),
         **({"store_threshold": store_threshold} if store_threshold else {}),
         **_leaves(policy, policy_module),
         **_stored(store_when),
@@ -55,9 +58,10 @@ def as_argument(config: Mapping[str, Any]) -> str:
     return f"--kv-transfer-config {shlex.quote(json.dumps(config))}"
 
 
-def disk_bytes_for(blocks: int, block_bytes: int) -> int:
-    """The room in files that so many blocks take: each in a slot, with a row beside it."""
-    return blocks * (FileOffloadingSpec.slot_bytes_for(block_bytes) + FileOffloadingSpec.ROW_BYTES)
+def disk_bytes_for(blocks: int, block_bytes: int, *, shared: bool = False) -> int:
+    """The room in files that so many blocks take: each in a slot, with a row, and what neighbours are told."""
+    listed = FileOffloadingSpec.LISTED_BYTES if shared else 0
+    return blocks * (FileOffloadingSpec.slot_bytes_for(block_bytes) + FileOffloadingSpec.ROW_BYTES + listed)
 
 
 def _server(connector: str, extra: dict[str, Any]) -> dict[str, Any]:

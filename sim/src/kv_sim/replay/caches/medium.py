@@ -5,9 +5,11 @@ didn't load itself.
 """
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from kv_api import OffloadKey, ReqContext
 from kv_offload_cpu import AtOnceManager
+from kv_offload_cpu.load_store_spec import Stored
 from kv_offload_cpu.stats import STORES_SKIPPED
 
 
@@ -32,6 +34,16 @@ class Traffic:
         )
 
 
+class Loaded(NamedTuple):
+    """What a medium loaded for a request, in blocks."""
+
+    blocks: int
+    borrowed: int = 0
+    """How many of them came from another server's disk."""
+    borrows_last: bool = False
+    """Whether the last of them did."""
+
+
 class MediumRun:
     """A manager and what it was made to do."""
 
@@ -43,15 +55,15 @@ class MediumRun:
         """How long the leading run of blocks is that it has. Changes nothing."""
         return self.manager.lookup_prefix(keys, context).hits
 
-    def load(self, keys: list[OffloadKey], context: ReqContext) -> int:
-        """Load the leading run of blocks that it has, and say how long that is."""
-        return self.manager.load_prefix(keys, context)
+    def load(self, keys: list[OffloadKey], context: ReqContext) -> Loaded:
+        """Load the leading run of blocks that it has."""
+        return Loaded(self.manager.load_prefix(keys, context))
 
     def offer(self, keys: list[OffloadKey], context: ReqContext) -> None:
         """Store what is worth it; if that doesn't fit, the first half of it, and so on, as the connector does."""
         count = len(keys)
         while count:
-            stored = self.manager.store(keys if count == len(keys) else keys[:count], context)
+            stored = self._store(keys if count == len(keys) else keys[:count], context)
             if stored is not None:
                 self.traffic.stored += len(stored.keys)
                 self.traffic.evicted += len(stored.evicted)
@@ -62,3 +74,7 @@ class MediumRun:
     def count_stats(self) -> None:
         """The manager counts until it is asked; asked never, its lists would grow with the trace."""
         self.traffic.skipped += self.manager.get_stats().data.get(STORES_SKIPPED, 0)
+
+    def _store(self, keys: list[OffloadKey], context: ReqContext) -> Stored | None:
+        """One try; None: there is not enough room."""
+        return self.manager.store(keys, context)

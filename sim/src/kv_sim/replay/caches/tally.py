@@ -37,8 +37,11 @@ class Window:
     gpu_hits: int
     cpu_hits: int
     disk_hits: int
+    """Those from other servers' disks, too."""
     reusable: int
     """What an infinite cache would have answered."""
+    borrowed_hits: int = 0
+    """Of ``disk_hits`` those from other servers' disks."""
 
 
 class Tiers(NamedTuple):
@@ -47,6 +50,9 @@ class Tiers(NamedTuple):
     gpu: Hits
     cpu: Hits
     disk: Hits
+    """A server's own."""
+    neighbours: Hits
+    """The disks of other servers, where they share them."""
 
     def plus(self, more: "Tiers") -> "Tiers":
         """The sum of both, tier by tier."""
@@ -54,15 +60,17 @@ class Tiers(NamedTuple):
 
     def together(self) -> Hits:
         """The sum over all tiers: hits, whoever answered."""
-        return self.gpu.plus(self.cpu).plus(self.disk)
+        return self.gpu.plus(self.cpu).plus(self.disk).plus(self.neighbours)
 
 
 def hits_by_tier(columns: Columns, outcome: Outcome) -> Tiers:
-    """The hits of the GPU's tier, of host memory and of the disk."""
+    """The hits of the GPU's tier, of host memory, of the disk, and of the disks of neighbours."""
     up_to_gpu = _sum(columns, outcome.gpu_hits)
     up_to_cpu = _sum(columns, outcome.gpu_hits + outcome.cpu_hits)
     up_to_disk = _sum(columns, outcome.gpu_hits + outcome.loaded)
-    return Tiers(up_to_gpu, up_to_cpu.minus(up_to_gpu), up_to_disk.minus(up_to_cpu))
+    neighbours = _borrowed(columns, outcome)
+    on_disks = up_to_disk.minus(up_to_cpu)
+    return Tiers(up_to_gpu, up_to_cpu.minus(up_to_gpu), on_disks.minus(neighbours), neighbours)
 
 
 def ages_of(columns: Columns, shape: Shape, outcome: Outcome) -> Ages:
@@ -91,9 +99,20 @@ def series_of(columns: Columns, shape: Shape, outcome: Outcome, windows: int = W
     place = np.minimum((columns.arrivals / width).astype(np.int64), windows - 1)
     reusable: Ints = np.zeros(len(columns), dtype=np.int64)
     np.add.at(reusable, shape.request, shape.length * (shape.user != NOBODY))
-    parts = (columns.counts, outcome.gpu_hits, outcome.cpu_hits, outcome.disk_hits, reusable)
+    borrowed = np.zeros_like(outcome.disk_hits) if outcome.borrowed is None else outcome.borrowed.blocks
+    parts = (columns.counts, outcome.gpu_hits, outcome.cpu_hits, outcome.disk_hits, reusable, borrowed)
     sums = [np.bincount(place, weights=part, minlength=windows).astype(np.int64).tolist() for part in parts]
     return [Window(index * width, *values) for index, values in enumerate(zip(*sums, strict=True))]
+
+
+def _borrowed(columns: Columns, outcome: Outcome) -> Hits:
+    """What came from the disks of other servers. Of a prompt's blocks only the last one may lack tokens."""
+    if outcome.borrowed is None:
+        return Hits(0, 0, 0)
+    blocks, last = outcome.borrowed
+    lacks = (last * (columns.block_tokens * columns.counts - columns.block_input_tokens))[last == 1]
+    count = int(blocks.sum())
+    return Hits(count, count - int(np.count_nonzero(lacks)), count * columns.block_tokens - int(lacks.sum()))
 
 
 def _sum(columns: Columns, hits: Ints) -> Hits:

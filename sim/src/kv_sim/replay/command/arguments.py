@@ -161,6 +161,14 @@ def _add_gpu(parser: argparse.ArgumentParser) -> None:
     )
 
 
+def _add_disk_shared(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--disk-shared",
+        action="store_true",
+        help="each of --servers reads what the others have on their disks (they are on one machine)",
+    )
+
+
 def _add_store_when(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--store-when",
@@ -201,6 +209,7 @@ def _add_cache(parser: argparse.ArgumentParser) -> None:
         metavar="SIZES",
         help="files on a disk behind host memory, one or more, with commas (default: none)",
     )
+    _add_disk_shared(parser)
     parser.add_argument(
         "--store-threshold", type=int, default=0, metavar="N", help="store a block from its N-th offer on"
     )
@@ -227,6 +236,7 @@ def _add_sizing(parser: argparse.ArgumentParser) -> None:
         "--disk", metavar="FOLDER", help="size files in this folder of the server instead of host memory"
     )
     parser.add_argument("--host-capacity", metavar="SIZE", help="host memory in front of --disk (default: none)")
+    _add_disk_shared(parser)
     _add_gpu(parser)
     _add_store_when(parser)
     _add_jobs(parser)

@@ -129,10 +129,22 @@ def store_when_of(options: argparse.Namespace, gpu_blocks: int) -> StoreWhen:
 def fleet_of(options: argparse.Namespace) -> Fleet:
     """How many servers there are, and who gets what."""
     if options.servers is None:
-        if options.routing is not None:
-            raise ConfigError("--routing is for --servers, which isn't given")
+        given = {"--routing": options.routing is not None, "--disk-shared": options.disk_shared}
+        for option in (name for name, is_given in given.items() if is_given):
+            raise ConfigError(f"{option} is for --servers, which isn't given")
         return Fleet()
-    return Fleet(options.servers, USUAL_ROUTING if options.routing is None else find_routing(options.routing))
+    routing = USUAL_ROUTING if options.routing is None else find_routing(options.routing)
+    return Fleet(options.servers, routing, _disk_shared(options))
+
+
+def _disk_shared(options: argparse.Namespace) -> bool:
+    """Whether servers read each other's disks. An engine is refused the option."""
+    if not options.disk_shared:
+        return False
+    disk = "--disk" if options.command == "size" else "--disk-capacity"
+    if getattr(options, _attribute(disk)) is None:
+        raise ConfigError(f"--disk-shared is for {disk}, which isn't given")
+    return True
 
 
 def disk_of(options: argparse.Namespace, footprint: Footprint) -> Disk | None:

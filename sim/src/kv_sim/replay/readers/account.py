@@ -35,6 +35,9 @@ class Account:
     failed: int = 0
     copies: int = 0
     answers_within: int = 0
+    ended: int = 0
+    beside: dict[str, int] = field(default_factory=dict)
+    """By its name: prompts beside which there is what may belong to them."""
     left_out: dict[str, int] = field(default_factory=dict)
     """By why: requests that no model had to go on with."""
     arrived: int = 0
@@ -82,9 +85,7 @@ class Account:
         if self.failed:
             requests = counted(self.failed, "request", "requests")
             yield f"{requests} failed, as a status or an error says; each counts like any other, computed or not"
-        if self.answers_within:
-            answers = counted(self.answers_within, "answer", "answers")
-            yield f"prompts have {answers} within: if each is a whole conversation, say --format conversations"
+        yield from self._doubts()
         for why, count in self.left_out.items():
             yield f"{counted(count, 'request was', 'requests were')} left out: {why}"
         if self.copies:
@@ -101,6 +102,18 @@ class Account:
         if self.delayed:
             turns = counted(self.delayed, "later turn has a delay", "later turns have a delay")
             yield f"{turns}: taken from the arrival of the turn before"
+
+    def _doubts(self) -> Iterator[str]:
+        """Whether each prompt is all that a model was asked, and no more."""
+        if self.answers_within:
+            answers = counted(self.answers_within, "answer", "answers")
+            yield f"prompts have {answers} within: if each is a whole conversation, say --format conversations"
+        if self.ended:
+            prompts = counted(self.ended, "prompt ends", "prompts end")
+            yield f"{prompts} with an answer: if each is a whole conversation, say --format conversations-dated"
+        for name, count in self.beside.items():
+            prompts = counted(count, "prompt has", "prompts have")
+            yield f"{prompts} a {name} beside, which isn't counted: a prompt is all that a model was asked"
 
     def _odd_times(self) -> str | None:
         """What no trace of a server has, if times say so."""

@@ -22,6 +22,8 @@ from kv_sim.replay.readers.record import (
 )
 from kv_sim.replay.readers.usual import PROMPTS, as_usual
 
+SALT: Final = "cache_salt"
+"""Where vLLM is told what keeps a request's blocks apart."""
 _BODIES: Final = (
     *("body", "request_body", "proxy_server_request", "request"),
     *("request_args", "params", "full_request"),
@@ -34,14 +36,15 @@ _FROM_CACHE: Final = re.compile("(SEMANTIC )?HIT")
 """What Portkey's ``cache_status`` says of what its own cache answered."""
 _COUNTS: Final = (
     *("completion_tokens", "output_tokens", "output_length", "candidatesTokenCount", "candidates_token_count"),
-    "generated_tokens",
+    *("generated_tokens", "eval_count", "tokens_predicted"),
 )
+"""The last two are Ollama's and llama.cpp's."""
 _THOUGHTS: Final = {
     "candidatesTokenCount": "thoughtsTokenCount",
     "candidates_token_count": "thoughts_token_count",
 }
 """What Gemini's answers leave out: what came before them, which is computed, too."""
-_TOLD: Final = ("prompt_tokens", "input_tokens", "promptTokenCount", "prompt_token_count")
+_TOLD: Final = ("prompt_tokens", "input_tokens", "promptTokenCount", "prompt_token_count", "prompt_eval_count")
 _MOST_DIGITS: Final = 9
 _ANSWERS: Final = ("response_body", "full_response")
 _USAGES: Final = ("usage", "usageMetadata", "usage_metadata", "details")
@@ -138,6 +141,8 @@ def left_out_of(record: Mapping[str, Any]) -> str | None:
             return "answered by a gateway's own cache (cache_hit)"
     if _FROM_CACHE.fullmatch(str(record.get("cache_status")).upper()):
         return "answered by a gateway's own cache (cache_status)"
+    if str(record.get("cached")).lower() == "true":
+        return "answered by a gateway's own cache (cached)"
     return None
 
 
@@ -194,6 +199,7 @@ def own_request(record: Mapping[str, Any]) -> Record:
         model=text_of(record, "model"),
         told_tokens=told_in(record),
         name=name_of(record),
+        salt=text_of(record, SALT),
     )
 
 

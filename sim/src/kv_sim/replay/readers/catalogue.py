@@ -45,7 +45,7 @@ from kv_sim.replay.readers.formats.vidur import VIDUR
 from kv_sim.replay.readers.formats.vllm_custom import VLLM
 from kv_sim.replay.readers.formats.weka import WEKA
 from kv_sim.replay.readers.guess import UNITS
-from kv_sim.replay.readers.likely_columns import are_records, likely_columns
+from kv_sim.replay.readers.likely_columns import are_records, likely_columns, unread_time
 from kv_sim.replay.readers.objects import BEFORE_JSON, FOR_PEOPLE, looks_for_people
 
 FORMATS: Final[Mapping[str, Format]] = {
@@ -87,6 +87,10 @@ _REPORTS: Final = (
     ),
     (
         ("custom_id", "response"),
+        "the answers of a batch; what counts here is in the file that the batch was made from",
+    ),
+    (
+        ("custom_id", "result"),
         "the answers of a batch; what counts here is in the file that the batch was made from",
     ),
     (
@@ -147,6 +151,8 @@ def detect(record: Mapping[str, Any], container: Container, where: str) -> Forma
     own = f"; --columns says which is what in another one{'' if likely is None else f': --columns {likely}'}"
     if likely is not None and "time=" in likely and container is Container.CSV:
         own += _unit_as_elsewhere(record)
+    if (unread := unread_time(record)) is not None:
+        own += f"; {unread} is no date that can be read, as 2026-01-31T10:00:00 is"
     if isinstance(record.get("input"), str):
         own += "; --format openai, if it asks for a response and not for an embedding"
     raise ConfigError(

@@ -29,6 +29,8 @@ _ROLES: Final = dict.fromkeys(("gpt", "chatgpt", "bard", "bing", "model", "bot")
 """Other words for roles."""
 _SAID: Final = ("content", "value", "text", "parts")
 _CONVERSATIONS: Final = ("conversations", "conversation")
+_SYSTEM: Final = ("system", "instructions", "system_prompt")
+"""Where what a model is told first may stand, when it isn't a message."""
 _REDACTED: Final = "redacted-by-litellm"
 """What LiteLLM puts in place of messages that aren't to be logged."""
 _PATHS: Final = ("url", "uri", "path", "endpoint", "request_uri", "request")
@@ -59,7 +61,14 @@ def prompts_in(record: Mapping[str, Any], asked: Mapping[str, Any]) -> list[Prom
         raise MalformedError(f"{KEPT}: expected a whole prompt, got what is added to {asked[KEPT]!r:.40}")
     if "input" in asked and _embeds(record, asked):
         raise MalformedError("input: expected what a model goes on with, got what is embedded")
-    return prompts_of(asked) if _is_completion(asked) else [(chat(asked), None)]
+    return behind_system(asked, prompts_of(asked)) if _is_completion(asked) else [(chat(asked), None)]
+
+
+def behind_system(asked: Mapping[str, Any], prompts: list[Prompt]) -> list[Prompt]:
+    """Prompts that are no chats, each behind what the model was told first; token ids have it."""
+    texts = {field: asked[field] for field in _SYSTEM if isinstance(asked.get(field), str)}
+    told = [f"<|{field}|>{text}" for field, text in texts.items() if text]
+    return [(text if text is None else [*told, *text], tokens) for text, tokens in prompts]
 
 
 def _embeds(record: Mapping[str, Any], asked: Mapping[str, Any]) -> bool:
@@ -74,6 +83,11 @@ def chat(asked: Mapping[str, Any]) -> list[str]:
         asked = {**asked, field: _said(asked[field], field)}
     spoken = [f"<|{role}|>{content}" for role, content in _messages(asked, field)]
     return [*_before(asked), *spoken, f"<|{ANSWERS}|>"]
+
+
+def are_messages(value: Any) -> bool:
+    """Whether it is a list of what is said by somebody each."""
+    return isinstance(value, list) and bool(value) and all(isinstance(one, dict) and role_of(one) for one in value)
 
 
 def user(text: str) -> Mapping[str, Any]:
@@ -107,10 +121,16 @@ def is_request(record: Mapping[str, Any]) -> bool:
 
 
 def _before(asked: Mapping[str, Any]) -> Iterator[str]:
-    """What comes before the messages."""
-    for field in ("tools", "system", "instructions"):
-        if value := asked.get(field):
+    """What comes before the messages. A log that has a ``system_prompt`` may have it as the first of them, too."""
+    for field in ("tools", "functions", *_SYSTEM):
+        if (value := asked.get(field)) and not (field == _SYSTEM[-1] and _begins_with_system(asked)):
             yield f"<|{field}|>{said(value, field)}"
+
+
+def _begins_with_system(asked: Mapping[str, Any]) -> bool:
+    messages = asked.get(spoken_in(asked))
+    first = messages[0] if isinstance(messages, list) and messages else None
+    return isinstance(first, dict) and role_of(first) in ("system", "developer")
 
 
 # -- conversations -------------------------------------------------------------------------------

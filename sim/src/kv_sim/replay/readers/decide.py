@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from itertools import chain
 from pathlib import Path
+from typing import Final
 
 from kv_api import ConfigError
 from kv_sim.replay.readers.catalogue import FORMATS, detect
@@ -17,7 +18,7 @@ from kv_sim.replay.readers.options import SKIP_GOES_ON, EngineField, OnError, Tr
 from kv_sim.replay.readers.own_columns import own_format
 from kv_sim.replay.readers.record import Moment, Record
 from kv_sim.replay.readers.sharing import BLOCK_TOKENS
-from kv_sim.replay.readers.turns import Turns, have_later_turns, look_added
+from kv_sim.replay.readers.turns import Turns, have_later_turns, look_added, look_apart
 from kv_sim.replay.trace import EngineMemory
 
 
@@ -92,12 +93,17 @@ def choose_block(
     return chosen, None
 
 
+_NEVER_GOES_ON: Final = (
+    "later turns of sessions don't begin with the prompt before: if each is only what it adds, prompts are longer"
+)
+
+
 def choose_turns(form: Format, first: Sequence[Record], options: TraceOptions) -> tuple[bool, str | None]:
     """Whether a later turn has only what it adds to the one before, and what to say of it."""
     if form.turns is Turns.WHOLE:
         if options.turns is Turns.ADDED:
             raise ConfigError(f"--turns {options.turns.value}: a record of format {form.name} has a whole prompt")
-        return False, None
+        return False, _NEVER_GOES_ON if look_apart(first) else None
     if options.turns is not Turns.AUTO:
         return options.turns is Turns.ADDED, None
     if form.turns is Turns.ADDED:

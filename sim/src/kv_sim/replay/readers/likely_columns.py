@@ -53,6 +53,8 @@ _SAID: Final = ("prompt", "answer", "conversation")
 """What isn't looked for in objects: text there may be anything."""
 _FEW: Final = 3
 """Words; what has fewer may be a name."""
+_TOLD: Final = ("systemprompt", "system", "systemmessage")
+"""What a model is told first."""
 _INSTRUCTION, _ABOUT = "instruction", "input"
 """What data sets for tuning have of a prompt: what to do, and with what."""
 _OF_LENGTHS: Final = ("time", "input", "output", "ids", "session", "model")
@@ -82,15 +84,31 @@ def likely_columns(record: Mapping[str, Any]) -> str | None:
         found["input"] = "+".join([found["input"], *beside])
     if found.get("prompt") == _INSTRUCTION and isinstance(columns.get(_ABOUT), str):
         found["prompt"] += f"+{_ABOUT}"
+    if "prompt" in parts and "prompt" in found and (told := _told_before(columns)) not in (None, found["prompt"]):
+        found["prompt"] = f"{told}+{found['prompt']}"
     if "answer" in parts and "output" in found:
         found.pop("answer", None)
     return ",".join(f"{part}={found[part]}" for part in parts if part in found) or None
+
+
+def unread_time(record: Mapping[str, Any]) -> str | None:
+    """A column that is called like a time, and its date, which may mean several days, if none can be read."""
+    times = {_plain(name) for name in _LIKELY["time"]}
+    called = [name for name in record if _plain(name) in times and record[name] not in (None, "")]
+    if not called or any(_fits("time", name, record) for name in called):
+        return None
+    return f"{called[0]} ({record[called[0]]!r:.40})"
 
 
 def are_records(record: Mapping[str, Any]) -> bool:
     """Whether it is no record, but has several, each below its name."""
     values = list(record.values())
     return len(values) > 1 and all(isinstance(one, dict) and one.keys() == values[0].keys() for one in values)
+
+
+def _told_before(columns: Mapping[str, Any]) -> str | None:
+    """The column with what a model is told first, where prompts are text."""
+    return next((name for name in columns if _plain(name) in _TOLD and isinstance(columns[name], str)), None)
 
 
 def _parts_of(found: Mapping[str, str]) -> tuple[str, ...]:
@@ -102,8 +120,8 @@ def _parts_of(found: Mapping[str, str]) -> tuple[str, ...]:
 
 
 def _plain(name: str) -> str:
-    """A name, however it is written: promptTokens is prompt_tokens."""
-    return name.lower().replace("_", "").replace(" ", "")
+    """A name, however it is written: promptTokens is prompt_tokens, and a unit may stand behind it in brackets."""
+    return name.partition("[")[0].lower().replace("_", "").replace(" ", "")
 
 
 def _values(record: Mapping[str, Any], outer: str, depth: int = 0) -> Iterator[tuple[str, tuple[int, Any]]]:

@@ -188,7 +188,8 @@ def _table(path: Path, header: tuple[int, str]) -> Iterator[Found]:
     try:
         table = Table(names)
     except ValueError as error:
-        raise ConfigError(f"{path}:{number}: {error}") from None
+        hint = BEFORE_JSON if '{"' in names else ""
+        raise ConfigError(f"{path}:{number}: {error}{hint}") from None
     for line, text, cells in table.rows(islice(all_lines(path), number, None)):
         yield Place(path, line), _row(table, text, cells)
 

@@ -171,7 +171,12 @@ class Opening:
         if not count and self._times.are_made_up:
             self._notes.append(f"the trace has no times: one request a second is assumed{self._records.dates}")
         self._account.failed += record.has_failed
-        self._account.answers_within += record.answers_within if self._times.are_made_up else 0
+        if self._times.are_made_up:
+            self._account.answers_within += record.answers_within
+        else:
+            self._account.ended += record.ends_with_answer
+        if record.beside is not None:
+            self._account.beside[record.beside] = self._account.beside.get(record.beside, 0) + 1
         early_by = self._account.arrive(arrival, record.input_tokens)
         if early_by and not self._form.is_sorted_when_read:
             if self._options.unsorted is Unsorted.STOP:

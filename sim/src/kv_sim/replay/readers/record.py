@@ -30,6 +30,8 @@ _OF_LETTERS: Final = re.compile("[A-Za-z]{3}, [0-9]")
 """How a date begins in a letter's head, or in that of an answer: Sat, 31 Jan 2026 10:00:02 GMT."""
 _MONTHS: Final = ("", "jan", "feb", "mar", "apr", "may", "jun", "jul", "aug", "sep", "oct", "nov", "dec")
 _SHORTEST_DATE: Final = len("2026-01-31")
+_EPOCH: Final = (1_000_000_000, 4_000_000_000)
+"""Seconds since 1970, of 2001 and of 2096."""
 _IDS: Final = frozenset((int, str))
 """What JSON makes of ids; true and false are none."""
 _BETWEEN: Final = str.maketrans(",;|", "   ")
@@ -81,6 +83,12 @@ class Record:
     """Whether whoever logged it says that nothing came of it."""
     answers_within: int = 0
     """How many answers its prompt has, where nothing says that it is a request and no whole conversation."""
+    ends_with_answer: bool = False
+    """Whether such a prompt ends with one."""
+    salt: str | None = None
+    """What vLLM was told to keep its blocks apart by (``cache_salt``): prompts with others share none of them."""
+    beside: str | None = None
+    """What stands beside its prompt that a model may have been asked, too."""
     left_out: str | None = None
     """Why it isn't counted, where whoever logged it says that no model had to go on with it."""
 
@@ -164,8 +172,21 @@ def time_of(record: Mapping[str, Any]) -> int | float | None:
 
 
 def dates_in(record: Mapping[str, Any]) -> list[str]:
-    """The fields of a record that are dates, whatever they are called."""
-    return [name for name, value in record.items() if len(str(value)) >= _SHORTEST_DATE and _date_in(value)]
+    """The fields of a record that are dates, whatever they are called, or times that count from 1970."""
+    return [
+        name for name, value in record.items() if _is_date(value) or ("time" in name.lower() and _counts(value))
+    ]
+
+
+def _is_date(value: Any) -> bool:
+    return len(str(value)) >= _SHORTEST_DATE and _date_in(value) is not None
+
+
+def _counts(value: Any) -> bool:
+    """Whether it may be a time since 1970, in whatever unit."""
+    return isinstance(value, (int, float)) and any(
+        _EPOCH[0] <= value / unit < _EPOCH[1] for unit in (1, 1e3, 1e6, 1e9)
+    )
 
 
 def session_of(record: Mapping[str, Any]) -> str | None:

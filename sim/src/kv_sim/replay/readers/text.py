@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, Final, Protocol, cast
 
 from kv_api import ConfigError
+from kv_sim.replay.readers.asked import SALT
 from kv_sim.replay.readers.parts import has_media
 from kv_sim.replay.readers.record import Id, Record
 from kv_sim.replay.units import counted
@@ -117,6 +118,7 @@ class Text:
         self._cutter: Cutter = FourCharacters() if tokenizer is None else ByTokenizer(tokenizer)
         self._block_tokens = BLOCK_TOKENS if block_tokens is None else block_tokens
         self._counted = self._told = self._depicted = self._silent = 0
+        self._salts: set[str | None] = set()
 
     @property
     def said(self) -> str:
@@ -130,6 +132,9 @@ class Text:
                 f"usage says {self._told:,} prompt tokens where {self._counted:,} are counted here: images have "
                 "no text, and a model's template and tokenizer their own idea (--tokenizer)"
             )
+        if len(self._salts) > 1:
+            salts = f"{len(self._salts):,} different salts ({SALT})"
+            yield f"prompts have {salts}, and share blocks with their like alone"
         if self._silent:
             requests = counted(self._silent, "request says", "requests say")
             yield f"{requests} nothing beside who speaks: did the log leave out what was said?"
@@ -147,6 +152,9 @@ class Text:
             record.input_tokens, ids = self._cutter.blocks_of(record.text, self._block_tokens)
         else:
             return
+        self._salts.add(record.salt)
+        if record.salt is not None and ids:
+            ids = [f"{record.salt} {ids[0]}", *ids[1:]]
         record.ids = list(map(_kept, ids))
         record.block_tokens = self._block_tokens
         self._silent += bool(record.text) and all(map(_is_role, record.text or ()))

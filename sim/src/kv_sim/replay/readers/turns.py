@@ -105,6 +105,27 @@ def look_added(records: Sequence[Record]) -> bool:
     return 2 * added > turns
 
 
+def look_apart(records: Sequence[Record]) -> bool:
+    """Whether sessions have later turns, and none of them begins with the prompt of the turn before.
+
+    That is looked for in text, or in token ids, and the other way round, too: logs may have the newest first.
+    """
+    before: dict[str, str | Sequence[int]] = {}
+    turns = 0
+    for record in records:
+        asked = record.tokens if record.text is None else "".join(record.text)
+        if record.session is None or not asked:
+            continue
+        last = before.get(record.session)
+        if last is not None:
+            turns += 1
+            short, long = sorted((last, asked), key=len)
+            if long[: len(short)] == short:
+                return False
+        before[record.session] = asked
+    return turns > 0
+
+
 def _name(parts: Sequence[_Part]) -> Id:
     [first, *more] = parts
     if not more and not first.begin and not isinstance(first.source, tuple):

@@ -7,7 +7,16 @@ from kv_offload import StoreWhen
 from kv_sim.replay.caches.tally import AGE_EDGES_SECONDS
 from kv_sim.replay.report.chart import Line, Mark, bar_chart, log_chart, series_chart
 from kv_sim.replay.report.style import STYLE
-from kv_sim.replay.report.text import STORED_WHEN_EVICTED, gain_shown, nothing_more, show_seconds, size_shown
+from kv_sim.replay.report.text import (
+    DISK_SHARED,
+    STORED_WHEN_EVICTED,
+    engines_told_apart,
+    gain_shown,
+    nothing_more,
+    on_each,
+    show_seconds,
+    size_shown,
+)
 from kv_sim.replay.results import CacheReplay, Replays
 from kv_sim.replay.sizing import Sizing
 from kv_sim.replay.transfer_config import as_argument
@@ -62,6 +71,8 @@ def _head(found: Replays | Sizing, model: str | None) -> Iterator[str]:
         notes.append(STORED_WHEN_EVICTED)
     if found.load is not None:
         notes.append(f"{found.load}. Sizes are of each server.")
+    if found.disk_shared:
+        notes.append(DISK_SHARED)
     yield f'</dl><ul class="notes">{"".join(f"<li>{escape(note)}</li>" for note in notes)}</ul></header>'
 
 
@@ -81,10 +92,12 @@ def _answer(found: Sizing) -> str:
     tokens = f"{show_count(chosen.capacity * foot.block_tokens)} tokens"
     what = _what(found)
     big = f"{show_bytes(size)} of {what}" if size is not None else f"{tokens} in {found.medium}"
-    big += "" if found.load is None else f" on each of {found.load.servers} servers"
+    big += on_each(found)
     ratios = chosen.ratios
+    numbers = engines_told_apart(found)
+    besides = "" if numbers is None else f'<p class="soft">{escape(numbers[0].upper() + numbers[1:])}.</p>'
     code = (
-        f"<pre>{escape(as_argument(config), quote=False)}</pre>"
+        f"<pre>{escape(as_argument(config), quote=False)}</pre>{besides}"
         if config is not None
         else '<p class="soft">For GiB and a configuration to paste: --model NAME or --bytes-per-token N.</p>'
     )
@@ -93,7 +106,7 @@ def _answer(found: Sizing) -> str:
         f'<p class="big">{escape(big)}, policy {escape(chosen.policy)}</p>'
         f"<p>{tokens} in {chosen.capacity:,} blocks answer <b>{ratios.token:.1%}</b> of prompt tokens "
         f"({ratios.block:.1%} of blocks, {ratios.full_block:.1%} of full blocks). A cache without end: "
-        f"{found.infinite.token:.1%}.</p>{reason}{code}</section>"
+        f"{found.most_possible.token:.1%}.</p>{reason}{code}</section>"
     )
 
 
@@ -103,7 +116,7 @@ def _curves_of_sizing(found: Sizing) -> str:
         Line(f"c{index % _COLOURS}", name, [(size, r.token) for size, r in zip(capacities, curve, strict=True)])
         for index, (name, curve) in enumerate(found.curves.items())
     ]
-    lines += _bounds(capacities, [ratios.token for ratios in found.best], found.infinite.token)
+    lines += _bounds(capacities, [ratios.token for ratios in found.best], found.most_possible.token)
     mark = Mark(
         chosen.capacity, chosen.ratios.token, f"{size_shown(found.footprint, chosen.capacity)}, {chosen.policy}"
     )
@@ -128,7 +141,7 @@ def _curves_of_runs(found: Replays) -> Iterator[str]:
     lines = [
         Line(f"c{index % _COLOURS}", name, sorted(points)) for index, (name, points) in enumerate(by_name.items())
     ]
-    lines += _bounds(sorted(best), [best[size] for size in sorted(best)], found.infinite.token)
+    lines += _bounds(sorted(best), [best[size] for size in sorted(best)], found.most_possible.token)
     yield _curves(lines, found.runs[0].footprint, None, what)
 
 
@@ -161,7 +174,10 @@ def _details(run: CacheReplay) -> Iterator[str]:
     scale, unit = (60.0, "minutes") if end < 14_400 else (3600.0, "hours")
     layers = [("c0", "host memory", [one.cpu_hits / max(1, one.blocks) for one in series])]
     if setup.disk:
-        layers.append(("c1", "disk", [one.disk_hits / max(1, one.blocks) for one in series]))
+        own = [(one.disk_hits - one.borrowed_hits) / max(1, one.blocks) for one in series]
+        layers.append(("c1", "disk", own))
+    if run.disk.borrowed_blocks:
+        layers.append(("c3", "neighbours' disks", [one.borrowed_hits / max(1, one.blocks) for one in series]))
     if setup.gpu_blocks:
         layers.insert(0, ("c2", "GPU", [one.gpu_hits / max(1, one.blocks) for one in series]))
     over = ("infinite cache", [one.reusable / max(1, one.blocks) for one in series])
@@ -209,6 +225,8 @@ def _replay_table(found: Replays) -> str:
     has_disk = any(run.setup.disk for run in found.runs)
     if has_disk:
         head += ["disk", "by disk", "loaded from it", "stored", "evicted", "refused"]
+    if found.disk_shared:
+        head += ["by neighbours", "borrowed"]
     rows = []
     for run in found.runs:
         foot, both, disk = run.footprint, run.both, run.disk
@@ -223,6 +241,8 @@ def _replay_table(found: Replays) -> str:
             moved = [disk.loaded_blocks, disk.stored_blocks, disk.evicted_blocks, disk.refused_blocks]
             cells += [size_shown(foot, run.setup.disk), f"{disk.ratios.token:.1%}"]
             cells += [size_shown(foot, count) for count in moved]
+        if found.disk_shared:
+            cells += [f"{disk.neighbours.token:.1%}", size_shown(foot, disk.borrowed_blocks)]
         rows.append(cells)
     return _table("All runs", head, rows, None)
 

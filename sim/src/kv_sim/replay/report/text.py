@@ -13,6 +13,7 @@ from kv_sim.replay.transfer_config import as_argument
 from kv_sim.replay.units import Footprint, counted, show_bytes, show_count
 
 STORED_WHEN_EVICTED: Final = "stored is what the GPU's prefix cache is about to lose"
+DISK_SHARED: Final = "each reads what the others have on their disks, and stores no more of it"
 
 
 def show_seconds(seconds: float) -> str:
@@ -43,6 +44,8 @@ def trace_lines(found: Replays | Sizing | StreamReplays, model: str | None) -> I
     load = found.load
     if load is not None:
         yield f"  {load}"
+    if found.disk_shared:
+        yield f"  {DISK_SHARED}"
     if isinstance(found, StreamReplays):
         return
     if load is None:
@@ -61,13 +64,15 @@ def replay_lines(found: Replays | StreamReplays, model: str | None) -> Iterator[
     """The table of ``replay``."""
     yield from trace_lines(found, model)
     has_gpu = any(run.setup.gpu_blocks for run in found.runs)
-    has_disk = any(run.setup.disk for run in found.runs)
+    has_disk, shared = any(run.setup.disk for run in found.runs), found.disk_shared
     yield ""
-    yield from _table(list(_replay_cells(run, has_gpu=has_gpu, has_disk=has_disk)) for run in found.runs)
+    yield from _table(
+        list(_replay_cells(run, has_gpu=has_gpu, has_disk=has_disk, shared=shared)) for run in found.runs
+    )
     yield ""
     if has_disk:
         yield "the disk behind it:"
-        yield from _table(list(_disk_cells(run)) for run in found.runs)
+        yield from _table(list(_disk_cells(run, shared=shared)) for run in found.runs)
         yield ""
     where = ["host memory"] + ["the disk"] * has_disk + ["the GPU's prefix cache"] * has_gpu
     yield f"Ratios are hits of {listed(where)}: of all blocks, of all prompt tokens, of all full blocks."
@@ -75,6 +80,8 @@ def replay_lines(found: Replays | StreamReplays, model: str | None) -> Iterator[
         yield f"{STORED_WHEN_EVICTED[0].upper()}{STORED_WHEN_EVICTED[1:]}."
     if found.load is not None:
         yield "Sizes are of each server; hits and what was moved, of all together."
+    if shared:
+        yield "Neighbours: the other servers' disks. Borrowed: loaded from these, and not counted in loaded."
     if not isinstance(found, StreamReplays):
         yield "MIN: the most that any policy could answer, by token. Age: since a hit's last use, median and 90 %."
 
@@ -92,7 +99,7 @@ def _table(rows: Iterable[list[tuple[str, str]]]) -> Iterator[str]:
     yield from aligned([heads, *([text for _, text in row] for row in listed_rows)])
 
 
-def _replay_cells(run: CacheCounts, *, has_gpu: bool, has_disk: bool) -> Iterator[tuple[str, str]]:
+def _replay_cells(run: CacheCounts, *, has_gpu: bool, has_disk: bool, shared: bool) -> Iterator[tuple[str, str]]:
     """A row of the table, each cell with its head."""
     setup, foot = run.setup, run.footprint
     yield "policy", setup.policy
@@ -110,6 +117,8 @@ def _replay_cells(run: CacheCounts, *, has_gpu: bool, has_disk: bool) -> Iterato
         yield "CPU token", f"{run.cpu.token:.3f}"
     if has_disk:
         yield "disk token", f"{run.disk.ratios.token:.3f}"
+    if shared:
+        yield "neighbours' token", f"{run.disk.neighbours.token:.3f}"
     if isinstance(run, CacheReplay):
         yield "MIN", f"{run.best.token:.3f}"
     yield "loaded", _traffic(foot, run.loaded_blocks)
@@ -121,7 +130,7 @@ def _replay_cells(run: CacheCounts, *, has_gpu: bool, has_disk: bool) -> Iterato
         yield "90 %", show_seconds(run.ages.p90_seconds)
 
 
-def _disk_cells(run: CacheCounts) -> Iterator[tuple[str, str]]:
+def _disk_cells(run: CacheCounts, *, shared: bool) -> Iterator[tuple[str, str]]:
     """What the disk did in a row of the table."""
     setup, foot, disk = run.setup, run.footprint, run.disk
     yield "policy", setup.policy
@@ -130,6 +139,8 @@ def _disk_cells(run: CacheCounts) -> Iterator[tuple[str, str]]:
     yield "tokens", show_count(setup.disk * foot.block_tokens)
     yield "disk", _bytes(foot, setup.disk)
     yield "loaded", _traffic(foot, disk.loaded_blocks)
+    if shared:
+        yield "borrowed", _traffic(foot, disk.borrowed_blocks)
     yield "stored", _traffic(foot, disk.stored_blocks)
     yield "evicted", _traffic(foot, disk.evicted_blocks)
     yield "refused", _traffic(foot, disk.refused_blocks)
@@ -179,8 +190,7 @@ def _recommendation(found: Sizing) -> Iterator[str]:
     memory = f" = {show_bytes(size)}" if size is not None else ""
     on_disk = "" if found.disk is None else " of disk"
     tokens = chosen.capacity * foot.block_tokens
-    each = "" if found.load is None else f" on each of {found.load.servers} servers"
-    much = f"{_blocks(chosen.capacity)} = {show_count(tokens)} tokens{memory}{on_disk}{each}"
+    much = f"{_blocks(chosen.capacity)} = {show_count(tokens)} tokens{memory}{on_disk}{on_each(found)}"
     yield f"recommended: {chosen.policy}, {much}"
     yield f"  {found.reason}"
     yield f"  answers {ratios_shown(chosen.ratios)}"
@@ -189,6 +199,9 @@ def _recommendation(found: Sizing) -> Iterator[str]:
     if config is None:
         yield "  for GiB and a configuration to paste: --model NAME or --bytes-per-token N"
     else:
+        numbers = engines_told_apart(found)
+        if numbers is not None:
+            yield f"  {numbers}"
         yield as_argument(config)
 
 
@@ -198,6 +211,23 @@ def _if_evicted(found: Sizing) -> Iterator[str]:
     if late is not None and found.gains_if_evicted:
         much = f"{late.policy}, {_blocks(late.capacity)}"
         yield f"  with --store-when evicted {much} answer {late.ratios.token:.3f} of tokens"
+
+
+def on_each(found: Sizing) -> str:
+    """Where several servers have what is recommended; and how much all have of a disk that they share."""
+    if found.load is None:
+        return ""
+    each = f" on each of {found.load.servers} servers"
+    together = found.recommended.capacity * found.load.servers
+    return f"{each}, {size_shown(found.footprint, together)} in all" if found.disk_shared else each
+
+
+def engines_told_apart(found: Sizing) -> str | None:
+    """What the configuration of each server that shares its disk has besides."""
+    if found.load is None or not found.disk_shared:
+        return None
+    numbers = f"0 to {found.load.servers - 1}"
+    return f'each has a "file_engine" of its own besides, {numbers}, but for replicas of one --data-parallel-size'
 
 
 def nothing_more(found: Sizing) -> str:

@@ -4,6 +4,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
 from kv_sim.replay.readers.asked import (
+    SALT,
     answered_in,
     asked_in,
     for_each,
@@ -30,29 +31,37 @@ def _parse(record: Mapping[str, Any]) -> Iterator[Record]:
         raise MalformedError(f"{field}: expected the JSON of what an API was asked, got {record[field]!r:.40}")
     if tokens is not None or isinstance(record.get("request"), str):  # beside which it is what went over the wire
         answer = None
-    prompts = prompts_in(record, asked)
+    prompts, answers = prompts_in(record, asked), _answers_within(record)
     request = Record(
         time_of(record),
         0,
         tokens or 0,
         None,
         session=session_of(record),
-        model=text_of(asked, "model") or text_of(record, "model"),
+        model=text_of(asked, "model") or text_of(record, "model") or _adapter_of(asked),
         answer=answer if isinstance(answer, str) else None,
         told_tokens=told_in(record),
         name=name_of(record),
         has_failed=has_failed(record),
-        answers_within=0 if tokens is not None else _answers_within(record),
+        salt=text_of(asked, SALT),
+        answers_within=0 if tokens is not None else len(answers),
+        ends_with_answer=tokens is None and bool(answers) and answers[-1] == len(record["messages"]) - 1,
     )
     yield from for_each(prompts, request)
 
 
-def _answers_within(record: Mapping[str, Any]) -> int:
-    """Those of a prompt of which nothing beside it is known."""
+def _adapter_of(asked: Mapping[str, Any]) -> str | None:
+    """What Text Generation Inference is told to change its model with."""
+    parameters = asked.get("parameters")
+    return text_of(parameters, "adapter_id") if isinstance(parameters, dict) else None
+
+
+def _answers_within(record: Mapping[str, Any]) -> list[int]:
+    """Where they stand in a prompt of which nothing beside it is known."""
     messages = record.get("messages")
     if not isinstance(messages, list) or not _OF_REQUESTS.isdisjoint(record):
-        return 0
-    return sum(isinstance(one, dict) and role_of(one) == ANSWERS for one in messages)
+        return []
+    return [place for place, one in enumerate(messages) if isinstance(one, dict) and role_of(one) == ANSWERS]
 
 
 OPENAI = Format(

@@ -7,24 +7,37 @@ from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
 from kv_sim.replay.readers.asked import for_each, own_request
+from kv_sim.replay.readers.chat import are_messages, behind_system, chat
 from kv_sim.replay.readers.format import Container, Format
-from kv_sim.replay.readers.record import Record, prompts_of
+from kv_sim.replay.readers.record import Prompt, Record, prompts_of
 from kv_sim.replay.readers.text import ASSUMED
 
 _TOKENS: Final = ("prompt_token_ids", "input_ids")
+_BEFORE: Final = ("history", "chat_history", "context", "previous_messages")
+"""What a model may have been asked besides, in whatever way it was put into words."""
 
 
 def _parse(record: Mapping[str, Any]) -> Iterator[Record]:
     tokens = next((record[field] for field in _TOKENS if record.get(field) is not None), None)
-    yield from for_each(prompts_of(record if tokens is None else {"prompt": tokens}), own_request(record))
+    request = own_request(record)
+    if tokens is None and are_messages(record.get("prompt")):
+        prompts: list[Prompt] = [(chat({**record, "messages": record["prompt"]}), None)]
+    elif tokens is None:
+        request.beside = next((field for field in _BEFORE if record.get(field)), None)
+        prompts = behind_system(record, prompts_of(record))
+    else:
+        prompts = prompts_of({"prompt": tokens})
+    yield from for_each(prompts, request)
 
 
 def _is_custom(record: Mapping[str, Any]) -> bool:
-    """Whether it has a prompt; one that is null isn't there beside messages."""
+    """Whether it has a prompt; beside messages that are a whole one, as in UltraChat, only token ids are."""
     if isinstance(record.get("prompt"), dict):
         return False
-    if record.get("prompt_token_ids") is not None or record.get("prompt") is not None:
+    if record.get("prompt_token_ids") is not None:
         return True
+    if record.get("prompt") is not None:
+        return not are_messages(record.get("messages"))
     if isinstance(record.get("input_ids"), list) and "output_tokens" in record:
         return True
     return "prompt" in record and "messages" not in record

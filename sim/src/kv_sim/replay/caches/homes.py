@@ -1,0 +1,86 @@
+"""``Home``: the files of one of several servers that read each other's.
+
+Each server has a home of its own on the machine's disk: its manager alone stores there, decides what leaves, and
+knows nothing of the others. Of a prompt a server takes what its own home has from there, and *borrows* the rest
+from those of its *neighbours*. That changes nothing at a neighbour, not even who leaves next. What a neighbour has
+isn't stored once more.
+
+**Invariants** (``check``): a chunk is in one home at most, and ``Homes`` says in which while its manager has it.
+"""
+
+import numpy as np
+
+from kv_api import LookupResult, OffloadKey, ReqContext
+from kv_offload_cpu import AtOnceManager
+from kv_offload_cpu.load_store_spec import Stored
+from kv_sim.replay.caches.cache import CacheRun, Outcome, Setup, add_up_sums, feed_in_turn
+from kv_sim.replay.caches.medium import Loaded, MediumRun
+from kv_sim.replay.columns import Columns, Ints
+from kv_sim.replay.trace import Tell
+
+
+def replay_sharing(
+    columns: Columns, setup: Setup, server_of: Ints, servers: int, progress: Tell = lambda count: None
+) -> Outcome:
+    """Replay a trace on servers that share their disks; ``server_of`` says who gets each request."""
+    homes, most = Homes(), np.bincount(server_of, weights=columns.counts, minlength=servers)
+    runs = [CacheRun(setup, int(blocks), homes.open) for blocks in most]
+    hits = feed_in_turn(runs, columns, server_of.tolist(), progress)
+    return add_up_sums([run.outcome(*hits) for run in runs])
+
+
+class Homes:
+    """Those of all servers, and who has what."""
+
+    def __init__(self) -> None:
+        self._owner_of: dict[OffloadKey, Home] = {}
+        self._homes: list[Home] = []
+
+    def open(self, manager: AtOnceManager) -> "Home":
+        """One more, which is empty."""
+        home = Home(manager, self._owner_of)
+        self._homes.append(home)
+        return home
+
+    def check(self) -> None:
+        """Recount."""
+        nobody = ReqContext("check")
+        for home in self._homes:
+            kept = home.traffic.stored - home.traffic.evicted
+            known = sum(owner is home for owner in self._owner_of.values())
+            assert kept == known, f"a home keeps {kept} chunks, and {known} are known to be in it"
+            for key, owner in self._owner_of.items():
+                expected = LookupResult.HIT if owner is home else LookupResult.MISS
+                found = home.manager.lookup(key, nobody)
+                assert found is expected, f"{key!r}: {found} in a home where it should be a {expected}"
+
+
+class Home(MediumRun):
+    """One server's, as that server uses it; ``owner_of`` says of every chunk of all homes in which it is."""
+
+    def __init__(self, manager: AtOnceManager, owner_of: "dict[OffloadKey, Home]") -> None:
+        super().__init__(manager)
+        self._owner_of = owner_of
+
+    def found(self, keys: list[OffloadKey], context: ReqContext) -> int:
+        """How long the leading run of blocks is that this home and its neighbours have together."""
+        owner_of = self._owner_of
+        return next((place for place, key in enumerate(keys) if key not in owner_of), len(keys))
+
+    def load(self, keys: list[OffloadKey], context: ReqContext) -> Loaded:
+        """Load that run: what is here from here, the rest from neighbours."""
+        run = keys[: self.found(keys, context)]
+        own = [key for key in run if self._owner_of[key] is self]
+        loaded = self.manager.load_prefix(own, context) if own else 0
+        assert loaded == len(own), f"{len(own)} chunks were here, {loaded} were loaded"
+        return Loaded(len(run), len(run) - loaded, bool(run) and self._owner_of[run[-1]] is not self)
+
+    def _store(self, keys: list[OffloadKey], context: ReqContext) -> Stored | None:
+        """Without what a neighbour has."""
+        owner_of = self._owner_of
+        stored = super()._store([key for key in keys if owner_of.get(key, self) is self], context)
+        if stored is not None:
+            for key in stored.evicted:
+                del owner_of[key]
+            owner_of.update(dict.fromkeys(stored.keys, self))
+        return stored
