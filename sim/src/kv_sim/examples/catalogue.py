@@ -157,8 +157,8 @@ OFFLOAD_FILE_SHARED: Final = replace(
     shares_store=True,
     engines=2,
 )
-"""Each of two engines reads what the other one stored. What it couldn't load from there it doesn't ask for again, and
-the other one's events don't say so."""
+"""Each of two engines reads what the other one stored. What it couldn't load from there it doesn't ask for again,
+and the other one's events don't say so."""
 
 P2P: Final = Subject(
     "WorldP2PConnector",
