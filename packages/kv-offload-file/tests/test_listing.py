@@ -66,7 +66,10 @@ def told(fd, num_slots=40):
 
 
 class Near(Neighbour):
-    """A neighbour whose listing is in ``folder``."""
+    """A neighbour whose listing is in ``folder``, as engine 5 sees it."""
+
+    def __init__(self, folder):
+        super().__init__(folder, 5)
 
     def seen(self, epoch=EPOCH):
         self.look(epoch)
@@ -80,7 +83,7 @@ def test_what_is_written_is_read(fd):
     writer.write([4], [b""])
     assert told(fd) == {3: b"c", 5: b"e", 7: b"g", 9: b"i"}
     assert [read_entry(fd, slot) for slot in (3, 4)] == [b"c", b""]
-    assert read_opening(fd) == (40, EPOCH, 1, 6)
+    assert read_opening(fd) == (40, EPOCH, 1, 6, 0)
     assert changed_slots(fd, 0, 6) == [3, 4, 5, 9, 7, 4] and changed_slots(fd, 4, 5) == [7]
     assert os.fstat(fd).st_size == size_of(40)
 
@@ -111,7 +114,7 @@ def test_of_many_entries_some_are_read_each_time_and_what_changes_at_once(fd, tm
 def test_whoever_begins_anew_begins_with_nothing(fd):
     started(fd).write([1, 2], [b"a", b"b"])
     started(fd, run=2)
-    assert told(fd) == {} and read_opening(fd) == (40, EPOCH, 2, 0)
+    assert told(fd) == {} and read_opening(fd) == (40, EPOCH, 2, 0, 0)
 
 
 def test_a_key_has_room_or_is_not_told(fd):
@@ -320,6 +323,52 @@ def test_a_folder_that_is_gone_has_no_neighbours(tmp_path):
     own.close()
 
 
+# What is used
+
+
+@pytest.mark.usefixtures("few")
+def test_who_is_borrowed_from_hears_of_it_once(fd, tmp_path):
+    writer, near = started(fd), Near(tmp_path)
+    writer.use([Found(5, 1)])
+    near.seen()
+    assert near.used == [], "what was before nobody asks about"
+    writer.use([Found(5, 2), Found(4, 3), Found(5, 30)])
+    writer.write([7], [b"g"])
+    assert near.seen() == {7: b"g"} and near.used == [2, 30]
+    writer.use([Found(5, 4)])
+    near.seen()
+    near.seen()
+    assert near.used == [2, 30, 4]
+    near.used = []
+    writer.use([Found(5, slot) for slot in range(20)])
+    near.seen()
+    assert near.used == [16, 17, 18, 19], "as many as are sure to be told still"
+    assert read_opening(fd)[3:] == (1, 25)
+    started(fd, run=2).use([Found(5, 9)])
+    near.seen()
+    assert near.used == [16, 17, 18, 19]
+    near.close()
+
+
+def test_uses_of_all_are_taken_together_once(tmp_path):
+    lists = {}
+    for engine in (1, 2):
+        home_of(tmp_path, engine).mkdir()
+        lists[engine] = OwnList(home_of(tmp_path, engine), 9)
+        begin(lists[engine])
+    others = Neighbours(tmp_path, 0, iter(range(99)).__next__)
+    others.look(EPOCH)
+    assert others.take_used() == []
+    lists[1].uses([Found(0, 3), Found(2, 4)])
+    lists[2].uses([Found(0, 5)])
+    others.look(EPOCH)
+    assert others.take_used() == [3, 5] and others.take_used() == []
+    others.close()
+    for own in lists.values():
+        own.close()
+        own.uses([Found(0, 1)])
+
+
 # What is lent
 
 
@@ -406,7 +455,7 @@ BORROWER = """
 import sys
 from pathlib import Path
 from kv_offload_file.sharing.neighbours import Neighbour
-near = Neighbour(Path(sys.argv[1]))
+near = Neighbour(Path(sys.argv[1]), 5)
 near.look(77)
 print(near.borrow(1, b"a"), flush=True)
 sys.stdin.read()
@@ -467,12 +516,29 @@ def test_a_list_that_can_not_be_written_is_emptied_and_said_once(tmp_path, monke
     )
     assert near.seen() == {} and own.lent() == []
     own.leaves([1])
+    own.uses([Found(0, 1)])
     begin(own)
     own.holds([b"d"], [4])
     assert near.seen() == {4: b"d"}, "who begins anew tries again"
     own.close()
     near.close()
     assert own.lent() == [], "nobody asks of what is closed"
+
+
+def test_a_use_that_can_not_be_told_is_the_end_of_telling(tmp_path, monkeypatch, caplog):
+    own, near = OwnList(tmp_path, 40), Near(tmp_path)
+    begin(own)
+    own.holds([b"a"], [1])
+
+    def full(*args):
+        raise OSError(errno.ENOSPC, "no space left")
+
+    with monkeypatch.context() as broken:
+        broken.setattr(listing.os, "pwrite", full)
+        own.uses([Found(0, 1)])
+    assert "from now on no neighbour finds anything here" in caplog.text and near.seen() == {}
+    own.close()
+    near.close()
 
 
 def test_a_list_that_can_not_even_be_emptied_is_said_to_be_wrong(tmp_path, monkeypatch, caplog):

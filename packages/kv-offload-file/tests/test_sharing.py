@@ -114,6 +114,32 @@ def test_what_is_borrowed_stays_until_it_was_read(two):
     assert first.hits([5]) == first.hits([6]) == 0, "they leave as any other"
 
 
+def test_what_neighbours_use_stays_longer(two):
+    """As if it had been used here. What went before it could be borrowed was used by nobody."""
+    first, second = two
+    for number in range(1, 7):
+        first.context = ReqContext(f"request {number}")
+        first.store([number])
+    assert second.load([1, 2]) and second.load([2])
+    first.context = ReqContext("another")
+    first.store([7, 8])
+    assert [number for number in range(1, 9) if first.hits([number])] == [1, 2, 5, 6, 7, 8]
+    assert second.hits([5, 6]) == 2
+    first.store([9, 10])
+    assert first.hits([5]) == 0
+    told = []
+    second.manager._own.uses = told.extend
+    spec = second.manager.prepare_load(make_keys([5, 6]), second.context)
+    assert not second.end_load([5, 6], spec) and told == []
+
+
+def test_a_use_of_what_there_is_not_is_no_use(two):
+    first, _ = two
+    first.store([1])
+    first.manager._others.take_used = lambda: [99, 5, 0]
+    assert first.hits([1, 2]) == 1
+
+
 def test_a_store_for_which_only_borrowed_chunks_could_leave_is_refused(two):
     first, second = two
     first.store([1, 2, 3, 4, 5, 6])
@@ -399,6 +425,7 @@ def test_stages_that_hold_other_layers_are_not_read(tmp_path):
 
 
 def test_who_cuts_its_layers_otherwise_later_is_read_from_the_files_that_it_has_then(tmp_path):
+    before = os.listdir("/proc/self/fd")
     first, second = staged(tmp_path, 0, ["ab", "c"]), staged(tmp_path, 1, ["ab", "c"])
     first.store([1])
     assert second.load([1])
@@ -410,6 +437,7 @@ def test_who_cuts_its_layers_otherwise_later_is_read_from_the_files_that_it_has_
     assert second.load([1])
     for rig in (first, second):
         rig.stop()
+    assert len(os.listdir("/proc/self/fd")) == len(before)
 
 
 def test_replicas_share_by_their_numbers(tmp_path):
@@ -448,6 +476,28 @@ def test_nothing_is_left_open(tmp_path):
     for rig in rigs:
         rig.stop()
     assert len(os.listdir("/proc/self/fd")) == len(before)
+
+
+def test_an_engine_that_can_not_begin_leaves_nothing_open(tmp_path):
+    engine(tmp_path, 1).stop()
+    before = os.listdir("/proc/self/fd")
+    spec = FileOffloadingSpec(config(tmp_path, file_shared=True, eviction_policy="none"))
+    with pytest.raises(ConfigError, match="none"):
+        spec.get_manager()
+    assert len(os.listdir("/proc/self/fd")) == len(before)
+
+
+def test_files_that_are_another_ones_by_now_are_known(two):
+    first, second = two
+    first.store([1])
+    assert second.load([1])
+    file = second.ranks[0].worker.engine._slots._theirs[0]
+    assert file.is_current()
+    rows = first.folder / "rank-0.rows"
+    rows.rename(first.folder / "moved")
+    assert not file.is_current()
+    rows.write_bytes(b"")
+    assert not file.is_current()
 
 
 def test_threads_that_ask_for_a_neighbours_file_at_once_open_it_once(two):

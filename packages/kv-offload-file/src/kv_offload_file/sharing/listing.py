@@ -2,15 +2,16 @@
 
 ======================= ==================================================================================
 the first page          of which epoch it is, which run of which engine writes it, how many slots there are
-``changes``             how many slots were ever changed, in this run
+``changes``, ``uses``   how many slots were ever changed, and how many chunks borrowed, in this run
 the slots changed last  in the order of the changes, round and round
+what was borrowed last  of whom, and from which slot, likewise
 an entry for each slot  the key of the chunk that is there; nothing, if none is
 ======================= ==================================================================================
 
 An engine that reads it goes through what was changed since it looked last, or through all entries if that is no
-longer told. Nothing is locked for that. An entry may be read while it is written, and a chunk may have gone when
-it is asked for: what is said here decides what is looked for, and never what is believed. For that each slot has
-its row, which is compared with every read.
+longer told. Whose chunks are borrowed learns likewise that they are still of use. Nothing is locked for that. An
+entry may be read while it is written, and a chunk may have gone when it is asked for: what is said here decides
+what is looked for, and never what is believed. For that each slot has its row, which is compared with every read.
 
 A listing from an earlier start of the machine says nothing.
 """
@@ -22,6 +23,7 @@ from collections.abc import Iterator
 from typing import Final, NamedTuple
 
 from kv_api import OffloadKey
+from kv_offload_file.sharing.place import Found
 from kv_offload_file.slot_file import this_boot
 
 NAME: Final = "listing"
@@ -34,11 +36,50 @@ REMEMBERED: Final = 1 << 14
 _HEADER: Final = struct.Struct("<8sIQQ36s")
 _MAGIC: Final = b"KVLIST01"
 _SUM: Final = struct.Struct("<I")
-_CHANGES: Final = struct.Struct("<Q")
-_SLOT: Final = struct.Struct("<I")
+_CHANGES: Final = struct.Struct("<QQ")
 _AT_CHANGES: Final = 512
-_AT_CHANGED: Final = 4096
-_AT_ENTRIES: Final = _AT_CHANGED + REMEMBERED * _SLOT.size
+
+
+class _Ring(NamedTuple):
+    """Where the file has the last `REMEMBERED` items of a kind, each at its number, round and round."""
+
+    begin: int
+    item: struct.Struct
+
+    @property
+    def end(self) -> int:
+        return self.begin + REMEMBERED * self.item.size
+
+    def write(self, fd: int, number: int, items: list[tuple[int, ...]]) -> int:
+        """Write items that have this number and those that follow; returns the number after them."""
+        told = items[-REMEMBERED:]
+        number += len(items) - len(told)
+        while told:
+            at = number % REMEMBERED
+            part, told = told[: REMEMBERED - at], told[REMEMBERED - at :]
+            os.pwrite(fd, b"".join(self.item.pack(*item) for item in part), self.begin + at * self.item.size)
+            number += len(part)
+        return number
+
+    def read(self, fd: int, since: int, now: int) -> list[tuple[int, ...]] | None:
+        """The items from number ``since`` on, before ``now``; None if not all of them are there any more."""
+        if not 0 <= now - since <= REMEMBERED // 2:  # the other half may be written meanwhile
+            return None
+        items: list[tuple[int, ...]] = []
+        while since < now:
+            at = since % REMEMBERED
+            count = min(now - since, REMEMBERED - at)
+            data = os.pread(fd, count * self.item.size, self.begin + at * self.item.size)
+            if len(data) < count * self.item.size:
+                return None
+            items += self.item.iter_unpack(data)
+            since += count
+        return items
+
+
+_CHANGED: Final = _Ring(4096, struct.Struct("<I"))
+_USED: Final = _Ring(_CHANGED.end, struct.Struct("<II"))
+_AT_ENTRIES: Final = _USED.end
 
 
 class Opening(NamedTuple):
@@ -49,6 +90,7 @@ class Opening(NamedTuple):
     run: int
     """Another one whenever the list is begun anew."""
     changes: int
+    uses: int
 
 
 def size_of(num_slots: int) -> int:
@@ -62,7 +104,7 @@ class ListWriter:
     def __init__(self, fd: int, num_slots: int) -> None:
         self._fd = fd
         self._num_slots = num_slots
-        self._changes = 0
+        self._changes = self._uses = 0
         os.ftruncate(fd, 0)
         os.ftruncate(fd, size_of(num_slots))
 
@@ -77,15 +119,16 @@ class ListWriter:
         for first, last in _runs(slots):
             begin = _AT_ENTRIES + slots[first] * ENTRY_BYTES
             os.pwrite(self._fd, b"".join(entries[first:last]), begin)
-        told = slots[-REMEMBERED:]
-        self._changes += len(slots) - len(told)
-        while told:
-            at = self._changes % REMEMBERED
-            part, told = told[: REMEMBERED - at], told[REMEMBERED - at :]
-            data = b"".join(map(_SLOT.pack, part))
-            os.pwrite(self._fd, data, _AT_CHANGED + at * _SLOT.size)
-            self._changes += len(part)
-        os.pwrite(self._fd, _CHANGES.pack(self._changes), _AT_CHANGES)
+        self._changes = _CHANGED.write(self._fd, self._changes, [(slot,) for slot in slots])
+        self._count()
+
+    def use(self, founds: list[Found]) -> None:
+        """These chunks of others were borrowed."""
+        self._uses = _USED.write(self._fd, self._uses, [*founds])
+        self._count()
+
+    def _count(self) -> None:
+        os.pwrite(self._fd, _CHANGES.pack(self._changes, self._uses), _AT_CHANGES)
 
 
 def read_opening(fd: int) -> Opening | None:
@@ -99,23 +142,19 @@ def read_opening(fd: int) -> Opening | None:
     magic, num_slots, epoch, run, boot = _HEADER.unpack_from(data, _SUM.size)
     if magic != _MAGIC or not boot.rstrip(b"\0") or boot.rstrip(b"\0").decode() != this_boot():
         return None
-    return Opening(num_slots, epoch, run, _CHANGES.unpack_from(data, _AT_CHANGES)[0])
+    return Opening(num_slots, epoch, run, *_CHANGES.unpack_from(data, _AT_CHANGES))
 
 
 def changed_slots(fd: int, since: int, now: int) -> list[int] | None:
     """The slots of the changes from ``since`` to ``now``; None if not all of them are told any more."""
-    if not 0 <= now - since <= REMEMBERED // 2:  # the other half may be written meanwhile
-        return None
-    slots: list[int] = []
-    while since < now:
-        at = since % REMEMBERED
-        count = min(now - since, REMEMBERED - at)
-        data = os.pread(fd, count * _SLOT.size, _AT_CHANGED + at * _SLOT.size)
-        if len(data) < count * _SLOT.size:
-            return None
-        slots += [slot for (slot,) in _SLOT.iter_unpack(data)]
-        since += count
-    return slots
+    items = _CHANGED.read(fd, since, now)
+    return None if items is None else [slot for (slot,) in items]
+
+
+def used_slots(fd: int, since: int, now: int, engine: int) -> list[int]:
+    """Those slots of an engine that were borrowed from ``since`` to ``now``, as far as that is still told."""
+    items = _USED.read(fd, max(since, now - REMEMBERED // 2), now) or []
+    return [slot for owner, slot in items if owner == engine]
 
 
 def read_entry(fd: int, slot: int) -> OffloadKey:

@@ -2,7 +2,8 @@
 
 **Theory of operation.** What a neighbour has is a hit, wherever the engine itself has nothing. Such a chunk is
 *borrowed*: it is loaded from where it lies, which keeps it there meanwhile, and it isn't stored here as long as a
-neighbour has it, nor while it is borrowed; so the end of a load is always the end of one from the same place.
+neighbour has it, nor while it is borrowed; so the end of a load is always the end of one from the same place. Its
+owner hears of that, and takes it for a use.
 
 A chunk may go between a lookup and the load that follows. Its load then fails, and the prompt is computed.
 
@@ -66,14 +67,14 @@ class SharingManager(FileOffloadingManager):
         own = super().lookup(key, req_context)
         if own is not LookupResult.MISS:
             return own
-        self._others.look(self._home.epoch)
+        self._look()
         return LookupResult.HIT if self._find(key) is not None else LookupResult.MISS
 
     def lookup_prefix(self, keys: Collection[OffloadKey], req_context: ReqContext) -> PrefixLookup:
         found = super().lookup_prefix(keys, req_context)
         if found.hits == len(keys):
             return found
-        self._others.look(self._home.epoch)
+        self._look()
         listed, hits = [*keys], found.hits
         while found.rest is not LookupResult.HIT_PENDING:
             missed = hits
@@ -96,6 +97,8 @@ class SharingManager(FileOffloadingManager):
             return super().prepare_load(listed, req_context)
         slots = dict(zip(here, _slots_of(super().prepare_load(here, req_context)), strict=True))
         places = [slots[key] if key in slots else self._borrow(key, index) for index, key in enumerate(listed)]
+        loans = [self._borrowed[key] for key in listed if key not in slots]
+        self._own.uses([loan.found for loan in loans if loan.is_kept])
         return self.places(listed, places)
 
     def complete_load(self, keys: Collection[OffloadKey], req_context: ReqContext) -> None:
@@ -106,7 +109,7 @@ class SharingManager(FileOffloadingManager):
     # Stores
 
     def prepare_store(self, keys: Collection[OffloadKey], req_context: ReqContext) -> PrepareStoreOutput | None:
-        self._others.look(self._home.epoch)
+        self._look()
         with self.sparing(self._own.lent()):
             stored = super().prepare_store(self._not_elsewhere(keys), req_context)
         if stored is not None:
@@ -116,7 +119,7 @@ class SharingManager(FileOffloadingManager):
     def prepare_stores(self, stores: Sequence[StoreOffer]) -> list[PrepareStoreOutput]:
         if len(stores) == 1:
             return super().prepare_stores(stores)
-        self._others.look(self._home.epoch)
+        self._look()
         offers = [(self._not_elsewhere(keys), context) for keys, context in stores]
         with self.sparing(self._own.lent()):
             prepared = super().prepare_stores(offers)
@@ -181,6 +184,15 @@ class SharingManager(FileOffloadingManager):
         assert not stored, f"{stored} are borrowed, and were stored meanwhile"
 
     # Steps of the above
+
+    def _look(self) -> None:
+        """Notice what the others have now, and what they have used of what is here."""
+        self._others.look(self._home.epoch)
+        used = self._others.take_used()
+        if used:
+            pool, neighbour = self._pool, ReqContext("a neighbour")
+            self.touch([pool.key_of[slot] for slot in used if slot < pool.capacity], neighbour)
+            self.on_request_finished(neighbour)
 
     def _find(self, key: OffloadKey) -> Found | None:
         """Where a chunk can be borrowed. One can't that was forgotten here while a job of it was under way."""

@@ -22,6 +22,9 @@ class Telling(Protocol):
     def open(self) -> None:
         """Let it be read, now that it has all that is held."""
 
+    def uses(self, founds: list[Found]) -> None:
+        """These chunks of others were borrowed, which their owners may like to know."""
+
     def lent(self) -> list[int]:
         """The slots that neighbours read from now."""
         ...
@@ -35,6 +38,10 @@ class Others(Protocol):
 
     def look(self, epoch: int) -> None:
         """Notice what they have now, of this epoch. Between two calls nothing changes but what is distrusted."""
+
+    def take_used(self) -> list[int]:
+        """The slots of this engine from which they have borrowed since this was asked last."""
+        ...
 
     def find(self, key: OffloadKey) -> Found | None:
         """Where one of them has a chunk, as it was looked at last."""

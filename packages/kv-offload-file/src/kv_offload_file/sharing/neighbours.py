@@ -12,7 +12,15 @@ from typing import Final
 
 from kv_api import OffloadKey
 from kv_offload_file.sharing import loans
-from kv_offload_file.sharing.listing import NAME, Opening, changed_slots, read_entries, read_entry, read_opening
+from kv_offload_file.sharing.listing import (
+    NAME,
+    Opening,
+    changed_slots,
+    read_entries,
+    read_entry,
+    read_opening,
+    used_slots,
+)
 from kv_offload_file.sharing.place import Found, home_of
 
 LOOK_SECONDS: Final = 0.001
@@ -23,10 +31,11 @@ _HOME: Final = re.compile(r"engine-(0|[1-9][0-9]*)")
 
 
 class Neighbour:
-    """Another engine's listing, as far as it was read."""
+    """Another engine's listing, as far as engine ``own`` has read it."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, own: int) -> None:
         self._path = folder / NAME
+        self._own = own
         self._fd = -1
         self._seen: Opening | None = None
         self._num_read = 0
@@ -35,6 +44,8 @@ class Neighbour:
         self._loans: dict[int, int] = {}
         """Slot -> how often it is borrowed."""
         self.slot_of: dict[OffloadKey, int] = {}
+        self.used: list[int] = []
+        """The slots of engine ``own`` from which it has borrowed, since this was emptied."""
 
     def look(self, epoch: int) -> None:
         """Read what has changed, and of what was never read so many entries.
@@ -49,6 +60,7 @@ class Neighbour:
         changed = None
         if before is not None and before.run == opening.run:
             changed = changed_slots(self._fd, before.changes, opening.changes)
+            self.used += used_slots(self._fd, before.uses, opening.uses, self._own)
         if changed is None:
             self._forget()
             self._seen = opening
@@ -138,6 +150,13 @@ class Neighbours:
         for one in self._known.values():
             one.look(epoch)
 
+    def take_used(self) -> list[int]:
+        """The slots of this engine from which they have borrowed since this was asked last."""
+        used = [slot for one in self._known.values() for slot in one.used]
+        for one in self._known.values() if used else ():
+            one.used = []
+        return used
+
     def find(self, key: OffloadKey) -> Found | None:
         """Where one of them has a chunk; of several the one that was known first."""
         for number, one in self._known.items():
@@ -179,4 +198,4 @@ class Neighbours:
             return
         numbers = {int(found[1]) for found in map(_HOME.fullmatch, names) if found is not None}
         for number in sorted(numbers - self._known.keys() - {self._own}):
-            self._known[number] = Neighbour(home_of(self._folder, number))
+            self._known[number] = Neighbour(home_of(self._folder, number), self._own)

@@ -9,6 +9,7 @@ from pathlib import Path
 from kv_api import ConfigError, OffloadKey
 from kv_offload_file.sharing.listing import NAME, ListWriter
 from kv_offload_file.sharing.loans import lent
+from kv_offload_file.sharing.place import Found
 
 _log = getLogger("kv_offload_file")
 _NOTHING = OffloadKey(b"")
@@ -55,6 +56,15 @@ class OwnList:
         """What is in these slots is no more to be read."""
         gone = [*slots]
         self._write(gone, [_NOTHING] * len(gone))
+
+    def uses(self, founds: list[Found]) -> None:
+        """These chunks of others were borrowed, which their owners may like to know."""
+        if self._writer is None:
+            return
+        try:
+            self._writer.use(founds)
+        except OSError as error:
+            self._give_up(error)
 
     def lent(self) -> list[int]:
         """The slots that neighbours read from now."""
