@@ -151,7 +151,7 @@ class Mirror:
     """What a router would believe after the events so far."""
 
     def __init__(self, referee: Referee, *, is_exact: bool = False, is_shared: bool = False) -> None:
-        """``is_shared``: of a store that others fill, too. Who lets go of a block need not have told of it then."""
+        """``is_shared``: others fill the same store. Who lets go of a block need not have told of it then."""
         self._referee = referee
         self._is_exact = is_exact
         self._may_remove_anything = is_shared and not is_exact
