@@ -12,7 +12,7 @@ from kv_sim_notes import Notes
 
 from kv_api import BlockRemoved, LookupResult, ReqContext, make_offload_key
 from kv_sim.actions import Action, Kind
-from kv_sim.checkers import at_rest
+from kv_sim.checkers import at_rest, sharing
 from kv_sim.checkers.accounting import Mirror
 from kv_sim.checkers.medium import sides_of
 from kv_sim.checkers.served import Served
@@ -147,6 +147,41 @@ def test_what_is_not_found_at_the_other_is_missed() -> None:
         "HITS  engine 1 request lent-0 comes at rest: 0 of its first 88 tokens are found, but engine 0 has just "
         "computed them, and shares its store"
     )
+
+
+class _TellsLater(SharedScheduler):
+    _new: tuple[tuple[Any, ...], ...] = ((), (), ())
+    """By how many steps ago its store was planned."""
+
+    @property
+    def _told(self) -> set[Any]:
+        told: set[Any] = vars(self._store).setdefault("told", set())
+        return told
+
+    def build_connector_meta(self, scheduler_output: Any) -> Any:
+        self._told.update(self._new[-1])
+        self._new = ((), *self._new[:-1])
+        return super().build_connector_meta(scheduler_output)
+
+    def _begin(self, key: Any) -> Any:
+        self._new = ((*self._new[0], key), *self._new[1:])
+        return super()._begin(key)
+
+    def _finds(self, key: Any) -> bool:
+        return key in self._told and super()._finds(key)
+
+
+class TellsLater(SharedConnector):
+    scheduler_class = _TellsLater
+
+
+def test_who_tells_of_a_store_in_a_later_step_gets_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    subject = replace(SHARED, kv_connector="TellsLater", module_path=__name__)
+    assert what_is_wrong(*STORED, subject=subject) is None
+    monkeypatch.setattr(sharing, "let_all_hear", lambda sites, settle: True)
+    found = what_is_wrong(*STORED, subject=subject)
+    assert found is not None
+    assert found.startswith("HITS  engine ")
 
 
 @pytest.mark.parametrize("who", [0, 1])
