@@ -140,7 +140,6 @@ class Subject:
 
     def to_json(self) -> dict[str, Any]:
         """Plain values, for a schedule file."""
-        shared = {"shares_store": True} if self.shares_store else {}
         return {
             "kv_connector": self.kv_connector,
             "module_path": self.module_path,
@@ -151,7 +150,7 @@ class Subject:
             "evicts_oldest": self.evicts_oldest,
             "serves_peers": self.serves_peers,
             "engines": self.engines,
-            **shared,
+            "shares_store": self.shares_store,
         }
 
     @classmethod

@@ -1,19 +1,27 @@
 """Engines that share a store: what is found of each other's, and not of a stranger's; what a reset takes back."""
 
+from collections import Counter
 from dataclasses import replace
+from itertools import product
+from random import Random
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from kv_sim_notes import Notes
 
+from kv_api import BlockRemoved, LookupResult, ReqContext, make_offload_key
 from kv_sim.actions import Action, Kind
-from kv_sim.checkers import at_rest
+from kv_sim.checkers import at_rest, sharing
+from kv_sim.checkers.accounting import Mirror
+from kv_sim.checkers.medium import sides_of
 from kv_sim.checkers.served import Served
 from kv_sim.config import Stranger, WorldConfig
 from kv_sim.engine.request import SimRequest, Status
 from kv_sim.engine.request_spec import RequestSpec
-from kv_sim.examples.catalogue import SHARED
+from kv_sim.examples.catalogue import SHARED, SUBJECTS
 from kv_sim.examples.shared import SharedConnector, SharedScheduler
+from kv_sim.history.draws import config_for
 from kv_sim.subject import Subject, Trait
 from kv_sim.violation import Violation
 from kv_sim.world import World
@@ -141,6 +149,41 @@ def test_what_is_not_found_at_the_other_is_missed() -> None:
     )
 
 
+class _TellsLater(SharedScheduler):
+    _new: tuple[tuple[Any, ...], ...] = ((), (), ())
+    """By how many steps ago its store was planned."""
+
+    @property
+    def _told(self) -> set[Any]:
+        told: set[Any] = vars(self._store).setdefault("told", set())
+        return told
+
+    def build_connector_meta(self, scheduler_output: Any) -> Any:
+        self._told.update(self._new[-1])
+        self._new = ((), *self._new[:-1])
+        return super().build_connector_meta(scheduler_output)
+
+    def _begin(self, key: Any) -> Any:
+        self._new = ((*self._new[0], key), *self._new[1:])
+        return super()._begin(key)
+
+    def _finds(self, key: Any) -> bool:
+        return key in self._told and super()._finds(key)
+
+
+class TellsLater(SharedConnector):
+    scheduler_class = _TellsLater
+
+
+def test_who_tells_of_a_store_in_a_later_step_gets_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    subject = replace(SHARED, kv_connector="TellsLater", module_path=__name__)
+    assert what_is_wrong(*STORED, subject=subject) is None
+    monkeypatch.setattr(sharing, "let_all_hear", lambda sites, settle: True)
+    found = what_is_wrong(*STORED, subject=subject)
+    assert found is not None
+    assert found.startswith("HITS  engine ")
+
+
 @pytest.mark.parametrize("who", [0, 1])
 def test_after_a_reset_nothing_is_demanded_of_the_other(who: int) -> None:
     reset = Action(Kind.RESET, {"engine": who, **FORGET})
@@ -223,6 +266,53 @@ def test_whose_a_block_is() -> None:
     assert [here.is_of_strangers(asks, start) for start in (0, 4, 8, 12)] == [False, False, True, False]
     assert not strange.is_of_strangers(asks, 8)
     assert strange.is_of_strangers(sampled("r5", 13), 0) is False, "it has computed that, too"
+
+
+# -- what else there is of each ------------------------------------------------------------------
+
+
+def test_who_evicts_what_another_one_stored_may_tell_it() -> None:
+    removed = [BlockRemoved([b"a"], "CPU")]
+    for is_exact, is_shared in product((False, True), repeat=2):
+        notes = Notes()
+        Mirror(notes, is_exact=is_exact, is_shared=is_shared).take(removed)
+        assert len(notes.told) == (0 if is_shared and not is_exact else 1)
+
+
+def test_a_medium_may_find_what_another_engine_has_stored_while_its_own_store_goes_on() -> None:
+    """Here nothing is shared in truth: what is found is made up."""
+    subject = replace(SUBJECTS["offload"], shares_store=True, engines=2)
+    world = World(TWO, subject)
+    key, context = make_offload_key(b"k" * 8, 0), ReqContext("r1")
+    (here, there) = [side.manager for engine in world.engines for side in sides_of(engine.connectors[-1])]
+    for guard in here, there:
+        guard.on_new_request(context)
+        assert guard.prepare_store([key], context).keys_to_store == [key]
+        guard.manager = SimpleNamespace(lookup=lambda *asked: LookupResult.HIT, complete_store=lambda *said: None)
+    with pytest.raises(Violation, match=r"HITS  engine 0 the medium.s .* finds a chunk whose store goes on"):
+        here.lookup(key, context)
+    there.complete_store([key], context)
+    assert here.lookup(key, context) is LookupResult.HIT
+    assert there.lookup(key, context) is LookupResult.HIT
+
+
+@pytest.mark.parametrize("ranks", [False, True])
+def test_strangers_are_in_half_of_the_worlds_of_who_claims_them(ranks: bool) -> None:
+    claimed = frozenset({Trait.STRANGERS, *([Trait.RANKS] if ranks else [])})
+    strange = replace(SHARED, traits=claimed)
+    drawn = [
+        (
+            config_for(strange, Random(seed)),
+            config_for(replace(strange, traits=claimed - {Trait.STRANGERS}), Random(seed)),
+        )
+        for seed in range(200)
+    ]
+    assert {plain.stranger for _, plain in drawn} == {"none"}
+    assert all(replace(one, stranger="none") == plain for one, plain in drawn), "nothing else is another"
+    assert all((one.engines, one.role) == (2, "kv_both") for one, _ in drawn)
+    kinds = Counter(one.stranger for one, _ in drawn)
+    assert set(kinds) == {"none", "model", "path", "blocks", *(["ranks"] if ranks else [])}
+    assert 60 < kinds["none"] < 140
 
 
 # -- who is driven so --------------------------------------------------------------------------

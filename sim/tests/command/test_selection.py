@@ -292,6 +292,34 @@ def test_or_that_its_worlds_have_two_engines() -> None:
         selection.choose_subjects(None, None, None, serves_peers=2)
 
 
+def test_or_that_its_engines_share_a_store() -> None:
+    assert (selection.choose_subject("shared").shares_store, selection.choose_subject("later").shares_store) == (
+        True,
+        False,
+    )
+    told = selection.choose_subject("later", shares_store=True)
+    assert told == replace(LATER, shares_store=True, engines=2)
+    strange = selection.choose_subject("later", traits="strangers,sleep", shares_store=True)
+    assert strange.traits == {Trait.STRANGERS, Trait.SLEEP}
+    assert selection.choose_subject("p2p", shares_store=True).serves_peers is False
+    with pytest.raises(
+        ConfigError, match="--traits: 'strangers' is of connectors that share a store: --shares-store"
+    ):
+        selection.choose_subject("later", traits="strangers")
+    with pytest.raises(
+        ConfigError, match="--traits: 'holds' is of connectors that serve other engines: --serves-p"
+    ):
+        selection.choose_subject("later", traits="holds", shares_store=True)
+    for peers, option in (1, "--serves-peers"), (2, "--two-engines"):
+        words = f"^{option} and --shares-store: a connector is tried in one way at a time$"
+        with pytest.raises(ConfigError, match=words):
+            selection.choose_subject("later", serves_peers=peers, shares_store=True)
+        with pytest.raises(ConfigError, match=words):
+            selection.choose_subject("shared", serves_peers=peers)
+    with pytest.raises(ConfigError, match="--shares-store is about one connector: name it with --connector"):
+        selection.choose_subjects(None, None, None, shares_store=True)
+
+
 def test_an_unknown_connector() -> None:
     message = refused(selection.choose_subject, "latr")
     assert message.startswith(

@@ -154,6 +154,7 @@ def test_the_line_below_a_probe_that_broke_shows_how(conform: Callable[..., tupl
         ("later --histories 300", 100, "later --traits ranks"),
         ("later --seed 0x3 --actions 20", 1, "later --traits ranks --seed 0x3 --actions 20"),
         ("a:B --serves-peers", 1, "a:B --traits ranks --serves-peers"),
+        ("a:B --shares-store", 1, "a:B --traits ranks --shares-store"),
         ("a:B --two-engines", 1, "a:B --traits ranks --two-engines"),
     ],
 )

@@ -172,6 +172,8 @@ def test_what_is_not_asked_for_is_as_usual(configure: Configure, tmp_path: Path)
         subject = Conformance(configure("--kv-connector=memory", "--kv-engine=builtin", *told)).subject
         assert subject.serves_peers is (engines is not None)
         assert subject.engines == (engines or 1)
+    subject = Conformance(configure("--kv-connector=memory", "--kv-shares-store")).subject
+    assert (subject.shares_store, subject.engines, subject.serves_peers) == (True, 2, False)
 
 
 @pytest.mark.parametrize(
@@ -205,6 +207,7 @@ def test_what_is_asked_for_is_checked(arguments: list[str], message: str, config
         (["--kv-traits=ranks"], "traits"),
         (["--kv-serves-peers"], "serves-peers"),
         (["--kv-two-engines"], "serves-peers"),
+        (["--kv-shares-store"], "shares-store"),
         (["--kv-engine=builtin"], "engine"),
         (["--kv-histories=3"], "histories"),
         (["--kv-seed=1"], "seed"),

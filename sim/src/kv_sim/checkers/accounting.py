@@ -150,9 +150,11 @@ class _Block(NamedTuple):
 class Mirror:
     """What a router would believe after the events so far."""
 
-    def __init__(self, referee: Referee, *, is_exact: bool = False) -> None:
+    def __init__(self, referee: Referee, *, is_exact: bool = False, is_shared: bool = False) -> None:
+        """``is_shared``: others fill the same store. Who lets go of a block need not have told of it then."""
         self._referee = referee
         self._is_exact = is_exact
+        self._may_remove_anything = is_shared and not is_exact
         self._known: dict[bytes, _Block] = {}
         """By hash, of the requests so far."""
         self._parts: set[bytes] = set()
@@ -220,6 +222,8 @@ class Mirror:
     def _remove(self, event: BlockRemoved) -> None:
         for block_hash in event.block_hashes:
             key = (event.medium, event.group_idx, block_hash)
+            if not self.blocks[key] and self._may_remove_anything:
+                continue
             if not self.blocks[key]:
                 self._referee.fail(
                     Invariant.ACCOUNTING,

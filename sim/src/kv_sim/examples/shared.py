@@ -11,7 +11,6 @@ are yet to be put. A place that is in use becomes free with the end of that.
 """
 
 from collections import OrderedDict
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 from weakref import WeakValueDictionary
@@ -182,16 +181,16 @@ class SharedScheduler(SchedulerSide, SupportsHMA):
     def _means(self) -> tuple[Any, ...]:
         return meaning(self._vllm_config, self._kv_cache_config)
 
-    def _keys(self, request: Request) -> Sequence[Key]:
-        return [(self._meaning, name) for name in request.block_hashes]
+    def _key(self, name: bytes) -> Key:
+        return self._meaning, name
 
     def on_new_request(self, request: Request) -> None:
         self._progress.arrive(request)
 
     def get_num_new_matched_tokens(self, request: Request, num_computed_tokens: int) -> tuple[int | None, bool]:
         first = hit = num_computed_tokens // self._block_size
-        last, keys = (request.num_tokens - 1) // self._block_size, self._keys(request)
-        while hit < last and self._finds(keys[hit]):
+        last, names = (request.num_tokens - 1) // self._block_size, request.block_hashes
+        while hit < last and self._finds(self._key(names[hit])):
             hit += 1
         self._local_tokens[request.request_id] = num_computed_tokens
         return (hit - first) * self._block_size, False
@@ -201,9 +200,11 @@ class SharedScheduler(SchedulerSide, SupportsHMA):
 
     def update_state_after_alloc(self, request: Request, blocks: KVCacheBlocks, num_external_tokens: int) -> None:
         local = self._local_tokens.pop(request.request_id, 0)
-        tables, keys = blocks.get_block_ids(), self._keys(request)
+        tables, names = blocks.get_block_ids(), request.block_hashes
         for index in range(local // self._block_size, (local + num_external_tokens) // self._block_size):
-            self._moves.loads.append((self._borrow(keys[index]).place, tuple(table[index] for table in tables)))
+            self._moves.loads.append(
+                (self._borrow(self._key(names[index])).place, tuple(table[index] for table in tables))
+            )
 
     def _borrow(self, key: Key) -> Chunk:
         return self._store.borrow(key, self._ranks)
@@ -211,12 +212,12 @@ class SharedScheduler(SchedulerSide, SupportsHMA):
     def build_connector_meta(self, scheduler_output: SchedulerOutput) -> Moves:
         moves, self._moves = self._moves, Moves()
         for progress, computed in self._progress.step(scheduler_output):
-            keys = self._keys(progress.request)
-            full = min(computed // self._block_size, len(keys))  # under run-ahead hashes lag behind
+            names = progress.request.block_hashes
+            full = min(computed // self._block_size, len(names))  # under run-ahead hashes lag behind
             for index in range(progress.stored_blocks, full):
-                page = tuple(table[index] for table in progress.tables)
-                if 0 not in page and self._store.use(keys[index]) is None:
-                    chunk = self._begin(keys[index])
+                key, page = self._key(names[index]), tuple(table[index] for table in progress.tables)
+                if 0 not in page and self._store.use(key) is None:
+                    chunk = self._begin(key)
                     if chunk is not None:
                         moves.stores.append((chunk.place, page))
             progress.stored_blocks = full
