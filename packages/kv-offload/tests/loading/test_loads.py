@@ -203,6 +203,15 @@ class TestLoads:
         assert connector.get_num_new_matched_tokens(b, 0) == (8, False)
         connector.build_connector_meta(step())
 
+    def test_all_loads_of_a_step_share_its_budget(self, fenced):
+        connector, manager = fenced(sync_load_budget_bytes=3 * 32)
+        requests = [Request(name, range(5)) for name in "abcd"]
+        fill(manager, requests[0], 1)
+        for request, is_async in zip(requests, (False, False, False, True), strict=True):
+            connector.on_new_request(request)
+            assert connector.get_num_new_matched_tokens(request, 0) == (4, is_async)
+        connector.build_connector_meta(step())
+
     def test_what_is_too_much_for_a_step_takes_nothing_of_its_budget(self, fenced):
         connector, manager = fenced(sync_load_budget_bytes=2 * 32)
         a, b = Request("a", range(17)), Request("b", range(9))
