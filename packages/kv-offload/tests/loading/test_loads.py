@@ -272,6 +272,16 @@ class TestLoads:
         (job,) = connector.build_connector_meta(step()).load_jobs.values()
         assert job == TransferJob("a", Slots([1]), gpu(4, index=3))
 
+    def test_an_engine_may_need_nothing_of_a_window(self, make, manager):
+        connector = make(cache=kv_cache_config(((FULL, 4, 0), (WINDOW, 4, 4))))
+        a = Request("a", range(9))
+        manager.resident.update({key(a, 0): 0, key(a, 1): 1, key(a, 1, group=1): 2})
+        connector.on_new_request(a)
+        assert connector.get_num_new_matched_tokens(a, 0) == (8, True)
+        connector.update_state_after_alloc(a, Blocks([1, 2], [0, 0]), 8)
+        (job,) = connector.build_connector_meta(step()).load_jobs.values()
+        assert (job.src_spec, job.gpu_spec) == (Slots([0, 1]), GPULoadStoreSpec([1, 2], (2, 0), (0, 2)))
+
     @pytest.mark.parametrize(("table", "job"), [((1, 0, 3), gpu(1, 3)), ((1, 2), gpu(1, 2))])
     def test_a_table_without_a_block_for_it(self, fenced, table, job):
         connector, manager = fenced()
