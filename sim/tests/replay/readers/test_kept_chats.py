@@ -326,6 +326,15 @@ def test_the_first_sessions_of_pi_are_in_a_row_and_a_fork_is_a_copy(tmp_path):
     assert "1 request is there again, where a session goes on elsewhere: each counts once" in trace.notes
 
 
+def test_entries_of_pi_without_ids_are_no_copies_of_each_other(tmp_path):
+    for name in "ab":
+        lines = [entry("", None, 1, **by_user(SAID + name)), entry("", None, 2, **by_model(text(ANSWER)))]
+        lines = [{key: one[key] for key in one if key not in ("id", "parentId")} for one in lines]
+        whole = "".join(json.dumps(one) + "\n" for one in ({**HEADER, "id": name}, *lines))
+        (tmp_path / f"{name}.jsonl").write_text(whole)
+    assert len(open_trace(tmp_path)) == 2
+
+
 # -- goose ---------------------------------------------------------------------------------------
 
 
