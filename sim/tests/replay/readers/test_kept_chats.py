@@ -358,6 +358,20 @@ def test_sessions_of_goose_have_what_tools_gave_back_and_nothing_for_the_user_on
     assert notes[0] == "format: goose"
 
 
+def test_thoughts_of_goose_are_sent_again_as_far_as_they_are_told(read):
+    thought = {"type": "thinking", "signature": "s" * 90}
+    for more, letters in (({}, 0), ({"thinking": None}, 0), ({"thinking": "t" * 40}, 40)):
+        messages = [
+            of_goose("user", SAID, 1),
+            of_goose("assistant", [{**thought, **more}, text(ANSWER)], 2),
+            of_goose("user", NEXT, 3),
+            of_goose("assistant", "w", 4),
+        ]
+        requests, _ = read(ABOUT, *messages)
+        after = tokens(QUESTION, ("assistant", letters + 28), ("user", 42))
+        assert lengths(requests) == [(0, 32, -(-(letters + 28) // 4)), (2, after, 1)]
+
+
 # -- Cline, and Roo Code -------------------------------------------------------------------------
 
 
