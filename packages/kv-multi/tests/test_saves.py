@@ -89,8 +89,8 @@ def test_nobody_of_a_life_that_was_never_reported_is_waited_for_in_the_next():
     reports = SaveReports()
     reports.expect({"r": (0, 1)})
     reports.expect({"r": (1, 2)})
-    for child, done in ((1, set()), (2, {"r"})):
-        reports.report(child, ["r"])
+    for place, done in ((1, set()), (2, {"r"})):
+        reports.report(place, ["r"])
         reports.check(3)
         assert reports.take() == done
 
