@@ -85,6 +85,16 @@ def test_another_life_is_not_reported_with_the_end_of_the_one_before():
     assert reports.take() == {"r"}
 
 
+def test_nobody_of_a_life_that_was_never_reported_is_waited_for_in_the_next():
+    reports = SaveReports()
+    reports.expect({"r": (0, 1)})
+    reports.expect({"r": (1, 2)})
+    for place, done in ((1, set()), (2, {"r"})):
+        reports.report(place, ["r"])
+        reports.check(3)
+        assert reports.take() == done
+
+
 def test_a_life_begins_with_clean_books(scheduler):
     """The engine gave up on the first life of the id without a report."""
     multi, first, second = scheduler()

@@ -248,6 +248,16 @@ class TestLives:
         report(connector, done=[1])
         assert len(manager.resident) == 2
 
+    def test_a_second_reset_waits_for_the_jobs_of_the_first(self, fenced):
+        connector, manager = fenced()
+        a = Request("a", range(8))
+        connector.on_new_request(a)
+        run(connector, a, [1, 2])
+        assert (connector.reset_cache(), connector.reset_cache()) == (True, True)
+        assert connector.build_connector_meta(step()).jobs_to_end == {0}
+        report(connector, done=[0])
+        assert manager.resets == ["reset", "reset", "flushed"]
+
     def test_a_reset_waits_for_every_rank(self, fenced):
         connector, manager = fenced(world_size=2)
         a = Request("a", range(8))

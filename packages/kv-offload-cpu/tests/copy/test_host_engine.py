@@ -95,6 +95,27 @@ def test_a_store_does_not_wait_for_a_load(engine, gate):
     assert finish(engine, gate, [1, 2]) == [(1, True), (2, True)]
 
 
+@pytest.mark.parametrize(("ending", "staying"), [(LOAD, STORE), (STORE, LOAD)])
+def test_a_job_that_ends_leaves_that_of_the_other_lane_running(engine, gate, ending, staying):
+    begun, may_end = Event(), Event()
+
+    def move(targets, sources, sizes):
+        if (int(targets[0]) >= 1000) == (staying is STORE):
+            begun.set()
+            assert may_end.wait(30)
+
+    gate.open.set()
+    engine._mover = Mover(move, 1)
+    engine.submit(1, staying, page(1))
+    assert begun.wait(30)
+    engine.submit(2, ending, page(2))
+    engine.wait([2])
+    engine.check()
+    assert [result.job_id for result in engine.poll()] == [2]
+    may_end.set()
+    assert finish(engine, gate, [1]) == [(1, True)]
+
+
 def test_a_lane_is_one_thread(engine, gate):
     before = {*enumerate_threads()}
     for job_id in range(4):

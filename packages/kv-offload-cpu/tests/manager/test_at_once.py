@@ -199,7 +199,7 @@ def test_a_policy_of_one_s_own_is_told_the_same(monkeypatch):
     ]  # fmt: skip
 
 
-def test_a_policy_is_asked_for_room_before_each_store(monkeypatch):
+def test_a_policy_is_asked_for_room_before_each_store_and_before_what_is_restored(monkeypatch):
     class Asked(Told):
         def make_room(self, keys, count, pins):
             self.told.append(("room", [*keys], count))
@@ -211,5 +211,11 @@ def test_a_policy_is_asked_for_room_before_each_store(monkeypatch):
     CPUOffloadingManager(4, "asked").prepare_stores([(keys[:2], ReqContext("a")), (keys[2:], ReqContext("b"))])
     assert [told[:2] for told in Told.told] == [
         ("room", keys[:2]), ("insert", [0, 1]), ("room", keys[2:]), ("insert", [2]),
+    ]  # fmt: skip
+    assert [told[2] for told in Told.told[::2]] == [0, 0]
+    Told.told.clear()
+    CPUOffloadingManager(4, "asked").restore([(keys[:2], [3, 0]), (keys[2:], [1])])
+    assert [told[:2] for told in Told.told] == [
+        ("room", keys[:2]), ("insert", [3, 0]), ("room", keys[2:]), ("insert", [1]),
     ]  # fmt: skip
     assert [told[2] for told in Told.told[::2]] == [0, 0]

@@ -6,7 +6,7 @@ import pickle
 import pytest
 
 from kv_api import Medium, OffloadingEvent, ReqContext
-from kv_offload_cpu import METRICS, CPUOffloadingSpec, CPUOffloadingStats
+from kv_offload_cpu import METRICS, AtOnceManager, CPUOffloadingSpec, CPUOffloadingStats
 from kv_offload_cpu.stats import (
     ALLOCATION_FAILURE,
     ALLOCATION_SIZE,
@@ -30,6 +30,16 @@ def removed(keys):
 
 def given_back(keys):
     return OffloadingEvent(keys, Medium.CPU, removed=True, metadata_only=True)
+
+
+def test_an_event_keeps_its_keys_whatever_becomes_of_the_lists_they_came_in(keys):
+    manager, offer = AtOnceManager(4, enable_events=True), keys(range(2))
+    output = manager.store(offer, CONTEXT)
+    found = keys([2])
+    manager.restore([(found, [3])])
+    for its in (offer, output.keys, found):
+        its.clear()
+    assert manager.take_events() == [stored(keys([0, 1])), stored(keys([2]))]
 
 
 def test_events(make, keys, store):

@@ -183,6 +183,14 @@ def test_an_offer_is_a_use_of_what_is_there(make, keys, store):
     assert store(manager, [5]) == keys([3])
 
 
+def test_a_chunk_that_is_listed_twice_is_used_once(make, keys, store):
+    """A second use would have this policy keep it."""
+    manager = make(4, "s3fifo")
+    store(manager, range(4))
+    manager.touch(keys([3, 3]), ONE)
+    assert store(manager, [9]) == keys([3])
+
+
 def test_a_chunk_in_flight_is_not_touched(make, keys, store):
     manager = make(3)
     (early,) = keys([0])

@@ -114,6 +114,23 @@ def test_groups_of_one_batch_leave_together(make, keys):
     assert [int(key[:6]) for key in evicted] == [2, 2, 1, 1, 0, 0]
 
 
+def test_groups_that_are_used_together_leave_together(make, keys, store, recency):
+    """Of who loads them, though others stored each group by itself; a part of both stays behind."""
+    manager, reader = make(6, recency), ReqContext("reader")
+    store(manager, range(3))
+    offer = keys(range(3), group=1)
+    manager.prepare_store(offer, ReqContext("other group"))
+    manager.complete_store(offer, ReqContext("other group"))
+    for group in (0, 1):
+        for number, key in enumerate(keys(range(3), group)):
+            reader.set_offload_key_position(key, 16 * (number + 1))
+    used = keys(range(2)) + keys(range(2), group=1)
+    manager.prepare_load(used, reader)
+    manager.complete_load(used, reader)
+    evicted = evict_all(manager, keys, 6)
+    assert [int(key[:6]) for key in evicted] == [2, 2, 1, 1, 0, 0]
+
+
 def test_a_policy_hears_of_new_chunks_in_token_order_and_of_each_with_its_key(make, keys, policy, monkeypatch):
     manager, context = make(6, policy), ReqContext("two groups")
     heard, insert = [], manager._policy.insert

@@ -203,6 +203,15 @@ class TestLoads:
         assert connector.get_num_new_matched_tokens(b, 0) == (8, False)
         connector.build_connector_meta(step())
 
+    def test_all_loads_of_a_step_share_its_budget(self, fenced):
+        connector, manager = fenced(sync_load_budget_bytes=3 * 32)
+        requests = [Request(name, range(5)) for name in "abcd"]
+        fill(manager, requests[0], 1)
+        for request, is_async in zip(requests, (False, False, False, True), strict=True):
+            connector.on_new_request(request)
+            assert connector.get_num_new_matched_tokens(request, 0) == (4, is_async)
+        connector.build_connector_meta(step())
+
     def test_what_is_too_much_for_a_step_takes_nothing_of_its_budget(self, fenced):
         connector, manager = fenced(sync_load_budget_bytes=2 * 32)
         a, b = Request("a", range(17)), Request("b", range(9))
@@ -262,6 +271,16 @@ class TestLoads:
         connector.update_state_after_alloc(a, Blocks([0, 0, 0, 4]), 16)
         (job,) = connector.build_connector_meta(step()).load_jobs.values()
         assert job == TransferJob("a", Slots([1]), gpu(4, index=3))
+
+    def test_an_engine_may_need_nothing_of_a_window(self, make, manager):
+        connector = make(cache=kv_cache_config(((FULL, 4, 0), (WINDOW, 4, 4))))
+        a = Request("a", range(9))
+        manager.resident.update({key(a, 0): 0, key(a, 1): 1, key(a, 1, group=1): 2})
+        connector.on_new_request(a)
+        assert connector.get_num_new_matched_tokens(a, 0) == (8, True)
+        connector.update_state_after_alloc(a, Blocks([1, 2], [0, 0]), 8)
+        (job,) = connector.build_connector_meta(step()).load_jobs.values()
+        assert (job.src_spec, job.gpu_spec) == (Slots([0, 1]), GPULoadStoreSpec([1, 2], (2, 0), (0, 2)))
 
     @pytest.mark.parametrize(("table", "job"), [((1, 0, 3), gpu(1, 3)), ((1, 2), gpu(1, 2))])
     def test_a_table_without_a_block_for_it(self, fenced, table, job):

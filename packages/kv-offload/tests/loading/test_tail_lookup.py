@@ -150,6 +150,12 @@ def test_one_group_is_not_enough():
     assert find(BOTH, Known(known), 0, 30, 30, True, refused={key_at(0, 12)}) == Match(8)
 
 
+def test_who_waits_for_a_tail_waits_for_no_chunk_alone():
+    """Also if the chunk that goes on behind it is on its way as well."""
+    known = keys_at((0, 8), (1, 8)) | dict.fromkeys([key_at(0, 12), key_at(1, 12), key_at(0, 16)], PENDING)
+    assert find(BOTH, Known(known), 0, 30, 30, may_wait=True) == Match(12, waits=True, is_tail=True)
+
+
 def test_only_one_that_is_not_there_yet_is_left_to_who_stores_it():
     """Storing what the medium has by now takes nothing away."""
     for answer, known in ((HIT, HIT), (PENDING, MISS), (RETRY, RETRY)):

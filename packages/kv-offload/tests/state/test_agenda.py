@@ -1,7 +1,7 @@
 """The agenda against a model that looks through everything in each step."""
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from kv_offload.scheduler.state.agenda import Agenda
@@ -41,6 +41,8 @@ steps = st.lists(
 
 
 @given(steps)
+@example([([("put", "r0", 2), ("put", "r0", 4)], {})])
+@example([([("put", "r0", 1), ("put", "r1", 1)], {"r0": 1})])
 def test_agrees_with_the_model(history):
     agenda, model = Agenda(), Model()
     for calls, counts in history:

@@ -125,6 +125,7 @@ A_SECOND_TIME = ("report", 0, (1, 0, 0))
 @example([*GIVEN_UP_BY_ALL, ("reset",), A_SECOND_TIME, ("late", 0), ("late", 0)])
 @example([("store", 0, [1]), ("report", 0, (1, 1, 0)), ("report", 0, (1, 1, 0))])
 @example([("store", 0, [1]), ("report", 0, (2, 2, 1)), ("late", 0)])
+@example([("store", 0, [1]), ("report", 0, (1, 1, 1)), ("late", 0), A_SECOND_TIME])
 @example([("load", 1, [1]), ("report", 0, (1, 0, 0)), ("report", 0, (1, 0, 0))])
 @example([("store", 0, [1]), ("report", 0, (1, 0, 0)), ("report", 0, (2, 0, 0))])
 def test_agrees_with_the_model(history):

@@ -143,6 +143,25 @@ def test_else_nothing_is_ever_stored_and_somebody_is_told(manager, caplog, kind,
     connector.side.check()
 
 
+@pytest.mark.parametrize(
+    ("kind", "told_of"), [(Limited, "6 chunks"), (StrictManager, "1000 chunks")], ids=["agree", "differ"]
+)
+def test_what_the_medium_is_like_is_told_when_all_have_told(manager, kind, told_of):
+    """Not before, since it may change then; and also if nothing will be stored."""
+    found, connector = manager(kind), scheduler()
+    found.config_info = lambda: [{"room": f"{found.capacity} chunks"}]
+
+    def infos():
+        stats = connector.get_kv_connector_stats()
+        return None if stats is None else stats.data["info"]
+
+    assert infos() is None
+    connector.update_connector_output(told(RankRoom(32, 9)))
+    assert infos() is None
+    connector.update_connector_output(told(RankRoom(48, 6)))
+    assert (infos(), infos()) == ([{"room": told_of}], None)
+
+
 def worker(**config):
     return make(KVConnectorRole.WORKER, **config)
 

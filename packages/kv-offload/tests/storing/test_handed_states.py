@@ -103,6 +103,7 @@ class TestWhatIsTaken:
             ({"offload_prompt_only": False}, None, 11, True),
             ({}, {"max_offload_tokens": 12}, 12, True),
             ({}, {"max_offload_tokens": 11}, 12, False),
+            ({}, {"max_offload_tokens": 0}, 12, False),
             ({"save": False}, None, 12, False),
         ],
     )

@@ -357,6 +357,48 @@ class TestStores:
         report(connector, done=[0])
         assert stored() == {1: "a", 2: "b"}, "b would have asked by itself, a not before two steps"
 
+    def test_who_lost_its_blocks_without_room_takes_nobodys_turn(self, fenced):
+        connector, manager = fenced()
+        manager.capacity = 1
+        requests = [Request(name, [number, *range(4)]) for number, name in enumerate("abc")]
+        tables = [[1, 2], [3, 4], [5, 6]]
+        for request, table in zip(requests, tables, strict=True):
+            connector.on_new_request(request)
+            connector.get_num_new_matched_tokens(request, 0)
+            connector.update_state_after_alloc(request, Blocks(table), 0)
+        new = [(name, (table,)) for name, table in zip("abc", tables, strict=True)]
+        for output in (step(new=new, counts=dict.fromkeys("abc", 5)), *[step(counts=dict.fromkeys("abc", 1))] * 2):
+            connector.build_connector_meta(output)
+            for request in requests:
+                request.num_computed_tokens = request.num_tokens
+                request.tokens.append(0)
+        requests[1].num_computed_tokens = 0
+        connector.build_connector_meta(step(preempted=["b"], counts={"c": 1}))
+        manager.capacity = 9
+        report(connector, done=[0])
+        meta = connector.build_connector_meta(step(counts={"a": 1, "c": 1}))
+        assert [job.req_id for job in meta.store_jobs.values()] == ["c"]
+
+    def test_a_load_that_ends_has_who_waits_for_room_offer_again(self, fenced):
+        connector, manager = fenced()
+        manager.capacity = 1
+        a, b = Request("a", range(5)), Request("b", range(10, 15))
+        fill(manager, a, 1)
+        connector.on_new_request(a)
+        assert connector.get_num_new_matched_tokens(a, 0) == (4, True)
+        connector.update_state_after_alloc(a, Blocks([1, 2]), 4)
+        connector.on_new_request(b)
+        meta = run(connector, b, [3, 4])
+        assert ([*meta.load_jobs], meta.store_jobs) == ([0], {}), "what is loaded keeps its room"
+        for _ in range(2):
+            b.tokens.append(0)
+            assert not connector.build_connector_meta(step(counts={"b": 1})).store_jobs
+            b.num_computed_tokens += 1
+        report(connector, done=[0])
+        b.tokens.append(0)
+        meta = connector.build_connector_meta(step(counts={"b": 1}))
+        assert [job.req_id for job in meta.store_jobs.values()] == ["b"], "else after two more steps"
+
     def test_who_ended_without_room_takes_nobodys_turn(self, fenced):
         connector, manager = fenced()
         manager.capacity = 1

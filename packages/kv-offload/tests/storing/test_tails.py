@@ -85,6 +85,7 @@ class TestWhatIsTaken:
             ({"offload_prompt_only": False}, None, True),
             ({}, {"max_offload_tokens": 12}, True),
             ({}, {"max_offload_tokens": 11}, False),
+            ({}, {"max_offload_tokens": 0}, False),
             ({"save": False}, None, False),
             ({"role": "kv_consumer"}, None, False),
         ],

@@ -186,9 +186,13 @@ def test_who_asks_before_the_worker_was_told_waits_for_it(worker, patient):
     assert [here.block(4), here.block(7)] == [there.block(1), there.block(2)]
 
 
-@pytest.mark.parametrize("named", [None, "engine"])
-def test_whoever_may_be_of_this_engine_waits(worker, patient, named):
-    there, here = patient, worker(2)
+@pytest.mark.parametrize(
+    ("own", "named"), [("engine", None), ("engine", "engine"), (None, "engine"), (None, None)]
+)
+def test_whoever_may_be_of_this_engine_waits(worker, monkeypatch, own, named):
+    """An engine without a name can't tell others from itself."""
+    monkeypatch.setattr(server, "PATIENCE_SECONDS", 10 * PATIENCE)
+    there, here = worker(1, silence=20 * PATIENCE, engine_id=own), worker(2)
     here.pull("x", of(there, "r.1", named), 4)
     here.wire.wait(SHORT)
     here.poll()

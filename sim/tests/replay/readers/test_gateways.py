@@ -55,6 +55,14 @@ def test_a_table_says_it_as_well(tmp_path):
     ]
 
 
+def test_rows_with_lengths_alone_have_sessions(tmp_path):
+    file = tmp_path / "spent.jsonl"
+    rows = [spent(second, session_id=name) for second, name in enumerate(("x", "y", None, "x"))]
+    file.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    columns = open_trace(file, TraceOptions(sharing=NONE, sessions=True))
+    assert [*columns.sessions] == [0, 1, -1, 0]
+
+
 def test_a_hit_of_somebody_else_s_cache_counts(read):
     """Only LiteLLM's `cache_hit` is that of whole answers; a server may say so of its prefixes."""
     states = ("MISS", "DISABLED", None, "hits")

@@ -326,6 +326,15 @@ def test_the_first_sessions_of_pi_are_in_a_row_and_a_fork_is_a_copy(tmp_path):
     assert "1 request is there again, where a session goes on elsewhere: each counts once" in trace.notes
 
 
+def test_entries_of_pi_without_ids_are_no_copies_of_each_other(tmp_path):
+    for name in "ab":
+        lines = [entry("", None, 1, **by_user(SAID + name)), entry("", None, 2, **by_model(text(ANSWER)))]
+        lines = [{key: one[key] for key in one if key not in ("id", "parentId")} for one in lines]
+        whole = "".join(json.dumps(one) + "\n" for one in ({**HEADER, "id": name}, *lines))
+        (tmp_path / f"{name}.jsonl").write_text(whole)
+    assert len(open_trace(tmp_path)) == 2
+
+
 # -- goose ---------------------------------------------------------------------------------------
 
 
@@ -347,6 +356,20 @@ def test_sessions_of_goose_have_what_tools_gave_back_and_nothing_for_the_user_on
     after = tokens(QUESTION, ("assistant", 4), ("assistant", called), ("user", given))
     assert lengths(requests) == [(0, 32, -(-(4 + called) // 4)), (5, after, 7)]
     assert notes[0] == "format: goose"
+
+
+def test_thoughts_of_goose_are_sent_again_as_far_as_they_are_told(read):
+    thought = {"type": "thinking", "signature": "s" * 90}
+    for more, letters in (({}, 0), ({"thinking": None}, 0), ({"thinking": "t" * 40}, 40)):
+        messages = [
+            of_goose("user", SAID, 1),
+            of_goose("assistant", [{**thought, **more}, text(ANSWER)], 2),
+            of_goose("user", NEXT, 3),
+            of_goose("assistant", "w", 4),
+        ]
+        requests, _ = read(ABOUT, *messages)
+        after = tokens(QUESTION, ("assistant", letters + 28), ("user", 42))
+        assert lengths(requests) == [(0, 32, -(-(letters + 28) // 4)), (2, after, 1)]
 
 
 # -- Cline, and Roo Code -------------------------------------------------------------------------

@@ -153,6 +153,13 @@ def test_an_observation_of_langfuse_may_count_elsewhere_or_not_at_all(read, said
     assert (notes[0], lengths(requests)) == ("format: langfuse", [(0, 40, tokens)])
 
 
+@pytest.mark.parametrize("name", ["sessionId", "session_id"])
+def test_observations_of_langfuse_name_their_session(read, name):
+    asked = {"type": "GENERATION", "traceId": "t", "startTime": 1, "input": ASKED, "usageDetails": {}}
+    (first, second, third), _ = read(*({**asked, name: one} for one in "xyx"), scope=IdScope.SESSION)
+    assert (shared(first, second), shared(first, third)) == (0, 2)
+
+
 @pytest.mark.parametrize("name", ["session_id", "thread_id", "conversation_id"])
 def test_runs_of_langsmith_name_their_session_in_their_metadata(read, name):
     run = {"run_type": "llm", "start_time": "2026-01-31T10:00:00", "inputs": ASKED}
