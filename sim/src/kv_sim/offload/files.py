@@ -23,10 +23,10 @@ from kv_offload_file.engine import FileCopyEngine, Slots
 from kv_offload_file.home import Home
 from kv_offload_file.label import Label
 from kv_offload_file.restore import Found
-from kv_offload_file.sharing.neighbourhood import Others, Telling
-from kv_offload_file.sharing.neighbours import Neighbours
-from kv_offload_file.sharing.own_list import OwnList
-from kv_offload_file.sharing.place import found_at
+from kv_offload_file.sharing.neighbourhood import Neighbours, OwnListing
+from kv_offload_file.sharing.neighbours import ListedNeighbours
+from kv_offload_file.sharing.own_listing import FileListing
+from kv_offload_file.sharing.place import slot_of_neighbour
 from kv_offload_file.slot_file import DamagedError
 from kv_sim.memory.content import Words
 from kv_sim.memory.device import Device
@@ -93,7 +93,7 @@ _SHARED: Final[WeakValueDictionary[tuple[Path, int], _ByEngine]] = WeakValueDict
 
 
 class WorldSharedSlots(WorldSlots):
-    """The slots of a worker whose engine shares them with those that have the others ``by_engine``."""
+    """The slots of a worker whose engine is among those that read each other's, ``by_engine``."""
 
     def __init__(self, device: Device, memory: WorldMemory, by_engine: _ByEngine) -> None:
         super().__init__(device, memory)
@@ -101,7 +101,7 @@ class WorldSharedSlots(WorldSlots):
 
     def read(self, slot: int, label: Label, bay: int) -> None:
         """Fill a bay with what is in a place, here or at another engine."""
-        found = found_at(slot)
+        found = slot_of_neighbour(slot)
         if found is None:
             super().read(slot, label, bay)
             return
@@ -158,12 +158,12 @@ class FileOffloadingSpecInMemory(FileOffloadingSpec):
         """Nothing is found, and stores are counted from 1."""
         return Found([], 1)
 
-    def open_neighbourhood(self) -> tuple[Telling, Others]:
+    def open_neighbourhood(self) -> tuple[OwnListing, Neighbours]:
         """The listings are files, in the folder of a world; who looks sees what there is then."""
         assert self.engine is not None, "this engine shares with nobody"
         self.folder.mkdir(parents=True, exist_ok=True)
-        others = Neighbours(self.folder.parent, self.engine, count().__next__)
-        return OwnList(self.folder, self.num_chunks), others
+        neighbours = ListedNeighbours(self.folder.parent, self.engine, count().__next__)
+        return FileListing(self.folder, self.num_chunks), neighbours
 
     def make_memory(self, layout: HostLayout) -> HostMemory:
         """Made with the copy engine."""

@@ -1,16 +1,16 @@
-"""``Neighbours``: what the other engines of a folder have, and what is borrowed of it.
+"""``ListedNeighbours``: what the other engines of a folder have, and what is borrowed of it.
 
 Each of them has a listing, which is read only as far as it has changed. What is borrowed is locked there while it
 is being read (see ``loans``), so that its owner keeps it where it is.
 """
 
 import os
-import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Final
 
 from kv_api import OffloadKey
+from kv_offload_file.folder import home_of, number_of
 from kv_offload_file.sharing import loans
 from kv_offload_file.sharing.listing import (
     NAME,
@@ -21,13 +21,12 @@ from kv_offload_file.sharing.listing import (
     read_opening,
     used_slots,
 )
-from kv_offload_file.sharing.place import Found, home_of
+from kv_offload_file.sharing.place import NeighbourSlot
 
 LOOK_SECONDS: Final = 0.001
 """What was looked at so short a time ago isn't looked at anew."""
 READ_AT_ONCE: Final = 1 << 13
 """So many entries of a neighbour are read at a time: whoever looks goes on to schedule a step."""
-_HOME: Final = re.compile(r"engine-(0|[1-9][0-9]*)")
 
 
 class Neighbour:
@@ -74,7 +73,7 @@ class Neighbour:
 
     def borrow(self, slot: int, key: OffloadKey) -> bool:
         """Lock a slot, and see that it has the chunk still."""
-        if slot not in self._loans and not loans.lend(self._fd, slot):
+        if slot not in self._loans and not loans.lock(self._fd, slot):
             return False
         self._loans[slot] = self._loans.get(slot, 0) + 1
         if read_entry(self._fd, slot) == key:
@@ -87,7 +86,7 @@ class Neighbour:
         self._loans[slot] -= 1
         if not self._loans[slot]:
             del self._loans[slot]
-            loans.give_back(self._fd, slot)
+            loans.unlock(self._fd, slot)
 
     def distrust(self, slot: int) -> None:
         """Find nothing in a slot until it changes."""
@@ -129,7 +128,7 @@ class Neighbour:
         self.slot_of.clear()
 
 
-class Neighbours:
+class ListedNeighbours:
     """All other engines with a home in ``folder``, as engine ``own`` sees them."""
 
     def __init__(self, folder: Path, own: int, clock: Callable[[], float]) -> None:
@@ -157,23 +156,23 @@ class Neighbours:
             one.used = []
         return used
 
-    def find(self, key: OffloadKey) -> Found | None:
+    def find(self, key: OffloadKey) -> NeighbourSlot | None:
         """Where one of them has a chunk; of several the one that was known first."""
         for number, one in self._known.items():
             slot = one.slot_of.get(key)
             if slot is not None:
-                return Found(number, slot)
+                return NeighbourSlot(number, slot)
         return None
 
-    def borrow(self, found: Found, key: OffloadKey) -> bool:
+    def borrow(self, found: NeighbourSlot, key: OffloadKey) -> bool:
         """Have a chunk stay where it is until it is given back."""
         return self._known[found.engine].borrow(found.slot, key)
 
-    def give_back(self, found: Found) -> None:
+    def give_back(self, found: NeighbourSlot) -> None:
         """It is no longer read, by one of those who borrowed it."""
         self._known[found.engine].give_back(found.slot)
 
-    def distrust(self, found: Found, key: OffloadKey) -> None:
+    def distrust(self, found: NeighbourSlot, key: OffloadKey) -> None:
         """It isn't found there any more, until that engine stores anew."""
         one = self._known[found.engine]
         if one.slot_of.get(key) == found.slot:
@@ -196,6 +195,6 @@ class Neighbours:
             names = os.listdir(self._folder)
         except OSError:
             return
-        numbers = {int(found[1]) for found in map(_HOME.fullmatch, names) if found is not None}
+        numbers = {number for number in map(number_of, names) if number is not None}
         for number in sorted(numbers - self._known.keys() - {self._own}):
             self._known[number] = Neighbour(home_of(self._folder, number), self._own)
