@@ -15,7 +15,7 @@ from kv_offload_cpu import AtOnceManager
 from kv_offload_cpu.load_store_spec import Stored
 from kv_offload_file import FileOffloadingSpec
 from kv_offload_file.sharing.manager import SharingManager
-from kv_offload_file.sharing.place import found_at
+from kv_offload_file.sharing.place import slot_of_neighbour
 from kv_sim.replay.caches.cache import CacheRun, Setup, feed_in_turn
 from kv_sim.replay.caches.homes import Homes
 from kv_sim.replay.caches.medium import Loaded, MediumRun
@@ -44,7 +44,7 @@ class Files(MediumRun):
         self._shared.complete_load(run, context)
         for manager in self._all:  # each hears of a use before the next one
             manager._look()
-        borrowed = [found_at(place) is not None for place in places.block_ids]  # type: ignore[attr-defined]
+        borrowed = [slot_of_neighbour(place) is not None for place in places.block_ids]  # type: ignore[attr-defined]
         return Loaded(len(run), sum(borrowed), borrowed[-1])
 
     def _store(self, keys: list[OffloadKey], context: ReqContext) -> Stored | None:
@@ -68,7 +68,7 @@ def opened(folder: str, servers: int, setup: Setup) -> Callable[[AtOnceManager],
         room = setup.disk * (SLOT + FileOffloadingSpec.ROW_BYTES + FileOffloadingSpec.LISTED_BYTES)
         manager = spec_of({**settings, "file_bytes_to_use": room}, SLOT).get_manager()
         assert isinstance(manager, SharingManager)
-        manager._others._clock = iter(range(10**6)).__next__  # type: ignore[attr-defined]
+        manager._neighbours._clock = iter(range(10**6)).__next__  # type: ignore[attr-defined]
         managers.append(manager)
     left = iter(managers)
     return lambda manager: Files(manager, next(left), managers)
