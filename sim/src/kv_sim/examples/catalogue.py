@@ -184,6 +184,12 @@ P2P_HASTY: Final = replace(P2P, extra_config={"hold_seconds": 1, "pull_seconds":
 """Gives up at once what is lost, which may be found later."""
 P2P_TWO: Final = replace(P2P, engines=2)
 
+LONGEST: Final = {"load_policy": "longest"}
+BEFORE_FILES_SHARED: Final = replace(
+    several(OFFLOAD, OFFLOAD_FILE_SHARED, settings=LONGEST), shares_store=True, engines=2
+)
+"""Host memory of each engine alone, before files that both read: as `kv-sim size` recommends it."""
+
 SURVIVES: Final = {"on_child_error": "quarantine"}
 
 SUBJECTS: Final[dict[str, Subject]] = {
@@ -195,7 +201,7 @@ SUBJECTS: Final[dict[str, Subject]] = {
     "later+later": several(LATER, LATER),
     "later+patient": several(LATER, PATIENT),
     "patient+memory": several(PATIENT, MEMORY),
-    "longest": several(LATER, MEMORY, settings={"load_policy": "longest"}),
+    "longest": several(LATER, MEMORY, settings=LONGEST),
     "later+flaky": several(LATER, FLAKY, settings=SURVIVES),
     "flaky-busy+later": several(FLAKY_BUSY, LATER, settings=SURVIVES),
     "flaky-patient+memory": several(FLAKY_PATIENT, MEMORY, settings=SURVIVES),
@@ -216,6 +222,7 @@ SUBJECTS: Final[dict[str, Subject]] = {
     "offload+offload": several(OFFLOAD_CHUNKS, OFFLOAD),
     "offload+fenced": several(OFFLOAD, OFFLOAD_FENCED),
     "offload+file": several(OFFLOAD, OFFLOAD_FILE),
+    "offload+file-shared": BEFORE_FILES_SHARED,
     "later+offload": several(LATER, OFFLOAD),
     "in-step+later": several(OFFLOAD_IN_STEP, LATER),
     "shared": SHARED,

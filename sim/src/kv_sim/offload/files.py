@@ -8,6 +8,7 @@ its engine is polled.
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from errno import EIO
 from functools import partial
 from itertools import count
 from pathlib import Path
@@ -61,8 +62,10 @@ class WorldSlots:
         self.held: dict[int, tuple[Label, Words]] = {}
 
     def write(self, slot: int, label: Label, bay: int) -> None:
-        """Fill a slot."""
-        self.held[slot] = label, self._pages(bay).copy()
+        """Fill a slot. What a restart has lost of a bay can't be written."""
+        if not self._lost.isdisjoint(self._pages_of(bay)):
+            raise OSError(EIO, f"a restart lost what was in bay {bay}")
+        self.held[slot] = label, self._device.host[self._pages_of(bay)].copy()
 
     def read(self, slot: int, label: Label, bay: int) -> None:
         """Fill a bay, if the slot has what the label says."""
@@ -72,16 +75,24 @@ class WorldSlots:
         held = of.held.get(slot)
         if held is None or held[0][:2] != label[:2]:
             raise DamagedError(f"slot {slot} holds {held and held[0]}, not {label}")
-        self._pages(bay)[:] = held[1]
+        pages = self._pages_of(bay)
+        self._device.host[pages] = held[1]
+        self._lost.difference_update(pages)
 
     def close(self) -> None:
         """Forget everything."""
         self.held.clear()
 
-    def _pages(self, bay: int) -> Words:
+    @property
+    def _lost(self) -> set[int]:
+        """The pages of host memory that hold nothing since a restart."""
+        return self._device.copies.lost_slots
+
+    def _pages_of(self, bay: int) -> range:
+        """Where in host memory a bay is."""
         size = self._memory.blocks_per_chunk
         begin = self._memory.first_slot + bay * size
-        return self._device.host[begin : begin + size]
+        return range(begin, begin + size)
 
 
 class _ByEngine(dict[int, WorldSlots]):
