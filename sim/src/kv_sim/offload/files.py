@@ -40,7 +40,7 @@ _EPOCHS: Final = count(2)
 
 
 class WorldHome:
-    """A home that nobody else wants to live in."""
+    """The home of an engine, in memory: without a lock, and with an epoch in which all begin."""
 
     epoch = 1
 
@@ -49,7 +49,7 @@ class WorldHome:
         self.epoch = next(_EPOCHS)
 
     def close(self) -> None:
-        """Nothing to do: nobody waits for this home."""
+        """Nothing to do: there is no lock."""
 
 
 class WorldSlots:
@@ -85,11 +85,11 @@ class WorldSlots:
 
 
 class _ByEngine(dict[int, WorldSlots]):
-    """The slots of the workers of one rank, of engines that share a folder, by the number of the engine."""
+    """Of engines that share a folder, the slots of the workers of one rank, by the number of the engine."""
 
 
 _SHARED: Final[WeakValueDictionary[tuple[Path, int], _ByEngine]] = WeakValueDictionary()
-"""By folder and rank, as long as there is one that has such slots."""
+"""By folder and rank, as long as somebody has them."""
 
 
 class WorldSharedSlots(WorldSlots):
