@@ -72,7 +72,7 @@ class Near(Neighbour):
         super().__init__(folder, 5)
 
     def seen(self, epoch=EPOCH):
-        self.look(epoch)
+        self.look(epoch, neighbours.READ_AT_ONCE)
         self.check()
         return {slot: key for key, slot in self.slot_of.items()}
 
@@ -206,6 +206,24 @@ def test_who_begins_another_run_is_read_from_the_start(fd, tmp_path):
     assert near.seen() == {1: b"a", 2: b"b"}
     started(fd, run=2).write([3, 3], [b"c", b"c"])
     assert near.seen() == {3: b"c"}
+    near.close()
+
+
+def test_entries_that_were_never_read_are_so_many_of_all_neighbours(tmp_path, monkeypatch):
+    monkeypatch.setattr(neighbours, "READ_AT_ONCE", 4)
+    for engine in (1, 2):
+        home_of(tmp_path, engine).mkdir()
+        own = FileListing(home_of(tmp_path, engine), 6)
+        begin(own)
+        own.holds([b"%d-%d" % (engine, slot) for slot in range(6)], range(6))
+        own.close()
+    near = ListedNeighbours(tmp_path, 0, iter(range(99)).__next__)
+    found = []
+    for _ in range(4):
+        near.look(EPOCH)
+        found.append([(e, s) for e in (1, 2) for s in range(6) if near.find(b"%d-%d" % (e, s))])
+    everything = [(engine, slot) for engine in (1, 2) for slot in range(6)]
+    assert found == [everything[:4], everything[:8], everything, everything]
     near.close()
 
 
@@ -456,7 +474,7 @@ import sys
 from pathlib import Path
 from kv_offload_file.sharing.neighbours import Neighbour
 near = Neighbour(Path(sys.argv[1]), 5)
-near.look(77)
+near.look(77, 40)
 print(near.borrow(1, b"a"), flush=True)
 sys.stdin.read()
 """

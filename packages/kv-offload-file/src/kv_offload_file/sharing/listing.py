@@ -22,6 +22,7 @@ import os
 import struct
 import zlib
 from collections.abc import Iterator
+from functools import lru_cache
 from typing import Final, NamedTuple
 
 from kv_api import OffloadKey
@@ -140,13 +141,8 @@ def read_opening(fd: int) -> Opening | None:
     data = os.pread(fd, _AT_CHANGES + _CHANGES.size, 0)
     if len(data) < _AT_CHANGES + _CHANGES.size:
         return None
-    end = _SUM.size + _HEADER.size
-    if _SUM.unpack_from(data)[0] != zlib.crc32(data[_SUM.size : end]):
-        return None
-    magic, num_slots, epoch, run, boot = _HEADER.unpack_from(data, _SUM.size)
-    if magic != _MAGIC or not boot.rstrip(b"\0") or boot.rstrip(b"\0").decode() != this_boot():
-        return None
-    return Opening(num_slots, epoch, run, *_CHANGES.unpack_from(data, _AT_CHANGES))
+    run = _read_run(data[: _SUM.size + _HEADER.size])
+    return None if run is None else Opening(*run, *_CHANGES.unpack_from(data, _AT_CHANGES))
 
 
 def changed_slots(fd: int, since: int, now: int) -> list[int] | None:
@@ -173,6 +169,16 @@ def read_entries(fd: int, slots: range) -> Iterator[tuple[int, OffloadKey]]:
         size = data[begin]
         if size:
             yield slot, OffloadKey(data[begin + 1 : begin + 1 + size])
+
+
+@lru_cache(maxsize=1024)  # whoever looks reads it anew each time, and it is the same for as long as a run is
+def _read_run(data: bytes) -> tuple[int, int, int] | None:
+    """How many slots there are, of which epoch, in which run; None if this is of no listing that counts."""
+    if _SUM.unpack_from(data)[0] != zlib.crc32(data[_SUM.size :]):
+        return None
+    magic, num_slots, epoch, run, boot = _HEADER.unpack_from(data, _SUM.size)
+    is_known = magic == _MAGIC and boot.rstrip(b"\0").decode() == this_boot() != ""
+    return (num_slots, epoch, run) if is_known else None
 
 
 def _entry(key: OffloadKey) -> bytes:

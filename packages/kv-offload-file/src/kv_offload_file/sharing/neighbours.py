@@ -26,7 +26,7 @@ from kv_offload_file.sharing.place import NeighbourSlot
 LOOK_SECONDS: Final = 0.001
 """What was looked at so short a time ago isn't looked at anew."""
 READ_AT_ONCE: Final = 1 << 13
-"""So many entries of a neighbour are read at a time: whoever looks goes on to schedule a step."""
+"""So many entries that were never read are read at a time, of all neighbours: the next step waits for it."""
 
 
 class Neighbour:
@@ -46,15 +46,15 @@ class Neighbour:
         self.used: list[int] = []
         """The slots of engine ``own`` from which it has borrowed, since this was emptied."""
 
-    def look(self, epoch: int) -> None:
-        """Read what has changed, and of what was never read so many entries.
+    def look(self, epoch: int, most: int) -> int:
+        """Read what has changed, and ``most`` entries of those that were never read; returns how many these were.
 
         Nothing is known of a neighbour of another epoch.
         """
         opening = read_opening(self._fd) if self._is_open() else None
         if opening is None or opening.epoch != epoch:
             self._forget()
-            return
+            return 0
         before, self._seen = self._seen, opening
         changed = None
         if before is not None and before.run == opening.run:
@@ -66,10 +66,11 @@ class Neighbour:
         for slot in dict.fromkeys(changed or ()):
             self.distrust(slot)
             self._learn(slot, read_entry(self._fd, slot))
-        unread = range(self._num_read, opening.num_slots)[:READ_AT_ONCE]
+        unread = range(self._num_read, opening.num_slots)[:most]
         for slot, key in read_entries(self._fd, unread) if unread else ():
             self._learn(slot, key)
         self._num_read += len(unread)
+        return len(unread)
 
     def borrow(self, slot: int, key: OffloadKey) -> bool:
         """Lock a slot, and see that it has the chunk still."""
@@ -146,8 +147,9 @@ class ListedNeighbours:
             return
         self._looked = epoch, now
         self._look_for_more()
+        left = READ_AT_ONCE
         for one in self._known.values():
-            one.look(epoch)
+            left -= one.look(epoch, left)
 
     def take_used(self) -> list[int]:
         """The slots of this engine from which they have borrowed since this was asked last."""
