@@ -184,6 +184,16 @@ P2P_HASTY: Final = replace(P2P, extra_config={"hold_seconds": 1, "pull_seconds":
 """Gives up at once what is lost, which may be found later."""
 P2P_TWO: Final = replace(P2P, engines=2)
 
+
+def _has_locks_of_open_files() -> bool:
+    """Whether this system has those by which engines that share files keep them: Linux has."""
+    try:
+        import fcntl
+    except ImportError:
+        return False
+    return hasattr(fcntl, "F_OFD_GETLK")
+
+
 SURVIVES: Final = {"on_child_error": "quarantine"}
 
 SUBJECTS: Final[dict[str, Subject]] = {
@@ -212,7 +222,7 @@ SUBJECTS: Final[dict[str, Subject]] = {
     "offload-evicted": OFFLOAD_EVICTED,
     "offload-hasty": OFFLOAD_HASTY,
     "offload-file": OFFLOAD_FILE,
-    "offload-file-shared": OFFLOAD_FILE_SHARED,
+    **({"offload-file-shared": OFFLOAD_FILE_SHARED} if _has_locks_of_open_files() else {}),
     "offload+offload": several(OFFLOAD_CHUNKS, OFFLOAD),
     "offload+fenced": several(OFFLOAD, OFFLOAD_FENCED),
     "offload+file": several(OFFLOAD, OFFLOAD_FILE),

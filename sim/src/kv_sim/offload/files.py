@@ -24,8 +24,6 @@ from kv_offload_file.home import Home
 from kv_offload_file.label import Label
 from kv_offload_file.restore import Found
 from kv_offload_file.sharing.neighbourhood import Neighbours, OwnListing
-from kv_offload_file.sharing.neighbours import ListedNeighbours
-from kv_offload_file.sharing.own_listing import FileListing
 from kv_offload_file.sharing.place import slot_of_neighbour
 from kv_offload_file.slot_file import DamagedError
 from kv_sim.memory.content import Words
@@ -160,6 +158,9 @@ class FileOffloadingSpecInMemory(FileOffloadingSpec):
 
     def open_neighbourhood(self) -> tuple[OwnListing, Neighbours]:
         """The listings are files, in the folder of a world; who looks sees what there is then."""
+        from kv_offload_file.sharing.neighbours import ListedNeighbours  # has locks, as not all systems have
+        from kv_offload_file.sharing.own_listing import FileListing
+
         assert self.engine is not None, "this engine shares with nobody"
         self.folder.mkdir(parents=True, exist_ok=True)
         neighbours = ListedNeighbours(self.folder.parent, self.engine, count().__next__)
