@@ -190,6 +190,16 @@ BEFORE_FILES_SHARED: Final = replace(
 )
 """Host memory of each engine alone, before files that both read: as `kv-sim size` recommends it."""
 
+
+def _has_locks_of_open_files() -> bool:
+    """Whether this system has those by which engines that share files keep them: Linux has."""
+    try:
+        import fcntl
+    except ImportError:
+        return False
+    return hasattr(fcntl, "F_OFD_GETLK")
+
+
 SURVIVES: Final = {"on_child_error": "quarantine"}
 
 SUBJECTS: Final[dict[str, Subject]] = {
@@ -218,11 +228,11 @@ SUBJECTS: Final[dict[str, Subject]] = {
     "offload-evicted": OFFLOAD_EVICTED,
     "offload-hasty": OFFLOAD_HASTY,
     "offload-file": OFFLOAD_FILE,
-    "offload-file-shared": OFFLOAD_FILE_SHARED,
+    **({"offload-file-shared": OFFLOAD_FILE_SHARED} if _has_locks_of_open_files() else {}),
     "offload+offload": several(OFFLOAD_CHUNKS, OFFLOAD),
     "offload+fenced": several(OFFLOAD, OFFLOAD_FENCED),
     "offload+file": several(OFFLOAD, OFFLOAD_FILE),
-    "offload+file-shared": BEFORE_FILES_SHARED,
+    **({"offload+file-shared": BEFORE_FILES_SHARED} if _has_locks_of_open_files() else {}),
     "later+offload": several(LATER, OFFLOAD),
     "in-step+later": several(OFFLOAD_IN_STEP, LATER),
     "shared": SHARED,

@@ -162,6 +162,13 @@ SITUATION_NEEDS: Final[Mapping[str, Trait]] = {
 }
 
 
+def situations_of(subject: Subject) -> list[str]:
+    """Those that a connector of its kind could be in, if it claimed all that it could."""
+    needs = {name: SITUATION_NEEDS.get(name) for name in SITUATIONS if subject.shares_store or name != LENT}
+    possible = {None, *subject.possible_traits}
+    return [name for name, trait in needs.items() if trait in possible]
+
+
 @dataclass(frozen=True)
 class Expected:
     """What a campaign over some subjects must reach."""

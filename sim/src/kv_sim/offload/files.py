@@ -25,8 +25,6 @@ from kv_offload_file.home import Home
 from kv_offload_file.label import Label
 from kv_offload_file.restore import Found
 from kv_offload_file.sharing.neighbourhood import Neighbours, OwnListing
-from kv_offload_file.sharing.neighbours import ListedNeighbours
-from kv_offload_file.sharing.own_listing import FileListing
 from kv_offload_file.sharing.place import slot_of_neighbour
 from kv_offload_file.slot_file import DamagedError
 from kv_sim.memory.content import Words
@@ -41,7 +39,7 @@ _EPOCHS: Final = count(2)
 
 
 class WorldHome:
-    """A home that nobody else wants to live in."""
+    """The home of an engine, in memory: without a lock, and with an epoch in which all begin."""
 
     epoch = 1
 
@@ -50,7 +48,7 @@ class WorldHome:
         self.epoch = next(_EPOCHS)
 
     def close(self) -> None:
-        """Nothing to do: nobody waits for this home."""
+        """Nothing to do: there is no lock."""
 
 
 class WorldSlots:
@@ -96,11 +94,11 @@ class WorldSlots:
 
 
 class _ByEngine(dict[int, WorldSlots]):
-    """The slots of the workers of one rank, of engines that share a folder, by the number of the engine."""
+    """Of engines that share a folder, the slots of the workers of one rank, by the number of the engine."""
 
 
 _SHARED: Final[WeakValueDictionary[tuple[Path, int], _ByEngine]] = WeakValueDictionary()
-"""By folder and rank, as long as there is one that has such slots."""
+"""By folder and rank, as long as somebody has them."""
 
 
 class WorldSharedSlots(WorldSlots):
@@ -171,6 +169,9 @@ class FileOffloadingSpecInMemory(FileOffloadingSpec):
 
     def open_neighbourhood(self) -> tuple[OwnListing, Neighbours]:
         """The listings are files, in the folder of a world; who looks sees what there is then."""
+        from kv_offload_file.sharing.neighbours import ListedNeighbours  # has locks, as not all systems have
+        from kv_offload_file.sharing.own_listing import FileListing
+
         assert self.engine is not None, "this engine shares with nobody"
         self.folder.mkdir(parents=True, exist_ok=True)
         neighbours = ListedNeighbours(self.folder.parent, self.engine, count().__next__)
