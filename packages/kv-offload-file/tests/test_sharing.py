@@ -136,7 +136,7 @@ def test_what_neighbours_use_stays_longer(two):
 def test_a_use_of_what_there_is_not_is_no_use(two):
     first, _ = two
     first.store([1])
-    first.manager._others.take_used = lambda: [99, 5, 0]
+    first.manager._others.take_used = lambda: [99, 6, 5, 0]
     assert first.hits([1, 2]) == 1
 
 
