@@ -247,6 +247,7 @@ def test_what_is_distrusted_is_not_found_until_it_changes(fd, tmp_path):
 
 def test_homes_are_known_by_their_names(tmp_path):
     names = ["engine-0", "engine-2", "engine-10", "engine-02", "engine-x", "rank-0", "engine-1"]
+    names += ["engine-252", "engine-253", "engine-1000000000000"]
     for name in names:
         (tmp_path / name).mkdir()
         own = OwnList(tmp_path / name, 9)
@@ -260,6 +261,7 @@ def test_homes_are_known_by_their_names(tmp_path):
         "engine-0": (0, 3),
         "engine-2": (2, 3),
         "engine-10": (10, 3),
+        "engine-252": (252, 3),
     }
     others.close()
 
@@ -488,6 +490,7 @@ def test_a_list_is_read_when_it_is_whole(tmp_path):
     assert near.seen() == {}
     own.open()
     assert near.seen() == {1: b"a", 2: b"b"}
+    assert (tmp_path / "listing").stat().st_mode & 0o777 == 0o600, "or others could keep chunks where they are"
     own.begin(EPOCH)
     assert near.seen() == {}
     own.close()

@@ -21,7 +21,7 @@ from kv_offload_file.sharing.listing import (
     read_opening,
     used_slots,
 )
-from kv_offload_file.sharing.place import Found, home_of
+from kv_offload_file.sharing.place import MOST_ENGINES, Found, home_of
 
 LOOK_SECONDS: Final = 0.001
 """What was looked at so short a time ago isn't looked at anew."""
@@ -191,11 +191,11 @@ class Neighbours:
             one.check()
 
     def _look_for_more(self) -> None:
-        """Notice the homes that have come."""
+        """Notice the homes that have come. A copy of one, under a number that no engine has, is none."""
         try:
             names = os.listdir(self._folder)
         except OSError:
             return
         numbers = {int(found[1]) for found in map(_HOME.fullmatch, names) if found is not None}
-        for number in sorted(numbers - self._known.keys() - {self._own}):
+        for number in sorted(numbers.intersection(range(MOST_ENGINES)) - self._known.keys() - {self._own}):
             self._known[number] = Neighbour(home_of(self._folder, number), self._own)
