@@ -214,7 +214,8 @@ def test_who_is_not_there_yet_has_nothing(tmp_path):
     assert near.seen() == {}
     own = OwnList(tmp_path, 40)
     begin(own)
-    own.holds([b"a"], [1])
+    own.holds([b"a", b"b", b"c", b"d"], [1, 2, 3, 0])
+    own.leaves([3, 2, 0])
     assert near.seen() == {1: b"a"}
     own.close()
     own.close()
