@@ -20,6 +20,7 @@ from kv_offload_file.sharing.listing import (
     read_entry,
     read_opening,
     size_of,
+    used_slots,
 )
 from kv_offload_file.sharing.neighbours import Neighbour, Neighbours
 from kv_offload_file.sharing.own_list import OwnList
@@ -92,6 +93,8 @@ def test_entries_are_read_from_where_to_where(fd):
     started(fd).write([*range(11)], [b"%d" % slot for slot in range(11)])
     assert dict(read_entries(fd, range(3, 6))) == {slot: b"%d" % slot for slot in (3, 4, 5)}
     assert dict(read_entries(fd, range(35, 50))) == {} == dict(read_entries(fd, range(60, 70)))
+    os.ftruncate(fd, size_of(9) + 30)
+    assert dict(read_entries(fd, range(7, 11))) == {7: b"7", 8: b"8"}, "half an entry is none"
 
 
 def test_of_many_entries_some_are_read_each_time_and_what_changes_at_once(fd, tmp_path, monkeypatch):
@@ -128,6 +131,12 @@ def test_a_list_that_is_not_open_says_nothing(fd):
     assert read_opening(fd) is None, "there is nothing"
     ListWriter(fd, 40).write([1], [b"a"])
     assert read_opening(fd) is None
+    started(fd)
+    os.ftruncate(fd, 528)
+    assert read_opening(fd) == (40, EPOCH, 1, 0, 0)
+    for size in (527, 512, 60, 3, 0):
+        os.ftruncate(fd, size)
+        assert read_opening(fd) is None, "it is cut off"
 
 
 @pytest.mark.parametrize("at", [0, 4, 5, 12, 30, 60])
@@ -336,7 +345,7 @@ def test_who_is_borrowed_from_hears_of_it_once(fd, tmp_path):
     near.seen()
     assert near.used == [], "what was before nobody asks about"
     writer.use([Found(5, 2), Found(4, 3), Found(5, 30)])
-    writer.write([7], [b"g"])
+    writer.write([7] * 8, [b"g"] * 8)
     assert near.seen() == {7: b"g"} and near.used == [2, 30]
     writer.use([Found(5, 4)])
     near.seen()
@@ -346,10 +355,12 @@ def test_who_is_borrowed_from_hears_of_it_once(fd, tmp_path):
     writer.use([Found(5, slot) for slot in range(20)])
     near.seen()
     assert near.used == [16, 17, 18, 19], "as many as are sure to be told still"
-    assert read_opening(fd)[3:] == (1, 25)
+    assert read_opening(fd)[3:] == (8, 25)
     started(fd, run=2).use([Found(5, 9)])
     near.seen()
     assert near.used == [16, 17, 18, 19]
+    os.ftruncate(fd, 8192)
+    assert used_slots(fd, 0, 1, 5) == []
     near.close()
 
 
