@@ -1,0 +1,43 @@
+"""Files of neighbours that a worker has open, when their owner has others by now and several threads read them."""
+
+import os
+
+import pytest
+from kv_offload_file_rig import Rig
+
+
+@pytest.fixture
+def replaced(tmp_path):
+    """The slots of a worker that has read of a neighbour, which has another file of rows since."""
+    first, second = (Rig(tmp_path, 6, file_shared=True, file_engine=number) for number in range(2))
+    first.store([1])
+    assert second.load([1])
+    rows = first.folder / "rank-0.rows"
+    kept = rows.read_bytes()
+    rows.unlink()
+    rows.write_bytes(kept)
+    yield second.ranks[0].worker.engine._slots
+    for rig in (first, second):
+        rig.stop()
+
+
+def test_a_file_that_was_replaced_is_forgotten_once_by_all_who_read_it(replaced):
+    old = replaced._file_of(0)
+    for _ in range(2):
+        replaced._forget_if_replaced(0, old)
+    new = replaced._file_of(0)
+    replaced._forget_if_replaced(0, old)
+    replaced._forget_if_replaced(0, new)
+    assert replaced._file_of(0) is new is not old
+
+
+def test_a_file_that_was_replaced_is_open_until_all_are_closed(replaced):
+    """A thread may be reading it."""
+    old = replaced._file_of(0)
+    replaced._forget_if_replaced(0, old)
+    new = replaced._file_of(0)
+    assert not old.is_current() and new.is_current()
+    before = len(os.listdir("/proc/self/fd"))
+    replaced.close()
+    assert len(os.listdir("/proc/self/fd")) == before - 6, "two files each of this worker, and of both"
+    replaced.close()
