@@ -1,5 +1,6 @@
 """Files of neighbours that a worker has open, when their owner has others by now and several threads read them."""
 
+import fcntl
 import os
 
 import pytest
@@ -8,15 +9,15 @@ from kv_offload_file_rig import Rig
 
 @pytest.fixture
 def replaced(tmp_path):
-    """The slots of a worker that has read of a neighbour, which has another file of rows since."""
-    first, second = (Rig(tmp_path, 6, file_shared=True, file_engine=number) for number in range(2))
+    """The slots of a worker that has read of a neighbour, of which its rank has another file of rows since."""
+    first, second = (Rig(tmp_path, 6, ranks=2, file_shared=True, file_engine=number) for number in range(2))
     first.store([1])
     assert second.load([1])
-    rows = first.folder / "rank-0.rows"
+    rows = first.folder / "rank-1.rows"
     kept = rows.read_bytes()
     rows.unlink()
     rows.write_bytes(kept)
-    yield second.ranks[0].worker.engine._slots
+    yield second.ranks[1].worker.engine._slots
     for rig in (first, second):
         rig.stop()
 
@@ -41,3 +42,9 @@ def test_a_file_that_was_replaced_is_open_until_all_are_closed(replaced):
     replaced.close()
     assert len(os.listdir("/proc/self/fd")) == before - 6, "two files each of this worker, and of both"
     replaced.close()
+
+
+def test_files_of_others_are_open_to_be_read_alone(replaced):
+    file = replaced._file_of(0)
+    for fd in (file._rows, file._slots):
+        assert fcntl.fcntl(fd, fcntl.F_GETFL) & os.O_ACCMODE == os.O_RDONLY

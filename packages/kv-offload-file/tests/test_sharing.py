@@ -565,12 +565,13 @@ def test_a_replica_whose_number_is_too_large_is_refused(tmp_path):
         FileOffloadingSpec(replace(made, parallel=replace(made.parallel, data_parallel_index=253)))
 
 
-def test_two_of_the_same_number_are_refused(tmp_path):
-    first = engine(tmp_path, 3)
+@pytest.mark.parametrize("number", [0, 3])
+def test_two_of_the_same_number_are_refused(tmp_path, number):
+    first = engine(tmp_path, number)
     with pytest.raises(ConfigError) as refused:
-        engine(tmp_path, 3)
+        engine(tmp_path, number)
     assert str(refused.value) == (
         f"file_dir: {first.folder} is in use by another engine; "
-        "each of those that share has a number of its own (file_engine, here 3)"
+        f"each of those that share has a number of its own (file_engine, here {number})"
     )
     first.stop()
