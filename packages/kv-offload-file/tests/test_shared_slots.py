@@ -48,3 +48,17 @@ def test_files_of_others_are_open_to_be_read_alone(replaced):
     file = replaced._file_of(0)
     for fd in (file._rows, file._slots):
         assert fcntl.fcntl(fd, fcntl.F_GETFL) & os.O_ACCMODE == os.O_RDONLY
+
+
+@pytest.mark.parametrize("direct", [False, True])
+def test_files_of_others_are_read_past_the_page_cache_as_its_own_are(tmp_path, direct):
+    first, second = (
+        Rig(tmp_path, 6, file_shared=True, file_engine=number, file_direct=direct) for number in (0, 1)
+    )
+    first.store([1])
+    assert second.load([1])
+    slots = second.ranks[0].worker.engine._slots
+    for file in (slots._file, slots._file_of(0)):
+        assert bool(fcntl.fcntl(file._slots, fcntl.F_GETFL) & os.O_DIRECT) == direct
+    for rig in (first, second):
+        rig.stop()

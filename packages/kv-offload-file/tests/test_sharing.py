@@ -534,6 +534,8 @@ def test_room_is_taken_for_the_listing(tmp_path):
     room = {"file_bytes_to_use": 10 * (TAKEN + ENTRY_BYTES)}
     assert FileOffloadingSpec(config(tmp_path, file_shared=True, **room)).num_chunks == 10
     assert FileOffloadingSpec(config(tmp_path, **room)).num_chunks == 10
+    room = {"file_bytes_to_use": 10 * (2 * TAKEN + ENTRY_BYTES), "file_shared": True}
+    assert FileOffloadingSpec(config(tmp_path, ranks=2, **room)).num_chunks == 10, "there is one for all ranks"
     room = {"file_bytes_to_use": 10 * (TAKEN + ENTRY_BYTES) - 1}
     assert FileOffloadingSpec(config(tmp_path, file_shared=True, **room)).num_chunks == 9
     with pytest.raises(ConfigError, match=r"less than one chunk, which takes 4416: .*, and 64 in the listing"):
