@@ -12,7 +12,7 @@ from kv_sim_notes import Notes
 
 from kv_api import BlockRemoved, LookupResult, ReqContext, make_offload_key
 from kv_sim.actions import Action, Kind
-from kv_sim.checkers import at_rest, sharing
+from kv_sim.checkers import at_rest, hits, sharing
 from kv_sim.checkers.accounting import Mirror
 from kv_sim.checkers.medium import sides_of
 from kv_sim.checkers.served import Served
@@ -184,6 +184,30 @@ def test_who_tells_of_a_store_in_a_later_step_gets_one(monkeypatch: pytest.Monke
     assert found.startswith("HITS  engine ")
 
 
+def test_who_tells_of_a_store_later_gets_steps_before_each_is_asked_for_what_there_was() -> None:
+    """Also where no new prompt comes."""
+    subject = replace(SHARED, kv_connector="TellsLater", module_path=__name__, evicts_oldest=False)
+    assert what_is_wrong(*STORED, subject=subject) is None
+
+
+def test_of_who_does_not_claim_to_keep_what_it_has_nothing_new_is_asked() -> None:
+    its_own = replace(SHARED, kv_connector="FindsItsOwn", module_path=__name__, traits=frozenset())
+    assert what_is_wrong(*STORED, subject=its_own) is None
+
+
+def test_a_reset_comes_when_all_have_been_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+    """From then on nothing is known of what others have."""
+    asked: list[tuple[str, int]] = []
+
+    def notes(name: str) -> Any:
+        return lambda site, *more: asked.append((name, site.place.number))
+
+    monkeypatch.setattr(sharing, "check_lent", notes("lent"))
+    monkeypatch.setattr(hits, "check_forgotten", notes("forgotten"))
+    assert what_is_wrong(*STORED) is None
+    assert asked == [("lent", 0), ("lent", 1), ("forgotten", 0), ("forgotten", 1)]
+
+
 @pytest.mark.parametrize("who", [0, 1])
 def test_after_a_reset_nothing_is_demanded_of_the_other(who: int) -> None:
     reset = Action(Kind.RESET, {"engine": who, **FORGET})
@@ -266,6 +290,44 @@ def test_whose_a_block_is() -> None:
     assert [here.is_of_strangers(asks, start) for start in (0, 4, 8, 12)] == [False, False, True, False]
     assert not strange.is_of_strangers(asks, 8)
     assert strange.is_of_strangers(sampled("r5", 13), 0) is False, "it has computed that, too"
+
+
+def test_what_is_its_own_is_what_it_computed_since_its_reset() -> None:
+    """Whatever it claims: loads of what others stored are counted for all."""
+    for is_on in (False, True):
+        here, there = Served(Notes(), 4, is_on=is_on), Served(Notes(), 4, is_on=is_on)
+        here.shares_with = [there]
+        here.compute(sampled("r1"))
+        assert not here.is_of_others(sampled("r2"), 0, 8)
+        here.reset([])
+        assert here.is_of_others(sampled("r2"), 0, 8)
+
+
+def test_a_block_that_is_not_full_is_no_strangers() -> None:
+    """What will be sampled is known here, and nobody else knows it."""
+    here, strange = Served(Notes(), 4, is_on=True), Served(Notes(), 4, is_on=True)
+    here.strangers, strange.strangers = [strange], [here]
+    computed, asks = (SimRequest(RequestSpec(name, 0, 6, 0, 8, 8), 4, 8) for name in ("r1", "r2"))
+    computed.num_computed_tokens = computed.num_output_tokens = 8
+    strange.compute(computed)
+    assert here.is_of_strangers(asks, 0)
+    assert not here.is_of_strangers(asks, 4)
+
+
+def test_what_goes_on_within_a_block_elsewhere_may_be_stored_after_a_reset() -> None:
+    notes = Notes()
+    here, there = (Served(notes, 4, is_on=True, hashes_per_block=2) for _ in range(2))
+    here.shares_with, there.shares_with = [there], [here]
+    living = SimRequest(RequestSpec("r1", 0, 9, 0, 1, 1), 4, 0, hashes_per_block=2)
+    living.num_computed_tokens = 6
+    there.compute(living)
+    here.reset([])
+    here.check_match(living, 0, 6)
+    assert notes.take() == []
+    living.status = Status.FINISHED_STOPPED
+    here.reset([])
+    here.check_match(living, 4, 2)
+    assert len(notes.take()) == 1
 
 
 # -- what else there is of each ------------------------------------------------------------------
