@@ -23,8 +23,9 @@ def nothing(spec: RequestSpec) -> int:
 
 def missing(of: int, room: int) -> str:
     return (
-        "HITS  request r1 comes again at rest: 0 of its 9 tokens are found, but the first 8 belong to requests that "
-        f"ended well, no copy failed, and there was room for all: at most {room} of {of} host slots were needed"
+        "HITS  request r1 comes again at rest: 0 of its 9 tokens are found, but the first 8 belong to requests "
+        "that ended well, no copy failed, and there was room for all: "
+        f"at most {room} of {of} host slots were needed"
     )
 
 
@@ -64,7 +65,7 @@ ODD = (
 
 @pytest.mark.parametrize("subject", [TELL, TELLS])
 def test_events_are_those_of_all(subject: Subject) -> None:
-    """A reset of one alone says nothing of what others told; of an engine without others it ends with what it says."""
+    """A reset at one of several takes back what others told, and isn't told by them."""
     ended, config = request(), replace(CONFIG, host_slots=1)
     for teller in range(2):
         engines = Engine([ended], nothing), Engine([], nothing)
