@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from kv_sim_notes import Notes
 
-from kv_api import BlockRemoved, LookupResult, ReqContext, make_offload_key
+from kv_api import BlockRemoved, Direction, LookupResult, ReqContext, make_offload_key
 from kv_sim.actions import Action, Kind
 from kv_sim.checkers import at_rest, hits, sharing
 from kv_sim.checkers.accounting import Mirror
@@ -22,6 +22,8 @@ from kv_sim.engine.request_spec import RequestSpec
 from kv_sim.examples.catalogue import SHARED, SUBJECTS
 from kv_sim.examples.shared import SharedConnector, SharedScheduler
 from kv_sim.history.draws import config_for
+from kv_sim.memory.copies import State
+from kv_sim.offload.files import _number_of
 from kv_sim.subject import Subject, Trait
 from kv_sim.violation import Violation
 from kv_sim.world import World
@@ -68,6 +70,38 @@ def test_what_one_stored_is_loaded_at_the_other() -> None:
     assert situations(world) == (1, 0)
     assert world.engines[1].served.found == {"r2": 8}
     assert world.rest() is None
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_files_that_engines_share_are_read_from_where_they_lie(ranks: int) -> None:
+    """No load of them fails, which would be recomputed."""
+    files = SUBJECTS["offload-file-shared"]
+    world = world_after(*STORED, comes("r2", engine=1), subject=files, config=replace(TWO, tp_size=ranks))
+    assert world.rest() is None
+    assert situations(world) == (1, 0)
+    assert world.engines[1].served.found == {"r2": 8}
+    loads = [
+        copy
+        for device in world.engines[1].devices
+        for copy in device.copies.ended
+        if copy.direction is Direction.LOAD
+    ]
+    assert len(loads) >= ranks
+    assert {copy.state for copy in loads} == {State.DONE}
+
+
+@pytest.mark.parametrize(("name", "number"), [("world", 0), ("world-0", 0), ("world-1", 1), ("", 0), (None, 0)])
+def test_who_shares_files_has_the_number_of_its_engine(name: str | None, number: int) -> None:
+    assert _number_of(name) == number
+
+
+def test_a_stranger_has_whole_blocks_of_another_size() -> None:
+    sizes = [(8, 8), (8, 2), (4, 4), (2, 1)]
+    strangers = [
+        WorldConfig(engines=2, block_size=size, hashes_per_block=hashes, stranger="blocks").at(1)
+        for size, hashes in sizes
+    ]
+    assert [(one.block_size, one.hashes_per_block) for one in strangers] == [(4, 4), (4, 2), (8, 4), (4, 1)]
 
 
 def test_what_one_has_stored_itself_is_not_lent() -> None:
