@@ -10,7 +10,7 @@ from kv_offload_file import FileOffloadingSpec
 from kv_offload_file.sharing import loans
 from kv_offload_file.sharing.neighbours import Neighbours
 from kv_offload_file.sharing.own_list import OwnList
-from kv_offload_file.sharing.place import home_of
+from kv_offload_file.sharing.place import Found, home_of
 
 
 def test_of_slots_side_by_side_those_are_named_that_were_asked_about(tmp_path):
@@ -53,3 +53,17 @@ def test_a_recount_of_neighbours_is_one_of_each(tmp_path):
     del others._known[1]._loans[1]
     others.close()
     own.close()
+
+
+def test_who_has_ended_tells_nothing_any_more(tmp_path, caplog):
+    """Its files may be other ones' by then: numbers of files are used again."""
+    own = OwnList(tmp_path, 9)
+    own.begin(77)
+    own.open()
+    own.close()
+    with (tmp_path / "another").open("w+b") as another:
+        own.holds([b"a"], [1])
+        own.leaves([2])
+        own.uses([Found(1, 2)])
+        own.open()
+        assert another.read() == b"" and caplog.records == []
