@@ -1,6 +1,7 @@
 """Media over a world: whose pages a job copies, what a slot of a file holds, and what is done when."""
 
 from dataclasses import replace
+from errno import EIO
 from typing import Any
 
 import numpy as np
@@ -105,6 +106,24 @@ def test_a_slot_holds_what_was_in_a_bay_as_long_as_it_is_asked_for_by_its_label(
     slots.close()
     with pytest.raises(DamagedError, match="slot 5 holds None"):
         slots.read(5, label, 0)
+
+
+def test_what_a_restart_lost_of_a_bay_is_not_written(device: Device) -> None:
+    """A bay that is filled since holds what is there now."""
+    slots = WorldSlots(device, WorldMemory(device, LAYOUT))
+    label, other = Label(OffloadKey(b"a"), 1, 2, 3), Label(OffloadKey(b"b"), 1, 2, 3)
+    slots.write(5, label, 1)
+    device.restart_copies(forget_host=True)
+    with pytest.raises(OSError, match="a restart lost what was in bay 1") as raised:
+        slots.write(6, other, 1)
+    assert raised.value.errno == EIO
+    with pytest.raises(DamagedError, match="slot 6 holds None"):
+        slots.read(6, other, 2)
+    slots.read(5, label, 2)
+    assert not device.copies.lost_slots.intersection(slots._pages_of(2))
+    assert device.copies.lost_slots.issuperset(slots._pages_of(1))
+    slots.write(6, other, 2)
+    slots.read(6, other, 3)
 
 
 @pytest.mark.parametrize("blocks_per_chunk", [1, 2])

@@ -111,13 +111,13 @@ def test_the_summary() -> None:
     assert lines == [
         *scenario_table([("ranks", claim, 3, 7, "can't be tried") for claim in ("probed", "made", "made")]),
         "",
-        *situation_table(times),
+        *situation_table(subject, times),
         "note: a is no use",
         "note: b is no use",
         "note: not claimed, so not tried: states, fine, failures, losses, sleep, clients",
     ]
     reached = [str(number) for number in times.values() if number]
-    assert [line.split()[-1] for line in situation_table(times)[:4]] == ["times", *reached]
+    assert [line.split()[-1] for line in situation_table(subject, times)[:4]] == ["times", *reached]
     assert scenario_table([])[0].split() == ["scenario", "claim", "histories", "steps", "result"]
 
 

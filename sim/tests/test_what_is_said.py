@@ -459,6 +459,9 @@ def test_subjects_and_what_they_claim() -> None:
         "later": LATER,
         "both": SUBJECTS["later+flaky"],
         "set": Subject("Y", "y", {"b": 1}, frozenset({Trait.EVENTS, Trait.KEEPS})),
+        "peer": Subject("P", traits=frozenset(), serves_peers=True),
+        "two": Subject("P", traits=frozenset(), serves_peers=True, engines=2),
+        "store": Subject("S", traits=frozenset(), engines=2, shares_store=True),
     }
     claims = "ranks, failures, repeats, zeroing, reset, sleep"
     assert subject_lines(some) == [
@@ -472,6 +475,9 @@ def test_subjects_and_what_they_claim() -> None:
         "set    Y (y)",
         "       claims: keeps, events",
         '       extra config: {"b": 1}',
+        *("peer   P (installed)", "       claims: none", "       as with: --serves-peers"),
+        *("two    P (installed)", "       claims: none", "       as with: --two-engines"),
+        *("store  S (installed)", "       claims: none", "       as with: --shares-store"),
     ]
 
 

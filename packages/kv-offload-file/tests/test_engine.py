@@ -86,7 +86,7 @@ def test_a_large_job_goes_in_parts_of_which_one_is_copied_while_another_is_writt
         rig.stores.run()
         rig.poll()
     assert rig.ended == [(1, True, 70)]
-    written = [(slot, label.key, label.place) for _, slot, label, _ in rig.slots.calls]
+    written = [(slot, label.key, label.nth) for _, slot, label, _ in rig.slots.calls]
     assert written == [(slot, make_key(slot), slot) for slot in range(7)]
 
 

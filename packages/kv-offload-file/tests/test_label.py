@@ -39,7 +39,7 @@ def test_what_was_never_written_or_is_no_row_says_nothing(data):
 
 
 def test_a_later_version_reads_what_this_one_wrote():
-    data = pack_row(Row(Label(OffloadKey(b"key"), epoch=5, number=6, place=7), data_sum=8))
+    data = pack_row(Row(Label(OffloadKey(b"key"), epoch=5, number=6, nth=7), data_sum=8))
     fields = [8, 4], [5, 8], [6, 8], [7, 4], [3, 2]
     assert data[4:].rstrip(b"\0") == b"".join(value.to_bytes(size, "little") for value, size in fields) + b"key"
     assert zlib.crc32(data[4:]) == int.from_bytes(data[:4], "little")

@@ -10,11 +10,12 @@ import sys
 import pytest
 
 from kv_api import ConfigError
+from kv_offload_file.folder import home_of
 from kv_offload_file.sharing import listing, loans, neighbours
 from kv_offload_file.sharing.listing import (
     ENTRY_BYTES,
     MOST_KEY_BYTES,
-    ListWriter,
+    ListingWriter,
     changed_slots,
     read_entries,
     read_entry,
@@ -22,17 +23,16 @@ from kv_offload_file.sharing.listing import (
     size_of,
     used_slots,
 )
-from kv_offload_file.sharing.neighbours import Neighbour, Neighbours
-from kv_offload_file.sharing.own_list import OwnList
+from kv_offload_file.sharing.neighbours import ListedNeighbours, Neighbour
+from kv_offload_file.sharing.own_listing import FileListing
 from kv_offload_file.sharing.place import (
     MOST_ENGINES,
     MOST_SLOTS,
     NUM_PLACES,
-    Found,
-    found_at,
-    home_of,
+    NeighbourSlot,
     nowhere,
     place_of,
+    slot_of_neighbour,
 )
 
 EPOCH = 77
@@ -52,7 +52,7 @@ def fd(tmp_path):
 
 
 def started(fd, num_slots=40, run=1):
-    writer = ListWriter(fd, num_slots)
+    writer = ListingWriter(fd, num_slots)
     writer.open(EPOCH, run)
     return writer
 
@@ -73,7 +73,7 @@ class Near(Neighbour):
         super().__init__(folder, 5)
 
     def seen(self, epoch=EPOCH):
-        self.look(epoch)
+        self.look(epoch, neighbours.READ_AT_ONCE)
         self.check()
         return {slot: key for key, slot in self.slot_of.items()}
 
@@ -129,7 +129,7 @@ def test_a_key_has_room_or_is_not_told(fd):
 
 def test_a_list_that_is_not_open_says_nothing(fd):
     assert read_opening(fd) is None, "there is nothing"
-    ListWriter(fd, 40).write([1], [b"a"])
+    ListingWriter(fd, 40).write([1], [b"a"])
     assert read_opening(fd) is None
     started(fd)
     os.ftruncate(fd, 528)
@@ -218,10 +218,28 @@ def test_who_begins_another_run_is_read_from_the_start(fd, tmp_path):
     near.close()
 
 
+def test_entries_that_were_never_read_are_so_many_of_all_neighbours(tmp_path, monkeypatch):
+    monkeypatch.setattr(neighbours, "READ_AT_ONCE", 4)
+    for engine in (1, 2):
+        home_of(tmp_path, engine).mkdir()
+        own = FileListing(home_of(tmp_path, engine), 6)
+        begin(own)
+        own.holds([b"%d-%d" % (engine, slot) for slot in range(6)], range(6))
+        own.close()
+    near = ListedNeighbours(tmp_path, 0, iter(range(99)).__next__)
+    found = []
+    for _ in range(4):
+        near.look(EPOCH)
+        found.append([(e, s) for e in (1, 2) for s in range(6) if near.find(b"%d-%d" % (e, s))])
+    everything = [(engine, slot) for engine in (1, 2) for slot in range(6)]
+    assert found == [everything[:4], everything[:8], everything, everything]
+    near.close()
+
+
 def test_who_is_not_there_yet_has_nothing(tmp_path):
     near = Near(tmp_path)
     assert near.seen() == {}
-    own = OwnList(tmp_path, 40)
+    own = FileListing(tmp_path, 40)
     begin(own)
     own.holds([b"a", b"b", b"c", b"d"], [1, 2, 3, 0])
     own.leaves([3, 2, 0])
@@ -235,15 +253,15 @@ def test_who_is_not_there_yet_has_nothing(tmp_path):
 
 def test_what_is_distrusted_is_not_found_until_it_changes(fd, tmp_path):
     home_of(tmp_path, 4).mkdir()
-    own = OwnList(home_of(tmp_path, 4), 40)
+    own = FileListing(home_of(tmp_path, 4), 40)
     begin(own)
     own.holds([b"a", b"b"], [1, 2])
-    others = Neighbours(tmp_path, 0, iter(range(99)).__next__)
+    others = ListedNeighbours(tmp_path, 0, iter(range(99)).__next__)
     others.look(EPOCH)
-    assert others.find(b"a") == (4, 1) == Found(4, 1)
-    others.distrust(Found(4, 2), b"a")
+    assert others.find(b"a") == (4, 1) == NeighbourSlot(4, 1)
+    others.distrust(NeighbourSlot(4, 2), b"a")
     assert others.find(b"a") and others.find(b"b"), "that one isn't there"
-    others.distrust(Found(4, 1), b"a")
+    others.distrust(NeighbourSlot(4, 1), b"a")
     assert others.find(b"a") is None and others.find(b"b")
     others.look(EPOCH)
     assert others.find(b"a") is None
@@ -260,11 +278,11 @@ def test_homes_are_known_by_their_names(tmp_path):
     names += ["engine-252", "engine-253", "engine-1000000000000"]
     for name in names:
         (tmp_path / name).mkdir()
-        own = OwnList(tmp_path / name, 9)
+        own = FileListing(tmp_path / name, 9)
         begin(own)
         own.holds([name.encode()], [3])
         own.close()
-    others = Neighbours(tmp_path, 1, iter(range(99)).__next__)
+    others = ListedNeighbours(tmp_path, 1, iter(range(99)).__next__)
     others.look(EPOCH)
     found = {name: others.find(name.encode()) for name in names}
     assert {name: place for name, place in found.items() if place} == {
@@ -277,11 +295,11 @@ def test_homes_are_known_by_their_names(tmp_path):
 
 
 def test_a_neighbour_that_comes_later_is_noticed(tmp_path):
-    others = Neighbours(tmp_path, 0, iter(range(99)).__next__)
+    others = ListedNeighbours(tmp_path, 0, iter(range(99)).__next__)
     for engine in (1, 2):
         others.look(EPOCH)
         home_of(tmp_path, engine).mkdir()
-        own = OwnList(home_of(tmp_path, engine), 9)
+        own = FileListing(home_of(tmp_path, engine), 9)
         begin(own)
         own.holds([b"%d" % engine], [3])
         own.close()
@@ -293,11 +311,11 @@ def test_a_neighbour_that_comes_later_is_noticed(tmp_path):
 def test_of_several_the_first_one_lends(tmp_path):
     for engine in (10, 2, 5):
         home_of(tmp_path, engine).mkdir()
-        own = OwnList(home_of(tmp_path, engine), 9)
+        own = FileListing(home_of(tmp_path, engine), 9)
         begin(own)
         own.holds([b"a"], [engine % 9])
         own.close()
-    others = Neighbours(tmp_path, 0, iter(range(99)).__next__)
+    others = ListedNeighbours(tmp_path, 0, iter(range(99)).__next__)
     others.look(EPOCH)
     assert others.find(b"a") == (2, 2)
     others.close()
@@ -305,10 +323,10 @@ def test_of_several_the_first_one_lends(tmp_path):
 
 def test_what_was_just_looked_at_is_not_looked_at_again(tmp_path):
     home_of(tmp_path, 2).mkdir()
-    own = OwnList(home_of(tmp_path, 2), 9)
+    own = FileListing(home_of(tmp_path, 2), 9)
     begin(own)
     times = iter([0.0, 0.0009, 0.001, 0.0011, 0.0012])
-    others = Neighbours(tmp_path, 0, times.__next__)
+    others = ListedNeighbours(tmp_path, 0, times.__next__)
     others.look(EPOCH)
     own.holds([b"a"], [1])
     others.look(EPOCH)
@@ -322,11 +340,11 @@ def test_what_was_just_looked_at_is_not_looked_at_again(tmp_path):
 
 
 def test_a_folder_that_is_gone_has_no_neighbours(tmp_path):
-    others = Neighbours(tmp_path / "gone", 0, iter(range(99)).__next__)
+    others = ListedNeighbours(tmp_path / "gone", 0, iter(range(99)).__next__)
     others.look(EPOCH)
     assert others.find(b"a") is None
     (tmp_path / "gone" / "engine-1").mkdir(parents=True)
-    own = OwnList(tmp_path / "gone" / "engine-1", 9)
+    own = FileListing(tmp_path / "gone" / "engine-1", 9)
     begin(own)
     own.holds([b"a"], [1])
     others.look(EPOCH)
@@ -341,22 +359,22 @@ def test_a_folder_that_is_gone_has_no_neighbours(tmp_path):
 @pytest.mark.usefixtures("few")
 def test_who_is_borrowed_from_hears_of_it_once(fd, tmp_path):
     writer, near = started(fd), Near(tmp_path)
-    writer.use([Found(5, 1)])
+    writer.use([NeighbourSlot(5, 1)])
     near.seen()
     assert near.used == [], "what was before nobody asks about"
-    writer.use([Found(5, 2), Found(4, 3), Found(5, 30)])
+    writer.use([NeighbourSlot(5, 2), NeighbourSlot(4, 3), NeighbourSlot(5, 30)])
     writer.write([7] * 8, [b"g"] * 8)
     assert near.seen() == {7: b"g"} and near.used == [2, 30]
-    writer.use([Found(5, 4)])
+    writer.use([NeighbourSlot(5, 4)])
     near.seen()
     near.seen()
     assert near.used == [2, 30, 4]
     near.used = []
-    writer.use([Found(5, slot) for slot in range(20)])
+    writer.use([NeighbourSlot(5, slot) for slot in range(20)])
     near.seen()
     assert near.used == [16, 17, 18, 19], "as many as are sure to be told still"
     assert read_opening(fd)[3:] == (8, 25)
-    started(fd, run=2).use([Found(5, 9)])
+    started(fd, run=2).use([NeighbourSlot(5, 9)])
     near.seen()
     assert near.used == [16, 17, 18, 19]
     os.ftruncate(fd, 8192)
@@ -368,19 +386,19 @@ def test_uses_of_all_are_taken_together_once(tmp_path):
     lists = {}
     for engine in (1, 2):
         home_of(tmp_path, engine).mkdir()
-        lists[engine] = OwnList(home_of(tmp_path, engine), 9)
+        lists[engine] = FileListing(home_of(tmp_path, engine), 9)
         begin(lists[engine])
-    others = Neighbours(tmp_path, 0, iter(range(99)).__next__)
+    others = ListedNeighbours(tmp_path, 0, iter(range(99)).__next__)
     others.look(EPOCH)
     assert others.take_used() == []
-    lists[1].uses([Found(0, 3), Found(2, 4)])
-    lists[2].uses([Found(0, 5)])
+    lists[1].uses([NeighbourSlot(0, 3), NeighbourSlot(2, 4)])
+    lists[2].uses([NeighbourSlot(0, 5)])
     others.look(EPOCH)
     assert others.take_used() == [3, 5] and others.take_used() == []
     others.close()
     for own in lists.values():
         own.close()
-        own.uses([Found(0, 1)])
+        own.uses([NeighbourSlot(0, 1)])
 
 
 # What is lent
@@ -391,17 +409,17 @@ def test_what_is_borrowed_its_owner_knows(fd, tmp_path):
     near, other = Near(tmp_path), Near(tmp_path)
     near.seen()
     other.seen()
-    assert loans.lent(fd, 40) == []
+    assert loans.locked(fd, 40) == []
     assert near.borrow(2, b"b") and near.borrow(3, b"c") and other.borrow(3, b"c") and other.borrow(39, b"e")
-    assert loans.lent(fd, 40) == [2, 3, 39] and loans.lent(fd, 39) == [2, 3]
+    assert loans.locked(fd, 40) == [2, 3, 39] and loans.locked(fd, 39) == [2, 3]
     near.give_back(3)
-    assert loans.lent(fd, 40) == [2, 3, 39]
+    assert loans.locked(fd, 40) == [2, 3, 39]
     other.give_back(3)
-    assert loans.lent(fd, 40) == [2, 39]
+    assert loans.locked(fd, 40) == [2, 39]
     near.close()
-    assert loans.lent(fd, 40) == [39]
+    assert loans.locked(fd, 40) == [39]
     other.close()
-    assert loans.lent(fd, 40) == []
+    assert loans.locked(fd, 40) == []
 
 
 def test_whoever_borrowed_in_whatever_order_all_is_known(fd, tmp_path):
@@ -414,8 +432,8 @@ def test_whoever_borrowed_in_whatever_order_all_is_known(fd, tmp_path):
         near.seen()
         assert near.borrow(slot, b"%d" % slot)
         borrowed.add(slot)
-        assert loans.lent(fd, 40) == sorted(borrowed)
-    assert loans.lent(fd, 31) == [0, 1, 4, 5, 16, 17, 30]
+        assert loans.locked(fd, 40) == sorted(borrowed)
+    assert loans.locked(fd, 31) == [0, 1, 4, 5, 16, 17, 30]
     for near in several:
         near.close()
 
@@ -424,7 +442,7 @@ def test_a_lock_of_all_that_follows_is_of_all_slots_that_follow(fd, tmp_path):
     started(fd)
     with (tmp_path / "listing").open("rb") as other:
         loans.fcntl.fcntl(other, loans.fcntl.F_OFD_SETLK, loans._FLOCK.pack(loans.fcntl.F_RDLCK, 0, 35, 0, 0))
-        assert loans.lent(fd, 40) == [35, 36, 37, 38, 39] and loans.lent(fd, 30) == []
+        assert loans.locked(fd, 40) == [35, 36, 37, 38, 39] and loans.locked(fd, 30) == []
 
 
 def test_what_is_borrowed_twice_is_given_back_twice(fd, tmp_path):
@@ -433,9 +451,9 @@ def test_what_is_borrowed_twice_is_given_back_twice(fd, tmp_path):
     near.seen()
     assert near.borrow(1, b"a") and near.borrow(1, b"a")
     near.give_back(1)
-    assert loans.lent(fd, 40) == [1]
+    assert loans.locked(fd, 40) == [1]
     near.give_back(1)
-    assert loans.lent(fd, 40) == []
+    assert loans.locked(fd, 40) == []
     near.close()
 
 
@@ -446,7 +464,7 @@ def test_what_went_is_not_borrowed(fd, tmp_path):
     assert near.borrow(2, b"b")
     writer.write([1, 2], [b"c", b"d"])
     assert not near.borrow(1, b"a") and not near.borrow(2, b"b")
-    assert loans.lent(fd, 40) == [2], "as it was before"
+    assert loans.locked(fd, 40) == [2], "as it was before"
     near.close()
 
 
@@ -461,7 +479,7 @@ def test_a_lock_that_can_not_be_had_is_a_chunk_that_is_not_borrowed(fd, tmp_path
     monkeypatch.setattr(loans.fcntl, "fcntl", refused)
     assert not near.borrow(1, b"a")
     monkeypatch.undo()
-    assert near.borrow(1, b"a") and loans.lent(fd, 40) == [1]
+    assert near.borrow(1, b"a") and loans.locked(fd, 40) == [1]
     near.close()
 
 
@@ -470,7 +488,7 @@ import sys
 from pathlib import Path
 from kv_offload_file.sharing.neighbours import Neighbour
 near = Neighbour(Path(sys.argv[1]), 5)
-near.look(77)
+near.look(77, 40)
 print(near.borrow(1, b"a"), flush=True)
 sys.stdin.read()
 """
@@ -482,10 +500,10 @@ def test_what_another_process_borrowed_is_free_when_it_is_killed(fd, tmp_path):
         [sys.executable, "-c", BORROWER, str(tmp_path)], stdin=subprocess.PIPE, stdout=subprocess.PIPE
     ) as process:
         assert process.stdout.readline() == b"True\n"
-        assert loans.lent(fd, 40) == [1]
+        assert loans.locked(fd, 40) == [1]
         process.send_signal(signal.SIGKILL)
         process.wait()
-    assert loans.lent(fd, 40) == []
+    assert loans.locked(fd, 40) == []
 
 
 def test_a_system_without_such_locks_is_refused(monkeypatch):
@@ -496,7 +514,7 @@ def test_a_system_without_such_locks_is_refused(monkeypatch):
 
 
 def test_a_list_is_read_when_it_is_whole(tmp_path):
-    own, near = OwnList(tmp_path, 40), Near(tmp_path)
+    own, near = FileListing(tmp_path, 40), Near(tmp_path)
     own.begin(EPOCH)
     own.holds([b"a", b"b"], [1, 2])
     assert near.seen() == {}
@@ -513,7 +531,7 @@ def test_a_list_is_read_when_it_is_whole(tmp_path):
 
 
 def test_a_list_that_can_not_be_written_is_emptied_and_said_once(tmp_path, monkeypatch, caplog):
-    own, near = OwnList(tmp_path, 40), Near(tmp_path)
+    own, near = FileListing(tmp_path, 40), Near(tmp_path)
     begin(own)
     own.holds([b"a"], [1])
     assert near.seen() == {1: b"a"}
@@ -531,7 +549,7 @@ def test_a_list_that_can_not_be_written_is_emptied_and_said_once(tmp_path, monke
     )
     assert near.seen() == {} and own.lent() == []
     own.leaves([1])
-    own.uses([Found(0, 1)])
+    own.uses([NeighbourSlot(0, 1)])
     begin(own)
     own.holds([b"d"], [4])
     assert near.seen() == {4: b"d"}, "who begins anew tries again"
@@ -541,7 +559,7 @@ def test_a_list_that_can_not_be_written_is_emptied_and_said_once(tmp_path, monke
 
 
 def test_a_use_that_can_not_be_told_is_the_end_of_telling(tmp_path, monkeypatch, caplog):
-    own, near = OwnList(tmp_path, 40), Near(tmp_path)
+    own, near = FileListing(tmp_path, 40), Near(tmp_path)
     begin(own)
     own.holds([b"a"], [1])
 
@@ -550,14 +568,14 @@ def test_a_use_that_can_not_be_told_is_the_end_of_telling(tmp_path, monkeypatch,
 
     with monkeypatch.context() as broken:
         broken.setattr(listing.os, "pwrite", full)
-        own.uses([Found(0, 1)])
+        own.uses([NeighbourSlot(0, 1)])
     assert "from now on no neighbour finds anything here" in caplog.text and near.seen() == {}
     own.close()
     near.close()
 
 
 def test_a_list_that_can_not_even_be_emptied_is_said_to_be_wrong(tmp_path, monkeypatch, caplog):
-    own = OwnList(tmp_path, 40)
+    own = FileListing(tmp_path, 40)
 
     def broken(*args):
         raise OSError(errno.EIO, "broken")
@@ -574,7 +592,7 @@ def test_a_list_that_can_not_even_be_emptied_is_said_to_be_wrong(tmp_path, monke
 
 def test_a_home_that_is_no_folder_is_refused(tmp_path):
     with pytest.raises(ConfigError, match=r"file_dir: No such file or directory: .*gone/listing"):
-        OwnList(tmp_path / "gone", 40)
+        FileListing(tmp_path / "gone", 40)
 
 
 # Places
@@ -582,10 +600,10 @@ def test_a_home_that_is_no_folder_is_refused(tmp_path):
 
 def test_places_tell_engines_and_slots_apart():
     everywhere = [(engine, slot) for engine in (None, 0, 1, MOST_ENGINES - 1) for slot in (0, 6, MOST_SLOTS - 1)]
-    places = [slot if engine is None else place_of(Found(engine, slot)) for engine, slot in everywhere]
+    places = [slot if engine is None else place_of(NeighbourSlot(engine, slot)) for engine, slot in everywhere]
     assert places == sorted({*places})
-    assert [found_at(place) for place in places] == [
-        None if engine is None else Found(engine, slot) for engine, slot in everywhere
+    assert [slot_of_neighbour(place) for place in places] == [
+        None if engine is None else NeighbourSlot(engine, slot) for engine, slot in everywhere
     ]
     assert places[:4] == [0, 6, MOST_SLOTS - 1, MOST_SLOTS]
     assert places[-1] < NUM_PLACES == 2**31

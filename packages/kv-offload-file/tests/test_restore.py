@@ -8,8 +8,8 @@ from kv_offload_file.restore import Found, find_stores
 NOW, BEFORE = 7, 6
 
 
-def row(key, number, place=0, epoch=NOW):
-    return Row(Label(make_key(key), epoch, number, place), 99)
+def row(key, number, nth=0, epoch=NOW):
+    return Row(Label(make_key(key), epoch, number, nth), 99)
 
 
 def found(*ranks):

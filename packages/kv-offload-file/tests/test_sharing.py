@@ -46,11 +46,11 @@ def test_what_one_stored_the_other_finds_and_loads(two):
 def test_each_has_a_home_of_its_own(two, tmp_path):
     first, second = two
     assert (first.folder.name, second.folder.name) == ("engine-0", "engine-1")
-    assert (
-        first.folder.parent
-        == second.folder.parent
-        == home_folder(str(tmp_path), config(tmp_path), "", is_shared=True)
-    )
+    assert [home_folder(str(tmp_path), config(tmp_path), "", number) for number in range(2)] == [
+        first.folder,
+        second.folder,
+    ]
+    assert first.folder.parent == second.folder.parent
     assert json.loads((first.folder / "meaning.json").read_text())["engine"] == "any"
     assert first.folder.parent != home_folder(str(tmp_path), config(tmp_path), "")
 
@@ -137,7 +137,7 @@ def test_what_neighbours_use_stays_longer(two):
 def test_a_use_of_what_there_is_not_is_no_use(two):
     first, _ = two
     first.store([1])
-    first.manager._others.take_used = lambda: [99, 6, 5, 0]
+    first.manager._neighbours.take_used = lambda: [99, 6, 5, 0]
     assert first.hits([1, 2]) == 1
 
 

@@ -121,7 +121,7 @@ class Street:
     def check(self):
         for number, rig in enumerate(self.rigs):
             rig.check()
-            rig.manager._others.check()
+            rig.manager._neighbours.check()
             listed = {key: slot for slot, key in read_entries(rig.manager._own._fd, range(CHUNKS))}
             pool = rig.manager._pool
             assert listed == {key: slot for key, slot in pool.slot_of.items() if pool.is_resident(key)}

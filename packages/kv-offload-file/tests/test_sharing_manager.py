@@ -5,9 +5,9 @@ from kv_offload_file_rig import Rig, make_key, make_keys
 
 from kv_api import LookupResult, ReqContext
 from kv_offload_file.home import Home
-from kv_offload_file.restore import Found as Kept
+from kv_offload_file.restore import Found
 from kv_offload_file.sharing.manager import SharingManager
-from kv_offload_file.sharing.place import Found
+from kv_offload_file.sharing.place import NeighbourSlot
 from kv_offload_file.stats import BORROWED
 
 
@@ -147,10 +147,10 @@ def test_each_load_is_a_use_to_the_owner(two):
     told = []
     second.manager._own.uses = told.append
     specs = [second.begin_load([1]) for _ in range(2)]
-    assert told == [[Found(0, 0)]] * 2
+    assert told == [[NeighbourSlot(0, 0)]] * 2
     for spec in specs:
         assert second.end_load([1], spec)
-    assert told == [[Found(0, 0)]] * 2
+    assert told == [[NeighbourSlot(0, 0)]] * 2
 
 
 def test_what_neighbours_used_is_over_at_once(two):
@@ -197,8 +197,8 @@ class AHome(Home):
 
 def test_what_was_kept_is_told_before_the_list_may_be_read():
     own = Recorded()
-    kept = Kept([(make_keys([1, 2]), [3, 0]), (make_keys([5]), [2])], 9)
-    manager = SharingManager(4, AHome(), kept, own=own, others=Recorded())
+    kept = Found([(make_keys([1, 2]), [3, 0]), (make_keys([5]), [2])], 9)
+    manager = SharingManager(4, AHome(), kept, own=own, neighbours=Recorded())
     assert own.calls == [
         ("begin", 7),
         ("holds", make_keys([1, 2]), [3, 0]),

@@ -64,7 +64,7 @@ def test_another_chunk_is_not_read(tmp_path, slot, label, said):
 def test_who_loads_need_not_know_which_store_it_was(tmp_path):
     file = opened(tmp_path)
     file.write(1, LABEL, BYTES.data)
-    assert (read(file, label=LABEL._replace(number=9, place=3)) == BYTES).all()
+    assert (read(file, label=LABEL._replace(number=9, nth=3)) == BYTES).all()
     file.close()
 
 

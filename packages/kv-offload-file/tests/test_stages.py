@@ -7,7 +7,7 @@ import pytest
 from kv_offload_file_rig import TAKEN, Rig, config
 
 from kv_offload_file import home_folder
-from kv_offload_file.home import claim, has_same_layers
+from kv_offload_file.layers import claim, has_same_layers
 from kv_offload_file.slot_file import ALIGNMENT, rows_path
 
 PER_CHUNK = 16

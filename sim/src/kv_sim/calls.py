@@ -13,7 +13,7 @@ _Parameters = ParamSpec("_Parameters")
 _Answer = TypeVar("_Answer")
 
 numbers: Final = count()
-"""One for each call, and for each look at whether there is one: two looks in a row at one call get neighbours."""
+"""One for each call, and for each look at whether there is one: two looks at one call have numbers in a row."""
 _marked: Final[set[CodeType]] = set()
 
 

@@ -92,7 +92,8 @@ class WorldConfig:
     """Room of a connector's host memory, in blocks of one worker, the one with the largest. A connector learns it
     from its extra config: as ``host_slots``, or as ``cpu_bytes_to_use``, which all workers have together."""
     engines: int = 1
-    """Two: each serves what the other has computed. The second one has other blocks, and the other role."""
+    """Two serve each other what they have computed, or share a store. The second has other blocks, and the other
+    role."""
     stranger: Stranger = "none"
     """How the second engine differs, if nothing of it may be found at the first, nor the other way round: it
     serves another ``model``, or one whose ``path`` has the same end; or the same in ``blocks`` of another size, or

@@ -136,10 +136,13 @@ class KnowsNoModel(SharedConnector):
     scheduler_class = _KnowsNoModel
 
 
-@pytest.mark.parametrize("stranger", ["model", "path"])
-def test_a_strangers_bytes_are_told_as_such(stranger: Stranger) -> None:
+@pytest.mark.parametrize(
+    ("stranger", "whose"),
+    [("model", "another model"), ("path", "another model"), ("ranks", "an engine cut in another way")],
+)
+def test_a_strangers_bytes_are_told_as_such(stranger: Stranger, whose: str) -> None:
     subject = replace(SHARED, kv_connector="KnowsNoModel", module_path=__name__)
-    history, config = (*STORED, comes("r2", engine=1)), replace(TWO, stranger=stranger)
+    history, config = (*STORED, comes("r2", engine=1)), replace(TWO, stranger=stranger, tp_size=2)
     assert what_is_wrong(*history, subject=subject, config=config) == (
         "HITS  engine 1 request r2: 8 tokens are found after the first 0, but nobody computed block 0 of them in "
         "this world"
@@ -148,7 +151,7 @@ def test_a_strangers_bytes_are_told_as_such(stranger: Stranger) -> None:
     found = what_is_wrong(*history, subject=plain, config=config)
     assert found is not None
     assert found.startswith(
-        "CONTENT  engine 1 request r2 token 0: rank 0 block 1 holds token 0 of request r1, of another model, last "
+        f"CONTENT  engine 1 request r2 token 0: rank 0 block 1 holds token 0 of request r1, of {whose}, last "
     )
     assert what_is_wrong(*history, subject=subject) is None
 

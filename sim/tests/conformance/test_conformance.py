@@ -18,7 +18,7 @@ from kv_sim.conformance.scenarios import Claim, Outcome, Scenario, probes_of, ru
 from kv_sim.examples.catalogue import OFFLOAD
 from kv_sim.fuzz import Run
 from kv_sim.history.coverage import Coverage
-from kv_sim.history.legal import SITUATIONS
+from kv_sim.history.legal import SITUATIONS, situations_of
 from kv_sim.subject import NOT_OF_PEERS, OF_SEVERAL, OF_STORES, Subject, Trait
 
 CONNECTORS = Path(__file__).parents[1] / "support" / "broken_connectors.py"
@@ -256,13 +256,30 @@ COUNTED = {
 
 
 def test_situations_that_were_reached_are_counted_and_the_others_named() -> None:
-    head, *rows = report.situation_table({"a copy fails": 7, "an empty step": 0})
+    subject = Subject("A", traits=frozenset())
+    head, *rows = report.situation_table(subject, {"a copy fails": 7, "an empty step": 0})
     assert [head.split(), rows[0].split()] == [["situation", "times"], ["a", "copy", "fails", "7"]]
     never = " ".join(line.strip() for line in rows[1:])
     assert never.startswith("never: match: ask again; ")
-    assert never.removeprefix("never: ").split("; ") == [name for name in SITUATIONS if name != "a copy fails"]
+    assert never.removeprefix("never: ").split("; ") == [
+        name for name in SITUATIONS if name not in {"a copy fails", *BY_TICKETS, *IN_A_STORE}
+    ]
     assert all(len(line) <= 100 for line in rows)
-    assert "never" not in "".join(report.situation_table(dict.fromkeys(SITUATIONS, 1)))
+    assert "never" not in "".join(report.situation_table(subject, dict.fromkeys(SITUATIONS, 1)))
+
+
+BY_TICKETS = {"a load by a ticket ends well", "a load by a ticket fails"}
+IN_A_STORE = {"a load of what another engine stored", "nothing is found of what a stranger stored"}
+
+
+def test_what_no_connector_of_its_kind_can_meet_is_not_said_to_be_never_met() -> None:
+    alone = Subject("A", traits=frozenset())
+    peers, sharing = replace(alone, serves_peers=True), replace(alone, engines=2, shares_store=True)
+    asleep = {name for name in SITUATIONS if "sleep" in name}
+    assert SITUATIONS.keys() - situations_of(alone) == BY_TICKETS | IN_A_STORE
+    assert SITUATIONS.keys() - situations_of(peers) == IN_A_STORE | asleep
+    assert SITUATIONS.keys() - situations_of(sharing) == BY_TICKETS
+    assert report.situation_table(sharing, {}) != report.situation_table(alone, {})
 
 
 @pytest.mark.parametrize(("lost", "came"), [(0, "never came up"), (1, "came up once"), (3, "came up 3 times")])

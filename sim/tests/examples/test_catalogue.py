@@ -102,6 +102,9 @@ KNOWN: dict[str, tuple[list[Connector], str, tuple[int, int, bool], dict[str, st
     "offload+offload": ([offload(**CHUNKS), offload()], "events", (2, 1, False), {}),
     "offload+fenced": ([offload(), offload(hold_blocks="never")], "zeroing events", (1, 1, False), {}),
     "offload+file": ([offload(), FILES], "losses counts events", (1, 1, False), {}),
+    "offload+file-shared": (
+        [offload(), FILES_SHARED], "losses events counts strangers", (1, 1, False), {"load_policy": "longest"}
+    ),
     "later+offload": ([LATER, offload()], NOT_LATER, (1, 1, False), {}),
     "in-step+later": ([offload(**IN_STEP), LATER], NOT_LATER, (1, 1, False), {}),
     "shared": ([SHARED], NOT_SHARED, (1, 1, True), {}),

@@ -13,7 +13,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from kv_sim import actions, world_state
+from kv_sim import actions, site, world_state
 from kv_sim.campaign.found import Batch, Campaign, missing, tables
 from kv_sim.campaign.processes import Plan, _next_batch, run_campaign, work
 from kv_sim.cli.main import main
@@ -215,13 +215,14 @@ def test_the_table_knows_every_action_and_state() -> None:
 
 
 def test_the_table_knows_every_situation_that_is_counted() -> None:
-    source = "".join(map(inspect.getsource, (coverage, effects, world_state)))
+    source = "".join(map(inspect.getsource, (coverage, effects, site, world_state)))
     calls = re.findall(r"\.situation\((.*)\)\n", source)
     names = {name for call in calls for name in re.findall(r'(?<!f)"([^"]+)"', call)}
     assert source.count("self.situation(NOT_PULLED if has_failed else PULLED)\n") == 1
     names |= {coverage.PULLED, coverage.NOT_PULLED}
     assert source.count("self.situation(STRANGE_WORDS if isinstance(params, dict) else NO_OBJECT)\n") == 1
     names |= {coverage.STRANGE_WORDS, coverage.NO_OBJECT}
+    names |= {getattr(coverage, name) for call in calls for name in re.findall(r"^[A-Z]+$", call)}
     patterns = {name for call in calls for name in re.findall(r'f"([^"{]+)\{', call)}
     assert len(names) > 10
     for name in names:

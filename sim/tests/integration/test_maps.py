@@ -1,4 +1,4 @@
-"""What a folder says of itself, in the docstring of its ``__init__``, names everything that is in it."""
+"""A folder says in the docstring of its ``__init__`` what is in it: all of that, and nothing else."""
 
 import ast
 import re
@@ -33,6 +33,22 @@ def not_named(folder: str, init: Path) -> list[str]:
     )
 
 
+def not_there(init: Path) -> list[str]:
+    """What the first column of the table in a folder's docstring names, and isn't in it."""
+    text = ast.get_docstring(ast.parse(init.read_text(encoding="utf-8"))) or ""
+    columns = re.findall(r"(?m)^(=+) =+$", text)
+    begin, end = (text.find(columns[0]), text.rfind(columns[0])) if columns else (0, 0)
+    firsts = "\n".join(line[: len(columns[0])] for line in text[begin:end].splitlines()) if columns else ""
+    named = [name.rstrip("/") for name in re.findall(r"``([a-z_0-9]+/?)``", firsts)]
+    inside = {path.stem for path in init.parent.iterdir()}
+    return [name for name in named if name not in inside]
+
+
+@pytest.mark.parametrize("folder", sorted(FOLDERS))
+def test_a_table_of_a_folder_names_what_is_there(folder: str) -> None:
+    assert not_there(FOLDERS[folder]) == []
+
+
 @pytest.mark.parametrize("folder", sorted(FOLDERS))
 def test_a_folder_says_what_is_in_it(folder: str) -> None:
     assert not_named(folder, FOLDERS[folder]) == []
@@ -44,3 +60,12 @@ def test_what_is_not_named_is_found(tmp_path: Path) -> None:
         (tmp_path / f"{name}.py").write_text("")
     (tmp_path / "__init__.py").write_text('"""``a`` and ``d/``, and b."""\n')
     assert not_named("", tmp_path / "__init__.py") == ["b", "c"]
+
+
+def test_what_is_named_and_not_there_is_found(tmp_path: Path) -> None:
+    (tmp_path / "a.py").write_text("")
+    rows = ["========== ======", "``a``, ``b`` of ``x``", "``c/``    ``y``", "========== ======"]
+    (tmp_path / "__init__.py").write_text('"""All.\n\n' + "\n".join(rows) + '\n"""\n')
+    assert not_there(tmp_path / "__init__.py") == ["c"]
+    (tmp_path / "__init__.py").write_text('"""``b`` is in no table."""\n')
+    assert not_there(tmp_path / "__init__.py") == []

@@ -186,7 +186,8 @@ class CPUOffloadingManager(OffloadingManager):
     def sparing(self, slots: Sequence[int]) -> Generator[None]:
         """No chunk leaves meanwhile that is in one of these slots, for a medium that others read, too."""
         pool = self._pool
-        idle = pool.not_pinned([slot for slot in slots if pool.slot_of.get(pool.key_of[slot]) == slot])
+        known = [slot for slot in slots if slot < pool.capacity]
+        idle = pool.not_pinned([slot for slot in known if pool.slot_of.get(pool.key_of[slot]) == slot])
         if idle:
             pool.pins.pin(idle)
         try:

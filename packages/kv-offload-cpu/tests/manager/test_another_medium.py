@@ -76,3 +76,52 @@ def test_what_can_not_be_restored_changes_nothing(make, keys, store, stores, sai
     with pytest.raises(AssertionError, match=said):
         manager.restore([(keys(numbers), [where[slot] for slot in slots]) for numbers, slots in stores])
     manager.check()
+
+
+def test_what_somebody_else_reads_does_not_leave_meanwhile(make, keys, store, policy):
+    manager, context = make(4, policy), ReqContext("r")
+    for number in range(4):
+        store(manager, [number])
+    read = [*manager.prepare_load(keys([0, 1, 2]), context).block_ids]
+    manager.complete_load(keys([0, 1, 2]), context)
+    for _ in range(2):  # they aren't lost to the policy either
+        with manager.sparing(read):
+            output = manager.prepare_store(keys([7]), context)
+            assert output.evicted_keys == keys([3])
+            manager.complete_store(keys([7]), context, success=False)
+            assert manager.prepare_store(keys([8, 9]), context) is None, "one place is free, and nobody may leave"
+        manager.check()
+        manager.restore([(keys([3]), [*{0, 1, 2, 3}.difference(read)])])
+    assert sorted(manager.prepare_store(keys(range(10, 14)), context).evicted_keys) == sorted(keys(range(4)))
+    manager.check()
+
+
+def test_sparing_leaves_pins_as_they_were(make, keys, store):
+    """Also those of slots that hold nothing, are being filled or are read here, or are no slots."""
+    manager, context = make(4), ReqContext("r")
+    store(manager, [0, 1])
+    [pinned] = manager.prepare_load(keys([0]), context).block_ids
+    arriving = manager.prepare_store(keys([5]), context).store_spec.block_ids
+    with manager.sparing([0, 1, 2, 3, 4, 99]):
+        manager.check()
+        assert manager.prepare_store(keys([6, 7]), context) is None
+        manager.complete_store(keys([5]), context)
+    manager.check()
+    assert arriving[0] != pinned
+    assert sorted(manager.prepare_store(keys([6, 7, 8]), context).evicted_keys) == sorted(keys([1, 5]))
+    manager.complete_load(keys([0]), context)
+    manager.check()
+
+
+def test_what_is_spared_is_let_go_when_something_is_raised(make, keys, store):
+    manager, context = make(1), ReqContext("r")
+    store(manager, [0])
+
+    def fail():
+        with manager.sparing([0]):
+            assert manager.prepare_store(keys([1]), context) is None
+            raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        fail()
+    assert manager.prepare_store(keys([1]), context).evicted_keys == keys([0])

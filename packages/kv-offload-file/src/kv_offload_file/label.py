@@ -15,19 +15,19 @@ from kv_api import KVError, OffloadKey
 ROW_BYTES: Final = 256
 
 _ROW: Final = struct.Struct("<IQQIH226s")
-"""The sum of the bytes, then the label: epoch, number, place, and the key with its length."""
+"""The sum of the bytes, then the label: epoch, number, nth, and the key with its length."""
 
 _SUM: Final = struct.Struct("<I")
 _MOST_KEY_BYTES: Final = 226
 
 
 class Label(NamedTuple):
-    """The chunk ``key``, as the ``place``-th of store ``number``. Of another ``epoch`` it means nothing."""
+    """The chunk ``key``, as the ``nth`` of store ``number``. Of another ``epoch`` it means nothing."""
 
     key: OffloadKey
     epoch: int
     number: int
-    place: int
+    nth: int
 
 
 class Row(NamedTuple):
@@ -39,10 +39,10 @@ class Row(NamedTuple):
 
 def pack_row(row: Row) -> bytes:
     """A row as it is written."""
-    key, epoch, number, place = row.label
+    key, epoch, number, nth = row.label
     if len(key) > _MOST_KEY_BYTES:
         raise KVError(f"key {key.hex()} has {len(key)} bytes; a row of a slot has room for {_MOST_KEY_BYTES}")
-    body = _ROW.pack(row.data_sum, epoch, number, place, len(key), key)
+    body = _ROW.pack(row.data_sum, epoch, number, nth, len(key), key)
     return _SUM.pack(zlib.crc32(body)) + body
 
 
@@ -50,5 +50,5 @@ def unpack_row(data: bytes) -> Row | None:
     """A row as it was read. None: it says nothing, or was written by halves."""
     if len(data) != ROW_BYTES or _SUM.unpack_from(data)[0] != zlib.crc32(data[_SUM.size :]):
         return None
-    data_sum, epoch, number, place, size, key = _ROW.unpack_from(data, _SUM.size)
-    return Row(Label(OffloadKey(key[:size]), epoch, number, place), data_sum)
+    data_sum, epoch, number, nth, size, key = _ROW.unpack_from(data, _SUM.size)
+    return Row(Label(OffloadKey(key[:size]), epoch, number, nth), data_sum)

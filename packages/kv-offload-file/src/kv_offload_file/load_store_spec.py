@@ -26,4 +26,4 @@ def labels_of(job: str, spec: LoadStoreSpec) -> list[Label]:
     """What each slot of a job is to say, or has to."""
     if not isinstance(spec, FileLoadStoreSpec):
         raise KVError(f"{job}: expected a {FileLoadStoreSpec.__name__}, got {type(spec).__name__}")
-    return [Label(key, spec.epoch, spec.number, place) for place, key in enumerate(spec.keys)]
+    return [Label(key, spec.epoch, spec.number, nth) for nth, key in enumerate(spec.keys)]

@@ -31,7 +31,7 @@ def find_stores(read_rows: ReadRows, num_ranks: int, epoch: int) -> Found:
         before = latest.get(label.key)
         if before is None or before[0].number < label.number:
             latest[label.key] = label, slot
-    ordered = sorted(latest.values(), key=lambda item: (item[0].number, item[0].place))
+    ordered = sorted(latest.values(), key=lambda item: (item[0].number, item[0].nth))
     return Found([*_stores(ordered)], next_number)
 
 

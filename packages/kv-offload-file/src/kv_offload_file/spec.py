@@ -17,15 +17,17 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from kv_api import CanonicalKVCaches, ConfigError, OffloadingConfig, OffloadingMetricMetadata, OffloadingSpec
 from kv_offload_cpu import HostLayout
 from kv_offload_cpu.stats import STORES_SKIPPED
-from kv_offload_file.home import Home, LockedHome, claim, folder_of_engine, has_same_layers
+from kv_offload_file.folder import home_folder, home_of
+from kv_offload_file.home import Home, LockedHome
 from kv_offload_file.info import FileOffloadingInfo, offloading_info
 from kv_offload_file.label import ROW_BYTES
+from kv_offload_file.layers import claim, has_same_layers
 from kv_offload_file.manager import FileOffloadingManager, Restore
 from kv_offload_file.options import OWN_KEYS, FileOptions, read_options
 from kv_offload_file.restore import Found, find_stores
 from kv_offload_file.sharing.listing import ENTRY_BYTES
 from kv_offload_file.sharing.manager import SharingManager
-from kv_offload_file.sharing.place import MOST_ENGINES, MOST_SLOTS, NUM_PLACES, home_of
+from kv_offload_file.sharing.place import MOST_ENGINES, MOST_SLOTS, NUM_PLACES
 from kv_offload_file.slot_file import ALIGNMENT, read_rows
 from kv_offload_file.staging import LEAST_BAYS, store_bays
 from kv_offload_file.stats import METRICS, OF_SHARING
@@ -34,7 +36,7 @@ if TYPE_CHECKING:
     from kv_api import Direction
     from kv_offload_cpu import CopyEngine, HostMemory
     from kv_offload_file.engine import FileCopyEngine, Slots
-    from kv_offload_file.sharing.neighbourhood import Others, Telling
+    from kv_offload_file.sharing.neighbourhood import Neighbours, OwnListing
     from kv_offload_file.worker import FileOffloadingWorker
 
 
@@ -43,8 +45,8 @@ class FileOffloadingSpec(OffloadingSpec):
 
     ``options`` has all settings.
 
-    A subclass may keep them elsewhere (``open_home``, ``find``, ``make_slots``), and have other memory and another
-    copy engine between that and the GPU, as one of `CPUOffloadingSpec` may.
+    A subclass may keep them elsewhere (``open_home``, ``open_neighbourhood``, ``find``, ``make_slots``), and have
+    other memory and another copy engine between that and the GPU, as one of `CPUOffloadingSpec` may.
     """
 
     SLOT_ALIGNMENT: ClassVar[int] = ALIGNMENT
@@ -83,7 +85,7 @@ class FileOffloadingSpec(OffloadingSpec):
                 f"file_staging_bytes: {self.options.file_staging_bytes} bytes are less than {LEAST_BAYS} chunks "
                 f"of {self.slot_bytes}"
             )
-        self.folder = folder_of_engine(self.options.file_dir, config, self.options.file_tag, self.engine)
+        self.folder = home_folder(self.options.file_dir, config, self.options.file_tag, self.engine)
         self.file_info = offloading_info(config, self.layout(), self.num_files)
         self._manager: FileOffloadingManager | None = None
         self._worker: FileOffloadingWorker | None = None
@@ -117,10 +119,10 @@ class FileOffloadingSpec(OffloadingSpec):
                 undo.callback(home.close)
                 make: Callable[..., FileOffloadingManager] = FileOffloadingManager
                 if self.is_shared:
-                    own, others = self.open_neighbourhood()
+                    own, neighbours = self.open_neighbourhood()
                     undo.callback(own.close)
-                    undo.callback(others.close)
-                    make = partial(SharingManager, own=own, others=others)
+                    undo.callback(neighbours.close)
+                    make = partial(SharingManager, own=own, neighbours=neighbours)
                 self._manager = make(
                     self.num_chunks,
                     home,
@@ -176,16 +178,16 @@ class FileOffloadingSpec(OffloadingSpec):
         """Where the medium of this engine lives, for whoever manages it."""
         return LockedHome(self.options.file_dir, self.config, self.options.file_tag, self.engine)
 
-    def open_neighbourhood(self) -> "tuple[Telling, Others]":
-        """Where this engine tells others what it has, and where it reads what they have."""
+    def open_neighbourhood(self) -> "tuple[OwnListing, Neighbours]":
+        """Where this engine tells its neighbours what it has, and where it reads what they have."""
         from kv_offload_file.sharing.loans import refuse_without_locks
-        from kv_offload_file.sharing.neighbours import Neighbours
-        from kv_offload_file.sharing.own_list import OwnList
+        from kv_offload_file.sharing.neighbours import ListedNeighbours
+        from kv_offload_file.sharing.own_listing import FileListing
 
         assert self.engine is not None, "this engine shares with nobody"
         refuse_without_locks()
-        own = OwnList(self.folder, self.num_chunks)
-        return own, Neighbours(self.folder.parent, self.engine, monotonic)
+        own = FileListing(self.folder, self.num_chunks)
+        return own, ListedNeighbours(self.folder.parent, self.engine, monotonic)
 
     def find(self, epoch: int) -> Found:
         """What the files hold already, of this epoch."""

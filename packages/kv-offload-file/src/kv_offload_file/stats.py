@@ -33,7 +33,7 @@ METRICS: Final[dict[str, OffloadingMetricMetadata]] = {
 } | {
     DAMAGED: OffloadingCounterMetadata("Chunks in the file that were not what had been stored."),
     ERRORS: OffloadingCounterMetadata("Chunks that the system could not read or write."),
-    BORROWED: OffloadingCounterMetadata("Chunks that were loaded from another engine's files."),
+    BORROWED: OffloadingCounterMetadata("Chunks that were to be loaded from another engine's files."),
     GONE: OffloadingCounterMetadata("Chunks of another engine's files that had gone before they were read."),
 }
 """What is counted or measured, by its name, and what a dashboard says of it."""

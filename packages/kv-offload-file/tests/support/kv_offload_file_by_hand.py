@@ -100,7 +100,7 @@ def by_hand(num_bays=8, num_blocks=20):
         pages = [(slot, offset) for slot in slots for offset in range(per_chunk)][skip:]
         columns = [np.array(column, np.int64) for column in zip(*pages, strict=True)]
         blocks = np.arange(block, block + len(pages), dtype=np.int64)
-        engine.labels[job_id] = [Label(make_key(slot), 1, job_id, place) for place, slot in enumerate(slots)]
+        engine.labels[job_id] = [Label(make_key(slot), 1, job_id, nth) for nth, slot in enumerate(slots)]
         try:
             engine.submit(job_id, direction, PageCopies(0 * blocks, blocks, *columns), urgency=urgency)
         finally:

@@ -133,7 +133,7 @@ class Rig:
         self.blocks_per_chunk = specs[0].blocks_per_chunk
         self.is_shared = specs[0].is_shared
         if self.is_shared:
-            self.manager._others._clock = count().__next__  # who looks again sees what there is then
+            self.manager._neighbours._clock = count().__next__  # who looks again sees what there is then
         self._most_at_once = store_bays(specs[0].num_bays)
         self._jobs = 0
         self.context = ReqContext("request")
@@ -207,7 +207,7 @@ class Rig:
         self.manager._home.close()
         if self.is_shared:
             self.manager._own.close()
-            self.manager._others.close()
+            self.manager._neighbours.close()
         for rank in self.ranks:
             rank.worker.engine._slots._file._close_both()
             rank.worker.shutdown()

@@ -7,7 +7,7 @@ from kv_offload_file.label import Label
 from kv_offload_file.slot_file import ALIGNMENT, SlotFile, read_rows
 
 KEY, OTHER = OffloadKey(b"one"), OffloadKey(b"other")
-LABEL = Label(KEY, epoch=5, number=1, place=0)
+LABEL = Label(KEY, epoch=5, number=1, nth=0)
 BYTES = np.random.default_rng(0).integers(0, 256, 2 * ALIGNMENT, dtype=np.uint8)
 
 

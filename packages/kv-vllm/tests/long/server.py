@@ -26,9 +26,9 @@ def free_port():
         return found.getsockname()[1]
 
 
-def get(url, body=None):
+def get(url, body=None, headers=None):
     data = None if body is None else json.dumps(body).encode()
-    asked = urllib.request.Request(url, data, {"Content-Type": "application/json"})
+    asked = urllib.request.Request(url, data, {"Content-Type": "application/json", **(headers or {})})
     with urllib.request.urlopen(asked, timeout=60) as answer:
         return answer.read().decode()
 
@@ -74,10 +74,10 @@ def _wait(running, url, log):
     raise AssertionError(log.read_text()[-4000:])
 
 
-def ask(address, prompt, tokens=16, **more):
+def ask(address, prompt, tokens=16, headers=None, **more):
     """The greedy continuation of a prompt, and its offer, if it has one."""
     body = {"model": str(model()), "prompt": prompt, "max_tokens": tokens, "temperature": 0, "ignore_eos": True}
-    answer = json.loads(get(f"{address}/v1/completions", {**body, **more, "return_token_ids": True}))
+    answer = json.loads(get(f"{address}/v1/completions", {**body, **more, "return_token_ids": True}, headers))
     return answer["choices"][0]["token_ids"], answer.get("kv_transfer_params")
 
 
@@ -177,6 +177,25 @@ def test_one_server_computes_the_prompt_and_another_goes_on(tmp_path):
         assert sum(values(metrics, f"vllm:kv_p2p_{name}").values()) > 0, name
     assert [*values(held, "vllm:kv_p2p_held_blocks").values()] == [0]
     assert [*values(pulled, "vllm:kv_p2p_failed_pulls_total").values()] == [0]
+
+
+def test_replicas_of_a_server_share_their_files(tmp_path):
+    """Of two data-parallel replicas the second one loads what the first one computed."""
+    extra = {"spec_name": "FileOffloadingSpec", "spec_module_path": "kv_offload_file", "file_shared": True}
+    extra |= {"file_dir": str(tmp_path / "files"), "file_bytes_to_use": 64 << 20, "file_staging_bytes": 1 << 20}
+    transfer = json.dumps({**OURS, "kv_connector_extra_config": extra})
+    with server(tmp_path, "--data-parallel-size=2", f"--kv-transfer-config={transfer}") as address:
+        first, second = (
+            [ask(address, prompt, headers={"X-data-parallel-rank": str(rank)})[0] for prompt in PROMPTS]
+            for rank in range(2)
+        )
+        metrics = get(f"{address}/metrics")
+    assert first == second
+    [folder] = (tmp_path / "files").iterdir()
+    assert {path.name for path in folder.iterdir()} == {"engine-0", "engine-1", "epoch"}
+    borrowed = values(metrics, "vllm:kv_offload_file_borrowed_total")
+    assert {labels.split('engine="')[1][0] for labels, value in borrowed.items() if value} == {"1"}
+    assert not any(values(metrics, "vllm:kv_offload_load_failure_total").values())
 
 
 def test_from_a_servers_traffic_to_the_configuration_that_it_should_have(tmp_path):

@@ -174,7 +174,7 @@ def _add_name(parser: argparse.ArgumentParser) -> None:
 
 def _add_claims(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--extra", metavar="JSON", help="settings to add to its kv_connector_extra_config")
-    parser.add_argument("--traits", metavar="A,B", help=f"what it claims: {','.join(Trait)}, or none")
+    parser.add_argument("--traits", metavar="A,B", help=f"what it claims: {', '.join(Trait)}, or none")
     parser.add_argument(
         "--call-timeout",
         type=float,

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 from kv_sim.command.console import FINE, say
 from kv_sim.examples.catalogue import SUBJECTS
-from kv_sim.subject import Subject, Trait
+from kv_sim.subject import PEERS, SHARES, Subject, Trait
 
 
 def subjects(options: argparse.Namespace) -> int:
@@ -17,7 +17,7 @@ def subjects(options: argparse.Namespace) -> int:
 
 
 def subject_lines(subjects: Mapping[str, Subject]) -> list[str]:
-    """The known subjects, with what they claim."""
+    """The known subjects, with what they claim, and the option that another connector needs to be driven so."""
     width = max(map(len, subjects))
     lines = []
     for name, subject in subjects.items():
@@ -26,6 +26,9 @@ def subject_lines(subjects: Mapping[str, Subject]) -> list[str]:
         inside = f" over {', '.join(child['kv_connector'] for child in children)}" if children else ""
         lines.append(f"{name:<{width}}  {subject.kv_connector}{inside} ({subject.module_path or 'installed'})")
         lines.append(f"{'':<{width}}  claims: {traits}")
+        if subject.serves_peers or subject.shares_store:
+            option = SHARES if subject.shares_store else PEERS[subject.engines]
+            lines.append(f"{'':<{width}}  as with: {option}")
         extra = {key: value for key, value in subject.extra_config.items() if key != "connectors"}
         if extra:
             lines.append(f"{'':<{width}}  extra config: {json.dumps(extra)}")

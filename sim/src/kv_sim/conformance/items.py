@@ -66,7 +66,7 @@ class Conformance:
         for line in report.scenario_table(self._rows):
             terminalreporter.line(line)
         terminalreporter.line("")
-        for line in report.situation_table(self._situations):
+        for line in report.situation_table(self.subject, self._situations):
             terminalreporter.line(line)
         for note in report.notes(self.subject, self._situations):
             terminalreporter.line(f"note: {note}")

@@ -12,7 +12,7 @@ from kv_sim.failures import telling
 from kv_sim.failures.report import file_stem, replay_line
 from kv_sim.fuzz import Failure
 from kv_sim.history.coverage import Coverage, why_little_is_shown
-from kv_sim.history.legal import FORGETS, SITUATION_NEEDS, SITUATIONS
+from kv_sim.history.legal import FORGETS, SITUATION_NEEDS, SITUATIONS, situations_of
 from kv_sim.subject import Subject, Trait
 
 WIDTH: Final = 100
@@ -46,7 +46,7 @@ def summary_lines(
         *_refused_worlds(outcomes),
         *notes(subject, total.situations, tried, never_tried, is_whole=not stopped),
     )
-    return [*lines, "", *situation_table(total.situations), *(f"note: {note}" for note in said)]
+    return [*lines, "", *situation_table(subject, total.situations), *(f"note: {note}" for note in said)]
 
 
 def _refused_worlds(outcomes: Sequence[Outcome]) -> Iterator[str]:
@@ -79,10 +79,10 @@ def scenario_table(rows: Sequence[tuple[str, str, int, int, str]]) -> list[str]:
     return aligned([head, *[[str(cell) for cell in row] for row in rows]], left=2)
 
 
-def situation_table(situations: Mapping[str, int]) -> list[str]:
-    """How often situations of the contract were reached, and which never were."""
+def situation_table(subject: Subject, situations: Mapping[str, int]) -> list[str]:
+    """How often situations of the contract were reached, and which never were that could be."""
     reached = [[name, str(situations[name])] for name in SITUATIONS if situations.get(name)]
-    never = [name for name in SITUATIONS if not situations.get(name)]
+    never = [name for name in situations_of(subject) if not situations.get(name)]
     return [
         *aligned([["situation", "times"], *reached]),
         *(wrap(f"never: {'; '.join(never)}", WIDTH, subsequent_indent="  ") if never else ()),

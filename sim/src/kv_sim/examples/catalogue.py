@@ -184,6 +184,22 @@ P2P_HASTY: Final = replace(P2P, extra_config={"hold_seconds": 1, "pull_seconds":
 """Gives up at once what is lost, which may be found later."""
 P2P_TWO: Final = replace(P2P, engines=2)
 
+LONGEST: Final = {"load_policy": "longest"}
+BEFORE_FILES_SHARED: Final = replace(
+    several(OFFLOAD, OFFLOAD_FILE_SHARED, settings=LONGEST), shares_store=True, engines=2
+)
+"""Host memory of each engine alone, before files that both read: as `kv-sim size` recommends it."""
+
+
+def _has_locks_of_open_files() -> bool:
+    """Whether this system has those by which engines that share files keep them: Linux has."""
+    try:
+        import fcntl
+    except ImportError:
+        return False
+    return hasattr(fcntl, "F_OFD_GETLK")
+
+
 SURVIVES: Final = {"on_child_error": "quarantine"}
 
 SUBJECTS: Final[dict[str, Subject]] = {
@@ -195,7 +211,7 @@ SUBJECTS: Final[dict[str, Subject]] = {
     "later+later": several(LATER, LATER),
     "later+patient": several(LATER, PATIENT),
     "patient+memory": several(PATIENT, MEMORY),
-    "longest": several(LATER, MEMORY, settings={"load_policy": "longest"}),
+    "longest": several(LATER, MEMORY, settings=LONGEST),
     "later+flaky": several(LATER, FLAKY, settings=SURVIVES),
     "flaky-busy+later": several(FLAKY_BUSY, LATER, settings=SURVIVES),
     "flaky-patient+memory": several(FLAKY_PATIENT, MEMORY, settings=SURVIVES),
@@ -212,10 +228,11 @@ SUBJECTS: Final[dict[str, Subject]] = {
     "offload-evicted": OFFLOAD_EVICTED,
     "offload-hasty": OFFLOAD_HASTY,
     "offload-file": OFFLOAD_FILE,
-    "offload-file-shared": OFFLOAD_FILE_SHARED,
+    **({"offload-file-shared": OFFLOAD_FILE_SHARED} if _has_locks_of_open_files() else {}),
     "offload+offload": several(OFFLOAD_CHUNKS, OFFLOAD),
     "offload+fenced": several(OFFLOAD, OFFLOAD_FENCED),
     "offload+file": several(OFFLOAD, OFFLOAD_FILE),
+    **({"offload+file-shared": BEFORE_FILES_SHARED} if _has_locks_of_open_files() else {}),
     "later+offload": several(LATER, OFFLOAD),
     "in-step+later": several(OFFLOAD_IN_STEP, LATER),
     "shared": SHARED,

@@ -1,13 +1,12 @@
 """``SharedConnector``: one store that several engines fill and read, each within its steps.
 
 The store is in this process, under the setting ``store``: who has the same text there has the same one. A chunk is
-a block of each group, under its hash and what bytes mean here: the model's path, and how it is cut. It has a
-*place*, and is *ready* when each rank of the engine that stores it has put its part there. Only then anybody finds
-it. Who loads it *borrows* it before, until all ranks have taken their parts. What is neither being put nor
-borrowed may be evicted, what was used longest ago first.
+a block of each group, under its hash and what bytes mean here: the model's path, and how it is cut. It has a slot,
+and nobody finds it before each rank of the engine that stores it has put its part there. A load pins it until all
+ranks have taken their parts. What is neither being put nor pinned may be evicted, what was used longest ago first.
 
 A reset forgets all chunks of the engine's kind, whoever stored them: the index has them no more, also those that
-are yet to be put. A place that is in use becomes free with the end of that.
+are yet to be put. A slot that is in use becomes free with the end of that.
 """
 
 from collections import OrderedDict
@@ -44,20 +43,20 @@ class Chunk:
     """A block of each group."""
 
     key: Key
-    place: int
+    slot: int
     ranks_left: int
     """How many have yet to put their parts there."""
-    borrowed: int = 0
+    pins: int = 0
     """How many ranks have yet to take theirs."""
 
     @property
     def is_in_use(self) -> bool:
-        """Whether its place can't be given away."""
-        return self.ranks_left > 0 or self.borrowed > 0
+        """Whether its slot can't be given away."""
+        return self.ranks_left > 0 or self.pins > 0
 
 
 class Store:
-    """Places, what is in them, and the index of it."""
+    """Slots, what is in them, and the index of it."""
 
     known: ClassVar[WeakValueDictionary[str, "Store"]] = WeakValueDictionary()
     """By what the setting says; each as long as a connector has it."""
@@ -66,8 +65,8 @@ class Store:
         self.capacity = capacity
         self.chunks: OrderedDict[Key, Chunk] = OrderedDict()
         """The index, what was used longest ago first."""
-        self.at: dict[int, Chunk] = {}
-        """What is at each place, or will be; also what nobody finds any more, as long as it is in use."""
+        self.chunk_in: dict[int, Chunk] = {}
+        """What is in each slot, or will be; also what nobody finds any more, as long as it is in use."""
         self._free = list(range(capacity))
         self._parts: dict[tuple[int, int], Parts] = {}
 
@@ -92,35 +91,35 @@ class Store:
             self.chunks.move_to_end(key)
         return self.chunks.get(key)
 
-    def borrow(self, key: Key, ranks: int) -> Chunk:
+    def pin(self, key: Key, ranks: int) -> Chunk:
         """A chunk that isn't evicted until so many ranks have taken their parts."""
         chunk = self.use(key)
         assert chunk is not None and not chunk.ranks_left, f"{key} is not there"
-        chunk.borrowed += ranks
+        chunk.pins += ranks
         return chunk
 
     def begin(self, key: Key, ranks: int) -> Chunk | None:
-        """A place for a chunk of which so many ranks will put their parts. None: there is no room."""
+        """A slot for a chunk of which so many ranks will put their parts. None: there is no room."""
         if not self._free:
             oldest = next((chunk for chunk in self.chunks.values() if not chunk.is_in_use), None)
             if oldest is None:
                 return None
             self.forget(oldest)
-        place = self._free.pop()
-        chunk = self.chunks[key] = self.at[place] = Chunk(key, place, ranks)
+        slot = self._free.pop()
+        chunk = self.chunks[key] = self.chunk_in[slot] = Chunk(key, slot, ranks)
         return chunk
 
-    def put(self, place: int, rank: int, parts: Parts) -> None:
-        """A rank's part comes to its place."""
-        self._parts[place, rank] = parts
-        self.at[place].ranks_left -= 1
-        self._free_if_forgotten(self.at[place])
+    def put(self, slot: int, rank: int, parts: Parts) -> None:
+        """A rank's part comes to its slot."""
+        self._parts[slot, rank] = parts
+        self.chunk_in[slot].ranks_left -= 1
+        self._free_if_forgotten(self.chunk_in[slot])
 
-    def take(self, place: int, rank: int) -> Parts:
-        """A rank's part of what was borrowed."""
-        self.at[place].borrowed -= 1
-        self._free_if_forgotten(self.at[place])
-        return self._parts[place, rank]
+    def take(self, slot: int, rank: int) -> Parts:
+        """A rank's part of what was pinned."""
+        self.chunk_in[slot].pins -= 1
+        self._free_if_forgotten(self.chunk_in[slot])
+        return self._parts[slot, rank]
 
     def forget(self, chunk: Chunk) -> None:
         """Let nobody find a chunk any more."""
@@ -129,21 +128,21 @@ class Store:
 
     def _free_if_forgotten(self, chunk: Chunk) -> None:
         if self.chunks.get(chunk.key) is not chunk and not chunk.is_in_use:
-            del self.at[chunk.place]
-            self._free.append(chunk.place)
+            del self.chunk_in[chunk.slot]
+            self._free.append(chunk.slot)
 
     def check(self) -> None:
-        """Recount: every place is free or has a chunk, and those that are found have one each."""
-        places, found = [*self._free, *self.at], {chunk.place for chunk in self.chunks.values()}
-        assert sorted(places) == list(range(self.capacity)) and len(found) == len(self.chunks), (
-            f"free {len(self._free)} + in use {len(self.at)} != {self.capacity}, or one counts twice; "
-            f"{len(self.chunks)} chunks are at {len(found)} places"
+        """Recount: every slot is free or has a chunk, and those that are found have one each."""
+        slots, found = [*self._free, *self.chunk_in], {chunk.slot for chunk in self.chunks.values()}
+        assert sorted(slots) == list(range(self.capacity)) and len(found) == len(self.chunks), (
+            f"free {len(self._free)} + in use {len(self.chunk_in)} != {self.capacity}, or one counts twice; "
+            f"{len(self.chunks)} chunks are in {len(found)} slots"
         )
 
 
 @dataclass
 class Moves(KVConnectorMetadata):
-    """What the workers do in one step: places of the store, and the block of each group (0: none)."""
+    """What the workers do in one step: slots of the store, and the block of each group (0: none)."""
 
     loads: list[tuple[int, tuple[int, ...]]] = field(default_factory=list)
     stores: list[tuple[int, tuple[int, ...]]] = field(default_factory=list)
@@ -203,11 +202,11 @@ class SharedScheduler(SchedulerSide, SupportsHMA):
         tables, names = blocks.get_block_ids(), request.block_hashes
         for index in range(local // self._block_size, (local + num_external_tokens) // self._block_size):
             self._moves.loads.append(
-                (self._borrow(self._key(names[index])).place, tuple(table[index] for table in tables))
+                (self._pin(self._key(names[index])).slot, tuple(table[index] for table in tables))
             )
 
-    def _borrow(self, key: Key) -> Chunk:
-        return self._store.borrow(key, self._ranks)
+    def _pin(self, key: Key) -> Chunk:
+        return self._store.pin(key, self._ranks)
 
     def build_connector_meta(self, scheduler_output: SchedulerOutput) -> Moves:
         moves, self._moves = self._moves, Moves()
@@ -219,7 +218,7 @@ class SharedScheduler(SchedulerSide, SupportsHMA):
                 if 0 not in page and self._store.use(key) is None:
                     chunk = self._begin(key)
                     if chunk is not None:
-                        moves.stores.append((chunk.place, page))
+                        moves.stores.append((chunk.slot, page))
             progress.stored_blocks = full
         return moves
 
@@ -266,8 +265,8 @@ class SharedWorker(WorkerSide):
     def start_load_kv(self, forward_context: ForwardContext, **kwargs: Any) -> None:
         moves = self._get_connector_metadata()
         assert isinstance(moves, Moves)
-        for place, blocks in moves.loads:
-            parts = self._store.take(place, self._rank)
+        for slot, blocks in moves.loads:
+            parts = self._store.take(slot, self._rank)
             for block, layers, pages in zip(blocks, self._layers, parts, strict=True):
                 for layer, page in zip(layers, pages, strict=True) if block else ():
                     layer.write(block, page)
@@ -281,11 +280,11 @@ class SharedWorker(WorkerSide):
     def wait_for_save(self) -> None:
         moves = self._get_connector_metadata()
         assert isinstance(moves, Moves)
-        for place, blocks in moves.stores:
+        for slot, blocks in moves.stores:
             pages = [
                 [layer.read(block) for layer in layers] for block, layers in zip(blocks, self._layers, strict=True)
             ]
-            self._store.put(place, self._rank, pages)
+            self._store.put(slot, self._rank, pages)
 
 
 class SharedConnector(TwoSidedHMAConnector):

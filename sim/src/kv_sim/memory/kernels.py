@@ -292,8 +292,10 @@ class Kernels:
         """Whose a value is, if it isn't this engine's."""
         if kernels is self:
             return ""
-        is_strange = kernels._config.stranger != self._config.stranger
-        return ", of another model" if is_strange else " at another engine"
+        strange = {kernels._config.stranger, self._config.stranger} - {"none"}
+        if not strange:
+            return " at another engine"
+        return ", of another model" if strange <= {"model", "path"} else ", of an engine cut in another way"
 
     def _write_states(self, step: LaunchedStep, attention: Attention, group: int) -> None:
         """Leave the states that the step comes to."""

@@ -8,6 +8,7 @@ its engine is polled.
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from errno import EIO
 from functools import partial
 from itertools import count
 from pathlib import Path
@@ -23,10 +24,8 @@ from kv_offload_file.engine import FileCopyEngine, Slots
 from kv_offload_file.home import Home
 from kv_offload_file.label import Label
 from kv_offload_file.restore import Found
-from kv_offload_file.sharing.neighbourhood import Others, Telling
-from kv_offload_file.sharing.neighbours import Neighbours
-from kv_offload_file.sharing.own_list import OwnList
-from kv_offload_file.sharing.place import found_at
+from kv_offload_file.sharing.neighbourhood import Neighbours, OwnListing
+from kv_offload_file.sharing.place import slot_of_neighbour
 from kv_offload_file.slot_file import DamagedError
 from kv_sim.memory.content import Words
 from kv_sim.memory.device import Device
@@ -40,7 +39,7 @@ _EPOCHS: Final = count(2)
 
 
 class WorldHome:
-    """A home that nobody else wants to live in."""
+    """The home of an engine, in memory: without a lock, and with an epoch in which all begin."""
 
     epoch = 1
 
@@ -49,7 +48,7 @@ class WorldHome:
         self.epoch = next(_EPOCHS)
 
     def close(self) -> None:
-        """Nothing to do: nobody waits for this home."""
+        """Nothing to do: there is no lock."""
 
 
 class WorldSlots:
@@ -61,8 +60,10 @@ class WorldSlots:
         self.held: dict[int, tuple[Label, Words]] = {}
 
     def write(self, slot: int, label: Label, bay: int) -> None:
-        """Fill a slot."""
-        self.held[slot] = label, self._pages(bay).copy()
+        """Fill a slot. What a restart has lost of a bay can't be written."""
+        if not self._lost.isdisjoint(self._pages_of(bay)):
+            raise OSError(EIO, f"a restart lost what was in bay {bay}")
+        self.held[slot] = label, self._device.host[self._pages_of(bay)].copy()
 
     def read(self, slot: int, label: Label, bay: int) -> None:
         """Fill a bay, if the slot has what the label says."""
@@ -72,28 +73,36 @@ class WorldSlots:
         held = of.held.get(slot)
         if held is None or held[0][:2] != label[:2]:
             raise DamagedError(f"slot {slot} holds {held and held[0]}, not {label}")
-        self._pages(bay)[:] = held[1]
+        pages = self._pages_of(bay)
+        self._device.host[pages] = held[1]
+        self._lost.difference_update(pages)
 
     def close(self) -> None:
         """Forget everything."""
         self.held.clear()
 
-    def _pages(self, bay: int) -> Words:
+    @property
+    def _lost(self) -> set[int]:
+        """The pages of host memory that hold nothing since a restart."""
+        return self._device.copies.lost_slots
+
+    def _pages_of(self, bay: int) -> range:
+        """Where in host memory a bay is."""
         size = self._memory.blocks_per_chunk
         begin = self._memory.first_slot + bay * size
-        return self._device.host[begin : begin + size]
+        return range(begin, begin + size)
 
 
 class _ByEngine(dict[int, WorldSlots]):
-    """The slots of the workers of one rank, of engines that share a folder, by the number of the engine."""
+    """Of engines that share a folder, the slots of the workers of one rank, by the number of the engine."""
 
 
 _SHARED: Final[WeakValueDictionary[tuple[Path, int], _ByEngine]] = WeakValueDictionary()
-"""By folder and rank, as long as there is one that has such slots."""
+"""By folder and rank, as long as somebody has them."""
 
 
 class WorldSharedSlots(WorldSlots):
-    """The slots of a worker whose engine shares them with those that have the others ``by_engine``."""
+    """The slots of a worker whose engine is among those that read each other's, ``by_engine``."""
 
     def __init__(self, device: Device, memory: WorldMemory, by_engine: _ByEngine) -> None:
         super().__init__(device, memory)
@@ -101,7 +110,7 @@ class WorldSharedSlots(WorldSlots):
 
     def read(self, slot: int, label: Label, bay: int) -> None:
         """Fill a bay with what is in a place, here or at another engine."""
-        found = found_at(slot)
+        found = slot_of_neighbour(slot)
         if found is None:
             super().read(slot, label, bay)
             return
@@ -158,12 +167,15 @@ class FileOffloadingSpecInMemory(FileOffloadingSpec):
         """Nothing is found, and stores are counted from 1."""
         return Found([], 1)
 
-    def open_neighbourhood(self) -> tuple[Telling, Others]:
+    def open_neighbourhood(self) -> tuple[OwnListing, Neighbours]:
         """The listings are files, in the folder of a world; who looks sees what there is then."""
+        from kv_offload_file.sharing.neighbours import ListedNeighbours  # has locks, as not all systems have
+        from kv_offload_file.sharing.own_listing import FileListing
+
         assert self.engine is not None, "this engine shares with nobody"
         self.folder.mkdir(parents=True, exist_ok=True)
-        others = Neighbours(self.folder.parent, self.engine, count().__next__)
-        return OwnList(self.folder, self.num_chunks), others
+        neighbours = ListedNeighbours(self.folder.parent, self.engine, count().__next__)
+        return FileListing(self.folder, self.num_chunks), neighbours
 
     def make_memory(self, layout: HostLayout) -> HostMemory:
         """Made with the copy engine."""

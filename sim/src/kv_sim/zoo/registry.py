@@ -255,7 +255,7 @@ _SHARED: Final = (
     plant(shared.KeysWithoutRanks, "", _I.HITS, SHARED, _I.CONTENT, _I.NO_CRASH),
     plant(shared.FindsItsOwn, "", _I.HITS, SHARED),
     plant(shared.BelievesOldIndex, "", _I.CONTENT, SHARED, _I.HITS, _I.NO_CRASH),
-    plant(shared.LoadsWithoutBorrowing, "", _I.CONTENT, SHARED, _I.NO_CRASH),
+    plant(shared.LoadsWithoutPinning, "", _I.CONTENT, SHARED, _I.NO_CRASH),
     plant(shared.FindsWhatIsPlanned, "", _I.CONTENT, SHARED, _I.NO_CRASH),
     plant(shared.ResetForgetsItsOwn, "", _I.HITS, SHARED),
 )

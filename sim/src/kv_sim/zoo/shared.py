@@ -70,12 +70,12 @@ class _BelievesOldIndex(SharedScheduler):
     def _finds(self, key: Key) -> bool:
         chunk = self._store.chunks.get(key)
         if chunk is not None and not chunk.ranks_left:
-            self._looked_up.setdefault(key, chunk.place)
+            self._looked_up.setdefault(key, chunk.slot)
         return key in self._looked_up
 
-    def _borrow(self, key: Key) -> Chunk:
-        chunk = self._store.at[self._looked_up[key]]
-        chunk.borrowed += self._ranks
+    def _pin(self, key: Key) -> Chunk:
+        chunk = self._store.chunk_in[self._looked_up[key]]
+        chunk.pins += self._ranks
         return chunk
 
     def reset_cache(self) -> bool:
@@ -84,41 +84,41 @@ class _BelievesOldIndex(SharedScheduler):
 
 
 class BelievesOldIndex(SharedConnector):
-    """Where a chunk is, is looked up once and believed from then on: its place may have another one by then."""
+    """Where a chunk is, is looked up once and believed from then on: its slot may have another one by then."""
 
     scheduler_class = _BelievesOldIndex
 
 
-class _LoadsWithoutBorrowing(SharedScheduler):
-    def _borrow(self, key: Key) -> Chunk:
+class _LoadsWithoutPinning(SharedScheduler):
+    def _pin(self, key: Key) -> Chunk:
         chunk = self._store.use(key)
         assert chunk is not None, "what was just found is there"
         return chunk
 
 
-class _TakesWithoutBorrowing(SharedWorker):
+class _TakesWithoutPinning(SharedWorker):
     def start_load_kv(self, forward_context: Any, **kwargs: Any) -> None:
         moves = self._get_connector_metadata()
         assert isinstance(moves, Moves)
-        for place, _ in moves.loads:
-            self._store.at[place].borrowed += 1
+        for slot, _ in moves.loads:
+            self._store.chunk_in[slot].pins += 1
         super().start_load_kv(forward_context, **kwargs)
 
 
-class LoadsWithoutBorrowing(SharedConnector):
-    """A load doesn't keep what it reads from being evicted: another engine does so before the load's step."""
+class LoadsWithoutPinning(SharedConnector):
+    """A load doesn't pin what it reads: another engine evicts it before the load's step."""
 
-    scheduler_class = _LoadsWithoutBorrowing
-    worker_class = _TakesWithoutBorrowing
+    scheduler_class = _LoadsWithoutPinning
+    worker_class = _TakesWithoutPinning
 
 
 class _FindsWhatIsPlanned(SharedScheduler):
     def _finds(self, key: Key) -> bool:
         return key in self._store.chunks
 
-    def _borrow(self, key: Key) -> Chunk:
+    def _pin(self, key: Key) -> Chunk:
         chunk = self._store.chunks[key]
-        chunk.borrowed += self._ranks
+        chunk.pins += self._ranks
         return chunk
 
 

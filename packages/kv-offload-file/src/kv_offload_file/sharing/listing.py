@@ -1,17 +1,19 @@
 """The file in which an engine says what it has, for its neighbours: ``listing``.
 
 ======================= ==================================================================================
-the first page          of which epoch it is, which run of which engine writes it, how many slots there are
+the first page          of which epoch it is, in which run it is written, how many slots there are
 ``changes``, ``uses``   how many slots were ever changed, and how many chunks borrowed, in this run
-the slots changed last  in the order of the changes, round and round
+the slots changed last  their numbers, in the order of the changes, round and round
 what was borrowed last  of whom, and from which slot, likewise
 an entry for each slot  the key of the chunk that is there; nothing, if none is
 ======================= ==================================================================================
 
+A run begins with each start of the engine, and with each reset.
+
 An engine that reads it goes through what was changed since it looked last, or through all entries if that is no
-longer told. Whose chunks are borrowed learns likewise that they are still of use. Nothing is locked for that. An
-entry may be read while it is written, and a chunk may have gone when it is asked for: what is said here decides
-what is looked for, and never what is believed. For that each slot has its row, which is compared with every read.
+longer told. An engine whose chunks were borrowed learns likewise that they are still of use. Nothing is locked for
+that. An entry may be read while it is written, and a chunk may have gone when it is asked for: what is said here
+decides what is looked for, and never what is believed. For that each slot has its row, which every read compares.
 
 A listing from an earlier start of the machine says nothing.
 """
@@ -20,10 +22,11 @@ import os
 import struct
 import zlib
 from collections.abc import Iterator
+from functools import lru_cache
 from typing import Final, NamedTuple
 
 from kv_api import OffloadKey
-from kv_offload_file.sharing.place import Found
+from kv_offload_file.sharing.place import NeighbourSlot
 from kv_offload_file.slot_file import this_boot
 
 NAME: Final = "listing"
@@ -88,7 +91,7 @@ class Opening(NamedTuple):
     num_slots: int
     epoch: int
     run: int
-    """Another one whenever the list is begun anew."""
+    """Another one whenever the listing is begun anew."""
     changes: int
     uses: int
 
@@ -98,7 +101,7 @@ def size_of(num_slots: int) -> int:
     return _AT_ENTRIES + num_slots * ENTRY_BYTES
 
 
-class ListWriter:
+class ListingWriter:
     """A listing as who owns the slots writes it, beginning with none. Raises what the system raises."""
 
     def __init__(self, fd: int, num_slots: int) -> None:
@@ -115,6 +118,8 @@ class ListWriter:
 
     def write(self, slots: list[int], keys: list[OffloadKey]) -> None:
         """These slots have these chunks; of an empty key, none. Slots side by side are written in one go."""
+        if not slots:
+            return
         entries = [_entry(key) for key in keys]
         for first, last in _runs(slots):
             begin = _AT_ENTRIES + slots[first] * ENTRY_BYTES
@@ -122,9 +127,9 @@ class ListWriter:
         self._changes = _CHANGED.write(self._fd, self._changes, [(slot,) for slot in slots])
         self._count()
 
-    def use(self, founds: list[Found]) -> None:
-        """These chunks of others were borrowed."""
-        self._uses = _USED.write(self._fd, self._uses, [*founds])
+    def use(self, borrowed: list[NeighbourSlot]) -> None:
+        """What is in these slots was borrowed."""
+        self._uses = _USED.write(self._fd, self._uses, [*borrowed])
         self._count()
 
     def _count(self) -> None:
@@ -136,13 +141,8 @@ def read_opening(fd: int) -> Opening | None:
     data = os.pread(fd, _AT_CHANGES + _CHANGES.size, 0)
     if len(data) < _AT_CHANGES + _CHANGES.size:
         return None
-    end = _SUM.size + _HEADER.size
-    if _SUM.unpack_from(data)[0] != zlib.crc32(data[_SUM.size : end]):
-        return None
-    magic, num_slots, epoch, run, boot = _HEADER.unpack_from(data, _SUM.size)
-    if magic != _MAGIC or not boot.rstrip(b"\0") or boot.rstrip(b"\0").decode() != this_boot():
-        return None
-    return Opening(num_slots, epoch, run, *_CHANGES.unpack_from(data, _AT_CHANGES))
+    run = _read_run(data[: _SUM.size + _HEADER.size])
+    return None if run is None else Opening(*run, *_CHANGES.unpack_from(data, _AT_CHANGES))
 
 
 def changed_slots(fd: int, since: int, now: int) -> list[int] | None:
@@ -169,6 +169,16 @@ def read_entries(fd: int, slots: range) -> Iterator[tuple[int, OffloadKey]]:
         size = data[begin]
         if size:
             yield slot, OffloadKey(data[begin + 1 : begin + 1 + size])
+
+
+@lru_cache(maxsize=1024)  # whoever looks reads it anew each time, and it is the same for as long as a run is
+def _read_run(data: bytes) -> tuple[int, int, int] | None:
+    """How many slots there are, of which epoch, in which run; None if this is of no listing that counts."""
+    if _SUM.unpack_from(data)[0] != zlib.crc32(data[_SUM.size :]):
+        return None
+    magic, num_slots, epoch, run, boot = _HEADER.unpack_from(data, _SUM.size)
+    is_known = magic == _MAGIC and boot.rstrip(b"\0").decode() == this_boot() != ""
+    return (num_slots, epoch, run) if is_known else None
 
 
 def _entry(key: OffloadKey) -> bytes:

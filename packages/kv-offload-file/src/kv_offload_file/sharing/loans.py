@@ -15,17 +15,17 @@ _FLOCK: Final = struct.Struct("@hhqqi4x")
 """Linux's ``struct flock``: kind, from where, begin, length, and a process, which is 0 for these locks."""
 
 
-def lend(fd: int, slot: int) -> bool:
-    """Lock the byte of a slot, for whoever has the listing open as ``fd``. False: the system won't."""
+def lock(fd: int, slot: int) -> bool:
+    """Lock the byte of a slot in the listing that is open as ``fd``. False: the system won't."""
     return _set(fd, fcntl.F_RDLCK, slot)
 
 
-def give_back(fd: int, slot: int) -> None:
+def unlock(fd: int, slot: int) -> None:
     """Unlock it."""
     _set(fd, fcntl.F_UNLCK, slot)
 
 
-def lent(fd: int, num_slots: int) -> list[int]:
+def locked(fd: int, num_slots: int) -> list[int]:
     """The slots of which somebody else has locked the byte. One call of the system if there are none.
 
     The system names any lock in the part that it is asked about, not the first. So what lies before it is asked

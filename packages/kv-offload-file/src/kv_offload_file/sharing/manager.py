@@ -8,7 +8,7 @@ owner hears of that, and takes it for a use.
 A chunk may go between a lookup and the load that follows. Its load then fails, and the prompt is computed.
 
 **Invariants** (``check``): each chunk that is being borrowed is one that a load here has begun with and none has
-ended with. What the list of this engine says is what it has.
+ended with. None of them is stored here meanwhile.
 """
 
 from array import array
@@ -28,9 +28,9 @@ from kv_api import (
 from kv_offload_file.home import Home
 from kv_offload_file.load_store_spec import FileLoadStoreSpec
 from kv_offload_file.manager import FileOffloadingManager
-from kv_offload_file.restore import Found as Kept
-from kv_offload_file.sharing.neighbourhood import Others, Telling
-from kv_offload_file.sharing.place import Found, nowhere, place_of
+from kv_offload_file.restore import Found
+from kv_offload_file.sharing.neighbourhood import Neighbours, OwnListing
+from kv_offload_file.sharing.place import NeighbourSlot, nowhere, place_of
 from kv_offload_file.stats import BORROWED, FileOffloadingStats
 
 
@@ -38,7 +38,7 @@ from kv_offload_file.stats import BORROWED, FileOffloadingStats
 class Loan:
     """A chunk of a neighbour's that is being read."""
 
-    found: Found
+    found: NeighbourSlot
     is_kept: bool
     """Whether the neighbour keeps it where it is. Else it went before it could be borrowed, and its loads fail."""
     times: int = 0
@@ -46,13 +46,13 @@ class Loan:
 
 
 class SharingManager(FileOffloadingManager):
-    """`FileOffloadingManager` of an engine that reads what ``others`` have, and tells them what its ``own`` is."""
+    """`FileOffloadingManager` of an engine that reads what ``neighbours`` have; its ``own`` listing is theirs."""
 
     def __init__(
-        self, num_chunks: int, home: Home, found: Kept, own: Telling, others: Others, **options: Any
+        self, num_chunks: int, home: Home, found: Found, own: OwnListing, neighbours: Neighbours, **options: Any
     ) -> None:
         self._own = own
-        self._others = others
+        self._neighbours = neighbours
         self._borrowed: dict[OffloadKey, Loan] = {}
         self._stale: dict[OffloadKey, Loan] = {}
         """What was borrowed before a reset, until the jobs from before it have ended."""
@@ -147,7 +147,7 @@ class SharingManager(FileOffloadingManager):
         for key in keys:
             loan = self._borrowed.get(key)
             if loan is not None and loan.is_kept:
-                self._others.distrust(loan.found, key)
+                self._neighbours.distrust(loan.found, key)
         self._own.leaves(slots)
         super().drop(keys)
 
@@ -170,7 +170,7 @@ class SharingManager(FileOffloadingManager):
         return FileOffloadingStats({**counted.data, BORROWED: new}) if new else counted
 
     def shutdown(self) -> None:
-        self._others.close()
+        self._neighbours.close()
         self._own.close()
         super().shutdown()
 
@@ -186,20 +186,20 @@ class SharingManager(FileOffloadingManager):
     # Steps of the above
 
     def _look(self) -> None:
-        """Notice what the others have now, and what they have used of what is here."""
-        self._others.look(self._home.epoch)
-        used = self._others.take_used()
+        """Notice what the neighbours have now, and what they have used of what is here."""
+        self._neighbours.look(self._home.epoch)
+        used = self._neighbours.take_used()
         if used:
             pool, neighbour = self._pool, ReqContext("a neighbour")
             self.touch([pool.key_of[slot] for slot in used if slot < pool.capacity], neighbour)
             self.on_request_finished(neighbour)
 
-    def _find(self, key: OffloadKey) -> Found | None:
-        """Where a chunk can be borrowed. One can't that was forgotten here while a job of it was under way."""
-        return None if key in self._pool.fenced else self._others.find(key)
+    def _find(self, key: OffloadKey) -> NeighbourSlot | None:
+        """Where a chunk can be borrowed. One can't be that was forgotten here while a job of it is under way."""
+        return None if key in self._pool.fenced else self._neighbours.find(key)
 
     def _not_elsewhere(self, keys: Collection[OffloadKey]) -> list[OffloadKey]:
-        """Those of some chunks that are worth a slot here: nobody else has them, unless this engine does, too."""
+        """Those of some chunks that are worth a slot here: no neighbour has them, or this engine does, too."""
         slot_of = self._pool.slot_of
         return [key for key in keys if key in slot_of or not self._is_elsewhere(key)]
 
@@ -214,7 +214,7 @@ class SharingManager(FileOffloadingManager):
             if found is None:  # it has gone since it was looked up
                 loan = Loan(nowhere(index), is_kept=False)
             else:
-                loan = Loan(found, self._others.borrow(found, key))
+                loan = Loan(found, self._neighbours.borrow(found, key))
             self._borrowed[key] = loan
         loan.times += 1
         self._newly_borrowed += 1
@@ -234,7 +234,7 @@ class SharingManager(FileOffloadingManager):
 
     def _end(self, loan: Loan) -> None:
         if loan.is_kept:
-            self._others.give_back(loan.found)
+            self._neighbours.give_back(loan.found)
 
 
 def _slots_of(spec: LoadStoreSpec) -> "array[int]":

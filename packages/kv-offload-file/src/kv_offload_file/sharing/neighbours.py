@@ -1,16 +1,16 @@
-"""``Neighbours``: what the other engines of a folder have, and what is borrowed of it.
+"""``ListedNeighbours``: what the other engines of a folder have, and what is borrowed of it.
 
 Each of them has a listing, which is read only as far as it has changed. What is borrowed is locked there while it
 is being read (see ``loans``), so that its owner keeps it where it is.
 """
 
 import os
-import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Final
 
 from kv_api import OffloadKey
+from kv_offload_file.folder import home_of, number_of
 from kv_offload_file.sharing import loans
 from kv_offload_file.sharing.listing import (
     NAME,
@@ -21,13 +21,12 @@ from kv_offload_file.sharing.listing import (
     read_opening,
     used_slots,
 )
-from kv_offload_file.sharing.place import MOST_ENGINES, Found, home_of
+from kv_offload_file.sharing.place import MOST_ENGINES, NeighbourSlot
 
 LOOK_SECONDS: Final = 0.001
 """What was looked at so short a time ago isn't looked at anew."""
 READ_AT_ONCE: Final = 1 << 13
-"""So many entries of a neighbour are read at a time: whoever looks goes on to schedule a step."""
-_HOME: Final = re.compile(r"engine-(0|[1-9][0-9]*)")
+"""So many entries that were never read are read at a time, of all neighbours: the next step waits for it."""
 
 
 class Neighbour:
@@ -47,15 +46,15 @@ class Neighbour:
         self.used: list[int] = []
         """The slots of engine ``own`` from which it has borrowed, since this was emptied."""
 
-    def look(self, epoch: int) -> None:
-        """Read what has changed, and of what was never read so many entries.
+    def look(self, epoch: int, most: int) -> int:
+        """Read what has changed, and ``most`` entries of those that were never read; returns how many these were.
 
         Nothing is known of a neighbour of another epoch.
         """
         opening = read_opening(self._fd) if self._is_open() else None
         if opening is None or opening.epoch != epoch:
             self._forget()
-            return
+            return 0
         before, self._seen = self._seen, opening
         changed = None
         if before is not None and before.run == opening.run:
@@ -67,14 +66,15 @@ class Neighbour:
         for slot in dict.fromkeys(changed or ()):
             self.distrust(slot)
             self._learn(slot, read_entry(self._fd, slot))
-        unread = range(self._num_read, opening.num_slots)[:READ_AT_ONCE]
+        unread = range(self._num_read, opening.num_slots)[:most]
         for slot, key in read_entries(self._fd, unread) if unread else ():
             self._learn(slot, key)
         self._num_read += len(unread)
+        return len(unread)
 
     def borrow(self, slot: int, key: OffloadKey) -> bool:
         """Lock a slot, and see that it has the chunk still."""
-        if slot not in self._loans and not loans.lend(self._fd, slot):
+        if slot not in self._loans and not loans.lock(self._fd, slot):
             return False
         self._loans[slot] = self._loans.get(slot, 0) + 1
         if read_entry(self._fd, slot) == key:
@@ -87,7 +87,7 @@ class Neighbour:
         self._loans[slot] -= 1
         if not self._loans[slot]:
             del self._loans[slot]
-            loans.give_back(self._fd, slot)
+            loans.unlock(self._fd, slot)
 
     def distrust(self, slot: int) -> None:
         """Find nothing in a slot until it changes."""
@@ -129,7 +129,7 @@ class Neighbour:
         self.slot_of.clear()
 
 
-class Neighbours:
+class ListedNeighbours:
     """All other engines with a home in ``folder``, as engine ``own`` sees them."""
 
     def __init__(self, folder: Path, own: int, clock: Callable[[], float]) -> None:
@@ -147,8 +147,9 @@ class Neighbours:
             return
         self._looked = epoch, now
         self._look_for_more()
+        left = READ_AT_ONCE
         for one in self._known.values():
-            one.look(epoch)
+            left -= one.look(epoch, left)
 
     def take_used(self) -> list[int]:
         """The slots of this engine from which they have borrowed since this was asked last."""
@@ -157,23 +158,23 @@ class Neighbours:
             one.used = []
         return used
 
-    def find(self, key: OffloadKey) -> Found | None:
+    def find(self, key: OffloadKey) -> NeighbourSlot | None:
         """Where one of them has a chunk; of several the one that was known first."""
         for number, one in self._known.items():
             slot = one.slot_of.get(key)
             if slot is not None:
-                return Found(number, slot)
+                return NeighbourSlot(number, slot)
         return None
 
-    def borrow(self, found: Found, key: OffloadKey) -> bool:
+    def borrow(self, found: NeighbourSlot, key: OffloadKey) -> bool:
         """Have a chunk stay where it is until it is given back."""
         return self._known[found.engine].borrow(found.slot, key)
 
-    def give_back(self, found: Found) -> None:
+    def give_back(self, found: NeighbourSlot) -> None:
         """It is no longer read, by one of those who borrowed it."""
         self._known[found.engine].give_back(found.slot)
 
-    def distrust(self, found: Found, key: OffloadKey) -> None:
+    def distrust(self, found: NeighbourSlot, key: OffloadKey) -> None:
         """It isn't found there any more, until that engine stores anew."""
         one = self._known[found.engine]
         if one.slot_of.get(key) == found.slot:
@@ -196,6 +197,6 @@ class Neighbours:
             names = os.listdir(self._folder)
         except OSError:
             return
-        numbers = {int(found[1]) for found in map(_HOME.fullmatch, names) if found is not None}
+        numbers = {number for number in map(number_of, names) if number is not None}
         for number in sorted(numbers.intersection(range(MOST_ENGINES)) - self._known.keys() - {self._own}):
             self._known[number] = Neighbour(home_of(self._folder, number), self._own)

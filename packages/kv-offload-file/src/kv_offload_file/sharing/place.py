@@ -1,10 +1,9 @@
-"""Which of the engines that share a folder one is, and how a chunk of another one is told from one of its own.
+"""Places: by one number a job says in which slot a chunk is, and of which engine's files.
 
-A job names its chunks by *places*, which are numbers of 32 bits. The slots of an engine's own file are the first
-ones, then come as many numbers for engine 0, as many for engine 1, and so on.
+They are numbers of 32 bits, as slots are elsewhere. The slots of an engine's own files are the first ones, then
+come as many numbers for engine 0, as many for engine 1, and so on.
 """
 
-from pathlib import Path
 from typing import Final, NamedTuple
 
 MOST_SLOTS: Final = 1 << 23
@@ -14,29 +13,24 @@ _NOBODY: Final = MOST_ENGINES, MOST_ENGINES + 1
 NUM_PLACES: Final = (1 + MOST_ENGINES + len(_NOBODY)) * MOST_SLOTS
 
 
-class Found(NamedTuple):
-    """Where a chunk lies: in a slot of the file of ``engine``."""
+class NeighbourSlot(NamedTuple):
+    """Where a chunk of a neighbour's lies: in a slot of the files of ``engine``."""
 
     engine: int
     slot: int
 
 
-def place_of(found: Found) -> int:
-    """The number of a place at another engine."""
+def place_of(found: NeighbourSlot) -> int:
+    """The place that a neighbour's slot is."""
     return (1 + found.engine) * MOST_SLOTS + found.slot
 
 
-def found_at(place: int) -> Found | None:
+def slot_of_neighbour(place: int) -> NeighbourSlot | None:
     """What a place stands for. None: a slot of the engine's own."""
     engine, slot = divmod(place, MOST_SLOTS)
-    return Found(engine - 1, slot) if engine else None
+    return NeighbourSlot(engine - 1, slot) if engine else None
 
 
-def nowhere(index: int) -> Found:
-    """Where nothing is, for the ``index``-th chunk of a job: chunks side by side have different places."""
-    return Found(_NOBODY[index % len(_NOBODY)], 0)
-
-
-def home_of(folder: Path, engine: int) -> Path:
-    """The home of an engine among those that share a folder."""
-    return folder / f"engine-{engine}"
+def nowhere(index: int) -> NeighbourSlot:
+    """A slot that nobody has, for the ``index``-th chunk of a job: chunks side by side have different places."""
+    return NeighbourSlot(_NOBODY[index % len(_NOBODY)], 0)

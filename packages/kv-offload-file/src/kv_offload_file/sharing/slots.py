@@ -6,7 +6,7 @@ from threading import Lock
 from kv_offload_cpu import HostMemory
 from kv_offload_file.bays import FileSlots
 from kv_offload_file.label import Label
-from kv_offload_file.sharing.place import MOST_ENGINES, found_at
+from kv_offload_file.sharing.place import MOST_ENGINES, slot_of_neighbour
 from kv_offload_file.slot_file import DamagedError, GoneError, SlotBorrower, SlotReader
 
 
@@ -23,7 +23,7 @@ class SharedSlots(FileSlots):
 
     def read(self, slot: int, label: Label, bay: int) -> None:
         """Fill a bay with what is in a place."""
-        found = found_at(slot)
+        found = slot_of_neighbour(slot)
         if found is None:
             super().read(slot, label, bay)
             return

@@ -2,8 +2,7 @@
 
 Each server has a home of its own on the machine's disk: its manager alone stores there, decides what leaves, and
 knows nothing of the others. Of a prompt a server takes what its own home has from there, and *borrows* the rest
-from those of its *neighbours*. That changes nothing at a neighbour, not even who leaves next. What a neighbour has
-isn't stored once more.
+from those of its *neighbours*, to whom that is a use of what they have. What a neighbour has isn't stored again.
 
 **Invariants** (``check``): a chunk is in one home at most, and ``Homes`` says in which while its manager has it.
 """
@@ -70,10 +69,21 @@ class Home(MediumRun):
     def load(self, keys: list[OffloadKey], context: ReqContext) -> Loaded:
         """Load that run: what is here from here, the rest from neighbours."""
         run = keys[: self.found(keys, context)]
-        own = [key for key in run if self._owner_of[key] is self]
+        by_owner: dict[Home, list[OffloadKey]] = {}
+        for key in run:
+            by_owner.setdefault(self._owner_of[key], []).append(key)
+        own = by_owner.pop(self, [])
+        for owner, lent in by_owner.items():
+            owner.lend(lent)
         loaded = self.manager.load_prefix(own, context) if own else 0
         assert loaded == len(own), f"{len(own)} chunks were here, {loaded} were loaded"
         return Loaded(len(run), len(run) - loaded, bool(run) and self._owner_of[run[-1]] is not self)
+
+    def lend(self, keys: list[OffloadKey]) -> None:
+        """A neighbour loads these."""
+        neighbour = ReqContext("a neighbour")
+        self.manager.touch(keys, neighbour)
+        self.manager.on_request_finished(neighbour)
 
     def _store(self, keys: list[OffloadKey], context: ReqContext) -> Stored | None:
         """Without what a neighbour has."""

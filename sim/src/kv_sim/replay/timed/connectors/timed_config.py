@@ -33,7 +33,7 @@ _MEDIA: Final[Mapping[str, tuple[type[OffloadingSpec], str]]] = {
     "CPUOffloadingSpec": (ReplayCPUOffloadingSpec, "kv_offload_cpu"),
     _FILES: (ReplayFileOffloadingSpec, "kv_offload_file"),
 }
-"""medium -> the one that is timed, and where it is at home"""
+"""Spec of a medium -> the one that is timed, and the package that it stands for."""
 
 NOTHING: Final = {"kv_connector": NoConnector.__name__, _MODULE: NoConnector.__module__, "kv_role": "kv_both"}
 """A server without a connector."""
@@ -120,12 +120,12 @@ def _timed_offloading(
             f"{place}.{_EXTRA}.{_SPEC}: {spec!r} is a medium that has no timing model; "
             f"{' and '.join(_MEDIA)} have one"
         )
-    timed_spec, home = _MEDIA[spec]
-    module = extra.get(_SPEC_MODULE, home)
-    if str(module).split(".")[0] != home:
+    timed_spec, package = _MEDIA[spec]
+    module = extra.get(_SPEC_MODULE, package)
+    if str(module).split(".")[0] != package:
         raise ConfigError(
             f"{place}.{_EXTRA}.{_SPEC_MODULE}: {module!r} has a {spec} of its own, which has no timing model; "
-            f"that of {home} has one"
+            f"that of {package} has one"
         )
     extra |= {_SPEC: timed_spec.__name__, _SPEC_MODULE: timed_spec.__module__}
     if spec == _FILES:
