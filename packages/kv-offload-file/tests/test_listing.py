@@ -26,13 +26,7 @@ from kv_offload_file.sharing.listing import (
 from kv_offload_file.sharing.neighbours import ListedNeighbours, Neighbour
 from kv_offload_file.sharing.own_listing import FileListing
 from kv_offload_file.sharing.place import (
-    MOST_ENGINES,
-    MOST_SLOTS,
-    NUM_PLACES,
     NeighbourSlot,
-    nowhere,
-    place_of,
-    slot_of_neighbour,
 )
 
 EPOCH = 77
@@ -593,24 +587,3 @@ def test_a_list_that_can_not_even_be_emptied_is_said_to_be_wrong(tmp_path, monke
 def test_a_home_that_is_no_folder_is_refused(tmp_path):
     with pytest.raises(ConfigError, match=r"file_dir: No such file or directory: .*gone/listing"):
         FileListing(tmp_path / "gone", 40)
-
-
-# Places
-
-
-def test_places_tell_engines_and_slots_apart():
-    everywhere = [(engine, slot) for engine in (None, 0, 1, MOST_ENGINES - 1) for slot in (0, 6, MOST_SLOTS - 1)]
-    places = [slot if engine is None else place_of(NeighbourSlot(engine, slot)) for engine, slot in everywhere]
-    assert places == sorted({*places})
-    assert [slot_of_neighbour(place) for place in places] == [
-        None if engine is None else NeighbourSlot(engine, slot) for engine, slot in everywhere
-    ]
-    assert places[:4] == [0, 6, MOST_SLOTS - 1, MOST_SLOTS]
-    assert places[-1] < NUM_PLACES == 2**31
-
-
-def test_nowhere_is_at_no_engine_and_side_by_side_not_the_same():
-    places = [nowhere(index) for index in range(4)]
-    assert all(place.engine >= MOST_ENGINES for place in places)
-    assert places[0] != places[1] != places[2]
-    assert all(place_of(place) < NUM_PLACES for place in places)

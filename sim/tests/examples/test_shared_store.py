@@ -1,4 +1,4 @@
-"""``SharedConnector``, call by call: places of a store, who finds what is there, and what a reset forgets."""
+"""``SharedConnector``, call by call: slots of a store, who finds what is there, and what a reset forgets."""
 
 from types import SimpleNamespace
 from typing import Any
@@ -23,16 +23,16 @@ def store() -> Store:
 
 
 def full(store: Store, letters: str, ranks: int = 1) -> dict[str, int]:
-    """Chunks of which all is there, and their places."""
-    places = {}
+    """Chunks of which all is there, and their slots."""
+    slots = {}
     for letter in letters:
         chunk = store.begin(key(letter), ranks)
         assert chunk is not None
-        places[letter] = chunk.place
+        slots[letter] = chunk.slot
         for rank in range(ranks):
-            store.put(chunk.place, rank, [[f"{letter}{rank}"]])
+            store.put(chunk.slot, rank, [[f"{letter}{rank}"]])
     store.check()
-    return places
+    return slots
 
 
 def found(store: Store) -> str:
@@ -43,11 +43,11 @@ def test_a_chunk_is_there_when_all_ranks_have_put_their_parts(store: Store) -> N
     chunk = store.begin(key("a"), 2)
     assert chunk is not None
     assert (found(store), store.use(key("a"))) == ("", chunk)
-    store.put(chunk.place, 1, [["a1"]])
+    store.put(chunk.slot, 1, [["a1"]])
     assert found(store) == ""
     with pytest.raises(AssertionError, match="is not there"):
-        store.borrow(key("a"), 2)
-    store.put(chunk.place, 0, [["a0"]])
+        store.pin(key("a"), 2)
+    store.put(chunk.slot, 0, [["a0"]])
     assert found(store) == "a"
 
 
@@ -56,63 +56,63 @@ def test_what_was_used_longest_ago_goes_first(store: Store) -> None:
     assert store.use(key("a")) is not None
     full(store, "c")
     assert found(store) == "ac"
-    place = store.borrow(key("a"), 1).place
-    store.take(place, 0)
+    slot = store.pin(key("a"), 1).slot
+    store.take(slot, 0)
     full(store, "d")
-    assert found(store) == "ad", "to borrow is to use"
+    assert found(store) == "ad", "to pin is to use"
     assert store.use(key("b")) is None
 
 
 def test_what_is_in_use_stays(store: Store) -> None:
     assert store.begin(key("a"), 2) is not None
     full(store, "b", 2)
-    place = store.borrow(key("b"), 2).place
+    slot = store.pin(key("b"), 2).slot
     assert store.begin(key("c"), 1) is None
-    assert store.take(place, 1) == [["b1"]]
+    assert store.take(slot, 1) == [["b1"]]
     assert store.begin(key("c"), 1) is None, "the other rank has yet to take its part"
-    assert store.take(place, 0) == [["b0"]]
+    assert store.take(slot, 0) == [["b0"]]
     full(store, "c")
     assert found(store) == "c"
 
 
-def test_a_place_in_use_is_free_when_that_ends(store: Store) -> None:
-    places = full(store, "a")
-    chunk = store.borrow(key("a"), 1)
+def test_a_slot_in_use_is_free_when_that_ends(store: Store) -> None:
+    slots = full(store, "a")
+    chunk = store.pin(key("a"), 1)
     storing = store.begin(key("b"), 1)
     assert storing is not None
     for one in (chunk, storing):
         store.forget(one)
         store.check()
     assert store.begin(key("c"), 1) is None
-    store.take(chunk.place, 0)
+    store.take(chunk.slot, 0)
     store.check()
-    assert full(store, "c")["c"] == places["a"]
-    store.put(storing.place, 0, [["b"]])
+    assert full(store, "c")["c"] == slots["a"]
+    store.put(storing.slot, 0, [["b"]])
     store.check()
-    assert full(store, "d")["d"] == storing.place
+    assert full(store, "d")["d"] == storing.slot
     assert found(store) == "cd"
 
 
-def test_what_was_forgotten_and_is_stored_anew_has_another_place(store: Store) -> None:
+def test_what_was_forgotten_and_is_stored_anew_has_another_slot(store: Store) -> None:
     full(store, "a")
-    old = store.borrow(key("a"), 1)
+    old = store.pin(key("a"), 1)
     store.forget(old)
     new = full(store, "a")["a"]
-    store.take(old.place, 0)
+    store.take(old.slot, 0)
     store.check()
-    assert (found(store), full(store, "b")["b"]) == ("a", old.place)
-    assert new != old.place
+    assert (found(store), full(store, "b")["b"]) == ("a", old.slot)
+    assert new != old.slot
 
 
-def test_a_recount_finds_places_that_are_lost_or_count_twice(store: Store) -> None:
+def test_a_recount_finds_slots_that_are_lost_or_count_twice(store: Store) -> None:
     full(store, "ab")
-    lost = store.at.pop(0)
+    lost = store.chunk_in.pop(0)
     with pytest.raises(AssertionError, match="free 0 "):
         store.check()
-    store.at[0] = lost
+    store.chunk_in[0] = lost
     store.check()
     store.chunks[key("c")] = lost
-    with pytest.raises(AssertionError, match="3 chunks are at 2 places"):
+    with pytest.raises(AssertionError, match="3 chunks are in 2 slots"):
         store.check()
 
 
@@ -230,7 +230,7 @@ def test_a_reset_forgets_what_means_the_same_here_and_nothing_else() -> None:
     for one in (side._key(b"a"), strange):
         chunk = side._store.begin(one, 1)
         assert chunk is not None
-        side._store.put(chunk.place, 0, [[]])
+        side._store.put(chunk.slot, 0, [[]])
     assert side.reset_cache()
     assert [side._store.has(one) for one in (side._key(b"a"), strange)] == [False, True]
 
@@ -243,8 +243,8 @@ def test_of_a_block_that_a_window_has_let_go_of_nothing_is_written() -> None:
     layer = SimpleNamespace(write=lambda block, page: written.append((block, page)))
     worker._layers = [[layer], [layer]]
     chunk = worker._store.begin(("m", b"a"), 1)
-    worker._store.put(chunk.place, 0, [["full"], ["window"]])
-    worker._store.borrow(("m", b"a"), 1)
-    worker.bind_connector_metadata(Moves(loads=[(chunk.place, (7, 0))]))
+    worker._store.put(chunk.slot, 0, [["full"], ["window"]])
+    worker._store.pin(("m", b"a"), 1)
+    worker.bind_connector_metadata(Moves(loads=[(chunk.slot, (7, 0))]))
     worker.start_load_kv(None)
     assert written == [(7, "full")]
