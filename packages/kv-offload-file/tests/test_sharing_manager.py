@@ -209,3 +209,12 @@ def test_what_was_kept_is_told_before_the_list_may_be_read():
     manager.reset_cache()
     assert own.calls == [("begin", 8), ("open",)]
     manager.check()
+
+
+def test_a_recount_is_one_of_its_own_chunks_too(two):
+    first, _ = two
+    first.store([1])
+    first.manager._pool.slot_of[make_key(9)] = 5
+    with pytest.raises(AssertionError):
+        first.manager.check()
+    del first.manager._pool.slot_of[make_key(9)]
