@@ -55,18 +55,19 @@ def test_whatever_changes_what_bytes_mean_is_another_folder(tmp_path):
     assert all(folder.parent == tmp_path for folder in folders.values())
 
 
-def test_who_has_an_epoch_in_common_waits_for_its_turn(tmp_path):
+@pytest.mark.parametrize("how", ["begin", "renew"])
+def test_who_has_an_epoch_in_common_waits_for_its_turn(tmp_path, how):
     """Else two that start together would each begin the first one."""
     begun = []
     with ThreadPoolExecutor() as threads:
         folder = os.open(tmp_path, os.O_RDONLY)
-        fcntl.flock(folder, fcntl.LOCK_EX)
-        waiting = threads.submit(lambda: begun.append(EpochFile(tmp_path, in_common=True).begin()))
+        fcntl.flock(folder, fcntl.LOCK_SH)
+        waiting = threads.submit(lambda: begun.append(getattr(EpochFile(tmp_path, in_common=True), how)()))
         alone = threads.submit(EpochFile(tmp_path).begin).result()
         assert not wait([waiting], timeout=0.2).done and not begun
         os.close(folder)
         waiting.result()
-    assert begun == [alone]
+    assert (begun == [alone]) == (how == "begin")
 
 
 def test_a_new_epoch_in_common_is_for_those_that_start(tmp_path):

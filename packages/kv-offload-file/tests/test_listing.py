@@ -21,17 +21,12 @@ from kv_offload_file.sharing.listing import (
     read_entry,
     read_opening,
     size_of,
+    used_slots,
 )
 from kv_offload_file.sharing.neighbours import ListedNeighbours, Neighbour
 from kv_offload_file.sharing.own_listing import FileListing
 from kv_offload_file.sharing.place import (
-    MOST_ENGINES,
-    MOST_SLOTS,
-    NUM_PLACES,
     NeighbourSlot,
-    nowhere,
-    place_of,
-    slot_of_neighbour,
 )
 
 EPOCH = 77
@@ -92,6 +87,8 @@ def test_entries_are_read_from_where_to_where(fd):
     started(fd).write([*range(11)], [b"%d" % slot for slot in range(11)])
     assert dict(read_entries(fd, range(3, 6))) == {slot: b"%d" % slot for slot in (3, 4, 5)}
     assert dict(read_entries(fd, range(35, 50))) == {} == dict(read_entries(fd, range(60, 70)))
+    os.ftruncate(fd, size_of(9) + 30)
+    assert dict(read_entries(fd, range(7, 11))) == {7: b"7", 8: b"8"}, "half an entry is none"
 
 
 def test_of_many_entries_some_are_read_each_time_and_what_changes_at_once(fd, tmp_path, monkeypatch):
@@ -128,6 +125,12 @@ def test_a_list_that_is_not_open_says_nothing(fd):
     assert read_opening(fd) is None, "there is nothing"
     ListingWriter(fd, 40).write([1], [b"a"])
     assert read_opening(fd) is None
+    started(fd)
+    os.ftruncate(fd, 528)
+    assert read_opening(fd) == (40, EPOCH, 1, 0, 0)
+    for size in (527, 512, 60, 3, 0):
+        os.ftruncate(fd, size)
+        assert read_opening(fd) is None, "it is cut off"
 
 
 @pytest.mark.parametrize("at", [0, 4, 5, 12, 30, 60])
@@ -232,7 +235,8 @@ def test_who_is_not_there_yet_has_nothing(tmp_path):
     assert near.seen() == {}
     own = FileListing(tmp_path, 40)
     begin(own)
-    own.holds([b"a"], [1])
+    own.holds([b"a", b"b", b"c", b"d"], [1, 2, 3, 0])
+    own.leaves([3, 2, 0])
     assert near.seen() == {1: b"a"}
     own.close()
     own.close()
@@ -265,6 +269,7 @@ def test_what_is_distrusted_is_not_found_until_it_changes(fd, tmp_path):
 
 def test_homes_are_known_by_their_names(tmp_path):
     names = ["engine-0", "engine-2", "engine-10", "engine-02", "engine-x", "rank-0", "engine-1"]
+    names += ["engine-252", "engine-253", "engine-1000000000000"]
     for name in names:
         (tmp_path / name).mkdir()
         own = FileListing(tmp_path / name, 9)
@@ -278,6 +283,7 @@ def test_homes_are_known_by_their_names(tmp_path):
         "engine-0": (0, 3),
         "engine-2": (2, 3),
         "engine-10": (10, 3),
+        "engine-252": (252, 3),
     }
     others.close()
 
@@ -351,7 +357,7 @@ def test_who_is_borrowed_from_hears_of_it_once(fd, tmp_path):
     near.seen()
     assert near.used == [], "what was before nobody asks about"
     writer.use([NeighbourSlot(5, 2), NeighbourSlot(4, 3), NeighbourSlot(5, 30)])
-    writer.write([7], [b"g"])
+    writer.write([7] * 8, [b"g"] * 8)
     assert near.seen() == {7: b"g"} and near.used == [2, 30]
     writer.use([NeighbourSlot(5, 4)])
     near.seen()
@@ -361,10 +367,12 @@ def test_who_is_borrowed_from_hears_of_it_once(fd, tmp_path):
     writer.use([NeighbourSlot(5, slot) for slot in range(20)])
     near.seen()
     assert near.used == [16, 17, 18, 19], "as many as are sure to be told still"
-    assert read_opening(fd)[3:] == (1, 25)
+    assert read_opening(fd)[3:] == (8, 25)
     started(fd, run=2).use([NeighbourSlot(5, 9)])
     near.seen()
     assert near.used == [16, 17, 18, 19]
+    os.ftruncate(fd, 8192)
+    assert used_slots(fd, 0, 1, 5) == []
     near.close()
 
 
@@ -506,6 +514,7 @@ def test_a_list_is_read_when_it_is_whole(tmp_path):
     assert near.seen() == {}
     own.open()
     assert near.seen() == {1: b"a", 2: b"b"}
+    assert (tmp_path / "listing").stat().st_mode & 0o777 == 0o600, "or others could keep chunks where they are"
     own.begin(EPOCH)
     assert near.seen() == {}
     own.close()
@@ -578,24 +587,3 @@ def test_a_list_that_can_not_even_be_emptied_is_said_to_be_wrong(tmp_path, monke
 def test_a_home_that_is_no_folder_is_refused(tmp_path):
     with pytest.raises(ConfigError, match=r"file_dir: No such file or directory: .*gone/listing"):
         FileListing(tmp_path / "gone", 40)
-
-
-# Places
-
-
-def test_places_tell_engines_and_slots_apart():
-    everywhere = [(engine, slot) for engine in (None, 0, 1, MOST_ENGINES - 1) for slot in (0, 6, MOST_SLOTS - 1)]
-    places = [slot if engine is None else place_of(NeighbourSlot(engine, slot)) for engine, slot in everywhere]
-    assert places == sorted({*places})
-    assert [slot_of_neighbour(place) for place in places] == [
-        None if engine is None else NeighbourSlot(engine, slot) for engine, slot in everywhere
-    ]
-    assert places[:4] == [0, 6, MOST_SLOTS - 1, MOST_SLOTS]
-    assert places[-1] < NUM_PLACES == 2**31
-
-
-def test_nowhere_is_at_no_engine_and_side_by_side_not_the_same():
-    places = [nowhere(index) for index in range(4)]
-    assert all(place.engine >= MOST_ENGINES for place in places)
-    assert places[0] != places[1] != places[2]
-    assert all(place_of(place) < NUM_PLACES for place in places)

@@ -181,7 +181,8 @@ def test_what_is_declared_is_of_the_kind_that_is_counted():
 
 @pytest.mark.parametrize(("threshold", "skips"), [(0, False), (1, False), (2, True), ("2", False)])
 def test_what_is_counted_is_declared(tmp_path, threshold, skips):
-    declared = FileOffloadingSpec.build_metric_definitions({"store_threshold": threshold})
+    declared = FileOffloadingSpec.build_metric_definitions({"store_threshold": threshold, "file_shared": False})
+    assert declared == FileOffloadingSpec.build_metric_definitions({"store_threshold": threshold})
     assert ("vllm:kv_offload_stores_skipped" in declared) == skips
     assert {DAMAGED, ERRORS} <= declared.keys()
     unsaid = set() if skips else {"vllm:kv_offload_stores_skipped"}

@@ -11,6 +11,7 @@ from kv_offload_file_rig import TAKEN, Rig, config, make_key, make_keys
 from kv_api import ConfigError, KVError, LookupResult, ReqContext
 from kv_offload_file import FileOffloadingSpec, home_folder
 from kv_offload_file.sharing.listing import ENTRY_BYTES
+from kv_offload_file.sharing.place import MOST_SLOTS
 from kv_offload_file.stats import BORROWED, DAMAGED, ERRORS, GONE
 
 
@@ -136,7 +137,7 @@ def test_what_neighbours_use_stays_longer(two):
 def test_a_use_of_what_there_is_not_is_no_use(two):
     first, _ = two
     first.store([1])
-    first.manager._neighbours.take_used = lambda: [99, 5, 0]
+    first.manager._neighbours.take_used = lambda: [99, 6, 5, 0]
     assert first.hits([1, 2]) == 1
 
 
@@ -449,6 +450,8 @@ def test_replicas_share_by_their_numbers(tmp_path):
     assert [spec.engine for spec in specs] == [0, 1]
     assert [spec.folder.name for spec in specs] == ["engine-0", "engine-1"]
     assert specs[0].folder.parent == specs[1].folder.parent
+    told = replace(specs[1].config, extra_config={**specs[1].config.extra_config, "file_engine": 0})
+    assert FileOffloadingSpec(told).engine == 0, "unless it is said otherwise"
 
 
 def test_what_means_something_else_is_not_shared(tmp_path):
@@ -463,6 +466,7 @@ def test_who_shares_and_who_does_not_live_apart(tmp_path):
     rigs = [engine(tmp_path), Rig(tmp_path)]
     rigs[0].store([1])
     assert rigs[1].hits([1]) == 0
+    assert [rig.ranks[0].worker.num_chunks for rig in rigs] == [6, 6], "whatever places there are"
     for rig in rigs:
         rig.stop()
     assert not (rigs[1].folder / "listing").exists()
@@ -534,8 +538,13 @@ def test_room_is_taken_for_the_listing(tmp_path):
     room = {"file_bytes_to_use": 10 * (TAKEN + ENTRY_BYTES)}
     assert FileOffloadingSpec(config(tmp_path, file_shared=True, **room)).num_chunks == 10
     assert FileOffloadingSpec(config(tmp_path, **room)).num_chunks == 10
+    room = {"file_bytes_to_use": 10 * (2 * TAKEN + ENTRY_BYTES), "file_shared": True}
+    assert FileOffloadingSpec(config(tmp_path, ranks=2, **room)).num_chunks == 10, "there is one for all ranks"
     room = {"file_bytes_to_use": 10 * (TAKEN + ENTRY_BYTES) - 1}
     assert FileOffloadingSpec(config(tmp_path, file_shared=True, **room)).num_chunks == 9
+    room = {"file_bytes_to_use": MOST_SLOTS * (TAKEN + ENTRY_BYTES)}
+    assert FileOffloadingSpec(config(tmp_path, file_shared=True, **room)).num_chunks == MOST_SLOTS
+    assert FileOffloadingSpec(config(tmp_path, **room)).num_chunks > MOST_SLOTS
     with pytest.raises(ConfigError, match=r"less than one chunk, which takes 4416: .*, and 64 in the listing"):
         FileOffloadingSpec(config(tmp_path, file_shared=True, file_bytes_to_use=4415))
 
@@ -544,8 +553,8 @@ def test_room_is_taken_for_the_listing(tmp_path):
     ("settings", "said"),
     [
         (
-            {"file_engine": 3},
-            "file_engine: 3; it tells apart engines that share (file_shared)",
+            {"file_engine": 0},
+            "file_engine: 0; it tells apart engines that share (file_shared)",
         ),
         (
             {"file_shared": True, "file_bytes_to_use": 2**37},
@@ -565,12 +574,13 @@ def test_a_replica_whose_number_is_too_large_is_refused(tmp_path):
         FileOffloadingSpec(replace(made, parallel=replace(made.parallel, data_parallel_index=253)))
 
 
-def test_two_of_the_same_number_are_refused(tmp_path):
-    first = engine(tmp_path, 3)
+@pytest.mark.parametrize("number", [0, 3])
+def test_two_of_the_same_number_are_refused(tmp_path, number):
+    first = engine(tmp_path, number)
     with pytest.raises(ConfigError) as refused:
-        engine(tmp_path, 3)
+        engine(tmp_path, number)
     assert str(refused.value) == (
         f"file_dir: {first.folder} is in use by another engine; "
-        "each of those that share has a number of its own (file_engine, here 3)"
+        f"each of those that share has a number of its own (file_engine, here {number})"
     )
     first.stop()

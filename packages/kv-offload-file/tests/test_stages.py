@@ -1,12 +1,13 @@
 """Workers that are stages of a pipeline: their files, of other slots each, are in one folder, and found again."""
 
 import os
+from dataclasses import replace
 
 import pytest
 from kv_offload_file_rig import TAKEN, Rig, config
 
 from kv_offload_file import home_folder
-from kv_offload_file.layers import claim
+from kv_offload_file.layers import claim, has_same_layers
 from kv_offload_file.slot_file import ALIGNMENT, rows_path
 
 PER_CHUNK = 16
@@ -92,6 +93,26 @@ def test_files_of_another_cut_are_gone_from_the_disk_before_the_new_one_is_said(
     claim(folder, second)
     assert seen == [(False, before)]
     assert said.read_text() != before
+
+
+def test_whichever_rank_comes_first_makes_the_folder(tmp_path):
+    second = config(tmp_path, rank=1, ranks=2, stages=STAGES)
+    claim(tmp_path / "not" / "yet", second)
+    assert has_same_layers(tmp_path / "not" / "yet", second)
+    assert not has_same_layers(tmp_path / "not" / "yet", config(tmp_path, ranks=2, stages=STAGES))
+
+
+def test_layers_of_all_groups_tell_one_cut_from_another(tmp_path):
+    usual = config(tmp_path, ranks=2, stages=STAGES)
+    [group] = usual.groups
+    cuts = [
+        replace(usual, groups=groups)
+        for groups in ([group], [group, group], [group, replace(group, layer_names=("x",))])
+    ]
+    cuts.append(replace(usual, worker_kv_bytes_per_block=7))
+    for cut in cuts:
+        claim(tmp_path, cut)
+        assert [has_same_layers(tmp_path, other) for other in cuts] == [other is cut for other in cuts]
 
 
 @pytest.mark.parametrize("stages", [("ab", "cdf"), ("ab", "c")])

@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 from kv_sim_notes import Notes
 
-from kv_api import BlockRemoved, LookupResult, ReqContext, make_offload_key
+from kv_api import BlockRemoved, Direction, LookupResult, ReqContext, make_offload_key
 from kv_sim.actions import Action, Kind
-from kv_sim.checkers import at_rest, sharing
+from kv_sim.checkers import at_rest, hits, sharing
 from kv_sim.checkers.accounting import Mirror
 from kv_sim.checkers.medium import sides_of
 from kv_sim.checkers.served import Served
@@ -22,6 +22,8 @@ from kv_sim.engine.request_spec import RequestSpec
 from kv_sim.examples.catalogue import SHARED, SUBJECTS
 from kv_sim.examples.shared import SharedConnector, SharedScheduler
 from kv_sim.history.draws import config_for
+from kv_sim.memory.copies import State
+from kv_sim.offload.files import _number_of
 from kv_sim.subject import Subject, Trait
 from kv_sim.violation import Violation
 from kv_sim.world import World
@@ -68,6 +70,38 @@ def test_what_one_stored_is_loaded_at_the_other() -> None:
     assert situations(world) == (1, 0)
     assert world.engines[1].served.found == {"r2": 8}
     assert world.rest() is None
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_files_that_engines_share_are_read_from_where_they_lie(ranks: int) -> None:
+    """No load of them fails, which would be recomputed."""
+    files = SUBJECTS["offload-file-shared"]
+    world = world_after(*STORED, comes("r2", engine=1), subject=files, config=replace(TWO, tp_size=ranks))
+    assert world.rest() is None
+    assert situations(world)[0] > 0
+    assert world.engines[1].served.found["r2"] == 8
+    loads = [
+        copy
+        for device in world.engines[1].devices
+        for copy in device.copies.ended
+        if copy.direction is Direction.LOAD
+    ]
+    assert len(loads) >= ranks
+    assert {copy.state for copy in loads} == {State.DONE}
+
+
+@pytest.mark.parametrize(("name", "number"), [("world", 0), ("world-0", 0), ("world-1", 1), ("", 0), (None, 0)])
+def test_who_shares_files_has_the_number_of_its_engine(name: str | None, number: int) -> None:
+    assert _number_of(name) == number
+
+
+def test_a_stranger_has_whole_blocks_of_another_size() -> None:
+    sizes = [(8, 8), (8, 2), (4, 4), (2, 1)]
+    strangers = [
+        WorldConfig(engines=2, block_size=size, hashes_per_block=hashes, stranger="blocks").at(1)
+        for size, hashes in sizes
+    ]
+    assert [(one.block_size, one.hashes_per_block) for one in strangers] == [(4, 4), (4, 2), (8, 4), (4, 1)]
 
 
 def test_what_one_has_stored_itself_is_not_lent() -> None:
@@ -187,6 +221,30 @@ def test_who_tells_of_a_store_in_a_later_step_gets_one(monkeypatch: pytest.Monke
     assert found.startswith("HITS  engine ")
 
 
+def test_who_tells_of_a_store_later_gets_steps_before_each_is_asked_for_what_there_was() -> None:
+    """Also where no new prompt comes."""
+    subject = replace(SHARED, kv_connector="TellsLater", module_path=__name__, evicts_oldest=False)
+    assert what_is_wrong(*STORED, subject=subject) is None
+
+
+def test_of_who_does_not_claim_to_keep_what_it_has_nothing_new_is_asked() -> None:
+    its_own = replace(SHARED, kv_connector="FindsItsOwn", module_path=__name__, traits=frozenset())
+    assert what_is_wrong(*STORED, subject=its_own) is None
+
+
+def test_a_reset_comes_when_all_have_been_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+    """From then on nothing is known of what others have."""
+    asked: list[tuple[str, int]] = []
+
+    def notes(name: str) -> Any:
+        return lambda site, *more: asked.append((name, site.place.number))
+
+    monkeypatch.setattr(sharing, "check_lent", notes("lent"))
+    monkeypatch.setattr(hits, "check_forgotten", notes("forgotten"))
+    assert what_is_wrong(*STORED) is None
+    assert asked == [("lent", 0), ("lent", 1), ("forgotten", 0), ("forgotten", 1)]
+
+
 @pytest.mark.parametrize("who", [0, 1])
 def test_after_a_reset_nothing_is_demanded_of_the_other(who: int) -> None:
     reset = Action(Kind.RESET, {"engine": who, **FORGET})
@@ -269,6 +327,44 @@ def test_whose_a_block_is() -> None:
     assert [here.is_of_strangers(asks, start) for start in (0, 4, 8, 12)] == [False, False, True, False]
     assert not strange.is_of_strangers(asks, 8)
     assert strange.is_of_strangers(sampled("r5", 13), 0) is False, "it has computed that, too"
+
+
+def test_what_is_its_own_is_what_it_computed_since_its_reset() -> None:
+    """Whatever it claims: loads of what others stored are counted for all."""
+    for is_on in (False, True):
+        here, there = Served(Notes(), 4, is_on=is_on), Served(Notes(), 4, is_on=is_on)
+        here.shares_with = [there]
+        here.compute(sampled("r1"))
+        assert not here.is_of_others(sampled("r2"), 0, 8)
+        here.reset([])
+        assert here.is_of_others(sampled("r2"), 0, 8)
+
+
+def test_a_block_that_is_not_full_is_no_strangers() -> None:
+    """What will be sampled is known here, and nobody else knows it."""
+    here, strange = Served(Notes(), 4, is_on=True), Served(Notes(), 4, is_on=True)
+    here.strangers, strange.strangers = [strange], [here]
+    computed, asks = (SimRequest(RequestSpec(name, 0, 6, 0, 8, 8), 4, 8) for name in ("r1", "r2"))
+    computed.num_computed_tokens = computed.num_output_tokens = 8
+    strange.compute(computed)
+    assert here.is_of_strangers(asks, 0)
+    assert not here.is_of_strangers(asks, 4)
+
+
+def test_what_goes_on_within_a_block_elsewhere_may_be_stored_after_a_reset() -> None:
+    notes = Notes()
+    here, there = (Served(notes, 4, is_on=True, hashes_per_block=2) for _ in range(2))
+    here.shares_with, there.shares_with = [there], [here]
+    living = SimRequest(RequestSpec("r1", 0, 9, 0, 1, 1), 4, 0, hashes_per_block=2)
+    living.num_computed_tokens = 6
+    there.compute(living)
+    here.reset([])
+    here.check_match(living, 0, 6)
+    assert notes.take() == []
+    living.status = Status.FINISHED_STOPPED
+    here.reset([])
+    here.check_match(living, 4, 2)
+    assert len(notes.take()) == 1
 
 
 # -- what else there is of each ------------------------------------------------------------------

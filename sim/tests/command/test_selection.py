@@ -299,6 +299,7 @@ def test_or_that_its_engines_share_a_store() -> None:
     )
     told = selection.choose_subject("later", shares_store=True)
     assert told == replace(LATER, shares_store=True, engines=2)
+    assert selection.choose_subjects("later", None, None, shares_store=True) == {"later": told}
     strange = selection.choose_subject("later", traits="strangers,sleep", shares_store=True)
     assert strange.traits == {Trait.STRANGERS, Trait.SLEEP}
     assert selection.choose_subject("p2p", shares_store=True).serves_peers is False

@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from kv_sim.config import WorldConfig
+from kv_sim.engine.own_folder import Folder, with_folder
 from kv_sim.examples.catalogue import SUBJECTS
 from kv_sim.subject import Subject
 from kv_sim.world import World
@@ -49,3 +50,10 @@ def test_it_is_gone_with_the_engine() -> None:
 def test_nobody_else_gets_one() -> None:
     made = World(WorldConfig(), subject(path="folder"))
     assert {told["path"] for told in settings_of(made)} == {"folder"}
+
+
+def test_it_is_called_after_who_asks_first() -> None:
+    folder = Folder()
+    made = with_folder(subject(path="{folder}"), folder, "mine-").extra_config["path"]
+    assert Path(made).name.startswith("mine-")
+    assert with_folder(subject(path="in {folder}"), folder).extra_config["path"] == f"in {made}"

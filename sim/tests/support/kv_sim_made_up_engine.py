@@ -1,7 +1,7 @@
 """An engine that is made up, for the checker of HITS: it finds what it is told to, and notes what it is asked."""
 
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
@@ -71,10 +71,16 @@ class Engine:
         return self.forgets
 
 
-def judge(engine: Engine, subject: Subject = KEEPS, config: WorldConfig = CONFIG) -> list[str]:
-    """What is said of it."""
+def judge(
+    engine: Engine, subject: Subject = KEEPS, config: WorldConfig = CONFIG, beside: Sequence[Engine] = ()
+) -> list[str]:
+    """What is said of it; ``beside``: those that share its store."""
     notes = Notes()
-    world: Any = SimpleNamespace(engine=engine, subject=subject, config=config, referee=notes, shares_with=[])
+    others: list[Any] = [
+        SimpleNamespace(engine=one, subject=subject, config=config, referee=Notes(), shares_with=[])
+        for one in beside
+    ]
+    world: Any = SimpleNamespace(engine=engine, subject=subject, config=config, referee=notes, shares_with=others)
 
     def settle() -> bool:
         engine.did.append("settle")

@@ -108,6 +108,8 @@ def test_prompts_with_other_salts_share_no_blocks(read, within, prompt):
     assert "prompts have 3 different salts (cache_salt), and share blocks with their like alone" in notes
     requests, notes = read(*(within({**prompt, "cache_salt": "a"}) for _ in salts))
     assert len({one.blocks for one in requests}) == 1 and not any("salt" in note for note in notes)
+    requests, _ = read(within({**prompt, "cache_salt": "a"}), within({"prompt": "", "cache_salt": "a"}))
+    assert [one.blocks for one in requests] == [first, ()]
 
 
 @pytest.mark.parametrize(
@@ -133,6 +135,9 @@ def test_functions_come_first_as_tools_do(read):
     tools = [{"name": "look", "description": RULES, "parameters": {}}]
     asked_so = [{"timestamp": n, "messages": [user(asked(n))], "functions": tools} for n in range(3)]
     assert beginnings(read(*asked_so)[0]) >= len(RULES) // 64
+    for one in asked_so:
+        one["messages"].insert(0, {"role": "system", "content": RULES})
+    assert beginnings(read(*asked_so)[0]) >= 2 * len(RULES) // 64, "also before a system's message"
 
 
 def test_messages_beside_a_prompt_are_the_whole_of_it(read):
@@ -180,8 +185,9 @@ def test_what_may_belong_to_a_prompt_is_said(read, field):
 
 
 def test_token_ids_have_what_was_said_before(read):
-    _, notes = read({"prompt": SAID, "prompt_token_ids": [1, 2], "context": [1, 2]})
-    assert not any(BESIDE in note for note in notes)
+    for prompt in SAID, [user(Q)]:
+        [request], notes = read({"prompt": prompt, "prompt_token_ids": [1, 2], "context": [1, 2]})
+        assert request.input_tokens == 2 and not any(BESIDE in note for note in notes)
 
 
 def turns(*prompts):
@@ -253,6 +259,8 @@ def test_an_answer_that_a_model_is_to_go_on_with_is_not_spoken_of(read, more):
          " (if date or request_time is the time, call it timestamp)"),
         ({"time_ns": 1_772_359_200_000_000_000, "TimeUs": 1_772_359_200_000_000},
          " (if time_ns or TimeUs is the time, call it timestamp)"),
+        ({"time_of_it": 1_000_000_000}, " (if time_of_it is the time, call it timestamp)"),
+        ({"time_left": 4_000_000_000, "timed": 999_999_999}, ""),
         ({"execution_time_ms": 900, "seed": 1_772_359_200, "timed": True, "time_left": -1}, ""),
     ],
 )  # fmt: skip

@@ -21,7 +21,7 @@ from kv_offload_file.sharing.listing import (
     read_opening,
     used_slots,
 )
-from kv_offload_file.sharing.place import NeighbourSlot
+from kv_offload_file.sharing.place import MOST_ENGINES, NeighbourSlot
 
 LOOK_SECONDS: Final = 0.001
 """What was looked at so short a time ago isn't looked at anew."""
@@ -192,11 +192,11 @@ class ListedNeighbours:
             one.check()
 
     def _look_for_more(self) -> None:
-        """Notice the homes that have come."""
+        """Notice the homes that have come. A copy of one, under a number that no engine has, is none."""
         try:
             names = os.listdir(self._folder)
         except OSError:
             return
         numbers = {number for number in map(number_of, names) if number is not None}
-        for number in sorted(numbers - self._known.keys() - {self._own}):
+        for number in sorted(numbers.intersection(range(MOST_ENGINES)) - self._known.keys() - {self._own}):
             self._known[number] = Neighbour(home_of(self._folder, number), self._own)

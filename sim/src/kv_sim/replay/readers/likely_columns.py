@@ -84,7 +84,7 @@ def likely_columns(record: Mapping[str, Any]) -> str | None:
         found["input"] = "+".join([found["input"], *beside])
     if found.get("prompt") == _INSTRUCTION and isinstance(columns.get(_ABOUT), str):
         found["prompt"] += f"+{_ABOUT}"
-    if "prompt" in parts and "prompt" in found and (told := _told_before(columns)) not in (None, found["prompt"]):
+    if "prompt" in parts and "prompt" in found and (told := _told_before(columns)) is not None:
         found["prompt"] = f"{told}+{found['prompt']}"
     if "answer" in parts and "output" in found:
         found.pop("answer", None)
