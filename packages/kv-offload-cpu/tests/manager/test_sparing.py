@@ -31,12 +31,15 @@ def test_what_is_spared_stays_and_leaves_later(make, keys, store, policy):
 
 
 def test_what_a_job_uses_or_nobody_has_is_as_it_was(make, keys, store):
-    """A slot that is free, or that a store fills, may be named: who reads it saw what was there before."""
+    """A slot that is free, or that a store fills, may be named: who reads it saw what was there before.
+
+    So may one that there isn't any more, since there is less room than there was.
+    """
     manager = make(4)
     store(manager, [0, 1])
     manager.prepare_load(keys([0]), NEW)
     manager.prepare_store(keys([2]), NEW)
-    with manager.sparing([0, 2, 3]):
+    with manager.sparing([0, 2, 3, 4, 99]):
         manager.check()
         assert leave(manager, keys, [3]) == [], "there is room"
         assert leave(manager, keys, [4, 5]) == keys([1, 3])
