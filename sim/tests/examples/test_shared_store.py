@@ -7,7 +7,8 @@ import pytest
 
 from kv_sim.config import GroupConfig, WorldConfig
 from kv_sim.examples.catalogue import SHARED
-from kv_sim.examples.shared import Moves, SharedScheduler, Store, meaning
+from kv_sim.examples.memory import Plan
+from kv_sim.examples.shared import SharedScheduler, Store, meaning
 from kv_sim.world import World
 
 BLOCK = 4
@@ -245,6 +246,6 @@ def test_of_a_block_that_a_window_has_let_go_of_nothing_is_written() -> None:
     chunk = worker._store.begin(("m", b"a"), 1)
     worker._store.put(chunk.slot, 0, [["full"], ["window"]])
     worker._store.pin(("m", b"a"), 1)
-    worker.bind_connector_metadata(Moves(loads=[(chunk.slot, (7, 0))]))
+    worker.bind_connector_metadata(Plan(loads=[(chunk.slot, (7, 0))]))
     worker.start_load_kv(None)
     assert written == [(7, "full")]

@@ -1,7 +1,7 @@
 """The chunks of one rank: a file with their bytes, and one with a row for each slot that says what it holds.
 
 The worker whose chunks they are has them as a ``SlotFile``. Where all workers hold the same bytes the others only
-read them, as a ``SlotReader``. Workers of other engines that share a folder read them as a ``SlotBorrower``.
+read them, as a ``SlotReader``.
 
 **Which files are trusted.** Whatever a process wrote is there for the next one, however the process ended, since
 the operating system has it; bytes are lost only when the machine goes down. So the first row says in which boot of
@@ -114,7 +114,7 @@ class SlotReader:
         rows.parent.mkdir(parents=True, exist_ok=True)
         flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC
         self._rows = os.open(rows, flags, 0o600)
-        self._slots = _open_slots(self.path, flags, direct=direct)
+        self._slots = open_slots(self.path, flags, direct=direct)
 
     def _row(self, slot: int) -> Row | None:
         return unpack_row(os.pread(self._rows, ROW_BYTES, (1 + self._check(slot)) * ROW_BYTES))
@@ -148,36 +148,6 @@ class SlotReader:
         if not 0 <= slot < self.num_slots:
             raise KVError(f"slot {slot} of {self.path}: there are 0 to {self.num_slots - 1}")
         return slot
-
-
-class SlotBorrower(SlotReader):
-    """The slots of another engine's worker, which may be there or not. Nothing of it is changed."""
-
-    def is_current(self) -> bool:
-        """Whether the files that are open are those that their owner has now."""
-        try:
-            return os.path.samestat(os.fstat(self._rows), os.stat(rows_path(self.path.parent, self._rank)))
-        except FileNotFoundError:
-            return False
-
-    def read(self, slot: int, label: Label, into: memoryview) -> None:
-        try:
-            super().read(slot, label, into)
-        except DamagedError as error:
-            row = self._row(slot)
-            if row is not None and row.label[:2] == label[:2]:
-                raise
-            raise GoneError(f"{error}, which it did when it was borrowed") from None
-
-    # Steps of the above
-
-    def _open(self, rows: Path, *, direct: bool) -> None:
-        flags = os.O_RDONLY | os.O_CLOEXEC
-        self._rows = os.open(rows, flags)
-        self._slots = _open_slots(self.path, flags, direct=direct)
-
-    def _found_damaged(self, slot: int) -> None:
-        """Its owner may just be filling it anew."""
 
 
 class SlotFile(SlotReader):
@@ -275,7 +245,8 @@ def _unpack_header(data: bytes) -> Header | None:
     return Header(slot_bytes, bool(is_closed), boot_id.rstrip(b"\0").decode()) if magic == _MAGIC else None
 
 
-def _open_slots(path: Path, flags: int, *, direct: bool) -> int:
+def open_slots(path: Path, flags: int, *, direct: bool) -> int:
+    """Open a file of slots, past the page cache if it is to be."""
     if not direct:
         return os.open(path, flags, 0o600)
     try:

@@ -12,6 +12,19 @@ from kv_offload import TransferJob
 from kv_offload.metrics import ALLOCATION_FAILURE, STORE_FAILURE
 
 
+def three_that_come_together(connector):
+    """Requests a, b and c, each with two blocks; and the steps in which they come and take two more tokens."""
+    requests = [Request(name, [number, *range(4)]) for number, name in enumerate("abc")]
+    tables = [[1, 2], [3, 4], [5, 6]]
+    for request, table in zip(requests, tables, strict=True):
+        connector.on_new_request(request)
+        connector.get_num_new_matched_tokens(request, 0)
+        connector.update_state_after_alloc(request, Blocks(table), 0)
+    new = [(name, (table,)) for name, table in zip("abc", tables, strict=True)]
+    one_more = step(counts=dict.fromkeys("abc", 1))
+    return requests, [step(new=new, counts=dict.fromkeys("abc", 5)), one_more, one_more]
+
+
 class TestStores:
     def test_as_chunks_become_complete(self, fenced):
         connector, manager = fenced(blocks_per_chunk=2)
@@ -360,14 +373,8 @@ class TestStores:
     def test_who_lost_its_blocks_without_room_takes_nobodys_turn(self, fenced):
         connector, manager = fenced()
         manager.capacity = 1
-        requests = [Request(name, [number, *range(4)]) for number, name in enumerate("abc")]
-        tables = [[1, 2], [3, 4], [5, 6]]
-        for request, table in zip(requests, tables, strict=True):
-            connector.on_new_request(request)
-            connector.get_num_new_matched_tokens(request, 0)
-            connector.update_state_after_alloc(request, Blocks(table), 0)
-        new = [(name, (table,)) for name, table in zip("abc", tables, strict=True)]
-        for output in (step(new=new, counts=dict.fromkeys("abc", 5)), *[step(counts=dict.fromkeys("abc", 1))] * 2):
+        requests, outputs = three_that_come_together(connector)
+        for output in outputs:
             connector.build_connector_meta(output)
             for request in requests:
                 request.num_computed_tokens = request.num_tokens
@@ -402,20 +409,14 @@ class TestStores:
     def test_who_ended_without_room_takes_nobodys_turn(self, fenced):
         connector, manager = fenced()
         manager.capacity = 1
-        requests = [Request(name, [number, *range(4)]) for number, name in enumerate("abc")]
-        tables = [[1, 2], [3, 4], [5, 6]]
-        for request, table in zip(requests, tables, strict=True):
-            connector.on_new_request(request)
-            connector.get_num_new_matched_tokens(request, 0)
-            connector.update_state_after_alloc(request, Blocks(table), 0)
-        new = [(name, (table,)) for name, table in zip("abc", tables, strict=True)]
-        for output in (step(new=new, counts=dict.fromkeys("abc", 5)), *[step(counts=dict.fromkeys("abc", 1))] * 2):
+        requests, outputs = three_that_come_together(connector)
+        for output in outputs:
             meta = connector.build_connector_meta(output)
             for request in requests:
                 request.num_computed_tokens = request.num_tokens
                 request.tokens.append(0)
         assert not meta.store_jobs
-        connector.request_finished(requests[1], tables[1])
+        connector.request_finished(requests[1], [3, 4])
         manager.capacity = 9
         report(connector, done=[0])
         meta = connector.build_connector_meta(step(counts=dict.fromkeys("ac", 1)))

@@ -38,12 +38,7 @@ def fuzz(options: argparse.Namespace) -> int:
     without = values.parse_checkers(options.without)
     find_engine(options.engine)  # before anything runs: a wrong name or path is known now
     subjects = selection.choose_subjects(
-        options.connector,
-        options.extra,
-        options.traits,
-        options.engine,
-        serves_peers=options.serves_peers,
-        shares_store=options.shares_store,
+        options.connector, options.extra, options.traits, options.engine, **selection.kind_of(options)
     )
     make_world(options)
     if options.perfetto and len(subjects) > 1:

@@ -42,8 +42,15 @@ def choose_subjects(
     if connector is None:
         refuse_what_is_about_one(extra, traits, serves_peers, shares_store)
         return dict(SUBJECTS)
-    kind: Mapping[str, Any] = {"serves_peers": serves_peers, "shares_store": shares_store}
-    return {connector: choose_subject(connector, extra, traits, engine, **kind)}
+    subject = choose_subject(
+        connector, extra, traits, engine, serves_peers=serves_peers, shares_store=shares_store
+    )
+    return {connector: subject}
+
+
+def kind_of(options: argparse.Namespace) -> Mapping[str, Any]:
+    """Whether a connector is said to serve peers, or to share a store, for ``choose_subject``."""
+    return {"serves_peers": options.serves_peers, "shares_store": options.shares_store}
 
 
 def refuse_what_is_about_one(

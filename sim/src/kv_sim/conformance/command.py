@@ -30,14 +30,7 @@ def conform(options: argparse.Namespace) -> int:
     """Run the command; a claim that doesn't hold ends it, unless it is to keep going."""
     find_engine(options.engine)
     name, extra = selection.choose_name(options)
-    subject = selection.choose_subject(
-        name,
-        extra,
-        options.traits,
-        options.engine,
-        serves_peers=options.serves_peers,
-        shares_store=options.shares_store,
-    )
+    subject = selection.choose_subject(name, extra, options.traits, options.engine, **selection.kind_of(options))
     start = values.parse_seed(options.seed)
     outcomes: list[scenarios.Outcome] = []
     for scenario in scenarios.scenarios_of(subject) + (scenarios.probes_of(subject) if options.probe else []):

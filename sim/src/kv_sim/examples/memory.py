@@ -35,7 +35,9 @@ from kv_api.blocks import hash_extras
 from kv_sim.examples.progress import Progress, ProgressBook
 
 Page = tuple[int, tuple[int, ...]]
-"""A host slot, and the block of each group that belongs there (0: none)."""
+"""A slot, and the block of each group that belongs there (0: none)."""
+Parts = list[list[Any]]
+"""What a rank has of a slot: of each group the pages of its layers."""
 
 
 @dataclass
@@ -184,7 +186,7 @@ class MemoryWorker(WorkerSide):
     def __init__(self, vllm_config: VllmConfig, kv_cache_config: KVCacheConfig | None = None) -> None:
         super().__init__(vllm_config, kv_cache_config)
         self._layers: list[list[Any]] = []
-        self._pages: dict[tuple[int, int], list[Any]] = {}
+        self._parts: dict[int, Parts] = {}
 
     def register_kv_caches(self, kv_caches: KVCaches) -> None:
         assert self._kv_cache_config is not None
@@ -195,10 +197,9 @@ class MemoryWorker(WorkerSide):
         plan = self._get_connector_metadata()
         assert isinstance(plan, Plan)
         for slot, blocks in plan.loads:
-            for group, block in enumerate(blocks):
-                if block:
-                    for layer, page in zip(self._layers[group], self._pages[slot, group], strict=True):
-                        layer.write(block, page)
+            for block, layers, pages in zip(blocks, self._layers, self._take(slot), strict=True):
+                for layer, page in zip(layers, pages, strict=True) if block else ():
+                    layer.write(block, page)
 
     def wait_for_layer_load(self, layer_name: str) -> None:
         return
@@ -210,8 +211,16 @@ class MemoryWorker(WorkerSide):
         plan = self._get_connector_metadata()
         assert isinstance(plan, Plan)
         for slot, blocks in plan.stores:
-            for group, block in enumerate(blocks):
-                self._pages[slot, group] = [layer.read(block) for layer in self._layers[group]]
+            parts = zip(blocks, self._layers, strict=True)
+            self._put(slot, [[layer.read(block) for layer in layers] for block, layers in parts])
+
+    def _take(self, slot: int) -> Parts:
+        """What is in a slot, for a load."""
+        return self._parts[slot]
+
+    def _put(self, slot: int, parts: Parts) -> None:
+        """A store fills a slot."""
+        self._parts[slot] = parts
 
 
 class MemoryConnector(TwoSidedHMAConnector):

@@ -10,32 +10,27 @@ are yet to be put. A slot that is in use becomes free with the end of that.
 """
 
 from collections import OrderedDict
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, ClassVar
 from weakref import WeakValueDictionary
 
 from kv_api import (
     BlockIds,
     CacheHitSource,
-    ForwardContext,
     KVCacheBlocks,
     KVCacheConfig,
-    KVCaches,
-    KVConnectorMetadata,
     Request,
     SchedulerOutput,
     SchedulerSide,
     SupportsHMA,
     TwoSidedHMAConnector,
     VllmConfig,
-    WorkerSide,
 )
+from kv_sim.examples.memory import MemoryWorker, Parts, Plan
 from kv_sim.examples.progress import ProgressBook
 
 Key = tuple[Any, ...]
 """What bytes mean, and the hash of a block."""
-Parts = list[list[Any]]
-"""What one rank has of a chunk: of each group the pages of its layers."""
 
 
 @dataclass
@@ -140,14 +135,6 @@ class Store:
         )
 
 
-@dataclass
-class Moves(KVConnectorMetadata):
-    """What the workers do in one step: slots of the store, and the block of each group (0: none)."""
-
-    loads: list[tuple[int, tuple[int, ...]]] = field(default_factory=list)
-    stores: list[tuple[int, tuple[int, ...]]] = field(default_factory=list)
-
-
 def meaning(vllm_config: VllmConfig, kv_cache_config: KVCacheConfig | None) -> tuple[Any, ...]:
     """All that must be the same for stored bytes to mean the same."""
     assert kv_cache_config is not None
@@ -175,7 +162,7 @@ class SharedScheduler(SchedulerSide, SupportsHMA):
         self._store = Store.of(vllm_config)
         self._progress = ProgressBook()
         self._local_tokens: dict[str, int] = {}
-        self._moves = Moves()
+        self._moves = Plan()
 
     def _means(self) -> tuple[Any, ...]:
         return meaning(self._vllm_config, self._kv_cache_config)
@@ -208,8 +195,8 @@ class SharedScheduler(SchedulerSide, SupportsHMA):
     def _pin(self, key: Key) -> Chunk:
         return self._store.pin(key, self._ranks)
 
-    def build_connector_meta(self, scheduler_output: SchedulerOutput) -> Moves:
-        moves, self._moves = self._moves, Moves()
+    def build_connector_meta(self, scheduler_output: SchedulerOutput) -> Plan:
+        moves, self._moves = self._moves, Plan()
         for progress, computed in self._progress.step(scheduler_output):
             names = progress.request.block_hashes
             full = min(computed // self._block_size, len(names))  # under run-ahead hashes lag behind
@@ -248,43 +235,19 @@ class SharedScheduler(SchedulerSide, SupportsHMA):
         self._store.check()
 
 
-class SharedWorker(WorkerSide):
+class SharedWorker(MemoryWorker):
     """Copies pages between the KV caches and the store."""
 
     def __init__(self, vllm_config: VllmConfig, kv_cache_config: KVCacheConfig | None = None) -> None:
         super().__init__(vllm_config, kv_cache_config)
         self._store = Store.of(vllm_config)
         self._rank = vllm_config.parallel_config.rank
-        self._layers: list[list[Any]] = []
 
-    def register_kv_caches(self, kv_caches: KVCaches) -> None:
-        assert self._kv_cache_config is not None
-        groups = self._kv_cache_config.kv_cache_groups
-        self._layers = [[kv_caches[name] for name in group.layer_names] for group in groups]
+    def _take(self, slot: int) -> Parts:
+        return self._store.take(slot, self._rank)
 
-    def start_load_kv(self, forward_context: ForwardContext, **kwargs: Any) -> None:
-        moves = self._get_connector_metadata()
-        assert isinstance(moves, Moves)
-        for slot, blocks in moves.loads:
-            parts = self._store.take(slot, self._rank)
-            for block, layers, pages in zip(blocks, self._layers, parts, strict=True):
-                for layer, page in zip(layers, pages, strict=True) if block else ():
-                    layer.write(block, page)
-
-    def wait_for_layer_load(self, layer_name: str) -> None:
-        return
-
-    def save_kv_layer(self, layer_name: str, kv_layer: Any, attn_metadata: Any, **kwargs: Any) -> None:
-        return
-
-    def wait_for_save(self) -> None:
-        moves = self._get_connector_metadata()
-        assert isinstance(moves, Moves)
-        for slot, blocks in moves.stores:
-            pages = [
-                [layer.read(block) for layer in layers] for block, layers in zip(blocks, self._layers, strict=True)
-            ]
-            self._store.put(slot, self._rank, pages)
+    def _put(self, slot: int, parts: Parts) -> None:
+        self._store.put(slot, self._rank, parts)
 
 
 class SharedConnector(TwoSidedHMAConnector):

@@ -40,14 +40,7 @@ def growth(options: argparse.Namespace) -> int:
     """Run the command."""
     name, extra = selection.choose_name(options)
     find_engine(options.engine)
-    subject = selection.choose_subject(
-        name,
-        extra,
-        options.traits,
-        options.engine,
-        serves_peers=options.serves_peers,
-        shares_store=options.shares_store,
-    )
+    subject = selection.choose_subject(name, extra, options.traits, options.engine, **selection.kind_of(options))
     without = values.parse_checkers(options.without)
     rows: list[Row] = []
     sides: list[tuple[str, Kept]] = []

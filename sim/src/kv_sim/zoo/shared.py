@@ -3,7 +3,8 @@
 from typing import Any
 
 from kv_api import KVCacheConfig, VllmConfig
-from kv_sim.examples.shared import Chunk, Key, Moves, SharedConnector, SharedScheduler, SharedWorker
+from kv_sim.examples.memory import Plan
+from kv_sim.examples.shared import Chunk, Key, SharedConnector, SharedScheduler, SharedWorker
 
 
 class _KeysWithoutModel(SharedScheduler):
@@ -99,7 +100,7 @@ class _LoadsWithoutPinning(SharedScheduler):
 class _TakesWithoutPinning(SharedWorker):
     def start_load_kv(self, forward_context: Any, **kwargs: Any) -> None:
         moves = self._get_connector_metadata()
-        assert isinstance(moves, Moves)
+        assert isinstance(moves, Plan)
         for slot, _ in moves.loads:
             self._store.chunk_in[slot].pins += 1
         super().start_load_kv(forward_context, **kwargs)

@@ -8,6 +8,6 @@
 ``neighbours``      who reads those of the neighbours, and borrows
 ``loans``           what keeps a chunk in its slot while a neighbour reads it
 ``place``           how a job says whose slot a chunk is in
-``slots``           the worker's side: its own file, and those of the neighbours
+``slots``           the worker's side: its own file, and those of the neighbours, each a ``slot_borrower``
 =================== ===================================================================================
 """

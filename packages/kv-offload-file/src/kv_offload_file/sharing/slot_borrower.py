@@ -1,0 +1,37 @@
+"""``SlotBorrower``: the slots of another engine's worker, as the worker of the same rank here reads them."""
+
+import os
+from pathlib import Path
+
+from kv_offload_file.label import Label
+from kv_offload_file.slot_file import DamagedError, GoneError, SlotReader, open_slots, rows_path
+
+
+class SlotBorrower(SlotReader):
+    """The slots of another engine's worker, which may be there or not. Nothing of it is changed."""
+
+    def is_current(self) -> bool:
+        """Whether the files that are open are those that their owner has now."""
+        try:
+            return os.path.samestat(os.fstat(self._rows), os.stat(rows_path(self.path.parent, self._rank)))
+        except FileNotFoundError:
+            return False
+
+    def read(self, slot: int, label: Label, into: memoryview) -> None:
+        try:
+            super().read(slot, label, into)
+        except DamagedError as error:
+            row = self._row(slot)
+            if row is not None and row.label[:2] == label[:2]:
+                raise
+            raise GoneError(f"{error}, which it did when it was borrowed") from None
+
+    # Steps of the above
+
+    def _open(self, rows: Path, *, direct: bool) -> None:
+        flags = os.O_RDONLY | os.O_CLOEXEC
+        self._rows = os.open(rows, flags)
+        self._slots = open_slots(self.path, flags, direct=direct)
+
+    def _found_damaged(self, slot: int) -> None:
+        """Its owner may just be filling it anew."""
