@@ -1,5 +1,6 @@
 """Locks of slots side by side, which the system takes for one."""
 
+import errno
 import os
 
 import pytest
@@ -68,3 +69,27 @@ def test_who_has_ended_tells_nothing_any_more(tmp_path, caplog):
         own.uses([NeighbourSlot(1, 2)])
         own.open()
         assert another.read() == b"" and caplog.records == []
+
+
+def test_where_nobody_can_say_what_is_lent_nothing_is_told_any_more(tmp_path, monkeypatch, caplog):
+    """As on a file system without locks. It is said once, and the engine goes on."""
+    home_of(tmp_path, 1).mkdir()
+    own, near = FileListing(home_of(tmp_path, 1), 9), ListedNeighbours(tmp_path, 0, iter(range(99)).__next__)
+    own.begin(77)
+    own.holds([b"a"], [1])
+    own.open()
+    near.look(77)
+    assert near.find(b"a") == (1, 1)
+
+    def refused(*args):
+        raise OSError(errno.ENOLCK, "no locks available")
+
+    with monkeypatch.context() as broken:
+        broken.setattr(loans.fcntl, "fcntl", refused)
+        assert own.lent() == [] == own.lent()
+    [record] = caplog.records
+    assert record.getMessage().endswith(f"finds anything here: [Errno {errno.ENOLCK}] no locks available")
+    near.look(77)
+    assert near.find(b"a") is None and own.lent() == []
+    own.close()
+    near.close()

@@ -52,7 +52,14 @@ class FileListing:
         self._write(lambda writer: writer.use(borrowed))
 
     def lent(self) -> list[int]:
-        return locked(self._fd, self._num_slots) if self._fd >= 0 else []
+        if self._fd < 0:
+            return []
+        try:
+            return locked(self._fd, self._num_slots)
+        except OSError as error:  # what is being read may be given away: those loads fail
+            if self._writer is not None:
+                self._give_up(error)
+            return []
 
     def close(self) -> None:
         self._writer = None
