@@ -207,6 +207,6 @@ def for_each(prompts: Sequence[Prompt], record: Record) -> Iterator[Record]:
     """The record of each of several prompts; of their answers, of which the sum is known, about equal parts."""
     each, rest = divmod(record.output_tokens, len(prompts))
     if len(prompts) > 1:
-        record = replace(record, told_tokens=None, name=None)  # which are of all
+        record = replace(record, told_tokens=None, cached_tokens=None, name=None)  # which are of all
     for number, (text, tokens) in enumerate(prompts):
         yield replace(record, output_tokens=each + (number < rest), text=text, tokens=tokens)
