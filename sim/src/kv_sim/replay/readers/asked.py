@@ -10,6 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Final
 
+from kv_sim.replay.readers.cached import cached_among
 from kv_sim.replay.readers.record import (
     MalformedError,
     Prompt,
@@ -44,7 +45,14 @@ _THOUGHTS: Final = {
     "candidates_token_count": "thoughts_token_count",
 }
 """What Gemini's answers leave out: what came before them, which is computed, too."""
-_TOLD: Final = ("prompt_tokens", "input_tokens", "promptTokenCount", "prompt_token_count", "prompt_eval_count")
+_TOLD: Final = (
+    "prompt_tokens",
+    "input_tokens",
+    "promptTokenCount",
+    "prompt_token_count",
+    "prompt_eval_count",
+    "tokens_evaluated",
+)
 _MOST_DIGITS: Final = 9
 _ANSWERS: Final = ("response_body", "full_response")
 _USAGES: Final = ("usage", "usageMetadata", "usage_metadata", "details")
@@ -105,6 +113,11 @@ def told_in(record: Mapping[str, Any]) -> int | None:
             if told is not None:
                 return told + sum(count_in(counts, beside) or 0 for beside in counted_beside(field))
     return None
+
+
+def cached_in(record: Mapping[str, Any]) -> int | None:
+    """What of the prompt its server had in its caches, where the record says how much."""
+    return cached_among(counts for _, counts in _counts_of(record))
 
 
 def counted_beside(column: str) -> list[str]:
@@ -198,6 +211,7 @@ def own_request(record: Mapping[str, Any]) -> Record:
         session=session_of(record),
         model=text_of(record, "model"),
         told_tokens=told_in(record),
+        cached_tokens=cached_in(record),
         name=name_of(record),
         salt=text_of(record, SALT),
     )

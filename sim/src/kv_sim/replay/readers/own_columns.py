@@ -71,6 +71,10 @@ def parse_columns(text: str) -> dict[str, str]:
         beside = next((other for other in _NEVER_WITH.get(part, ()) if other in columns), None)
         if beside is not None:
             raise ConfigError(f"--columns: {part} is {PARTS[part]}, so {beside} can't be told besides")
+    if {"cached", "prompt"} <= columns.keys() and "input" not in columns:
+        raise ConfigError(
+            "--columns: cached is a part of what a server counted of a prompt: input=COLUMN is missing, all of it"
+        )
     if "answer" in columns and "prompt" not in columns:
         raise ConfigError("--columns: answer is cut as prompts are: prompt=COLUMN is missing")
     return columns
