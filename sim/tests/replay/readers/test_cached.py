@@ -130,8 +130,8 @@ def test_a_gateway_keeps_what_a_provider_says(observed):
 
 def test_bedrock_counts_it_beside_the_prompt(observed):
     line = {"schemaType": "ModelInvocationLog", "timestamp": "2026-01-31T10:00:02Z", "modelId": "m"}
-    line |= {"input": {"inputBodyJson": {"messages": ASKED["messages"]}, "inputTokenCount": HAD}}
-    line["input"] |= {"cacheReadInputTokenCount": HAD}
+    line |= {"input": {"inputBodyJson": {"messages": ASKED["messages"]}, "inputTokenCount": 15}}
+    line["input"] |= {"cacheReadInputTokenCount": HAD, "cacheWriteInputTokenCount": 5}
     check_half(observed(line), "bedrock")
 
 
