@@ -31,7 +31,7 @@ READ_AT_ONCE: Final = 1 << 13
 
 
 class Neighbour:
-    """The listing of engine ``number``, as far as engine ``own`` has read it; ``whereabouts`` learn what it has."""
+    """The listing of engine ``number``, as far as engine ``own`` has read it; ``whereabouts`` hears of it."""
 
     def __init__(self, folder: Path, own: int, number: int, whereabouts: Whereabouts) -> None:
         self._path = folder / NAME
