@@ -22,7 +22,7 @@ MIDDLING_BLOCK: Final = 4
 Role = Literal["kv_both", "kv_consumer", "kv_producer"]
 Stages = Literal["alike", "more_later", "more_first", "groups_apart"]
 Drafter = Literal["text", "model", "eagle", "mtp"]
-Stranger = Literal["none", "model", "path", "blocks", "ranks"]
+Stranger = Literal["none", "model", "path", "dtype", "blocks", "ranks"]
 COUNTERPARTS: Final[Mapping[Role, Role]] = {
     "kv_both": "kv_both",
     "kv_consumer": "kv_producer",
@@ -96,8 +96,9 @@ class WorldConfig:
     role."""
     stranger: Stranger = "none"
     """How the second engine differs, if nothing of it may be found at the first, nor the other way round: it
-    serves another ``model``, or one whose ``path`` has the same end; or the same in ``blocks`` of another size, or
-    on another number of ``ranks``. Its bytes are others in any case. Of one engine: how that one differs."""
+    serves another ``model``, or one whose ``path`` has the same end; or the same with another ``dtype``, in
+    ``blocks`` of another size, or on another number of ``ranks``. Its bytes are others in any case. Of one engine:
+    how that one differs."""
     sessions: bool = False
     """Whether some of the requests that arrive are sessions."""
     pauses: bool = False

@@ -111,7 +111,7 @@ def test_what_one_has_stored_itself_is_not_lent() -> None:
     assert world.engines[0].served.found == {"r1": 0, "r2": 8}
 
 
-@pytest.mark.parametrize("stranger", ["model", "path", "blocks", "ranks"])
+@pytest.mark.parametrize("stranger", ["model", "path", "dtype", "blocks", "ranks"])
 def test_of_a_stranger_nothing_is_found(stranger: Stranger) -> None:
     config = replace(TWO, stranger=stranger)
     world = world_after(*STORED, comes("r2", engine=1), step(1), config=config)
@@ -138,7 +138,12 @@ class KnowsNoModel(SharedConnector):
 
 @pytest.mark.parametrize(
     ("stranger", "whose"),
-    [("model", "another model"), ("path", "another model"), ("ranks", "an engine cut in another way")],
+    [
+        ("model", "of another model"),
+        ("path", "of another model"),
+        ("dtype", "whose numbers are of another type"),
+        ("ranks", "of an engine cut in another way"),
+    ],
 )
 def test_a_strangers_bytes_are_told_as_such(stranger: Stranger, whose: str) -> None:
     subject = replace(SHARED, kv_connector="KnowsNoModel", module_path=__name__)
@@ -151,7 +156,7 @@ def test_a_strangers_bytes_are_told_as_such(stranger: Stranger, whose: str) -> N
     found = what_is_wrong(*history, subject=plain, config=config)
     assert found is not None
     assert found.startswith(
-        f"CONTENT  engine 1 request r2 token 0: rank 0 block 1 holds token 0 of request r1, of {whose}, last "
+        f"CONTENT  engine 1 request r2 token 0: rank 0 block 1 holds token 0 of request r1, {whose}, last "
     )
     assert what_is_wrong(*history, subject=subject) is None
 
@@ -410,7 +415,7 @@ def test_strangers_are_in_half_of_the_worlds_of_who_claims_them(ranks: bool) -> 
     assert all(replace(one, stranger="none") == plain for one, plain in drawn), "nothing else is another"
     assert all((one.engines, one.role) == (2, "kv_both") for one, _ in drawn)
     kinds = Counter(one.stranger for one, _ in drawn)
-    assert set(kinds) == {"none", "model", "path", "blocks", *(["ranks"] if ranks else [])}
+    assert set(kinds) == {"none", "model", "path", "dtype", "blocks", *(["ranks"] if ranks else [])}
     assert 60 < kinds["none"] < 140
 
 
@@ -426,6 +431,11 @@ def test_a_place_says_which_model_and_which_folder() -> None:
     other = World(replace(TWO, stranger="model"), SHARED).engines
     named = f"kv-sim/{other[0].place.deployment}"
     assert [engine.place.model for engine in other] == [named, f"{named}-other"]
+    typed = World(replace(TWO, stranger="dtype"), SHARED).engines
+    assert len({engine.place.model for engine in typed}) == 1
+    told = [engine.describe(SHARED, 0).model_config for engine in typed]
+    assert [model.dtype for model in told] == ["float32", "bfloat16"]
+    assert {engine.place.dtype for engine in (*world.engines, *other)} == {"float32"}
     alone = World(TWO, replace(SHARED, shares_store=False, traits=frozenset()))
     assert alone.engines[0].place.folder is not alone.engines[1].place.folder
     assert situations(alone) == (0, 0)

@@ -44,6 +44,9 @@ HEAD_SIZE: Final = 1
 KV_HEADS: Final = 1
 DTYPE: Final = torch.float32
 """Key and value of a token in a layer are one word of the testbed's."""
+OTHER_HEAD_SIZE: Final = 2
+OTHER_DTYPE: Final = torch.bfloat16
+"""Of a stranger whose numbers are of another type: they take as much."""
 
 LAYOUT: Final = "LBHNC"
 """vLLM's word for: each layer's pages lie together."""
@@ -140,6 +143,7 @@ def vllm_config(
     config.world = world
     config.model_config = copy.copy(base.model_config)
     config.model_config.max_model_len = world.max_model_len
+    config.model_config.dtype = numbers_of(world)[0]
     config.model_config.model_arch_config = arch = copy.copy(base.model_config.model_arch_config)
     arch.total_num_hidden_layers = len(world.groups) * world.layers
     arch.total_num_attention_heads = arch.total_num_kv_heads = KV_HEADS * world.world_size  # each rank has its own
@@ -242,9 +246,14 @@ def _spec(world: WorldConfig, group: GroupConfig, sharing_ranks: int) -> Any:
             num_speculative_blocks=world.spec_tokens,
         )
     # A rank has fewer tokens of a block that ranks share, in a page that is as large as the testbed's.
-    tokens, width = world.block_size // sharing_ranks, HEAD_SIZE * sharing_ranks
-    size = {"block_size": tokens, "num_kv_heads": KV_HEADS, "head_size": width, "dtype": DTYPE}
+    tokens, (dtype, head_size) = world.block_size // sharing_ranks, numbers_of(world)
+    size = {"block_size": tokens, "num_kv_heads": KV_HEADS, "head_size": head_size * sharing_ranks, "dtype": dtype}
     return SlidingWindowSpec(**size, sliding_window=group.window) if group.window else FullAttentionSpec(**size)
+
+
+def numbers_of(world: WorldConfig) -> tuple[torch.dtype, int]:
+    """Of which type the numbers of a key or a value are, and how many a head has of them."""
+    return (OTHER_DTYPE, OTHER_HEAD_SIZE) if world.stranger == "dtype" else (DTYPE, HEAD_SIZE)
 
 
 def layer_name(group: int, layer: int) -> str:

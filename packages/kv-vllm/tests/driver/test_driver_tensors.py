@@ -34,6 +34,25 @@ def test_a_tensor_shows_its_layer_of_the_device(device):
     assert device_of(tensor) is device
 
 
+def test_a_stranger_may_have_numbers_of_another_type():
+    """It is told so of its model, of its caches and by its tensors; what they take is the same."""
+    import torch
+    from vllm.config import KVTransferConfig
+
+    from kv_vllm.driver.tensors import device_tensor
+    from kv_vllm.vllm_world import kv_cache_config, vllm_config
+
+    world, seen = WorldConfig(num_blocks=6, engines=2, stranger="dtype"), []
+    for config in (world.at(0), world.at(1)):
+        tensor = device_tensor(TensorDevice(0, config, Shadow(1, Referee())), 0)
+        spec = kv_cache_config(config).kv_cache_groups[0].kv_cache_spec
+        model = vllm_config(config, KVTransferConfig()).model_config
+        assert model.dtype == spec.dtype == tensor.dtype
+        assert spec.page_size_bytes == config.page_bytes == tensor[0].numel() * tensor.element_size()
+        seen.append(tensor.dtype)
+    assert seen == [torch.float32, torch.bfloat16]
+
+
 def test_writing_without_a_right_is_found(device):
     import torch
 

@@ -80,6 +80,31 @@ def test_what_was_stored_is_loaded_and_by_nobody_with_another_salt(salt):
     assert [copy.direction is Direction.LOAD for copy in loads] == [salt is None]
 
 
+def test_what_one_engine_stored_another_loads():
+    """They have a server together. Of another model, and of another number of ranks, nothing is loaded."""
+    loads = []
+
+    def looks(world):
+        loads.append(world.coverage.situations["a load of what another engine stored"])
+        return True
+
+    history = [*STORED, comes("r2", 12, engine=1), Action(Kind.STEP, {"engine": 1}), looks]
+    for stranger in ("none", "model", "path", "ranks"):
+        config = replace(CONFIG, engines=2, role="kv_both", stranger=stranger)
+        assert found_in(history, config, replace(MENDED, shares_store=True, engines=2)) is None
+    assert loads == [1, 0, 0, 0]
+
+
+def test_of_which_type_numbers_are_is_in_no_key():
+    """The same model in two types loads each other's chunks."""
+    config = replace(CONFIG, engines=2, role="kv_both", stranger="dtype")
+    history = [*STORED, comes("r2", 12, engine=1)]
+    for subject in (LMCACHE, lacks("NamesType")):
+        found = found_in(history, config, replace(subject, shares_store=True, engines=2))
+        assert found is not None and "of request r1, whose numbers are of another type" in found, found
+    assert found_in(history, config, replace(MENDED, shares_store=True, engines=2)) is None
+
+
 def test_another_adapters_kv_is_loaded():
     """Its keys have the salt in them, and of the adapter nothing."""
     history = [*STORED, comes("r2", 12, adapter="s")]

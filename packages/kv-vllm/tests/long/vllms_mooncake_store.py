@@ -198,6 +198,17 @@ def test_a_model_is_known_by_the_end_of_its_path():
     history = [*STORED, comes("r2", engine=1), ELSEWHERE]
     assert "of request r1, of another model" in found_in(history, config, subject)
     assert found_in(history, replace(config, stranger="model"), subject) is None
+    mended = replace(MENDED, shares_store=True, engines=2)
+    assert found_in(history, config, mended) is None
+
+
+def test_of_which_type_numbers_are_is_in_no_key():
+    """The same model in two types loads each other's blocks."""
+    subject = replace(STORE, shares_store=True, engines=2)
+    config = replace(CONFIG, engines=2, role="kv_both", stranger="dtype")
+    history = [*STORED, comes("r2", engine=1), ELSEWHERE]
+    assert "of request r1, whose numbers are of another type" in found_in(history, config, subject)
+    assert found_in(history, config, replace(MENDED, shares_store=True, engines=2)) is None
 
 
 # -- everything else holds ---------------------------------------------------------------------

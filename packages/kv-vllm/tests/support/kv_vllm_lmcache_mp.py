@@ -9,13 +9,14 @@ from types import SimpleNamespace
 
 from kv_vllm_gpu import COMPUTE, Card
 from kv_vllm_lmcache_cuda import CURRENT, EVENTS, Device
-from kv_vllm_lmcache_server import SERVERS, Client, server_of
+from kv_vllm_lmcache_server import SERVERS, Client, server_of, world_of
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")  # its logging makes something of OpenTelemetry's that is deprecated
     from lmcache.integration.vllm import lmcache_mp_connector as connectors
     from lmcache.integration.vllm import vllm_multi_process_adapter as adapters
     from lmcache.v1.multiprocess.transfer_context import worker_transfer
+    from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorRole
     from vllm.distributed.kv_transfer.kv_connector.v1.lmcache_mp_connector import LMCacheMPConnector
 
 
@@ -73,14 +74,16 @@ class OnCpu(LMCacheMPConnector):
     def __init__(self, vllm_config, role, kv_cache_config):
         told = vllm_config.kv_transfer_config.kv_connector_extra_config
         told.setdefault("lmcache.mp.mp_transfer_mode", "lmcache_driven")
-        self._model = vllm_config.model_config.model
-        CURRENT.server = server_of(self._model, told)
+        CURRENT.server = server_of(vllm_config.model_config.model, told)
+        CURRENT.server.expects_blocks_of(vllm_config.cache_config.block_size)
+        self._world = world_of(vllm_config.model_config.model)
         super().__init__(vllm_config, role, kv_cache_config)
+        self.server.engines += role is KVConnectorRole.SCHEDULER
 
     @property
     def server(self):
         """That of its world, which isn't a part of it."""
-        return SERVERS[self._model]
+        return SERVERS[self._world]
 
     def register_kv_caches(self, kv_caches):
         CURRENT.server = self.server
@@ -113,4 +116,4 @@ class OnCpu(LMCacheMPConnector):
             self.card.run_out(self.server.turn)
         super().shutdown()
         if self.card is None:
-            self.server.end()
+            self.server.leave()

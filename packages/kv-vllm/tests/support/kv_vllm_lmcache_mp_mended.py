@@ -3,6 +3,8 @@
 Each class does without one mistake; ``Mended`` is all of them, and ``AllButX`` all but ``X``.
 """
 
+import copy
+
 from kv_vllm_lmcache_mp import OnCpu
 from kv_vllm_who_loads import KnowsWhoLoads
 from lmcache.integration.vllm.lmcache_mp_metadata import LMCacheMPRequestState
@@ -16,6 +18,16 @@ class NamesWhose(OnCpu):
         if request.lora_request:
             tracker.cache_salt = f"{request.cache_salt or ''} {request.lora_request.lora_name}"
         return tracker
+
+
+class NamesType(OnCpu):
+    """The names of chunks have in them of which type numbers are."""
+
+    def __init__(self, vllm_config, role, kv_cache_config):
+        named = copy.copy(vllm_config)
+        named.model_config = copy.copy(vllm_config.model_config)
+        named.model_config.model += f" {vllm_config.model_config.dtype}"
+        super().__init__(named, role, kv_cache_config)
 
 
 class HoldsOnce(KnowsWhoLoads, OnCpu):
@@ -142,7 +154,7 @@ class AnswersForAll(OnCpu):
 
 PARTS = (
     *(AnswersForAll, ChecksWords, StoresNoHoles, WaitsForWindows, WaitsForAll, LetsGo, CountsWhatLoads, AsksAgain),
-    *(ForgetsWhoWasTold, HoldsOnce, NamesWhose),
+    *(ForgetsWhoWasTold, HoldsOnce, NamesWhose, NamesType),
 )
 
 

@@ -29,6 +29,8 @@ with warnings.catch_warnings():
     from lmcache.v1.multiprocess.modules.lookup import LookupModule
     from lmcache.v1.multiprocess.modules.management import ManagementModule
 
+from kv_sim.guard import HistoryEnds
+
 PLACE = 4096
 """Bytes that an object takes at least."""
 
@@ -119,7 +121,7 @@ class Client:
 
 
 class Server:
-    """LMCache's, for one world.
+    """LMCache's, for one world, whose engines have it together.
 
     ``chunk``: tokens of a chunk. ``room``: of so many objects; when four fifths are taken, a fifth is evicted, as
     LMCache does each second. ``lags``: it has its turn when a worker has ended a step, and then not in so many.
@@ -129,6 +131,9 @@ class Server:
         self._asked, self.heartbeats = deque(), []
         self._lags, self._steps, self.is_gone = lags, itertools.count(1), False
         self._config = chunk, room
+        self._block_tokens = None
+        self.engines = 0
+        """So many that use it now."""
         self.begin()
 
     def begin(self):
@@ -177,9 +182,18 @@ class Server:
         if next(self._steps) % (self._lags + 1) == 0:
             self.turn()
 
-    def end(self):
-        """It leaves nothing."""
+    def expects_blocks_of(self, tokens):
+        """All engines have such. In LMCache's chunks others would lie alike, as the testbed's own bytes don't."""
+        known = self._block_tokens = self._block_tokens or tokens
+        if known != tokens:
+            raise HistoryEnds(f"blocks of {tokens} tokens, beside an engine with such of {known}")
+
+    def leave(self):
+        """An engine ends. With the last one it does, and leaves nothing."""
         self.turn()
+        self.engines -= 1
+        if self.engines:
+            return
         for module in self._modules:
             module.close()
         self.context.close()
@@ -189,8 +203,14 @@ SERVERS = {}
 """By name, that of a world. There is one, the youngest."""
 
 
-def server_of(name, told):
+def world_of(model):
+    """The world that has a model. A stranger's has a path that begins or ends in another way."""
+    return model.rpartition("/")[2].partition(" ")[0].removesuffix("-other")
+
+
+def server_of(model, told):
     """That of a world, as it was told."""
+    name = world_of(model)
     if name not in SERVERS:
         SERVERS.clear()
         SERVERS[name] = Server(**{one: told[one] for one in ("chunk", "room", "lags") if one in told})

@@ -96,5 +96,14 @@ class ResetsAll(OnCpu):
         return super().reset_cache()
 
 
-class Mended(ResetsAll, ProducesOnly, CountsNoDrafts, TellsAdapters, KnowsWhoResumes):
+class NamesWhole(OnCpu):
+    """Keys have the whole path of the model in them, and of which type its numbers are."""
+
+    def __init__(self, vllm_config, role, kv_cache_config):
+        model, told = vllm_config.model_config, vllm_config.kv_transfer_config.kv_connector_extra_config
+        told["cache_prefix"] = f"{model.model} {model.dtype}"
+        super().__init__(vllm_config, role, kv_cache_config)
+
+
+class Mended(NamesWhole, ResetsAll, ProducesOnly, CountsNoDrafts, TellsAdapters, KnowsWhoResumes):
     """Without all of them."""

@@ -19,12 +19,13 @@ KINDS = {
 def vllm_config(config: WorldConfig, subject: Subject, rank: int = 0, place: Place | None = None) -> Any:
     """The configuration as the worker of ``rank`` gets it; the scheduler's says rank 0.
 
-    Of the model there is the path alone, and that only where a store is shared, and may hold another one's.
+    Of the model there are its path and its type, and only where a store is shared, and may hold another one's.
     """
     place = place or Place()
-    model = {"model_config": SimpleNamespace(model=place.model)} if place.shares_store else {}
+    model = SimpleNamespace(model=place.model, dtype=place.dtype)
+    of_model = {"model_config": model} if place.shares_store else {}
     return SimpleNamespace(
-        **model,
+        **of_model,
         kv_transfer_config=subject.transfer_config(config, place.engine_id),
         cache_config=SimpleNamespace(block_size=config.block_size, enable_prefix_caching=config.prefix_caching),
         parallel_config=SimpleNamespace(

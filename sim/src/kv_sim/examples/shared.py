@@ -142,6 +142,7 @@ def meaning(vllm_config: VllmConfig, kv_cache_config: KVCacheConfig | None) -> t
     model = getattr(vllm_config, "model_config", None)
     return (
         getattr(model, "model", ""),
+        str(getattr(model, "dtype", "")),
         vllm_config.cache_config.block_size,
         parallel.tensor_parallel_size,
         parallel.pipeline_parallel_size,

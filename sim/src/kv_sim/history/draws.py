@@ -173,7 +173,10 @@ def with_shared_store(config: WorldConfig, subject: Subject) -> WorldConfig:
     kinds: list[Stranger] = ["model", "model", "path", "blocks"]
     kinds += ["ranks"] if Trait.RANKS in subject.traits else []
     is_strange = random.random() < 0.5 and Trait.STRANGERS in subject.traits
-    return replace(config, engines=2, role="kv_both", stranger=random.choice(kinds) if is_strange else "none")
+    kind = random.choice(kinds) if is_strange else "none"
+    if kind == "model" and Random(repr(("types", _sizes(config)))).random() < 0.5:
+        kind = "dtype"
+    return replace(config, engines=2, role="kv_both", stranger=kind)
 
 
 def with_loads(config: WorldConfig) -> WorldConfig:

@@ -211,6 +211,8 @@ class Kernels:
         strange = {kernels._config.stranger, self._config.stranger} - {"none"}
         if not strange:
             return " at another engine"
+        if strange == {"dtype"}:
+            return ", whose numbers are of another type"
         return ", of another model" if strange <= {"model", "path"} else ", of an engine cut in another way"
 
     def _write_states(self, step: LaunchedStep, attention: Attention, group: int) -> None:

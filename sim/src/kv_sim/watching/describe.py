@@ -14,6 +14,7 @@ MOST_PAGES: Final = 5
 STRANGERS: Final[Mapping[Stranger, str]] = {
     "model": "another model",
     "path": "another model, whose path has the same end",
+    "dtype": "numbers of another type",
     "blocks": "blocks of another size",
     "ranks": "another number of ranks",
 }

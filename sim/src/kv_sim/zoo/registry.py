@@ -252,6 +252,7 @@ _HANDED_OVER: Final = (
 _SHARED: Final = (
     plant(shared.KeysWithoutModel, "", _I.HITS, SHARED, _I.CONTENT),
     plant(shared.KeysWithEndOfPath, "", _I.HITS, SHARED, _I.CONTENT),
+    plant(shared.KeysWithoutType, "", _I.HITS, SHARED, _I.CONTENT),
     plant(shared.KeysWithoutRanks, "", _I.HITS, SHARED, _I.CONTENT, _I.NO_CRASH),
     plant(shared.FindsItsOwn, "", _I.HITS, SHARED),
     plant(shared.BelievesOldIndex, "", _I.CONTENT, SHARED, _I.HITS, _I.NO_CRASH),

@@ -30,10 +30,22 @@ class KeysWithEndOfPath(SharedConnector):
     scheduler_class = _KeysWithEndOfPath
 
 
+class _KeysWithoutType(SharedScheduler):
+    def _means(self) -> tuple[Any, ...]:
+        model, _, *shape = super()._means()
+        return (model, *shape)
+
+
+class KeysWithoutType(SharedConnector):
+    """A key doesn't say of which type numbers are: the same model in two types loads each other's blocks."""
+
+    scheduler_class = _KeysWithoutType
+
+
 class _KeysWithoutRanks(SharedScheduler):
     def _means(self) -> tuple[Any, ...]:
-        model, size, _, _, *layers = super()._means()
-        return (model, size, *layers)
+        model, dtype, size, _, _, *layers = super()._means()
+        return (model, dtype, size, *layers)
 
 
 class KeysWithoutRanks(SharedConnector):

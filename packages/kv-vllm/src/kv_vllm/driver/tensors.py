@@ -18,7 +18,7 @@ import torch
 
 from kv_api import ConfigError
 from kv_vllm.driver.device import TensorDevice
-from kv_vllm.vllm_world import DTYPE, HEAD_SIZE
+from kv_vllm.vllm_world import numbers_of
 
 LOOKS: Final = frozenset(
     {
@@ -157,7 +157,8 @@ def _of_device(tensor: torch.Tensor, device: TensorDevice) -> DeviceTensor:
 
 def device_tensor(device: TensorDevice, layer: int) -> DeviceTensor:
     """A layer of a device: of each slot of a block its key and its value."""
-    tokens: DeviceTensor = _layer(device, layer).view(DTYPE)[:, None].unflatten(2, (-1, 2 * HEAD_SIZE))
+    dtype, head_size = numbers_of(device.config)
+    tokens: DeviceTensor = _layer(device, layer).view(dtype)[:, None].unflatten(2, (-1, 2 * head_size))
     return tokens
 
 
