@@ -209,6 +209,15 @@ def test_who_is_preempted_computes_what_is_not_found_again() -> None:
     assert (answers.preemptions, answers.queueing.worst) == (1, 0.0)
 
 
+def test_who_is_preempted_after_its_first_token_has_had_it_then() -> None:
+    settings = toy(gpu_blocks=3, max_running=2, max_step_tokens=3, connector=NOTHING)
+    books, answers = diary(trace_of((0, 4, 8, [1]), (0, 4, 3, [2])), settings)
+    first, second = (books.times[number] for number in (0, 1))
+    # The first one takes the block that the second one needs for its token 5, and then the one that it had.
+    assert (answers.preemptions, answers.gpu_hit_tokens) == (1, 0)
+    assert first.first_token < second.first_token < first.end < second.end
+
+
 def test_a_load_of_the_step_itself_is_waited_for() -> None:
     transfer = toy(gpu_blocks=4).transfer_config()
     transfer["kv_connector_extra_config"]["sync_load_budget_bytes"] = 1000
