@@ -95,8 +95,9 @@ def test_it_does_so_once() -> None:
     for _ in range(4):
         steps.append(schedule(made))
         made.engine.finish_step()
-    assert [12 in [end for _, _, end in handed(step).get("r1", [])] for step in steps] == [False, True, False, False]
-    assert [bool(step.kv_cache_block_copies) for step in steps] == [False, True, False, False]
+    once = [False, True, False, False]
+    assert [12 in [end for _, _, end in handed(step).get("r1", [])] for step in steps] == once
+    assert [bool(step.kv_cache_block_copies) for step in steps] == once
 
 
 def test_who_shares_the_prompt_goes_on_within_the_block() -> None:
