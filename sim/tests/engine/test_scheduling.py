@@ -236,6 +236,15 @@ def test_a_step_says_whether_it_loads_and_its_blocks_whose_they_are(has: int, lo
     assert [shadow.owner(block) for block in made.scheduler.blocks.tables["r1"].groups[0]] == ["request r1"] * 2
 
 
+def test_a_step_loads_if_any_of_its_requests_does() -> None:
+    made = Steps()
+    made.connector.has["r1"] = (4, False)
+    for name in ("r1", "r2"):
+        made.add(name, 5)
+    assert made.schedule() == {"r1": 1, "r2": 5}
+    assert made.under_way[-1].output.has_sync_kv_loads
+
+
 def test_a_block_that_a_running_request_gets_is_its_own() -> None:
     made = Steps()
     made.add("r1", 4, 2)
