@@ -110,8 +110,9 @@ def test_steps_are_scheduled_executed_retired_and_processed() -> None:
     made.rest()
 
 
-def test_an_id_is_taken_as_long_as_anything_of_it_is_under_way() -> None:
-    made = World(CONFIG, LATER)
+@pytest.mark.parametrize("subject", [LATER, MEMORY], ids=["a step and its blocks", "a step"])
+def test_an_id_is_taken_as_long_as_anything_of_it_is_under_way(subject: Subject) -> None:
+    made = World(CONFIG, subject)
     assert all(legal(made, add("r1"), act("schedule"), act("abort", request="r1")))
     assert "r1" not in {r.request_id for r in made.engine.scheduler.requests.values() if not r.status.is_finished}
     assert made.sites[0].taken_ids() == {"r1"}
