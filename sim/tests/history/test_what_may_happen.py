@@ -122,6 +122,11 @@ def test_an_id_is_taken_as_long_as_anything_of_it_is_under_way(subject: Subject)
     assert legal(made, add("r1")) == [True]
 
 
+def test_a_request_that_is_longer_than_the_model_can_not_come() -> None:
+    most = CONFIG.max_model_len
+    assert legal(World(CONFIG, MEMORY), add("r1", most), add("r1", most - 1)) == [False, True]
+
+
 def stored(config: WorldConfig = CONFIG, subject: Subject = LATER) -> World:
     """A world in which copy 0 of each rank, of two pages, may begin."""
     made = World(config, subject)
