@@ -323,6 +323,13 @@ def test_a_mirror_holds_what_was_stored_and_not_removed(
     assert counts == left
 
 
+def test_where_a_store_is_shared_a_block_of_anybody_may_be_removed_with_others() -> None:
+    notes = Notes()
+    mirror = Mirror(notes, is_shared=True)
+    mirror.take([stored(b"x", b"y"), removed(b"another's", b"x")])
+    assert (notes.told, [name for _, _, name in mirror.blocks]) == ([], [b"y"])
+
+
 def test_what_is_told_of_blocks_is_true() -> None:
     """Of several at once: the block before the first, all their tokens, a block's size and the adapter."""
     notes, known = Notes(), request(adapter="a")

@@ -104,6 +104,11 @@ def test_a_stranger_has_whole_blocks_of_another_size() -> None:
     assert [(one.block_size, one.hashes_per_block) for one in strangers] == [(4, 4), (4, 2), (8, 4), (4, 1)]
 
 
+def test_a_stranger_has_another_number_of_ranks() -> None:
+    ranks = [WorldConfig(engines=2, tp_size=size, stranger="ranks").at(1).tp_size for size in (1, 2, 4)]
+    assert ranks == [2, 1, 1]
+
+
 def test_what_one_has_stored_itself_is_not_lent() -> None:
     elsewhere = (comes("r3", 5, 1), step(1), comes("r4", 5, 1), step(1))
     world = world_after(*STORED, comes("r2"), step(), *elsewhere)

@@ -147,6 +147,13 @@ def test_allocation_is_all_or_nothing() -> None:
     assert blocks.take("r") == []
 
 
+def test_blocks_for_what_is_loaded_come_before_those_for_what_is_computed() -> None:
+    """Of all groups: that is the order in which vLLM takes them."""
+    blocks = manager(13)
+    assert blocks.allocate("r", 16, computed_tokens=8)
+    assert blocks.tables_of("r").get_block_ids() == ([1, 2, 5, 6], [3, 4, 7, 8])
+
+
 def test_blocks_that_nobody_has_any_more_are_not_told_as_new() -> None:
     blocks = KVCacheManager(WorldConfig(num_blocks=9, block_size=4))
     for request_id in ("r1", "r2"):

@@ -161,6 +161,16 @@ def test_who_is_preempted_in_its_prefill_does_not_reserve_against_its_load() -> 
     assert (request.status, made.queues) == (Status.WAITING_FOR_REMOTE_KVS, ([], [], ["r1"]))
 
 
+def test_who_computes_anew_what_it_sampled_samples_nothing_before_all_of_that() -> None:
+    made = Steps(max_step_tokens=6, prefix_caching=False)
+    request = made.add("r1", 5, 8)
+    for _ in range(4):
+        made.step()
+    made.scheduler.preempt(made.scheduler.running.pop(), drop_stale_output=False)
+    assert (made.step(), request.num_output_tokens) == ({"r1": 6}, 4)
+    assert (made.step(), request.num_output_tokens) == ({"r1": 3}, 5)
+
+
 @pytest.mark.parametrize("run_ahead", [0, 1])
 def test_what_is_under_way_of_all_who_run_is_dropped_at_a_reset(run_ahead: int) -> None:
     engine = World(WorldConfig(run_ahead=run_ahead, async_scheduling=run_ahead > 0), MEMORY).engine

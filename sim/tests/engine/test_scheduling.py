@@ -236,6 +236,24 @@ def test_a_step_says_whether_it_loads_and_its_blocks_whose_they_are(has: int, lo
     assert [shadow.owner(block) for block in made.scheduler.blocks.tables["r1"].groups[0]] == ["request r1"] * 2
 
 
+@pytest.mark.parametrize("has", [(8, False), (8, True), (None, False)])
+def test_who_skips_the_cache_computes_all_of_it_whatever_the_connector_has(has: tuple[int | None, bool]) -> None:
+    made = Steps()
+    made.connector.has["r1"] = has
+    made.add("r1", 9, skip_reading_prefix_cache=True)
+    assert (made.schedule(), made.queues) == ({"r1": 9}, (["r1"], [], []))
+    assert not made.under_way[-1].output.has_sync_kv_loads
+
+
+def test_a_step_loads_if_any_of_its_requests_does() -> None:
+    made = Steps()
+    made.connector.has["r1"] = (4, False)
+    for name in ("r1", "r2"):
+        made.add(name, 5)
+    assert made.schedule() == {"r1": 1, "r2": 5}
+    assert made.under_way[-1].output.has_sync_kv_loads
+
+
 def test_a_block_that_a_running_request_gets_is_its_own() -> None:
     made = Steps()
     made.add("r1", 4, 2)

@@ -89,6 +89,17 @@ def test_the_next_step_copies_the_state_and_hands_the_copy_over() -> None:
     assert counts[copy.src_block_id] == 1
 
 
+def test_it_does_so_once() -> None:
+    made = world(request("r1", 13, output=3))
+    steps = []
+    for _ in range(4):
+        steps.append(schedule(made))
+        made.engine.finish_step()
+    once = [False, True, False, False]
+    assert [12 in [end for _, _, end in handed(step).get("r1", [])] for step in steps] == once
+    assert [bool(step.kv_cache_block_copies) for step in steps] == once
+
+
 def test_who_shares_the_prompt_goes_on_within_the_block() -> None:
     made = world(request("r1", 13))
     made.apply(STEP)

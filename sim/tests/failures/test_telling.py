@@ -28,16 +28,22 @@ def failing(*kinds: Kind) -> Failure:
 
 @pytest.mark.parametrize(
     ("broken", "again"),
-    [(Invariant.HITS, None), (Invariant.WORK, 0), (None, 0)],
+    [
+        ([Invariant.HITS] * 3, None),
+        ([Invariant.HITS, None, Invariant.HITS], 2),
+        ([Invariant.WORK] * 3, 0),
+        ([None] * 3, 0),
+    ],
 )
 def test_another_failure_is_not_the_same_one_again(
-    tmp_path: Any, monkeypatch: pytest.MonkeyPatch, broken: Invariant | None, again: int | None
+    tmp_path: Any, monkeypatch: pytest.MonkeyPatch, broken: Sequence[Invariant | None], again: int | None
 ) -> None:
     asked, without, notes = [], frozenset({Invariant.GEOMETRY}), list[str]()
 
     def replay(*args: Any) -> tuple[Any, Violation | None]:
         asked.append(args)
-        return None, Violation(broken, "other words") if broken else None
+        found = broken[len(asked) - 1]
+        return None, Violation(found, "other words") if found else None
 
     found = failing(Kind.STEP)
     monkeypatch.setattr("kv_sim.failures.telling.shrink", lambda failure, without, goes_on, tells: failure)

@@ -115,6 +115,7 @@ def scheduled(made: Coverage, *requests: Any, new: tuple[str, ...] = (), **chang
             {"ends": [(4, 3), (4, 5)]},
             ["match: less than the end of a block", "match: more than the end of a block"],
         ),
+        ({"ends": [(4, 4)]}, ["match: less than the end of a block"]),  # the end isn't loaded
         ({"kv_cache_block_copies": [(1, 2)]}, ["a block is copied on write"]),
         ({"offers": {"r1": [(0, 3, 8), (0, 4, 6)]}}, ["a state within a block is handed over"]),
         ({"offers": {"r1": [(0, 3, 8)]}}, []),

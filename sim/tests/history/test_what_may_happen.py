@@ -13,6 +13,7 @@ from kv_sim_weighed import Weighed
 
 from kv_api import Direction
 from kv_sim.actions import Action, Kind
+from kv_sim.checkers.tickets import Tickets
 from kv_sim.config import STATE, GroupConfig, WorldConfig
 from kv_sim.engine.pause import MODES, Pause
 from kv_sim.engine.request_spec import RequestSpec
@@ -22,6 +23,7 @@ from kv_sim.history.draws import config_for
 from kv_sim.history.legal import FORGETS
 from kv_sim.memory.copies import Result, State
 from kv_sim.memory.device import Device
+from kv_sim.memory.errands import Errands
 from kv_sim.memory.launched import LaunchedStep
 from kv_sim.memory.shadow import Shadow
 from kv_sim.site import Call
@@ -108,8 +110,9 @@ def test_steps_are_scheduled_executed_retired_and_processed() -> None:
     made.rest()
 
 
-def test_an_id_is_taken_as_long_as_anything_of_it_is_under_way() -> None:
-    made = World(CONFIG, LATER)
+@pytest.mark.parametrize("subject", [LATER, MEMORY], ids=["a step and its blocks", "a step"])
+def test_an_id_is_taken_as_long_as_anything_of_it_is_under_way(subject: Subject) -> None:
+    made = World(CONFIG, subject)
     assert all(legal(made, add("r1"), act("schedule"), act("abort", request="r1")))
     assert "r1" not in {r.request_id for r in made.engine.scheduler.requests.values() if not r.status.is_finished}
     assert made.sites[0].taken_ids() == {"r1"}
@@ -117,6 +120,11 @@ def test_an_id_is_taken_as_long_as_anything_of_it_is_under_way() -> None:
     made.rest()
     assert made.sites[0].taken_ids() == set()
     assert legal(made, add("r1")) == [True]
+
+
+def test_a_request_that_is_longer_than_the_model_can_not_come() -> None:
+    most = CONFIG.max_model_len
+    assert legal(World(CONFIG, MEMORY), add("r1", most), add("r1", most - 1)) == [False, True]
 
 
 def stored(config: WorldConfig = CONFIG, subject: Subject = LATER) -> World:
@@ -213,6 +221,15 @@ def test_copies_advance_and_settle() -> None:
     assert device.copies.running[0].copied == 1
     assert legal(made, act("settle"), act("settle")) == [True, False]
     assert all([copy.state for copy in each.copies.ended] == [State.DONE] for each in made.engine.devices)
+
+
+def test_one_settling_ends_also_what_waits_for_something_that_it_ends() -> None:
+    made = stored()
+    errands, done = Errands(made.engine.devices[0], in_order=True), list[int]()
+    for number in range(3):
+        errands.submit(done.append, number)
+    assert legal(made, act("settle")) == [True]
+    assert done == [0, 1, 2]
 
 
 def test_what_was_reached_is_counted() -> None:
@@ -489,6 +506,18 @@ def test_the_cache_is_reset_more_often_while_something_is_loaded(subject: Subjec
         assert random.weighed == {
             kind: WEIGHTS[kind] * (often if kind is Kind.RESET else 1) for kind in legal_choices(made)
         }
+
+
+def test_more_requests_come_while_something_of_before_a_reset_is_held(monkeypatch: pytest.MonkeyPatch) -> None:
+    made, weights = World(WorldConfig(num_blocks=80, engines=2), P2P_TWO), []
+    for has_revoked in (False, True):
+        monkeypatch.setattr(Tickets, "has_revoked", has_revoked)
+        random = Weighed(0)
+        pick(made, random)
+        assert random.weighed is not None
+        weights.append(random.weighed)
+    before, after = weights
+    assert after == {**before, Kind.ADD: 3 * before[Kind.ADD]}
 
 
 @pytest.mark.parametrize("at", [0, 1])

@@ -114,6 +114,7 @@ def test_a_lost_copy_never_ends_and_keeps_nobody_waiting() -> None:
 def test_a_lost_copy_may_be_found_unless_somebody_was_told_that_it_is_not() -> None:
     copies, queue, pages = made()
     found, waited, given_up = (queue.submit(Direction.STORE, [(n, n), (n, n + 3)], stream="s") for n in (1, 2, 3))
+    copies.advance(copies.running[found], 1)
     for copy_id in (found, waited, given_up):
         copies.lose(copies.running[copy_id])
     assert [copy.copy_id for copy in copies.lost()] == [found, waited, given_up]
@@ -123,7 +124,7 @@ def test_a_lost_copy_may_be_found_unless_somebody_was_told_that_it_is_not() -> N
     copies.find(copies.running[found])
     assert copies.lost() == []
     assert [copy.copy_id for copy in copies.startable()] == [found]
-    copies.advance(copies.running[found], 2)
+    copies.advance(copies.running[found], 1)
     assert queue.poll() == [Result(found, True)]
     assert pages.moved == [(found, 1, 1), (found, 1, 4)]
     assert [copy.was_lost for copy in copies.ended] == [True]
@@ -198,6 +199,16 @@ def test_a_restart_that_keeps_the_memory_only_ends_copies() -> None:
     load = queue.submit(Direction.LOAD, [(2, 0)])
     copies.advance(copies.running[load], 1)
     assert queue.poll() == [Result(store, False), Result(load, True)]
+
+
+def test_what_a_restart_lost_is_still_lost_after_one_that_keeps_the_memory() -> None:
+    copies, queue, _ = made()
+    copies.restart(2)
+    copies.restart(0)
+    loads = [queue.submit(Direction.LOAD, [(block, slot)]) for block, slot in ((1, 1), (2, 2))]
+    for load in loads:
+        copies.advance(copies.running[load], 1)
+    assert queue.poll() == [Result(loads[0], False), Result(loads[1], True)]
 
 
 def test_the_copy_that_is_waited_for_fails_and_no_other() -> None:

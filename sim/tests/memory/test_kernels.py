@@ -282,7 +282,9 @@ def test_a_layer_reads_what_its_step_loads(group: int, wrong: Slot | None, token
 
 def with_drafts_ahead(count: int, start: int = 6, end: int = 9) -> LaunchedStep:
     """A step whose drafts go beyond its last token, in the last layer of the second group."""
-    ahead = {1: SimRequest(RequestSpec("r1", 0, 20, 0, 1, 1), SIZE, 0).wrong_draft_hashes(end, end + count)}
+    words = SimRequest(RequestSpec("r1", 0, 24, 0, 1, 1), SIZE, 0).wrong_draft_hashes(end, end + count)
+    ahead = {1: words}
+    assert len(words) == count
     attention = Attention("r1", start, end, TABLES, HASHES, ahead=ahead)
     return LaunchedStep(7, [attention], [], [], SIZE, (0, 5, 2))
 

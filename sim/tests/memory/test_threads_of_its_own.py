@@ -36,7 +36,7 @@ def in_a_thread(call: Callable[[], Any]) -> list[ConfigError]:
 
 
 @pytest.mark.parametrize("name", ["read", "write"])
-def test_it_is_refused_there_and_at_the_next_step(name: str) -> None:
+def test_it_is_refused_there_and_the_first_time_at_the_next_step_too(name: str) -> None:
     device = Device(0, WorldConfig(), Shadow(1, Referee()))
     cache = device.kv_cache(0)
     page = cache.read(3)
@@ -51,6 +51,7 @@ def test_it_is_refused_there_and_at_the_next_step(name: str) -> None:
     )
     assert (type(error), str(error)) == (ConfigError, whole)
     assert (device.memory == before).all()
+    in_a_thread(lambda: device.read_host(0))
     with pytest.raises(ConfigError) as raised:
         device.launch(STEP)
     assert str(raised.value) == whole

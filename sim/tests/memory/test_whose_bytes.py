@@ -11,15 +11,22 @@ from kv_sim.world import World
 CONFIG = WorldConfig(tp_size=2, layers=2, max_running=2)
 
 
-def told(rank: int, layer: int, *, mask: int = 0) -> str:
-    """What is said when a block of r2, on rank 0 in layer 1, holds one of r1's from there."""
+def computed(*names: str) -> World:
+    """Requests of different prompts that a step has computed."""
     made = World(CONFIG, MEMORY)
-    for number, name in enumerate(("r1", "r2")):
+    for number, name in enumerate(names):
         made.engine.add(RequestSpec(name, number, 6, 0, 4, 4))
     made.engine.schedule(lambda request, drafts: 0)
     for worker in range(2):
         made.engine.execute(worker)
     made.engine.finish_step()
+    return made
+
+
+def told(rank: int, layer: int, *, mask: int = 0) -> str:
+    """What is said when a block of r2, on rank 0 in layer 1, holds one of r1's from there."""
+    made = computed("r1", "r2")
+    made.engine.devices[0].kernels.others.append(computed("theirs", "r2").engine.devices[0].kernels)
     tables = made.engine.scheduler.blocks.tables
     first, second = (tables[name].groups[0][0] for name in ("r1", "r2"))
     memory = [device.memory for device in made.engine.devices]

@@ -116,6 +116,8 @@ def test_a_cache_beyond_all_blocks_answers_as_one_that_holds_them_and_takes_no_m
 
 def test_as_much_as_a_replay_takes():
     refuse_too_late(0, 1e9)
+    with pytest.raises(ConfigError, match="request 3 arrives after nan s"):
+        refuse_too_late(3, float("nan"))
     settings = EngineSettings()
     assert MOST_BLOCKS == 2**26
     refuse_too_much(settings, replace(plan(settings, 512), gpu_blocks=MOST_BLOCKS))

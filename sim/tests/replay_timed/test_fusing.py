@@ -89,12 +89,39 @@ HELD_UP = toy(
     page_tokens=8,
 )
 
+LOADED = trace_of(
+    *((0, 9, 1, [0, 1, 2, 3, 4]), (0, 5, 9, []), (0, 9, 3, [0, 1, 2, 3, 4])),
+    *((0, 5, 1, [0, 1, 5]), (0, 2, 1, [0])),
+    block_tokens=2,
+)
+"""One has loaded and lacks blocks, which are free in the step after the one that hears of a store."""
+
+HELD_FOR_STORES = toy(
+    chunks=60,
+    connector={
+        "kv_connector": "OffloadingConnector",
+        "kv_role": "kv_both",
+        "kv_connector_extra_config": {
+            "cpu_bytes_to_use": 60 * PAGE,
+            "hold_blocks": "always",
+            "offload_prompt_only": False,
+        },
+    },
+    gpu_blocks=8,
+    max_step_tokens=8,
+    step_microseconds=0.0,
+    idle_step_microseconds=1.0,
+    copy_microseconds=50.0,
+    page_tokens=2,
+)
+
 
 @pytest.mark.once
 @example(FULL, TINY)
 @example(BESIDE, NOBODY_ELSE)
 @example(ALL_BUT_ONE, NOBODY_ELSE)
 @example(OVERTAKEN, HELD_UP)
+@example(LOADED, HELD_FOR_STORES)
 @effort(max_examples=max(10, effort().max_examples // 3))
 @given(traces(), servers())
 def test_fused_and_single_steps_agree(trace: ListedTrace, settings: EngineSettings) -> None:

@@ -159,6 +159,20 @@ def pages(blocks: int) -> PageCopies:
     return PageCopies(numbers * 0, numbers + 100, numbers, numbers * 0 + 1)
 
 
+def test_a_copy_whose_bytes_could_not_be_moved_has_failed() -> None:
+    device: Any = SimpleNamespace(
+        link=Link(COSTS),
+        clock=Clock(),
+        open_mover=lambda: lambda direction, blocks, pages: lambda: direction is Direction.STORE,
+        allocate_host=lambda slots: 0,
+    )
+    engine = LinkCopyEngine(device, HostLayout(8, 3, 80, 1, 80))
+    engine.submit(0, Direction.LOAD, pages(1))
+    engine.submit(1, Direction.STORE, pages(1))
+    engine.wait([0, 1])
+    assert {result.job_id: result.success for result in engine.poll()} == {0: False, 1: True}
+
+
 def test_a_copy_engine_over_the_link() -> None:
     link, clock, seen = Link(COSTS), Clock(now=50, busy_until=60), []
 

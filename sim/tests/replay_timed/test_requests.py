@@ -26,6 +26,7 @@ def test_blocks_that_the_trace_names_are_shared_and_all_others_are_a_requests_ow
     assert first.hashes_up_to(22) == [number.to_bytes(8, "big") for number in first.numbers[:5]]
     assert first.times.arrival == 0 and second.times.arrival == 1_000_000
     assert first.hashes.size == 0, "nobody looks at contents"
+    first.write_contents()
     first.forget_blocks()
     assert (first.numbers, list(first.hashes_up_to(22)), first.hashes.size) == ([], [], 0)
 

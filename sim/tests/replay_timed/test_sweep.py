@@ -259,6 +259,7 @@ def test_usual_sizes_begin_at_what_the_gpus_hold_and_have_room_for_everything() 
     fewer = usual_sizes(trace, settings, Fleet(), 3, 100)
     assert (fewer[0], fewer[-1], len(fewer)) == (20 * BLOCK, 100 * BLOCK, 3)
     assert usual_sizes(trace, settings, Fleet(), 3, 10) == [10 * BLOCK], "less than the GPUs hold"
+    assert usual_sizes(trace, settings, Fleet(), 4, 1000) == found, "nobody needs as much as there may be"
     each = usual_sizes(trace, settings, Fleet(2, Routing.PREFIX), 2)
     assert each[-1] < 200 * BLOCK, "no server gets all"
     small = replace(settings, block_tokens=16, gpu_blocks=20 * 32)
@@ -266,7 +267,7 @@ def test_usual_sizes_begin_at_what_the_gpus_hold_and_have_room_for_everything() 
     builder = ColumnsBuilder()
     builder.add(0.0, 512, 5 * 512, [1])
     assert usual_sizes(builder.finish("long answer", 512), server(), Fleet(), 2) == [6 * BLOCK]
-    builder.add(1.0, 512, 1, [2])
+    builder.add(1.0, 512, 512, [2])
     two = usual_sizes(builder.finish("long and short answer", 512), server(), Fleet(2, Routing.ROUND_ROBIN), 2)
     assert two == [6 * BLOCK], "room for the server that gets more"
 

@@ -106,6 +106,14 @@ def test_the_media_of_a_configuration_are_timed() -> None:
             assert decides_in_known_steps(found) == is_known, (timeout, seconds)
 
 
+def test_a_medium_may_be_named_by_a_module_of_its_package_and_say_that_it_is_not_shared() -> None:
+    whole = {**OFFLOADING, "kv_role": "kv_both", EXTRA: {"spec_module_path": "kv_offload_cpu.spec"}}
+    assert timed_config(whole, 1)[EXTRA] == TIMED
+    alone = disk_config("/disk", 9 * PAGE, 0, "lru")
+    timed = timed_config({**alone, EXTRA: {**alone[EXTRA], "file_shared": False}}, 1)
+    assert timed == {**(usual := timed_config(alone, 1)), EXTRA: {**usual[EXTRA], "file_shared": False}}
+
+
 def test_what_is_pasted_into_a_server_can_be_replayed() -> None:
     """Whether or not kv-vllm is there: inside vLLM our connectors have the same names in another module."""
     pasted = disk_config("/disk", 9 * PAGE, 4 * PAGE, "arc")

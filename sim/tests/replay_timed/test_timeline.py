@@ -12,7 +12,7 @@ from itertools import islice
 import pytest
 from kv_sim_timed_traces import ListedTrace, answer, toy, trace_of
 
-from kv_api import Direction
+from kv_api import ConfigError, Direction
 from kv_sim.replay.timed import Answers
 from kv_sim.replay.timed.answers import Copies, Spread, answers_of
 from kv_sim.replay.timed.connectors.timed_config import NOTHING, timed_config
@@ -209,6 +209,15 @@ def test_who_is_preempted_computes_what_is_not_found_again() -> None:
     assert (answers.preemptions, answers.queueing.worst) == (1, 0.0)
 
 
+def test_who_is_preempted_after_its_first_token_has_had_it_then() -> None:
+    settings = toy(gpu_blocks=3, max_running=2, max_step_tokens=3, connector=NOTHING)
+    books, answers = diary(trace_of((0, 4, 8, [1]), (0, 4, 3, [2])), settings)
+    first, second = (books.times[number] for number in (0, 1))
+    # The first one takes the block that the second one needs for its token 5, and then the one that it had.
+    assert (answers.preemptions, answers.gpu_hit_tokens) == (1, 0)
+    assert first.first_token < second.first_token < first.end < second.end
+
+
 def test_a_load_of_the_step_itself_is_waited_for() -> None:
     transfer = toy(gpu_blocks=4).transfer_config()
     transfer["kv_connector_extra_config"]["sync_load_budget_bytes"] = 1000
@@ -262,8 +271,17 @@ def test_requests_that_are_too_long_are_counted() -> None:
 def test_what_fits_exactly_is_replayed(longest: int, reason: str) -> None:
     settings = toy(gpu_blocks=4, max_model_len=longest)
     most = plan(settings, 4).most_tokens
-    answers = answer(trace_of((0, 1, 1, []), (1, most - 2, 2, []), (2, most - 2, 3, [])), settings)
-    assert (most, answers.requests, answers.refused) == (min(longest, 16), 2, {reason: 1})
+    trace = trace_of((0, 1, 1, []), (1, most - 2, 2, []), (2, most - 2, 3, []), (3, most, 0, []))
+    answers = answer(trace, settings)
+    assert (most, answers.requests, answers.refused) == (min(longest, 16), 2, {reason: 2})
+
+
+def test_who_is_not_taken_may_come_as_late_as_it_likes() -> None:
+    late = 2e9 * 1e6
+    answers = answer(trace_of((0, 4, 1, [1]), (late, 0, 1, [])), toy())
+    assert (answers.requests, answers.refused) == (1, {"has no prompt": 1})
+    with pytest.raises(ConfigError, match=r"^request 2 arrives after 2e\+09 s"):
+        answer(trace_of((0, 4, 1, [1]), (late, 0, 1, []), (late, 4, 1, [1])), toy())
 
 
 def test_a_request_is_put_off_while_what_it_needs_is_stored() -> None:

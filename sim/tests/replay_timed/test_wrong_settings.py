@@ -13,6 +13,7 @@ from kv_sim.cli.main import main
 from kv_sim.replay.timed import EngineSettings
 from kv_sim.replay.timed.hardware import find_model
 from kv_sim.replay.timed.settings import plan
+from kv_sim.replay.transfer_config import disk_config
 
 OFFLOAD = (
     '{"kv_connector":"OffloadingConnector","kv_role":"kv_both","kv_connector_extra_config":{"cpu_bytes_to_use":1}}'
@@ -245,3 +246,7 @@ def test_a_disk_that_takes_longer_than_a_day() -> None:
 def test_a_mistake_in_a_mediums_settings_is_the_mediums_error() -> None:
     with pytest.raises(ConfigError, match="lruu"):
         answer(trace_of((0, 8, 1, [1, 2])), toy(eviction_policy="lruu"))
+    files = disk_config("/disk", 1 << 20, 0, "lru")
+    files["kv_connector_extra_config"]["file_staging_bytes"] = 0
+    with pytest.raises(ConfigError, match="file_staging_bytes"):
+        answer(trace_of((0, 8, 1, [1, 2])), toy(connector=files))

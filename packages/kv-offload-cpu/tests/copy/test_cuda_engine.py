@@ -140,6 +140,10 @@ def test_a_wait_ends_its_jobs_and_leaves_later_ones(machine):
     assert machine.finished() == [(1, True), (2, True)]
     machine.engine.wait([])
     assert machine.finished() == []
+    for job_id in (4, 5):
+        machine.submit(job_id, LOAD, one_block(job_id))
+    machine.engine.wait([3, 4])
+    assert machine.finished() == [(3, True), (4, True)]
 
 
 def test_a_wait_looks_at_each_job_a_few_times_however_many_there_are(machine):

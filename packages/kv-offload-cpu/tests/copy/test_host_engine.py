@@ -1,7 +1,7 @@
 """The host engine: order, overtaking, failures, waiting and shutting down, with copies that wait for the test."""
 
 from logging import ERROR
-from threading import Barrier, Event
+from threading import Barrier, Event, Thread
 from threading import enumerate as enumerate_threads
 from time import perf_counter
 from weakref import ref
@@ -265,6 +265,21 @@ def test_shutdown_cancels_what_is_queued_and_ends_what_runs(engine, gate, monkey
     assert (1, True) in [(result.job_id, result.success) for result in engine.poll()]
     with pytest.raises(RuntimeError):
         engine.submit(3, LOAD, page(3))
+
+
+def test_who_waits_for_what_a_shutdown_cancels_goes_on_at_once(engine, gate, monkeypatch):
+    for job_id in (1, 2):
+        engine.submit(job_id, LOAD, page(job_id))
+    gate.first_began.wait(30)
+    waits, wait = Event(), engine._changed.wait
+    monkeypatch.setattr(engine._changed, "wait", lambda: waits.set() or wait())
+    waiter = Thread(target=engine.wait, args=([2],), daemon=True)
+    waiter.start()
+    waits.wait(30)
+    lane = engine._lanes[LOAD]
+    monkeypatch.setattr(lane, "shutdown", lambda: waiter.join(10))
+    engine.shutdown()
+    assert not waiter.is_alive(), "the copy under way has not ended"
 
 
 @pytest.mark.parametrize("mover", [BY_C, find_streaming()], ids=["C", "streaming"])

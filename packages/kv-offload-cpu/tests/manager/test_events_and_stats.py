@@ -123,13 +123,13 @@ def test_stats(make, keys, store):
     manager.prepare_store(keys([2, 3]), CONTEXT)
     manager.complete_load(keys([1]), CONTEXT)
     assert manager.prepare_store(keys([5, 6, 7, 8]), CONTEXT).keys_to_store == []
-    assert manager.prepare_store(keys([5, 6, 7, 8]), CONTEXT) is None
+    assert [manager.prepare_store(keys([5, 6, 7, 8]), CONTEXT) for _ in range(2)] == [None, None]
     assert manager.get_stats().data == {
         USAGE: 0.5,
         WRITE_USAGE: 0.25,
         READ_USAGE: 0.25,
         ALLOCATION_SIZE: [3, 1],
-        ALLOCATION_FAILURE: 1,
+        ALLOCATION_FAILURE: 2,
         STORES_SKIPPED: 3 + 1 + 4,
     }
     manager.reset_cache()

@@ -5,7 +5,7 @@ from hypothesis import strategies as st
 from kv_offload_configs import FULL, STATE, WINDOW
 from kv_offload_reach import is_reachable
 
-from kv_api import ReqContext
+from kv_api import OffloadKey, ReqContext
 from kv_offload.scheduler.state.progress import GroupProgress, Progress
 from kv_offload.shape.layout import Group, Layout
 from kv_offload.shape.reach import Ends
@@ -62,6 +62,14 @@ def test_a_prompt_waits_for_an_eighth_of_what_it_offered():
     progress.groups[0].loaded = range(1)  # which it did not offer
     progress.pass_over([24], {}, 1000, 96, 1000)
     assert progress.next_end == 4 * (24 + 2)
+
+
+def test_a_chunk_may_be_stored_that_has_ended_and_has_a_key_and_all_of_its_blocks():
+    progress = Progress(Layout((Group(0, FULL, 4, 2, 2),), 4, 8), ReqContext("r"))
+    of_group = progress.groups[0]
+    for tokens, keys, blocks, stop in ((24, 3, 6, 3), (23, 3, 6, 2), (24, 2, 6, 2), (24, 3, 5, 2), (24, 3, 0, 0)):
+        of_group.keys, of_group.table = [OffloadKey(b"a key")] * keys, [9] * blocks
+        assert progress.stops(tokens, tokens) == [stop]
 
 
 def test_chunks_that_lost_blocks_are_not_offered_wherever_one_begins_to_look():

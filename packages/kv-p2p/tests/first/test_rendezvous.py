@@ -44,6 +44,24 @@ def test_the_consumer_may_come_first() -> None:
         each.close()
 
 
+def test_the_pipe_for_data_may_be_opened_first() -> None:
+    listener = Listener(HOST, 0)
+    accepting = Background(listener.accept, 0, LIMIT_SECONDS)
+    data, signal = (socket.create_connection((HOST, listener.port)) for _ in Channel)
+    for connection, channel in ((data, Channel.DATA), (signal, Channel.SIGNAL)):
+        send_frame(connection, make_hello(channel, 0, "me"))
+        assert recv_frame(connection, 0) is not None
+    producer: Pipes = accepting.result()
+    listener.close()
+    producer.data.send_tensor(np.zeros(3, np.uint8))
+    producer.signal.send_tensor(np.zeros(1, np.uint8))
+    heard = [recv_frame(connection, 3) for connection in (data, signal)]
+    assert [len(frame.parts[0]) for frame in heard if frame is not None] == [3, 1]
+    producer.close()
+    data.close()
+    signal.close()
+
+
 @pytest.mark.parametrize("host", EITHER)
 def test_two_producers(host: str) -> None:
     listener = Listener(host, 0)

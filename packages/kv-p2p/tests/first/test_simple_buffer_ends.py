@@ -41,6 +41,20 @@ def test_the_end_is_no_answer(buffers: Buffers, monkeypatch: pytest.MonkeyPatch)
     assert answers == []
 
 
+def test_what_comes_as_the_buffer_ends_is_not_kept(buffers: Buffers, monkeypatch: pytest.MonkeyPatch) -> None:
+    producer, _ = buffers
+    start = producer.start_answering
+
+    def start_and_end() -> None:
+        start()
+        producer.close()
+
+    monkeypatch.setattr(producer, "start_answering", start_and_end)
+    with pytest.raises(PipeClosedError):
+        insert(producer, 1)
+    producer.check()
+
+
 def test_the_producer_closes_while_an_insert_waits(sort: str) -> None:
     pair = producer, _ = make(sort, threshold=1)
     insert(producer, 1)

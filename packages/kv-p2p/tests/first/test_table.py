@@ -99,6 +99,16 @@ def test_what_has_no_tokens_matches_only_who_asks_for_anything() -> None:
     assert table.take(None) == entry()
 
 
+@pytest.mark.parametrize("asked", [None, ()])
+def test_of_a_request_that_names_no_tokens_nothing_becomes_unwanted(asked: Tokens | None) -> None:
+    table = EntryTable(10)
+    table.give_up(asked)
+    table.add(entry(num_bytes=6, name="kept"))
+    table.add(entry(1, num_bytes=6))
+    assert table.is_over
+    assert table.take(None) == entry(num_bytes=6, name="kept")
+
+
 @pytest.mark.parametrize(
     ("sizes", "is_over"), [([], False), ([11], False), ([5, 5], False), ([5, 6], True), ([11, 0], True)]
 )

@@ -207,6 +207,27 @@ def test_who_breaks_off_leaves_it_for_the_next():
     assert holds.begin_read("a", "digest a", [(0, 2), (1, 1)]) == [(2, 1), (8,)]
 
 
+def test_once_one_has_it_all_it_ends_with_the_last_reader_whatever_that_one_got():
+    holds = table("a")
+    for _ in range(2):
+        holds.begin_read("a", "digest a", [(0, 2), (0, 2)])
+    holds.end_read("a", has_all=True)
+    assert holds.take_served() == []
+    holds.end_read("a", has_all=False)
+    assert holds.take_served() == ["a"]
+
+
+def test_what_is_declined_while_it_is_read_may_be_read_by_more_until_then():
+    holds = table("a")
+    holds.begin_read("a", "digest a", [(0, 2), (0, 2)])
+    holds.decline("a", "digest a")
+    assert holds.begin_read("a", "digest a", [(0, 1), (0, 0)]) == [(2,), ()]
+    for _ in range(2):
+        assert holds.take_served() == []
+        holds.end_read("a", has_all=False)
+    assert holds.take_served() == ["a"]
+
+
 @pytest.mark.parametrize(
     ("first", "count", "blocks"), [(0, 3, [6, 4, 5]), (0, 1, [6]), (1, 1, [4]), (1, 2, [4, 5]), (2, 1, [5])]
 )

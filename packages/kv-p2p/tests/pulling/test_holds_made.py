@@ -227,6 +227,17 @@ def test_after_a_reset_nothing_is_served(make):
     assert not half.has_pending_push_work()
 
 
+def test_what_a_reset_ends_is_told_also_if_its_blocks_are_free_by_then(make):
+    half = make()
+    ended(half, Request("a", TOKENS, WANTED))
+    told(half)
+    half.reset_cache()
+    half.update_connector_output(KVConnectorOutput(finished_sending={"a"}))
+    assert half.has_pending_push_work()
+    assert told(half) == P2PMetadata(revoked=["a"])
+    assert not half.has_pending_push_work()
+
+
 def test_a_report_of_nothing(make):
     half = make()
     ended(half, Request("a", TOKENS, WANTED))

@@ -232,6 +232,19 @@ class TestTaking:
         half.update_connector_output(KVConnectorOutput(finished_recving={"a"}))
         assert not half.has_pending_push_work()
 
+    def test_one_pull_ends_and_another_goes_on(self, make):
+        half = make()
+        for name in ("a", "b"):
+            request, _ = asking(name=name, hold_id=f"{name}.1")
+            half.on_new_request(request)
+            half.get_num_new_matched_tokens(request, 0)
+            half.update_state_after_alloc(request, Blocks(1, 2, 3), 10)
+        told(half)
+        half.update_connector_output(KVConnectorOutput(finished_recving={"a"}))
+        assert half.has_pending_push_work()
+        half.update_connector_output(KVConnectorOutput(finished_recving={"b"}))
+        assert not half.has_pending_push_work()
+
     def test_the_last_question_counts(self, make):
         half = make()
         request, ticket = asking()

@@ -94,6 +94,17 @@ def test_another_answer_of_a_reset():
     assert (found.turn, found.expected, found.made) == (2, "the reset answers True", "it answers None")
 
 
+@pytest.mark.parametrize("told", [True, False, None])
+def test_a_reset_that_is_refused_is_another_than_one_that_raises(told):
+    turns = [Turn(Reset(False, False, told), [])]
+    agrees = [
+        answer
+        for answer in (True, False, None)
+        if follow(turns, SimpleNamespace(apply=lambda event, said=answer: said), Script()) is None
+    ]
+    assert agrees == [told]
+
+
 def test_an_error():
     def refuse(self, turn):
         assert not isinstance(turn.event, Abort), "no such request"
