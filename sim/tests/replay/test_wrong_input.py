@@ -61,7 +61,10 @@ FILES = {
         line(input_length=True),
         "{file}:1: input_length: expected a whole number of at least 0, got True {more}",
     ),
-    "no ids": (line(hash_ids="1,2"), "{file}:1: hash_ids: expected a list of ids, got '1,2' {more}"),
+    "no ids": (
+        line(hash_ids="1,2"),
+        "{file}:1: hash_ids: expected a list of ids, got '1,2'; --columns ids=… takes text {more}",
+    ),
     "an odd id": (line(hash_ids=[1.5]), "{file}:1: hash_ids: expected integers or strings, got 1.5 {more}"),
     "no time": (
         line(timestamp=None),

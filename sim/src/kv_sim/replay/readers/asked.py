@@ -30,6 +30,10 @@ _BODIES: Final = (
 )
 _STATUSES: Final = ("status", "status_code", "response_code", "response_status", "response_status_code")
 _FAILED: Final = re.compile("[45][0-9][0-9]|failure|failed|error", re.IGNORECASE)
+PATHS: Final = ("url", "uri", "path", "endpoint", "request_uri", "request")
+"""Where a log says what of an API was asked."""
+_COUNTS_ONLY: Final = re.compile("(/count_tokens|:countTokens|/(de)?tokenize)(?![A-Za-z_])")
+"""Where a server is asked how many tokens a prompt has, and no more."""
 _OTHER_CALLS: Final = ("embedding", "rerank", "moderation", "image_", "transcription", "speech", "video")
 """What LiteLLM's ``call_type`` says of what no text is answered to."""
 _FROM_CACHE: Final = re.compile("(SEMANTIC )?HIT")
@@ -47,6 +51,8 @@ _THOUGHTS: Final = {
 _TOLD: Final = ("prompt_tokens", "input_tokens", "promptTokenCount", "prompt_token_count", "prompt_eval_count")
 _MOST_DIGITS: Final = 9
 _ANSWERS: Final = ("response_body", "full_response")
+_IN_EVENTS: Final = ("response", "message")
+"""Where an event of a stream may have its usage, if not in itself."""
 _USAGES: Final = ("usage", "usageMetadata", "usage_metadata", "details")
 _BESIDE: Final = ("cache_read_input_tokens", "cache_creation_input_tokens")
 """What Anthropic's ``input_tokens`` leaves out, and no other's."""
@@ -133,6 +139,8 @@ def has_failed(record: Mapping[str, Any]) -> bool:
 
 def left_out_of(record: Mapping[str, Any]) -> str | None:
     """Why a gateway's log says that no model had to go on with it, if it does."""
+    if any(isinstance(path := record.get(field), str) and _COUNTS_ONLY.search(path) for field in PATHS):
+        return "asked only how many tokens a prompt has (count_tokens, tokenize)"
     call = record.get("call_type")
     if isinstance(call, str):
         if any(other in call for other in _OTHER_CALLS):
@@ -148,7 +156,8 @@ def left_out_of(record: Mapping[str, Any]) -> str | None:
 
 def _counts_of(record: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
     """Where they may be, as objects or as the JSON of such."""
-    response = object_in(record.get("response"))
+    response = record.get("response")
+    response = last_of(response) if is_stream(response) else object_in(response)
     yield "", record
     yield "info.", record.get("info")
     yield "meta_info.", record.get("meta_info")
@@ -164,6 +173,11 @@ def _counts_of(record: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
             yield f"{place}{field}.", object_in(inside(answer, field))
 
 
+def is_stream(value: Any) -> bool:
+    """Whether it is the text of a stream of events, and not what they say."""
+    return isinstance(value, str) and value.lstrip().startswith(("data:", "event:"))
+
+
 def last_of(value: Any) -> Mapping[str, Any] | None:
     """What was answered, maybe as JSON; of a stream, or a list, what says the usage of it."""
     found = json_in(value)
@@ -172,7 +186,8 @@ def last_of(value: Any) -> Mapping[str, Any] | None:
         found = [event for event in events if event]
     if not isinstance(found, list):
         return found if isinstance(found, dict) else None
-    return next((one for one in reversed(found) if any(inside(one, field) for field in _USAGES)), None)
+    events = (inside(one, field) or one for one in reversed(found) for field in _IN_EVENTS)
+    return next((one for one in events if any(inside(one, field) for field in _USAGES)), None)
 
 
 def inside(value: Any, name: str) -> Any:

@@ -8,10 +8,7 @@ first, where most templates have them. ``parts`` says what messages are as text.
 from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
-from kv_sim.replay.readers.asked import (
-    asked_in,
-    json_in,
-)
+from kv_sim.replay.readers.asked import PATHS, asked_in, json_in
 from kv_sim.replay.readers.parts import as_json, said
 from kv_sim.replay.readers.record import (
     TIMES,
@@ -33,11 +30,15 @@ _SYSTEM: Final = ("system", "instructions", "system_prompt")
 """Where what a model is told first may stand, when it isn't a message."""
 _REDACTED: Final = "redacted-by-litellm"
 """What LiteLLM puts in place of messages that aren't to be logged."""
-_PATHS: Final = ("url", "uri", "path", "endpoint", "request_uri", "request")
 _TRAJECTORY: Final = "trajectory_format"
 """What mini-swe-agent says of its conversations, which don't end with an answer."""
-_OF_RESPONSES: Final = ("max_output_tokens", "reasoning", "tool_choice", "temperature", "top_p", "truncation")
+_OF_RESPONSES: Final = (
+    *("max_output_tokens", "reasoning", "tool_choice", "temperature", "top_p", "truncation"),
+    *("tools", "instructions", "previous_response_id", "conversation", "store", "stream", "prompt_cache_key"),
+)
 """What a request for a response may have beside a text, and one for an embedding hasn't."""
+_OF_SPEECH: Final = "voice"
+"""What a request for speech has, which may have instructions, too."""
 
 
 # -- requests ------------------------------------------------------------------------------------
@@ -59,8 +60,11 @@ def prompts_in(record: Mapping[str, Any], asked: Mapping[str, Any]) -> list[Prom
         )
     if asked.get(KEPT) is not None:
         raise MalformedError(f"{KEPT}: expected a whole prompt, got what is added to {asked[KEPT]!r:.40}")
-    if "input" in asked and _embeds(record, asked):
-        raise MalformedError("input: expected what a model goes on with, got what is embedded")
+    if (field := _embedded(record, asked)) is not None:
+        raise MalformedError(f"{field}: expected what a model goes on with, got what is embedded")
+    kept = asked.get("prompt")
+    if isinstance(kept, dict) and "id" in kept:
+        raise MalformedError(f"prompt: expected a whole prompt, got what is kept elsewhere, {kept['id']!r:.40}")
     return behind_system(asked, prompts_of(asked)) if _is_completion(asked) else [(chat(asked), None)]
 
 
@@ -71,9 +75,11 @@ def behind_system(asked: Mapping[str, Any], prompts: list[Prompt]) -> list[Promp
     return [(text if text is None else [*told, *text], tokens) for text, tokens in prompts]
 
 
-def _embeds(record: Mapping[str, Any], asked: Mapping[str, Any]) -> bool:
-    """Whether a log says so, of what looks like what a response is asked with."""
-    return "embed" in str(asked.get("model")) or any("/embeddings" in str(record.get(path, "")) for path in _PATHS)
+def _embedded(record: Mapping[str, Any], asked: Mapping[str, Any]) -> str | None:
+    """What is embedded, where a log says so of what looks like what a response, or a chat, is asked with."""
+    field = next((field for field in ("messages", "input") if field in asked), None)
+    by_name = field == "input" and "embed" in str(asked.get("model"))
+    return field if by_name or any("/embeddings" in str(record.get(path, "")) for path in PATHS) else None
 
 
 def chat(asked: Mapping[str, Any]) -> list[str]:
@@ -117,7 +123,7 @@ def is_request(record: Mapping[str, Any]) -> bool:
     if isinstance(asked.get("input"), list):  # of messages: embeddings are asked with a list of texts
         return all(isinstance(one, dict) for one in asked["input"])
     is_response = "/responses" in str(record.get("url", "")) or any(field in asked for field in _OF_RESPONSES)
-    return isinstance(asked.get("input"), str) and is_response
+    return isinstance(asked.get("input"), str) and is_response and _OF_SPEECH not in asked
 
 
 def _before(asked: Mapping[str, Any]) -> Iterator[str]:

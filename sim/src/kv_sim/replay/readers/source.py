@@ -47,6 +47,11 @@ _OTHERS: Final = {
     b"SQLite format 3\0": "a database of SQLite",
     b"FEA1": "Feather's first version",
     b"Obj\1": "Avro",
+    b"ORC": "ORC",
+    b"\x89HDF\r\n": "HDF5",
+    b"\x04\x22\x4d\x18": "packed with lz4",
+    b"\xff\x06\0\0sNaPpY": "packed with snappy",
+    b"7z\xbc\xaf": "an archive of 7-Zip",
 }
 """How files begin that are none of these, and what they are."""
 
@@ -193,6 +198,8 @@ def _refuse_other(path: Path, magic: bytes) -> None:
     for begin, what in _OTHERS.items():
         if magic.startswith(begin):
             raise ConfigError(f"{path}: this is {what}{_TEXT}")
+    if b"\0" in magic[:2] and len(magic) > 1 and magic[:2] != b"\0\0":
+        raise ConfigError(f"{path}: this is text in UTF-16{_TEXT}")
 
 
 def refuse_archive(path: Path, line: str) -> None:

@@ -9,6 +9,7 @@ from kv_sim.replay.readers.asked import (
     asked_in,
     for_each,
     has_failed,
+    is_stream,
     left_out_of,
     told_in,
     without_request,
@@ -29,7 +30,8 @@ def _parse(record: Mapping[str, Any]) -> Iterator[Record]:
     asked, answer, tokens = asked_in(record), record.get("response"), answered_in(record)
     if asked is record and (field := without_request(record)) is not None:
         raise MalformedError(f"{field}: expected the JSON of what an API was asked, got {record[field]!r:.40}")
-    if tokens is not None or isinstance(record.get("request"), str):  # beside which it is what went over the wire
+    if tokens is not None or is_stream(answer) or isinstance(record.get("request"), str):
+        # beside a request that is text, it is what went over the wire
         answer = None
     prompts, answers = prompts_in(record, asked), _answers_within(record)
     request = Record(
