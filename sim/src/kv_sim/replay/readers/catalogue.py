@@ -20,14 +20,19 @@ from kv_sim.replay.readers.formats.claude_ai import CLAUDE_AI
 from kv_sim.replay.readers.formats.claude_code import CLAUDE_CODE
 from kv_sim.replay.readers.formats.cline import CLINE
 from kv_sim.replay.readers.formats.codex import CODEX
+from kv_sim.replay.readers.formats.continue_dev import CONTINUE
 from kv_sim.replay.readers.formats.conversations import CONVERSATIONS
+from kv_sim.replay.readers.formats.copilot_cli import COPILOT_CLI
 from kv_sim.replay.readers.formats.dated import DATED
+from kv_sim.replay.readers.formats.deepseek import DEEPSEEK
 from kv_sim.replay.readers.formats.dynamo import DYNAMO
 from kv_sim.replay.readers.formats.gemini_cli import GEMINI_CLI
 from kv_sim.replay.readers.formats.goose import GOOSE
 from kv_sim.replay.readers.formats.guidellm import GUIDELLM
 from kv_sim.replay.readers.formats.har import HAR
 from kv_sim.replay.readers.formats.lengths import LENGTHS
+from kv_sim.replay.readers.formats.librechat import LIBRECHAT
+from kv_sim.replay.readers.formats.lm_studio import LM_STUDIO
 from kv_sim.replay.readers.formats.lmbench import LMBENCH
 from kv_sim.replay.readers.formats.lmcache_log import LMCACHE
 from kv_sim.replay.readers.formats.logged import LANGFUSE, LANGSMITH
@@ -54,7 +59,7 @@ FORMATS: Final[Mapping[str, Format]] = {
         *(WEKA, LMCACHE, BAILIAN, RECORDED, SERVEGEN, LMBENCH, MOONCAKE, BASETEN, DYNAMO),
         *(AIBRIX, AIPERF, TURNS, INPUTS, OTEL, GUIDELLM, LANGFUSE, LANGSMITH, SGLANG, SGLANG_LOG, SGLANG_METRICS),
         *(HAR, SAGEMAKER, BEDROCK, BASETEN_TEXT, OPEN_WEBUI, CHATGPT, CLAUDE_AI),
-        *(GEMINI_CLI, OPENCODE, GOOSE, PI, CLINE),
+        *(DEEPSEEK, LIBRECHAT, LM_STUDIO, COPILOT_CLI, CONTINUE, GEMINI_CLI, OPENCODE, GOOSE, PI, CLINE),
         *(VLLM, DATED, CONVERSATIONS, OPENAI, TABLE, CLAUDE_CODE, CODEX),
         *(AZURE, BURSTGPT, VIDUR, BENCH, *LENGTHS),
     )
