@@ -5,7 +5,8 @@
                       which one a file has
 ``format``            what a reader says of its format; ``own_columns``: a format that is told, not known, of
                       which ``likely_columns`` are what they are called elsewhere, and ``own_prompts`` text
-``asked``             what an API was asked, wherever a log keeps it; ``parts``: what its messages say, as text
+``asked``             what an API was asked, wherever a log keeps it (``answered``: and its answer as text);
+                      ``parts``: what its messages say, as text
 ``chat``              the prompt that a chat is, and what each answer of a conversation was given to
 ``usual``             what some APIs are asked, as most are
 ``messages``          what programs keep of their chats, where answers stand below what they were given to

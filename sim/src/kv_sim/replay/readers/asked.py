@@ -147,6 +147,9 @@ def left_out_of(record: Mapping[str, Any]) -> str | None:
             return "another call than one for text (call_type)"
         if str(record.get("cache_hit")).lower() == "true":
             return "answered by a gateway's own cache (cache_hit)"
+    kind = inside(record.get("span_attributes"), "type")
+    if kind is not None and kind != "llm":
+        return "a span that is no request to a model (span_attributes)"
     if _FROM_CACHE.fullmatch(str(record.get("cache_status")).upper()):
         return "answered by a gateway's own cache (cache_status)"
     if str(record.get("cached")).lower() == "true":
@@ -161,6 +164,7 @@ def _counts_of(record: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
     yield "", record
     yield "info.", record.get("info")
     yield "meta_info.", record.get("meta_info")
+    yield "metrics.", record.get("metrics")
     yield "response.", response
     answers = (
         ("", record),
@@ -182,12 +186,17 @@ def last_of(value: Any) -> Mapping[str, Any] | None:
     """What was answered, maybe as JSON; of a stream, or a list, what says the usage of it."""
     found = json_in(value)
     if isinstance(found, str):
-        events = (object_in(line.removeprefix("data:").strip()) for line in found.splitlines())
-        found = [event for event in events if event]
+        found = events_in(found)
     if not isinstance(found, list):
         return found if isinstance(found, dict) else None
     events = (inside(one, field) or one for one in reversed(found) for field in _IN_EVENTS)
     return next((one for one in events if any(inside(one, field) for field in _USAGES)), None)
+
+
+def events_in(stream: str) -> list[Mapping[str, Any]]:
+    """The events of a stream."""
+    events = (object_in(line.removeprefix("data:").strip()) for line in stream.splitlines())
+    return [event for event in events if event]
 
 
 def inside(value: Any, name: str) -> Any:
@@ -222,6 +231,6 @@ def for_each(prompts: Sequence[Prompt], record: Record) -> Iterator[Record]:
     """The record of each of several prompts; of their answers, of which the sum is known, about equal parts."""
     each, rest = divmod(record.output_tokens, len(prompts))
     if len(prompts) > 1:
-        record = replace(record, told_tokens=None, name=None)  # which are of all
+        record = replace(record, told_tokens=None, name=None, answer=None)  # which are of all
     for number, (text, tokens) in enumerate(prompts):
         yield replace(record, output_tokens=each + (number < rest), text=text, tokens=tokens)

@@ -22,8 +22,12 @@ from kv_sim.replay.readers.usual import KEPT
 
 ANSWERS: Final = "assistant"
 """The role of who answers."""
-_ROLES: Final = dict.fromkeys(("gpt", "chatgpt", "bard", "bing", "model", "bot"), ANSWERS) | {"human": "user"}
+_ROLES: Final = dict.fromkeys(("gpt", "chatgpt", "bard", "bing", "model", "bot", "ai"), ANSWERS) | {
+    "human": "user"
+}
 """Other words for roles."""
+_TYPES: Final = ("human", "ai", "system", "tool")
+"""What LangChain calls roles, in place of such."""
 _SAID: Final = ("content", "value", "text", "parts")
 _CONVERSATIONS: Final = ("conversations", "conversation")
 _SYSTEM: Final = ("system", "instructions", "system_prompt")
@@ -185,6 +189,8 @@ def _messages(record: Mapping[str, Any], field: str) -> Iterator[tuple[str, str]
             continue
         if role is None:
             raise MalformedError(f"{place}: expected a role (or from) that is text, got none")
+        if isinstance(message.get("data"), dict) and "content" in message["data"]:  # as LangChain keeps them
+            message = {**message, **message["data"]}
         where = next((name for name in _SAID if message.get(name) is not None), _SAID[0])
         text = said(message.get(where), f"{place}.{where}")
         if text == _REDACTED:
@@ -197,6 +203,8 @@ def _messages(record: Mapping[str, Any], field: str) -> Iterator[tuple[str, str]
 def role_of(message: Mapping[str, Any]) -> str | None:
     """Who says a message, under one name for each role; None: it doesn't say."""
     role = message.get("role", message.get("from"))
+    if role is None and message.get("type") in _TYPES:
+        role = message["type"]
     return _ROLES.get(role, role) if isinstance(role, str) else None
 
 

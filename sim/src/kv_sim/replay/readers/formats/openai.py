@@ -3,13 +3,13 @@
 from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
+from kv_sim.replay.readers.answered import answer_in
 from kv_sim.replay.readers.asked import (
     SALT,
     answered_in,
     asked_in,
     for_each,
     has_failed,
-    is_stream,
     left_out_of,
     told_in,
     without_request,
@@ -27,12 +27,13 @@ def _parse(record: Mapping[str, Any]) -> Iterator[Record]:
     if (why := left_out_of(record)) is not None:
         yield Record(None, 0, 0, None, left_out=why)
         return
-    asked, answer, tokens = asked_in(record), record.get("response"), answered_in(record)
+    asked, answer, tokens = asked_in(record), answer_in(record), answered_in(record)
     if asked is record and (field := without_request(record)) is not None:
         raise MalformedError(f"{field}: expected the JSON of what an API was asked, got {record[field]!r:.40}")
-    if tokens is not None or is_stream(answer) or isinstance(record.get("request"), str):
-        # beside a request that is text, it is what went over the wire
+    if tokens is not None:
         answer = None
+    elif isinstance(record.get("request"), str) and isinstance(record.get("response"), str):
+        answer = None  # it is what went over the wire
     prompts, answers = prompts_in(record, asked), _answers_within(record)
     request = Record(
         time_of(record),
@@ -41,7 +42,7 @@ def _parse(record: Mapping[str, Any]) -> Iterator[Record]:
         None,
         session=session_of(record),
         model=text_of(asked, "model") or text_of(record, "model") or _adapter_of(asked),
-        answer=answer if isinstance(answer, str) else None,
+        answer=answer,
         told_tokens=told_in(record),
         name=name_of(record),
         has_failed=has_failed(record),

@@ -6,7 +6,8 @@ TensorRT-LLM's is alike, but for what token ids are called.
 from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
-from kv_sim.replay.readers.asked import for_each, own_request
+from kv_sim.replay.readers.answered import answer_in
+from kv_sim.replay.readers.asked import answered_in, for_each, own_request
 from kv_sim.replay.readers.chat import are_messages, behind_system, chat
 from kv_sim.replay.readers.format import Container, Format
 from kv_sim.replay.readers.record import Prompt, Record, prompts_of
@@ -20,6 +21,8 @@ _BEFORE: Final = ("history", "chat_history", "context", "previous_messages")
 def _parse(record: Mapping[str, Any]) -> Iterator[Record]:
     tokens = next((record[field] for field in _TOKENS if record.get(field) is not None), None)
     request = own_request(record)
+    if answered_in(record) is None:
+        request.answer = answer_in(record)
     if tokens is None and are_messages(record.get("prompt")):
         prompts: list[Prompt] = [(chat({**record, "messages": record["prompt"]}), None)]
     elif tokens is None:
