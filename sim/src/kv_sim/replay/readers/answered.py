@@ -31,7 +31,7 @@ def answer_in(record: Mapping[str, Any]) -> str | None:
     """What was answered; None: the log doesn't say it."""
     for field in _FIELDS:
         found = record.get(field)
-        if is_stream(found):
+        if isinstance(found, str) and is_stream(found):
             return "".join(text for event in events_in(found) for text in _of_event(event)) or None
         value = json_in(found)
         text = value if isinstance(value, str) else "".join(_said(value, 0))
