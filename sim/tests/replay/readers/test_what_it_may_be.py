@@ -27,6 +27,10 @@ def test_messages_that_may_be_a_whole_conversation_are_said(read):
     assert len(requests) == 3 and WITHIN not in notes
 
 
+MESSAGES = [{"role": "user", "content": "what did you say then"}]
+ANSWER = {"role": "assistant", "content": "nothing"}
+
+
 @pytest.mark.parametrize(
     "more",
     [
@@ -158,6 +162,18 @@ def test_a_line_to_paste_goes_before_a_list(read):
         ({"a": {"isl": 8}, "b": {"osl": 9}}, "input=a.isl,output=b.osl"),
         ({"tokens_prompt": 9, "tokens_completion": 2}, "input=tokens_prompt,output=tokens_completion"),
         ({"a": {"b": {"c": {"d": {"isl": 9}}}}}, "input=a.b.c.d.isl"),
+        (
+            {"input_toks": 9, "output_toks": 2, "arrival_time_ns": 5, "model": "m"},
+            "time=arrival_time_ns,input=input_toks,output=output_toks,model=model",
+        ),
+        (
+            {"input_toks": 3, "output_toks": 2, "input_tok_ids": [7, 8, 9]},
+            "prompt=input_tok_ids,input=input_toks,output=output_toks",
+        ),
+        ({"gmt_create": "2026-01-31 10:00:00", "prompt_tokens": 9}, "time=gmt_create,input=prompt_tokens"),
+        ({"messages": MESSAGES, "prompt_tokens": 9}, "prompt=messages,input=prompt_tokens"),
+        ({"messages": json.dumps(MESSAGES), "completion_tokens": 9}, "prompt=messages,output=completion_tokens"),
+        ({"messages": str([*MESSAGES, ANSWER]), "prompt_tokens": 9}, "conversation=messages"),
     ],
 )
 def test_columns_are_looked_for_in_objects(record, line):

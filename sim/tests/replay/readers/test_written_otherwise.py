@@ -148,3 +148,63 @@ def test_times_of_lmbench_that_are_no_epoch_are_said_to_be_taken_for_nanoseconds
     records = [{**one, "timestamp": str(one["timestamp"])} for one in MOONCAKE]
     columns = open_trace(written(tmp_path, "".join(json.dumps(one) + "\n" for one in records)))
     assert "times are taken for ns, as LMBench's are (--time-unit)" in columns.notes
+
+
+def chat(*spoken):
+    return [{"role": role, "content": text} for role, text in spoken]
+
+
+ONE = chat(("user", "it's \n" * 20))
+TWO = [*ONE, *chat(("assistant", None), ("user", "y" * 50))]
+
+
+def table(*cells):
+    rows = (f'{number},"{cell.replace(chr(34), 2 * chr(34))}",7\n' for number, cell in enumerate(cells))
+    return "at,said,answered\n" + "".join(rows)
+
+
+COLUMNS = {"time": "at", "prompt": "said", "output": "answered"}
+
+
+def test_what_python_prints_of_messages_is_as_their_json(tmp_path):
+    usual = written(tmp_path, table(json.dumps(ONE), json.dumps(TWO)), "usual.csv")
+    printed = written(tmp_path, table(str(ONE), str(TWO)), "printed.csv")
+    first, second = (seen(open_trace(path, TraceOptions(columns=COLUMNS))) for path in (usual, printed))
+    assert first == second
+
+
+@pytest.mark.parametrize("printed", ["[{'role': 'user'}\n {'role': 'b'}]", "{'role': <object>}", "[ { 'a'"])
+def test_what_was_printed_and_can_t_be_read_is_refused(tmp_path, printed):
+    path = written(tmp_path, table(printed), "printed.csv")
+    with pytest.raises(ConfigError, match="said: expected text or JSON, got what was printed of it"):
+        open_trace(path, TraceOptions(columns=COLUMNS))
+
+
+def test_times_of_mooncake_s_fields_with_fractions_may_be_seconds(tmp_path):
+    for times, are_asked in (((0, 1.5), True), ((0, 1.0), False), ((1.79e9, 1.79e9 + 0.5), False)):
+        records = [{**one, "timestamp": time} for one, time in zip(MOONCAKE, times, strict=True)]
+        columns = open_trace(written(tmp_path, "".join(json.dumps(one) + "\n" for one in records)))
+        said = "times of format mooncake count ms, and these have fractions: are they seconds? (--time-unit s)"
+        assert (said in columns.notes) is are_asked
+
+
+def test_chats_of_bailian_need_not_name_those_they_go_on_with(tmp_path):
+    records = [{**one, "chat_id": one["timestamp"], "type": "text", "turn": 1} for one in MOONCAKE]
+    columns = open_trace(written(tmp_path, "".join(json.dumps(one) + "\n" for one in records)))
+    assert (columns.notes[0], columns.arrivals.tolist()) == ("format: bailian", [0, 1000])
+
+
+@pytest.mark.parametrize(
+    ("text", "what"),
+    [
+        (
+            "version https://git-lfs.github.com/spec/v1\noid sha256:a\nsize 5\n",
+            "stands for a file that Git LFS keeps",
+        ),
+        ("<!DOCTYPE html>\n<html>\n", "is a page of HTML"),
+        ("<html><body>no</body></html>\n", "is a page of HTML"),
+    ],
+)
+def test_what_stands_in_place_of_a_file_is_refused_as_that(tmp_path, text, what):
+    with pytest.raises(ConfigError, match=what):
+        open_trace(written(tmp_path, text))

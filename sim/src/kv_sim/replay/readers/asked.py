@@ -4,9 +4,11 @@ The request is the record itself, or lies in one of its fields: as an object, or
 lie behind what else was sent with it, in a ``body`` of its own.
 """
 
+import ast
 import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from typing import Any, Final
 
@@ -49,6 +51,7 @@ _THOUGHTS: Final = {
 }
 """What Gemini's answers leave out: what came before them, which is computed, too."""
 _TOLD: Final = ("prompt_tokens", "input_tokens", "promptTokenCount", "prompt_token_count", "prompt_eval_count")
+_PRINTED: Final = re.compile(r"\s*\[?\s*\{\s*'")
 _MOST_DIGITS: Final = 9
 _ANSWERS: Final = ("response_body", "full_response")
 _IN_EVENTS: Final = ("response", "message")
@@ -82,13 +85,23 @@ def object_in(value: Any) -> Mapping[str, Any] | None:
 
 
 def json_in(value: Any) -> Any:
-    """What a text says, if it is the JSON of a list or of an object; everything else is what it is."""
+    """What a text says, if it is the JSON of a list or of an object, or what Python prints of them.
+
+    Everything else is what it is.
+    """
     if not isinstance(value, str) or not value.lstrip().startswith(("{", "[")):
         return value
-    try:
+    with suppress(ValueError, RecursionError):
         return json.loads(value)
-    except (ValueError, RecursionError):
-        return value
+    if is_printed(value):
+        with suppress(ValueError, SyntaxError, RecursionError, MemoryError):
+            return ast.literal_eval(value.strip())
+    return value
+
+
+def is_printed(value: Any) -> bool:
+    """Whether a text begins as what Python prints of an object, or of a list of such."""
+    return isinstance(value, str) and _PRINTED.match(value) is not None
 
 
 def answered_in(record: Mapping[str, Any]) -> int | None:

@@ -12,7 +12,7 @@ from typing import Any, Final, NamedTuple
 from kv_api import ConfigError
 from kv_sim.replay.readers.columnar import has_rows, is_columnar, rows_of
 from kv_sim.replay.readers.format import Container, Format
-from kv_sim.replay.readers.source import all_lines, first_bad_byte, lines_of, refuse_archive, whole_text
+from kv_sim.replay.readers.source import all_lines, first_bad_byte, lines_of, refuse_by_line, whole_text
 from kv_sim.replay.readers.table import NOT_CLOSED, Table
 
 MAX_PROBLEM = 60
@@ -79,7 +79,7 @@ def objects_of(path: Path) -> Contents:
     first = next(lines, None)
     if first is None:
         raise ConfigError(f"{path}: {NOTHING}")
-    refuse_archive(path, first[1])
+    refuse_by_line(path, first[1])
     shape = _shape(first[1])
     if shape is _Shape.TABLE:
         header = next(lines, first) if _SAYS_BETWEEN.fullmatch(first[1].strip()) else first

@@ -202,10 +202,14 @@ def _refuse_other(path: Path, magic: bytes) -> None:
         raise ConfigError(f"{path}: this is text in UTF-16{_TEXT}")
 
 
-def refuse_archive(path: Path, line: str) -> None:
-    """Refuse a tar archive, packed or not, by its first line."""
+def refuse_by_line(path: Path, line: str) -> None:
+    """Refuse by its first line what is no trace: a tar archive, a page of HTML, what stands for a file."""
     if line[257:262] == "ustar":
         raise ConfigError(f"{path}: this is a tar archive{_TEXT}")
+    if line.startswith("version https://git-lfs.github.com/spec/"):
+        raise ConfigError(f"{path}: this stands for a file that Git LFS keeps; git lfs pull brings it")
+    if line.lstrip()[:9].lower() == "<!doctype" or line.lstrip()[:5].lower() == "<html":
+        raise ConfigError(f"{path}: this is a page of HTML, maybe that of a site in place of the file{_TEXT}")
 
 
 def _open_zstd(path: Path) -> Any:
