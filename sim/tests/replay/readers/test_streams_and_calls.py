@@ -6,6 +6,8 @@ import pytest
 
 from kv_api import ConfigError
 from kv_sim.replay.readers.opening import open_trace
+from kv_sim.replay.readers.options import TraceOptions
+from kv_sim.replay.readers.sharing import Sharing
 
 SAID = [{"role": "user", "content": "x" * 100}]
 REQUEST = {"timestamp": 0, "request_body": {"model": "m", "messages": SAID}}
@@ -99,3 +101,14 @@ def test_a_chat_that_is_embedded_is_no_prompt(tmp_path):
     path = written(tmp_path, {**REQUEST, "url": "/v1/embeddings"})
     with pytest.raises(ConfigError, match="messages: expected what a model goes on with, got what is embedded"):
         open_trace(path)
+
+
+def test_a_log_of_bedrock_s_without_bodies_has_lengths(tmp_path):
+    about = {"schemaType": "ModelInvocationLog", "timestamp": "2026-01-31T10:00:00Z", "modelId": "m"}
+    path = written(tmp_path, {**about, "input": {"inputTokenCount": 9}, "output": {"outputTokenCount": 2}})
+    line = "--columns time=timestamp,input=input.inputTokenCount,output=output.outputTokenCount"
+    with pytest.raises(ConfigError, match=f"got none; {line} has lengths"):
+        open_trace(path)
+    columns = dict(one.split("=") for one in line.removeprefix("--columns ").split(","))
+    [request] = open_trace(path, TraceOptions(columns=columns, sharing=Sharing()))
+    assert (request.input_tokens, request.output_tokens) == (9, 2)

@@ -250,3 +250,15 @@ def test_what_else_tells_a_unit_goes_before_a_column_s_name(read):
         requests, notes = read(*({"start_ms": time, "isl": 9} for time in times), **asked, **more)
         assert [one.arrival_seconds for one in requests] == [0, 3]
         assert [note for note in notes if note.startswith("times")] == said
+
+
+def test_a_chat_may_have_a_time_in_a_database(read):
+    spoken = [{"role": "user", "content": "x" * 107}, {"role": "assistant", "content": "z" * 28}]
+    dated = [{**one, "createdAt": f"2026-01-31T10:00:0{second}Z"} for second, one in enumerate(spoken)]
+    for messages in (spoken, dated):
+        (one,), notes = read({"id": "c", "createdAt": "2026-01-31T09:00:00Z", "messages": messages})
+        assert (notes[0], one.input_tokens, one.output_tokens) == ("format: conversations-dated", 32, 7)
+    (one,), notes = read({"id": "c", "created_at": 5, "messages": dated})
+    assert notes[0] == "format: openai", "as a log has it"
+    requests, notes = read(*({"createdAt": time, "messages": spoken[:1]} for time in (5, 7)))
+    assert (notes[0], [one.arrival_seconds for one in requests]) == ("format: openai", [0, 2])

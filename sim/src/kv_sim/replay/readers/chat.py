@@ -32,6 +32,8 @@ _SAID: Final = ("content", "value", "text", "parts")
 _CONVERSATIONS: Final = ("conversations", "conversation")
 _SYSTEM: Final = ("system", "instructions", "system_prompt")
 """Where what a model is told first may stand, when it isn't a message."""
+_OF_CHATS: Final = "createdAt"
+"""The time that a chat has in a database, too, and not only a request in a log."""
 _REDACTED: Final = "redacted-by-litellm"
 """What LiteLLM puts in place of messages that aren't to be logged."""
 _TRAJECTORY: Final = "trajectory_format"
@@ -165,7 +167,8 @@ def is_conversation(record: Mapping[str, Any]) -> bool:
     if any(isinstance(record.get(field), list) for field in _CONVERSATIONS):
         return True
     messages = record.get("messages")
-    if not isinstance(messages, list) or not messages or any(field in record for field in TIMES):
+    is_logged = any(field in record for field in TIMES if field != _OF_CHATS)
+    if not isinstance(messages, list) or not messages or is_logged:
         return False
     last = messages[-1]
     return _TRAJECTORY in record or (isinstance(last, dict) and role_of(last) == ANSWERS)

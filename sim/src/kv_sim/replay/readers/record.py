@@ -22,6 +22,7 @@ _LATEST: Final = 2**63
 TIMES: Final = (
     *("timestamp", "created", "created_at", "time", "startTime", "start_time", "request_created_at"),
     *("@timestamp", "time_iso8601", "time_local", "started_at", "ts", "logging_time", "tstamp"),
+    "createdAt",
 )
 _SHORTEST_DATE: Final = len("2026-01-31")
 _EPOCH: Final = (1_000_000_000, 4_000_000_000)

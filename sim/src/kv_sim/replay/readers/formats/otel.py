@@ -51,9 +51,8 @@ def _look_through(records: Iterable[Mapping[str, Any]]) -> Callable[[Mapping[str
                 if seen.parent is not None:
                     above[seen.own] = seen.parent
                 if _asks(seen):
-                    pairs.see(seen)
                     asked.add(seen.own)
-                    telling |= {seen.own} if _tells(seen) else set()
+                    telling |= {seen.own} if pairs.see(seen) else set()
     dull = {one for name in telling for one in _above(name, above) if one in asked} - telling
     counted = asked - dull
 
@@ -74,14 +73,16 @@ class _Pairs:
         """By the span's number, of a span and of an event: how much it says, its time, what it says by name."""
         self._several: set[tuple[int, bool]] = set()
 
-    def see(self, seen: Observed) -> None:
-        """Look at one that asks, and has a number."""
+    def see(self, seen: Observed) -> bool:
+        """Look at one that asks, and has a number. Whether it says what was asked, or how long that was."""
         assert seen.own is not None
         told = self._told.setdefault(seen.own, {})
         if seen.is_event in told:
             self._several.add((seen.own, seen.is_event))
         named = {name: seen.named[name] for name in _KEPT if seen.named.get(name) is not None}
-        told[seen.is_event] = (_weight(seen), seen.time, named)
+        weight = _weight(seen)
+        told[seen.is_event] = (weight, seen.time, named)
+        return weight > 0
 
     def one_of(self, seen: Observed) -> Record | None:
         """The request of one of a pair, with what the other says; None: the other is to be taken."""
@@ -113,11 +114,6 @@ def _above(name: int, above: Mapping[int, int]) -> Iterator[int]:
         seen.add(found)
         yield found
         name = found
-
-
-def _tells(seen: Observed) -> bool:
-    """Whether a span or an event says what was asked, or how long that was."""
-    return first(seen.named, _INPUTS) is not None or asked_of(seen) is not None
 
 
 def _request(seen: Observed) -> Record:

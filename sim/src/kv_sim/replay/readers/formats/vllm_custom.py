@@ -14,7 +14,7 @@ from kv_sim.replay.readers.record import Prompt, Record, prompts_of
 from kv_sim.replay.readers.text import ASSUMED
 
 _TOKENS: Final = ("prompt_token_ids", "input_ids")
-_BEFORE: Final = ("history", "chat_history", "context", "previous_messages")
+_BESIDE: Final = ("history", "chat_history", "context", "previous_messages", "suffix")
 """What a model may have been asked besides, in whatever way it was put into words."""
 
 
@@ -26,7 +26,7 @@ def _parse(record: Mapping[str, Any]) -> Iterator[Record]:
     if tokens is None and are_messages(record.get("prompt")):
         prompts: list[Prompt] = [(chat({**record, "messages": record["prompt"]}), None)]
     elif tokens is None:
-        request.beside = next((field for field in _BEFORE if record.get(field)), None)
+        request.beside = next((field for field in _BESIDE if record.get(field)), None)
         prompts = behind_system(record, prompts_of(record))
     else:
         prompts = prompts_of({"prompt": tokens})
