@@ -157,3 +157,12 @@ def test_spans_of_braintrust_that_ask_no_model_are_left_out(read):
     requests, notes = read(inner, outer)
     assert [tokens for _, _, tokens in lengths(requests)] == [9]
     assert any("a span that is no request to a model" in note for note in notes)
+
+
+def test_what_vllm_gives_back_offline_has_token_ids_and_times(read):
+    outputs = [{"index": index, "text": "y" * 400, "token_ids": [*range(5)]} for index in range(2)]
+    about = {"request_id": "r", "prompt": "x" * 400, "prompt_token_ids": [*range(40)], "outputs": outputs}
+    requests, _ = read(*({**about, "metrics": {"arrival_time": 1.79e9 + second}} for second in (0, 2.5)))
+    assert lengths(requests) == [(0, 40, 10), (2.5, 40, 10)]
+    [request], _ = read({**about, "outputs": [{"text": TEXT}], "metrics": None})
+    assert request.output_tokens == 10

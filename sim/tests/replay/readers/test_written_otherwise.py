@@ -208,3 +208,10 @@ def test_chats_of_bailian_need_not_name_those_they_go_on_with(tmp_path):
 def test_what_stands_in_place_of_a_file_is_refused_as_that(tmp_path, text, what):
     with pytest.raises(ConfigError, match=what):
         open_trace(written(tmp_path, text))
+
+
+def test_ids_in_text_may_be_floats_too(tmp_path):
+    rows = '0,1024,"[1.0, 2.0]"\n1,1024,"[1, 2]"\n2,1024,"[9007199254740993.0, .0]"\n'
+    path = written(tmp_path, f"t,n,ids\n{rows}", "trace.csv")
+    first, second, third = open_trace(path, TraceOptions(columns={"time": "t", "input": "n", "ids": "ids"}))
+    assert first.blocks == second.blocks != third.blocks

@@ -31,6 +31,8 @@ _IDS: Final = frozenset((int, str))
 """What JSON makes of ids; true and false are none."""
 _EXACT: Final = 2.0**53
 """From here on a float may stand for several integers."""
+_EXACT_DIGITS: Final = 17
+"""Of what a float stands for exactly, with a point and a zero behind it."""
 _BETWEEN: Final = str.maketrans(",;|", "   ")
 _INSIDE: Final = frozenset("[]{}()")
 _PROMPTS: Final = "text, a list of token ids, or a list of such prompts"
@@ -199,7 +201,9 @@ def _is_whole(one: Any) -> bool:
 
 
 def as_id(one: Id) -> Id:
-    """An integer that is written as text is the same id as that integer."""
+    """An integer that is written as text, maybe as 12.0, is the same id as that integer."""
+    if isinstance(one, str) and one.endswith(".0") and one.isascii() and len(one) <= _EXACT_DIGITS:
+        one = one.removesuffix(".0") or one
     if isinstance(one, str) and one.isdecimal() and one.isascii() and (one[0] != "0" or one == "0"):
         with suppress(ValueError):  # Python's own limit
             return int(one)
