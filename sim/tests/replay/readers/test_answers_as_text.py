@@ -5,6 +5,8 @@ import json
 import pytest
 from kv_sim_foreign_traces import lengths
 
+from kv_api import ConfigError
+
 SAID = [{"role": "user", "content": "x" * 100}]
 TEXT = "y" * 40
 CALL = {"function": {"name": "look", "arguments": "{}"}}
@@ -164,5 +166,7 @@ def test_what_vllm_gives_back_offline_has_token_ids_and_times(read):
     about = {"request_id": "r", "prompt": "x" * 400, "prompt_token_ids": [*range(40)], "outputs": outputs}
     requests, _ = read(*({**about, "metrics": {"arrival_time": 1.79e9 + second}} for second in (0, 2.5)))
     assert lengths(requests) == [(0, 40, 10), (2.5, 40, 10)]
+    with pytest.raises(ConfigError, match="arrival_time: expected a time within"):
+        read({**about, "metrics": {"arrival_time": float("inf")}})
     [request], _ = read({**about, "outputs": [{"text": TEXT}], "metrics": None})
     assert request.output_tokens == 10

@@ -7,10 +7,10 @@ from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
 from kv_sim.replay.readers.answered import answer_in
-from kv_sim.replay.readers.asked import answered_in, for_each, inside, objects_in, own_request
+from kv_sim.replay.readers.asked import answered_in, for_each, objects_in, own_request
 from kv_sim.replay.readers.chat import are_messages, behind_system, chat
 from kv_sim.replay.readers.format import Container, Format
-from kv_sim.replay.readers.record import Prompt, Record, prompts_of, text_of
+from kv_sim.replay.readers.record import Prompt, Record, number, prompts_of, text_of
 from kv_sim.replay.readers.text import ASSUMED
 
 _TOKENS: Final = ("prompt_token_ids", "input_ids")
@@ -26,8 +26,9 @@ def _parse(record: Mapping[str, Any]) -> Iterator[Record]:
         came = [found for one in outputs if isinstance(found := one.get("token_ids"), list)]
         said = "".join(text_of(one, "text") or "" for one in outputs) or answer_in(record)
         request.output_tokens, request.answer = sum(map(len, came)), None if came else said
-    if request.time is None and isinstance(began := inside(record.get("metrics"), "arrival_time"), float):
-        request.time = began
+    metrics = record.get("metrics")
+    if request.time is None and isinstance(metrics, dict) and metrics.get("arrival_time") is not None:
+        request.time = number(metrics, "arrival_time")
     if tokens is None and are_messages(record.get("prompt")):
         prompts: list[Prompt] = [(chat({**record, "messages": record["prompt"]}), None)]
     elif tokens is None:
