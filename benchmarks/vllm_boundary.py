@@ -88,6 +88,8 @@ def trace(traffic: Traffic, count: int) -> None:
     """So many requests come and go."""
     for _ in range(count):
         traffic.arrive(REQUEST)
+        traffic.look_up(REQUEST, 2048)
+        traffic.begin(REQUEST, 1024)
         traffic.end(REQUEST)
 
 

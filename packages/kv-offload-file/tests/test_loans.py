@@ -4,7 +4,7 @@ import errno
 import os
 
 import pytest
-from kv_offload_file_rig import config
+from kv_offload_file_rig import config, found_at
 
 from kv_api import ConfigError
 from kv_offload_file import FileOffloadingSpec
@@ -45,10 +45,13 @@ def test_a_recount_of_neighbours_is_one_of_each(tmp_path):
     others = ListedNeighbours(tmp_path, 0, iter(range(9)).__next__)
     others.look(77)
     others.check()
-    others._known[1]._key_at[2] = b"c"
-    with pytest.raises(AssertionError, match="slot 2 has 63, not 62"):
+    others._known[1]._keys[2] = b"c"
+    with pytest.raises(AssertionError, match="63 isn't known to be in slot 2"):
         others.check()
-    others._known[1]._key_at[2] = b"b"
+    others._known[1]._keys[2] = None
+    with pytest.raises(AssertionError, match="1 chunks are known, and 2 places"):
+        others.check()
+    others._known[1]._keys[2] = b"b"
     others._known[1]._loans[1] = 0
     with pytest.raises(AssertionError, match=r"borrowed \{1: 0\}"):
         others.check()
@@ -79,7 +82,7 @@ def test_where_nobody_can_say_what_is_lent_nothing_is_told_any_more(tmp_path, mo
     own.holds([b"a"], [1])
     own.open()
     near.look(77)
-    assert near.find(b"a") == (1, 1)
+    assert found_at(near, b"a") == (1, 1)
 
     def refused(*args):
         raise OSError(errno.ENOLCK, "no locks available")
@@ -90,6 +93,6 @@ def test_where_nobody_can_say_what_is_lent_nothing_is_told_any_more(tmp_path, mo
     [record] = caplog.records
     assert record.getMessage().endswith(f"finds anything here: [Errno {errno.ENOLCK}] no locks available")
     near.look(77)
-    assert near.find(b"a") is None and own.lent() == []
+    assert found_at(near, b"a") is None and own.lent() == []
     own.close()
     near.close()

@@ -184,8 +184,10 @@ def test_what_is_being_loaded_from_here_is_not_borrowed_when_it_is_forgotten(two
     spec = second.begin_load([1])
     second.manager.drop([make_key(1)])
     assert second.hits([1]) == 0 and second.store([1]) == []
+    assert second.manager.lookup(make_key(1), second.context) is LookupResult.MISS
     second.end_load([1], spec)
     assert second.hits([1]) == 1 and first.manager._own.lent() == []
+    assert second.manager.lookup(make_key(1), second.context) is LookupResult.HIT
     second.begin_load([1])
     assert first.manager._own.lent() == [0]
     second.manager.complete_load([make_key(1)], second.context)

@@ -7,7 +7,7 @@ from kv_sim_steps import Steps
 
 from kv_sim.config import GroupConfig
 from kv_sim.engine.request import SimRequest, Status
-from kv_sim.memory.kernels import ContentProblem
+from kv_sim.memory.launched import ContentProblem
 from kv_sim.violation import Violation
 
 TWO = (GroupConfig(), GroupConfig("sliding", 8))

@@ -22,7 +22,7 @@ from kv_sim.history.draws import config_for
 from kv_sim.history.legal import FORGETS
 from kv_sim.memory.copies import Result, State
 from kv_sim.memory.device import Device
-from kv_sim.memory.kernels import LaunchedStep
+from kv_sim.memory.launched import LaunchedStep
 from kv_sim.memory.shadow import Shadow
 from kv_sim.site import Call
 from kv_sim.subject import Subject, Trait

@@ -10,7 +10,7 @@ from kv_sim import violation
 from kv_sim.config import WorldConfig
 from kv_sim.memory.device import Device
 from kv_sim.memory.errands import Errands
-from kv_sim.memory.kernels import LaunchedStep
+from kv_sim.memory.launched import LaunchedStep
 from kv_sim.memory.shadow import Shadow
 from kv_sim.violation import Invariant, Referee, Violation
 

@@ -27,7 +27,8 @@ from kv_sim.config import WorldConfig
 from kv_sim.engine.request import SimRequest
 from kv_sim.engine.request_spec import RequestSpec
 from kv_sim.memory.content import POISON, layer_keys
-from kv_sim.memory.kernels import Attention, ContentProblem, LaunchedStep, Slot, StateMoves
+from kv_sim.memory.kernels import Slot
+from kv_sim.memory.launched import Attention, ContentProblem, LaunchedStep, StateMoves
 
 
 @configs

@@ -12,7 +12,7 @@ from kv_sim.examples.memory import MemoryConnector, MemoryWorker
 from kv_sim.fuzz import run_seed
 from kv_sim.memory.content import ZERO
 from kv_sim.memory.device import Device
-from kv_sim.memory.kernels import LaunchedStep
+from kv_sim.memory.launched import LaunchedStep
 from kv_sim.memory.shadow import Shadow
 from kv_sim.subject import Subject
 from kv_sim.violation import Referee

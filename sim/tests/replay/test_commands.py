@@ -168,6 +168,7 @@ def test_the_table_of_size(small, capsys):
         "infinite_shared": most,
         "load": None,
         "disk_shared": False,
+        "observed": None,
         "gpu_alone": nothing,
         "without": nothing,
         "recommended": {"policy": "lru", "capacity": 4, "ratios": half},

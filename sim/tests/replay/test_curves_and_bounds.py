@@ -13,6 +13,7 @@ from kv_sim_slow_replay import BLOCK, lru_hits, min_hits, prefix_trace, trace_of
 
 from kv_api import ConfigError
 from kv_sim.replay import sizing
+from kv_sim.replay.around import Around, Disk
 from kv_sim.replay.caches import bounds, cache, keys, stack, tally
 from kv_sim.replay.caches.cache import Setup, replay_cache
 from kv_sim.replay.caches.curve import Hits, Ratios, Totals
@@ -21,7 +22,7 @@ from kv_sim.replay.caches.medium import Traffic
 from kv_sim.replay.caches.shape import shape_of, uses_again
 from kv_sim.replay.caches.stack import Order, longest_prompt, lru_curve
 from kv_sim.replay.fleet import RoutedTrace
-from kv_sim.replay.sizing import Around, Disk, sweep
+from kv_sim.replay.sizing import sweep
 
 traces = st.builds(
     lambda seed, count, width, depth: prefix_trace(Random(seed), count, width, depth),

@@ -19,6 +19,7 @@ from kv_offload import StoreWhen
 from kv_offload_file.sharing.place import MOST_ENGINES
 from kv_sim.cli.main import main
 from kv_sim.replay import TraceOptions, open_trace, replay, size, stream
+from kv_sim.replay.around import Around, Disk
 from kv_sim.replay.caches.bounds import infinite_hits
 from kv_sim.replay.caches.cache import Borrowed, CacheRun, Outcome, Setup, feed_in_turn, replay_cache
 from kv_sim.replay.caches.curve import Hits, Totals
@@ -31,7 +32,7 @@ from kv_sim.replay.readers.opening import open_stream
 from kv_sim.replay.readers.turns import Turns
 from kv_sim.replay.results import results_of
 from kv_sim.replay.routing import Routing
-from kv_sim.replay.sizing import Around, Disk, sweep
+from kv_sim.replay.sizing import sweep
 from kv_sim.replay.units import Footprint
 
 fleets = st.builds(Fleet, st.integers(2, 5), st.sampled_from(list(Routing)), st.just(True))

@@ -15,6 +15,7 @@ from kv_sim_slow_replay import min_hits as slow_min_hits
 from kv_api import ConfigError
 from kv_sim.cli.main import main
 from kv_sim.replay import TraceOptions, columns, open_trace, parallel, replay, size, sizing, stream
+from kv_sim.replay.around import Around
 from kv_sim.replay.caches.bounds import infinite_hits
 from kv_sim.replay.caches.cache import Setup, replay_cache
 from kv_sim.replay.caches.curve import Totals
@@ -27,7 +28,7 @@ from kv_sim.replay.report.timed.as_json import timed_as_json
 from kv_sim.replay.report.timed.text import timed_lines
 from kv_sim.replay.results import results_of
 from kv_sim.replay.routing import Routing
-from kv_sim.replay.sizing import Around, sweep
+from kv_sim.replay.sizing import sweep
 from kv_sim.replay.timed import EngineSettings, replay_engine
 from kv_sim.replay.timed.answers import answers_of
 from kv_sim.replay.timed.finished import finished_of

@@ -14,6 +14,7 @@ from kv_api import ConfigError
 from kv_offload import StoreWhen, parse_options
 from kv_sim.cli.main import main
 from kv_sim.replay import replay, size
+from kv_sim.replay.around import Around, Disk
 from kv_sim.replay.caches.cache import CacheRun, Setup, replay_cache
 from kv_sim.replay.caches.curve import Ratios
 from kv_sim.replay.caches.leaving import LeavingTier, Owner
@@ -21,7 +22,7 @@ from kv_sim.replay.caches.medium import Traffic
 from kv_sim.replay.caches.tally import hits_by_tier
 from kv_sim.replay.columns import ColumnsBuilder
 from kv_sim.replay.fleet import RoutedTrace
-from kv_sim.replay.sizing import Around, Disk, size_trace, sweep
+from kv_sim.replay.sizing import size_trace, sweep
 from kv_sim.replay.timed import EngineSettings
 from kv_sim.replay.timed.answers import answers_of
 from kv_sim.replay.timed.finished import finished_of

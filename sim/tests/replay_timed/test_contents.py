@@ -10,7 +10,7 @@ from kv_sim_timed_traces import PAGE, ListedTrace, answer, toy, trace_of
 from kv_api import Direction
 from kv_sim.config import WorldConfig
 from kv_sim.engine.pool import BlockPool
-from kv_sim.memory.kernels import LaunchedStep
+from kv_sim.memory.launched import LaunchedStep
 from kv_sim.memory.shadow import Shadow
 from kv_sim.replay.timed import Contents
 from kv_sim.replay.timed.engine.device import TimedDevice

@@ -13,7 +13,8 @@ from kv_sim.memory.content import (
     layer_keys,
 )
 from kv_sim.memory.device import Device
-from kv_sim.memory.kernels import Attention, LaunchedStep, Slot
+from kv_sim.memory.kernels import Slot
+from kv_sim.memory.launched import Attention, LaunchedStep
 from kv_sim.memory.shadow import Shadow
 from kv_sim.violation import Referee, Violation
 

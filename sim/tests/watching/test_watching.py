@@ -15,7 +15,7 @@ from kv_sim.engine.request_spec import RequestSpec, Turn
 from kv_sim.examples.catalogue import MEMORY
 from kv_sim.history.coverage import Coverage
 from kv_sim.memory.device import Device
-from kv_sim.memory.kernels import LaunchedStep
+from kv_sim.memory.launched import LaunchedStep
 from kv_sim.memory.shadow import Shadow
 from kv_sim.site import Call
 from kv_sim.violation import Referee, Violation

@@ -22,6 +22,7 @@ from kv_api import (
 from kv_offload_file import FileOffloadingSpec
 from kv_offload_file.label import ROW_BYTES
 from kv_offload_file.sharing.listing import ENTRY_BYTES
+from kv_offload_file.sharing.place import slot_of_neighbour
 from kv_offload_file.slot_file import ALIGNMENT
 from kv_offload_file.staging import store_bays
 
@@ -222,3 +223,9 @@ class Rig:
             assert result.job_id == self._jobs
             successes.append(result.success)
         return all(successes)
+
+
+def found_at(neighbours, key):
+    """Where a chunk is looked for; None: nobody has it."""
+    place = neighbours.places.get(key)
+    return None if place is None else slot_of_neighbour(place)

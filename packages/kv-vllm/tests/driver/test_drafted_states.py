@@ -15,7 +15,7 @@ from kv_offload.scheduler.storing.handed_states import HandedStates
 from kv_sim.config import STATE, GroupConfig, WorldConfig
 from kv_sim.engine.request import SimRequest
 from kv_sim.engine.request_spec import RequestSpec
-from kv_sim.memory.kernels import Attention, StateMoves
+from kv_sim.memory.launched import Attention, StateMoves
 from kv_sim.violation import Invariant, Violation
 from kv_sim.world import World
 from kv_vllm.installed import vllm_version

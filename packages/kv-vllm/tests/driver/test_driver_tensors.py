@@ -8,7 +8,7 @@ pytest.importorskip("kv_sim")
 
 from kv_api import ConfigError, Direction
 from kv_sim.config import WorldConfig
-from kv_sim.memory.kernels import LaunchedStep
+from kv_sim.memory.launched import LaunchedStep
 from kv_sim.memory.shadow import Shadow
 from kv_sim.violation import Referee, Violation
 from kv_vllm.driver.device import TensorDevice
@@ -94,7 +94,7 @@ def test_nothing_is_read_while_a_load_writes_it(device, direction, block, messag
 
 @pytest.mark.parametrize("writes", [False, True])
 def test_the_device_first_finishes_what_it_was_given(device, writes):
-    from kv_sim.memory.kernels import LaunchedStep
+    from kv_sim.memory.launched import LaunchedStep
     from kv_vllm.driver.tensors import device_tensor
 
     tensor = device_tensor(device, 0)

@@ -369,7 +369,7 @@ def test_with_an_accelerator_its_own_are_used(monkeypatch):
 
 
 def test_a_step_runs_at_once_unless_who_copies_does_so_through_the_testbed():
-    from kv_sim.memory.kernels import LaunchedStep
+    from kv_sim.memory.launched import LaunchedStep
     from kv_vllm.driver.device import TensorDevice
     from kv_vllm.driver.tensors import device_of, device_tensor
 

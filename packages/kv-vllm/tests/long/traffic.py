@@ -9,6 +9,7 @@ import random
 import pytest
 from kv_vllm_runs import BLOCK, OURS, Engine, history, made_up, with_extra
 
+from kv_sim.replay.caches.beside import BesideSums, ObservedSums
 from kv_sim.replay.caches.cache import Setup, replay_cache
 from kv_sim.replay.readers.opening import open_trace
 from kv_sim.replay.readers.options import TraceOptions
@@ -79,6 +80,8 @@ def test_what_the_gpu_answers_is_what_the_replay_says(tmp_path, monkeypatch):
     assert [request.input_tokens for request in columns] == [*map(len, asked)]
     outcome = replay_cache(columns, Setup(gpu_blocks=600))
     assert counted == BLOCK * int(outcome.gpu_hits.sum()) > 1000
+    assert counted == columns.observed.cached.sum() and not columns.observed.loaded.any()
+    assert BesideSums.of(columns, outcome).apart == 0, "it says of each request what the engine had"
 
 
 def let_copies_end():
@@ -110,6 +113,8 @@ def test_what_host_memory_answers_is_what_the_replay_says(tmp_path, monkeypatch,
     counted, columns = counted_and_written(tmp_path / "traffic.jsonl", behind)
     small, large = (replay_cache(columns, Setup(policy=policy, capacity=size)) for size in (20, 1000))
     assert counted == BLOCK * int(small.cpu_hits.sum()) > 1000
+    assert counted == columns.observed.loaded.sum() == columns.observed.cached.sum()
+    assert BesideSums.of(columns, small).apart == 0 < BesideSums.of(columns, large).apart
     assert small.cpu_hits.sum() < 0.95 * large.cpu_hits.sum()
 
 
@@ -124,5 +129,26 @@ def test_what_a_disk_behind_host_memory_answers_is_what_the_replay_says(tmp_path
         for capacity, room in ((20, 45), (20, 0), (0, 45))
     )
     assert counted == BLOCK * int(both.loaded.sum()) > 1000
+    assert BesideSums.of(columns, both).apart == 0 < BesideSums.of(columns, host).apart
     assert both.cpu_hits.any() and both.disk_hits.any()
     assert max(host.loaded.sum(), disk.loaded.sum()) <= both.loaded.sum()
+
+
+def test_a_gpus_cache_and_host_memory_are_told_apart(tmp_path, monkeypatch):
+    """Both are too small. Of what the engine had the trace says which part came from where."""
+    monkeypatch.setenv("VLLM_ENABLE_V1_MULTIPROCESSING", "0")
+    behind = with_extra(OURS, cpu_bytes_to_use=60 * CHUNK_BYTES)
+    engine = Engine(tracing(tmp_path / "traffic.jsonl", behind))
+    for prompt in prompts(3):
+        engine.run([prompt], tokens=1)
+        let_copies_end()
+    in_gpu, loaded = (engine.metric(f"vllm:{name}prefix_cache_hits") for name in ("", "external_"))
+    engine.close()
+    columns = open_trace(tmp_path / "traffic.jsonl", TraceOptions(format="recorded"))
+    found = ObservedSums.of(columns)
+    assert (found.requests, found.split) == (80, 80)
+    assert (found.cached - found.loaded, found.loaded) == (in_gpu, loaded)
+    assert min(in_gpu, loaded) > 100
+    gpu_blocks = columns.engine.gpu_tokens // BLOCK
+    outcome = replay_cache(columns, Setup(capacity=60, gpu_blocks=gpu_blocks))
+    assert BesideSums.of(columns, outcome).apart == 0, "all of the GPU's are in host memory, too"

@@ -87,13 +87,28 @@ def test_the_one_behind_it_is_asked_all_the_same(connector, path):
     made.inner = inner = MagicMock()
     made.traffic = MagicMock()
     inner.request_finished.return_value = inner.request_finished_all_groups.return_value = (True, None)
+    inner.get_num_new_matched_tokens.return_value = (16, True)
     made.on_new_request("x")
+    assert made.get_num_new_matched_tokens("x", 32) == (16, True)
+    made.update_state_after_alloc("x", "blocks", 16)
     assert made.request_finished("x", [1]) == (True, None)
     inner.shutdown.side_effect = OSError("gone")
     with pytest.raises(OSError, match="gone"):
         made.shutdown()
-    assert inner.mock_calls == [call.on_new_request("x"), call.request_finished("x", [1]), call.shutdown()]
-    assert made.traffic.mock_calls == [call.arrive("x"), call.end("x"), call.close()]
+    assert inner.mock_calls == [
+        call.on_new_request("x"),
+        call.get_num_new_matched_tokens("x", 32),
+        call.update_state_after_alloc("x", "blocks", 16),
+        call.request_finished("x", [1]),
+        call.shutdown(),
+    ]
+    assert made.traffic.mock_calls == [
+        call.arrive("x"),
+        call.look_up("x", 32),
+        call.begin("x", 16),
+        call.end("x"),
+        call.close(),
+    ]
 
 
 @pytest.mark.parametrize(("told", "of_cache", "tokens"), [(8, None, 8), (None, 4, 4), (None, None, 16)])

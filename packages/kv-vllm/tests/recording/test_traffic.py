@@ -114,6 +114,37 @@ def test_lines_are_in_the_order_of_arrival_and_come_as_soon_as_they_can(make, tm
     assert [line["input_length"] for line in written(tmp_path)] == [5, 6, 7]
 
 
+def observed(tmp_path):
+    return [(line.get("cached_tokens"), line.get("loaded_tokens")) for line in written(tmp_path)]
+
+
+def test_a_line_has_what_the_engine_had_when_it_began(make, tmp_path):
+    """The engine may ask several times before, as when there are no blocks; later it begins anew."""
+    traffic, asked = make(), request_of("x")
+    traffic.arrive(asked)
+    traffic.look_up(asked, 8)
+    traffic.look_up(asked, 4)
+    traffic.begin(asked, 4)
+    traffic.begin(asked, 0)
+    traffic.look_up(asked, 0)
+    traffic.begin(asked, 8)
+    ended(traffic, asked)
+    assert observed(tmp_path) == [(8, 4)]
+
+
+def test_what_never_began_says_nothing_of_it(make, tmp_path):
+    traffic, asked, other = make(), request_of("x"), request_of("y")
+    for one in (asked, other):
+        traffic.arrive(one)
+        traffic.look_up(one, 8)
+    traffic.begin(other, 0)
+    ended(traffic, asked)
+    traffic.close()
+    assert observed(tmp_path) == [(None, None), (8, 0)]
+    traffic.look_up(request_of("nobody"), 8)
+    traffic.begin(request_of("nobody"), 8)
+
+
 def test_times_never_go_back(make, tmp_path, clock):
     traffic = make()
     for now in (1000.0, 999.0, 1001.0):

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from kv_api import KVConnectorMetadata, KVConnectorOutput
-from kv_sim.memory.kernels import Attention, ContentProblem
+from kv_sim.memory.launched import Attention, ContentProblem
 from kv_sim.memory.settled import Offer
 
 

@@ -7,7 +7,7 @@ from kv_sim.config import WorldConfig
 from kv_sim.engine.blocks import KVCacheManager, Tables
 from kv_sim.engine.output import BlockCopy, CachedRequestData, NewRequestData, SchedulerOutput
 from kv_sim.engine.request import SimRequest, Status
-from kv_sim.memory.kernels import Attention
+from kv_sim.memory.launched import Attention
 from kv_sim.memory.settled import Offer
 
 

@@ -16,8 +16,8 @@ from kv_sim.engine.output import Step
 from kv_sim.engine.rank_device import RankDevice
 from kv_sim.engine.settings import layer_name
 from kv_sim.guard import Guard
-from kv_sim.memory.kernels import LaunchedStep
 from kv_sim.memory.kv_cache import KVCache
+from kv_sim.memory.launched import LaunchedStep
 from kv_sim.violation import Invariant
 
 

@@ -2,7 +2,8 @@
 
 ============ ==============================================================================================
 ``device``   the memory of one rank, with the steps that it was given and has yet to run
-``kernels``  what such a step writes, and what it must find there: this is where wrong bytes are noticed
+``launched`` such a step: what its requests compute and read
+``kernels``  what it writes, and what it must find there: this is where wrong bytes are noticed
 ``content``  which bytes are right in a slot
 ``copies``   a connector's copies: late, torn, lost or told twice, as the world has it
 ``errands``  the same of what a connector's own threads would do: an executor in their place

@@ -17,8 +17,9 @@ from kv_api import ConfigError, Direction
 from kv_sim.config import WorldConfig
 from kv_sim.memory.content import POISON, ZERO, Words
 from kv_sim.memory.copies import Copies, Copy, State
-from kv_sim.memory.kernels import Kernels, LaunchedStep
+from kv_sim.memory.kernels import Kernels
 from kv_sim.memory.kv_cache import KVCache
+from kv_sim.memory.launched import LaunchedStep
 from kv_sim.memory.settled import Offer, Settled
 from kv_sim.memory.shadow import Shadow
 

@@ -6,102 +6,18 @@ ones are computed: what the step wrote for that request is *spoilt*, and counts 
 later.
 """
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Collection, Iterator, Sequence
 
 import numpy as np
 
-from kv_sim.config import NULL, WorldConfig
+from kv_sim.config import WorldConfig
 from kv_sim.memory.content import POISON, ZERO, Words, layer_keys
 from kv_sim.memory.copies import Copy
+from kv_sim.memory.launched import Attention, ContentProblem, LaunchedStep
 from kv_sim.memory.shadow import Shadow
 
 Slot = tuple[int, int, int]
 """Block, layer, and the token's place in the block."""
-
-
-@dataclass(frozen=True)
-class StateMoves:
-    """Which blocks have the states of one request in one group: before a step, and after it."""
-
-    before: int | None
-    """The block with the state from which the step goes on. None: the step begins with the first token."""
-    after: tuple[tuple[int, int], ...]
-    """The blocks in which the step leaves a state, in this order, and the last token that each state has seen."""
-
-
-@dataclass(frozen=True)
-class Attention:
-    """What one request does in one step: computes ``[start, end)`` and reads everything before, by group."""
-
-    request_id: str
-    start: int
-    end: int
-    tables: tuple[tuple[int, ...], ...]
-    hashes: Words
-    """What each position must hold, drafts included; at least ``end`` long."""
-    states: Mapping[int, StateMoves] = field(default_factory=dict)
-    """Where the states of a group are, if the engine says so: with drafts there are more than the table tells."""
-    ahead: Mapping[int, Words] = field(default_factory=dict)
-    """What a draft model, which has the last layer of a group, leaves there from ``end`` on, as far as there are
-    blocks: it counts for nothing, and the next step writes over it."""
-
-    def moves(self, group: int, block_size: int) -> StateMoves:
-        """Where the states of a group are. As a table tells it, each block has the state after its last token."""
-        if group in self.states:
-            return self.states[group]
-        table, last = self.tables[group], self.end - 1
-        before = table[(self.start - 1) // block_size] if self.start else None
-        reached = range(self.start // block_size, last // block_size + 1)
-        after = ((table[index], min((index + 1) * block_size - 1, last)) for index in reached)
-        return StateMoves(before, tuple((block, token) for block, token in after if block != NULL))
-
-
-@dataclass(frozen=True)
-class ContentProblem:
-    """A kernel read something else than its request's prefix."""
-
-    request_id: str
-    block: int
-    message: str
-    spoilt: tuple[int, ...] = field(default=(), compare=False)
-    """Blocks with what was computed from it."""
-
-
-@dataclass
-class LaunchedStep:
-    """One step's work on this device."""
-
-    number: int
-    attentions: list[Attention]
-    poison: list[int]
-    problems: list[ContentProblem]
-    block_size: int
-    windows: tuple[int, ...]
-    """Window of each group in tokens; 0: all of it."""
-    reads: set[int] = field(default_factory=set)
-    writes: set[int] = field(default_factory=set)
-
-    def __post_init__(self) -> None:
-        for attention in self.attentions:
-            for group, (table, window) in enumerate(zip(attention.tables, self.windows, strict=True)):
-                if group in attention.states:
-                    moves = attention.states[group]
-                    self.reads.update(() if moves.before is None else (moves.before,))
-                    self.writes.update(block for block, _ in moves.after)
-                    continue
-                first = self.first_read(attention, window)
-                last = (attention.end - 1) // self.block_size
-                self.reads.update(table[first : last + 1])
-                end = attention.end + len(attention.ahead.get(group, ()))
-                self.writes.update(table[attention.start // self.block_size : -(-end // self.block_size)])
-        # An engine that keeps states only where it means to has no block for those between.
-        self.reads.discard(NULL)
-        self.writes.discard(NULL)
-
-    def first_read(self, attention: Attention, window: int) -> int:
-        """Index of the first block that the attention of a group reaches back to."""
-        return max(0, attention.start - window + 1) // self.block_size if window else 0
 
 
 class Kernels:

@@ -5,6 +5,7 @@ from pathlib import Path
 
 from kv_api import ConfigError
 from kv_offload import StoreWhen
+from kv_sim.replay.around import Around, Disk
 from kv_sim.replay.caches.cache import Setup
 from kv_sim.replay.columns import Columns
 from kv_sim.replay.fleet import Fleet, RoutedTrace
@@ -15,7 +16,7 @@ from kv_sim.replay.readers.opening import open_trace
 from kv_sim.replay.readers.options import EngineField, TraceOptions
 from kv_sim.replay.results import CacheReplay, results_of
 from kv_sim.replay.routing import USUAL, find_routing
-from kv_sim.replay.sizing import Around, Disk, Sizing, size_trace, usual_capacities
+from kv_sim.replay.sizing import Sizing, size_trace, usual_capacities
 from kv_sim.replay.units import Footprint, parse_capacity
 
 __all__ = ["CacheReplay", "Columns", "Sizing", "TraceOptions", "open_trace", "replay", "size"]

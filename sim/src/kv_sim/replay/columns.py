@@ -20,6 +20,7 @@ from typing import Any, Final, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
+from kv_sim.replay.observed import NOTHING_SAID, Observation, Observations, ObservationsBuilder
 from kv_sim.replay.trace import EngineMemory, TraceRequest
 
 Ints: TypeAlias = npt.NDArray[np.int64]
@@ -58,6 +59,7 @@ class Columns:
         *,
         engine: EngineMemory | None = None,
         sessions: Ints | None = None,
+        observed: Observations | None = None,
         folder: _Folder | None = None,
     ) -> None:
         """``folder`` is where blocks are that are mapped; it lasts as long as this does."""
@@ -72,6 +74,8 @@ class Columns:
         self.engine = engine
         self.sessions = sessions
         """Of which session each request is, by number, or `NO_SESSION`; None: the reader wasn't asked for them."""
+        self.observed = observed
+        """What its server had of each prompt, as it counted itself; None: no request says it."""
         self._saved: _Folder | None = None
         self._folder = folder
 
@@ -134,6 +138,7 @@ class Columns:
             blocks=blocks,
             notes=self.notes,
             engine=self.engine,
+            observed=None if self.observed is None else self.observed.of(requests),
             folder=folder,
         )
 
@@ -162,6 +167,11 @@ class Columns:
             assert (np.diff(self.arrivals) >= 0).all(), "arrivals go back"
             most = -(-self.inputs // self.block_tokens)
             assert (self.counts <= most).all(), "more ids than blocks fit the input"
+        if self.observed is not None:
+            cached, loaded = self.observed.cached, self.observed.loaded
+            assert len(cached) == len(loaded) == len(self), "some requests have nothing observed, not even nothing"
+            assert (cached <= self.inputs).all(), "a server had more of a prompt than there is"
+            assert (loaded <= cached).all(), "more was loaded than a server had"
 
 
 class ColumnsBuilder:
@@ -173,6 +183,7 @@ class ColumnsBuilder:
         self._arrivals = array("d")
         self._inputs = array("q")
         self._outputs = array("q")
+        self._observed = ObservationsBuilder()
         self._offsets = array("q", [0])
         self._ids = array("q")
         self._spooled = 0
@@ -191,6 +202,7 @@ class ColumnsBuilder:
         output_tokens: int,
         ids: Sequence[int],
         session: int = NO_SESSION,
+        observed: Observation = NOTHING_SAID,
     ) -> None:
         """One request."""
         self.went_back |= arrival < self._latest
@@ -200,6 +212,7 @@ class ColumnsBuilder:
         self._outputs.append(output_tokens)
         if self._sessions is not None:
             self._sessions.append(session)
+        self._observed.add(observed)
         self._ids.extend(ids)
         self._offsets.append(self._spooled + len(self._ids))
         if len(self._ids) >= self._spool_ids:
@@ -215,10 +228,12 @@ class ColumnsBuilder:
             np.array(column, dtype=np.int64) for column in (self._inputs, self._outputs, self._offsets)
         )
         sessions = None if self._sessions is None else np.array(self._sessions, dtype=np.int64)
+        observed = self._observed.finish()
         if self.went_back:
             order = np.argsort(arrivals, kind="stable")
             arrivals, inputs, outputs = arrivals[order], inputs[order], outputs[order]
             sessions = None if sessions is None else sessions[order]
+            observed = None if observed is None else observed.of(order)
             blocks, offsets = _moved(blocks, offsets, order, self._folder)
         if len(arrivals):
             arrivals = arrivals - arrivals[0]
@@ -233,6 +248,7 @@ class ColumnsBuilder:
             notes=notes,
             engine=engine,
             sessions=sessions,
+            observed=observed,
             folder=self._folder,
         )
 

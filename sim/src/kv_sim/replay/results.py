@@ -6,6 +6,7 @@ The plain numbers of a notebook; the folder `report` shows these.
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from kv_sim.replay.caches.beside import BesideObserved, BesideSums, ObservedRatios, ObservedSums
 from kv_sim.replay.caches.bounds import infinite_hits
 from kv_sim.replay.caches.cache import Outcome, Setup
 from kv_sim.replay.caches.curve import Ratios, Totals
@@ -47,6 +48,8 @@ class CacheCounts:
     refused_blocks: int
     disk: DiskCounts
     footprint: Footprint
+    beside: BesideObserved | None
+    """Of the requests of which the trace says what their server had itself; None: of no one."""
 
     @property
     def block_ratio(self) -> float:
@@ -107,6 +110,8 @@ class Replays:
     """Of each server, where there are several."""
     disk_shared: bool
     """Whether these read each other's disks."""
+    observed: ObservedRatios | None
+    """What the trace's own server had, where the trace says it."""
     runs: tuple[CacheReplay, ...]
 
     @property
@@ -115,7 +120,9 @@ class Replays:
         return self.infinite_shared if self.disk_shared else self.infinite
 
 
-def counts_of(tiers: Tiers, outcome: Outcome, totals: Totals, footprint: Footprint) -> CacheCounts:
+def counts_of(
+    tiers: Tiers, outcome: Outcome, totals: Totals, footprint: Footprint, beside: BesideSums
+) -> CacheCounts:
     """What can be said without the trace, of hits that were summed up."""
     host, disk = outcome.host, outcome.disk
     return CacheCounts(
@@ -139,6 +146,7 @@ def counts_of(tiers: Tiers, outcome: Outcome, totals: Totals, footprint: Footpri
             refused_blocks=disk.refused,
         ),
         footprint=footprint,
+        beside=beside.ratios(),
     )
 
 
@@ -152,7 +160,8 @@ def results_of(trace: RoutedTrace, outcomes: Sequence[Outcome], footprint: Footp
         size = outcome.setup.blocks
         if size not in best:
             best[size] = trace.best_hits(size).ratios(totals)
-        counts = counts_of(hits_by_tier(columns, outcome), outcome, totals, footprint)
+        beside = BesideSums.of(columns, outcome)
+        counts = counts_of(hits_by_tier(columns, outcome), outcome, totals, footprint, beside)
         runs.append(
             CacheReplay(
                 **{name: getattr(counts, name) for name in CacheCounts.__dataclass_fields__},
@@ -172,5 +181,6 @@ def results_of(trace: RoutedTrace, outcomes: Sequence[Outcome], footprint: Footp
         infinite_shared=infinite_hits(columns, trace.shape).ratios(totals),
         load=trace.load,
         disk_shared=trace.fleet.disk_shared,
+        observed=ObservedSums.of(columns).ratios(),
         runs=tuple(runs),
     )

@@ -17,6 +17,8 @@ from typing import Any, Final
 
 from kv_api import ConfigError
 from kv_offload import StoreWhen
+from kv_sim.replay.around import ALONE, Around, Disk
+from kv_sim.replay.caches.beside import ObservedRatios, ObservedSums
 from kv_sim.replay.caches.bounds import infinite_hits
 from kv_sim.replay.caches.cache import Setup
 from kv_sim.replay.caches.curve import Hits, Ratios, Totals
@@ -32,55 +34,6 @@ from kv_sim.replay.units import Footprint
 LRU: Final = "lru"
 SMALLEST_SHARE: Final = 0.001
 """Of all blocks of the trace, where a sweep begins."""
-
-
-@dataclass(frozen=True)
-class Disk:
-    """Files in ``folder`` are sized, behind host memory of ``host_blocks``."""
-
-    folder: str
-    host_blocks: int = 0
-
-
-@dataclass(frozen=True)
-class Around:
-    """What stands around the memory that is sized, whatever its policy and its size."""
-
-    gpu_blocks: int = 0
-    """Of the GPU's prefix cache, in front of it."""
-    disk: Disk | None = None
-    """None: host memory is sized."""
-    policy_module: str | None = None
-    """Where policies come from that kv-offload-cpu doesn't have."""
-    store_when: StoreWhen = StoreWhen.COMPUTED
-
-    @property
-    def host_blocks(self) -> int:
-        """Of the host memory in front of it."""
-        return 0 if self.disk is None else self.disk.host_blocks
-
-    @property
-    def medium(self) -> str:
-        """What is sized, in words."""
-        return "host memory" if self.disk is None else "the disk"
-
-    def setup(self, policy: str, size: int) -> Setup:
-        """What a replay runs on with so much of it."""
-        if self.disk is None:
-            return self._setup(policy, size)
-        return replace(self._setup(policy, self.host_blocks), disk=size)
-
-    def setup_in_front(self, policy: str) -> Setup:
-        """What one runs on without any of it, where there is host memory in front."""
-        return self._setup(policy, self.host_blocks)
-
-    def _setup(self, policy: str, host_blocks: int) -> Setup:
-        module, when = self.policy_module, self.store_when
-        return Setup(policy, host_blocks, self.gpu_blocks, policy_module=module, store_when=when)
-
-
-ALONE: Final = Around()
-"""Host memory, with nothing in front of it."""
 
 
 @dataclass(frozen=True)
@@ -107,6 +60,8 @@ class Sizing:
     """Of each server, where there are several."""
     disk_shared: bool
     """Whether these read each other's disks."""
+    observed: ObservedRatios | None
+    """What the trace's own server had, where the trace says it."""
     gpu_alone: Ratios
     without: Ratios
     """What is answered without what is sized: by the GPU alone, or with host memory at its best in front."""
@@ -241,6 +196,7 @@ def size_trace(
         infinite_shared=infinite_hits(columns, trace.shape).ratios(totals),
         load=trace.load,
         disk_shared=trace.fleet.disk_shared,
+        observed=ObservedSums.of(columns).ratios(),
         gpu_alone=gpu_alone,
         without=without,
         recommended=chosen,

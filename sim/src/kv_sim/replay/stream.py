@@ -18,6 +18,7 @@ from typing import Final
 import numpy as np
 
 from kv_api import ConfigError
+from kv_sim.replay.caches.beside import BesideSums, ObservedRatios, ObservedSums
 from kv_sim.replay.caches.cache import CacheRun, Setup, add_up_sums, feed_in_turn
 from kv_sim.replay.caches.curve import Hits, Totals
 from kv_sim.replay.caches.homes import Homes
@@ -54,6 +55,8 @@ class StreamReplays:
     """Of each server, where there are several."""
     disk_shared: bool
     """Whether these read each other's disks."""
+    observed: ObservedRatios | None
+    """What the trace's own server had, where the trace says it."""
     runs: tuple[CacheCounts, ...]
 
 
@@ -81,9 +84,9 @@ def replay_stream(
     watch = _Watch()
     sums = [_Sums(setup, fleet) for setup in setups]
     totals = Totals(0, 0, 0, opening.block_tokens)
-    count = 0
+    observed, count = ObservedSums(), 0
     for part in _parts(opening, watch):
-        totals = totals.plus(Totals.of(part))
+        totals, observed = totals.plus(Totals.of(part)), observed.plus(ObservedSums.of(part))
         server_of = dealer.deal(part)
         for one in sums:
             one.feed(part, server_of)
@@ -98,6 +101,7 @@ def replay_stream(
         totals=totals,
         load=dealer.load(),
         disk_shared=fleet.disk_shared,
+        observed=observed.ratios(),
         runs=runs,
     )
 
@@ -157,13 +161,17 @@ class _Sums:
         open_disk = Homes().open if fleet.disk_shared else MediumRun
         self._runs = [CacheRun(setup, open_disk=open_disk) for _ in range(fleet.servers)]
         self._tiers = Tiers(*[Hits(0, 0, 0)] * 4)
+        self._beside = BesideSums()
 
     def feed(self, part: Columns, server_of: Ints) -> None:
         hits = feed_in_turn(self._runs, part, server_of.tolist())
-        self._tiers = self._tiers.plus(hits_by_tier(part, self._runs[0].outcome(*hits)))
+        outcome = self._runs[0].outcome(*hits)
+        self._tiers = self._tiers.plus(hits_by_tier(part, outcome))
+        self._beside = self._beside.plus(BesideSums.of(part, outcome))
 
     def counts(self, totals: Totals, footprint: Footprint) -> CacheCounts:
-        return counts_of(self._tiers, add_up_sums([run.sums for run in self._runs]), totals, footprint)
+        sums = add_up_sums([run.sums for run in self._runs])
+        return counts_of(self._tiers, sums, totals, footprint, self._beside)
 
 
 def _parts(opening: Opening, watch: _Watch) -> Iterator[Columns]:

@@ -51,7 +51,7 @@ def test_a_shipped_trace_keeps_its_ids_however_it_is_named(tmp_path, monkeypatch
     _, line = next(lines_of(file))
     opening = open_stream(kind("mooncake-synthetic"), TraceOptions(requests=1))
     assert opening.name == "mooncake-synthetic"
-    _, _, _, ids, _ = next(opening.requests())
+    _, _, _, ids, _, _ = next(opening.requests())
     assert list(ids) == json.loads(line)["hash_ids"]
 
 

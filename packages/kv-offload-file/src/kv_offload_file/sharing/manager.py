@@ -30,7 +30,7 @@ from kv_offload_file.load_store_spec import FileLoadStoreSpec
 from kv_offload_file.manager import FileOffloadingManager
 from kv_offload_file.restore import Found
 from kv_offload_file.sharing.neighbourhood import Neighbours, OwnListing
-from kv_offload_file.sharing.place import NeighbourSlot, nowhere, place_of
+from kv_offload_file.sharing.place import NeighbourSlot, nowhere, place_of, slot_of_neighbour
 from kv_offload_file.stats import BORROWED, FileOffloadingStats
 
 
@@ -68,7 +68,7 @@ class SharingManager(FileOffloadingManager):
         if own is not LookupResult.MISS:
             return own
         self._look()
-        return LookupResult.HIT if self._find(key) is not None else LookupResult.MISS
+        return LookupResult.MISS if self._place_of(key) is None else LookupResult.HIT
 
     def lookup_prefix(self, keys: Collection[OffloadKey], req_context: ReqContext) -> PrefixLookup:
         found = super().lookup_prefix(keys, req_context)
@@ -77,8 +77,8 @@ class SharingManager(FileOffloadingManager):
         self._look()
         listed, hits = [*keys], found.hits
         while found.rest is not LookupResult.HIT_PENDING:
-            missed = hits
-            while hits < len(listed) and self._find(listed[hits]) is not None:
+            missed, places, fenced = hits, self._neighbours.places, self._pool.fenced
+            while hits < len(listed) and listed[hits] in places and listed[hits] not in fenced:
                 hits += 1
             if hits == len(listed):
                 return PrefixLookup(hits, LookupResult.HIT)
@@ -194,9 +194,9 @@ class SharingManager(FileOffloadingManager):
             self.touch([pool.key_of[slot] for slot in used if slot < pool.capacity], neighbour)
             self.on_request_finished(neighbour)
 
-    def _find(self, key: OffloadKey) -> NeighbourSlot | None:
+    def _place_of(self, key: OffloadKey) -> int | None:
         """Where a chunk can be borrowed. One can't be that was forgotten here while a job of it is under way."""
-        return None if key in self._pool.fenced else self._neighbours.find(key)
+        return None if key in self._pool.fenced else self._neighbours.places.get(key)
 
     def _not_elsewhere(self, keys: Collection[OffloadKey]) -> list[OffloadKey]:
         """Those of some chunks that are worth a slot here: no neighbour has them, or this engine does, too."""
@@ -204,13 +204,14 @@ class SharingManager(FileOffloadingManager):
         return [key for key in keys if key in slot_of or not self._is_elsewhere(key)]
 
     def _is_elsewhere(self, key: OffloadKey) -> bool:
-        return key in self._borrowed or key in self._stale or self._find(key) is not None
+        return self._place_of(key) is not None or key in self._borrowed or key in self._stale
 
     def _borrow(self, key: OffloadKey, index: int) -> int:
         """The place from which a load reads the chunk that is its ``index``-th."""
         loan = self._borrowed.get(key)
         if loan is None:
-            found = self._find(key)
+            place = self._place_of(key)
+            found = None if place is None else slot_of_neighbour(place)
             if found is None:  # it has gone since it was looked up
                 loan = Loan(nowhere(index), is_kept=False)
             else:

@@ -1,6 +1,6 @@
 """What a manager needs of an engine's neighbours: to tell them what it has, and to learn what they have."""
 
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Mapping
 from typing import Protocol
 
 from kv_api import OffloadKey
@@ -43,8 +43,9 @@ class Neighbours(Protocol):
         """The slots of this engine from which they have borrowed since this was asked last."""
         ...
 
-    def find(self, key: OffloadKey) -> NeighbourSlot | None:
-        """Where one of them has a chunk, as it was looked at last; of several the one that was known first."""
+    @property
+    def places(self) -> Mapping[OffloadKey, int]:
+        """In which place each chunk is looked for that one of them has, as they were looked at last."""
         ...
 
     def borrow(self, found: NeighbourSlot, key: OffloadKey) -> bool:

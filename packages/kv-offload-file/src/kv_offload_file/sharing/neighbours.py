@@ -5,7 +5,7 @@ is being read (see ``loans``), so that its owner keeps it where it is.
 """
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Final
 
@@ -21,7 +21,8 @@ from kv_offload_file.sharing.listing import (
     read_opening,
     used_slots,
 )
-from kv_offload_file.sharing.place import MOST_ENGINES, NeighbourSlot
+from kv_offload_file.sharing.place import MOST_ENGINES, NeighbourSlot, place_of
+from kv_offload_file.sharing.whereabouts import Whereabouts
 
 LOOK_SECONDS: Final = 0.001
 """What was looked at so short a time ago isn't looked at anew."""
@@ -30,19 +31,21 @@ READ_AT_ONCE: Final = 1 << 13
 
 
 class Neighbour:
-    """Another engine's listing, as far as engine ``own`` has read it."""
+    """The listing of engine ``number``, as far as engine ``own`` has read it; ``whereabouts`` hears of it."""
 
-    def __init__(self, folder: Path, own: int) -> None:
+    def __init__(self, folder: Path, own: int, number: int, whereabouts: Whereabouts) -> None:
         self._path = folder / NAME
         self._own = own
+        self._first_place = place_of(NeighbourSlot(number, 0))
+        self._whereabouts = whereabouts
         self._fd = -1
         self._seen: Opening | None = None
         self._num_read = 0
         """So many entries, from the first on, have been read at least once."""
-        self._key_at: dict[int, OffloadKey] = {}
+        self._keys: list[OffloadKey | None] = []
+        """What is in each slot, as it was read last."""
         self._loans: dict[int, int] = {}
         """Slot -> how often it is borrowed."""
-        self.slot_of: dict[OffloadKey, int] = {}
         self.used: list[int] = []
         """The slots of engine ``own`` from which it has borrowed, since this was emptied."""
 
@@ -62,13 +65,14 @@ class Neighbour:
             self.used += used_slots(self._fd, before.uses, opening.uses, self._own)
         if changed is None:
             self._forget()
-            self._seen = opening
-        for slot in dict.fromkeys(changed or ()):
+            self._seen, self._keys = opening, [None] * opening.num_slots
+        for slot in dict.fromkeys(slot for slot in changed or () if slot < opening.num_slots):
             self.distrust(slot)
-            self._learn(slot, read_entry(self._fd, slot))
+            if key := read_entry(self._fd, slot):
+                self._learn([(slot, key)])
         unread = range(self._num_read, opening.num_slots)[:most]
-        for slot, key in read_entries(self._fd, unread) if unread else ():
-            self._learn(slot, key)
+        if unread:
+            self._learn(read_entries(self._fd, unread))
         self._num_read += len(unread)
         return len(unread)
 
@@ -91,9 +95,18 @@ class Neighbour:
 
     def distrust(self, slot: int) -> None:
         """Find nothing in a slot until it changes."""
-        key = self._key_at.pop(slot, None)
-        if key is not None and self.slot_of.get(key) == slot:
-            del self.slot_of[key]
+        key, self._keys[slot] = self._keys[slot], None
+        if key is not None:
+            self._whereabouts.remove(key, self._first_place + slot)
+
+    def holds(self, slot: int, key: OffloadKey) -> bool:
+        """Whether a slot has a chunk, as it was read last."""
+        return slot < len(self._keys) and self._keys[slot] == key
+
+    @property
+    def num_known(self) -> int:
+        """In how many slots it is known to have something."""
+        return sum(key is not None for key in self._keys)
 
     def close(self) -> None:
         """Give everything back."""
@@ -105,8 +118,11 @@ class Neighbour:
 
     def check(self) -> None:
         """Recount."""
-        for key, slot in self.slot_of.items():
-            assert self._key_at[slot] == key, f"slot {slot} has {self._key_at[slot].hex()}, not {key.hex()}"
+        for slot, key in enumerate(self._keys):
+            place = self._first_place + slot
+            assert key is None or self._whereabouts.has(key, place), (
+                f"{key.hex()} isn't known to be in slot {slot}"
+            )
         assert all(count > 0 for count in self._loans.values()), f"borrowed {self._loans}"
 
     def _is_open(self) -> bool:
@@ -117,16 +133,21 @@ class Neighbour:
                 return False
         return True
 
-    def _learn(self, slot: int, key: OffloadKey) -> None:
-        if key:
-            self._key_at[slot] = key
-            self.slot_of[key] = slot
+    def _learn(self, entries: Iterable[tuple[int, OffloadKey]]) -> None:
+        self._whereabouts.add(self._noted(entries))
+
+    def _noted(self, entries: Iterable[tuple[int, OffloadKey]]) -> Iterator[tuple[OffloadKey, int]]:
+        keys, first = self._keys, self._first_place
+        for slot, key in entries:
+            keys[slot] = key
+            yield key, first + slot
 
     def _forget(self) -> None:
         self._seen = None
         self._num_read = 0
-        self._key_at.clear()
-        self.slot_of.clear()
+        for slot in range(len(self._keys)):
+            self.distrust(slot)
+        self._keys = []
 
 
 class ListedNeighbours:
@@ -139,6 +160,12 @@ class ListedNeighbours:
         self._looked: tuple[int, float] | None = None
         """Of which epoch, and when."""
         self._known: dict[int, Neighbour] = {}
+        self._whereabouts = Whereabouts()
+
+    @property
+    def places(self) -> Mapping[OffloadKey, int]:
+        """Where each chunk is looked for that one of them has, as they were looked at last."""
+        return self._whereabouts.places
 
     def look(self, epoch: int) -> None:
         """Notice who is there, and what they have now. Who asks of many chunks, one by one, looks once."""
@@ -158,14 +185,6 @@ class ListedNeighbours:
             one.used = []
         return used
 
-    def find(self, key: OffloadKey) -> NeighbourSlot | None:
-        """Where one of them has a chunk; of several the one that was known first."""
-        for number, one in self._known.items():
-            slot = one.slot_of.get(key)
-            if slot is not None:
-                return NeighbourSlot(number, slot)
-        return None
-
     def borrow(self, found: NeighbourSlot, key: OffloadKey) -> bool:
         """Have a chunk stay where it is until it is given back."""
         return self._known[found.engine].borrow(found.slot, key)
@@ -177,7 +196,7 @@ class ListedNeighbours:
     def distrust(self, found: NeighbourSlot, key: OffloadKey) -> None:
         """It isn't found there any more, until that engine stores anew."""
         one = self._known[found.engine]
-        if one.slot_of.get(key) == found.slot:
+        if one.holds(found.slot, key):
             one.distrust(found.slot)
 
     def close(self) -> None:
@@ -188,8 +207,13 @@ class ListedNeighbours:
 
     def check(self) -> None:
         """Recount."""
+        self._whereabouts.check()
         for one in self._known.values():
             one.check()
+        counted = sum(one.num_known for one in self._known.values())
+        assert counted == len(self._whereabouts), (
+            f"{counted} chunks are known, and {len(self._whereabouts)} places"
+        )
 
     def _look_for_more(self) -> None:
         """Notice the homes that have come. A copy of one, under a number that no engine has, is none."""
@@ -199,4 +223,5 @@ class ListedNeighbours:
             return
         numbers = {number for number in map(number_of, names) if number is not None}
         for number in sorted(numbers.intersection(range(MOST_ENGINES)) - self._known.keys() - {self._own}):
-            self._known[number] = Neighbour(home_of(self._folder, number), self._own)
+            home = home_of(self._folder, number)
+            self._known[number] = Neighbour(home, self._own, number, self._whereabouts)

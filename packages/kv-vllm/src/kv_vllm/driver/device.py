@@ -4,7 +4,7 @@ import threading
 from time import sleep
 
 from kv_sim.memory.device import Device
-from kv_sim.memory.kernels import LaunchedStep
+from kv_sim.memory.launched import LaunchedStep
 
 PAUSE_SECONDS = 0.01
 """For each step in which nothing moves; an engine takes some hundred before it is stuck."""

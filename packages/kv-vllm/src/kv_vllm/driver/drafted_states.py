@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 from kv_sim.config import STATE, WorldConfig
-from kv_sim.memory.kernels import Attention, StateMoves
+from kv_sim.memory.launched import Attention, StateMoves
 from kv_vllm.driver.step import Stint, VllmStep
 
 

@@ -9,7 +9,7 @@ from vllm.v1.outputs import ModelRunnerOutput
 from kv_sim.config import WorldConfig
 from kv_sim.engine.output import Step
 from kv_sim.engine.scheduler import RejectDrafts
-from kv_sim.memory.kernels import Attention
+from kv_sim.memory.launched import Attention
 from kv_vllm.driver.ledger import Twin
 
 

@@ -25,7 +25,7 @@ from vllm.v1.worker.kv_connector_model_runner_mixin import KVConnectorModelRunne
 from kv_sim.config import WorldConfig
 from kv_sim.engine.output import Step
 from kv_sim.engine.rank_device import RankDevice
-from kv_sim.memory.kernels import LaunchedStep
+from kv_sim.memory.launched import LaunchedStep
 from kv_vllm.driver.connector import DrivenConnector
 from kv_vllm.driver.ranks import at_work
 from kv_vllm.vllm_world import kv_cache_config, layer_name

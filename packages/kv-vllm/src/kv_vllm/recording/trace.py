@@ -46,6 +46,16 @@ class TraceConnector(ConnectorBefore):
             self.traffic.arrive(request)
         self.inner.on_new_request(request)
 
+    def get_num_new_matched_tokens(self, request: Any, num_computed_tokens: int) -> Any:
+        if self.traffic is not None:
+            self.traffic.look_up(request, num_computed_tokens)
+        return self.inner.get_num_new_matched_tokens(request, num_computed_tokens)
+
+    def update_state_after_alloc(self, request: Any, blocks: Any, num_external_tokens: int) -> None:
+        if self.traffic is not None:
+            self.traffic.begin(request, num_external_tokens)
+        self.inner.update_state_after_alloc(request, blocks, num_external_tokens)
+
     def request_finished(self, request: Any, block_ids: list[int]) -> Any:
         self._end(request)
         return self.inner.request_finished(request, block_ids)

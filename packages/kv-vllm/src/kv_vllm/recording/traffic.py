@@ -1,13 +1,14 @@
 """``Traffic``: writes one line for each request of an engine, as a trace that ``kv-sim size`` reads.
 
     {"timestamp": 1790000000000, "input_length": 40, "output_length": 9, "hash_ids": [52, 7],
-     "block_size": 16, "block_bytes": 2097152, "gpu_blocks": 27000}
+     "block_size": 16, "block_bytes": 2097152, "gpu_blocks": 27000, "cached_tokens": 32, "loaded_tokens": 16}
 
 These are the fields of Mooncake's traces: milliseconds, tokens, and an id for each full block of the prompt, which
 stands for everything up to its end. Behind them is what the engine's blocks are: of how many tokens, and if all
 are alike and kept for a whole prompt, how many bytes one takes on all workers together, and how many the GPU's
-cache has. An id is made of the first bytes of the engine's own hash, so it knows what the engine knows of a prompt
-(adapter, images, salt), and holds no text.
+cache has. The last two are what the engine had of the prompt when it first began with it: all of that, and what of
+it a connector was to load; a request that ended before has neither. An id is made of the first bytes of the
+engine's own hash, so it knows what the engine knows of a prompt (adapter, images, salt), and holds no text.
 
 **Theory of operation.** What a request sampled is known when it ends, and lines are to be in the order of arrival.
 So a request waits for those before it. If one takes so long that too much waits behind it, it is written with
@@ -61,6 +62,17 @@ class _Row:
     input_tokens: int
     hashes: Sequence[bytes]
     output_tokens: int = 0
+    in_gpu: int = 0
+    """Tokens of the prompt that the engine's own cache has, as it last looked."""
+    loaded: int | None = None
+    """Those that a connector was to load beside them; None before the engine begins with it."""
+
+    @property
+    def observed(self) -> dict[str, int]:
+        """What its line says of caches."""
+        if self.loaded is None:
+            return {}
+        return {"cached_tokens": self.in_gpu + self.loaded, "loaded_tokens": self.loaded}
 
 
 class Traffic:
@@ -93,6 +105,18 @@ class Traffic:
         self._open[request.request_id] = row
         self._waiting_ids += len(row.hashes)
         self._write_some()
+
+    def look_up(self, request: Any, in_gpu: int) -> None:
+        """The engine's own cache has so many tokens of it. It may be asked again before the engine begins."""
+        row = self._open.get(request.request_id)
+        if row is not None and row.loaded is None:
+            row.in_gpu = in_gpu
+
+    def begin(self, request: Any, to_load: int) -> None:
+        """It got blocks. Those that it gets later, as after a preemption, tell nothing of its prompt."""
+        row = self._open.get(request.request_id)
+        if row is not None and row.loaded is None:
+            row.loaded = to_load
 
     def end(self, request: Any) -> None:
         """A request ended, however."""
@@ -138,6 +162,7 @@ class Traffic:
             "output_length": row.output_tokens,
             "hash_ids": [id_of(block_hash) for block_hash in row.hashes],
             **self._about,
+            **row.observed,
         }
         write_line(self._file, json.dumps(line, separators=(",", ":")), self._say_that_it_ends)
 

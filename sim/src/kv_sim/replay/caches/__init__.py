@@ -6,6 +6,6 @@
                          ``homes`` are disks that several servers share
 **all sizes at once**    ``stack``, over the ``shape`` of a trace, to a ``curve``
 **what no policy beats** ``bounds``
-**what is said of it**   ``tally``: hits by tier, ages, a series
+**what is said of it**   ``tally``: hits by tier, ages, a series; ``beside``: what the trace's own server counted
 ======================== ==================================================================================
 """

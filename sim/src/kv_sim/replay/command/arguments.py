@@ -202,7 +202,9 @@ def _add_cache(parser: argparse.ArgumentParser) -> None:
     """The options of ``replay`` that only cache fidelity reads."""
     _add_footprint(parser)
     _add_policies(parser, USUAL_POLICY)
-    parser.add_argument("--capacity", metavar="SIZES", help=f"host memory, one or more, with commas: {EXPECTED}")
+    parser.add_argument(
+        "--capacity", metavar="SIZES", help=f"host memory, one or more, with commas: {EXPECTED}; or {NOTHING}"
+    )
     _add_gpu(parser)
     parser.add_argument(
         "--disk-capacity",

@@ -9,10 +9,11 @@ from typing import Any
 
 from kv_api import ConfigError
 from kv_sim.command.console import FAILED, FINE, note, say
+from kv_sim.replay.around import Around
 from kv_sim.replay.caches.cache import Setup
 from kv_sim.replay.columns import Columns
 from kv_sim.replay.command import selection
-from kv_sim.replay.command.arguments import TIMED, TIMED_REPORT, Fidelity
+from kv_sim.replay.command.arguments import NOTHING, TIMED, TIMED_REPORT, Fidelity
 from kv_sim.replay.command.foreign import refuse_foreign
 from kv_sim.replay.command.outputs import PRINTED, check_outputs, writing
 from kv_sim.replay.command.progress import ProgressBar
@@ -24,7 +25,7 @@ from kv_sim.replay.report.as_json import replays_as_json, sizing_as_json
 from kv_sim.replay.report.page import replay_page, size_page
 from kv_sim.replay.report.text import replay_lines, size_lines
 from kv_sim.replay.results import results_of
-from kv_sim.replay.sizing import Around, size_trace, usual_capacities
+from kv_sim.replay.sizing import size_trace, usual_capacities
 from kv_sim.replay.stream import replay_stream
 from kv_sim.replay.units import Footprint, parse_capacity
 from kv_sim.whole_file import whole_file
@@ -142,7 +143,10 @@ def _setups(
 ) -> list[Setup]:
     """Each policy with each capacity; with the ``usual`` ones, where nobody says how much of anything."""
     disks = _capacities(options.disk_capacity, footprint, "--disk-capacity")
-    capacities = _capacities(options.capacity, footprint) or ([0] if disks else usual)
+    if options.capacity == NOTHING:
+        capacities = [0]
+    else:
+        capacities = _capacities(options.capacity, footprint) or ([0] if disks else usual)
     threshold = _threshold(options.store_threshold, "--store-threshold")
     if options.disk_store_threshold is not None and not disks:
         raise ConfigError("--disk-store-threshold is for --disk-capacity, which isn't given")

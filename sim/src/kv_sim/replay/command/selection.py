@@ -8,6 +8,7 @@ from math import inf
 from kv_api import ConfigError
 from kv_offload import StoreWhen
 from kv_offload_cpu.policy import find_policy
+from kv_sim.replay.around import Disk
 from kv_sim.replay.command.arguments import (
     NOTHING,
     TIMED,
@@ -26,7 +27,6 @@ from kv_sim.replay.readers.sharing import parse_sharing
 from kv_sim.replay.readers.turns import Turns
 from kv_sim.replay.routing import USUAL as USUAL_ROUTING
 from kv_sim.replay.routing import find_routing
-from kv_sim.replay.sizing import Disk
 from kv_sim.replay.trace import EngineMemory
 from kv_sim.replay.units import Footprint, check_bytes, parse_capacity
 

@@ -19,6 +19,7 @@
                       ``sharing``: where there is nothing
 ``meaning``           what ids and sessions turn out to mean, of which a trace's notes tell
 ``sessions``          which requests belong together; ``turns``: what a later one has; ``times``: when they arrive
+``observing``         what a server had of a prompt, by its own count; ``cached``: where an API says it
 ``options``           how a trace is read; ``account``: what became of each record
 ===================== =====================================================================================
 """

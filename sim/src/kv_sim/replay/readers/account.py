@@ -34,6 +34,8 @@ class Account:
     moved: int = 0
     failed: int = 0
     copies: int = 0
+    unbelieved: int = 0
+    """Requests of whose prompt a server says that it had more than there is."""
     answers_within: int = 0
     ended: int = 0
     beside: dict[str, int] = field(default_factory=dict)
@@ -88,6 +90,9 @@ class Account:
         yield from self._doubts()
         for why, count in self.left_out.items():
             yield f"{counted(count, 'request was', 'requests were')} left out: {why}"
+        if self.unbelieved:
+            requests = counted(self.unbelieved, "request says", "requests say")
+            yield f"{requests} that more of the prompt was in a cache than there is: that isn't believed"
         if self.copies:
             requests = counted(self.copies, "request is there again", "requests are there again")
             yield f"{requests}, where a session goes on elsewhere: each counts once"

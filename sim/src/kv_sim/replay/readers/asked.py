@@ -12,6 +12,7 @@ from contextlib import suppress
 from dataclasses import replace
 from typing import Any, Final
 
+from kv_sim.replay.readers.cached import cached_among
 from kv_sim.replay.readers.record import (
     MalformedError,
     Prompt,
@@ -50,7 +51,14 @@ _THOUGHTS: Final = {
     "candidates_token_count": "thoughts_token_count",
 }
 """What Gemini's answers leave out: what came before them, which is computed, too."""
-_TOLD: Final = ("prompt_tokens", "input_tokens", "promptTokenCount", "prompt_token_count", "prompt_eval_count")
+_TOLD: Final = (
+    "prompt_tokens",
+    "input_tokens",
+    "promptTokenCount",
+    "prompt_token_count",
+    "prompt_eval_count",
+    "tokens_evaluated",
+)
 _PRINTED: Final = re.compile(r"\s*\[?\s*\{\s*'")
 _MOST_DIGITS: Final = 9
 _ANSWERS: Final = ("response_body", "full_response")
@@ -124,6 +132,11 @@ def told_in(record: Mapping[str, Any]) -> int | None:
             if told is not None:
                 return told + sum(count_in(counts, beside) or 0 for beside in counted_beside(field))
     return None
+
+
+def cached_in(record: Mapping[str, Any]) -> int | None:
+    """What of the prompt its server had in its caches, where the record says how much."""
+    return cached_among(counts for _, counts in _counts_of(record))
 
 
 def counted_beside(column: str) -> list[str]:
@@ -235,6 +248,7 @@ def own_request(record: Mapping[str, Any]) -> Record:
         session=session_of(record),
         model=text_of(record, "model"),
         told_tokens=told_in(record),
+        cached_tokens=cached_in(record),
         name=name_of(record),
         salt=text_of(record, SALT),
     )
@@ -244,6 +258,7 @@ def for_each(prompts: Sequence[Prompt], record: Record) -> Iterator[Record]:
     """The record of each of several prompts; of their answers, of which the sum is known, about equal parts."""
     each, rest = divmod(record.output_tokens, len(prompts))
     if len(prompts) > 1:
-        record = replace(record, told_tokens=None, name=None, answer=None)  # which are of all
+        # which are of all
+        record = replace(record, told_tokens=None, cached_tokens=None, name=None, answer=None)
     for number, (text, tokens) in enumerate(prompts):
         yield replace(record, output_tokens=each + (number < rest), text=text, tokens=tokens)

@@ -43,6 +43,7 @@ class Answered:
     text: str = field(default="", repr=False)
     """What it said, with all that was thought."""
     told_tokens: int | None = None
+    cached_tokens: int | None = None
     name: str | None = None
     has_failed: bool = False
 
@@ -100,6 +101,7 @@ def request(above: Sequence[Said | MalformedError], answer: Answered, place: str
         text=[*text, f"<|{ANSWERS}|>"],
         answer=answer.text if answer.tokens is None else None,
         told_tokens=answer.told_tokens,
+        cached_tokens=answer.cached_tokens,
         name=answer.name,
         has_failed=answer.has_failed,
     )

@@ -13,6 +13,7 @@ from typing import Final
 
 from kv_api import ConfigError
 from kv_sim.replay.columns import NO_SESSION, Columns, ColumnsBuilder
+from kv_sim.replay.observed import Observation
 from kv_sim.replay.readers.account import Account
 from kv_sim.replay.readers.decide import (
     choose_block,
@@ -25,6 +26,7 @@ from kv_sim.replay.readers.decide import (
 from kv_sim.replay.readers.meaning import Meaning
 from kv_sim.replay.readers.naming import IdMeaning, Naming
 from kv_sim.replay.readers.objects import Place, objects_of
+from kv_sim.replay.readers.observing import observation_of
 from kv_sim.replay.readers.options import Partial, TraceOptions, Unsorted
 from kv_sim.replay.readers.record import MalformedError, Record
 from kv_sim.replay.readers.records import Records
@@ -40,8 +42,8 @@ from kv_sim.replay.units import counted
 _LOOK_AT: Final = 1000
 """Records that are read before the units are decided."""
 
-Request = tuple[float, int, int, Sequence[int], int]
-"""Arrival in seconds, input tokens, output tokens, ids, the number of its session."""
+Request = tuple[float, int, int, Sequence[int], int, Observation]
+"""Arrival in seconds, input tokens, output tokens, ids, the number of its session, what its server had of it."""
 
 
 def open_trace(
@@ -142,7 +144,8 @@ class Opening:
             self._meaning.see(record, place)
             ids = self._without_partial(record, self._fitting(record, block_tokens))
             named = naming.name(ids, record.session, record.model, is_local=bool(record.is_session_local))
-            yield arrival, record.input_tokens, record.output_tokens, named, self._session_of(record)
+            observed = observation_of(record, self._account)
+            yield arrival, record.input_tokens, record.output_tokens, named, self._session_of(record), observed
             if not count & 0xFFF:
                 progress(count)
         self._notes += self._meaning.notes(self._path)

@@ -27,6 +27,7 @@ PARTS: Final[Mapping[str, str]] = {
     "conversation": "a session, as messages, of which each answer is a request",
     "session": "what it belongs to",
     "model": "who computes it",
+    "cached": "the tokens of its prompt that its server had in its own caches",
 }
 """What a column may be."""
 
@@ -35,7 +36,7 @@ _ONE_OF: Final = ("input", "prompt", "conversation")
 _NEVER_WITH: Final[Mapping[str, tuple[str, ...]]] = {
     "prompt": ("ids",),
     "answer": ("output",),
-    "conversation": ("prompt", "answer", "input", "output", "ids", "session"),
+    "conversation": ("prompt", "answer", "input", "output", "ids", "session", "cached"),
 }
 """What says the same."""
 _SUM: Final = "+"
@@ -70,6 +71,10 @@ def parse_columns(text: str) -> dict[str, str]:
         beside = next((other for other in _NEVER_WITH.get(part, ()) if other in columns), None)
         if beside is not None:
             raise ConfigError(f"--columns: {part} is {PARTS[part]}, so {beside} can't be told besides")
+    if {"cached", "prompt"} <= columns.keys() and "input" not in columns:
+        raise ConfigError(
+            "--columns: cached is a part of what a server counted of a prompt: input=COLUMN is missing, all of it"
+        )
     if "answer" in columns and "prompt" not in columns:
         raise ConfigError("--columns: answer is cut as prompts are: prompt=COLUMN is missing")
     return columns
@@ -153,6 +158,7 @@ def _request(columns: Mapping[str, str], found: Mapping[str, Any]) -> Record:
         ids_in(found, columns["ids"]) if "ids" in columns else None,
         text_of(found, given("session", "")),
         model=text_of(found, given("model", "")),
+        cached_tokens=whole(found, columns["cached"]) if "cached" in columns else None,
     )
 
 

@@ -88,6 +88,10 @@ class Record:
     """What vLLM was told to keep its blocks apart by (``cache_salt``): prompts with others share none of them."""
     beside: str | None = None
     """What stands beside its prompt that a model may have been asked, too."""
+    cached_tokens: int | None = None
+    """How much of the prompt its server had in its own caches, as whoever logged it counted it."""
+    loaded_tokens: int | None = None
+    """What of that a connector loaded."""
     left_out: str | None = None
     """Why it isn't counted, where whoever logged it says that no model had to go on with it."""
 

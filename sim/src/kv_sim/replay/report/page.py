@@ -60,6 +60,8 @@ def _head(found: Replays | Sizing, model: str | None) -> Iterator[str]:
         "different blocks": f"{found.unique_blocks:,}",
         "reusable tokens": f"{infinite.token:.1%}",
     }
+    if found.observed is not None:
+        facts["its own server had"] = f"{found.observed.token:.1%}"
     if found.load is not None:
         facts |= {"servers": f"{found.load.servers}", "reusable on one": f"{found.infinite_shared.token:.1%}"}
     yield f"<header><h1>{escape(found.trace)}</h1>"
@@ -73,6 +75,8 @@ def _head(found: Replays | Sizing, model: str | None) -> Iterator[str]:
         notes.append(f"{found.load}. Sizes are of each server.")
     if found.disk_shared:
         notes.append(DISK_SHARED)
+    if found.observed is not None:
+        notes.append(str(found.observed))
     yield f'</dl><ul class="notes">{"".join(f"<li>{escape(note)}</li>" for note in notes)}</ul></header>'
 
 
@@ -227,6 +231,8 @@ def _replay_table(found: Replays) -> str:
         head += ["disk", "by disk", "loaded from it", "stored", "evicted", "refused"]
     if found.disk_shared:
         head += ["by neighbours", "borrowed"]
+    if found.observed is not None:
+        head += ["apart from its own server"]
     rows = []
     for run in found.runs:
         foot, both, disk = run.footprint, run.both, run.disk
@@ -243,6 +249,8 @@ def _replay_table(found: Replays) -> str:
             cells += [size_shown(foot, count) for count in moved]
         if found.disk_shared:
             cells += [f"{disk.neighbours.token:.1%}", size_shown(foot, disk.borrowed_blocks)]
+        if found.observed is not None:
+            cells.append("-" if run.beside is None else f"{run.beside.apart:.1%}")
         rows.append(cells)
     return _table("All runs", head, rows, None)
 

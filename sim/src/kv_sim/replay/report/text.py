@@ -5,6 +5,7 @@ from typing import Final
 
 from kv_offload import StoreWhen
 from kv_sim.command.table import aligned
+from kv_sim.replay.caches.beside import ObservedRatios
 from kv_sim.replay.caches.curve import Ratios
 from kv_sim.replay.results import CacheCounts, CacheReplay, Replays
 from kv_sim.replay.sizing import Sizing
@@ -46,6 +47,8 @@ def trace_lines(found: Replays | Sizing | StreamReplays, model: str | None) -> I
         yield f"  {load}"
     if found.disk_shared:
         yield f"  {DISK_SHARED}"
+    if found.observed is not None:
+        yield f"  {found.observed}"
     if isinstance(found, StreamReplays):
         return
     if load is None:
@@ -74,10 +77,16 @@ def replay_lines(found: Replays | StreamReplays, model: str | None) -> Iterator[
         yield "the disk behind it:"
         yield from _table(list(_disk_cells(run, shared=shared)) for run in found.runs)
         yield ""
+    if found.observed is not None:
+        yield "beside what the trace's own server had:"
+        yield from _table(list(_beside_cells(run, found.observed, has_disk=has_disk)) for run in found.runs)
+        yield ""
     where = ["host memory"] + ["the disk"] * has_disk + ["the GPU's prefix cache"] * has_gpu
     yield f"Ratios are hits of {listed(where)}: of all blocks, of all prompt tokens, of all full blocks."
     if found.runs[0].setup.store_when is StoreWhen.EVICTED:
         yield f"{STORED_WHEN_EVICTED[0].upper()}{STORED_WHEN_EVICTED[1:]}."
+    if found.observed is not None:
+        yield "It had: by its own count, of the same prompts. Apart: tokens of which only one of the two had."
     if found.load is not None:
         yield "Sizes are of each server; hits and what was moved, of all together."
     if shared:
@@ -144,6 +153,27 @@ def _disk_cells(run: CacheCounts, *, shared: bool) -> Iterator[tuple[str, str]]:
     yield "stored", _traffic(foot, disk.stored_blocks)
     yield "evicted", _traffic(foot, disk.evicted_blocks)
     yield "refused", _traffic(foot, disk.refused_blocks)
+
+
+def _beside_cells(run: CacheCounts, observed: ObservedRatios, *, has_disk: bool) -> Iterator[tuple[str, str]]:
+    """What a row of the table answers of those requests of which the trace says what their server had."""
+    setup, foot, beside = run.setup, run.footprint, run.beside
+    yield "policy", setup.policy
+    yield "memory", size_shown(foot, setup.capacity)
+    if has_disk:
+        yield "disk", size_shown(foot, setup.disk)
+    yield "token", _share(None if beside is None else beside.token)
+    yield "it had", _share(observed.token)
+    if observed.loaded_token:
+        yield "GPU token", _share(None if beside is None else beside.gpu_token)
+        yield "it had", _share(observed.gpu_token)
+        yield "loaded token", _share(None if beside is None else beside.loaded_token)
+        yield "it had", _share(observed.loaded_token)
+    yield "apart", _share(None if beside is None else beside.apart)
+
+
+def _share(value: float | None) -> str:
+    return "-" if value is None else f"{value:.3f}"
 
 
 def size_lines(found: Sizing, model: str | None) -> Iterator[str]:

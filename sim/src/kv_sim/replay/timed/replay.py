@@ -6,6 +6,7 @@ gets its share of the trace, and goes its own way.
 
 from dataclasses import dataclass
 
+from kv_sim.replay.caches.beside import ObservedSums
 from kv_sim.replay.columns import Columns
 from kv_sim.replay.fleet import Fleet, Load
 from kv_sim.replay.side_by_side import Progress
@@ -66,6 +67,12 @@ def notes_of(trace: Trace) -> tuple[str, ...]:
     """What was noted of a trace that was read, and what it doesn't tell; one that was made has no notes."""
     if not isinstance(trace, Columns):
         return ()
+    notes, observed = list(trace.notes), ObservedSums.of(trace).ratios()
+    if observed is not None:
+        notes.append(str(observed))
     silent = int((trace.outputs == 0).sum())
-    said = f"{silent:,} of {len(trace):,} requests don't say how long their answers were: each gets one token"
-    return (*trace.notes, said) if silent else trace.notes
+    if silent:
+        notes.append(
+            f"{silent:,} of {len(trace):,} requests don't say how long their answers were: each gets one token"
+        )
+    return tuple(notes)

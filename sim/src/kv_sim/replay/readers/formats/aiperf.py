@@ -9,7 +9,16 @@ the file, so it counts from when the turn before arrived.
 from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
-from kv_sim.replay.readers.asked import answered_in, for_each, has_failed, inside, last_of, object_in, told_in
+from kv_sim.replay.readers.asked import (
+    answered_in,
+    cached_in,
+    for_each,
+    has_failed,
+    inside,
+    last_of,
+    object_in,
+    told_in,
+)
 from kv_sim.replay.readers.chat import chat, is_request, prompts_in, user
 from kv_sim.replay.readers.format import Container, Format
 from kv_sim.replay.readers.formats.mooncake import DelayedRecord, delay_of
@@ -53,6 +62,7 @@ def _parse_sent(record: Mapping[str, Any], sent: Mapping[str, Any]) -> Iterator[
         next((name for field in _PLAYS if (name := text_of(sent, field)) is not None), None),
         model=text_of(asked, "model"),
         told_tokens=told_in({"response_body": came}),
+        cached_tokens=cached_in({"response_body": came}),
         has_failed=has_failed(record),
     )
     yield from for_each(prompts_in(record, asked), request)

@@ -9,6 +9,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
 from kv_sim.replay.readers.asked import answered_in, count_in, for_each, inside, json_in, last_of, object_in
+from kv_sim.replay.readers.cached import cached_of
 from kv_sim.replay.readers.chat import prompts_in
 from kv_sim.replay.readers.format import Container, Format
 from kv_sim.replay.readers.record import MalformedError, Record, number_or_date, text_of, whole
@@ -24,6 +25,7 @@ def _requests(
     model: str | None,
     said: str | None = None,
     told: int | None = None,
+    cached: int | None = None,
 ) -> Iterator[Record]:
     generates = "inputs" in asked and asked.keys().isdisjoint(("messages", "prompt", "input"))
     try:
@@ -31,7 +33,8 @@ def _requests(
     except MalformedError as error:
         reason = str(error).replace("prompt", "inputs", 1) if generates else error
         raise MalformedError(f"{place}.{reason}") from None
-    yield from for_each(prompts, Record(time, 0, answer, None, model=model, answer=said, told_tokens=told))
+    request = Record(time, 0, answer, None, model=model, answer=said, told_tokens=told, cached_tokens=cached)
+    yield from for_each(prompts, request)
 
 
 # -- SageMaker -----------------------------------------------------------------------------------
@@ -129,7 +132,10 @@ def _parse_bedrock(record: Mapping[str, Any]) -> Iterator[Record]:
         raise MalformedError(f"output.{error}") from None
     told = sum(count_in(record["input"], field) or 0 for field in _TOLD) or None
     model = text_of(record, "modelId")
-    yield from _requests(asked, "input.inputBodyJson", time=time, answer=answer, model=model, told=told)
+    cached = cached_of(record["input"], _TOLD[1])
+    yield from _requests(
+        asked, "input.inputBodyJson", time=time, answer=answer, model=model, told=told, cached=cached
+    )
 
 
 def _as_usual(asked: Mapping[str, Any]) -> Mapping[str, Any]:

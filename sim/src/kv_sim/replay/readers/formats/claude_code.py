@@ -11,6 +11,7 @@ there, so a request that is in two files is one.
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final
 
+from kv_sim.replay.readers.cached import cached_of
 from kv_sim.replay.readers.chat import chat
 from kv_sim.replay.readers.format import Container, Format
 from kv_sim.replay.readers.record import MalformedError, Record, number_or_date, text_of, whole
@@ -170,6 +171,7 @@ def _parse(record: Line) -> Iterator[Record]:
         text=[*(text for piece in record["asked"] for text in piece), f"<|{_ANSWER}|>"],
         answer=None if read else "".join(text for line in record["answer"] for text in _pieces(line)),
         told_tokens=sum(whole(usage, field, usual=0) for field in _READ) if read else None,
+        cached_tokens=cached_of(usage),
         name=text_of(first["message"], "id"),
     )
 
@@ -177,7 +179,11 @@ def _parse(record: Line) -> Iterator[Record]:
 def _usual(usage: Line) -> Line:
     """Qwen Code's counts, as Claude Code has them."""
     said = whole(usage, "candidatesTokenCount", usual=0) + whole(usage, "thoughtsTokenCount", usual=0)
-    return {"input_tokens": usage.get("promptTokenCount"), "output_tokens": said}
+    return {
+        "input_tokens": usage.get("promptTokenCount"),
+        "output_tokens": said,
+        "cached_tokens": cached_of(usage),
+    }
 
 
 CLAUDE_CODE = Format(

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final
 
 from kv_sim.replay.readers.asked import inside
+from kv_sim.replay.readers.cached import cached_of
 from kv_sim.replay.readers.chat import ANSWERS
 from kv_sim.replay.readers.format import Container, Format
 from kv_sim.replay.readers.messages import Answered, Heard, Said, counted_in, request, said, time_in
@@ -45,6 +46,7 @@ def _parse(record: Line) -> Iterator[Record]:
             counted_in(tokens, ("completion",), "metrics.tokens"),
             _said(answer).words,
             counted_in(tokens, ("prompt",), "metrics.tokens") or None,
+            cached_of(tokens, "cached"),
         ),
         "ts",
     )

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 from kv_sim.replay.readers.asked import inside
+from kv_sim.replay.readers.cached import cached_of
 from kv_sim.replay.readers.chat import ANSWERS, chat
 from kv_sim.replay.readers.format import Container, Format
 from kv_sim.replay.readers.record import MalformedError, Record, number_or_date, text_of, whole
@@ -144,6 +145,7 @@ def _parse(record: Line) -> Iterator[Record]:
         text=[*record["asked"], "<|assistant|>"],
         answer=None if usage else "".join(record["answer"]),
         told_tokens=whole(usage, "input_tokens", usual=0) if usage else None,
+        cached_tokens=cached_of(usage),
     )
 
 

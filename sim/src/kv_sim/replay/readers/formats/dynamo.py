@@ -7,6 +7,7 @@ such as calls of tools, stand between them; some sinks put each into an ``event`
 from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
+from kv_sim.replay.readers.cached import cached_of
 from kv_sim.replay.readers.format import Container, Format
 from kv_sim.replay.readers.record import MalformedError, Record, id_list, name_of, number, text_of, whole
 
@@ -47,6 +48,7 @@ def _parse(record: Mapping[str, Any]) -> Iterator[Record]:
         block_tokens=size,
         model=text_of(request, "model"),
         name=name_of(request),
+        cached_tokens=cached_of(request),
     )
 
 

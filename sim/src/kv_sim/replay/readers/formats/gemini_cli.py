@@ -9,6 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final
 
 from kv_sim.replay.readers.asked import inside, objects_in
+from kv_sim.replay.readers.cached import cached_of
 from kv_sim.replay.readers.chat import ANSWERS
 from kv_sim.replay.readers.format import Container, Format
 from kv_sim.replay.readers.messages import LEFT_OUT, Answered, Heard, Said, counted_in, request, said, time_in
@@ -81,6 +82,7 @@ def _parse(record: Line) -> Iterator[Record]:
             counted_in(tokens, ("output", "thoughts"), f"{place}.tokens"),
             "".join(_thoughts(answer)) + _answer(answer, place).words,
             counted_in(tokens, ("input", "tool"), f"{place}.tokens") or None,
+            cached_of(tokens, "cached"),
             answer["id"],
         ),
         place,

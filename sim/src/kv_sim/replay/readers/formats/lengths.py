@@ -7,7 +7,8 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
-from kv_sim.replay.readers.asked import has_failed, left_out_of
+from kv_sim.replay.readers.asked import has_failed, inside, json_in, left_out_of
+from kv_sim.replay.readers.cached import cached_among
 from kv_sim.replay.readers.format import Container, Format
 from kv_sim.replay.readers.record import MalformedError, Record, number, number_or_date, session_of, text_of, whole
 
@@ -40,6 +41,7 @@ class _Fields:
             session=session_of(record),
             model=text_of(record, "model"),
             has_failed=has_failed(record),
+            cached_tokens=_cached_in(record),
         )
 
     @property
@@ -52,6 +54,13 @@ class _Fields:
         return self.ids is None or record.get(self.ids) is None
 
 
+def _cached_in(record: Mapping[str, Any]) -> int | None:
+    """What a cache had of it; LiteLLM keeps what a provider says in its metadata."""
+    metadata = json_in(record.get("metadata"))
+    return cached_among((record, *(inside(metadata, field) for field in _USAGES)))
+
+
+_USAGES: Final = ("usage_object", "additional_usage_values")
 _MOONCAKE: Final = _Fields("timestamp", "input_length", "output_length", ids="hash_ids")
 _SPLITWISE: Final = _Fields("arrival_timestamp", "prompt_size", "token_size")
 _LITELLM: Final = _Fields("startTime", "prompt_tokens", "completion_tokens", number_or_date)

@@ -6,7 +6,8 @@ A record that is no request to a model is none here, too: a span, a call of a to
 from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
-from kv_sim.replay.readers.asked import answered_in, for_each, has_failed, inside, json_in, told_in
+from kv_sim.replay.readers.asked import answered_in, cached_in, for_each, has_failed, inside, json_in, told_in
+from kv_sim.replay.readers.cached import cached_of
 from kv_sim.replay.readers.chat import prompts_in, user
 from kv_sim.replay.readers.format import Format
 from kv_sim.replay.readers.record import MalformedError, Record, number_or_date, session_of, text_of, whole
@@ -61,6 +62,7 @@ _OWN: Final = (
     ("usageDetails", "usage_details", "parentObservationId", "parent_observation_id"),
 )
 _USAGES: Final = ("usageDetails", "usage_details", "usage")
+_CACHED: Final = ("cache_read_input_tokens", "input_cached_tokens", "input_cache_read", "cached_tokens")
 
 
 def _parse_langfuse(record: Mapping[str, Any]) -> Iterator[Record]:
@@ -78,6 +80,7 @@ def _parse_langfuse(record: Mapping[str, Any]) -> Iterator[Record]:
         session_of(record),
         model=model,
         told_tokens=told_in(record) if told is None else told or None,
+        cached_tokens=cached_in(record) if usage is None else cached_of(usage, *_CACHED),
         has_failed=record.get("level") == _BROKEN or has_failed(record),
     )
     yield from _requests(record, "input", request)
@@ -129,6 +132,7 @@ def _parse_langsmith(record: Mapping[str, Any]) -> Iterator[Record]:
         session,
         model=model and str(model),
         told_tokens=told_in(record),
+        cached_tokens=cached_in(record),
         has_failed=has_failed(record),
     )
     yield from _requests({**record, "inputs": inputs}, "inputs", request)

@@ -20,7 +20,7 @@ def _usual(named: Mapping[str, Any]) -> dict[str, Any]:
     kind = str(named[_KIND]).strip('"')
     found: dict[str, Any] = {"gen_ai.operation.name": "chat" if kind in _ASKS else kind.lower()}
     asked, counts = json_in(named.get(_ASKED)), json_in(named.get(_COUNTS))
-    for field in ("input_tokens", "output_tokens"):
+    for field in ("input_tokens", "output_tokens", "cache_read_input_tokens"):
         if (count := inside(counts, field)) is not None:
             found[f"gen_ai.usage.{field}"] = count
     messages = next((one for name in ("messages", "prompt", "input") if (one := inside(asked, name))), None)

@@ -9,6 +9,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
 from kv_sim.replay.readers.asked import inside, objects_in
+from kv_sim.replay.readers.cached import cached_of
 from kv_sim.replay.readers.chat import ANSWERS, chat
 from kv_sim.replay.readers.format import Container, Format
 from kv_sim.replay.readers.messages import names_above
@@ -67,6 +68,7 @@ def _request(message: Mapping[str, Any], text: list[str], record: Mapping[str, A
         text=text,
         answer=said if tokens is None and isinstance(said, str) else None,
         told_tokens=told,
+        cached_tokens=cached_of(usage),
         has_failed=bool(message.get("error")),
     )
 

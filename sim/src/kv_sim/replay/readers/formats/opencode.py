@@ -8,6 +8,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
 from kv_sim.replay.readers.asked import inside, objects_in
+from kv_sim.replay.readers.cached import cached_of
 from kv_sim.replay.readers.chat import ANSWERS
 from kv_sim.replay.readers.format import Container, Format
 from kv_sim.replay.readers.messages import Answered, Said, counted_in, placed, request, said, time_in
@@ -46,6 +47,7 @@ def _parse(record: Mapping[str, Any]) -> Iterator[Record]:
                     counted_in(counts, ("output", "reasoning"), f"{place}.tokens"),
                     answer.words,
                     counted_in(counts, ("input", "read", "write"), f"{place}.tokens") or None,
+                    cached_of(counts, "read"),
                     name and f"{name} {number}",
                     has_failed=bool(info.get("error")),
                 ),

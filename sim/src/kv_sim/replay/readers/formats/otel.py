@@ -12,6 +12,7 @@ from contextlib import suppress
 from typing import Any, Final
 
 from kv_sim.replay.readers.asked import count_in, inside
+from kv_sim.replay.readers.cached import cached_of
 from kv_sim.replay.readers.chat import chat
 from kv_sim.replay.readers.format import Container, Format
 from kv_sim.replay.readers.formats.otel_asked import PROMPT, WHOLE, asked_of
@@ -32,6 +33,12 @@ from kv_sim.replay.readers.text import ASSUMED
 _ASKS: Final = ("chat", "text_completion", "completion", "generate_content")
 _INPUTS: Final = ("gen_ai.usage.input_tokens", "gen_ai.usage.prompt_tokens", "llm.token_count.prompt")
 _OUTPUTS: Final = ("gen_ai.usage.output_tokens", "gen_ai.usage.completion_tokens", "llm.token_count.completion")
+_CACHED: Final = (
+    *("gen_ai.usage.cache_read.input_tokens", "gen_ai.usage.cache_read_input_tokens"),
+    *("gen_ai.usage.details.cache_read_tokens", "llm.usage.cache_read_input_tokens"),
+    *("llm.token_count.prompt_details.cache_read", "ai.usage.cachedInputTokens"),
+    "ai.usage.inputTokenDetails.cacheReadTokens",
+)
 _SESSIONS: Final = ("gen_ai.conversation.id", "session.id")
 _MODELS: Final = ("gen_ai.request.model", "gen_ai.response.model", "llm.model_name")
 _BROKEN: Final = ("2", "STATUS_CODE_ERROR", "ERROR")
@@ -129,6 +136,7 @@ def _request(seen: Observed) -> Record:
         model=text_in(named, _MODELS),
         text=None if prompt is None else chat(prompt),
         told_tokens=None if told is None else count_in(named, told),
+        cached_tokens=cached_of(dict(named), *_CACHED),
         has_failed="error.type" in named or str(inside(seen.span.get("status"), "code")) in _BROKEN,
     )
 

@@ -8,6 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final
 
 from kv_sim.replay.readers.asked import inside
+from kv_sim.replay.readers.cached import cached_of
 from kv_sim.replay.readers.chat import ANSWERS
 from kv_sim.replay.readers.format import Container, Format
 from kv_sim.replay.readers.messages import (
@@ -74,6 +75,7 @@ def _parse(record: Line) -> Iterator[Record]:
             counted_in(usage, ("output",), "message.usage"),
             _said(line).words,
             counted_in(usage, ("input", "cacheRead", "cacheWrite"), "message.usage") or None,
+            cached_of(usage, "cacheRead"),
             f"{text_of(line, 'id')} {text_of(line, 'timestamp')}" if "id" in line else None,
             message.get("stopReason") in _BROKEN,
         ),

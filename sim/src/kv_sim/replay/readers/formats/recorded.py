@@ -1,6 +1,7 @@
 """What kv-vllm's ``TraceConnector`` writes of a live engine: Mooncake's fields, and what the engine's blocks are.
 
 How many bytes a block takes, on all workers, and how many the GPU's cache has, are there if all blocks are alike.
+``cached_tokens`` of a prompt were there when it began to run, ``loaded_tokens`` of them by a connector.
 """
 
 from collections.abc import Iterator, Mapping
@@ -23,7 +24,14 @@ def _parse(record: Mapping[str, Any]) -> Iterator[Record]:
         id_list(record, "hash_ids"),
         block_tokens=block,
         engine=_memory(record, block),
+        cached_tokens=_said(record, "cached_tokens"),
+        loaded_tokens=_said(record, "loaded_tokens"),
     )
+
+
+def _said(record: Mapping[str, Any], field: str) -> int | None:
+    """A count that isn't there of a request that never ran, nor in lines of before kv-vllm 0.2.40."""
+    return None if record.get(field) is None else whole(record, field)
 
 
 def _memory(record: Mapping[str, Any], block_tokens: int) -> EngineMemory | None:

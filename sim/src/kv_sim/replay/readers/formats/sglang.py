@@ -9,6 +9,7 @@ from dataclasses import replace
 from typing import Any, Final
 
 from kv_sim.replay.readers.asked import count_in, for_each, inside, object_in, own_request
+from kv_sim.replay.readers.cached import cached_of
 from kv_sim.replay.readers.format import Container, Format
 from kv_sim.replay.readers.record import MalformedError, Moment, Record, number, prompts_of, text_of, whole
 from kv_sim.replay.readers.text import ASSUMED
@@ -63,6 +64,7 @@ def _parse_log(record: Mapping[str, Any]) -> Iterator[Record]:
         None,
         model=text_of(asked, "lora_path"),
         told_tokens=count_in(told, "prompt_tokens"),
+        cached_tokens=cached_of(told),
     )
     there = [field for field in ("input_ids", "text") if asked.get(field) is not None]
     if not there:
@@ -119,6 +121,7 @@ def _parse_measured(record: Mapping[str, Any]) -> Iterator[Record]:
         session=text_of(asked, "session_id"),
         model=text_of(asked, "lora_path"),
         told_tokens=count_in(record, "prompt_tokens"),
+        cached_tokens=cached_of(record),
         name=text_of(record, "id"),
     )
     there = [field for field in ("input_ids", "text") if asked.get(field) is not None]

@@ -17,8 +17,8 @@ from kv_offload_file.label import Label
 from kv_sim.config import WorldConfig
 from kv_sim.memory.copies import Copy
 from kv_sim.memory.device import Device
-from kv_sim.memory.kernels import LaunchedStep
 from kv_sim.memory.kv_cache import KVCache
+from kv_sim.memory.launched import LaunchedStep
 from kv_sim.memory.settled import Offer
 from kv_sim.memory.shadow import Shadow
 from kv_sim.offload.files import WorldSlots

@@ -1,0 +1,63 @@
+"""``Whereabouts``: in which places an engine's neighbours have chunks, all of them together.
+
+A chunk that several neighbours have, since both stored it before they heard of each other, is looked for at the
+one with the lowest number; within one's files, where it was seen last.
+
+**Invariants** (``check``): a chunk that has other places has one that is looked at; and none is there twice.
+"""
+
+from collections.abc import Iterable
+
+from kv_api import OffloadKey
+from kv_offload_file.sharing.place import MOST_SLOTS
+
+
+class Whereabouts:
+    """``places`` say where each chunk is looked for."""
+
+    def __init__(self) -> None:
+        self.places: dict[OffloadKey, int] = {}
+        self._others: dict[OffloadKey, list[int]] = {}
+        """The other places of a chunk, where it has several; who came last stands last."""
+
+    def add(self, found: Iterable[tuple[OffloadKey, int]]) -> None:
+        """These chunks are in these places, too."""
+        places = self.places
+        for key, place in found:
+            if places.setdefault(key, place) != place:
+                self._add_another(key, place)
+
+    def remove(self, key: OffloadKey, place: int) -> None:
+        """It isn't there any more."""
+        others = self._others.get(key)
+        if others is None:
+            del self.places[key]
+            return
+        if self.places[key] == place:
+            place = min(reversed(others), key=lambda one: one // MOST_SLOTS)
+            self.places[key] = place
+        others.remove(place)
+        if not others:
+            del self._others[key]
+
+    def _add_another(self, key: OffloadKey, place: int) -> None:
+        known = self.places[key]
+        if known // MOST_SLOTS < place // MOST_SLOTS:
+            known, place = place, known
+        self._others.setdefault(key, []).append(known)
+        self.places[key] = place
+
+    def has(self, key: OffloadKey, place: int) -> bool:
+        """Whether it is known to be there."""
+        return self.places.get(key) == place or place in self._others.get(key, ())
+
+    def __len__(self) -> int:
+        """How many places there are, of all chunks together."""
+        return len(self.places) + sum(map(len, self._others.values()))
+
+    def check(self) -> None:
+        """Recount."""
+        for key, others in self._others.items():
+            places = [self.places[key], *others]
+            assert len(places) == len({*places}) > 1, f"{key.hex()} is in {places}"
+            assert places[0] // MOST_SLOTS == min(places) // MOST_SLOTS, f"{key.hex()} is looked for in {places}"

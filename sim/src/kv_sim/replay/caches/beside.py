@@ -1,0 +1,133 @@
+"""What a replay says beside what the trace's own server counted: both of the same requests, and how far apart.
+
+The replay has to be of the caches which that server had: else what lies between the two is what others bring.
+"""
+
+from dataclasses import astuple, dataclass
+
+import numpy as np
+
+from kv_sim.replay.caches.cache import Outcome
+from kv_sim.replay.columns import Columns, Ints
+from kv_sim.replay.observed import NOT_SAID
+from kv_sim.replay.units import counted
+
+
+@dataclass(frozen=True)
+class ObservedRatios:
+    """Of the prompt tokens of those requests that say it: what their server had."""
+
+    requests: int
+    prompt_tokens: int
+    token: float
+    gpu_token: float | None
+    """In the GPU's own cache; None, as the next, where not all of these requests say what was loaded."""
+    loaded_token: float | None
+
+    def __str__(self) -> str:
+        by = ""
+        if self.gpu_token is not None and self.loaded_token:
+            by = f" ({self.gpu_token:.3f} in the GPU's cache, {self.loaded_token:.3f} loaded)"
+        requests = counted(self.requests, "request", "requests")
+        return f"its own server had {self.token:.3f} of the tokens of {requests}{by}"
+
+
+@dataclass(frozen=True)
+class BesideObserved:
+    """What a replay answers of the same tokens."""
+
+    token: float
+    gpu_token: float
+    loaded_token: float
+    apart: float
+    """Of which one of the two had what the other one hadn't, request by request."""
+
+
+@dataclass(frozen=True)
+class ObservedSums:
+    """Tokens, over requests that say what their server had."""
+
+    requests: int = 0
+    prompt: int = 0
+    cached: int = 0
+    split: int = 0
+    """Requests of these that also say what was loaded."""
+    loaded: int = 0
+
+    @classmethod
+    def of(cls, columns: Columns) -> "ObservedSums":
+        """Those of a trace, or of a part of one."""
+        said = _who_says_it(columns)
+        if said is None or columns.observed is None:
+            return cls()
+        seen = columns.observed.of(said)
+        split = seen.loaded != NOT_SAID
+        return cls(
+            len(said),
+            int(columns.inputs[said].sum()),
+            int(seen.cached.sum()),
+            int(np.count_nonzero(split)),
+            int(seen.loaded[split].sum()),
+        )
+
+    def plus(self, more: "ObservedSums") -> "ObservedSums":
+        """The sum of both."""
+        return ObservedSums(*map(sum, zip(astuple(self), astuple(more), strict=True)))
+
+    def ratios(self) -> ObservedRatios | None:
+        """As shares; None: no request says it."""
+        if not self.requests:
+            return None
+        prompt, is_split = max(1, self.prompt), self.split == self.requests
+        return ObservedRatios(
+            self.requests,
+            self.prompt,
+            self.cached / prompt,
+            (self.cached - self.loaded) / prompt if is_split else None,
+            self.loaded / prompt if is_split else None,
+        )
+
+
+@dataclass(frozen=True)
+class BesideSums:
+    """Tokens that a replay answers, over the same requests."""
+
+    prompt: int = 0
+    gpu: int = 0
+    loaded: int = 0
+    apart: int = 0
+
+    @classmethod
+    def of(cls, columns: Columns, outcome: Outcome) -> "BesideSums":
+        """Those of a trace, or of a part of one, as far as it says what was observed."""
+        said = _who_says_it(columns)
+        if said is None or columns.observed is None:
+            return cls()
+        size, most = columns.block_tokens, columns.block_input_tokens[said]
+        gpu = np.minimum(outcome.gpu_hits[said] * size, most)
+        hits = np.minimum((outcome.gpu_hits + outcome.loaded)[said] * size, most)
+        return cls(
+            int(columns.inputs[said].sum()),
+            int(gpu.sum()),
+            int((hits - gpu).sum()),
+            int(np.abs(hits - columns.observed.cached[said]).sum()),
+        )
+
+    def plus(self, more: "BesideSums") -> "BesideSums":
+        """The sum of both."""
+        return BesideSums(*map(sum, zip(astuple(self), astuple(more), strict=True)))
+
+    def ratios(self) -> BesideObserved | None:
+        """As shares; None: there was nothing to hold a replay against."""
+        if not self.prompt:
+            return None
+        shares = (tokens / self.prompt for tokens in (self.gpu + self.loaded, self.gpu, self.loaded, self.apart))
+        return BesideObserved(*shares)
+
+
+def _who_says_it(columns: Columns) -> Ints | None:
+    """The requests that say what their server had, if there are any."""
+    if columns.observed is None:
+        return None
+    said: Ints = np.flatnonzero(columns.observed.cached != NOT_SAID)
+    return said if len(said) else None

@@ -1,0 +1,55 @@
+"""How much of a prompt a server had in its own caches, where the counts of an answer say it.
+
+APIs have it under several names, beside a prompt's length or within. A count that isn't there is not 0: many
+servers say it only where they are told to.
+"""
+
+from collections.abc import Iterable
+from typing import Any, Final
+
+_NAMES: Final = (
+    *("cached_tokens", "cache_read_input_tokens", "prompt_cache_hit_tokens", "num_cached_tokens"),
+    *("cachedContentTokenCount", "cached_content_token_count", "cacheReadInputTokens", "cached_input_tokens"),
+)
+"""SGLang's and others', Anthropic's, DeepSeek's, vLLM's; Gemini's, Bedrock's, Codex's."""
+_DETAILS: Final = ("prompt_tokens_details", "input_tokens_details", "input_token_details", "prompt_token_details")
+_IN_DETAILS: Final = ("cached_tokens", "cache_read")
+"""OpenAI's, LangChain's."""
+_LLAMA: Final = "timings"
+_IN_LLAMA: Final = ("cache_n",)
+_MOST_DIGITS: Final = 9
+
+
+def cached_among(places: Iterable[Any]) -> int | None:
+    """What the first of some objects says that says anything."""
+    return next((found for place in places if (found := cached_of(place)) is not None), None)
+
+
+def cached_of(counts: Any, *names: str) -> int | None:
+    """What the counts of one answer say: by one of ``names``, if whoever kept them has names of its own."""
+    if not isinstance(counts, dict):
+        return None
+    for field, inner in (
+        (None, names or _NAMES),
+        *((field, _IN_DETAILS) for field in _DETAILS),
+        (_LLAMA, _IN_LLAMA),
+    ):
+        found = _first(counts if field is None else counts.get(field), inner)
+        if found is not None:
+            return found
+    return None
+
+
+def _first(counts: Any, names: Iterable[str]) -> int | None:
+    if not isinstance(counts, dict):
+        return None
+    return next((found for name in names if (found := _count(counts.get(name))) is not None), None)
+
+
+def _count(value: Any) -> int | None:
+    """A count, in a table as text. What is below 0 says that nobody knows."""
+    if isinstance(value, str) and value.isascii() and value.isdecimal() and len(value) <= _MOST_DIGITS:
+        value = int(value)
+    if isinstance(value, float) and value.is_integer():
+        value = int(value)
+    return value if isinstance(value, int) and not isinstance(value, bool) and value >= 0 else None
