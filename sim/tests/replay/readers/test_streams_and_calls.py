@@ -112,3 +112,25 @@ def test_a_log_of_bedrock_s_without_bodies_has_lengths(tmp_path):
     columns = dict(one.split("=") for one in line.removeprefix("--columns ").split(","))
     [request] = open_trace(path, TraceOptions(columns=columns, sharing=Sharing()))
     assert (request.input_tokens, request.output_tokens) == (9, 2)
+
+
+def test_what_a_stream_says_first_of_what_was_read_counts_with_what_it_says_last(tmp_path):
+    first = {"input_tokens": 5, "cache_read_input_tokens": 90, "output_tokens": 1}
+    text = stream(
+        {"type": "message_start", "message": {"usage": first}},
+        {"type": "message_delta", "delta": {}, "usage": {"output_tokens": 50}},
+    )
+    columns = open_trace(written(tmp_path, {**REQUEST, "response_body": text}))
+    assert [one.output_tokens for one in columns] == [50]
+    assert any(note.startswith("usage says 95 prompt tokens") for note in columns.notes)
+
+
+def test_a_stream_that_a_browser_saved_without_usage_is_counted(tmp_path):
+    text = 'data: {"choices": [{"delta": {"content": "' + "y" * 40 + '"}}]}\n\ndata: [DONE]\n\n'
+    entry = {
+        "startedDateTime": "2026-01-31T10:00:00Z",
+        "request": {"url": "/v1/chat/completions", "postData": {"text": json.dumps(REQUEST["request_body"])}},
+        "response": {"status": 200, "content": {"text": text}},
+    }
+    [request] = open_trace(written(tmp_path, {"log": {"entries": [entry]}}))
+    assert request.output_tokens == 10

@@ -215,8 +215,12 @@ def last_of(value: Any) -> Mapping[str, Any] | None:
         found = events_in(found)
     if not isinstance(found, list):
         return found if isinstance(found, dict) else None
-    events = (inside(one, field) or one for one in reversed(found) for field in _IN_EVENTS)
-    return next((one for one in events if any(inside(one, field) for field in _USAGES)), None)
+    last: dict[str, Any] = {}
+    for one in (inside(event, field) or event for event in found for field in _IN_EVENTS):
+        told = {field: counts for field in _USAGES if isinstance(counts := inside(one, field), dict) and counts}
+        if told:  # of a stream of Anthropic's the first event says what was read, the last what was written
+            last = {**one, **{field: {**last.get(field, {}), **counts} for field, counts in told.items()}}
+    return last or None
 
 
 def events_in(stream: str) -> list[Mapping[str, Any]]:
