@@ -126,8 +126,9 @@ def test_every_option_says_what_it_is():
     assert (
         "weka, lmcache, bailian, recorded, servegen, lmbench, mooncake, baseten, dynamo, aibrix, aiperf, "
         "aiperf-turns, aiperf-inputs, otel, guidellm, langfuse, langsmith, sglang, sglang-log, sglang-metrics, "
-        "har, sagemaker, bedrock, baseten-text, open-webui, chatgpt, claude-ai, gemini-cli, opencode, goose, pi, "
-        "cline, vllm, conversations-dated, conversations, openai, openai-table, claude-code, codex, azure, "
+        "har, sagemaker, bedrock, baseten-text, open-webui, chatgpt, claude-ai, deepseek, librechat, lm-studio, "
+        "copilot-cli, continue, gemini-cli, opencode, goose, pi, cline, "
+        "vllm, conversations-dated, conversations, openai, openai-table, claude-code, codex, azure, "
         "burstgpt, vidur, bench, mooncake-lengths, litellm, splitwise" in said["format"]
     )
     for parser, points in ((parsers[2], 20), (parsers[3], 8)):

@@ -18,8 +18,8 @@ FIELDS = (
     "expected those of one of the formats weka, lmcache, bailian, recorded, servegen, lmbench, mooncake, "
     "baseten, dynamo, aibrix, aiperf, aiperf-turns, aiperf-inputs, otel, guidellm, langfuse, langsmith, sglang, "
     "sglang-log, sglang-metrics, har, sagemaker, bedrock, baseten-text, open-webui, chatgpt, claude-ai, "
-    "gemini-cli, opencode, goose, pi, cline, vllm, conversations-dated, "
-    "conversations, openai, claude-code, codex, bench, mooncake-lengths, litellm; "
+    "deepseek, librechat, lm-studio, copilot-cli, continue, gemini-cli, opencode, goose, pi, cline, vllm, "
+    "conversations-dated, conversations, openai, claude-code, codex, bench, mooncake-lengths, litellm; "
     "--columns says which is what in another one; if it is only this record: --format with --on-error skip"
 )
 NEAR = (
@@ -27,7 +27,8 @@ NEAR = (
     "input_length, output_length, no hash_ids) or mooncake (input_length, hash_ids) or one of the formats "
     "weka, lmcache, bailian, recorded, servegen, baseten, dynamo, aibrix, aiperf, aiperf-turns, aiperf-inputs, "
     "otel, guidellm, langfuse, langsmith, sglang, sglang-log, sglang-metrics, har, sagemaker, bedrock, "
-    "baseten-text, open-webui, chatgpt, claude-ai, gemini-cli, opencode, goose, pi, cline, vllm, "
+    "baseten-text, open-webui, chatgpt, claude-ai, deepseek, librechat, lm-studio, copilot-cli, continue, "
+    "gemini-cli, opencode, goose, pi, cline, vllm, "
     "conversations-dated, conversations, openai, claude-code, codex, bench, "
     "litellm; --columns says which is what in another one; "
     "if it is only this record: --format with --on-error skip"
@@ -61,7 +62,10 @@ FILES = {
         line(input_length=True),
         "{file}:1: input_length: expected a whole number of at least 0, got True {more}",
     ),
-    "no ids": (line(hash_ids="1,2"), "{file}:1: hash_ids: expected a list of ids, got '1,2' {more}"),
+    "no ids": (
+        line(hash_ids="1,2"),
+        "{file}:1: hash_ids: expected a list of ids, got '1,2'; --columns ids=… takes text {more}",
+    ),
     "an odd id": (line(hash_ids=[1.5]), "{file}:1: hash_ids: expected integers or strings, got 1.5 {more}"),
     "no time": (
         line(timestamp=None),

@@ -52,8 +52,8 @@ OPTIONS = {
     ("--format", "moncake"): (
         "--format: unknown format 'moncake'; known: aibrix, aiperf, aiperf-inputs, aiperf-turns, azure, "
         "bailian, baseten, baseten-text, bedrock, bench, burstgpt, chatgpt, claude-ai, claude-code, cline, codex, "
-        "conversations, conversations-dated, dynamo, gemini-cli, goose, guidellm, har, langfuse, langsmith, "
-        "litellm, lmbench, lmcache, mooncake, "
+        "continue, conversations, conversations-dated, copilot-cli, deepseek, dynamo, gemini-cli, goose, "
+        "guidellm, har, langfuse, langsmith, librechat, litellm, lm-studio, lmbench, lmcache, mooncake, "
         "mooncake-lengths, open-webui, openai, openai-table, opencode, otel, pi, recorded, sagemaker, servegen, "
         "sglang, sglang-log, sglang-metrics, splitwise, vidur, vllm, weka; "
         "did you mean 'mooncake'?"

@@ -5,6 +5,7 @@ import json
 from collections.abc import Iterable
 from typing import Any
 
+import kv_sim_front_ends
 import kv_sim_kept_chats
 import kv_sim_served_traces
 from kv_sim_records import lines
@@ -348,6 +349,7 @@ CASES: dict[str, tuple[str, int, list[float]]] = {
     ),
     **kv_sim_served_traces.CASES,
     **kv_sim_kept_chats.CASES,
+    **kv_sim_front_ends.CASES,
 }
 """The text of a file, the tokens of its blocks, when its requests arrive."""
 
@@ -379,6 +381,7 @@ READ: dict[str, tuple[list[tuple[int, int]], int]] = {
     "splitwise": ([(128, 7), (64, 7)], 1),
     **kv_sim_served_traces.READ,
     **kv_sim_kept_chats.READ,
+    **kv_sim_front_ends.READ,
 }
 """Tokens in and out, and how many blocks the second request has of the first one's."""
 

@@ -176,7 +176,7 @@ def test_a_prompt_that_is_messages_is_a_chat(read):
 # What was said before
 
 
-@pytest.mark.parametrize("field", ["history", "chat_history", "context", "previous_messages"])
+@pytest.mark.parametrize("field", ["history", "chat_history", "context", "previous_messages", "suffix"])
 def test_what_may_belong_to_a_prompt_is_said(read, field):
     records = [{"timestamp": number, "prompt": SAID, field: ["q", "a"] * number} for number in range(3)]
     assert f"2 prompts have a {field} beside, {BESIDE}" in read(*records)[1]

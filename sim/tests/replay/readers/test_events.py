@@ -7,6 +7,7 @@ from kv_sim_foreign_traces import ASKED, MORE, SAID, lengths, otlp, shared, span
 
 from kv_api import ConfigError
 from kv_sim.replay.readers.opening import open_trace
+from kv_sim.replay.readers.options import Unsorted
 from kv_sim.replay.readers.sharing import parse_sharing
 
 BEGIN = 1_790_000_000_000_000_000
@@ -184,3 +185,52 @@ def test_documents_may_follow_one_another_each_over_many_lines(tmp_path):
     file.write_text(file.read_text() + '{\n"name":')
     with pytest.raises(ConfigError, match=r"trace:28: not JSON, and what follows isn't read"):
         open_trace(file)
+
+
+LENGTHS = {"gen_ai.operation.name": "chat", "gen_ai.usage.input_tokens": 33}
+SPAN = span(0, {**LENGTHS, "gen_ai.request.model": "m"}, spanId="s")
+MESSAGES = {"gen_ai.input.messages": json.dumps(ASKED["messages"]), "gen_ai.conversation.id": "c"}
+WHOLE = logged((5, DETAILS, {**COUNTED, **MESSAGES}, "", "s"))
+EACH = logged((4, "gen_ai.user.message", {"gen_ai.system": "openai"}, {"content": SAID}, "s"))
+
+
+@pytest.mark.parametrize("order", [1, -1])
+@pytest.mark.parametrize(("events", "answered"), [(WHOLE, 7), (EACH, 0)])
+def test_a_span_and_an_event_of_it_are_one_request(read, order, events, answered):
+    records = [otlp(SPAN, span(9, {**LENGTHS, **MESSAGES}, spanId="u")), events][::order]
+    requests, notes = read(*records, unsorted=Unsorted.SORT)
+    assert lengths(requests) == [(0, 32, answered), (9, 32, 0)]
+    assert not any("tokens where" in note for note in notes), "both are compared with what is counted"
+
+
+def test_of_a_span_and_an_event_that_both_say_the_prompt_the_span_counts(read):
+    told = span(0, {**LENGTHS, **MESSAGES}, spanId="s")
+    for records in ((otlp(told), WHOLE), (WHOLE, otlp(told))):
+        requests, _ = read(*records)
+        assert lengths(requests) == [(0, 32, 7)]
+
+
+def test_of_a_span_and_an_event_that_both_count_one_counts(read):
+    event = logged((5, DETAILS, COUNTED, "", "s"))
+    requests, _ = read(otlp(SPAN), event, sharing=parse_sharing("none"))
+    assert lengths(requests) == [(0, 33, 7)]
+
+
+def test_several_events_of_a_span_are_requests_of_their_own(read):
+    again = logged((6, DETAILS, {**COUNTED, **MESSAGES}, "", "s"))
+    requests, _ = read(otlp(span(0, {**LENGTHS, **MESSAGES}, spanId="s")), WHOLE, again)
+    assert lengths(requests) == [(0, 32, 0), (5, 32, 7), (6, 32, 7)]
+
+
+@pytest.mark.parametrize("nobody", ["", "0000000000000000"])
+def test_what_is_of_no_span_is_no_pair(read, nobody):
+    told = span(0, {**LENGTHS, **MESSAGES}, spanId=nobody)
+    requests, _ = read(otlp(told), logged((5, DETAILS, {**COUNTED, **MESSAGES}, "", nobody)))
+    assert lengths(requests) == [(0, 32, 0), (5, 32, 7)]
+
+
+def test_requests_of_a_record_are_in_the_order_in_which_spans_begin(read):
+    spans = [span(second, LENGTHS, spanId=name) for second, name in ((0, "a"), (1, "b"))]
+    events = [(second, DETAILS, {**COUNTED, **MESSAGES}, "", name) for second, name in ((5, "b"), (6, "a"))]
+    requests, _ = read(logged(*events), otlp(*spans))
+    assert lengths(requests) == [(0, 32, 7), (1, 32, 7)]

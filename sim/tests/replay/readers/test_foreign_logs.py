@@ -1,6 +1,7 @@
 """Logs under names that no format has, and requests in them that are no prompts: what a reader is told of them."""
 
 import json
+import re
 
 import pytest
 from kv_sim_foreign_traces import ASKED, lengths, user
@@ -28,10 +29,19 @@ def test_what_an_api_was_asked_is_seen_under_any_name(read, body):
     ],
 )
 def test_a_record_within_another_one_is_seen(read, inner):
-    with pytest.raises(
-        ConfigError, match=r"fields _id, _source \(_source is a record that can be read: unpack it\)"
-    ):
+    said = "(_source is a record that can be read: jq -c '._source' takes it out)"
+    with pytest.raises(ConfigError, match=re.escape(f"fields _id, _source {said}")):
         read({"_id": "a", "_source": inner})
+    said = "(log is a record that can be read: jq -c '.log | fromjson' takes it out)"
+    with pytest.raises(ConfigError, match=re.escape(f"fields log, stream {said}")):
+        read({"log": json.dumps(inner), "stream": "stdout"})
+
+
+def test_so_is_one_of_a_format_with_fields_of_its_own(read):
+    log = {"schemaType": "ModelInvocationLog", "timestamp": "2026-01-31T10:00:00Z", "input": {}}
+    said = "(message is a record that can be read: jq -c '.message | fromjson' takes it out)"
+    with pytest.raises(ConfigError, match=re.escape(f"fields id, message {said}")):
+        read({"id": 5, "message": json.dumps(log)})
 
 
 @pytest.mark.parametrize(
@@ -114,3 +124,9 @@ def test_a_request_that_failed_counts_and_is_said(read, failed):
     said = "1 request failed, as a status or an error says; each counts like any other, computed or not"
     assert said in notes
     assert not any("failed" in note for note in read(*good)[1])
+
+
+def test_a_log_of_gemini_cli_s_telemetry_is_called_that(read):
+    record = {"hrTime": [1, 0], "attributes": {"event.name": "gemini_cli.api_request"}, "_body": "asked"}
+    with pytest.raises(ConfigError, match=re.escape("Gemini CLI keeps what it asked in ~/.gemini/tmp")):
+        read(record)

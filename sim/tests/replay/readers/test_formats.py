@@ -60,7 +60,7 @@ def test_a_format_says_whether_its_prompts_are_text(tmp_path, name):
 NEEDED = {
     "weka": "id, block_size, requests",
     "lmcache": "timestamp, chunk_size, seq_len, chunk_hashes",
-    "bailian": "chat_id, parent_chat_id, timestamp, input_length, hash_ids",
+    "bailian": "chat_id, timestamp, input_length, hash_ids",
     "recorded": "timestamp, input_length, output_length, block_size, hash_ids",
     "servegen": "request_id, type, input_length",
     "lmbench": "timestamp, input_length, hash_ids",

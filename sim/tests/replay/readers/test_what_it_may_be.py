@@ -27,6 +27,10 @@ def test_messages_that_may_be_a_whole_conversation_are_said(read):
     assert len(requests) == 3 and WITHIN not in notes
 
 
+MESSAGES = [{"role": "user", "content": "what did you say then"}]
+ANSWER = {"role": "assistant", "content": "nothing"}
+
+
 @pytest.mark.parametrize(
     "more",
     [
@@ -158,6 +162,18 @@ def test_a_line_to_paste_goes_before_a_list(read):
         ({"a": {"isl": 8}, "b": {"osl": 9}}, "input=a.isl,output=b.osl"),
         ({"tokens_prompt": 9, "tokens_completion": 2}, "input=tokens_prompt,output=tokens_completion"),
         ({"a": {"b": {"c": {"d": {"isl": 9}}}}}, "input=a.b.c.d.isl"),
+        (
+            {"input_toks": 9, "output_toks": 2, "arrival_time_ns": 5, "model": "m"},
+            "time=arrival_time_ns,input=input_toks,output=output_toks,model=model",
+        ),
+        (
+            {"input_toks": 3, "output_toks": 2, "input_tok_ids": [7, 8, 9]},
+            "prompt=input_tok_ids,input=input_toks,output=output_toks",
+        ),
+        ({"gmt_create": "2026-01-31 10:00:00", "prompt_tokens": 9}, "time=gmt_create,input=prompt_tokens"),
+        ({"messages": MESSAGES, "prompt_tokens": 9}, "prompt=messages,input=prompt_tokens"),
+        ({"messages": json.dumps(MESSAGES), "completion_tokens": 9}, "prompt=messages,output=completion_tokens"),
+        ({"messages": str([*MESSAGES, ANSWER]), "prompt_tokens": 9}, "conversation=messages"),
     ],
 )
 def test_columns_are_looked_for_in_objects(record, line):
@@ -234,3 +250,15 @@ def test_what_else_tells_a_unit_goes_before_a_column_s_name(read):
         requests, notes = read(*({"start_ms": time, "isl": 9} for time in times), **asked, **more)
         assert [one.arrival_seconds for one in requests] == [0, 3]
         assert [note for note in notes if note.startswith("times")] == said
+
+
+def test_a_chat_may_have_a_time_in_a_database(read):
+    spoken = [{"role": "user", "content": "x" * 107}, {"role": "assistant", "content": "z" * 28}]
+    dated = [{**one, "createdAt": f"2026-01-31T10:00:0{second}Z"} for second, one in enumerate(spoken)]
+    for messages in (spoken, dated):
+        (one,), notes = read({"id": "c", "createdAt": "2026-01-31T09:00:00Z", "messages": messages})
+        assert (notes[0], one.input_tokens, one.output_tokens) == ("format: conversations-dated", 32, 7)
+    (one,), notes = read({"id": "c", "created_at": 5, "messages": dated})
+    assert notes[0] == "format: openai", "as a log has it"
+    requests, notes = read(*({"createdAt": time, "messages": spoken[:1]} for time in (5, 7)))
+    assert (notes[0], [one.arrival_seconds for one in requests]) == ("format: openai", [0, 2])

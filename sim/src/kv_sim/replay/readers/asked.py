@@ -4,9 +4,11 @@ The request is the record itself, or lies in one of its fields: as an object, or
 lie behind what else was sent with it, in a ``body`` of its own.
 """
 
+import ast
 import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from typing import Any, Final
 
@@ -31,6 +33,10 @@ _BODIES: Final = (
 )
 _STATUSES: Final = ("status", "status_code", "response_code", "response_status", "response_status_code")
 _FAILED: Final = re.compile("[45][0-9][0-9]|failure|failed|error", re.IGNORECASE)
+PATHS: Final = ("url", "uri", "path", "endpoint", "request_uri", "request")
+"""Where a log says what of an API was asked."""
+_COUNTS_ONLY: Final = re.compile("(/count_tokens|:countTokens|/(de)?tokenize)(?![A-Za-z_])")
+"""Where a server is asked how many tokens a prompt has, and no more."""
 _OTHER_CALLS: Final = ("embedding", "rerank", "moderation", "image_", "transcription", "speech", "video")
 """What LiteLLM's ``call_type`` says of what no text is answered to."""
 _FROM_CACHE: Final = re.compile("(SEMANTIC )?HIT")
@@ -53,8 +59,11 @@ _TOLD: Final = (
     "prompt_eval_count",
     "tokens_evaluated",
 )
+_PRINTED: Final = re.compile(r"\s*\[?\s*\{\s*'")
 _MOST_DIGITS: Final = 9
 _ANSWERS: Final = ("response_body", "full_response")
+_IN_EVENTS: Final = ("response", "message")
+"""Where an event of a stream may have its usage, if not in itself."""
 _USAGES: Final = ("usage", "usageMetadata", "usage_metadata", "details")
 _BESIDE: Final = ("cache_read_input_tokens", "cache_creation_input_tokens")
 """What Anthropic's ``input_tokens`` leaves out, and no other's."""
@@ -84,13 +93,23 @@ def object_in(value: Any) -> Mapping[str, Any] | None:
 
 
 def json_in(value: Any) -> Any:
-    """What a text says, if it is the JSON of a list or of an object; everything else is what it is."""
+    """What a text says, if it is the JSON of a list or of an object, or what Python prints of them.
+
+    Everything else is what it is.
+    """
     if not isinstance(value, str) or not value.lstrip().startswith(("{", "[")):
         return value
-    try:
+    with suppress(ValueError, RecursionError):
         return json.loads(value)
-    except (ValueError, RecursionError):
-        return value
+    if is_printed(value):
+        with suppress(ValueError, SyntaxError, RecursionError, MemoryError):
+            return ast.literal_eval(value.strip())
+    return value
+
+
+def is_printed(value: Any) -> bool:
+    """Whether a text begins as what Python prints of an object, or of a list of such."""
+    return isinstance(value, str) and _PRINTED.match(value) is not None
 
 
 def answered_in(record: Mapping[str, Any]) -> int | None:
@@ -146,12 +165,17 @@ def has_failed(record: Mapping[str, Any]) -> bool:
 
 def left_out_of(record: Mapping[str, Any]) -> str | None:
     """Why a gateway's log says that no model had to go on with it, if it does."""
+    if any(isinstance(path := record.get(field), str) and _COUNTS_ONLY.search(path) for field in PATHS):
+        return "asked only how many tokens a prompt has (count_tokens, tokenize)"
     call = record.get("call_type")
     if isinstance(call, str):
         if any(other in call for other in _OTHER_CALLS):
             return "another call than one for text (call_type)"
         if str(record.get("cache_hit")).lower() == "true":
             return "answered by a gateway's own cache (cache_hit)"
+    kind = inside(record.get("span_attributes"), "type")
+    if kind is not None and kind != "llm":
+        return "a span that is no request to a model (span_attributes)"
     if _FROM_CACHE.fullmatch(str(record.get("cache_status")).upper()):
         return "answered by a gateway's own cache (cache_status)"
     if str(record.get("cached")).lower() == "true":
@@ -161,10 +185,12 @@ def left_out_of(record: Mapping[str, Any]) -> str | None:
 
 def _counts_of(record: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
     """Where they may be, as objects or as the JSON of such."""
-    response = object_in(record.get("response"))
+    response = record.get("response")
+    response = last_of(response) if is_stream(response) else object_in(response)
     yield "", record
     yield "info.", record.get("info")
     yield "meta_info.", record.get("meta_info")
+    yield "metrics.", record.get("metrics")
     yield "response.", response
     answers = (
         ("", record),
@@ -177,15 +203,30 @@ def _counts_of(record: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
             yield f"{place}{field}.", object_in(inside(answer, field))
 
 
+def is_stream(value: Any) -> bool:
+    """Whether it is the text of a stream of events, and not what they say."""
+    return isinstance(value, str) and value.lstrip().startswith(("data:", "event:"))
+
+
 def last_of(value: Any) -> Mapping[str, Any] | None:
     """What was answered, maybe as JSON; of a stream, or a list, what says the usage of it."""
     found = json_in(value)
     if isinstance(found, str):
-        events = (object_in(line.removeprefix("data:").strip()) for line in found.splitlines())
-        found = [event for event in events if event]
+        found = events_in(found)
     if not isinstance(found, list):
         return found if isinstance(found, dict) else None
-    return next((one for one in reversed(found) if any(inside(one, field) for field in _USAGES)), None)
+    last: dict[str, Any] = {}
+    for one in (inside(event, field) or event for event in found for field in _IN_EVENTS):
+        told = {field: counts for field in _USAGES if isinstance(counts := inside(one, field), dict) and counts}
+        if told:  # of a stream of Anthropic's the first event says what was read, the last what was written
+            last = {**one, **{field: {**last.get(field, {}), **counts} for field, counts in told.items()}}
+    return last or None
+
+
+def events_in(stream: str) -> list[Mapping[str, Any]]:
+    """The events of a stream."""
+    events = (object_in(line.removeprefix("data:").strip()) for line in stream.splitlines())
+    return [event for event in events if event]
 
 
 def inside(value: Any, name: str) -> Any:
@@ -221,6 +262,7 @@ def for_each(prompts: Sequence[Prompt], record: Record) -> Iterator[Record]:
     """The record of each of several prompts; of their answers, of which the sum is known, about equal parts."""
     each, rest = divmod(record.output_tokens, len(prompts))
     if len(prompts) > 1:
-        record = replace(record, told_tokens=None, cached_tokens=None, name=None)  # which are of all
+        # which are of all
+        record = replace(record, told_tokens=None, cached_tokens=None, name=None, answer=None)
     for number, (text, tokens) in enumerate(prompts):
         yield replace(record, output_tokens=each + (number < rest), text=text, tokens=tokens)

@@ -20,14 +20,19 @@ from kv_sim.replay.readers.formats.claude_ai import CLAUDE_AI
 from kv_sim.replay.readers.formats.claude_code import CLAUDE_CODE
 from kv_sim.replay.readers.formats.cline import CLINE
 from kv_sim.replay.readers.formats.codex import CODEX
+from kv_sim.replay.readers.formats.continue_dev import CONTINUE
 from kv_sim.replay.readers.formats.conversations import CONVERSATIONS
+from kv_sim.replay.readers.formats.copilot_cli import COPILOT_CLI
 from kv_sim.replay.readers.formats.dated import DATED
+from kv_sim.replay.readers.formats.deepseek import DEEPSEEK
 from kv_sim.replay.readers.formats.dynamo import DYNAMO
 from kv_sim.replay.readers.formats.gemini_cli import GEMINI_CLI
 from kv_sim.replay.readers.formats.goose import GOOSE
 from kv_sim.replay.readers.formats.guidellm import GUIDELLM
 from kv_sim.replay.readers.formats.har import HAR
 from kv_sim.replay.readers.formats.lengths import LENGTHS
+from kv_sim.replay.readers.formats.librechat import LIBRECHAT
+from kv_sim.replay.readers.formats.lm_studio import LM_STUDIO
 from kv_sim.replay.readers.formats.lmbench import LMBENCH
 from kv_sim.replay.readers.formats.lmcache_log import LMCACHE
 from kv_sim.replay.readers.formats.logged import LANGFUSE, LANGSMITH
@@ -54,7 +59,7 @@ FORMATS: Final[Mapping[str, Format]] = {
         *(WEKA, LMCACHE, BAILIAN, RECORDED, SERVEGEN, LMBENCH, MOONCAKE, BASETEN, DYNAMO),
         *(AIBRIX, AIPERF, TURNS, INPUTS, OTEL, GUIDELLM, LANGFUSE, LANGSMITH, SGLANG, SGLANG_LOG, SGLANG_METRICS),
         *(HAR, SAGEMAKER, BEDROCK, BASETEN_TEXT, OPEN_WEBUI, CHATGPT, CLAUDE_AI),
-        *(GEMINI_CLI, OPENCODE, GOOSE, PI, CLINE),
+        *(DEEPSEEK, LIBRECHAT, LM_STUDIO, COPILOT_CLI, CONTINUE, GEMINI_CLI, OPENCODE, GOOSE, PI, CLINE),
         *(VLLM, DATED, CONVERSATIONS, OPENAI, TABLE, CLAUDE_CODE, CODEX),
         *(AZURE, BURSTGPT, VIDUR, BENCH, *LENGTHS),
     )
@@ -116,6 +121,11 @@ _REPORTS: Final = (
         ("sessionID", "role", "time"),
         "a message that opencode stores, without what it says; opencode export writes the whole session",
     ),
+    (
+        ("hrTime", "attributes", "_body"),
+        "a log of Gemini CLI's telemetry, or of another program's, with what happened among it; Gemini CLI keeps "
+        "what it asked in ~/.gemini/tmp",
+    ),
     (("ts", "type", "text"), "what Cline shows; what it asked is in api_conversation_history.json beside it"),
     (
         ("event", "properties", "user_id"),
@@ -167,8 +177,11 @@ def _may_be(record: Mapping[str, Any], container: Container) -> str:
     if asks:
         name, found = asks[0]
         if asked_in(found) is not found or is_conversation(found):
-            return f" ({name:.40} is a record that can be read: unpack it)"
+            return _packed(name, record[name])
         return f" ({name:.40} is what an API was asked: call it request_body, its answer response_body)"
+    packed = next((name for name, value in record.items() if _is_record(object_in(value))), None)
+    if packed is not None and likely_columns(record) is None:
+        return _packed(packed, record[packed])
     if are_records(record) and _holds_records([*record.values()]):
         return " (each of its fields is what can be read: jq -c '.[]' takes them out)"
     listed = (
@@ -187,6 +200,18 @@ def _may_be(record: Mapping[str, Any], container: Container) -> str:
     return ""
 
 
+def _packed(name: str, value: Any) -> str:
+    """How a record is taken out that lies in a field, as an object or as its JSON."""
+    out = f".{name:.40} | fromjson" if isinstance(value, str) else f".{name:.40}"
+    return f" ({name:.40} is a record that can be read: jq -c '{out}' takes it out)"
+
+
+def _is_record(value: Any) -> bool:
+    """Whether it is a record of a format that is known, by what it has."""
+    known = (one for one in FORMATS.values() if one.lies_in(Container.JSON) and (one.fields or one.looked_for))
+    return isinstance(value, dict) and bool(value) and any(one.is_of(value) for one in known)
+
+
 def _unit_as_elsewhere(record: Mapping[str, Any]) -> str:
     """What to say of times, where columns are called as the fields of a format that counts no seconds."""
     numbers = {name: int(cell) if str(cell).isdecimal() else cell for name, cell in record.items()}
@@ -199,8 +224,7 @@ def _holds_records(value: Any) -> bool:
     """Whether it is a list of what are records elsewhere."""
     if not isinstance(value, list) or not value or not isinstance(value[0], dict):
         return False
-    known = any(one.is_of(value[0]) for one in FORMATS.values() if one.lies_in(Container.JSON))
-    return known or likely_columns(value[0]) is not None
+    return _is_record(value[0]) or likely_columns(value[0]) is not None
 
 
 def _wanted(record: Mapping[str, Any], container: Container) -> str:

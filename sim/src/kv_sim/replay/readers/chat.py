@@ -8,10 +8,7 @@ first, where most templates have them. ``parts`` says what messages are as text.
 from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
-from kv_sim.replay.readers.asked import (
-    asked_in,
-    json_in,
-)
+from kv_sim.replay.readers.asked import PATHS, asked_in, json_in
 from kv_sim.replay.readers.parts import as_json, said
 from kv_sim.replay.readers.record import (
     TIMES,
@@ -25,19 +22,29 @@ from kv_sim.replay.readers.usual import KEPT
 
 ANSWERS: Final = "assistant"
 """The role of who answers."""
-_ROLES: Final = dict.fromkeys(("gpt", "chatgpt", "bard", "bing", "model", "bot"), ANSWERS) | {"human": "user"}
+_ROLES: Final = dict.fromkeys(("gpt", "chatgpt", "bard", "bing", "model", "bot", "ai"), ANSWERS) | {
+    "human": "user"
+}
 """Other words for roles."""
+_TYPES: Final = ("human", "ai", "system", "tool")
+"""What LangChain calls roles, in place of such."""
 _SAID: Final = ("content", "value", "text", "parts")
 _CONVERSATIONS: Final = ("conversations", "conversation")
 _SYSTEM: Final = ("system", "instructions", "system_prompt")
 """Where what a model is told first may stand, when it isn't a message."""
+_OF_CHATS: Final = "createdAt"
+"""The time that a chat has in a database, too, and not only a request in a log."""
 _REDACTED: Final = "redacted-by-litellm"
 """What LiteLLM puts in place of messages that aren't to be logged."""
-_PATHS: Final = ("url", "uri", "path", "endpoint", "request_uri", "request")
 _TRAJECTORY: Final = "trajectory_format"
 """What mini-swe-agent says of its conversations, which don't end with an answer."""
-_OF_RESPONSES: Final = ("max_output_tokens", "reasoning", "tool_choice", "temperature", "top_p", "truncation")
+_OF_RESPONSES: Final = (
+    *("max_output_tokens", "reasoning", "tool_choice", "temperature", "top_p", "truncation"),
+    *("tools", "instructions", "previous_response_id", "conversation", "store", "stream", "prompt_cache_key"),
+)
 """What a request for a response may have beside a text, and one for an embedding hasn't."""
+_OF_SPEECH: Final = "voice"
+"""What a request for speech has, which may have instructions, too."""
 
 
 # -- requests ------------------------------------------------------------------------------------
@@ -59,8 +66,11 @@ def prompts_in(record: Mapping[str, Any], asked: Mapping[str, Any]) -> list[Prom
         )
     if asked.get(KEPT) is not None:
         raise MalformedError(f"{KEPT}: expected a whole prompt, got what is added to {asked[KEPT]!r:.40}")
-    if "input" in asked and _embeds(record, asked):
-        raise MalformedError("input: expected what a model goes on with, got what is embedded")
+    if (field := _embedded(record, asked)) is not None:
+        raise MalformedError(f"{field}: expected what a model goes on with, got what is embedded")
+    kept = asked.get("prompt")
+    if isinstance(kept, dict) and "id" in kept:
+        raise MalformedError(f"prompt: expected a whole prompt, got what is kept elsewhere, {kept['id']!r:.40}")
     return behind_system(asked, prompts_of(asked)) if _is_completion(asked) else [(chat(asked), None)]
 
 
@@ -71,9 +81,11 @@ def behind_system(asked: Mapping[str, Any], prompts: list[Prompt]) -> list[Promp
     return [(text if text is None else [*told, *text], tokens) for text, tokens in prompts]
 
 
-def _embeds(record: Mapping[str, Any], asked: Mapping[str, Any]) -> bool:
-    """Whether a log says so, of what looks like what a response is asked with."""
-    return "embed" in str(asked.get("model")) or any("/embeddings" in str(record.get(path, "")) for path in _PATHS)
+def _embedded(record: Mapping[str, Any], asked: Mapping[str, Any]) -> str | None:
+    """What is embedded, where a log says so of what looks like what a response, or a chat, is asked with."""
+    field = next((field for field in ("messages", "input") if field in asked), None)
+    by_name = field == "input" and "embed" in str(asked.get("model"))
+    return field if by_name or any("/embeddings" in str(record.get(path, "")) for path in PATHS) else None
 
 
 def chat(asked: Mapping[str, Any]) -> list[str]:
@@ -117,7 +129,7 @@ def is_request(record: Mapping[str, Any]) -> bool:
     if isinstance(asked.get("input"), list):  # of messages: embeddings are asked with a list of texts
         return all(isinstance(one, dict) for one in asked["input"])
     is_response = "/responses" in str(record.get("url", "")) or any(field in asked for field in _OF_RESPONSES)
-    return isinstance(asked.get("input"), str) and is_response
+    return isinstance(asked.get("input"), str) and is_response and _OF_SPEECH not in asked
 
 
 def _before(asked: Mapping[str, Any]) -> Iterator[str]:
@@ -155,7 +167,8 @@ def is_conversation(record: Mapping[str, Any]) -> bool:
     if any(isinstance(record.get(field), list) for field in _CONVERSATIONS):
         return True
     messages = record.get("messages")
-    if not isinstance(messages, list) or not messages or any(field in record for field in TIMES):
+    is_logged = any(field in record for field in TIMES if field != _OF_CHATS)
+    if not isinstance(messages, list) or not messages or is_logged:
         return False
     last = messages[-1]
     return _TRAJECTORY in record or (isinstance(last, dict) and role_of(last) == ANSWERS)
@@ -179,6 +192,8 @@ def _messages(record: Mapping[str, Any], field: str) -> Iterator[tuple[str, str]
             continue
         if role is None:
             raise MalformedError(f"{place}: expected a role (or from) that is text, got none")
+        if isinstance(message.get("data"), dict) and "content" in message["data"]:  # as LangChain keeps them
+            message = {**message, **message["data"]}
         where = next((name for name in _SAID if message.get(name) is not None), _SAID[0])
         text = said(message.get(where), f"{place}.{where}")
         if text == _REDACTED:
@@ -191,6 +206,8 @@ def _messages(record: Mapping[str, Any], field: str) -> Iterator[tuple[str, str]
 def role_of(message: Mapping[str, Any]) -> str | None:
     """Who says a message, under one name for each role; None: it doesn't say."""
     role = message.get("role", message.get("from"))
+    if role is None and message.get("type") in _TYPES:
+        role = message["type"]
     return _ROLES.get(role, role) if isinstance(role, str) else None
 
 

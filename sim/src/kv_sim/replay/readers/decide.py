@@ -62,9 +62,16 @@ def choose_unit(form: Format, first: Sequence[Record], options: TraceOptions) ->
         return UNITS[options.time_unit], None
     guessed = guess_unit(first, form.unit_seconds)
     if guessed is None or UNITS[guessed] == form.unit_seconds:
-        are_numbers = any(one.time is not None and not isinstance(one.time, Moment) for one in first)
-        return form.unit_seconds, form.told_unit if are_numbers else None
+        numbers = [one.time for one in first if one.time is not None and not isinstance(one.time, Moment)]
+        return form.unit_seconds, (form.told_unit or _of_fractions(form, numbers)) if numbers else None
     return UNITS[guessed], f"times look like {guessed} since 1970 (--time-unit)"
+
+
+def _of_fractions(form: Format, numbers: Sequence[int | float]) -> str | None:
+    """What to say of times with fractions, where whole numbers are usual."""
+    if form.unit_seconds != UNITS["ms"] or all(number == int(number) for number in numbers):
+        return None
+    return f"times of format {form.name} count ms, and these have fractions: are they seconds? (--time-unit s)"
 
 
 def choose_block(

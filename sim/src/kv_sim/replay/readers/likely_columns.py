@@ -9,24 +9,31 @@ from kv_sim.replay.readers.own_prompts import messages_of, prompts_in_column
 from kv_sim.replay.readers.record import TIMES, MalformedError, ids_in, number_or_date, text_of, whole
 
 _SURELY_TEXT: Final = ("prompt", "prompt_text", "full_prompt", "user_prompt")
+_TOKENS: Final = ("tokens", "token_ids", "input_ids", "input_tok_ids", "input_token_ids")
+"""Which is all of a prompt, and tells what is shared, as text does."""
+_CHAT: Final = "messages"
+"""Of which some end with an answer, and then are a conversation."""
 _LIKELY: Final[Mapping[str, tuple[str, ...]]] = {
     "time": (
         *TIMES,
         *("arrival_time", "arrived_at", "arrival", "arrival_timestamp", "arrival_s"),
         *("timestamp_ms", "request_time", "launch_time", "request_start_time", "created_time", "event_time"),
-        "time_generated",
+        *("time_generated", "arrival_time_s", "arrival_time_ms", "arrival_time_us", "arrival_time_ns"),
+        *("arrival_ms", "arrival_us", "arrival_ns", "timestamp_s", "timestamp_us", "timestamp_ns"),
+        *("start_time_ms", "start_time_us", "start_time_ns", "start_ns", "gmt_create"),
     ),
     "input": (
         *("input_length", "input_len", "input_tokens", "num_input_tokens", "prompt_tokens", "prompt_length"),
         *("prompt_len", "num_prompt_tokens", "num_prefill_tokens", "prefill_tokens", "context_tokens", "isl"),
         *("number_input_tokens", "input_token_count", "prompt_token_count", "genai_tokens_input"),
-        *("tokens_prompt", "tokens_in"),
+        *("tokens_prompt", "tokens_in", "input_toks", "prompt_toks"),
     ),
     "output": (
         *("output_length", "output_len", "output_tokens", "num_output_tokens", "completion_tokens"),
         *("num_completion_tokens", "response_tokens", "generated_tokens", "num_decode_tokens"),
         *("decode_tokens", "osl", "generation_tokens", "number_output_tokens", "output_token_count"),
         *("candidates_token_count", "genai_tokens_output", "tokens_completion", "tokens_out"),
+        "output_toks",
     ),
     "ids": ("hash_ids", "block_hashes", "block_ids", "prefix_hashes", "prefix_ids", "blocks", "hashes"),
     "session": ("session_id", "conversation_id", "chat_id", "session"),
@@ -34,8 +41,8 @@ _LIKELY: Final[Mapping[str, tuple[str, ...]]] = {
     "prompt": (
         *_SURELY_TEXT,
         *("question", "query", "instruction", "inputtext"),
-        *("input_text", "request", "input", "message", "context", "text", "content", "chosen", "tokens"),
-        *("token_ids", "input_ids"),
+        *("input_text", "request", "input", "message", "context", "text", "content", "chosen"),
+        *(*_TOKENS, _CHAT),
     ),
     "answer": (
         *("answer", "response", "response_text", "completion", "output", "outputtext", "output_text"),
@@ -113,8 +120,10 @@ def _told_before(columns: Mapping[str, Any]) -> str | None:
 
 def _parts_of(found: Mapping[str, str]) -> tuple[str, ...]:
     """What is to be said: of a text, if it surely is one or there is no length, else of lengths."""
-    if found.get("prompt", "").lower() in _SURELY_TEXT:
+    if found.get("prompt", "").lower() in (*_SURELY_TEXT, *_TOKENS):
         return _OF_PROMPTS
+    if found.get("prompt") == _CHAT:
+        return _OF_PROMPTS if found.get("conversation") != _CHAT else _OF_CONVERSATIONS
     kinds = {"input": _OF_LENGTHS, "conversation": _OF_CONVERSATIONS, "prompt": _OF_PROMPTS}
     return next((parts for part, parts in kinds.items() if part in found), ())
 

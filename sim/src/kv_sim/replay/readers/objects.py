@@ -12,7 +12,7 @@ from typing import Any, Final, NamedTuple
 from kv_api import ConfigError
 from kv_sim.replay.readers.columnar import has_rows, is_columnar, rows_of
 from kv_sim.replay.readers.format import Container, Format
-from kv_sim.replay.readers.source import all_lines, first_bad_byte, lines_of, refuse_archive, whole_text
+from kv_sim.replay.readers.source import all_lines, first_bad_byte, lines_of, refuse_by_line, whole_text
 from kv_sim.replay.readers.table import NOT_CLOSED, Table
 
 MAX_PROBLEM = 60
@@ -26,6 +26,10 @@ BEFORE_JSON: Final = " (what stands before the JSON of a line has to go)"
 _LONGEST_NAME: Final = 40
 """Of a column; what is longer and has blanks is no name."""
 
+_SAYS_BETWEEN: Final = re.compile("sep=[,;|\t]?", re.IGNORECASE)
+"""A line above a table's names, with which a spreadsheet is told what stands between its columns."""
+_COMMENTS: Final = ("#", "//")
+_COMMENT: Final = " (what stands above the records has to go: tail -n +2 leaves out a first line)"
 _DATED: Final = re.compile(r"\[\d{4}-\d\d-\d\d")
 
 
@@ -75,10 +79,11 @@ def objects_of(path: Path) -> Contents:
     first = next(lines, None)
     if first is None:
         raise ConfigError(f"{path}: {NOTHING}")
-    refuse_archive(path, first[1])
+    refuse_by_line(path, first[1])
     shape = _shape(first[1])
     if shape is _Shape.TABLE:
-        return Contents(Container.CSV, Place(path, first[0]), _table(path, first))
+        header = next(lines, first) if _SAYS_BETWEEN.fullmatch(first[1].strip()) else first
+        return Contents(Container.CSV, Place(path, header[0]), _table(path, header))
     if shape is _Shape.LINES:
         return Contents(Container.JSON, None, _json_lines(path, chain([first], lines)))
     return Contents(Container.JSON, None, _document(path, first[1], next(lines, None)))
@@ -109,7 +114,24 @@ def _shape(line: str) -> _Shape:
 def _json_lines(path: Path, lines: Iterator[tuple[int, str]]) -> Iterator[Found]:
     for number, line in lines:
         text = line.strip()
-        yield Place(path, number), _object(_parsed(text)[1], text)
+        value = _parsed(text)[1]
+        if isinstance(value, Broken) and (several := _in_a_line(text)):
+            yield from ((Place(path, number), one) for one in several)
+        else:
+            yield Place(path, number), _object(value, text)
+
+
+def _in_a_line(text: str) -> list[Mapping[str, Any]]:
+    """The objects of a line in which several stand one behind the other; none, if it has anything else."""
+    found: list[Mapping[str, Any]] = []
+    at = 0
+    while at < len(text):
+        value, end = _next_of(text, at)
+        if not isinstance(value, dict):
+            return []
+        found.append(value)
+        at = _not_blank(text, end)
+    return found
 
 
 def _document(path: Path, first: str, second: tuple[int, str] | None) -> Iterator[Found]:
@@ -201,8 +223,15 @@ def _row(table: Table, text: str, cells: list[str] | None) -> Mapping[str, Any] 
         return Broken(NOT_CLOSED)
     named = table.named(cells)
     if isinstance(named, str):
-        return Broken(named + (FOR_PEOPLE if looks_for_people(table.names) else ""))
+        return Broken(named + _about(table.names))
     return named
+
+
+def _about(names: list[str]) -> str:
+    """What the first line of what isn't a table may be, in words to put behind others."""
+    if names[0].startswith(_COMMENTS):
+        return _COMMENT
+    return FOR_PEOPLE if looks_for_people(names) else ""
 
 
 def looks_for_people(names: Iterable[str]) -> bool:

@@ -4,7 +4,7 @@ import re
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Final
 
-from kv_sim.replay.readers.asked import json_in, object_in
+from kv_sim.replay.readers.asked import is_printed, json_in, object_in
 from kv_sim.replay.readers.chat import chat, prompts_in
 from kv_sim.replay.readers.format import Container, Format
 from kv_sim.replay.readers.formats.conversations import CONVERSATIONS
@@ -20,6 +20,10 @@ _TURNS: Final = ("user", "assistant")
 def prompts_in_column(found: Mapping[str, Any], column: str) -> list[Prompt]:
     """The prompts that are there: of a completion there may be several."""
     value = json_in(found[column])
+    if is_printed(value):
+        raise MalformedError(
+            f"{column}: expected text or JSON, got what was printed of it: {value!r:.40}; json.dumps writes JSON"
+        )
     try:
         if isinstance(value, dict):
             return _asked(value)

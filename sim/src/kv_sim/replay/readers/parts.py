@@ -25,6 +25,9 @@ _MARK: Final = "cache_control"
 _POINT: Final = {"cachePoint"}
 """Where a cache begins: a field of a part, as Anthropic has it, or a part of its own, as Bedrock does."""
 
+_NOTHING: Final = "step-start"
+"""A part that says nothing, with which programs of Vercel's AI SDK begin anew."""
+
 _PACKED: Final = re.compile(r"data:[^,\s]*,\S{1000,}|[A-Za-z0-9+/_-]{1000,}={0,2}")
 """Bytes as text: nothing else goes on for so long without a blank."""
 
@@ -63,7 +66,7 @@ def _part(part: Any) -> str:
         return as_json(part)
     if isinstance(part.get("text"), str):
         return str(part["text"])
-    if part.keys() == _POINT:
+    if part.keys() == _POINT or part.get("type") == _NOTHING:
         return ""
     kind = part.get("type")
     if isinstance(kind, str) and kind in _MEDIA:

@@ -1,13 +1,12 @@
 """``Record``: one request as a file has it, and the checks of its fields."""
 
-import re
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from email.utils import parsedate_to_datetime
 from typing import Any, Final, TypeAlias
 
+from kv_sim.replay.readers.dates import date_in, plain_of
 from kv_sim.replay.trace import EngineMemory
 
 Id: TypeAlias = int | str
@@ -23,17 +22,17 @@ _LATEST: Final = 2**63
 TIMES: Final = (
     *("timestamp", "created", "created_at", "time", "startTime", "start_time", "request_created_at"),
     *("@timestamp", "time_iso8601", "time_local", "started_at", "ts", "logging_time", "tstamp"),
+    "createdAt",
 )
-_OF_WEB_SERVERS: Final = re.compile(r"\[?(\d\d)/([A-Za-z]{3})/(\d{4}):(\d\d:\d\d:\d\d) ?([+-]\d{4})\]?")
-"""As in 31/Jan/2026:10:00:02 +0000."""
-_OF_LETTERS: Final = re.compile("[A-Za-z]{3}, [0-9]")
-"""How a date begins in a letter's head, or in that of an answer: Sat, 31 Jan 2026 10:00:02 GMT."""
-_MONTHS: Final = ("", "jan", "feb", "mar", "apr", "may", "jun", "jul", "aug", "sep", "oct", "nov", "dec")
 _SHORTEST_DATE: Final = len("2026-01-31")
 _EPOCH: Final = (1_000_000_000, 4_000_000_000)
 """Seconds since 1970, of 2001 and of 2096."""
 _IDS: Final = frozenset((int, str))
 """What JSON makes of ids; true and false are none."""
+_EXACT: Final = 2.0**53
+"""From here on a float may stand for several integers."""
+_EXACT_DIGITS: Final = 17
+"""Of what a float stands for exactly, with a point and a zero behind it."""
 _BETWEEN: Final = str.maketrans(",;|", "   ")
 _INSIDE: Final = frozenset("[]{}()")
 _PROMPTS: Final = "text, a list of token ids, or a list of such prompts"
@@ -99,7 +98,7 @@ class Record:
 
 def whole(record: Mapping[str, Any], field: str, usual: int | None = None) -> int:
     """A count: an integer of at least 0, maybe written as 12.0 or, in a table, as text."""
-    value = record.get(field)
+    value = plain_of(record.get(field))
     if value is None and usual is not None:
         return usual
     if isinstance(value, str):
@@ -118,7 +117,7 @@ def whole(record: Mapping[str, Any], field: str, usual: int | None = None) -> in
 
 def number(record: Mapping[str, Any], field: str) -> int | float:
     """A time: a number. Integers stay integers, since nanoseconds don't fit a float."""
-    value = record.get(field)
+    value = plain_of(record.get(field))
     if isinstance(value, str):
         text = value.strip()
         try:
@@ -126,7 +125,7 @@ def number(record: Mapping[str, Any], field: str) -> int | float:
         except ValueError:
             value = None
     if not isinstance(value, (int, float)) or isinstance(value, bool):
-        hint = "; --columns time=… takes dates" if _date_in(record.get(field)) else ""
+        hint = "; --columns time=… takes dates" if date_in(plain_of(record.get(field))) else ""
         raise MalformedError(f"{field}: expected a number, got {_shown(record, field)}{hint}")
     if not -_LATEST < value < _LATEST:  # so is what is no number
         raise MalformedError(f"{field}: expected a time within 2**63, got {_shown(record, field)}")
@@ -135,33 +134,16 @@ def number(record: Mapping[str, Any], field: str) -> int | float:
 
 def number_or_date(record: Mapping[str, Any], field: str) -> int | float:
     """A time: a number, or a date."""
-    value = record.get(field)
+    value = plain_of(record.get(field))
     try:
         return number(record, field)
     except MalformedError:
         if not isinstance(value, str):
             raise
-    date = _date_in(value)
+    date = date_in(value)
     if date is None:
         raise MalformedError(f"{field}: expected a number or a date, got {value!r}")
     return moment(date)
-
-
-def _date_in(value: Any) -> datetime | None:
-    """The date that a text is, as programs write them, or web servers."""
-    if not isinstance(value, str):
-        return None
-    text = value.strip()
-    if found := _OF_WEB_SERVERS.fullmatch(text):
-        day, month, year, time, zone = found.groups()
-        number = _MONTHS.index(month.lower()) if month.lower() in _MONTHS else 0
-        text = f"{year}-{number:02}-{day}T{time}{zone}"
-    try:
-        if _OF_LETTERS.match(text):
-            return parsedate_to_datetime(text)
-        return datetime.fromisoformat(text.upper().removesuffix(" UTC"))
-    except ValueError:
-        return None
 
 
 def moment(date: datetime) -> Moment:
@@ -183,7 +165,7 @@ def dates_in(record: Mapping[str, Any]) -> list[str]:
 
 
 def _is_date(value: Any) -> bool:
-    return len(str(value)) >= _SHORTEST_DATE and _date_in(value) is not None
+    return len(str(value)) >= _SHORTEST_DATE and date_in(value) is not None
 
 
 def _counts(value: Any) -> bool:
@@ -204,18 +186,28 @@ def name_of(record: Mapping[str, Any]) -> str | None:
 
 
 def id_list(record: Mapping[str, Any], field: str) -> list[Id]:
-    """Block ids: integers of any size, or strings."""
+    """Block ids: integers of any size, maybe written as 12.0, or strings."""
     value = record.get(field)
     if not isinstance(value, list):
-        raise MalformedError(f"{field}: expected a list of ids, got {_shown(record, field)}")
+        hint = "; --columns ids=… takes text" if isinstance(value, str) else ""
+        raise MalformedError(f"{field}: expected a list of ids, got {_shown(record, field)}{hint}")
     if not _IDS.issuperset(map(type, value)):
-        odd = next(one for one in value if type(one) not in _IDS)
-        raise MalformedError(f"{field}: expected integers or strings, got {odd!r}")
+        odd = next((one for one in value if type(one) not in _IDS and not _is_whole(one)), None)
+        if odd is not None or None in value:
+            raise MalformedError(f"{field}: expected integers or strings, got {odd!r}")
+        value = [one if type(one) in _IDS else int(one) for one in value]
     return [*map(as_id, value)] if value and str in set(map(type, value)) else value
 
 
+def _is_whole(one: Any) -> bool:
+    """Whether it is a float that stands for an integer, and for no other one."""
+    return isinstance(one, float) and one.is_integer() and abs(one) < _EXACT
+
+
 def as_id(one: Id) -> Id:
-    """An integer that is written as text is the same id as that integer."""
+    """An integer that is written as text, maybe as 12.0, is the same id as that integer."""
+    if isinstance(one, str) and one.endswith(".0") and one.isascii() and len(one) <= _EXACT_DIGITS:
+        one = one.removesuffix(".0") or one
     if isinstance(one, str) and one.isdecimal() and one.isascii() and (one[0] != "0" or one == "0"):
         with suppress(ValueError):  # Python's own limit
             return int(one)
@@ -238,7 +230,7 @@ def ids_in(record: Mapping[str, Any], field: str) -> list[Id]:
 
 def text_of(record: Mapping[str, Any], field: str) -> str | None:
     """The name of a session or of a model, if there is one."""
-    value = record.get(field)
+    value = plain_of(record.get(field))
     return None if value is None else str(value)
 
 

@@ -47,6 +47,11 @@ _OTHERS: Final = {
     b"SQLite format 3\0": "a database of SQLite",
     b"FEA1": "Feather's first version",
     b"Obj\1": "Avro",
+    b"ORC": "ORC",
+    b"\x89HDF\r\n": "HDF5",
+    b"\x04\x22\x4d\x18": "packed with lz4",
+    b"\xff\x06\0\0sNaPpY": "packed with snappy",
+    b"7z\xbc\xaf": "an archive of 7-Zip",
 }
 """How files begin that are none of these, and what they are."""
 
@@ -193,12 +198,18 @@ def _refuse_other(path: Path, magic: bytes) -> None:
     for begin, what in _OTHERS.items():
         if magic.startswith(begin):
             raise ConfigError(f"{path}: this is {what}{_TEXT}")
+    if b"\0" in magic[:2] and len(magic) > 1 and magic[:2] != b"\0\0":
+        raise ConfigError(f"{path}: this is text in UTF-16{_TEXT}")
 
 
-def refuse_archive(path: Path, line: str) -> None:
-    """Refuse a tar archive, packed or not, by its first line."""
+def refuse_by_line(path: Path, line: str) -> None:
+    """Refuse by its first line what is no trace: a tar archive, a page of HTML, what stands for a file."""
     if line[257:262] == "ustar":
         raise ConfigError(f"{path}: this is a tar archive{_TEXT}")
+    if line.startswith("version https://git-lfs.github.com/spec/"):
+        raise ConfigError(f"{path}: this stands for a file that Git LFS keeps; git lfs pull brings it")
+    if line.lstrip()[:9].lower() == "<!doctype" or line.lstrip()[:5].lower() == "<html":
+        raise ConfigError(f"{path}: this is a page of HTML, maybe that of a site in place of the file{_TEXT}")
 
 
 def _open_zstd(path: Path) -> Any:

@@ -1,19 +1,18 @@
 """Azure's LLM inference traces, CSV: times of day and lengths. No ids."""
 
 from collections.abc import Iterator, Mapping
-from datetime import datetime
 from typing import Any
 
+from kv_sim.replay.readers.dates import date_in
 from kv_sim.replay.readers.format import Container, Format
 from kv_sim.replay.readers.record import MalformedError, Record, moment, whole
 
 
 def _parse(record: Mapping[str, Any]) -> Iterator[Record]:
     text = record["TIMESTAMP"]
-    try:
-        date = datetime.fromisoformat(text)
-    except (TypeError, ValueError):  # in Parquet it may be anything
-        raise MalformedError(f"TIMESTAMP: expected a date and a time, got {text!r}") from None
+    date = date_in(text)
+    if date is None:  # in Parquet it may be anything
+        raise MalformedError(f"TIMESTAMP: expected a date and a time, got {text!r}")
     yield Record(moment(date), whole(record, "ContextTokens"), whole(record, "GeneratedTokens"), None)
 
 

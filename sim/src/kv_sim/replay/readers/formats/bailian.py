@@ -19,7 +19,7 @@ def _parse(record: Mapping[str, Any]) -> Iterator[Record]:
         whole(record, "output_length"),
         id_list(record, "hash_ids"),
         text_of(record, "chat_id"),
-        parent=None if record["parent_chat_id"] in _NO_PARENT else text_of(record, "parent_chat_id"),
+        parent=None if record.get("parent_chat_id") in _NO_PARENT else text_of(record, "parent_chat_id"),
     )
 
 
@@ -27,7 +27,9 @@ BAILIAN = Format(
     "bailian",
     "Qwen-Bailian JSON lines: chat_id, parent_chat_id, timestamp (s), hash_ids of 16 tokens",
     Container.JSON,
-    ("chat_id", "parent_chat_id", "timestamp", "input_length", "hash_ids"),
+    ("chat_id", "timestamp", "input_length", "hash_ids"),
     _parse,
     block_tokens=16,
+    matches=lambda record: "parent_chat_id" in record or ("type" in record and "turn" in record),
+    looked_for="parent_chat_id, or type and turn",
 )

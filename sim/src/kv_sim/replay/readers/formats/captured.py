@@ -121,6 +121,8 @@ def _parse_bedrock(record: Mapping[str, Any]) -> Iterator[Record]:
     time, asked = number_or_date(record, "timestamp"), object_in(inside(record["input"], "inputBodyJson"))
     if asked is None:
         got = "what lies elsewhere" if inside(record["input"], "inputBodyS3Path") else "none"
+        if count_in(record["input"], _TOLD[0]) is not None:
+            got += f"; --columns time=timestamp,input=input.{_TOLD[0]},output=output.outputTokenCount has lengths"
         raise MalformedError(f"input.inputBodyJson: expected what a model was asked, as an object, got {got}")
     asked = _as_usual(asked)
     counts = record.get("output")

@@ -4,7 +4,7 @@ import base64
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from kv_sim.replay.readers.asked import inside, last_of, objects_in
+from kv_sim.replay.readers.asked import inside, objects_in
 from kv_sim.replay.readers.chat import is_request
 from kv_sim.replay.readers.format import Container, Format
 from kv_sim.replay.readers.formats.openai import OPENAI
@@ -38,7 +38,7 @@ def _logged(entry: Mapping[str, Any]) -> Mapping[str, Any]:
         "url": inside(request, "url"),
         "request_body": inside(inside(request, "postData"), "text"),
         "status": inside(response, "status"),
-        "response_body": last_of(_text(inside(response, "content"))),
+        "response_body": _text(inside(response, "content")),
     }
 
 

@@ -26,4 +26,5 @@ LMBENCH = Format(
     unit_seconds=1e-9,
     block_tokens=512,
     matches=lambda record: isinstance(record["timestamp"], str),
+    told_unit="times are taken for ns, as LMBench's are (--time-unit)",
 )

@@ -3,6 +3,7 @@
 from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
+from kv_sim.replay.readers.answered import answer_in
 from kv_sim.replay.readers.asked import (
     SALT,
     answered_in,
@@ -27,11 +28,13 @@ def _parse(record: Mapping[str, Any]) -> Iterator[Record]:
     if (why := left_out_of(record)) is not None:
         yield Record(None, 0, 0, None, left_out=why)
         return
-    asked, answer, tokens = asked_in(record), record.get("response"), answered_in(record)
+    asked, answer, tokens = asked_in(record), answer_in(record), answered_in(record)
     if asked is record and (field := without_request(record)) is not None:
         raise MalformedError(f"{field}: expected the JSON of what an API was asked, got {record[field]!r:.40}")
-    if tokens is not None or isinstance(record.get("request"), str):  # beside which it is what went over the wire
+    if tokens is not None:
         answer = None
+    elif isinstance(record.get("request"), str) and isinstance(record.get("response"), str):
+        answer = None  # it is what went over the wire
     prompts, answers = prompts_in(record, asked), _answers_within(record)
     request = Record(
         time_of(record),
@@ -40,7 +43,7 @@ def _parse(record: Mapping[str, Any]) -> Iterator[Record]:
         None,
         session=session_of(record),
         model=text_of(asked, "model") or text_of(record, "model") or _adapter_of(asked),
-        answer=answer if isinstance(answer, str) else None,
+        answer=answer,
         told_tokens=told_in(record),
         cached_tokens=cached_in(record),
         name=name_of(record),

@@ -3,7 +3,8 @@
 Attributes are those of OpenTelemetry's own conventions, or of OpenInference's, as Phoenix has them. What was asked
 is there where that is captured, and else how many tokens it had. A span within that of a request is the same
 request seen by the next one who takes it, as a server's within a client's, and isn't counted again, wherever they
-lie; but one that doesn't even say how long the prompt was leaves that to those within.
+lie; but one that doesn't even say how long the prompt was leaves that to those within. An event of a log that
+names a span of a request is that request, too: of both is taken what each says.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -26,7 +27,7 @@ from kv_sim.replay.readers.formats.otlp import (
     spans_of,
     text_in,
 )
-from kv_sim.replay.readers.record import MalformedError, Record, whole
+from kv_sim.replay.readers.record import MalformedError, Moment, Record, whole
 from kv_sim.replay.readers.text import ASSUMED
 
 _ASKS: Final = ("chat", "text_completion", "completion", "generate_content")
@@ -41,13 +42,14 @@ _CACHED: Final = (
 _SESSIONS: Final = ("gen_ai.conversation.id", "session.id")
 _MODELS: Final = ("gen_ai.request.model", "gen_ai.response.model", "llm.model_name")
 _BROKEN: Final = ("2", "STATUS_CODE_ERROR", "ERROR")
+_KEPT: Final = (*_INPUTS, *_OUTPUTS, *_SESSIONS, *_MODELS, "error.type")
 _OURS: Final = ("gen_ai.", "llm.", "openinference.", "ai.prompt.", "mlflow.")
 
 
 def _look_through(records: Iterable[Mapping[str, Any]]) -> Callable[[Mapping[str, Any]], Iterator[Record]]:
     """How a record is parsed, when all of them are known: spans of one request may lie in several."""
     above: dict[int, int] = {}
-    asked, telling = set[int](), set[int]()
+    asked, telling, pairs = set[int](), set[int](), _Pairs()
     for record in records:
         with suppress(MalformedError):  # which is said when it is parsed
             for seen in observed_in(record):
@@ -57,17 +59,55 @@ def _look_through(records: Iterable[Mapping[str, Any]]) -> Callable[[Mapping[str
                     above[seen.own] = seen.parent
                 if _asks(seen):
                     asked.add(seen.own)
-                    telling |= {seen.own} if _tells(seen) else set()
+                    telling |= {seen.own} if pairs.see(seen) else set()
     dull = {one for name in telling for one in _above(name, above) if one in asked} - telling
     counted = asked - dull
 
     def parse(record: Mapping[str, Any]) -> Iterator[Record]:
         found = [seen for seen in observed_in(record) if _asks(seen) and seen.own not in dull]
-        for seen in sorted(found, key=lambda one: one.time):
-            if seen.own is None or counted.isdisjoint(_above(seen.own, above)):
-                yield _request(seen)
+        outer = [one for one in found if one.own is None or counted.isdisjoint(_above(one.own, above))]
+        requests = [request for seen in outer if (request := pairs.one_of(seen)) is not None]
+        yield from sorted(requests, key=lambda one: one.time or 0)
 
     return parse
+
+
+class _Pairs:
+    """A span and an event that are one request, of which one says the prompt, or at least its length."""
+
+    def __init__(self) -> None:
+        self._told: dict[int, dict[bool, tuple[int, int | float, Named]]] = {}
+        """By the span's number, of a span and of an event: how much it says, its time, what it says by name."""
+        self._several: set[tuple[int, bool]] = set()
+
+    def see(self, seen: Observed) -> bool:
+        """Look at one that asks, and has a number. Whether it says what was asked, or how long that was."""
+        assert seen.own is not None
+        told = self._told.setdefault(seen.own, {})
+        if seen.is_event in told:
+            self._several.add((seen.own, seen.is_event))
+        named = {name: seen.named[name] for name in _KEPT if seen.named.get(name) is not None}
+        weight = _weight(seen)
+        told[seen.is_event] = (weight, seen.time, named)
+        return weight > 0
+
+    def one_of(self, seen: Observed) -> Record | None:
+        """The request of one of a pair, with what the other says; None: the other is to be taken."""
+        told = self._told.get(seen.own or 0, {})
+        if seen.own is None or len(told) < 2 or any((seen.own, kind) in self._several for kind in told):
+            return _request(seen)
+        own, (weight, time, named) = told[seen.is_event], told[not seen.is_event]
+        if (own[0], not seen.is_event) < (weight, seen.is_event):
+            return None
+        begin = min(own[1], time) if isinstance(time, Moment) is isinstance(own[1], Moment) else own[1]
+        request = _request(seen._replace(named={**named, **seen.named}))
+        request.time = begin
+        return request
+
+
+def _weight(seen: Observed) -> int:
+    """How much it says: 2 what was asked, 1 how long that was."""
+    return 2 if asked_of(seen) is not None else int(first(seen.named, _INPUTS) is not None)
 
 
 def _parse(record: Mapping[str, Any]) -> Iterator[Record]:
@@ -81,11 +121,6 @@ def _above(name: int, above: Mapping[int, int]) -> Iterator[int]:
         seen.add(found)
         yield found
         name = found
-
-
-def _tells(seen: Observed) -> bool:
-    """Whether a span or an event says what was asked, or how long that was."""
-    return first(seen.named, _INPUTS) is not None or asked_of(seen) is not None
 
 
 def _request(seen: Observed) -> Record:

@@ -36,6 +36,12 @@ _MESSAGES: Final = {f"gen_ai.{role}.message": role for role in ("system", "user"
 _EVENT_NAMES: Final = ("eventName", "event.name", "name")
 _CONTENT: Final = ("gen_ai.event.content", "content")
 
+_OF_EVENTS: Final = (
+    *("timeUnixNano", "observedTimeUnixNano", "LogAttributes", "Body", "body"),
+    *("severityNumber", "severity_number", "SeverityNumber"),
+)
+"""What only events of a log have."""
+
 Named = dict[str, Any]
 """Attributes by name."""
 
@@ -54,6 +60,11 @@ class Observed(NamedTuple):
         return number_or_date(self.span, first(self.span, STARTS) or STARTS[0])
 
     @property
+    def is_event(self) -> bool:
+        """Whether it is one of a log, and no span."""
+        return not self.span.keys().isdisjoint(_OF_EVENTS)
+
+    @property
     def own(self) -> int | None:
         """A number for its id and its trace's, or None: it has no id."""
         return self._number(text_in(self._context, _IDS))
@@ -70,7 +81,8 @@ class Observed(NamedTuple):
         return found if isinstance(found, dict) and first(self.span, _IDS) is None else self.span
 
     def _number(self, name: str | None) -> int | None:
-        return hash((text_in(self._context, _TRACES), name)) if name else None
+        is_told = name is not None and name.strip("0x")  # of nobody, it is zeros
+        return hash((text_in(self._context, _TRACES), name)) if is_told else None
 
 
 def observed_in(record: Mapping[str, Any]) -> Iterator[Observed]:
@@ -169,7 +181,7 @@ def _of_logs(record: Mapping[str, Any]) -> Iterator[Observed]:
                 _, _, messages = asked.setdefault(whose, (event, named, []))
                 messages.append(_message(role, {**named, "content": body}))
     for event, named, messages in asked.values():
-        yield Observed({**event, "spanId": None}, named, messages)
+        yield Observed(event, named, messages)
 
 
 def _message(role: str, about: Named) -> Mapping[str, Any]:

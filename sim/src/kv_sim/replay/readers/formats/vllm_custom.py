@@ -1,29 +1,38 @@
 """vLLM's custom benchmark data: prompts as text or as token ids. It has no times; a log of such prompts does.
 
-TensorRT-LLM's is alike, but for what token ids are called.
+TensorRT-LLM's is alike, but for what token ids are called; so is what vLLM gives back offline, with ``outputs``.
 """
 
 from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
-from kv_sim.replay.readers.asked import for_each, own_request
+from kv_sim.replay.readers.answered import answer_in
+from kv_sim.replay.readers.asked import answered_in, for_each, objects_in, own_request
 from kv_sim.replay.readers.chat import are_messages, behind_system, chat
 from kv_sim.replay.readers.format import Container, Format
-from kv_sim.replay.readers.record import Prompt, Record, prompts_of
+from kv_sim.replay.readers.record import Prompt, Record, number, prompts_of, text_of
 from kv_sim.replay.readers.text import ASSUMED
 
 _TOKENS: Final = ("prompt_token_ids", "input_ids")
-_BEFORE: Final = ("history", "chat_history", "context", "previous_messages")
+_BESIDE: Final = ("history", "chat_history", "context", "previous_messages", "suffix")
 """What a model may have been asked besides, in whatever way it was put into words."""
 
 
 def _parse(record: Mapping[str, Any]) -> Iterator[Record]:
     tokens = next((record[field] for field in _TOKENS if record.get(field) is not None), None)
     request = own_request(record)
+    if answered_in(record) is None:
+        outputs = objects_in(record, "outputs")
+        came = [found for one in outputs if isinstance(found := one.get("token_ids"), list)]
+        said = "".join(text_of(one, "text") or "" for one in outputs) or answer_in(record)
+        request.output_tokens, request.answer = sum(map(len, came)), None if came else said
+    metrics = record.get("metrics")
+    if request.time is None and isinstance(metrics, dict) and metrics.get("arrival_time") is not None:
+        request.time = number(metrics, "arrival_time")
     if tokens is None and are_messages(record.get("prompt")):
         prompts: list[Prompt] = [(chat({**record, "messages": record["prompt"]}), None)]
     elif tokens is None:
-        request.beside = next((field for field in _BEFORE if record.get(field)), None)
+        request.beside = next((field for field in _BESIDE if record.get(field)), None)
         prompts = behind_system(record, prompts_of(record))
     else:
         prompts = prompts_of({"prompt": tokens})

@@ -1,0 +1,83 @@
+"""Dates as programs write them, and what MongoDB's exports have in place of dates and of numbers.
+
+None is read that may mean several days, as 01/02/2026 may, nor one of a zone that only a name tells.
+"""
+
+import re
+from contextlib import suppress
+from datetime import UTC, datetime
+from email.utils import parsedate_to_datetime
+from typing import Any, Final
+
+_WRITTEN: Final = (
+    re.compile(
+        r"\[?(?P<day>\d\d)/(?P<month>[A-Za-z]{3})/(?P<year>\d{4}):(?P<time>[\d:]{8}) ?(?P<zone>[+-]\d{4})\]?"
+    ),
+    re.compile(
+        r"[A-Za-z]{3} (?P<month>[A-Za-z]{3}) (?P<day>\d\d) (?P<year>\d{4}) (?P<time>[\d:]{8}) "
+        r"GMT(?P<zone>[+-]\d{4})(?: \([^()]*\))?"
+    ),
+    re.compile(
+        r"[A-Za-z]{3} (?P<month>[A-Za-z]{3}) {1,2}(?P<day>\d{1,2}) (?P<time>[\d:]{8})"
+        r"(?: (?P<zone>UTC|GMT))? (?P<year>\d{4})"
+    ),
+)
+"""As web servers, browsers and C write them: 31/Jan/2026:10:00:02 +0000, Sat Jan 31 2026 10:00:02 GMT+0000
+(Coordinated Universal Time), Sat Jan 31 10:00:02 2026."""
+_OF_LETTERS: Final = re.compile("[A-Za-z]{3}, [0-9]")
+"""How a date begins in a letter's head, or in that of an answer: Sat, 31 Jan 2026 10:00:02 GMT."""
+_MONTHS: Final = ("", "jan", "feb", "mar", "apr", "may", "jun", "jul", "aug", "sep", "oct", "nov", "dec")
+_SLASHES: Final = (re.compile(r"(\d{4})/(\d\d)/(\d\d)(?=[ T]\d)"), r"\1-\2-\3")
+_BEHIND: Final = (
+    (re.compile(r" m=[+-][\d.]+$"), ""),
+    (re.compile(r"(Z|[+-]\d\d:?\d\d)\[[A-Za-z_/+-]+\]$"), r"\1"),
+    (re.compile(r"(:\d\d[.,\d]*) ([+-]\d\d:?\d\d)(?: [A-Z]{3,5})?$"), r"\1\2"),
+)
+"""What stands behind a date that is clear without it, as Go and Java write it, and a blank before the zone."""
+_NUMBERS: Final = ("$numberLong", "$numberInt", "$numberDouble", "$oid")
+
+
+def date_in(value: Any) -> datetime | None:
+    """The date that a text is, as programs write them, or web servers; one that doesn't say where is in UTC."""
+    if not isinstance(value, str):
+        return None
+    text = value.strip()
+    with suppress(ValueError):
+        return _in_utc(parsedate_to_datetime(text) if _OF_LETTERS.match(text) else _read(text))
+    if found := next((found for one in _WRITTEN if (found := one.fullmatch(text))), None):
+        month = found["month"].lower()
+        number = _MONTHS.index(month) if month in _MONTHS else 0
+        zone = "" if found["zone"] in (None, "UTC", "GMT") else found["zone"]
+        text = f"{found['year']}-{number:02}-{int(found['day']):02}T{found['time']}{zone}"
+    for pattern, instead in (_SLASHES, *_BEHIND):
+        text = pattern.sub(instead, text)
+    with suppress(ValueError):
+        return _in_utc(_read(text))
+    return None
+
+
+def plain_of(value: Any) -> Any:
+    """What an object of MongoDB's stands for: a number or a name, or a date, as text; all else is what it is."""
+    if not isinstance(value, dict) or len(value) != 1:
+        return value
+    [(kind, found)] = value.items()
+    if kind in _NUMBERS:
+        return found
+    if kind != "$date":
+        return value
+    told = plain_of(found)
+    if isinstance(told, str) and told.lstrip("-").isdecimal():
+        told = int(told)
+    if isinstance(told, str):
+        return told
+    with suppress(TypeError, ValueError, OverflowError, OSError):
+        return datetime.fromtimestamp(told / 1000, UTC).isoformat()
+    return value
+
+
+def _read(text: str) -> datetime:
+    return datetime.fromisoformat(text.upper().removesuffix(" UTC"))
+
+
+def _in_utc(date: datetime) -> datetime:
+    return date if date.tzinfo is not None else date.replace(tzinfo=UTC)

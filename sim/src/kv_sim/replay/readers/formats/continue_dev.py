@@ -1,0 +1,62 @@
+"""Sessions of Continue, a file each: ``history`` of messages, each with what was put in beside it; no times.
+
+What a user put in as context is sent before what he says. A thought isn't sent again. The list of all sessions,
+which lies beside them, has none of their messages.
+"""
+
+from collections.abc import Iterator, Mapping
+from typing import Any, Final
+
+from kv_sim.replay.readers.asked import objects_in
+from kv_sim.replay.readers.chat import answers_in
+from kv_sim.replay.readers.format import Container, Format
+from kv_sim.replay.readers.messages import LEFT_OUT
+from kv_sim.replay.readers.record import MalformedError, Record, text_of
+from kv_sim.replay.readers.text import ASSUMED
+from kv_sim.replay.readers.turns import TURN_SECONDS
+
+_HISTORY: Final = "history"
+_LISTED: Final = "dateCreated"
+"""What the list of all sessions has of each."""
+_THOUGHT: Final = "thinking"
+
+
+def _parse(record: Mapping[str, Any]) -> Iterator[Record]:
+    if _HISTORY not in record and _LISTED in record:
+        return
+    messages = [*_messages(objects_in(record, _HISTORY))]
+    for turn, (_, request) in enumerate(answers_in({_HISTORY: messages}, _HISTORY)):
+        request.time = turn * TURN_SECONDS
+        request.session = text_of(record, "sessionId")
+        request.model = text_of(record, "chatModelTitle")
+        yield request
+
+
+def _messages(history: list[Mapping[str, Any]]) -> Iterator[Mapping[str, Any]]:
+    """Messages as an API is sent them."""
+    for number, item in enumerate(history):
+        message = item.get("message")
+        if not isinstance(message, dict):
+            raise MalformedError(f"{_HISTORY}[{number}].message: expected an object, got {type(message).__name__}")
+        if message.get("role") == _THOUGHT:
+            continue
+        content = message.get("content")
+        parts = [content] if isinstance(content, str) else content
+        if context := objects_in(item, "contextItems"):
+            put_in = [text_of(one, "content") or "" for one in context]
+            parts = [*put_in, *parts] if isinstance(parts, list) else put_in
+        yield {"role": message.get("role"), "content": parts, "tool_calls": message.get("toolCalls")}
+
+
+CONTINUE = Format(
+    "continue",
+    f"sessions of Continue, a file each: sessionId, workspaceDirectory, history of message; no times; {ASSUMED}",
+    Container.JSON,
+    ("sessionId", "workspaceDirectory"),
+    _parse,
+    merges_sessions=True,
+    matches=lambda record: isinstance(record.get(_HISTORY), list) or _LISTED in record,
+    looked_for=f"{_HISTORY} of messages",
+    is_text=True,
+    assumes=f"a minute for the time between two turns, {LEFT_OUT}",
+)

@@ -1,0 +1,89 @@
+"""Chats that DeepSeek exports: conversations.json, a chat a record, whose messages name the one above; dates.
+
+A message says in fragments what was asked, thought, found and answered; older ones have it in fields, and don't
+say who speaks: a user begins, and each answers the other. A thought isn't sent again.
+"""
+
+from collections.abc import Iterator, Mapping
+from typing import Any, Final
+
+from kv_sim.replay.readers.asked import inside, objects_in
+from kv_sim.replay.readers.chat import ANSWERS
+from kv_sim.replay.readers.format import Container, Format
+from kv_sim.replay.readers.messages import Answered, Said, names_above, placed, request, said, time_in
+from kv_sim.replay.readers.record import MalformedError, Record, text_of
+from kv_sim.replay.readers.text import ASSUMED
+
+_TIME: Final = "inserted_at"
+_FRAGMENTS: Final = "fragments"
+_REQUEST, _RESPONSE, _THOUGHT = "REQUEST", "RESPONSE", "THINK"
+_THOUGHTS: Final = "reasoning_content"
+
+
+def _parse(record: Mapping[str, Any]) -> Iterator[Record]:
+    nodes = record["mapping"]
+    if not isinstance(nodes, dict):
+        raise MalformedError(f"mapping: expected an object, got {type(nodes).__name__}")
+    placed(nodes, "mapping")
+    messages = {name: node["message"] for name, node in nodes.items() if isinstance(node.get("message"), dict)}
+    above = {name: [one for one in names_above(nodes, name, "parent") if one in messages] for name in messages}
+    answers = {name for name, message in messages.items() if _is_answer(message, len(above[name]))}
+    spoken = {
+        name: _said(message, f"mapping.{name}.message", is_answer=name in answers)
+        for name, message in messages.items()
+    }
+    for name in messages:
+        if name in answers:
+            place, message = f"mapping.{name}.message", messages[name]
+            answer = Answered(
+                time_in(message, _TIME, place),
+                text_of(record, "id"),
+                text_of(message, "model") or None,
+                text=_thought(message) + spoken[name].words,
+            )
+            yield from request([spoken[one] for one in above[name]], answer, place)
+
+
+def _is_answer(message: Mapping[str, Any], depth: int) -> bool:
+    """Whether a message, below so many, is a model's."""
+    fragments = message.get(_FRAGMENTS)
+    if isinstance(fragments, list) and fragments:
+        return not any(inside(one, "type") == _REQUEST for one in fragments)
+    return depth % 2 == 1
+
+
+def _said(message: Mapping[str, Any], place: str, *, is_answer: bool) -> Said:
+    time = time_in(message, _TIME, place)
+    try:
+        parts: list[Any] = [*_texts(message, (_REQUEST, _RESPONSE), "content")]
+        if not is_answer:
+            parts += [{**file, "type": "file"} for file in objects_in(message, "files")]
+    except MalformedError as error:
+        raise MalformedError(f"{place}.{error}") from None
+    return said(ANSWERS if is_answer else "user", parts, place, time)
+
+
+def _thought(message: Mapping[str, Any]) -> str:
+    return "".join(_texts(message, (_THOUGHT,), _THOUGHTS))
+
+
+def _texts(message: Mapping[str, Any], kinds: tuple[str, ...], field: str) -> Iterator[str]:
+    """The texts of its fragments of some kinds; of a message without any, that of a field."""
+    if message.get(_FRAGMENTS) is None:
+        yield text_of(message, field) or ""
+        return
+    for one in objects_in(message, _FRAGMENTS):
+        if one.get("type") in kinds:
+            yield text_of(one, "content") or ""
+
+
+DEEPSEEK = Format(
+    "deepseek",
+    f"DeepSeek's conversations.json: mapping of nodes with parent and message, inserted_at (dates); {ASSUMED}",
+    Container.JSON,
+    ("mapping", "inserted_at"),
+    _parse,
+    overlaps=True,
+    is_text=True,
+    assumes="what DeepSeek adds (its system prompt, what it finds) is not counted",
+)

@@ -1,0 +1,168 @@
+"""Chats of LibreChat: what it exports, a chat a record, or its messages in MongoDB, one a record; dates.
+
+Each message names the one above it, or lies within it, or they lie in a row. An answer may be several: a model
+that calls a tool goes on with what that gave back, which is asked anew. A thought isn't sent again.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import pairwise
+from typing import Any, Final
+
+from kv_sim.replay.readers.asked import inside, objects_in
+from kv_sim.replay.readers.chat import ANSWERS
+from kv_sim.replay.readers.format import Container, Format
+from kv_sim.replay.readers.messages import Answered, Said, counted_in, names_above, placed, request, said, time_in
+from kv_sim.replay.readers.parts import as_json
+from kv_sim.replay.readers.record import Record, text_of
+from kv_sim.replay.readers.text import ASSUMED
+
+Line = Mapping[str, Any]
+
+_ABOVE: Final = "parentMessageId"
+_NAME: Final = "messageId"
+_BY_USER: Final = "isCreatedByUser"
+_TOLD: Final = ("promptPrefix", "system", "instructions")
+"""What a model is told first, among a chat's options."""
+_MEDIA: Final = ("image", "audio", "video")
+
+
+def _gather(lines: Sequence[Line]) -> Iterator[tuple[int, Line]]:
+    """Each chat, with all its messages, and where its first one lies."""
+    alone: dict[str, tuple[int, list[Any]]] = {}
+    for place, line in enumerate(lines):
+        if "messages" in line:
+            yield place, line
+        else:
+            chat = text_of(line, "conversationId") or ""
+            alone.setdefault(chat, (place, []))[1].append(line)
+    for name, (place, messages) in alone.items():
+        yield place, {"conversationId": name, "messages": messages}
+
+
+def _parse(record: Line) -> Iterator[Record]:
+    found = placed(_flat(record["messages"], None), "messages")
+    messages = {text_of(one, _NAME) or place: one for place, one in found}
+    if not any(text_of(one, _ABOVE) in messages for one in messages.values()):
+        row = {below: above for above, below in pairwise(messages)}
+        messages = {name: {**one, _ABOVE: row.get(name)} for name, one in messages.items()}
+    places = dict(zip(messages, (place for place, _ in found), strict=False))
+    again = {name: [*_said(one, places[name])] for name, one in messages.items()}
+    options = record.get("options")
+    told = _told_in(options)
+    for name, message in messages.items():
+        if not message.get(_BY_USER):
+            above = [said("system", told, "options")] if told else []
+            above += [one for other in names_above(messages, name, _ABOVE) for one in again[other]]
+            yield from _requests(message, above, places[name], text_of(record, "conversationId"), options)
+
+
+def _told_in(options: Any) -> str:
+    """What a model is told first."""
+    found = [inside(options, field) for field in _TOLD]
+    return next((text for text in found if isinstance(text, str) and text), "")
+
+
+def _flat(messages: Any, above: str | None) -> Any:
+    """The same, where each may have those that stand below it within itself."""
+    if not isinstance(messages, list):
+        return messages
+    found: list[Any] = []
+    waiting = [(one, above) for one in reversed(messages)]
+    while waiting:
+        one, over = waiting.pop()
+        if isinstance(one, dict) and isinstance(one.get("children"), list):
+            waiting += [(below, text_of(one, _NAME)) for below in reversed(one["children"])]
+        found.append({_ABOVE: over, **one} if isinstance(one, dict) else one)
+    return found
+
+
+def _requests(message: Line, above: list[Said], place: str, chat: str | None, options: Any) -> Iterator[Record]:
+    """One for each time that the model was asked."""
+    steps = _steps_of(message)
+    time = time_in(message, "createdAt", place)
+    tokens = counted_in(message, ("tokenCount",), place) if len(steps) == 1 else None
+    model = text_of(message, "model") or (text_of(options, "model") if isinstance(options, dict) else None)
+    own: list[Said] = []
+    for parts in steps:
+        text = "".join(_text(part, thoughts=True) for part in parts)
+        answer = Answered(time, chat, model, tokens or None, text, has_failed=bool(message.get("error")))
+        yield from request([*above, *own], answer, place)
+        own += _one(parts, place, None)
+
+
+def _said(message: Line, place: str) -> Iterator[Said]:
+    """What of a message is sent again."""
+    time = time_in(message, "createdAt", place)
+    if not message.get(_BY_USER):
+        for parts in _steps_of(message):
+            yield from _one(parts, place, time)
+        return
+    files = objects_in(message, "files") if message.get("files") else []
+    kinds = [str(file.get("type")).partition("/")[0] for file in files]
+    beside = [
+        {**file, "type": kind if kind in _MEDIA else "file"} for file, kind in zip(files, kinds, strict=True)
+    ]
+    texts = [_text(part, thoughts=False) for parts in _steps_of(message) for part in parts]
+    yield said("user", [*texts, *beside], place, time)
+
+
+def _steps_of(message: Line) -> list[list[Any]]:
+    """What was said in turns: a step ends with the calls of tools that it goes on after."""
+    content = message.get("content")
+    parts = content if isinstance(content, list) and content else [message.get("text") or ""]
+    steps: list[list[Any]] = [[]]
+    for part in parts:
+        if steps[-1] and _call_of(steps[-1][-1]) is not None and _call_of(part) is None:
+            steps.append([])
+        steps[-1].append(part)
+    return steps
+
+
+def _one(parts: list[Any], place: str, time: int | float | None) -> Iterator[Said]:
+    """What a model said in a step, and what tools gave back."""
+    yield said(ANSWERS, [_text(part, thoughts=False) for part in parts], place, time)
+    back = [text for part in parts if (text := text_of(_call_of(part) or {}, "output"))]
+    yield said("tool", back, place, time)
+
+
+def _call_of(part: Any) -> Line | None:
+    call = inside(part, "tool_call")
+    return call if isinstance(call, dict) else None
+
+
+def _text(part: Any, *, thoughts: bool) -> str:
+    """What a part says; an error is shown, and not sent."""
+    if isinstance(part, str):
+        return part
+    if not isinstance(part, dict):
+        return as_json(part)
+    kind = part.get("type")
+    if kind in ("think", "error"):
+        return text_of(part, "think") or "" if thoughts and kind == "think" else ""
+    if (call := _call_of(part)) is not None:
+        return as_json({name: call.get(name) for name in ("name", "args")})
+    text = part.get("text")
+    text = inside(text, "value") if isinstance(text, dict) else text
+    return text if isinstance(text, str) else as_json(part)
+
+
+def _is_kept(record: Line) -> bool:
+    messages = record.get("messages")
+    first = messages[0] if isinstance(messages, list) and messages else record
+    return isinstance(first, dict) and _BY_USER in first and _NAME in first
+
+
+LIBRECHAT = Format(
+    "librechat",
+    f"chats of LibreChat, JSON: messages of messageId, parentMessageId, isCreatedByUser, createdAt; {ASSUMED}",
+    Container.JSON,
+    (),
+    _parse,
+    gather=_gather,
+    overlaps=True,
+    sessions_go_on=True,
+    matches=_is_kept,
+    looked_for=f"{_NAME} and {_BY_USER}, or messages with them",
+    is_text=True,
+    assumes="what LibreChat adds (tools, files, what it searches) is not counted",
+)
