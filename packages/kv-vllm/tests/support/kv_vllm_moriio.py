@@ -7,7 +7,6 @@ Both engines of a world are in this process, and each worker and scheduler is a 
 import itertools
 import sys
 from types import SimpleNamespace
-from unittest.mock import patch
 
 import torch
 import torch.distributed
@@ -29,12 +28,14 @@ from kv_vllm_moriio_post import (
     zmq_ctx,
 )
 
-with patch.dict(sys.modules, {"mori": SimpleNamespace(io=MORI_IO), "mori.io": MORI_IO}):
-    from vllm.distributed.kv_transfer.kv_connector.v1.moriio import (
-        moriio_common,
-        moriio_connector,
-        moriio_engine,
-    )
+sys.modules |= {"mori": SimpleNamespace(io=MORI_IO), "mori.io": MORI_IO}
+from vllm.distributed.kv_transfer.kv_connector.v1.moriio import (  # noqa: E402 - it looks for mori
+    moriio_common,
+    moriio_connector,
+    moriio_engine,
+)
+
+del sys.modules["mori"], sys.modules["mori.io"]
 assert moriio_connector.MoRIIO_enabled, "vLLM's module was imported before"
 
 # -- CUDA, and groups of ranks -----------------------------------------------------------------
@@ -184,7 +185,9 @@ class Unended(moriio_connector.MoRIIOConnector):
         self.process.clock.now += self._seconds * (waited < self._waited_steps)
         if next(self._steps) % (self._lags + 1) == 0:
             self.process.let_threads_work()
-        return super().get_finished(finished_req_ids)
+        ended = super().get_finished(finished_req_ids)
+        self.connector_worker.transfer_id_to_request_id = {}  # it gets them anew in each step
+        return ended
 
 
 def at_work(name):

@@ -33,6 +33,38 @@ class ReadsWhatItLacks(OnCpu):
         params["remote_block_ids"] = [group[-lacks:] for group in params["remote_block_ids"]]
 
 
+class LeavesNullBlocks(OnCpu):
+    """What has slid out of a window isn't read."""
+
+    def update_state_after_alloc(self, request, blocks, num_external_tokens):
+        super().update_state_after_alloc(request, blocks, num_external_tokens)
+        scheduler, name = self.connector_scheduler, request.request_id
+        if name not in scheduler._reqs_need_recv or not num_external_tokens:
+            return
+        params, (_, local) = scheduler._req_kv_params[name], scheduler._reqs_need_recv[name]
+        pairs = [
+            [pair for pair in zip(ours, theirs, strict=True) if pair[0]]
+            for ours, theirs in zip(local, params["remote_block_ids"], strict=True)
+        ]
+        scheduler._reqs_need_recv[name] = request, [[ours for ours, _ in group] for group in pairs]
+        params["remote_block_ids"] = [[theirs for _, theirs in group] for group in pairs]
+
+
+class MissesNoBlock(OnCpu):
+    """A ticket is of no use if a block isn't held that is in the window of the prompt's last token."""
+
+    def get_num_new_matched_tokens(self, request, num_computed_tokens):
+        params, size = request.kv_transfer_params or {}, self.connector_scheduler.block_size
+        tokens = request.num_prompt_tokens
+        groups = self._kv_cache_config.kv_cache_groups
+        for group, blocks in zip(groups, params.get("remote_block_ids") or (), strict=False):
+            window = getattr(group.kv_cache_spec, "sliding_window", None) or tokens
+            needed = -(-tokens // size) - max(0, tokens - window) // size
+            if 0 in blocks[-needed:]:
+                return 0, False
+        return super().get_num_new_matched_tokens(request, num_computed_tokens)
+
+
 class ForgetsWhatIsNotHeld(OnCpu):
     """Of who ends, and isn't held, nothing is known any more."""
 
@@ -44,5 +76,5 @@ class ForgetsWhatIsNotHeld(OnCpu):
         return answer
 
 
-class Mended(ForgetsWhatIsNotHeld, ReadsWhatItLacks, AsksForTickets):
+class Mended(ForgetsWhatIsNotHeld, MissesNoBlock, LeavesNullBlocks, ReadsWhatItLacks, AsksForTickets):
     """Without all of them."""
