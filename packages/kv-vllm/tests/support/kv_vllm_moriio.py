@@ -131,14 +131,15 @@ class Unended(moriio_connector.MoRIIOConnector):
     """vLLM's, with settings of our own.
 
     ``lags``: after each step in which its threads get a turn there are so many without. ``seconds``: so many go by
-    in each step in which nothing moves. ``apart``: each layer is an allocation of its own.
+    in each step in which nothing moves. ``apart``: each layer is an allocation of its own. ``read_mode``, which is
+    vLLM's: False where the producer pushes. Then it is told where the other engine is, as by vLLM's routers.
     """
 
     holds_and_pulls = False
 
     def __init__(self, vllm_config, role, kv_cache_config):
         transfer = vllm_config.kv_transfer_config
-        told = transfer.kv_connector_extra_config
+        self.told = told = transfer.kv_connector_extra_config
         told.setdefault("host_ip", transfer.engine_id)
         told.setdefault("http_port", 1)
         told.setdefault("read_mode", True)
@@ -158,6 +159,19 @@ class Unended(moriio_connector.MoRIIOConnector):
         self.connector_worker._build_shared_kv_mr = all_of_it
         with self.process.at_work():
             super().register_kv_caches(kv_caches if self._is_apart else in_one(kv_caches))
+
+    def on_new_request(self, request):
+        params = request.kv_transfer_params or {}
+        if self.mode is moriio_common.MoRIIOMode.WRITE and params.get("do_remote_decode") is True:
+            params |= self._told_by_router(request)
+        super().on_new_request(request)
+
+    def _told_by_router(self, request):
+        """Of the other engine, for who is to be pushed there. Its blocks aren't known yet."""
+        hosts = {one.host for one in PROCESSES} - {self.process.host}
+        ports = {f"remote_{name}_port": self.told[f"{name}_port"] for name in ("handshake", "notify")}
+        theirs = {"remote_engine_id": None, "remote_block_ids": None}
+        return {"transfer_id": f"tx-{request.request_id}", "remote_host": [*hosts][0], **ports, **theirs}
 
     def update_state_after_alloc(self, request, blocks, num_external_tokens):
         super().update_state_after_alloc(request, blocks, num_external_tokens)

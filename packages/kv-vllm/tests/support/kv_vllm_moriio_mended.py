@@ -4,6 +4,7 @@ Each class does without one mistake; ``Mended`` is all of them.
 """
 
 from kv_vllm_moriio import OnCpu
+from vllm.distributed.kv_transfer.kv_connector.v1.moriio.moriio_common import MoRIIOMode
 
 
 class AsksForTickets(OnCpu):
@@ -16,21 +17,55 @@ class AsksForTickets(OnCpu):
         return super().get_num_new_matched_tokens(request, num_computed_tokens)
 
 
-class ReadsWhatItLacks(OnCpu):
-    """Blocks that were found in the engine's own cache aren't read again."""
+def pushes(connector):
+    """Whether the producer does."""
+    return connector.mode is MoRIIOMode.WRITE
+
+
+class MovesWhatIsLacked(OnCpu):
+    """Blocks that were found in the engine's own cache are neither read again nor written."""
 
     def update_state_after_alloc(self, request, blocks, num_external_tokens):
-        super().update_state_after_alloc(request, blocks, num_external_tokens)
         scheduler, name = self.connector_scheduler, request.request_id
+        tokens, size = request.num_prompt_tokens, scheduler.block_size
+        known = (tokens - num_external_tokens - (not pushes(self))) // size
+
+        def send(block_notify_list, **said):
+            listed = [0] * known + block_notify_list[known:] if num_external_tokens else block_notify_list
+            type(scheduler).send_notify_block(scheduler, block_notify_list=listed, **said)
+
+        scheduler.send_notify_block = send
+        super().update_state_after_alloc(request, blocks, num_external_tokens)
         if not num_external_tokens or name not in scheduler._reqs_need_recv:
             return
-        size = scheduler.block_size
-        known = (request.num_prompt_tokens - 1 - num_external_tokens) // size
         lacks = -(-request.num_prompt_tokens // size) - known
         _, local = scheduler._reqs_need_recv[name]
         params = scheduler._req_kv_params[name]
         scheduler._reqs_need_recv[name] = request, [group[-lacks:] for group in local]
         params["remote_block_ids"] = [group[-lacks:] for group in params["remote_block_ids"]]
+
+    def register_kv_caches(self, kv_caches):
+        super().register_kv_caches(kv_caches)
+        worker = self.connector_worker
+        compute = worker._compute_block_transfer_offsets
+
+        def offsets(layer, ours, theirs, *args, **said):
+            pairs = [pair for pair in zip(ours, theirs, strict=False) if pair[1] or not pushes(self)]
+            return compute(layer, [one for one, _ in pairs], [one for _, one in pairs], *args, **said)
+
+        worker._compute_block_transfer_offsets = offsets
+
+
+class SaysThatNothingIsTaken(OnCpu):
+    """Who is to be pushed, and takes nothing, lets the producer know, in words that it understands."""
+
+    def update_state_after_alloc(self, request, blocks, num_external_tokens):
+        params = request.kv_transfer_params or {}
+        if pushes(self) and params.get("do_remote_prefill") and not num_external_tokens:
+            with self.process.at_work():
+                self.connector_scheduler._release_write_prefill_blocks(request.request_id, params)
+            params["do_remote_prefill"] = False
+        super().update_state_after_alloc(request, blocks, num_external_tokens)
 
 
 class LeavesNullBlocks(OnCpu):
@@ -76,5 +111,5 @@ class ForgetsWhatIsNotHeld(OnCpu):
         return answer
 
 
-class Mended(ForgetsWhatIsNotHeld, MissesNoBlock, LeavesNullBlocks, ReadsWhatItLacks, AsksForTickets):
+class Mended(ForgetsWhatIsNotHeld, MissesNoBlock, LeavesNullBlocks, SaysThatNothingIsTaken, MovesWhatIsLacked, AsksForTickets):
     """Without all of them."""
