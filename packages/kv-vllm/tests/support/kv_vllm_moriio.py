@@ -136,6 +136,7 @@ class Unended(moriio_connector.MoRIIOConnector):
     """
 
     holds_and_pulls = False
+    leaves_tickets = True
 
     def __init__(self, vllm_config, role, kv_cache_config):
         transfer = vllm_config.kv_transfer_config
@@ -162,16 +163,16 @@ class Unended(moriio_connector.MoRIIOConnector):
 
     def on_new_request(self, request):
         params = request.kv_transfer_params or {}
-        if self.mode is moriio_common.MoRIIOMode.WRITE and params.get("do_remote_decode") is True:
-            params |= self._told_by_router(request)
+        is_pushed = self.mode is moriio_common.MoRIIOMode.WRITE and params.get("do_remote_decode") is True
+        if is_pushed or (params.get("do_remote_prefill") is True and not self.leaves_tickets):
+            params |= {"transfer_id": f"tx-{request.request_id}", **self.other_engine(), **params}
         super().on_new_request(request)
 
-    def _told_by_router(self, request):
-        """Of the other engine, for who is to be pushed there. Its blocks aren't known yet."""
+    def other_engine(self):
+        """What a router says of it to who is to be pushed there. Its blocks aren't known yet."""
         hosts = {one.host for one in PROCESSES} - {self.process.host}
         ports = {f"remote_{name}_port": self.told[f"{name}_port"] for name in ("handshake", "notify")}
-        theirs = {"remote_engine_id": None, "remote_block_ids": None}
-        return {"transfer_id": f"tx-{request.request_id}", "remote_host": [*hosts][0], **ports, **theirs}
+        return {"remote_host": [*hosts][0], **ports, "remote_engine_id": None, "remote_block_ids": None}
 
     def update_state_after_alloc(self, request, blocks, num_external_tokens):
         super().update_state_after_alloc(request, blocks, num_external_tokens)
@@ -232,3 +233,9 @@ class OnCpu(Unended):
             self.card.run_out(self.process.let_threads_work)
             self.process.close()
         super().shutdown()
+
+
+class AtOnce(OnCpu):
+    """The second engine is told by the router in the place of a ticket. For where it is pushed to."""
+
+    leaves_tickets = False

@@ -4,6 +4,7 @@ Each class does without one mistake; ``Mended`` is all of them.
 """
 
 from kv_vllm_moriio import OnCpu
+from kv_vllm_who_loads import KnowsWhoLoads
 from vllm.distributed.kv_transfer.kv_connector.v1.moriio.moriio_common import MoRIIOMode
 
 
@@ -101,15 +102,71 @@ class MissesNoBlock(OnCpu):
 
 
 class ForgetsWhatIsNotHeld(OnCpu):
-    """Of who ends, and isn't held, nothing is known any more."""
+    """Of who ends, and isn't held, nothing is known any more, and nothing is pushed."""
+
+    def __init__(self, vllm_config, role, kv_cache_config):
+        super().__init__(vllm_config, role, kv_cache_config)
+        self._dropped = set()
 
     def request_finished_all_groups(self, request, block_ids):
         answer = super().request_finished_all_groups(request, block_ids)
         scheduler, name = self.connector_scheduler, request.request_id
-        if not answer[0] and name in scheduler.request_id_to_transfer_id:
+        if scheduler.is_producer and not answer[0] and name in scheduler.request_id_to_transfer_id:
+            self._dropped.add(scheduler.request_id_to_transfer_id[name])
             scheduler.unmap_request_id(name)
+            for waits in (scheduler._reqs_need_save, scheduler._reqs_need_pending_save, scheduler._req_kv_params):
+                waits.pop(name, None)
         return answer
 
+    def build_connector_meta(self, scheduler_output):
+        meta = super().build_connector_meta(scheduler_output)
+        meta.dropped, self._dropped = self._dropped, set()
+        return meta
 
-class Mended(ForgetsWhatIsNotHeld, MissesNoBlock, LeavesNullBlocks, SaysThatNothingIsTaken, MovesWhatIsLacked, AsksForTickets):
+    def start_load_kv(self, forward_context, **kwargs):
+        super().start_load_kv(forward_context, **kwargs)
+        worker = self.connector_worker
+        writer, dropped = worker._writer, self._get_connector_metadata().dropped
+        for transfer in dropped:
+            worker.moriio_wrapper._mark_transfer_terminal_locked(transfer)
+            writer._clear_transfer_state(transfer)
+        writer._deferred_tasks = [task for task in writer._deferred_tasks if task.transfer_id not in dropped]
+
+
+class PushesAnew(OnCpu):
+    """Of who is preempted after his last chunk was scheduled what is pushed is what he computes anew."""
+
+    def build_connector_meta(self, scheduler_output):
+        meta = super().build_connector_meta(scheduler_output)
+        transfers = self.connector_scheduler.request_id_to_transfer_id
+        preempted = scheduler_output.preempted_req_ids or ()
+        meta.begun_anew = {transfers[name] for name in preempted if name in transfers}
+        return meta
+
+    def start_load_kv(self, forward_context, **kwargs):
+        writer, anew = self.connector_worker._writer, self._get_connector_metadata().begun_anew
+        writer._deferred_tasks = [task for task in writer._deferred_tasks if task.transfer_id not in anew]
+        for transfer in anew:
+            writer._clear_transfer_state(transfer)
+        super().start_load_kv(forward_context, **kwargs)
+
+
+class HearsOfTheEnd(KnowsWhoLoads, OnCpu):
+    """Of who is aborted while it is pushed it is heard when that has ended: its blocks are in use until then."""
+
+    def request_finished_all_groups(self, request, block_ids):
+        answer = super().request_finished_all_groups(request, block_ids)
+        name = request.request_id
+        if pushes(self) and name in self._loading:
+            self.connector_scheduler.map_request_id(name, request.kv_transfer_params["transfer_id"])
+        return answer
+
+    def update_connector_output(self, connector_output):
+        super().update_connector_output(connector_output)
+        scheduler = self.connector_scheduler
+        for name in connector_output.finished_recving or ():
+            scheduler.transfer_id_to_request_id.pop(scheduler.request_id_to_transfer_id.pop(name, None), None)
+
+
+class Mended(HearsOfTheEnd, PushesAnew, ForgetsWhatIsNotHeld, MissesNoBlock, LeavesNullBlocks, SaysThatNothingIsTaken, MovesWhatIsLacked, AsksForTickets):
     """Without all of them."""
