@@ -18,6 +18,17 @@ class AsksForTickets(OnCpu):
         return super().get_num_new_matched_tokens(request, num_computed_tokens)
 
 
+def forget(writer, transfers):
+    """What was to be pushed of these isn't."""
+    for transfer in transfers:
+        writer._clear_transfer_state(transfer)
+    writer._deferred_tasks = [task for task in writer._deferred_tasks if task.transfer_id not in transfers]
+    for _ in range(len(writer._write_task_q)):
+        task = writer._write_task_q.get_nowait()
+        if task.transfer_id not in transfers:
+            writer._write_task_q.put(task)
+
+
 def pushes(connector):
     """Whether the producer does."""
     return connector.mode is MoRIIOMode.WRITE
@@ -125,12 +136,10 @@ class ForgetsWhatIsNotHeld(OnCpu):
 
     def start_load_kv(self, forward_context, **kwargs):
         super().start_load_kv(forward_context, **kwargs)
-        worker = self.connector_worker
-        writer, dropped = worker._writer, self._get_connector_metadata().dropped
+        dropped = self._get_connector_metadata().dropped
         for transfer in dropped:
-            worker.moriio_wrapper._mark_transfer_terminal_locked(transfer)
-            writer._clear_transfer_state(transfer)
-        writer._deferred_tasks = [task for task in writer._deferred_tasks if task.transfer_id not in dropped]
+            self.connector_worker.moriio_wrapper._mark_transfer_terminal_locked(transfer)
+        forget(self.connector_worker._writer, dropped)
 
 
 class PushesAnew(OnCpu):
@@ -144,10 +153,7 @@ class PushesAnew(OnCpu):
         return meta
 
     def start_load_kv(self, forward_context, **kwargs):
-        writer, anew = self.connector_worker._writer, self._get_connector_metadata().begun_anew
-        writer._deferred_tasks = [task for task in writer._deferred_tasks if task.transfer_id not in anew]
-        for transfer in anew:
-            writer._clear_transfer_state(transfer)
+        forget(self.connector_worker._writer, self._get_connector_metadata().begun_anew)
         super().start_load_kv(forward_context, **kwargs)
 
 

@@ -148,6 +148,9 @@ class Tasks:
         """For later."""
         self._tasks.append(task)
 
+    def __len__(self):
+        return len(self._tasks)
+
     def empty(self):
         """Whether nothing is there."""
         return not self._tasks
