@@ -18,15 +18,27 @@ class AsksForTickets(OnCpu):
         return super().get_num_new_matched_tokens(request, num_computed_tokens)
 
 
-def forget(writer, transfers):
-    """What was to be pushed of these isn't."""
-    for transfer in transfers:
-        writer._clear_transfer_state(transfer)
-    writer._deferred_tasks = [task for task in writer._deferred_tasks if task.transfer_id not in transfers]
-    for _ in range(len(writer._write_task_q)):
-        task = writer._write_task_q.get_nowait()
-        if task.transfer_id not in transfers:
-            writer._write_task_q.put(task)
+OVER = -1
+"""How often a task was tried that isn't to be done any more."""
+
+
+class Forgets(OnCpu):
+    """What was to be pushed can be forgotten."""
+
+    def register_kv_caches(self, kv_caches):
+        super().register_kv_caches(kv_caches)
+        writer = self.connector_worker._writer
+        execute = writer._execute_write_task
+        writer._execute_write_task = lambda task: None if task.retried == OVER else execute(task)
+
+    def forget(self, transfers):
+        """Whatever waits of these."""
+        writer = self.connector_worker._writer
+        for transfer in transfers:
+            writer._clear_transfer_state(transfer)
+        for task in (*writer._deferred_tasks, *writer._write_task_q):
+            if task.transfer_id in transfers:
+                task.retried = OVER
 
 
 def pushes(connector):
@@ -112,7 +124,7 @@ class MissesNoBlock(OnCpu):
         return super().get_num_new_matched_tokens(request, num_computed_tokens)
 
 
-class ForgetsWhatIsNotHeld(OnCpu):
+class ForgetsWhatIsNotHeld(Forgets):
     """Of who ends, and isn't held, nothing is known any more, and nothing is pushed."""
 
     def __init__(self, vllm_config, role, kv_cache_config):
@@ -139,10 +151,10 @@ class ForgetsWhatIsNotHeld(OnCpu):
         dropped = self._get_connector_metadata().dropped
         for transfer in dropped:
             self.connector_worker.moriio_wrapper._mark_transfer_terminal_locked(transfer)
-        forget(self.connector_worker._writer, dropped)
+        self.forget(dropped)
 
 
-class PushesAnew(OnCpu):
+class PushesAnew(Forgets):
     """Of who is preempted after his last chunk was scheduled what is pushed is what he computes anew."""
 
     def build_connector_meta(self, scheduler_output):
@@ -153,7 +165,7 @@ class PushesAnew(OnCpu):
         return meta
 
     def start_load_kv(self, forward_context, **kwargs):
-        forget(self.connector_worker._writer, self._get_connector_metadata().begun_anew)
+        self.forget(self._get_connector_metadata().begun_anew)
         super().start_load_kv(forward_context, **kwargs)
 
 
@@ -163,7 +175,9 @@ class HearsOfTheEnd(KnowsWhoLoads, OnCpu):
     def request_finished_all_groups(self, request, block_ids):
         answer = super().request_finished_all_groups(request, block_ids)
         name = request.request_id
-        if pushes(self) and name in self._loading:
+        if not pushes(self):
+            self._loading.discard(name)
+        elif name in self._loading:
             self.connector_scheduler.map_request_id(name, request.kv_transfer_params["transfer_id"])
         return answer
 

@@ -148,8 +148,8 @@ class Tasks:
         """For later."""
         self._tasks.append(task)
 
-    def __len__(self):
-        return len(self._tasks)
+    def __iter__(self):
+        return iter(self._tasks)
 
     def empty(self):
         """Whether nothing is there."""
