@@ -15,6 +15,7 @@ from kv_vllm_gpu import Event as GpuEvent
 from kv_vllm_moriio_io import CARDS, MORI_IO, Wire
 from kv_vllm_moriio_post import (
     BOXES,
+    MSGPACK,
     PROCESSES,
     THREADING,
     Clock,
@@ -28,14 +29,20 @@ from kv_vllm_moriio_post import (
     zmq_ctx,
 )
 
-sys.modules |= {"mori": SimpleNamespace(io=MORI_IO), "mori.io": MORI_IO}
+INSTEAD = {"mori": SimpleNamespace(io=MORI_IO), "mori.io": MORI_IO, "msgpack": MSGPACK}
+BEFORE = {name: sys.modules.get(name) for name in INSTEAD}
+sys.modules |= INSTEAD
 from vllm.distributed.kv_transfer.kv_connector.v1.moriio import (  # noqa: E402 - it looks for mori
     moriio_common,
     moriio_connector,
     moriio_engine,
 )
 
-del sys.modules["mori"], sys.modules["mori.io"]
+for name, module in BEFORE.items():
+    if module is None:
+        del sys.modules[name]
+    else:
+        sys.modules[name] = module
 assert moriio_connector.MoRIIO_enabled, "vLLM's module was imported before"
 
 # -- CUDA, and groups of ranks -----------------------------------------------------------------
@@ -196,13 +203,27 @@ class Unended(moriio_connector.MoRIIOConnector):
         super().wait_for_save()
 
     def get_finished(self, finished_req_ids):
+        return self._step_ends(super().get_finished, finished_req_ids)
+
+    def _step_ends(self, ended, finished_req_ids):
         waited, self._waited_steps = self._waited_steps, self.card.device.waited_steps
         self.process.clock.now += self._seconds * (waited < self._waited_steps)
         if next(self._steps) % (self._lags + 1) == 0:
             self.process.let_threads_work()
-        ended = super().get_finished(finished_req_ids)
+        results = ended(finished_req_ids)
         self.connector_worker.transfer_id_to_request_id = {}  # it gets them anew in each step
-        return ended
+        return results
+
+
+TELLS = "get_transfer_results"
+"""What a worker is asked for at the end of a step, if vLLM's class has it: since 0.33."""
+
+if TELLS in vars(moriio_connector.MoRIIOConnector):
+
+    def get_transfer_results(self, finished_req_ids):
+        return self._step_ends(super(Unended, self).get_transfer_results, finished_req_ids)
+
+    Unended.get_transfer_results = get_transfer_results
 
 
 def at_work(name):
@@ -220,7 +241,7 @@ for called in (
     *("get_num_new_matched_tokens", "update_state_after_alloc", "on_new_request", "build_connector_meta"),
     *("request_finished", "request_finished_all_groups", "update_connector_output", "get_finished"),
     *("get_block_ids_with_load_errors", "start_load_kv", "wait_for_layer_load", "save_kv_layer"),
-    *("wait_for_save", "shutdown"),
+    *("wait_for_save", "shutdown", TELLS),
 ):
     setattr(Unended, called, at_work(called))
 

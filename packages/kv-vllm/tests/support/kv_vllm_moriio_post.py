@@ -13,6 +13,7 @@ from contextlib import contextmanager
 from queue import Empty
 from types import SimpleNamespace
 
+import msgspec
 import zmq
 from kv_vllm_gpu import MINE, Jobs
 
@@ -290,6 +291,13 @@ class Zmq:
     def __getattr__(self, name):
         return getattr(zmq, name)
 
+
+MSGPACK = SimpleNamespace(
+    dumps=msgspec.msgpack.encode,
+    loads=msgspec.msgpack.decode,
+    exceptions=SimpleNamespace(ExtraData=ValueError, UnpackException=ValueError),
+)
+"""In the place of a package that vLLM's CPU build comes without: one that it comes with writes the same."""
 
 PROCESSES = []
 """Those of a world, the youngest."""
