@@ -74,7 +74,11 @@ def test_what_became_of_a_ticket(output: dict[str, Any], counted: list[str]) -> 
 def test_what_became_of_a_ticket_in_a_step(
     carries: set[str], answer: Any, number: int, invalid: set[int], counted: str | None
 ) -> None:
-    made, step, later = Coverage(), SimpleNamespace(number=1, sync_targets={"r1": [7, 8]}), SimpleNamespace(number=2)
+    made, step, later = (
+        Coverage(),
+        SimpleNamespace(number=1, sync_targets={"r1": [7, 8]}),
+        SimpleNamespace(number=2),
+    )
     engine: Any = SimpleNamespace(steps=[step], place=SimpleNamespace(number=0))
     made.matched(request(), answer, carries)
     made.situations.clear()

@@ -1,7 +1,7 @@
 """vLLM's MoRIIOConnector on a machine without a GPU and without AMD's mori.
 
-``kv_vllm_moriio_io`` moves the bytes, when the world says, and ``kv_vllm_moriio_post`` has its threads and sockets.
-Both engines of a world are in this process, and each worker and scheduler is a process of its own to the connector.
+``kv_vllm_moriio_io`` moves the bytes, when the world says, and ``kv_vllm_moriio_post`` has its threads and its
+sockets. Both engines of a world are in this process; to the connector each worker and each scheduler is one.
 """
 
 import itertools
@@ -119,15 +119,13 @@ def clock_of(name):
 def in_one(kv_caches):
     """All layers in one allocation, as vLLM has them: here their memory is one."""
     first = next(iter(kv_caches.values()))
-    places = {name: (cache.data_ptr() - first.data_ptr()) // first.element_size() for name, cache in kv_caches.items()}
-    begin = first.storage_offset()
-    return {
-        name: first.as_strided(cache.size(), cache.stride(), begin + places[name]) for name, cache in kv_caches.items()
-    }
+    size, begin = first.element_size(), first.storage_offset()
+    places = {name: begin + (one.data_ptr() - first.data_ptr()) // size for name, one in kv_caches.items()}
+    return {name: first.as_strided(one.size(), one.stride(), places[name]) for name, one in kv_caches.items()}
 
 
 def all_of_it(kv_caches):
-    """What vLLM registers of that, and where layers begin in it; but it needn't be whole pages of the machine's."""
+    """What vLLM registers of that, and where layers begin; it needn't be whole pages of the machine's."""
     first = next(iter(kv_caches.values()))
     count = first.untyped_storage().nbytes() // first.element_size()
     whole = first.as_strided((count,), (1,), 0)
@@ -179,7 +177,7 @@ class Unended(moriio_connector.MoRIIOConnector):
         """What a router says of it to who is to be pushed there. Its blocks aren't known yet."""
         hosts = {one.host for one in PROCESSES} - {self.process.host}
         ports = {f"remote_{name}_port": self.told[f"{name}_port"] for name in ("handshake", "notify")}
-        return {"remote_host": [*hosts][0], **ports, "remote_engine_id": None, "remote_block_ids": None}
+        return {"remote_host": next(iter(hosts)), **ports, "remote_engine_id": None, "remote_block_ids": None}
 
     def update_state_after_alloc(self, request, blocks, num_external_tokens):
         super().update_state_after_alloc(request, blocks, num_external_tokens)
@@ -187,7 +185,7 @@ class Unended(moriio_connector.MoRIIOConnector):
             self._may_fill_last(request, blocks.get_block_ids())
 
     def _may_fill_last(self, request, tables):
-        """The block of the token that is computed anew is the request's own: that it is filled before harms nobody."""
+        """The block of the token that is computed is the request's own: that it is filled before harms nobody."""
         [shadow] = {one.wire.card.device.shadow for one in PROCESSES if one.wire and one.host == self.process.host}
         last, rest = divmod(request.num_prompt_tokens - 1, self.connector_scheduler.block_size)
         for table in tables:

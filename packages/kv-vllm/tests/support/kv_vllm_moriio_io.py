@@ -46,23 +46,23 @@ class Status:
         if self._code is StatusCode.IN_PROGRESS:
             self._code = code
 
-    def Succeeded(self):  # noqa: N802
+    def Succeeded(self):
         """Whether all of it is there."""
         return self._code is StatusCode.SUCCESS
 
-    def Failed(self):  # noqa: N802
+    def Failed(self):
         """Whether not all of it will ever be."""
         return not self.Succeeded() and not self.InProgress()
 
-    def InProgress(self):  # noqa: N802
+    def InProgress(self):
         """Whether it goes on."""
         return self._code is StatusCode.IN_PROGRESS
 
-    def Code(self):  # noqa: N802
+    def Code(self):
         """A word for it."""
         return self._code
 
-    def Message(self):  # noqa: N802
+    def Message(self):
         """The same in words."""
         return self._code.name
 

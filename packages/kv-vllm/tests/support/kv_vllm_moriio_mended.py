@@ -62,11 +62,12 @@ class MovesWhatIsLacked(OnCpu):
         super().update_state_after_alloc(request, blocks, num_external_tokens)
         if not num_external_tokens or name not in scheduler._reqs_need_recv:
             return
-        lacks = -(-request.num_prompt_tokens // size) - known
+        lacks = -(-tokens // size) - known
+        loads = slice(-lacks, -1 if tokens % size == 1 else None)  # the last token is computed
         _, local = scheduler._reqs_need_recv[name]
         params = scheduler._req_kv_params[name]
-        scheduler._reqs_need_recv[name] = request, [group[-lacks:] for group in local]
-        params["remote_block_ids"] = [group[-lacks:] for group in params["remote_block_ids"]]
+        scheduler._reqs_need_recv[name] = request, [group[loads] for group in local]
+        params["remote_block_ids"] = [group[loads] for group in params["remote_block_ids"]]
 
     def register_kv_caches(self, kv_caches):
         super().register_kv_caches(kv_caches)
@@ -188,5 +189,14 @@ class HearsOfTheEnd(KnowsWhoLoads, OnCpu):
             scheduler.transfer_id_to_request_id.pop(scheduler.request_id_to_transfer_id.pop(name, None), None)
 
 
-class Mended(HearsOfTheEnd, PushesAnew, ForgetsWhatIsNotHeld, MissesNoBlock, LeavesNullBlocks, SaysThatNothingIsTaken, MovesWhatIsLacked, AsksForTickets):
+class Mended(
+    HearsOfTheEnd,
+    PushesAnew,
+    ForgetsWhatIsNotHeld,
+    MissesNoBlock,
+    LeavesNullBlocks,
+    SaysThatNothingIsTaken,
+    MovesWhatIsLacked,
+    AsksForTickets,
+):
     """Without all of them."""

@@ -57,7 +57,8 @@ class Process:
 
     def sleep(self, seconds):
         """Somebody of it has to wait: what he can be waiting for happens, or a long time goes by."""
-        if not (any([executor.work() for executor in self.executors]) or self.wire.let_some_end()):
+        worked = sum(executor.work() for executor in self.executors)
+        if not (worked or self.wire.let_some_end()):
             self.clock.now += max(seconds, LONG_SECONDS)
 
     def close(self):
