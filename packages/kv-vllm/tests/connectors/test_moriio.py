@@ -1,12 +1,14 @@
 """With a vLLM: its MoRIIOConnector over what stands for mori, by which nothing is in order that nobody ordered."""
 
 from dataclasses import replace
+from random import Random
 
 import pytest
 
 pytest.importorskip("kv_sim")
 
 from kv_sim.actions import Action, Kind
+from kv_sim.history.draws import config_for
 from kv_sim.subject import Subject
 
 pytestmark = [pytest.mark.vllm, pytest.mark.filterwarnings("ignore"), pytest.mark.usefixtures("a_vllm")]
@@ -55,3 +57,10 @@ def test_that_a_push_comes_after_the_step_is_seen(monkeypatch):
     monkeypatch.setattr(kv_vllm_moriio.Event, "synchronize", lambda event: None)
     found = found_in("AtOnce", settings, history, **ahead)
     assert found.endswith("transfer 0 reads it before step 3, which writes it, has retired"), found
+
+
+def test_an_engine_holds_or_pulls():
+    """One that does both is drawn for no connector whose class says that it can't."""
+    subject = Subject("OnCpu", "kv_vllm_moriio", traits=frozenset(), serves_peers=True, engines=2)
+    drawn = {config_for(subject, Random(seed), "vllm").role for seed in range(20)}
+    assert drawn == {"kv_producer", "kv_consumer"}
