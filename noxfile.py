@@ -74,7 +74,7 @@ VLLM_ON_BOTH = (
     *("prediction.py", "server.py", "states.py", "traffic.py", "two_groups.py", "two_ranks.py"),
     "two_stages.py",
     *("vllms_hf3fs.py", "vllms_lmcache.py", "vllms_lmcache_mp.py", "vllms_mooncake.py", "vllms_mooncake_store.py"),
-    *("vllms_mooncake_store_real.py", "vllms_nixl.py", "vllms_simple.py"),
+    *("vllms_mooncake_store_real.py", "vllms_moriio.py", "vllms_nixl.py", "vllms_simple.py"),
 )
 """The long tests that run on both."""
 

@@ -172,7 +172,7 @@ class WorldState:
 
     def _matched(self, args: tuple[Any, ...], answer: Any) -> None:
         """Count what a connector has of a request."""
-        self.coverage.matched(args[0], answer)
+        self.coverage.matched(args[0], answer, self.tickets.bearers)
         if self.config.stages != "alike" and answer[0]:
             self.coverage.situation("match: stages hold different layers")
         if self.config.has_tails and answer[0] and (args[1] + answer[0]) % self.config.block_size:

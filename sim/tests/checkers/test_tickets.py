@@ -43,8 +43,8 @@ class Heard:
         self.tickets.hear("on_new_request", (made,), None)
         return made
 
-    def matches(self, made: SimRequest, count: int | None, local: int = 0) -> None:
-        self.tickets.hear("get_num_new_matched_tokens", (made, local), (count, bool(count)))
+    def matches(self, made: SimRequest, count: int | None, local: int = 0, *, in_step: bool = False) -> None:
+        self.tickets.hear("get_num_new_matched_tokens", (made, local), (count, bool(count) and not in_step))
 
 
 def request(name: str, *, own: int = 0, salt: str | None = None) -> SimRequest:
@@ -65,6 +65,17 @@ def test_a_live_ticket_is_good_for_all_that_is_held(own: int, local: int, all_of
             f"HITS  request r2: {all_of_it - 1} tokens are found after the first {local}, but its ticket is of "
             f"request r1, whose blocks are held, and {all_of_it} of its 9 tokens can be pulled"
         )
+
+
+@pytest.mark.parametrize(("own", "local", "all_of_it"), [(0, 0, 8), (0, 4, 4), (0, 8, 0), (1, 0, 8), (1, 4, 4)])
+def test_a_step_that_loads_has_a_token_to_compute(own: int, local: int, all_of_it: int) -> None:
+    """So of a whole prompt the last one isn't loaded; of a longer one, whole blocks as ever."""
+    heard = Heard()
+    made = heard.comes(own=own)
+    heard.matches(made, all_of_it, local, in_step=True)
+    if all_of_it:
+        with pytest.raises(Violation, match=f"and {all_of_it} of its 9 tokens can be pulled"):
+            heard.matches(made, all_of_it - 1, local, in_step=True)
 
 
 def window(tokens: int) -> tuple[GroupConfig, GroupConfig]:
@@ -359,10 +370,10 @@ def test_tickets_are_issued_and_brought(name: str, monkeypatch: pytest.MonkeyPat
     demanded = []
     check = Tickets._check_match
 
-    def checks(tickets: Tickets, request: SimRequest, local: int, count: int | None) -> None:
+    def checks(tickets: Tickets, request: SimRequest, local: int, count: int | None, *, computes: int) -> None:
         issued = tickets._brought.get(request.request_id)
         demanded.append(issued is not None and not issued.is_spent and issued.request.is_held)
-        check(tickets, request, local, count)
+        check(tickets, request, local, count, computes=computes)
 
     monkeypatch.setattr(Tickets, "_check_match", checks)
     for seed in range(60):

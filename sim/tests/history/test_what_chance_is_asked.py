@@ -264,6 +264,17 @@ ROLES_OF_TWO = {
 }
 
 
+def one_computes(config: WorldConfig) -> WorldConfig:
+    return with_two_engines(config, does_both=False)
+
+
+OF_ONE = {**OF_TWO, "zero_new_blocks": False, "hashes_per_block": 1}
+ROLES_OF_ONE = {
+    (0, 3, 7, 8, 10, 12, 13, 14, 15, 16): {**OF_ONE, "role": "kv_producer"},
+    (1, 2, 4, 5, 6, 9, 11, 17, 18, 19): {**OF_ONE, "role": "kv_consumer"},
+}
+
+
 @pytest.mark.parametrize(
     ("change", "of", "changes"),
     [
@@ -316,6 +327,8 @@ ROLES_OF_TWO = {
         (with_two_engines, {"zero_new_blocks": True, "run_ahead": 0}, ROLES_OF_TWO),
         (with_two_engines, {"zero_new_blocks": True}, {tuple(range(20)): OF_TWO}),
         (with_two_engines, {"hashes_per_block": 2}, {tuple(range(20)): OF_TWO}),
+        (one_computes, {}, ROLES_OF_ONE),
+        (one_computes, {"zero_new_blocks": True, "hashes_per_block": 2}, ROLES_OF_ONE),
         (with_loads, {"groups": (FULL, STATE)}, {}),
         (with_loads, {"hashes_per_block": 2}, {}),
         (with_failing_loads, {}, {}),

@@ -59,6 +59,41 @@ def test_what_became_of_a_ticket(output: dict[str, Any], counted: list[str]) -> 
     assert made.situations == dict.fromkeys(counted, 1)
 
 
+@pytest.mark.parametrize(
+    ("carries", "answer", "number", "invalid", "counted"),
+    [
+        ({"r1"}, (4, False), 0, set(), "a load by a ticket ends well"),
+        ({"r1"}, (4, False), 0, {9}, "a load by a ticket ends well"),
+        ({"r1"}, (4, False), 1, {8}, "a load by a ticket ends well"),  # a block of the other engine
+        ({"r1"}, (4, False), 0, {8}, "a load by a ticket fails"),
+        ({"r1"}, (4, True), 0, set(), None),  # it isn't loaded in the step
+        ({"r1"}, (0, False), 0, set(), None),
+        ({"r2"}, (4, False), 0, set(), None),  # it came without one
+    ],
+)
+def test_what_became_of_a_ticket_in_a_step(
+    carries: set[str], answer: Any, number: int, invalid: set[int], counted: str | None
+) -> None:
+    made, step, later = (
+        Coverage(),
+        SimpleNamespace(number=1, sync_targets={"r1": [7, 8]}),
+        SimpleNamespace(number=2),
+    )
+    engine: Any = SimpleNamespace(steps=[step], place=SimpleNamespace(number=0))
+    made.matched(request(), answer, carries)
+    made.situations.clear()
+    made.pulls(engine, step)  # type: ignore[arg-type]
+    later.sync_targets = {}
+    engine.steps = [step, later]
+    made.pulls(engine, later)  # type: ignore[arg-type]
+    assert not made.situations, "it hasn't come back"
+    other: Any = SimpleNamespace(place=SimpleNamespace(number=number))
+    made.reported(other, KVConnectorOutput(invalid_block_ids=invalid), carries)
+    engine.steps = [later]
+    made.pulls(engine, later)  # type: ignore[arg-type]
+    assert made.situations == ({} if counted is None else {counted: 1})
+
+
 PAUSED = Status.WAITING_FOR_STREAMING_REQ
 
 

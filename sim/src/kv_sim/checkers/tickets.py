@@ -96,7 +96,7 @@ class Tickets:
         if name == "on_new_request":
             self._arrives(args[0], role)
         elif name == "get_num_new_matched_tokens":
-            self._check_match(args[0], args[1], answer[0])
+            self._check_match(args[0], args[1], answer[0], computes=int(not answer[1]))
         elif name == "update_state_after_alloc":
             self._spend(args[0].request_id)
         elif name in ENDS:
@@ -175,7 +175,8 @@ class Tickets:
         if issued is not None:
             issued.is_spent = True
 
-    def _check_match(self, request: SimRequest, local: int, count: int | None) -> None:
+    def _check_match(self, request: SimRequest, local: int, count: int | None, *, computes: int) -> None:
+        """``computes``: of a whole prompt, how many of the last tokens the step has to compute that loads it."""
         issued = self._brought.get(request.request_id) if self._holds else None
         if issued is None or issued.is_spent or not issued.request.is_held or count is None:
             return
@@ -183,7 +184,7 @@ class Tickets:
         if usable < request.num_tokens:  # only whole blocks of a longer prompt are as they will be
             usable -= usable % self._config.block_size
         else:
-            usable = self._goes_on_at(usable)
+            usable = min(self._goes_on_at(usable), usable - computes)
         is_held = self._is_held(usable, issued.first_tokens, local)
         if is_held and count < usable - local:
             self._referee.fail(

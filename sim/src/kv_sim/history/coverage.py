@@ -46,6 +46,10 @@ class Coverage:
         self.situations: Counter[str] = Counter()
         self._turns: dict[str, int] = {}
         """Request id -> in which turn it was when it was scheduled as a new request."""
+        self._pulls_in_step: set[str] = set()
+        """Requests with a ticket of which something is loaded in the step, if they are scheduled."""
+        self._pulls: dict[tuple[int, int], dict[str, list[int]]] = {}
+        """Engine and step -> by request, the blocks that are loaded in it by a ticket, and haven't failed."""
 
     def states(self, engine: Engine, action: Action) -> set[str]:
         """The states of the requests that ``action`` meets."""
@@ -67,9 +71,12 @@ class Coverage:
         if params is not None:
             self.situation(STRANGE_WORDS if isinstance(params, dict) else NO_OBJECT)
 
-    def matched(self, request: Any, answer: Any) -> None:
-        """The connector answered a match."""
+    def matched(self, request: Any, answer: Any, carries: Container[str] = ()) -> None:
+        """The connector answered a match; ``carries`` has who came with a ticket."""
         count, is_async = answer
+        self._pulls_in_step.discard(request.request_id)
+        if count and not is_async and request.request_id in carries:
+            self._pulls_in_step.add(request.request_id)
         if count is None:
             self.situation("match: ask again")
         elif count:
@@ -87,6 +94,21 @@ class Coverage:
                 blocks = [] if tables is None else [block for group in tables.groups for block in group]
                 has_failed = request_id in output.failed_recving or not output.invalid_block_ids.isdisjoint(blocks)
                 self.situation(NOT_PULLED if has_failed else PULLED)
+        for (number, _), pulls in self._pulls.items():
+            for request_id, blocks in list(pulls.items()):
+                if number == engine.place.number and not output.invalid_block_ids.isdisjoint(blocks):
+                    del pulls[request_id]
+                    self.situation(NOT_PULLED)
+
+    def pulls(self, engine: Engine, step: Step) -> None:
+        """A step was scheduled: who loads by a ticket in it, and what became of that in those that came back."""
+        under_way = {(engine.place.number, one.number) for one in engine.steps}
+        for earlier in [one for one in self._pulls if one[0] == engine.place.number and one not in under_way]:
+            for _ in self._pulls.pop(earlier):
+                self.situation(PULLED)
+        pulls = {name: blocks for name, blocks in step.sync_targets.items() if name in self._pulls_in_step}
+        if pulls:
+            self._pulls[engine.place.number, step.number] = pulls
 
     def turn_arrives(self, request: SimRequest) -> None:
         """The next turn of a session arrives, or the end of it."""

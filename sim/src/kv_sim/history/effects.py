@@ -133,6 +133,7 @@ class Effects:
 
         step = self._engine.schedule(reject)
         self._coverage.scheduled(self._engine, step)
+        self._coverage.pulls(self._engine, step)
         if used:
             args["rejects"] = used
         else:
