@@ -73,7 +73,7 @@ class ForeignConnector(KVConnectorBase_V1):
 def foreign_class(theirs: Any) -> type[ForeignConnector]:
     """The class for one of vLLM's."""
     bases: tuple[type, ...] = (ForeignConnector,)
-    names = [name for name in CALLED if name not in vars(ForeignConnector) and hasattr(VllmBase, name)]
+    names = [name for name in CALLED if hasattr(VllmBase, name)]
     if supports_hma(theirs):
         bases += (SupportsHMA,)
         names += CALLED_WITH_GROUPS
@@ -110,8 +110,6 @@ def _found(child: Any) -> Any:
     if path is None:
         known = name in VllmFactory._registry
         return {**child, "kv_connector_module_path": __name__} if known else child
-    if path == __name__:
-        return child
     found = getattr(import_module(path), name, None)
     if not isinstance(found, type) or not issubclass(found, VllmBase) or issubclass(found, KVConnectorBase_V1):
         return child

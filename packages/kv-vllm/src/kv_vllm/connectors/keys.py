@@ -90,4 +90,4 @@ def _known(extra: Mapping[str, Any]) -> frozenset[str]:
 
 def _keys_of_medium(extra: Mapping[str, Any]) -> frozenset[str]:
     """The keys that the medium names. If there are none, it may have any."""
-    return frozenset(getattr(OffloadingSpecFactory.get_spec_cls(extra), "extra_keys", ()))
+    return frozenset(OffloadingSpecFactory.get_spec_cls(extra).extra_keys)
