@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 from functools import partial
+from runpy import run_module
 from types import SimpleNamespace
 
 import pytest
@@ -49,6 +50,14 @@ def test_vllms_multi_connector_finds_who_made_the_stats():
         "P2PConnector": {"vllm:kv_p2p_held_blocks": 4},
         "OffloadingConnector": {"a": 6},
     }
+
+
+def test_vllm_may_know_the_name_already():
+    """As where our module is imported anew."""
+    from vllm.distributed.kv_transfer.kv_connector.factory import KVConnectorFactory
+
+    assert "P2PConnector" in KVConnectorFactory._registry
+    assert run_module("kv_vllm.connectors.p2p")["P2PConnector"].__name__ == "P2PConnector"
 
 
 def test_from_engine_to_engine(base, cache):
@@ -210,7 +219,8 @@ def test_what_is_asked_of_the_classes(base):
         assert MultiConnector.get_required_kvcache_layout(config) == "LBHNC"
     assert MultiConnector.supports_sleep_mode(multi_of(OFFLOADING).kv_transfer_config) is True
     p2p = {"kv_connector": "P2PConnector", "kv_role": "kv_both"}
-    assert MultiConnector.supports_sleep_mode(multi_of(OFFLOADING, p2p).kv_transfer_config) is False
+    for child in (OFFLOADING, EXAMPLE):
+        assert MultiConnector.supports_sleep_mode(multi_of(child, p2p).kv_transfer_config) is False
 
 
 def test_of_vllms_connectors_it_asks_what_graphs_they_need(base, monkeypatch):
@@ -341,6 +351,13 @@ def test_nor_is_it_remembered_longer_than_the_request(one, is_async, ended, told
     one.update_state_after_alloc(A, "blocks", 8)
     assert one.build_connector_meta(SimpleNamespace(finished_req_ids=ended)) == "meta"
     assert asked(one, (8, True))[0] == told
+
+
+def test_who_offers_a_load_that_another_one_does_may_offer_it_again(one):
+    """A MultiConnector tells a child that isn't chosen of no tokens."""
+    assert asked(one, (8, True)) == (8, True)
+    one.update_state_after_alloc(A, "blocks", 0)
+    assert asked(one, (8, True)) == (8, True)
 
 
 def test_without_caches_there_are_no_groups(answers, base):

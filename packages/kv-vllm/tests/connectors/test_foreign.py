@@ -44,7 +44,7 @@ def test_the_part_about_transfers_becomes_vllms(foreign, transfer):
 
 def test_nothing_of_it_is_left_out(foreign):
     values = {
-        "kv_connector": "X", "engine_id": "e", "kv_buffer_device": "cpu", "kv_role": "kv_producer", "kv_port": 99,
+        "kv_connector": "X", "engine_id": "e", "kv_buffer_device": "cpu", "kv_role": "kv_producer", "kv_port": 0,
         "kv_connector_extra_config": {"a": 1}, "kv_connector_module_path": "some.where",
         "enable_permute_local_kv": True, "kv_load_failure_policy": "recompute",
     }  # fmt: skip

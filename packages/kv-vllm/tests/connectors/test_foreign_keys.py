@@ -80,6 +80,11 @@ def test_what_a_medium_could_have_is_refused_where_vllm_has_replaced_the_connect
     make({**OWN, "spec_name": "NamesNoKeys", "spec_module_path": "kv_vllm_specs", key: "x"}, size=0.5)
 
 
+@pytest.mark.parametrize("size", [None, 0.5])
+def test_a_medium_may_have_it_if_it_says_so(make, size):
+    make({**OWN, "spec_name": "Connected", "spec_module_path": "kv_vllm_specs", "connector": "x"}, size=size)
+
+
 @pytest.mark.parametrize(
     ("size", "role", "count"), [(0.5, "SCHEDULER", 1), (0.5, "WORKER", 0), (None, "SCHEDULER", 0)]
 )

@@ -64,7 +64,8 @@ def test_a_call_of_the_manager_is_handed_on(name, module):
 def test_an_answer_of_the_manager_is_vllms(name, ours, module):
     manager = MagicMock(**{f"{name}.return_value": ours})
     arguments = handed_on(getattr(module.HostManager, name))
-    assert getattr(module.HostManager(manager, {}), name)(*arguments) == module.to_vllm(ours)
+    answer, expected = getattr(module.HostManager(manager, {}), name)(*arguments), module.to_vllm(ours)
+    assert (type(answer), answer) == (type(expected), expected)
     assert manager.mock_calls == [getattr(call, name)(*arguments)]
 
 
@@ -85,9 +86,10 @@ def test_events_that_others_need_not_know_are_left_out(module):
 
 
 def test_what_is_counted_is_in_vllms_form(module):
-    counted = kv_api.KVConnectorStats({"a": 2})
-    manager = module.HostManager(MagicMock(**{"get_stats.side_effect": [counted, None]}), {})
-    assert manager.get_stats().reduce() == {"a": 2}
+    counted, declared = kv_api.KVConnectorStats({"a": 2}), {"a": kv_api.OffloadingGaugeMetadata("how many")}
+    manager = module.HostManager(MagicMock(**{"get_stats.side_effect": [counted, counted, None]}), declared)
+    told = manager.get_stats()
+    assert told.aggregate(manager.get_stats()).reduce() == {"a": 2}, "a gauge isn't added up"
     assert manager.get_stats() is None
 
 
@@ -195,6 +197,7 @@ def test_a_vendors_medium_may_count_what_it_was_told_to(module, config):
 
 def test_metrics_are_declared_in_vllms_classes(module):
     offload = pytest.importorskip("vllm.v1.kv_offload.base")
+    assert module.HostManager.medium is offload.Medium.CPU
     ours, extra = module.CPUOffloadingSpec, {"cpu_bytes_to_use": 1 << 20}
     declared = module.HostOffloadingSpec.build_metric_definitions(extra)
     assert {name: metric.documentation for name, metric in declared.items()} == {
@@ -237,6 +240,11 @@ def test_memory_of_their_own_would_hide_it(module, stages):
         "all stages have room for the same chunks: choose 'shared', which does, or the "
         "OffloadingConnector of kv_vllm"
     )
+
+
+def test_of_a_pipeline_too_it_is_said_where_memory_cannot_lie(module, stages):
+    with pytest.raises(kv_api.ConfigError, match="unknown host_memory 'privat'"):
+        module.HostOffloadingSpec(replace(stages[0], extra_config={"cpu_bytes_to_use": 1, "host_memory": "privat"}))
 
 
 def test_vllms_own_spec_gives_each_stage_another_number_of_chunks(module, stages):

@@ -162,3 +162,9 @@ class NamesNoKeys(CPUOffloadingSpec):
     """It doesn't say which keys are its own."""
 
     extra_keys = frozenset()
+
+
+class Connected(CPUOffloadingSpec):
+    """It has a setting of its own that is called as one of a connector's."""
+
+    extra_keys = CPUOffloadingSpec.extra_keys | {"connector"}
