@@ -244,7 +244,9 @@ def test_memory_of_their_own_would_hide_it(module, stages):
 
 def test_of_a_pipeline_too_it_is_said_where_memory_cannot_lie(module, stages):
     with pytest.raises(kv_api.ConfigError, match="unknown host_memory 'privat'"):
-        module.HostOffloadingSpec(replace(stages[0], extra_config={"cpu_bytes_to_use": 1, "host_memory": "privat"}))
+        module.HostOffloadingSpec(
+            replace(stages[0], extra_config={"cpu_bytes_to_use": 1, "host_memory": "privat"})
+        )
 
 
 def test_vllms_own_spec_gives_each_stage_another_number_of_chunks(module, stages):
