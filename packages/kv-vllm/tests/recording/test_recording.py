@@ -74,6 +74,7 @@ def told(call_name, **arguments):
 
 def test_the_calls_of_an_engine_before_are_put_aside(module, tmp_path):
     schedule = tmp_path / "some.jsonl"
+    schedule.with_name("some.calls.jsonl").touch()  # of that one there is nothing
     for header in ({"a": 1}, {"b": 2}, {"c": 3}):
         module.CallLog(schedule, header)._file.close()
     kept = {path.name: json.loads(path.read_text()) for path in tmp_path.iterdir()}
@@ -138,7 +139,7 @@ def test_of_a_request_there_is_a_number_and_what_it_wants(log, tmp_path):
 def test_what_the_workers_report(log, jobs):
     for name in ("x", "y", "z"):
         log.arrive(request_of(name))
-    meta = None if jobs is None else SimpleNamespace(completed_jobs=jobs, metadata="of nobody's children")
+    meta = None if jobs is None else SimpleNamespace(completed_jobs=jobs, metadata=7)  # of nobody's children
     output = KVConnectorOutput({"z", "x"}, {"y", "x"}, invalid_block_ids={8, 1}, failed_recving={"z", "y"})
     output.kv_connector_worker_meta = meta
     log.report(output)
@@ -177,6 +178,11 @@ def test_ends_and_when_their_numbers_are_forgotten(log, module, monkeypatch):
     assert [log.number(name) for name in "abcd"] == ["r3", "?", "?", "?"]
 
 
+def test_who_fails_is_not_aborted(log):
+    log.end(request_of("x", "FINISHED_ERROR"), is_held=False)
+    assert [line["aborted"] for line in written(log)] == [False]
+
+
 def test_an_id_that_came_back_keeps_its_number(log, module, monkeypatch):
     monkeypatch.setattr(module, "REMEMBERED", 1)
     log.end(request_of("nobody announced it"), is_held=False)
@@ -194,6 +200,12 @@ def test_the_schedule_is_made_once(log, module, monkeypatch):
     log.close()
     log.close()
     assert made == [(log.calls, log._schedule)]
+
+
+def test_a_schedule_that_cannot_be_written_is_a_warning(log, module, monkeypatch, caplog):
+    monkeypatch.setattr(module, "write_schedule_of", MagicMock(side_effect=OSError("disk full")))
+    log.close()
+    assert caplog.messages == [f"{log._schedule}: the schedule was not written: disk full"]
 
 
 def test_each_call_is_written_and_handed_on(recorder, log):

@@ -79,6 +79,14 @@ def test_what_is_asked_of_the_class_behind_it(before, config):
     assert known == ("OffloadingConnector", "kv_both", transfer.engine_id)
 
 
+def test_the_class_behind_it_is_asked_of_its_own_configuration(before, module, config, monkeypatch):
+    behind = MagicMock()
+    monkeypatch.setattr(module.KVConnectorFactory, "get_connector_class", lambda transfer: behind)
+    assert before.get_required_kvcache_layout(config) is behind.get_required_kvcache_layout.return_value
+    (given,) = behind.get_required_kvcache_layout.call_args.args
+    assert given.kv_transfer_config.kv_connector == "OffloadingConnector"
+
+
 def test_it_sleeps_only_if_the_one_behind_it_may(name, before, told):
     """Others may read what a P2PConnector holds."""
     config = config_of(name, told({**BEHIND, "kv_connector": "P2PConnector", "kv_connector_extra_config": {}}))
@@ -324,6 +332,13 @@ def test_a_file_that_cannot_be_opened_ends_the_one_behind_it(name, start, behind
     opened = {"RecordingConnector": "some.calls.jsonl", "TraceConnector": "some.jsonl"}[name]
     (tmp_path / opened).mkdir()
     with pytest.raises(ConfigError, match=rf"^{IN}\.{KEYS[name]}: .*Is a directory.*{opened}"):
+        start()
+    behind_it.return_value.shutdown.assert_called_once_with()
+
+
+def test_whatever_keeps_it_from_opening_ends_the_one_behind_it(before, start, behind_it, monkeypatch):
+    monkeypatch.setattr(before, "_open", MagicMock(side_effect=KeyboardInterrupt))
+    with pytest.raises(KeyboardInterrupt):
         start()
     behind_it.return_value.shutdown.assert_called_once_with()
 

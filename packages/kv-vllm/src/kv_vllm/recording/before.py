@@ -11,14 +11,18 @@ from typing import Any, ClassVar, Final
 
 from vllm.config import KVTransferConfig
 from vllm.distributed.kv_transfer.kv_connector.factory import KVConnectorFactory
-from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorBase_V1, SupportsHMA, supports_hma
+from vllm.distributed.kv_transfer.kv_connector.v1.base import (
+    KVConnectorBase_V1,
+    KVConnectorRole,
+    SupportsHMA,
+    supports_hma,
+)
 
 from kv_api import ConfigError
 from kv_api.errors import refuse_misspelt
 from kv_vllm.handing_on import CALLED, methods_to
 from kv_vllm.recording.stats import MetricsBehind, StatsBehind, rebuild
 from kv_vllm.refused import refuse_worker_of_another_engine
-from kv_vllm.translate import role_of, to_vllm
 from kv_vllm.versions import require_version
 
 INHERITED: Final = ("kv_role", "engine_id", "kv_buffer_device", "kv_load_failure_policy")
@@ -37,7 +41,7 @@ class ConnectorBefore(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
 
     def __init__(self, vllm_config: Any, role: Any, kv_cache_config: Any) -> None:
         require_version()
-        super().__init__(vllm_config, to_vllm(role_of(role)), kv_cache_config)
+        super().__init__(vllm_config, role, kv_cache_config)
         config = self.config_behind(vllm_config)
         transfer = config.kv_transfer_config
         self._behind = transfer.kv_connector, transfer.kv_connector_module_path
@@ -48,7 +52,7 @@ class ConnectorBefore(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
             )
         # What is wrong is said before the one behind it takes memory. Files are opened when that one is there:
         # an engine that doesn't start leaves them as they were.
-        is_scheduler = role_of(role).name == "SCHEDULER"
+        is_scheduler = role is KVConnectorRole.SCHEDULER
         if is_scheduler:
             refuse_worker_of_another_engine(vllm_config)
         opens = self.prepare(vllm_config, config, kv_cache_config) if is_scheduler else None
