@@ -1,6 +1,7 @@
 """The recorder: what it writes of each call, and that the connector behind it is asked everything."""
 
 import json
+from dataclasses import replace
 from types import SimpleNamespace
 from unittest.mock import MagicMock, call
 
@@ -247,6 +248,26 @@ def test_each_call_is_written_and_handed_on(recorder, log):
     ]
 
 
+def test_jobs_are_written_before_the_one_behind_it_takes_them_out(recorder, log):
+    """As a MultiConnector does."""
+
+    def takes_out(output):
+        output.kv_connector_worker_meta = None
+
+    recorder.inner.update_connector_output.side_effect = takes_out
+    output = KVConnectorOutput(kv_connector_worker_meta=SimpleNamespace(completed_jobs={7: 1}))
+    recorder.update_connector_output(output)
+    assert [line["jobs"] for line in written(log)] == [[7]]
+    assert output.kv_connector_worker_meta is None
+
+
+def test_the_call_that_ends_an_engine_is_the_last_one_written(recorder, log):
+    recorder.inner.on_new_request.side_effect = KeyError
+    with pytest.raises(KeyError):
+        recorder.on_new_request(request_of("x"))
+    assert [line["call"] for line in written(log)] == ["arrive"]
+
+
 @pytest.mark.parametrize("knows_groups", [True, False])
 def test_the_end_of_all_groups(recorder, log, before, monkeypatch, knows_groups):
     monkeypatch.setattr(before, "supports_hma", lambda connector: knows_groups)
@@ -308,6 +329,15 @@ def test_what_cannot_be_recorded_is_refused_before_another_is_made(
     with pytest.raises(ConfigError, match="hash_block_size: got 8" if path else "record_path: expected the path"):
         module.RecordingConnector(config, base.KVConnectorRole.SCHEDULER, cache)
     assert not [*tmp_path.iterdir()]
+
+
+def test_a_block_that_ranks_share_is_as_long_as_all_their_parts(module, config, base, cache):
+    [group] = cache.kv_cache_groups
+    group.kv_cache_spec = replace(group.kv_cache_spec, dcp_sharded=True)
+    config.parallel_config.decode_context_parallel_size = 2
+    made = module.RecordingConnector(config, base.KVConnectorRole.SCHEDULER, cache)
+    assert json.loads(made.log.calls.read_text())["world"]["block_size"] == 32
+    made.shutdown()
 
 
 def test_one_that_knows_several_groups(module, config, base, cache):

@@ -84,7 +84,9 @@ def test_the_class_behind_it_is_asked_of_its_own_configuration(before, module, c
     monkeypatch.setattr(module.KVConnectorFactory, "get_connector_class", lambda transfer: behind)
     assert before.get_required_kvcache_layout(config) is behind.get_required_kvcache_layout.return_value
     (given,) = behind.get_required_kvcache_layout.call_args.args
-    assert given.kv_transfer_config.kv_connector == "OffloadingConnector"
+    assert before.supports_sleep_mode(config.kv_transfer_config) is True
+    (transfer,) = behind.supports_sleep_mode.call_args.args
+    assert (given.kv_transfer_config.kv_connector, transfer.kv_connector) == ("OffloadingConnector",) * 2
 
 
 def test_it_sleeps_only_if_the_one_behind_it_may(name, before, told):

@@ -2,6 +2,7 @@
 
 import inspect
 import json
+from dataclasses import replace
 from types import SimpleNamespace
 from unittest.mock import MagicMock, call
 
@@ -172,8 +173,19 @@ def test_what_blocks_are_is_told_where_all_are_alike_and_kept(
     config.cache_config.hash_block_size = 8
     assert about(connector, config, base, cache, path) == [8, None, None]
     config.cache_config.hash_block_size = None
+    one, config.parallel_config.decode_context_parallel_size = group.kv_cache_spec, 2
+    group.kv_cache_spec = replace(one, dcp_sharded=True)
+    assert [about(connector, config, base, cache, path)[place] for place in (0, 2)] == [32, 7]
+    group.kv_cache_spec, config.parallel_config.decode_context_parallel_size = one, 1
     cache.kv_cache_groups *= 2
     assert about(connector, config, base, cache, path) == [16, None, None]
+
+
+def test_that_the_trace_ends_early_is_a_warning(connector, config, base, cache, caplog):
+    made = connector(config, base.KVConnectorRole.SCHEDULER, cache)
+    made.traffic._say_that_it_ends(OSError("disk full"))
+    assert [one.levelname for one in caplog.records if one.name == "kv_vllm"] == ["WARNING"]
+    made.shutdown()
 
 
 def test_each_replica_has_a_trace_of_its_own(connector, config, base, cache, path):
