@@ -150,6 +150,15 @@ def test_so_they_do_without_a_prefix_cache_and_with_one_that_forgets(name, prefi
     assert compared > 1000
 
 
+def test_a_scheduler_of_vllms_that_cannot_be_made_is_a_crash(engine, monkeypatch):
+    def raises(*args, **kwargs):
+        raise ValueError("no such scheduler")
+
+    monkeypatch.setattr("kv_vllm.driver.setup.make_scheduler", raises)
+    failure = run_seed(SUBJECTS["memory"], 0, engine="vllm").failure
+    assert "vLLM, the scheduler's constructor: ValueError: no such scheduler" in str(failure.violation)
+
+
 def test_tickets_are_judged_in_vllm_too(engine, monkeypatch):
     """It is vLLM's request that comes with one."""
     from kv_sim.checkers.tickets import Tickets

@@ -335,7 +335,8 @@ def test_streams_and_events_have_run():
     event.record(stream)
     stream.wait_event(event)
     stream.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(stream), stream:
+    with torch.cuda.stream(stream) as nothing, stream:
+        assert nothing is None
         assert (event.query(), stream.query(), stream.record_event(event) is event) == (True, True, True)
     assert stream.record_event().elapsed_time(event) == 0
     torch.cuda.synchronize()

@@ -3,6 +3,8 @@
 import os
 import socket
 
+import pytest
+
 from kv_vllm.driver import ports
 from kv_vllm.driver.ports import free_ports, process_with
 
@@ -37,7 +39,14 @@ def test_they_stand_in_the_environment_for_a_while(monkeypatch):
     monkeypatch.setenv("VLLM_NIXL_SIDE_CHANNEL_PORT", "7")
     monkeypatch.delenv("VLLM_P2P_SIDE_CHANNEL_PORT", raising=False)
     given = free_ports()
-    with process_with(given):
-        assert {name: os.environ[name] for name in given} == given
+
+    def in_it(fails):
+        with process_with(given):
+            assert {name: os.environ[name] for name in given} == given
+            assert not fails, "it couldn't be made"
+
+    in_it(fails=False)
+    with pytest.raises(AssertionError, match="it couldn't be made"):
+        in_it(fails=True)
     assert os.environ["VLLM_NIXL_SIDE_CHANNEL_PORT"] == "7"
     assert "VLLM_P2P_SIDE_CHANNEL_PORT" not in os.environ

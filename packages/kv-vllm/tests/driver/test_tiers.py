@@ -1,8 +1,10 @@
 """With a vLLM: its manager of tiers in the testbed, with tiers that do right, that do wrong, and vLLM's own."""
 
 from collections import Counter
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -246,6 +248,27 @@ def test_worlds_that_come_one_after_another_have_rows_of_their_own():
     assert rows_of(second.engine.place.engine_id).device is second.engine.devices[0]
 
 
+def test_no_chunk_is_no_row(rows):
+    assert rows.make(0, 4096).shape == (0, 4096)
+
+
+def test_a_tier_says_of_a_load_that_fails_in_the_middle_what_it_has_loaded():
+    from vllm.v1.kv_offload.tiering.base import TransferJob
+
+    from kv_vllm.tiers import MemoryTier
+
+    tier = MemoryTier(None, memoryview(bytearray(24)).cast("B", (4, 6)), "tier", fails_one_in=2)
+    keys, chunks = ("a", "b", "c", "d"), np.array([2, 3, 0, 1])
+    tier.submit_store(TransferJob(1, keys, chunks, False, None))
+    tier._primary_kv_view.cast("B")[:] = bytes(range(24))
+    assert [result.success for result in tier.get_finished_jobs()] == [True]
+    tier._primary_kv_view.cast("B")[:] = bytes(24)
+    tier.submit_load(TransferJob(2, keys, chunks, True, None))
+    [result] = tier.get_finished_jobs()
+    assert (result.success, result.successful_keys) == (False, ["a", "b"])
+    assert bytes(tier._primary_kv_view) == bytes([*[0] * 12, *range(12, 24)])
+
+
 # -- whose fault it is -------------------------------------------------------------------------
 
 
@@ -256,6 +279,23 @@ def test_a_tier_is_not_blamed_for_a_prompt_that_host_memory_has_no_room_for():
         World(schedule.config, with_tier(memory_tier())).replay(schedule.history)
     said = str(replay(with_tier(memory_tier("FindsInVain", "kv_vllm_tiers")), WORLD, PUSHED_OUT).violation)
     assert "ask again" in said, "a tier that loads in vain is"
+
+
+@pytest.mark.parametrize(("before", "after", "ends"), [(3, 0, False), (0, 3, True), (3, 3, True)])
+def test_only_loads_since_it_was_first_asked_are_loads_in_turns(before, after, ends, monkeypatch):
+    from kv_vllm.tiers import connector as module
+
+    watch = SimpleNamespace(loads=Counter({True: before}))
+    monkeypatch.setattr(module, "watches_of", lambda manager: [watch])
+    monkeypatch.setattr(module.OffloadingConnector, "get_num_new_matched_tokens", lambda *given: (None, False))
+    made = object.__new__(module.TieredConnector)
+    made._questions, made.connector_scheduler = Counter(), SimpleNamespace(manager=None)
+    request = SimpleNamespace(request_id="a")
+    for _ in range(module.MOST_QUESTIONS):
+        assert made.get_num_new_matched_tokens(request, 0) == (None, False)
+        watch.loads[True] += after
+    with pytest.raises(HistoryEnds) if ends else nullcontext():
+        made.get_num_new_matched_tokens(request, 0)
 
 
 def test_a_tier_is_not_blamed_for_the_later_turns_of_a_session():

@@ -79,7 +79,7 @@ _ONLY: Final = Stream()
 
 
 def _stream(stream: Any) -> AbstractContextManager[Any]:
-    return nullcontext(stream)
+    return nullcontext()
 
 
 def _only_stream(device: Any = None) -> Stream:
