@@ -27,6 +27,7 @@ NOTHING = "no match ever found anything, so no load was tried: does it store wha
         ("request r12 token 80: block 9 holds 0xa8e8", "request # token #: block # holds #"),
         ("KeyError: 'r3' (scheduler.py:12 in A.b)", "KeyError: # (scheduler.py:# in A.b)"),
         ("no file /tmp/a-b_c/0123456789abcdef/x.bin", "no file x.bin"),
+        ("no chunk 0123456789abcdef, and none of 0123abc", "no chunk #, and none of 0123abc"),
         ("store copy 3 (begun for request r1) is", "store copy #  is"),
         ("16 tokens in V1 and r_x", "# tokens in V1 and r_x"),
     ],

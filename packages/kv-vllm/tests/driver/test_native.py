@@ -307,11 +307,9 @@ def test_one_of_several_ranks_cannot_talk():
             [0, 1],
         )
         assert (group.first_rank, group.last_rank, group.world_size) == (0, 1, 2)
-        for alone in (
-            parallel_state.get_dp_group(),
-            parallel_state.get_dcp_group(),
-            parallel_state.get_pcp_group(),
-        ):
+        assert (group.rank, group.local_rank, parallel_state.get_world_group().ranks) == (1, 1, [0, 1])
+        for name in ("pp", "dp", "dcp", "pcp", "ep"):
+            alone = getattr(parallel_state, f"get_{name}_group")()
             assert (alone.rank_in_group, alone.world_size) == (0, 1)
         talk = group.all_gather  # which may be kept, and never be used
         with pytest.raises(
