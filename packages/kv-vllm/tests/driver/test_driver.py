@@ -150,6 +150,23 @@ def test_so_they_do_without_a_prefix_cache_and_with_one_that_forgets(name, prefi
     assert compared > 1000
 
 
+def test_a_connector_of_vllms_finds_the_layers_of_attention(engine):
+    from kv_vllm.driver.subjects import VLLM_SUBJECTS
+
+    world = World(WorldConfig(engine="vllm", layers=2), VLLM_SUBJECTS["vllm-example"])
+    for connector in world.engine.connectors:
+        layers = connector._vllm_config.compilation_config.static_forward_context
+        assert [*layers] == ["group0.layers.0", "group0.layers.1"]
+
+
+def test_an_engine_says_where_its_bootstrap_server_is(engine):
+    first = World(WorldConfig(engine="vllm"), SUBJECTS["memory"]).engine
+    second = World(WorldConfig(engine="vllm"), SUBJECTS["memory"]).engine
+    [one, other] = (engine.address()["remote_bootstrap_addr"] for engine in (first, second))
+    assert one.startswith("http://localhost:") and other.startswith("http://localhost:")
+    assert one != other
+
+
 def test_a_scheduler_of_vllms_that_cannot_be_made_is_a_crash(engine, monkeypatch):
     def raises(*args, **kwargs):
         raise ValueError("no such scheduler")

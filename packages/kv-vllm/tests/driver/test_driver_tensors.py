@@ -311,6 +311,9 @@ WAYS_TO_WRITE = {
     "one of several": lambda torch, kv: kv.unbind(0)[3].zero_(),
     "scatter_": lambda torch, kv: kv.scatter_(0, torch.full((1, 1, 4, 2), 3), torch.ones(1, 1, 4, 2)),
     "masked_fill_": lambda torch, kv: kv.masked_fill_((torch.arange(6) == 3)[:, None, None, None], 1),
+    "masked_fill_ by keywords": lambda torch, kv: kv.masked_fill_(
+        value=1, mask=(torch.arange(6) == 3)[:, None, None, None]
+    ),
 }
 
 

@@ -93,8 +93,8 @@ def test_nothing_found_is_said(tmp_path):
     assert lines[5].startswith("  note: no load by a ticket ended well (0 failed)")
     assert not show_found("Some", Found(1, situations=loads, shares_store=True), tmp_path, lines.append)
     assert lines[7].startswith("  note: nothing that one engine stored was loaded at the other")
-    assert show_found("Some", Found(1, counts=Counter({"kind": 1})), tmp_path, lines.append)
-    assert lines[8:] == ["Some: 1 histories, 1 failures", "  1 times: kind"], "with a failure something is shown"
+    assert show_found("Some", Found(3, counts=Counter({"rare": 1, "kind": 2})), tmp_path, lines.append)
+    assert lines[8:] == ["Some: 3 histories, 3 failures", "  2 times: kind", "  1 times: rare"]  # of itself enough
     assert list(tmp_path.iterdir()) == []
 
 

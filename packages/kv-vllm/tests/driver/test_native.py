@@ -130,6 +130,8 @@ def test_several_groups_are_for_those_who_know_them(children, knows):
     assert engine.supports_groups(KVTransferConfig.from_mapping(multi)) is knows
     ours = {"kv_connector": "OffloadingConnector", "kv_role": "kv_both"}
     assert engine.supports_groups(KVTransferConfig.from_mapping(ours))
+    other = {**ours, "kv_connector": "LaterConnector", "kv_connector_module_path": "kv_sim.examples.later"}
+    assert not engine.supports_groups(KVTransferConfig.from_mapping(other))
     theirs = {"kv_connector": children[-1], "kv_role": "kv_both", "kv_connector_module_path": EXAMPLE}
     if not knows:
         assert not engine.supports_groups(KVTransferConfig.from_mapping(theirs))

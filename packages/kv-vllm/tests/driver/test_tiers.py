@@ -167,6 +167,18 @@ def test_a_reset_has_all_jobs_end_first():
     assert not world.engine.devices[0].copies.running
 
 
+def test_who_drains_a_tier_drains_it_also_where_it_has_no_job():
+    """It may have something else to wait for."""
+    from kv_vllm.tiers.watch import TierWatch
+
+    drained = []
+    names = ("get_finished_jobs", "submit_load")
+    tier = SimpleNamespace(tier_type="some", drain_jobs=lambda: drained.append("it"), **dict.fromkeys(names))
+    TierWatch(tier, None, SimpleNamespace(wait_for=lambda *errands: drained.append(errands)))
+    tier.drain_jobs()
+    assert drained == ["it", ()]
+
+
 # -- rows --------------------------------------------------------------------------------------
 
 
