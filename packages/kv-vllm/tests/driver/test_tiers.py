@@ -4,6 +4,8 @@ from collections import Counter
 from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
+from queue import SimpleQueue
+from threading import Event, Thread
 from types import SimpleNamespace
 
 import numpy as np
@@ -179,6 +181,23 @@ def test_who_drains_a_tier_drains_it_also_where_it_has_no_job():
     assert drained == ["it", ()]
 
 
+def test_what_a_thread_of_a_tier_looks_for_is_waited_for():
+    from vllm.v1.kv_offload.tiering.async_lookup import LookupPhase
+
+    from kv_vllm.tiers.watch import _answered
+
+    answers = SimpleQueue()
+    states = {"a": SimpleNamespace(phase=LookupPhase.IN_FLIGHT)}
+    lookups = SimpleNamespace(_pending_results=answers, _lookup_state=states)
+
+    def answer():
+        Event().wait(0.05)
+        answers.put("a")
+
+    _answered(lookups, Thread(target=answer).start)()
+    assert answers.get_nowait() == "a"
+
+
 # -- rows --------------------------------------------------------------------------------------
 
 
@@ -264,6 +283,42 @@ def test_no_chunk_is_no_row(rows):
     assert rows.make(0, 4096).shape == (0, 4096)
 
 
+def test_a_tier_that_is_full_drops_what_was_used_longest_ago():
+    from vllm.v1.kv_offload.tiering.base import TransferJob
+
+    from kv_vllm.tiers import MemoryTier
+
+    tier = MemoryTier(None, memoryview(bytearray(6)).cast("B", (1, 6)), "tier", chunks=2)
+
+    def kept_after(key):
+        tier.submit_store(TransferJob(1, (key,), np.array([0]), False, None))
+        assert [result.success for result in tier.get_finished_jobs()] == [True]
+        return "".join(key for key in "abcd" if tier.lookup(key, None).name == "HIT")
+
+    assert [kept_after(key) for key in "abac"] == ["a", "ab", "ab", "ac"]
+    tier.touch(["a", "z"], None)
+    assert kept_after("d") == "ad"
+
+
+@pytest.mark.parametrize("whole_requests", [False, True])
+def test_a_tier_says_whether_it_wants_what_was_in_host_memory_before(whole_requests):
+    from kv_vllm.tiers import MemoryTier
+
+    rows = memoryview(bytearray(6)).cast("B", (1, 6))
+    tier = MemoryTier(None, rows, "tier", whole_requests=whole_requests)
+    assert tier.on_new_request(None).policy.name == ("REQUEST_LEVEL" if whole_requests else "CHUNK_LEVEL")
+
+
+def test_a_tier_that_asks_first_knows_in_the_next_step_and_no_longer():
+    from kv_vllm.tiers import MemoryTier
+
+    tier, told = MemoryTier(None, memoryview(bytearray(6)).cast("B", (1, 6)), "tier", asks_first=True), []
+    for _ in range(4):
+        told.append(tier.lookup("a", None).name)
+        tier.on_schedule_end(None)
+    assert told == ["RETRY", "MISS", "RETRY", "MISS"]
+
+
 def test_a_tier_says_of_a_load_that_fails_in_the_middle_what_it_has_loaded():
     from vllm.v1.kv_offload.tiering.base import TransferJob
 
@@ -293,8 +348,11 @@ def test_a_tier_is_not_blamed_for_a_prompt_that_host_memory_has_no_room_for():
     assert "ask again" in said, "a tier that loads in vain is"
 
 
-@pytest.mark.parametrize(("before", "after", "ends"), [(3, 0, False), (0, 3, True), (3, 3, True)])
-def test_only_loads_since_it_was_first_asked_are_loads_in_turns(before, after, ends, monkeypatch):
+@pytest.mark.parametrize(
+    ("before", "after", "failed", "ends"), [(3, 0, 0, False), (0, 3, 0, True), (3, 3, 0, True), (0, 3, 1, False)]
+)
+def test_only_loads_since_it_was_first_asked_are_loads_in_turns(before, after, failed, ends, monkeypatch):
+    """Of which none failed."""
     from kv_vllm.tiers import connector as module
 
     watch = SimpleNamespace(loads=Counter({True: before}))
@@ -305,7 +363,7 @@ def test_only_loads_since_it_was_first_asked_are_loads_in_turns(before, after, e
     request = SimpleNamespace(request_id="a")
     for _ in range(module.MOST_QUESTIONS):
         assert made.get_num_new_matched_tokens(request, 0) == (None, False)
-        watch.loads[True] += after
+        watch.loads += Counter({True: after, False: failed})
     with pytest.raises(HistoryEnds) if ends else nullcontext():
         made.get_num_new_matched_tokens(request, 0)
 
