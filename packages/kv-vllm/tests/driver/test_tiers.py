@@ -357,12 +357,14 @@ def test_only_loads_since_it_was_first_asked_are_loads_in_turns(before, after, f
 
     watch = SimpleNamespace(loads=Counter({True: before}))
     monkeypatch.setattr(module, "watches_of", lambda manager: [watch])
-    monkeypatch.setattr(module.OffloadingConnector, "get_num_new_matched_tokens", lambda *given: (None, False))
+    answers = [(None, False), *[(0, False)] * 2, *[(None, False)] * (module.MOST_QUESTIONS + 1)]  # in a row
+    left = iter(answers)
+    monkeypatch.setattr(module.OffloadingConnector, "get_num_new_matched_tokens", lambda *given: next(left))
     made = object.__new__(module.TieredConnector)
     made._questions, made.connector_scheduler = Counter(), SimpleNamespace(manager=None)
     request = SimpleNamespace(request_id="a")
-    for _ in range(module.MOST_QUESTIONS):
-        assert made.get_num_new_matched_tokens(request, 0) == (None, False)
+    for answer in answers[:-1]:
+        assert made.get_num_new_matched_tokens(request, 0) == answer
         watch.loads += Counter({True: after, False: failed})
     with pytest.raises(HistoryEnds) if ends else nullcontext():
         made.get_num_new_matched_tokens(request, 0)
