@@ -93,6 +93,14 @@ def test_the_world_of_an_engine(more, run_ahead, runner):
     }
 
 
+def test_another_engine_is_another_world():
+    one = engine()
+    one.kv_transfer_config.kv_role, one.kv_transfer_config.kv_load_failure_policy = "kv_producer", "fail"
+    one.scheduler_config.async_scheduling = 0
+    world = world_of(one, blocks(8, [160]), [group(AttentionKind.FULL)] * 2)["world"]
+    assert (world["role"], world["failure_policy"], world["async_scheduling"]) == ("kv_producer", "fail", False)
+
+
 @pytest.mark.parametrize(
     ("cache", "host_bytes", "slots"),
     [
