@@ -130,6 +130,12 @@ def test_a_list_of_anything_else_is_not_told(read, items):
     assert "takes them out" not in str(error.value)
 
 
+def test_the_length_of_a_prompt_is_nothing_that_was_asked(read):
+    with pytest.raises(ConfigError) as error:
+        read({"arrived": 5, "counts": {"prompt": 32, "completion": 3}})
+    assert "has the fields arrived, counts; expected" in str(error.value)
+
+
 def test_a_line_to_paste_goes_before_a_list(read):
     with pytest.raises(ConfigError, match="--columns conversation=history") as error:
         read({"trajectory": [ASKED], "history": TALK})
