@@ -22,7 +22,7 @@ from kv_sim.engine.request_spec import RequestSpec
 from kv_sim.examples.catalogue import SHARED, SUBJECTS
 from kv_sim.examples.shared import SharedConnector, SharedScheduler
 from kv_sim.history.draws import config_for
-from kv_sim.memory.copies import State
+from kv_sim.memory.copy import State
 from kv_sim.offload.files import _number_of
 from kv_sim.subject import Subject, Trait
 from kv_sim.violation import Violation
