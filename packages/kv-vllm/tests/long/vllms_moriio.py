@@ -9,8 +9,8 @@ from dataclasses import replace
 import pytest
 from kv_vllm_moriio import WORLD, AtOnce, OnCpu
 from kv_vllm_moriio_io import Session, Status, StatusCode, Wire
+from kv_vllm_moriio_machine import PROCESSES
 from kv_vllm_moriio_mended import Mended
-from kv_vllm_moriio_post import PROCESSES
 from kv_vllm_short_histories import CONFIG, bearer, comes, held, rests, what_is_wrong
 
 from kv_sim.actions import Action, Kind

@@ -13,7 +13,7 @@ from enum import Enum
 from types import SimpleNamespace
 
 from kv_vllm_gpu import Card
-from kv_vllm_moriio_post import process
+from kv_vllm_moriio_machine import process
 
 from kv_api import Direction
 from kv_sim.memory.copies import CopyQueue
