@@ -133,32 +133,6 @@ def test_a_sum_may_have_blanks_in_it(tmp_path: Path) -> None:
     assert read_so == [[(0, 12, 0, 1)]] * len(SUMS)
 
 
-def test_what_a_server_had_only_some_requests_may_say(tmp_path: Path) -> None:
-    file = tmp_path / "t.jsonl"
-    records = [{"n": 40}, {"n": 40, "u": {"had": 16}}, {"n": 40, "u": {"had": None}}, {"n": 40, "u": {"had": ""}}]
-    options = TraceOptions(columns=parse_columns("input=n,cached=u.had"), sharing=parse_sharing("none"))
-    file.write_text("\n".join(map(json.dumps, records)))
-    trace = open_trace(file, options)
-    assert trace.observed is not None and trace.observed.cached.tolist() == [-1, 16, -1, -1]
-    file.write_text("\n".join(map(json.dumps, [{"n": 40, "u": {"hat": 16}}, {"n": 40}])))
-    with pytest.raises(ConfigError) as refused:
-        open_trace(file, options)
-    assert str(refused.value) == (
-        f"{file}: u.had: none of 2 requests has it, and --columns says that it is the tokens of its prompt that "
-        "its server had in its own caches"
-    )
-    file.write_text(json.dumps({"n": 40, "u": {"had": "some"}}))
-    with pytest.raises(ConfigError, match=r":1: u\.had: expected a whole number of at least 0, got 'some'"):
-        open_trace(file, options)
-
-
-def test_of_text_without_a_length_it_is_not_proposed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    file = tmp_path / "t.csv"
-    file.write_text("prompt_text,cached_tokens\nsay it all again,3\n")
-    assert main(["replay", str(file)]) == 2
-    assert capsys.readouterr().err.endswith(": --columns prompt=prompt_text\n")
-
-
 def test_a_format_and_columns(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["size", "mooncake-synthetic", "--columns", "input=a", "--format", "mooncake"]) == 2
     assert capsys.readouterr().err == "kv-sim size: --columns and --format: give one of them\n"
@@ -186,14 +160,8 @@ LIKELY = {
     ),
     json.dumps(
         {"input_tokens": 30, "cache_read_input_tokens": 10, "output_tokens": 3, "usage": {"input_tokens": 9}}
-    ): ("input=input_tokens+cache_read_input_tokens,output=output_tokens,cached=cache_read_input_tokens"),
-    json.dumps({"prompt_tokens": 40, "cache_read_input_tokens": 10, "model": None}): (
-        "input=prompt_tokens,cached=cache_read_input_tokens"
-    ),
-    json.dumps({"arrived": 1, "usage": {"prompt_tokens": 40, "prompt_tokens_details": {"cached_tokens": 0}}}): (
-        "time=arrived,input=usage.prompt_tokens,cached=usage.prompt_tokens_details.cached_tokens"
-    ),
-    "prompt_tokens,cached_tokens\n40,\n": "input=prompt_tokens",
+    ): ("input=input_tokens+cache_read_input_tokens,output=output_tokens"),
+    json.dumps({"prompt_tokens": 40, "cache_read_input_tokens": 10, "model": None}): "input=prompt_tokens",
     json.dumps({"usage": {"input_tokens": 30, "cache_creation_input_tokens": 10, "output_tokens": None}}): (
         "input=usage.input_tokens+usage.cache_creation_input_tokens"
     ),

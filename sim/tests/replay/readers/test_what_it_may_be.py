@@ -163,7 +163,7 @@ def test_a_line_to_paste_goes_before_a_list(read):
         ),
         ({"promptTokens": 9, "completionTokens": 2}, "input=promptTokens,output=completionTokens"),
         ({"isl": "many", "inner": {"isl": 9}}, "input=inner.isl"),
-        ({"a": {"isl": 8}, "isl": 9}, "input=isl"),
+        ({"a": {"isl": 8}, "isl": 9, "arrived": 5}, "time=arrived,input=isl"),
         ({"a": {"isl": 8}}, "input=a.isl"),
         ({"a": {"isl": 8}, "b": {"osl": 9}}, "input=a.isl,output=b.osl"),
         ({"tokens_prompt": 9, "tokens_completion": 2}, "input=tokens_prompt,output=tokens_completion"),

@@ -7,7 +7,7 @@ servers say it only where they are told to.
 from collections.abc import Iterable
 from typing import Any, Final
 
-CACHED: Final = (
+_NAMES: Final = (
     *("cached_tokens", "cache_read_input_tokens", "prompt_cache_hit_tokens", "num_cached_tokens"),
     *("cachedContentTokenCount", "cached_content_token_count", "cacheReadInputTokens", "cached_input_tokens"),
 )
@@ -30,7 +30,7 @@ def cached_of(counts: Any, *names: str) -> int | None:
     if not isinstance(counts, dict):
         return None
     for field, inner in (
-        (None, names or CACHED),
+        (None, names or _NAMES),
         *((field, _IN_DETAILS) for field in _DETAILS),
         (_LLAMA, _IN_LLAMA),
     ):

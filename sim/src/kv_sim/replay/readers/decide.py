@@ -15,7 +15,7 @@ from kv_sim.replay.readers.format import Format
 from kv_sim.replay.readers.guess import UNITS, agreement, guess_block_tokens, guess_unit
 from kv_sim.replay.readers.objects import Broken, Contents, Found, objects_of
 from kv_sim.replay.readers.options import SKIP_GOES_ON, EngineField, OnError, TraceOptions
-from kv_sim.replay.readers.own_columns import PARTS, own_format
+from kv_sim.replay.readers.own_columns import own_format
 from kv_sim.replay.readers.record import Moment, Record
 from kv_sim.replay.readers.sharing import BLOCK_TOKENS
 from kv_sim.replay.readers.turns import Turns, have_later_turns, look_added, look_apart
@@ -122,16 +122,6 @@ def choose_turns(form: Format, first: Sequence[Record], options: TraceOptions) -
         "later turns of sessions don't begin as the turn before: each is taken for what it adds to that one and "
         "its answer (--turns)"
     )
-
-
-def refuse_what_none_has(first: Sequence[Record], options: TraceOptions, path: str | Path) -> None:
-    """Refuse a column of what only some requests have, if none of the first has it, as one that is misspelt."""
-    column = options.columns.get("cached") if options.columns else None
-    if column is not None and all(record.cached_tokens is None for record in first):
-        raise ConfigError(
-            f"{path}: {column}: none of {len(first):,} requests has it, and --columns says that it is "
-            f"{PARTS['cached']}"
-        )
 
 
 def refuse_another_engine(

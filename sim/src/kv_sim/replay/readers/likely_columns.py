@@ -4,7 +4,6 @@ from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
 from kv_sim.replay.readers.asked import counted_beside, json_in
-from kv_sim.replay.readers.cached import CACHED
 from kv_sim.replay.readers.chat import answers_in
 from kv_sim.replay.readers.own_prompts import messages_of, prompts_in_column
 from kv_sim.replay.readers.record import TIMES, MalformedError, ids_in, number_or_date, text_of, whole
@@ -39,7 +38,6 @@ _LIKELY: Final[Mapping[str, tuple[str, ...]]] = {
     "ids": ("hash_ids", "block_hashes", "block_ids", "prefix_hashes", "prefix_ids", "blocks", "hashes"),
     "session": ("session_id", "conversation_id", "chat_id", "session"),
     "model": ("model", "model_name"),
-    "cached": CACHED,
     "prompt": (
         *_SURELY_TEXT,
         *("question", "query", "instruction", "inputtext"),
@@ -66,8 +64,8 @@ _TOLD: Final = ("systemprompt", "system", "systemmessage")
 """What a model is told first."""
 _INSTRUCTION, _ABOUT = "instruction", "input"
 """What data sets for tuning have of a prompt: what to do, and with what."""
-_OF_LENGTHS: Final = ("time", "input", "output", "ids", "session", "model", "cached")
-_OF_PROMPTS: Final = ("time", "prompt", "input", "answer", "output", "session", "model", "cached")
+_OF_LENGTHS: Final = ("time", "input", "output", "ids", "session", "model")
+_OF_PROMPTS: Final = ("time", "prompt", "input", "answer", "output", "session", "model")
 _OF_CONVERSATIONS: Final = ("time", "conversation", "model")
 
 
@@ -91,8 +89,6 @@ def likely_columns(record: Mapping[str, Any]) -> str | None:
     if "input" in parts and "input" in found:
         beside = (one for one in counted_beside(found["input"]) if one in columns)
         found["input"] = "+".join([found["input"], *beside])
-    else:
-        found.pop("cached", None)
     if found.get("prompt") == _INSTRUCTION and isinstance(columns.get(_ABOUT), str):
         found["prompt"] += f"+{_ABOUT}"
     if "prompt" in parts and "prompt" in found and (told := _told_before(columns)) is not None:
@@ -177,7 +173,6 @@ _READS: Final = {
     "ids": ids_in,
     "session": text_of,
     "model": text_of,
-    "cached": whole,
     "prompt": _words,
     "answer": _text,
     "conversation": _turns,

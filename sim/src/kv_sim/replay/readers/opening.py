@@ -22,7 +22,6 @@ from kv_sim.replay.readers.decide import (
     choose_unit,
     looked_through,
     refuse_another_engine,
-    refuse_what_none_has,
 )
 from kv_sim.replay.readers.meaning import Meaning
 from kv_sim.replay.readers.naming import IdMeaning, Naming
@@ -96,7 +95,6 @@ class Opening:
                 f"requests of format {self._form.name} have their own times: nothing is staggered (--stagger)"
             )
         looked_at = [record for _, record in first]
-        refuse_what_none_has(looked_at, options, path)
         unit_seconds, of_time = choose_unit(self._form, looked_at, options)
         self.block_tokens, of_blocks = choose_block(self._form, looked_at, options, path)
         adds, of_turns = choose_turns(self._form, looked_at, options)

@@ -39,8 +39,6 @@ _NEVER_WITH: Final[Mapping[str, tuple[str, ...]]] = {
     "conversation": ("prompt", "answer", "input", "output", "ids", "session", "cached"),
 }
 """What says the same."""
-_OF_SOME: Final = "cached"
-"""What a record may not have: servers say it only of some requests."""
 _SUM: Final = "+"
 _TEXTS: Final = ("prompt", "answer")
 _ENDS: Final = {
@@ -134,11 +132,11 @@ def _parser_of_prompts(columns: Mapping[str, str]) -> Parse:
 
 
 def _found_by(columns: Mapping[str, str]) -> Callable[[Mapping[str, Any]], Mapping[str, Any]]:
-    """What finds in a record what its columns have. All but one have to be there."""
+    """What finds in a record what its columns have, all of which have to be there."""
 
     def find(record: Mapping[str, Any]) -> Mapping[str, Any]:
         found = {column: _value(record, column, is_text=part in _TEXTS) for part, column in columns.items()}
-        missing = [column for part, column in columns.items() if part != _OF_SOME and found[column] is None]
+        missing = [column for column, value in found.items() if value is None]
         if missing:
             part = next(part for part, column in columns.items() if column == missing[0])
             there = ", ".join(list(record)[:_MOST_SHOWN]) or "nothing"
@@ -160,7 +158,7 @@ def _request(columns: Mapping[str, str], found: Mapping[str, Any]) -> Record:
         ids_in(found, columns["ids"]) if "ids" in columns else None,
         text_of(found, given("session", "")),
         model=text_of(found, given("model", "")),
-        cached_tokens=None if found.get(given(_OF_SOME, "")) in (None, "") else whole(found, columns[_OF_SOME]),
+        cached_tokens=whole(found, columns["cached"]) if "cached" in columns else None,
     )
 
 
