@@ -157,11 +157,11 @@ def test_tickets_are_judged_in_vllm_too(engine, monkeypatch):
 
     check, demanded = Tickets._check_match, []
 
-    def checks(tickets, request, local, count):
+    def checks(tickets, request, local, count, **more):
         issued = tickets._brought.get(request.request_id)
         if issued is not None and not issued.is_spent and issued.request.is_held and count:
             demanded.append(local > 0)
-        check(tickets, request, local, count)
+        check(tickets, request, local, count, **more)
 
     monkeypatch.setattr(Tickets, "_check_match", checks)
     for seed in range(100):
