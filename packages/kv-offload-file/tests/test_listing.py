@@ -109,6 +109,26 @@ def test_of_many_entries_some_are_read_each_time_and_what_changes_at_once(fd, tm
     near.close()
 
 
+def test_a_slot_that_changes_while_it_is_read_has_one_chunk(fd, tmp_path, monkeypatch):
+    """It was known as changed before it was read with all others; between the two its owner stores anew."""
+    writer, near = started(fd), Near(tmp_path)
+    near.look(EPOCH, 0)
+    writer.write([3], [b"a"])
+    near.look(EPOCH, 0)
+    near.check()
+    assert [*near.whereabouts.places] == [b"a"]
+
+    def late(*args):
+        writer.write([3], [b"b"])
+        return read_entries(*args)
+
+    monkeypatch.setattr(neighbours, "read_entries", late)
+    assert near.look(EPOCH, 40) == 40
+    near.check()
+    assert [*near.whereabouts.places] == [b"b"] and len(near.whereabouts) == near.num_known == 1
+    near.close()
+
+
 def test_whoever_begins_anew_begins_with_nothing(fd):
     started(fd).write([1, 2], [b"a", b"b"])
     started(fd, run=2)
