@@ -295,7 +295,34 @@ def test_what_is_distrusted_is_not_found_until_it_changes(fd, tmp_path):
     others.look(EPOCH)
     assert found_at(others, b"a") == (4, 1)
     others.check()
+    others.distrust(NeighbourSlot(4, 40), b"a")  # it had more slots when that was found
+    assert found_at(others, b"a") == (4, 1)
     others.close()
+    assert not others.places, "nobody is known any more"
+    own.close()
+
+
+def test_a_recount_sees_a_chunk_that_nobody_has(tmp_path):
+    home_of(tmp_path, 4).mkdir()
+    own = FileListing(home_of(tmp_path, 4), 40)
+    begin(own)
+    own.holds([b"a", b"b"], [1, 2])
+    others = ListedNeighbours(tmp_path, 0, iter(range(99)).__next__)
+    others.look(EPOCH)
+    others.check()
+    [place, _] = others.places.values()
+    others._whereabouts.add([(b"c", place + 6)])
+    with pytest.raises(AssertionError, match="2 chunks are known, and 3 places"):
+        others.check()
+    others._whereabouts.remove(b"c", place + 6)
+    others.check()
+    others._whereabouts.remove(b"a", place)
+    with pytest.raises(AssertionError, match="61 isn't known to be in slot 1"):
+        others.check()
+    others._whereabouts.add([(b"a", place)])
+    others._whereabouts._others[b"a"] = []
+    with pytest.raises(AssertionError, match="61 is in"):
+        others.check()
     own.close()
 
 

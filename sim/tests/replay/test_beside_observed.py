@@ -85,6 +85,19 @@ def test_a_trace_that_says_nothing_has_nothing_beside(tmp_path):
     assert size(columns, "lru", [5]).observed is None
 
 
+def test_a_server_that_had_nothing_said_so(tmp_path):
+    columns = open_trace(write(tmp_path / "traffic.jsonl", records_of(PROMPTS, [(0, 0)] * 4)))
+    assert ObservedSums.of(columns).ratios() == ObservedRatios(4, 48, 0.0, 0.0, 0.0)
+    assert replay(columns, capacity=1).beside == BesideObserved(4 / 48, 0.0, 4 / 48, 4 / 48)
+
+
+def test_of_prompts_without_tokens_there_is_nothing_to_hold_apart(tmp_path):
+    record = {"timestamp": 0, "input_length": 0, "output_length": 1, "hash_ids": [], "block_size": BLOCK}
+    columns = open_trace(write(tmp_path / "traffic.jsonl", [record | {"cached_tokens": 0, "loaded_tokens": 0}]))
+    assert ObservedSums.of(columns).ratios() == ObservedRatios(1, 0, 0.0, 0.0, 0.0)
+    assert replay(columns, capacity=5).beside is None
+
+
 @pytest.mark.parametrize("said", [(14, 0), (4, 5)])
 def test_what_can_not_be_is_not_believed(tmp_path, said):
     """More than the prompt, and more loaded than there was."""
@@ -197,6 +210,7 @@ def test_a_last_block_has_no_more_tokens_than_its_prompt(tmp_path):
     columns = open_trace(write(tmp_path / "traffic.jsonl", [record, record]))
     outcome = replay_cache(columns, Setup("lru", 5))
     assert BesideSums.of(columns, outcome) == BesideSums(12, 0, 6, 6)
+    assert BesideSums.of(columns, replay_cache(columns, Setup("lru", 0, 5))) == BesideSums(12, 6, 0, 6)
     assert np.array_equal(outcome.cpu_hits, [0, 2])
 
 
