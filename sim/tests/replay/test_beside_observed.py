@@ -15,7 +15,7 @@ from kv_sim.replay.caches.beside import BesideObserved, BesideSums, ObservedRati
 from kv_sim.replay.caches.cache import Setup, replay_cache
 from kv_sim.replay.columns import ColumnsBuilder
 from kv_sim.replay.fleet import Fleet, RoutedTrace
-from kv_sim.replay.observed import NOT_SAID, NOTHING_SAID, Observation
+from kv_sim.replay.observed import NOT_SAID, NOTHING_SAID, Observation, Observations
 from kv_sim.replay.parallel import replay_all
 from kv_sim.replay.readers.opening import open_stream
 from kv_sim.replay.readers.options import TraceOptions, Unsorted
@@ -107,6 +107,28 @@ def test_what_can_not_be_is_not_believed(tmp_path, said):
     assert columns.notes[1:] == (
         "1 request says that more of the prompt was in a cache than there is: that isn't believed",
     )
+
+
+def test_all_that_is_not_believed_is_counted(tmp_path):
+    columns = open_trace(
+        write(tmp_path / "traffic.jsonl", records_of(PROMPTS, [(14, 0), (0, 0), (14, 0), (0, 0)]))
+    )
+    assert columns.notes[1].startswith("2 requests say that more of the prompt was in a cache")
+
+
+@pytest.mark.parametrize(
+    ("cached", "loaded", "told"),
+    [
+        ([13, 10], [0, 0], "a server had more of a prompt than there is"),
+        ([4, 9], [5, 0], "more was loaded than a server had"),
+        ([4], [0], "some requests have nothing observed"),
+    ],
+)
+def test_a_recount_sees_what_can_not_have_been_observed(tmp_path, cached, loaded, told):
+    columns = open_trace(write(tmp_path / "traffic.jsonl", records_of(PROMPTS[:2], SAID[:2])))
+    columns.observed = Observations(np.array(cached), np.array(loaded))
+    with pytest.raises(AssertionError, match=told):
+        columns.check()
 
 
 def test_all_of_a_prompt_may_have_been_there(tmp_path):

@@ -8,12 +8,15 @@ import pytest
 
 from kv_api import ConfigError
 from kv_sim.replay.observed import NOTHING_SAID, Observation
+from kv_sim.replay.readers.account import Account
 from kv_sim.replay.readers.cached import cached_among, cached_of
 from kv_sim.replay.readers.formats.cline import CLINE
 from kv_sim.replay.readers.messages import Said
+from kv_sim.replay.readers.observing import observation_of
 from kv_sim.replay.readers.opening import open_trace
 from kv_sim.replay.readers.options import TraceOptions
 from kv_sim.replay.readers.own_columns import parse_columns
+from kv_sim.replay.readers.record import Record
 from kv_sim.replay.readers.sharing import parse_sharing
 from kv_sim.replay.readers.turns import Turns
 
@@ -29,6 +32,7 @@ USAGES = {
     "Moonshot": {"prompt_tokens": PROMPT, "cached_tokens": HAD},
     "LangChain": {"input_tokens": PROMPT, "input_token_details": {"cache_read": HAD}},
     "Bedrock": {"inputTokens": 15, "cacheReadInputTokens": HAD, "cacheWriteInputTokens": 5, "outputTokens": 3},
+    "of two names": {"prompt_tokens": 0, "input_tokens": PROMPT, "input_tokens_details": {"cached_tokens": HAD}},
     "Vercel": {"inputTokens": PROMPT, "cachedInputTokens": HAD, "outputTokens": 3},
     "Vercel, newer": {"inputTokens": PROMPT, "inputTokenDetails": {"cacheReadTokens": HAD}},
 }
@@ -74,6 +78,9 @@ def test_of_a_stream_what_is_known_stays_known(observed):
     stream = "".join(f"event: {one['type']}\ndata: {json.dumps(one)}\n\n" for one in (begin, end))
     check_half(observed({**ASKED, "response_body": stream}), "openai")
     check_half(observed({**ASKED, "response": stream}), "openai")
+    end["usage"]["cache_read_input_tokens"] = 0
+    stream += f"data: {json.dumps(end)}\n\n"
+    assert observed({**ASKED, "response": stream})[2] == [Observation(0)], "what is said last counts"
 
 
 def test_a_prompt_that_a_cache_had_whole_is_as_long_as_that(observed):
@@ -359,12 +366,30 @@ def test_open_webui_keeps_what_a_server_says(observed, usage):
         ({"cached_tokens": 12.0}, 12),
         ({"cached_tokens": True}, None),
         ({"cached_tokens": "many"}, None),
+        ({"cached_tokens": "9" * 5000}, None),
         ({"cached_tokens": -1}, None),
         ([1], None),
     ],
 )
 def test_a_count_that_is_not_there_is_not_0(counts, found):
     assert cached_of(counts) == found
+
+
+def test_who_has_a_name_of_its_own_is_read_by_that():
+    counts = {"cached_tokens": 9, "read": None, "prompt_tokens_details": {"read": 8, "cached_tokens": 3}}
+    assert cached_of(counts, "read") == 3
+    assert cached_of({**counts, "read": 0}, "read") == 0
+    assert cached_of(counts) == 9
+
+
+def test_of_llama_cpps_timings_one_is_of_hits():
+    assert cached_of({"timings": {"prompt_n": 9, "cache_n": 4}, "tokens_cached": 13}) == 4
+
+
+def test_of_a_share_it_is_not_said_what_was_loaded():
+    record = Record(0, 30, 1, [1, 2], told_tokens=20, cached_tokens=10, loaded_tokens=5)
+    assert observation_of(record, Account()) == Observation(15)
+    assert observation_of(replace(record, told_tokens=30), Account()) == Observation(10, 5)
 
 
 def test_the_first_place_that_says_it_counts():
@@ -418,3 +443,5 @@ def test_a_column_beside_text_needs_the_servers_length(tmp_path):
     with pytest.raises(ConfigError, match="input=COLUMN is missing, all of it"):
         parse_columns("prompt=p,cached=had")
     assert parse_columns("prompt=p,input=n,cached=had")["cached"] == "had"
+    with pytest.raises(ConfigError, match="so cached can't be told besides"):
+        parse_columns("conversation=c,cached=had")
