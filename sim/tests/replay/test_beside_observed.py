@@ -261,6 +261,13 @@ def test_a_replay_has_a_table_of_it(trace, capsys):
     )
 
 
+def test_a_disk_behind_it_has_a_column(trace, capsys):
+    lines = printed(capsys, "replay", trace, "--capacity", "1block", "--disk-capacity", "5blocks")
+    at = lines.index("beside what the trace's own server had:")
+    assert lines[at + 1].split()[:4] == ["policy", "memory", "disk", "token"]
+    assert lines[at + 2].split()[:6] == ["lru", "1", "block", "5", "blocks", "0.410"]
+
+
 def test_where_nothing_was_loaded_one_number_is_enough(tmp_path, capsys):
     file = write(tmp_path / "traffic.jsonl", records_of(PROMPTS, ((0, 0), (0, 0), (8, 0), (8, 0))))
     lines = printed(capsys, "replay", file, "--capacity", "none", "--gpu-capacity", "5blocks")
@@ -294,4 +301,5 @@ def test_it_is_in_json_and_on_the_page(trace, tmp_path, capsys):
     assert run["beside"] == {"token": 16 / 39, "gpu_token": 0.0, "loaded_token": 16 / 39, "apart": 4 / 39}
     page = (tmp_path / "page.html").read_text()
     assert "<dt>its own server had</dt><dd>30.8%</dd>" in page
+    assert f"<li>{HAD.strip().replace(chr(39), '&#x27;')}</li>" in page
     assert "<th>apart from its own server</th>" in page and "<td>10.3%</td>" in page

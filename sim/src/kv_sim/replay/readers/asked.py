@@ -13,6 +13,7 @@ from dataclasses import replace
 from typing import Any, Final
 
 from kv_sim.replay.readers.cached import cached_among, cached_of
+from kv_sim.replay.readers.dates import plain_of
 from kv_sim.replay.readers.record import (
     MalformedError,
     Prompt,
@@ -166,7 +167,7 @@ def counted_beside(column: str) -> list[str]:
 
 def count_in(counts: Any, field: str) -> int | None:
     """A count above zero, in a table as text; None if it is none."""
-    told = inside(counts, field)
+    told = plain_of(inside(counts, field))
     if isinstance(told, str) and told.isascii() and told.isdecimal() and len(told) <= _MOST_DIGITS:
         told = int(told)
     return told if isinstance(told, int) and not isinstance(told, bool) and told > 0 else None

@@ -7,6 +7,8 @@ servers say it only where they are told to.
 from collections.abc import Iterable
 from typing import Any, Final
 
+from kv_sim.replay.readers.dates import plain_of
+
 _NAMES: Final = (
     *("cached_tokens", "cache_read_input_tokens", "prompt_cache_hit_tokens", "num_cached_tokens"),
     *("cachedContentTokenCount", "cached_content_token_count", "cacheReadInputTokens", "cached_input_tokens"),
@@ -47,7 +49,7 @@ def cached_of(counts: Any, *names: str) -> int | None:
 def _first(counts: Any, names: Iterable[str]) -> int | None:
     if not isinstance(counts, dict):
         return None
-    return next((found for name in names if (found := _count(counts.get(name))) is not None), None)
+    return next((found for name in names if (found := _count(plain_of(counts.get(name)))) is not None), None)
 
 
 def _count(value: Any) -> int | None:
