@@ -180,6 +180,24 @@ def test_a_line_to_paste_goes_before_a_list(read):
         ({"messages": MESSAGES, "prompt_tokens": 9}, "prompt=messages,input=prompt_tokens"),
         ({"messages": json.dumps(MESSAGES), "completion_tokens": 9}, "prompt=messages,output=completion_tokens"),
         ({"messages": str([*MESSAGES, ANSWER]), "prompt_tokens": 9}, "conversation=messages"),
+        (
+            {"tokens_prompt": 9, "tokens_completion": 2, "tokens_cached": 8},
+            "input=tokens_prompt,cached=tokens_cached,output=tokens_completion",
+        ),
+        (
+            {"usage": {"prompt_tokens": 9, "prompt_tokens_details": {"cached_tokens": 0}}},
+            "input=usage.prompt_tokens,cached=usage.prompt_tokens_details.cached_tokens",
+        ),
+        (
+            {"input_tokens": 4, "cache_read_input_tokens": 9},
+            "input=input_tokens+cache_read_input_tokens,cached=cache_read_input_tokens",
+        ),
+        (
+            {"messages": MESSAGES, "prompt_tokens": 9, "num_cached_tokens": 9},
+            "prompt=messages,input=prompt_tokens,cached=num_cached_tokens",
+        ),
+        ({"prompt_tokens": 4, "cached_tokens": 9}, "input=prompt_tokens"),
+        ({"messages": MESSAGES, "cached_tokens": 9}, "prompt=messages"),
     ],
 )
 def test_columns_are_looked_for_in_objects(record, line):

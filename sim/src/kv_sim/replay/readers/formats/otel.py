@@ -35,14 +35,15 @@ _INPUTS: Final = ("gen_ai.usage.input_tokens", "gen_ai.usage.prompt_tokens", "ll
 _OUTPUTS: Final = ("gen_ai.usage.output_tokens", "gen_ai.usage.completion_tokens", "llm.token_count.completion")
 _CACHED: Final = (
     *("gen_ai.usage.cache_read.input_tokens", "gen_ai.usage.cache_read_input_tokens"),
-    *("gen_ai.usage.details.cache_read_tokens", "llm.usage.cache_read_input_tokens"),
+    *("gen_ai.usage.details.cache_read_tokens", "gen_ai.usage.details.cache_read_input_tokens"),
+    *("gen_ai.usage.details.cached_tokens", "llm.usage.cache_read_input_tokens"),
     *("llm.token_count.prompt_details.cache_read", "ai.usage.cachedInputTokens"),
     "ai.usage.inputTokenDetails.cacheReadTokens",
 )
 _SESSIONS: Final = ("gen_ai.conversation.id", "session.id")
 _MODELS: Final = ("gen_ai.request.model", "gen_ai.response.model", "llm.model_name")
 _BROKEN: Final = ("2", "STATUS_CODE_ERROR", "ERROR")
-_KEPT: Final = (*_INPUTS, *_OUTPUTS, *_SESSIONS, *_MODELS, "error.type")
+_KEPT: Final = (*_INPUTS, *_OUTPUTS, *_CACHED, *_SESSIONS, *_MODELS, "error.type")
 _OURS: Final = ("gen_ai.", "llm.", "openinference.", "ai.prompt.", "mlflow.")
 
 
