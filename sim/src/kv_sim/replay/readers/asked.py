@@ -13,7 +13,7 @@ from dataclasses import replace
 from typing import Any, Final
 
 from kv_sim.replay.readers.cached import cached_among, cached_of
-from kv_sim.replay.readers.dates import plain_of
+from kv_sim.replay.readers.extended_json import plain_of
 from kv_sim.replay.readers.record import (
     MalformedError,
     Prompt,

@@ -7,7 +7,7 @@ servers say it only where they are told to.
 from collections.abc import Iterable
 from typing import Any, Final
 
-from kv_sim.replay.readers.dates import plain_of
+from kv_sim.replay.readers.extended_json import plain_of
 
 _NAMES: Final = (
     *("cached_tokens", "cache_read_input_tokens", "prompt_cache_hit_tokens", "num_cached_tokens"),
