@@ -6,7 +6,7 @@ import re
 import pytest
 
 from kv_api import ConfigError
-from kv_sim.replay.readers.dates import plain_of
+from kv_sim.replay.readers.extended_json import plain_of
 from kv_sim.replay.readers.opening import open_trace
 from kv_sim.replay.readers.options import OnError, TraceOptions
 from kv_sim.replay.readers.sharing import Sharing
