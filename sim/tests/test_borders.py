@@ -80,7 +80,10 @@ def test_a_folder_knows_what_it_needs(folder: str, others: set[str]) -> None:
 
 @pytest.mark.parametrize(
     ("folder", "others"),
-    [("caches", {"columns", "policies", "trace"}), ("readers", {"columns", "trace", "units"})],
+    [
+        ("caches", {"columns", "observed", "policies", "trace", "units"}),
+        ("readers", {"columns", "observed", "trace", "units"}),
+    ],
 )
 def test_a_folder_of_replays_knows_what_it_needs(folder: str, others: set[str]) -> None:
     assert known_to(folder, "replay") == others

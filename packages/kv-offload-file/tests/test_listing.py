@@ -109,6 +109,26 @@ def test_of_many_entries_some_are_read_each_time_and_what_changes_at_once(fd, tm
     near.close()
 
 
+def test_a_slot_that_changes_while_it_is_read_has_one_chunk(fd, tmp_path, monkeypatch):
+    """It was known as changed before it was read with all others; between the two its owner stores anew."""
+    writer, near = started(fd), Near(tmp_path)
+    near.look(EPOCH, 0)
+    writer.write([3], [b"a"])
+    near.look(EPOCH, 0)
+    near.check()
+    assert [*near.whereabouts.places] == [b"a"]
+
+    def late(*args):
+        writer.write([3], [b"b"])
+        return read_entries(*args)
+
+    monkeypatch.setattr(neighbours, "read_entries", late)
+    assert near.look(EPOCH, 40) == 40
+    near.check()
+    assert [*near.whereabouts.places] == [b"b"] and len(near.whereabouts) == near.num_known == 1
+    near.close()
+
+
 def test_whoever_begins_anew_begins_with_nothing(fd):
     started(fd).write([1, 2], [b"a", b"b"])
     started(fd, run=2)
@@ -275,7 +295,34 @@ def test_what_is_distrusted_is_not_found_until_it_changes(fd, tmp_path):
     others.look(EPOCH)
     assert found_at(others, b"a") == (4, 1)
     others.check()
+    others.distrust(NeighbourSlot(4, 40), b"a")  # it had more slots when that was found
+    assert found_at(others, b"a") == (4, 1)
     others.close()
+    assert not others.places, "nobody is known any more"
+    own.close()
+
+
+def test_a_recount_sees_a_chunk_that_nobody_has(tmp_path):
+    home_of(tmp_path, 4).mkdir()
+    own = FileListing(home_of(tmp_path, 4), 40)
+    begin(own)
+    own.holds([b"a", b"b"], [1, 2])
+    others = ListedNeighbours(tmp_path, 0, iter(range(99)).__next__)
+    others.look(EPOCH)
+    others.check()
+    [place, _] = others.places.values()
+    others._whereabouts.add([(b"c", place + 6)])
+    with pytest.raises(AssertionError, match="2 chunks are known, and 3 places"):
+        others.check()
+    others._whereabouts.remove(b"c", place + 6)
+    others.check()
+    others._whereabouts.remove(b"a", place)
+    with pytest.raises(AssertionError, match="61 isn't known to be in slot 1"):
+        others.check()
+    others._whereabouts.add([(b"a", place)])
+    others._whereabouts._others[b"a"] = []
+    with pytest.raises(AssertionError, match="61 is in"):
+        others.check()
     own.close()
 
 

@@ -39,6 +39,21 @@ def test_within_the_files_of_one_it_is_where_it_was_seen_last():
     assert not known.places and not len(known)
 
 
+def test_where_it_was_seen_last_is_no_matter_of_its_number():
+    known = Whereabouts()
+    known.add((b"a", at(1, slot)) for slot in (3, 5, 8))
+    known.remove(b"a", at(1, 8))
+    assert known.places == {b"a": at(1, 5)}
+
+
+def test_who_came_last_is_no_matter_where_several_have_it():
+    known = Whereabouts()
+    known.add((b"a", at(engine, 0)) for engine in (1, 2, 7))
+    known.remove(b"a", at(1, 0))
+    assert known.places == {b"a": at(2, 0)}
+    known.check()
+
+
 def test_what_is_told_twice_is_there_once():
     known = Whereabouts()
     for _ in range(2):
@@ -81,4 +96,7 @@ def test_a_recount_sees_what_is_wrong():
         known.check()
     known.places[b"a"] = at(3, 5)
     with pytest.raises(AssertionError, match="61 is looked for in"):
+        known.check()
+    known._others[b"a"].clear()
+    with pytest.raises(AssertionError, match="61 is in"):
         known.check()

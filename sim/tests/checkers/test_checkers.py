@@ -12,7 +12,7 @@ from kv_sim_breaches import rest, world
 from kv_api import Direction
 from kv_sim.checkers.work import check_waits
 from kv_sim.guard import HistoryEnds
-from kv_sim.memory.copies import Copy
+from kv_sim.memory.copy import Copy
 from kv_sim.memory.shadow import Shadow
 from kv_sim.violation import Invariant, Referee, Violation
 

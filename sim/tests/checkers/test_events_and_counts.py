@@ -25,7 +25,7 @@ from kv_sim.engine.request import SimRequest
 from kv_sim.engine.request_spec import RequestSpec
 from kv_sim.examples.catalogue import OFFLOAD, SUBJECTS
 from kv_sim.fuzz import replay
-from kv_sim.memory.copies import Copy, State
+from kv_sim.memory.copy import Copy, State
 from kv_sim.violation import Violation
 from kv_sim.world import World
 

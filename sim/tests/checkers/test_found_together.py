@@ -9,7 +9,7 @@ from kv_sim_notes import Notes
 
 from kv_sim.checkers.served import Served
 from kv_sim.engine.request_spec import RequestSpec
-from kv_sim.memory.copies import State
+from kv_sim.memory.copy import State
 from kv_sim.subject import Subject, Trait
 
 SHARE = {"shares_store": True, "engines": 2}

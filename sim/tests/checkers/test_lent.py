@@ -12,7 +12,7 @@ from kv_sim.checkers import sharing
 from kv_sim.config import STATE, GroupConfig, WorldConfig
 from kv_sim.engine.request_spec import RequestSpec
 from kv_sim.examples.catalogue import SHARED
-from kv_sim.memory.copies import State
+from kv_sim.memory.copy import State
 
 NAME = "lent-0"
 

@@ -16,7 +16,7 @@ from kv_sim.engine.engine import Engine
 from kv_sim.engine.request import SimRequest
 from kv_sim.engine.request_spec import RequestSpec
 from kv_sim.examples.catalogue import SUBJECTS
-from kv_sim.memory.copies import Copy, State
+from kv_sim.memory.copy import Copy, State
 from kv_sim.memory.shadow import Shadow
 from kv_sim.violation import Violation
 from kv_sim.world import World

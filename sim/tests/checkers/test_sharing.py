@@ -22,7 +22,7 @@ from kv_sim.engine.request_spec import RequestSpec
 from kv_sim.examples.catalogue import SHARED, SUBJECTS
 from kv_sim.examples.shared import SharedConnector, SharedScheduler
 from kv_sim.history.draws import config_for
-from kv_sim.memory.copies import State
+from kv_sim.memory.copy import State
 from kv_sim.offload.files import _number_of
 from kv_sim.subject import Subject, Trait
 from kv_sim.violation import Violation
@@ -422,6 +422,8 @@ def test_strangers_are_in_half_of_the_worlds_of_who_claims_them(ranks: bool) -> 
     kinds = Counter(one.stranger for one, _ in drawn)
     assert set(kinds) == {"none", "model", "path", "dtype", "blocks", *(["ranks"] if ranks else [])}
     assert 60 < kinds["none"] < 140
+    assert kinds["model"] + kinds["dtype"] > 1.2 * kinds["path"] > kinds["dtype"] / 2
+    assert all(kinds[one] > 10 for one in set(kinds) - {"none"}), "the type takes the place of the model alone"
 
 
 # -- who is driven so --------------------------------------------------------------------------

@@ -13,7 +13,7 @@ from kv_sim.checkers.served import Served
 from kv_sim.config import Drafter, GroupConfig, WorldConfig
 from kv_sim.engine.request import SimRequest, Status
 from kv_sim.engine.request_spec import RequestSpec, Turn
-from kv_sim.memory.copies import State
+from kv_sim.memory.copy import State
 from kv_sim.subject import Subject, Trait
 from kv_sim.violation import Violation
 from kv_sim.world_state import WorldState

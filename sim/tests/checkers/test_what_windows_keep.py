@@ -8,7 +8,7 @@ from kv_sim_made_up_engine import CONFIG, KEEPS, Engine, asked, copies, judge, r
 
 from kv_sim.config import STATE, GroupConfig
 from kv_sim.engine.request_spec import RequestSpec
-from kv_sim.memory.copies import State
+from kv_sim.memory.copy import State
 from kv_sim.subject import Trait
 
 WINDOW = replace(CONFIG, groups=(GroupConfig(), GroupConfig("sliding", 4)), num_blocks=48)

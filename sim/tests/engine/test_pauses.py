@@ -12,7 +12,7 @@ from kv_sim.engine.pause import Pause, PauseMode
 from kv_sim.engine.request import Status
 from kv_sim.examples.catalogue import LATER, MEMORY, PATIENT
 from kv_sim.memory.content import POISON
-from kv_sim.memory.copies import State
+from kv_sim.memory.copy import State
 from kv_sim.subject import Subject, Trait
 from kv_sim.violation import Invariant, Violation
 from kv_sim.world import World

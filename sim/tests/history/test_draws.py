@@ -6,6 +6,7 @@ from dataclasses import replace
 from functools import cache
 from itertools import product
 from random import Random
+from types import SimpleNamespace
 from typing import Any, get_args
 
 import pytest
@@ -407,6 +408,19 @@ def test_stages_of_different_layers_are_drawn_where_there_are_some() -> None:
     stages = Counter((config.pp_size > 1, config.stages) for config in configs)
     assert {*stages} == {(False, "alike"), *((True, one) for one in get_args(Stages))}
     assert sum(stages[True, one] for one in get_args(Stages) if one != "alike") > 30
+
+
+def test_an_engine_that_can_not_hold_and_pull_does_one_of_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As the connector's class says; whoever says nothing does both."""
+    subject = Subject("P2PConnector", serves_peers=True, engines=2)
+    can = [config_for(subject, Random(seed)) for seed in range(60)]
+    assert {config.role for config in can} == {"kv_both", "kv_producer", "kv_consumer"}
+    for does_both in (True, False):
+        connector = SimpleNamespace(holds_and_pulls=does_both)
+        monkeypatch.setattr(BuiltinEngine, "connector_class", lambda transfer, found=connector: found)
+        drawn = [config_for(subject, Random(seed)) for seed in range(60)]
+        assert (drawn == can) is does_both
+    assert {config.role for config in drawn} == {"kv_producer", "kv_consumer"}
 
 
 def test_who_drafts() -> None:

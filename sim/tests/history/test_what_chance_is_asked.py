@@ -24,6 +24,7 @@ from kv_sim.history.draws import (
     with_loads,
     with_own_cache,
     with_pauses,
+    with_producer_and_consumer,
     with_sessions,
     with_states,
     with_tails,
@@ -262,12 +263,6 @@ ROLES_OF_TWO = {
     (1, 2, 4, 6, 9, 11, 17, 18, 19): {**OF_TWO, "role": "kv_producer"},
     (5, 13, 16): {**OF_TWO, "role": "kv_consumer"},
 }
-
-
-def one_computes(config: WorldConfig) -> WorldConfig:
-    return with_two_engines(config, does_both=False)
-
-
 OF_ONE = {**OF_TWO, "zero_new_blocks": False, "hashes_per_block": 1}
 ROLES_OF_ONE = {
     (0, 3, 7, 8, 10, 12, 13, 14, 15, 16): {**OF_ONE, "role": "kv_producer"},
@@ -327,8 +322,8 @@ ROLES_OF_ONE = {
         (with_two_engines, {"zero_new_blocks": True, "run_ahead": 0}, ROLES_OF_TWO),
         (with_two_engines, {"zero_new_blocks": True}, {tuple(range(20)): OF_TWO}),
         (with_two_engines, {"hashes_per_block": 2}, {tuple(range(20)): OF_TWO}),
-        (one_computes, {}, ROLES_OF_ONE),
-        (one_computes, {"zero_new_blocks": True, "hashes_per_block": 2}, ROLES_OF_ONE),
+        (with_producer_and_consumer, {}, ROLES_OF_ONE),
+        (with_producer_and_consumer, {"zero_new_blocks": True, "hashes_per_block": 2}, ROLES_OF_ONE),
         (with_loads, {"groups": (FULL, STATE)}, {}),
         (with_loads, {"hashes_per_block": 2}, {}),
         (with_failing_loads, {}, {}),

@@ -94,6 +94,31 @@ def test_what_became_of_a_ticket_in_a_step(
     assert made.situations == ({} if counted is None else {counted: 1})
 
 
+def test_who_is_asked_again_loads_what_the_last_answer_says() -> None:
+    made, step = Coverage(), SimpleNamespace(number=5, sync_targets={"r1": [7, 8]})
+    engine = SimpleNamespace(place=SimpleNamespace(number=1), steps=[step])
+    for answer in ((8, False), (0, False)):
+        made.matched(request(), answer, {"r1"})
+    made.situations.clear()
+    made.pulls(engine, step)  # type: ignore[arg-type]
+    engine.steps = []
+    made.pulls(engine, SimpleNamespace(number=6, sync_targets={}))  # type: ignore[arg-type]
+    assert not made.situations
+
+
+def test_a_step_of_one_engine_ends_whatever_the_other_schedules() -> None:
+    made, step = Coverage(), SimpleNamespace(number=5, sync_targets={"r1": [7, 8]})
+    here, there = (SimpleNamespace(place=SimpleNamespace(number=number), steps=[step]) for number in (1, 2))
+    made.matched(request(), (8, False), {"r1"})
+    made.situations.clear()
+    made.pulls(here, step)  # type: ignore[arg-type]
+    made.pulls(there, SimpleNamespace(number=6, sync_targets={}))  # type: ignore[arg-type]
+    assert not made.situations
+    here.steps = []
+    made.pulls(here, SimpleNamespace(number=6, sync_targets={}))  # type: ignore[arg-type]
+    assert made.situations == {"a load by a ticket ends well": 1}
+
+
 PAUSED = Status.WAITING_FOR_STREAMING_REQ
 
 

@@ -6,7 +6,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kv_api import Direction
-from kv_sim.memory.copies import Copies, Copy, CopyQueue, Result, State
+from kv_sim.memory.copies import Copies, CopyQueue
+from kv_sim.memory.copy import Copy, Result, State
 from kv_sim.memory.settled import Offer, Settled
 
 

@@ -8,7 +8,7 @@ import pytest
 
 from kv_api import Direction
 from kv_sim.memory.content import POISON, ZERO
-from kv_sim.memory.copies import Copy, State
+from kv_sim.memory.copy import Copy, State
 from kv_sim.memory.shadow import Shadow
 from kv_sim.violation import Invariant, Referee, Violation
 

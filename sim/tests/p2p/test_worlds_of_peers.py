@@ -104,11 +104,11 @@ def test_who_has_some_blocks_itself_often_pulls_more(
     found: list[int] = []
     check = Tickets._check_match
 
-    def checks(tickets: Tickets, request: SimRequest, local: int, count: int | None) -> None:
+    def checks(tickets: Tickets, request: SimRequest, local: int, count: int | None, *, computes: int) -> None:
         issued = tickets._brought.get(request.request_id)
         if issued is not None and not issued.is_spent and issued.request.is_held and local:
             found.append((count or 0) // tickets._config.block_size)
-        check(tickets, request, local, count)
+        check(tickets, request, local, count, computes=computes)
 
     monkeypatch.setattr(Tickets, "_check_match", checks)
     for seed in range(60):

@@ -15,7 +15,7 @@ from kv_sim.replay.caches.beside import BesideObserved, BesideSums, ObservedRati
 from kv_sim.replay.caches.cache import Setup, replay_cache
 from kv_sim.replay.columns import ColumnsBuilder
 from kv_sim.replay.fleet import Fleet, RoutedTrace
-from kv_sim.replay.observed import NOT_SAID, NOTHING_SAID, Observation
+from kv_sim.replay.observed import NOT_SAID, NOTHING_SAID, Observation, Observations
 from kv_sim.replay.parallel import replay_all
 from kv_sim.replay.readers.opening import open_stream
 from kv_sim.replay.readers.options import TraceOptions, Unsorted
@@ -85,6 +85,19 @@ def test_a_trace_that_says_nothing_has_nothing_beside(tmp_path):
     assert size(columns, "lru", [5]).observed is None
 
 
+def test_a_server_that_had_nothing_said_so(tmp_path):
+    columns = open_trace(write(tmp_path / "traffic.jsonl", records_of(PROMPTS, [(0, 0)] * 4)))
+    assert ObservedSums.of(columns).ratios() == ObservedRatios(4, 48, 0.0, 0.0, 0.0)
+    assert replay(columns, capacity=1).beside == BesideObserved(4 / 48, 0.0, 4 / 48, 4 / 48)
+
+
+def test_of_prompts_without_tokens_there_is_nothing_to_hold_apart(tmp_path):
+    record = {"timestamp": 0, "input_length": 0, "output_length": 1, "hash_ids": [], "block_size": BLOCK}
+    columns = open_trace(write(tmp_path / "traffic.jsonl", [record | {"cached_tokens": 0, "loaded_tokens": 0}]))
+    assert ObservedSums.of(columns).ratios() == ObservedRatios(1, 0, 0.0, 0.0, 0.0)
+    assert replay(columns, capacity=5).beside is None
+
+
 @pytest.mark.parametrize("said", [(14, 0), (4, 5)])
 def test_what_can_not_be_is_not_believed(tmp_path, said):
     """More than the prompt, and more loaded than there was."""
@@ -94,6 +107,28 @@ def test_what_can_not_be_is_not_believed(tmp_path, said):
     assert columns.notes[1:] == (
         "1 request says that more of the prompt was in a cache than there is: that isn't believed",
     )
+
+
+def test_all_that_is_not_believed_is_counted(tmp_path):
+    columns = open_trace(
+        write(tmp_path / "traffic.jsonl", records_of(PROMPTS, [(14, 0), (0, 0), (14, 0), (0, 0)]))
+    )
+    assert columns.notes[1].startswith("2 requests say that more of the prompt was in a cache")
+
+
+@pytest.mark.parametrize(
+    ("cached", "loaded", "told"),
+    [
+        ([13, 10], [0, 0], "a server had more of a prompt than there is"),
+        ([4, 9], [5, 0], "more was loaded than a server had"),
+        ([4], [0], "some requests have nothing observed"),
+    ],
+)
+def test_a_recount_sees_what_can_not_have_been_observed(tmp_path, cached, loaded, told):
+    columns = open_trace(write(tmp_path / "traffic.jsonl", records_of(PROMPTS[:2], SAID[:2])))
+    columns.observed = Observations(np.array(cached), np.array(loaded))
+    with pytest.raises(AssertionError, match=told):
+        columns.check()
 
 
 def test_all_of_a_prompt_may_have_been_there(tmp_path):
@@ -197,6 +232,7 @@ def test_a_last_block_has_no_more_tokens_than_its_prompt(tmp_path):
     columns = open_trace(write(tmp_path / "traffic.jsonl", [record, record]))
     outcome = replay_cache(columns, Setup("lru", 5))
     assert BesideSums.of(columns, outcome) == BesideSums(12, 0, 6, 6)
+    assert BesideSums.of(columns, replay_cache(columns, Setup("lru", 0, 5))) == BesideSums(12, 6, 0, 6)
     assert np.array_equal(outcome.cpu_hits, [0, 2])
 
 
@@ -223,6 +259,13 @@ def test_a_replay_has_a_table_of_it(trace, capsys):
     assert (
         "It had: by its own count, of the same prompts. Apart: tokens of which only one of the two had." in lines
     )
+
+
+def test_a_disk_behind_it_has_a_column(trace, capsys):
+    lines = printed(capsys, "replay", trace, "--capacity", "1block", "--disk-capacity", "5blocks")
+    at = lines.index("beside what the trace's own server had:")
+    assert lines[at + 1].split()[:4] == ["policy", "memory", "disk", "token"]
+    assert lines[at + 2].split()[:6] == ["lru", "1", "block", "5", "blocks", "0.410"]
 
 
 def test_where_nothing_was_loaded_one_number_is_enough(tmp_path, capsys):
@@ -258,4 +301,5 @@ def test_it_is_in_json_and_on_the_page(trace, tmp_path, capsys):
     assert run["beside"] == {"token": 16 / 39, "gpu_token": 0.0, "loaded_token": 16 / 39, "apart": 4 / 39}
     page = (tmp_path / "page.html").read_text()
     assert "<dt>its own server had</dt><dd>30.8%</dd>" in page
+    assert f"<li>{HAD.strip().replace(chr(39), '&#x27;')}</li>" in page
     assert "<th>apart from its own server</th>" in page and "<td>10.3%</td>" in page

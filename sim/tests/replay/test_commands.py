@@ -201,6 +201,13 @@ def test_json_that_is_printed_is_written_nowhere(small, capsys, tmp_path, monkey
     assert {*tmp_path.iterdir()} == before
 
 
+def test_no_host_memory_may_be_one_of_several_sizes(small, capsys):
+    command = ["replay", str(small), "--capacity", "none,5blocks", "--gpu-capacity", "2blocks", "--json", "-"]
+    assert main([*command, "--jobs", "1"]) == 0
+    runs = json.loads(capsys.readouterr().out)["runs"]
+    assert [(run["setup"]["capacity"], run["stored_blocks"]) for run in runs] == [(0, 0), (5, 7)]
+
+
 @pytest.mark.once
 def test_json_has_everything(small, capsys, tmp_path):
     command = ["replay", str(small), "--capacity", "5blocks", "--gpu-capacity", "2blocks", "--policy", "all"]

@@ -26,7 +26,19 @@ OPTIONS = {
         "--capacity",
         "64Tib",
     ): "--capacity 64Tib: 'Tib' would be bits: say TB (powers of 1000) or TiB (powers of 1024)",
-    ("--capacity", "GiB"): "--capacity GiB: expected a size such as 20000blocks, 10Mtokens, 64GiB or 64GB",
+    ("--capacity", "GiB"): (
+        "--capacity GiB: expected none, or a size such as 20000blocks, 10Mtokens, 64GiB or 64GB"
+    ),
+    ("--capacity", "5blocks,None"): (
+        "--capacity None: expected none, or a size such as 20000blocks, 10Mtokens, 64GiB or 64GB"
+    ),
+    ("--gpu-capacity", "0"): "--gpu-capacity 0: 0 what? Expected 20000blocks, 10Mtokens, 64GiB or 64GB",
+    ("--gpu-capacity", "off"): (
+        "--gpu-capacity off: expected none, or a size such as 20000blocks, 10Mtokens, 64GiB or 64GB"
+    ),
+    ("--disk-capacity", "none"): (
+        "--disk-capacity none: expected a size such as 20000blocks, 10Mtokens, 64GiB or 64GB"
+    ),
     ("--capacity", "1e100blocks"): (
         "--capacity 1e100blocks: expected a size such as 20000blocks, 10Mtokens, 64GiB or 64GB"
     ),

@@ -20,7 +20,7 @@ from kv_sim.config import WorldConfig
 from kv_sim.engine.request import Status
 from kv_sim.examples.catalogue import LATER, MEMORY, SUBJECTS
 from kv_sim.examples.memory import MemoryConnector
-from kv_sim.memory.copies import Copy
+from kv_sim.memory.copy import Copy
 from kv_sim.memory.shadow import Shadow
 from kv_sim.violation import Invariant, Referee
 from kv_sim.world import World

@@ -14,7 +14,7 @@ from kv_sim.checkers.served import Served
 from kv_sim.config import WorldConfig
 from kv_sim.engine.request import SimRequest, Status
 from kv_sim.engine.request_spec import RequestSpec
-from kv_sim.memory.copies import Copy, State
+from kv_sim.memory.copy import Copy, State
 from kv_sim.subject import Subject, Trait
 
 CONFIG = WorldConfig(block_size=4, host_slots=64)

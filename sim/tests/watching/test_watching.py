@@ -211,7 +211,7 @@ def test_watchers_hear_of_the_end_that_a_violation_makes() -> None:
 def test_what_an_answer_reaches(answer: Any, of: dict[str, Any], reached: set[str]) -> None:
     coverage = Coverage()
     skips = SimpleNamespace(skip_reading_prefix_cache=of.pop("skips", False))
-    coverage.matched(SimpleNamespace(**{"num_preemptions": 0, "spec": skips, **of}), answer)
+    coverage.matched(SimpleNamespace(**{"request_id": "r1", "num_preemptions": 0, "spec": skips, **of}), answer)
     assert coverage.situations == Counter(reached)
 
 

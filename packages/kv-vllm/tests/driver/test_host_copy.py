@@ -10,7 +10,7 @@ pytest.importorskip("kv_sim")
 import numpy as np
 
 from kv_sim.config import WorldConfig
-from kv_sim.memory.copies import Result, State
+from kv_sim.memory.copy import Result, State
 from kv_sim.memory.shadow import Shadow
 from kv_sim.violation import Referee
 from kv_vllm.driver.device import TensorDevice

@@ -9,8 +9,8 @@ from dataclasses import replace
 import pytest
 from kv_vllm_moriio import WORLD, AtOnce, OnCpu
 from kv_vllm_moriio_io import Session, Status, StatusCode, Wire
+from kv_vllm_moriio_machine import PROCESSES
 from kv_vllm_moriio_mended import Mended
-from kv_vllm_moriio_post import PROCESSES
 from kv_vllm_short_histories import CONFIG, bearer, comes, held, rests, what_is_wrong
 
 from kv_sim.actions import Action, Kind
@@ -260,10 +260,11 @@ def test_its_threads_go_on():
         (READS, "ranks,zeroing,holds", {}),
         (READS, "ranks,zeroing,holds,groups", {"lags": 2}),
         (READS, "ranks,zeroing,holds,failures,repeats", {"apart": True}),
+        (READS, "ranks,zeroing,holds,losses", {}),
         (PUSHES, "ranks,zeroing,holds", {}),
         (PUSHES, "ranks,zeroing,holds", {"lags": 2}),
     ],
-    ids=["reads", "reads late", "reads that fail", "pushes", "pushes late"],
+    ids=["reads", "reads late", "reads that fail", "reads that get lost", "pushes", "pushes late"],
 )
 def test_without_these_it_holds(subject, traits, settings):
     told = {**subject.extra_config, **settings}

@@ -61,10 +61,11 @@ class Card:
         return self.base <= address < self.base + self.device.memory.nbytes
 
     def run_out(self, let_threads_work):
-        """Let threads work and copies end, until there are none."""
+        """Let threads work and copies end, until there are none but such as never will."""
         let_threads_work()
-        while running := list(self.device.copies.running):
-            self.copies.wait(running)
+        lost = set()
+        while running := [copy for copy in self.device.copies.running if copy not in lost]:
+            lost |= self.copies.wait(running)
             let_threads_work()
 
     def page_at(self, address):

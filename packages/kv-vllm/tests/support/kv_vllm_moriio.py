@@ -1,6 +1,6 @@
 """vLLM's MoRIIOConnector on a machine without a GPU and without AMD's mori.
 
-``kv_vllm_moriio_io`` moves the bytes, when the world says, and ``kv_vllm_moriio_post`` has its threads and its
+``kv_vllm_moriio_io`` moves the bytes, when the world says, and ``kv_vllm_moriio_machine`` has its threads and its
 sockets. Both engines of a world are in this process; to the connector each worker and each scheduler is one.
 """
 
@@ -13,7 +13,7 @@ import torch.distributed
 from kv_vllm_gpu import COMPUTE
 from kv_vllm_gpu import Event as GpuEvent
 from kv_vllm_moriio_io import CARDS, MORI_IO, Wire
-from kv_vllm_moriio_post import (
+from kv_vllm_moriio_machine import (
     BOXES,
     MSGPACK,
     PROCESSES,

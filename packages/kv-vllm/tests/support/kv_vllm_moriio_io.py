@@ -13,10 +13,11 @@ from enum import Enum
 from types import SimpleNamespace
 
 from kv_vllm_gpu import Card
-from kv_vllm_moriio_post import process
+from kv_vllm_moriio_machine import process
 
 from kv_api import Direction
-from kv_sim.memory.copies import Copy, CopyQueue, State
+from kv_sim.memory.copies import CopyQueue
+from kv_sim.memory.copy import Copy, State
 
 
 class BackendType(Enum):

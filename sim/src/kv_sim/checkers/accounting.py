@@ -22,7 +22,7 @@ from kv_api import (
     KVConnectorStats,
 )
 from kv_sim.engine.request import SimRequest
-from kv_sim.memory.copies import State
+from kv_sim.memory.copy import State
 from kv_sim.memory.device import Device
 from kv_sim.violation import Invariant, Referee
 

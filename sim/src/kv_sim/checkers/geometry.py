@@ -9,7 +9,7 @@ it pulls from one.
 from collections import Counter
 
 from kv_sim.engine.engine import Engine
-from kv_sim.memory.copies import Copy, State
+from kv_sim.memory.copy import Copy, State
 from kv_sim.memory.device import Device
 from kv_sim.violation import Invariant
 

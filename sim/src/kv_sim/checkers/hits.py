@@ -31,7 +31,7 @@ from kv_sim.config import STATE
 from kv_sim.engine.engine import Engine
 from kv_sim.engine.request import SimRequest
 from kv_sim.engine.request_spec import RequestSpec
-from kv_sim.memory.copies import State
+from kv_sim.memory.copy import State
 from kv_sim.site import Site
 from kv_sim.subject import Trait
 from kv_sim.violation import Invariant

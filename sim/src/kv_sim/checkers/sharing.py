@@ -14,7 +14,7 @@ from typing import Final
 
 from kv_sim.config import STATE
 from kv_sim.engine.request_spec import RequestSpec
-from kv_sim.memory.copies import State
+from kv_sim.memory.copy import State
 from kv_sim.site import Site
 from kv_sim.violation import Invariant
 

@@ -7,7 +7,7 @@ it is begun keeps the whole engine from computing meanwhile, which is what it wa
 from collections.abc import Iterable
 
 from kv_api import Direction
-from kv_sim.memory.copies import Copy
+from kv_sim.memory.copy import Copy
 from kv_sim.memory.shadow import Shadow
 from kv_sim.violation import Invariant, Referee
 

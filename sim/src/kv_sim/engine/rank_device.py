@@ -8,7 +8,7 @@ from collections import deque
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Protocol
 
-from kv_sim.memory.copies import Copy
+from kv_sim.memory.copy import Copy
 from kv_sim.memory.kv_cache import KVCache
 from kv_sim.memory.launched import LaunchedStep
 from kv_sim.memory.settled import Offer

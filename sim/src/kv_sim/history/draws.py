@@ -42,7 +42,8 @@ def config_for(subject: Subject, random: Random, engine: str = BUILTIN_ENGINE) -
         config = with_own_cache(config if Trait.TICKETS in subject.traits else with_trusted_router(config))
         if subject.engines > 1:
             connector = find_engine(engine).connector_class(subject.transfer_config(config))
-            config = with_two_engines(config, does_both=getattr(connector, "holds_and_pulls", True))
+            does_both = getattr(connector, "holds_and_pulls", True)
+            config = with_two_engines(config) if does_both else with_producer_and_consumer(config)
     elif Trait.FAILURES in subject.traits:
         config = with_failing_loads(with_loads(config))
     else:
@@ -151,22 +152,34 @@ def with_trusted_router(config: WorldConfig) -> WorldConfig:
     return replace(config, role="kv_both", num_blocks=max(config.num_blocks, 24 * len(config.groups)))
 
 
-def with_two_engines(config: WorldConfig, *, does_both: bool = True) -> WorldConfig:
+def with_two_engines(config: WorldConfig) -> WorldConfig:
     """Two that serve each other, or of which one computes prompts for the other; its sizes decide which.
 
-    Where an engine can't do both, as the connector's class says by ``holds_and_pulls = False``, one computes.
+    A producer's blocks are freed at once, so an engine that writes new blocks while an older step is under way is
+    no producer.
+    """
+    if config.run_ahead and (config.zero_new_blocks or config.hashes_per_block > 1):
+        return _with_two(config, "kv_both")
+    return _with_two(config, "kv_both", "kv_producer", "kv_consumer")
+
+
+def with_producer_and_consumer(config: WorldConfig) -> WorldConfig:
+    """Two of which one computes prompts for the other; its sizes decide which.
+
+    They are for a connector whose engines can't do both, as its class says by ``holds_and_pulls = False``.
+    """
+    if config.run_ahead:
+        config = replace(config, zero_new_blocks=False, hashes_per_block=1)
+    return _with_two(config, "kv_producer", "kv_consumer")
+
+
+def _with_two(config: WorldConfig, *roles: Role) -> WorldConfig:
+    """Two engines, of which the first has one of these roles.
 
     Their connectors aren't reset, since it would matter which of them hears of it first; what a reset takes back
-    is judged in worlds with one engine. A producer's blocks are freed at once, so an engine that writes new blocks
-    while an older step is under way is no producer.
+    is judged in worlds with one engine.
     """
-    writes_new_blocks = config.zero_new_blocks or config.hashes_per_block > 1
-    roles: tuple[Role, ...] = ("kv_both", "kv_producer", "kv_consumer")
-    may_be = roles[:1] if config.run_ahead and writes_new_blocks else roles
-    if not does_both:
-        may_be = roles[1:]
-        config = replace(config, zero_new_blocks=False, hashes_per_block=1) if config.run_ahead else config
-    role = Random(repr(("roles", _sizes(config)))).choice(may_be)
+    role = Random(repr(("roles", _sizes(config)))).choice(roles)
     return replace(config, engines=2, role=role, silent=config.silent | {"reset_all"})
 
 

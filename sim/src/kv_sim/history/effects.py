@@ -14,7 +14,7 @@ from kv_sim.engine.engine import Engine
 from kv_sim.engine.pause import Pause
 from kv_sim.engine.request_spec import RequestSpec
 from kv_sim.history.coverage import Coverage
-from kv_sim.memory.copies import Copy, State
+from kv_sim.memory.copy import Copy, State
 from kv_sim.memory.device import Device
 
 Args: TypeAlias = dict[str, Any]

@@ -12,58 +12,11 @@ was told that it never will: who waited for it, or gave it up for good.
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
-from enum import Enum
 from typing import Protocol
 
 from kv_api import Direction
+from kv_sim.memory.copy import Copy, Result, State
 from kv_sim.memory.settled import Settled
-
-
-class State(Enum):
-    """Where a copy is in its life."""
-
-    RUNNING = "running"
-    LOST = "lost"
-    DONE = "done"
-    FAILED = "failed"
-
-
-@dataclass
-class Copy:
-    """One copy: ``pairs`` of (GPU block, host slot), of which the first ``copied`` are done."""
-
-    copy_id: int
-    direction: Direction
-    pairs: tuple[tuple[int, int], ...]
-    stream: str
-    after_step: int
-    """It may not start before this launched step has retired."""
-    copied: int = 0
-    state: State = State.RUNNING
-    owners: tuple[str, ...] = ()
-    """Who held the blocks when the copy was submitted, for messages."""
-    was_lost: bool = False
-    is_over: bool = False
-    """It is lost for good."""
-    given_up_to: set[int] = field(default_factory=set)
-    """Blocks that it may write however late, since nobody has used them since it was lost."""
-    settled: dict[int, tuple[str, int]] = field(default_factory=dict)
-    """What was known of its blocks when it was submitted: see ``settled``."""
-    errand: Callable[[], None] | None = None
-    """What is done in the place of copying: see ``errands``. There are no pairs then."""
-
-    @property
-    def size(self) -> int:
-        """How many pages it moves; an errand is done at once."""
-        return len(self.pairs) if self.errand is None else 1
-
-    @property
-    def blocks_left(self) -> list[int]:
-        """GPU blocks that are yet to be read or written."""
-        return [block for block, _ in self.pairs[self.copied :]]
-
-    def __str__(self) -> str:
-        return f"{'errand' if self.errand else f'{self.direction.value} copy'} {self.copy_id}"
 
 
 class Pages(Protocol):
@@ -94,14 +47,6 @@ class Pages(Protocol):
     def settled(self) -> Settled:
         """Knows of which tokens blocks don't change any more."""
         ...
-
-
-@dataclass
-class Result:
-    """The end of a copy, as ``poll`` reports it."""
-
-    copy_id: int
-    success: bool
 
 
 class CopyQueue:

@@ -16,7 +16,8 @@ import numpy as np
 from kv_api import ConfigError, Direction
 from kv_sim.config import WorldConfig
 from kv_sim.memory.content import POISON, ZERO, Words
-from kv_sim.memory.copies import Copies, Copy, State
+from kv_sim.memory.copies import Copies
+from kv_sim.memory.copy import Copy, State
 from kv_sim.memory.kernels import Kernels
 from kv_sim.memory.kv_cache import KVCache
 from kv_sim.memory.launched import LaunchedStep

@@ -11,7 +11,8 @@ from concurrent.futures import Executor, Future  # noqa: TID251 - what these are
 from typing import Any, NoReturn, ParamSpec, TypeVar
 
 from kv_api import ConfigError, Direction
-from kv_sim.memory.copies import CopyQueue, Result
+from kv_sim.memory.copies import CopyQueue
+from kv_sim.memory.copy import Result
 from kv_sim.memory.device import Device
 from kv_sim.violation import Invariant, TestbedError, Violation
 

@@ -12,7 +12,7 @@ import numpy as np
 
 from kv_sim.config import WorldConfig
 from kv_sim.memory.content import POISON, ZERO, Words, layer_keys
-from kv_sim.memory.copies import Copy
+from kv_sim.memory.copy import Copy
 from kv_sim.memory.launched import Attention, ContentProblem, LaunchedStep
 from kv_sim.memory.shadow import Shadow
 

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple, Protocol
 
 from kv_api import Direction
 from kv_sim.memory.content import POISON, ZERO, Words
-from kv_sim.memory.copies import Copy, State
+from kv_sim.memory.copy import Copy, State
 from kv_sim.violation import Invariant, Referee
 
 

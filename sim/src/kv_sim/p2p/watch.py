@@ -5,7 +5,7 @@ from typing import Any, Final
 from kv_api import Direction, ForwardContext, KVCaches, KVConnectorTransferResults
 from kv_p2p import P2PWorkerSide
 from kv_p2p.pulling.metadata import Pull
-from kv_sim.memory.copies import Copy, State
+from kv_sim.memory.copy import Copy, State
 from kv_sim.memory.device import Device
 from kv_sim.p2p.wire import WorldWire
 from kv_sim.violation import Invariant

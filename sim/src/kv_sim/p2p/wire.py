@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from kv_api import Direction
 from kv_p2p.pulling.metadata import NULL_BLOCK, Hold, Pull, Source
 from kv_p2p.pulling.wire import Ended
-from kv_sim.memory.copies import Copy, State
+from kv_sim.memory.copy import Copy, State
 from kv_sim.memory.device import Device
 from kv_sim.violation import Invariant
 

@@ -4,7 +4,7 @@ from collections import Counter
 from typing import Final
 
 from kv_sim.engine.request import SimRequest
-from kv_sim.memory.copies import Copy
+from kv_sim.memory.copy import Copy
 from kv_sim.site import Site
 from kv_sim.watching.describe import describe_pairs, describe_state
 from kv_sim.watching.tracks import Tracks

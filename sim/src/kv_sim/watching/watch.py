@@ -18,7 +18,7 @@ from typing import Any
 from kv_sim.actions import Action, Kind
 from kv_sim.config import WorldConfig
 from kv_sim.engine.engine import Engine
-from kv_sim.memory.copies import Copy, State
+from kv_sim.memory.copy import Copy, State
 from kv_sim.site import Call
 from kv_sim.subject import Subject
 from kv_sim.violation import Referee, Violation

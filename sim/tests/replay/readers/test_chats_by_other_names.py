@@ -6,6 +6,7 @@ import json
 import pytest
 
 from kv_api import ConfigError
+from kv_sim.replay.readers.chat import role_of
 from kv_sim.replay.readers.opening import open_trace
 from kv_sim.replay.readers.options import TraceOptions, Unsorted
 
@@ -205,3 +206,8 @@ def test_only_prompts_that_both_count_are_compared(tmp_path):
     assert note_of(tmp_path, odd) == []
     [note] = note_of(tmp_path, long, told, {**told, "response": {"usage": {"input_tokens": 900}}})
     assert note.startswith("usage says 1,001 prompt tokens where 2")
+
+
+def test_a_role_that_is_said_is_the_one():
+    assert role_of({"role": "user", "type": "ai"}) == "user"
+    assert role_of({"type": "ai"}) == "assistant"

@@ -160,8 +160,10 @@ LIKELY = {
     ),
     json.dumps(
         {"input_tokens": 30, "cache_read_input_tokens": 10, "output_tokens": 3, "usage": {"input_tokens": 9}}
-    ): ("input=input_tokens+cache_read_input_tokens,output=output_tokens"),
-    json.dumps({"prompt_tokens": 40, "cache_read_input_tokens": 10, "model": None}): "input=prompt_tokens",
+    ): ("input=input_tokens+cache_read_input_tokens,cached=cache_read_input_tokens,output=output_tokens"),
+    json.dumps({"prompt_tokens": 40, "cache_read_input_tokens": 10, "model": None}): (
+        "input=prompt_tokens,cached=cache_read_input_tokens"
+    ),
     json.dumps({"usage": {"input_tokens": 30, "cache_creation_input_tokens": 10, "output_tokens": None}}): (
         "input=usage.input_tokens+usage.cache_creation_input_tokens"
     ),

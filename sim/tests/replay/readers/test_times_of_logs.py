@@ -6,6 +6,7 @@ import re
 import pytest
 
 from kv_api import ConfigError
+from kv_sim.replay.readers.extended_json import plain_of
 from kv_sim.replay.readers.opening import open_trace
 from kv_sim.replay.readers.options import OnError, TraceOptions
 from kv_sim.replay.readers.sharing import Sharing
@@ -190,3 +191,9 @@ def test_but_not_where_others_have_times(tmp_path, record):
     path = written(tmp_path, {**record, "timestamp": 1}, {**record, "session_id": "a", "delay": None})
     with pytest.raises(ConfigError, match=":2: it has no time, and a request above it has one"):
         open_trace(path)
+
+
+def test_what_mongodb_exports_stands_for_a_time_or_a_name():
+    assert plain_of({"$date": {"$numberLong": "-1000"}}) == "1969-12-31T23:59:59+00:00"
+    assert plain_of({"$oid": "65a0"}) == "65a0"
+    assert plain_of({"$date": 0, "more": 1}) == {"$date": 0, "more": 1}

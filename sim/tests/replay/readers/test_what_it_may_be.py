@@ -130,6 +130,12 @@ def test_a_list_of_anything_else_is_not_told(read, items):
     assert "takes them out" not in str(error.value)
 
 
+def test_the_length_of_a_prompt_is_nothing_that_was_asked(read):
+    with pytest.raises(ConfigError) as error:
+        read({"arrived": 5, "counts": {"prompt": 32, "completion": 3}})
+    assert "has the fields arrived, counts; expected" in str(error.value)
+
+
 def test_a_line_to_paste_goes_before_a_list(read):
     with pytest.raises(ConfigError, match="--columns conversation=history") as error:
         read({"trajectory": [ASKED], "history": TALK})
@@ -157,7 +163,7 @@ def test_a_line_to_paste_goes_before_a_list(read):
         ),
         ({"promptTokens": 9, "completionTokens": 2}, "input=promptTokens,output=completionTokens"),
         ({"isl": "many", "inner": {"isl": 9}}, "input=inner.isl"),
-        ({"a": {"isl": 8}, "isl": 9}, "input=isl"),
+        ({"a": {"isl": 8}, "isl": 9, "arrived": 5}, "time=arrived,input=isl"),
         ({"a": {"isl": 8}}, "input=a.isl"),
         ({"a": {"isl": 8}, "b": {"osl": 9}}, "input=a.isl,output=b.osl"),
         ({"tokens_prompt": 9, "tokens_completion": 2}, "input=tokens_prompt,output=tokens_completion"),
@@ -174,6 +180,24 @@ def test_a_line_to_paste_goes_before_a_list(read):
         ({"messages": MESSAGES, "prompt_tokens": 9}, "prompt=messages,input=prompt_tokens"),
         ({"messages": json.dumps(MESSAGES), "completion_tokens": 9}, "prompt=messages,output=completion_tokens"),
         ({"messages": str([*MESSAGES, ANSWER]), "prompt_tokens": 9}, "conversation=messages"),
+        (
+            {"tokens_prompt": 9, "tokens_completion": 2, "tokens_cached": 8},
+            "input=tokens_prompt,cached=tokens_cached,output=tokens_completion",
+        ),
+        (
+            {"usage": {"prompt_tokens": 9, "prompt_tokens_details": {"cached_tokens": 0}}},
+            "input=usage.prompt_tokens,cached=usage.prompt_tokens_details.cached_tokens",
+        ),
+        (
+            {"input_tokens": 4, "cache_read_input_tokens": 9},
+            "input=input_tokens+cache_read_input_tokens,cached=cache_read_input_tokens",
+        ),
+        (
+            {"messages": MESSAGES, "prompt_tokens": 9, "num_cached_tokens": 9},
+            "prompt=messages,input=prompt_tokens,cached=num_cached_tokens",
+        ),
+        ({"prompt_tokens": 4, "cached_tokens": 9}, "input=prompt_tokens"),
+        ({"messages": MESSAGES, "cached_tokens": 9}, "prompt=messages"),
     ],
 )
 def test_columns_are_looked_for_in_objects(record, line):

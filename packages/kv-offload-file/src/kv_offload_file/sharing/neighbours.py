@@ -139,6 +139,8 @@ class Neighbour:
     def _noted(self, entries: Iterable[tuple[int, OffloadKey]]) -> Iterator[tuple[OffloadKey, int]]:
         keys, first = self._keys, self._first_place
         for slot, key in entries:
+            if keys[slot] not in (None, key):  # it has changed since, which is told later
+                self.distrust(slot)
             keys[slot] = key
             yield key, first + slot
 

@@ -13,7 +13,7 @@ from kv_sim.replay.around import Around
 from kv_sim.replay.caches.cache import Setup
 from kv_sim.replay.columns import Columns
 from kv_sim.replay.command import selection
-from kv_sim.replay.command.arguments import NOTHING, TIMED, TIMED_REPORT, Fidelity
+from kv_sim.replay.command.arguments import TIMED, TIMED_REPORT, Fidelity
 from kv_sim.replay.command.foreign import refuse_foreign
 from kv_sim.replay.command.outputs import PRINTED, check_outputs, writing
 from kv_sim.replay.command.progress import ProgressBar
@@ -143,10 +143,8 @@ def _setups(
 ) -> list[Setup]:
     """Each policy with each capacity; with the ``usual`` ones, where nobody says how much of anything."""
     disks = _capacities(options.disk_capacity, footprint, "--disk-capacity")
-    if options.capacity == NOTHING:
-        capacities = [0]
-    else:
-        capacities = _capacities(options.capacity, footprint) or ([0] if disks else usual)
+    hosts = _capacities(options.capacity, footprint, read=selection.capacity_or_none)
+    capacities = hosts or ([0] if disks else usual)
     threshold = _threshold(options.store_threshold, "--store-threshold")
     if options.disk_store_threshold is not None and not disks:
         raise ConfigError("--disk-store-threshold is for --disk-capacity, which isn't given")
@@ -200,10 +198,15 @@ def _report_timed(options: argparse.Namespace, found: object) -> None:
     _report(options, as_json.timed_as_json(found), text.timed_lines(found), str)
 
 
-def _capacities(typed: str | None, footprint: Footprint, option: str = "--capacity") -> list[int]:
+def _capacities(
+    typed: str | None,
+    footprint: Footprint,
+    option: str = "--capacity",
+    read: Callable[[str, Footprint, str], int] = parse_capacity,
+) -> list[int]:
     if typed is None:
         return []
-    sizes = [parse_capacity(text, footprint, option) for text in typed.split(",")]
+    sizes = [read(text, footprint, option) for text in typed.split(",")]
     return list(dict.fromkeys(sizes))
 
 

@@ -28,7 +28,7 @@ from kv_sim.replay.readers.turns import Turns
 from kv_sim.replay.routing import USUAL as USUAL_ROUTING
 from kv_sim.replay.routing import find_routing
 from kv_sim.replay.trace import EngineMemory
-from kv_sim.replay.units import Footprint, check_bytes, parse_capacity
+from kv_sim.replay.units import EXPECTED, Footprint, check_bytes, parse_capacity
 
 
 def take_old_names(options: argparse.Namespace, say: Callable[[str], object]) -> None:
@@ -110,9 +110,16 @@ def gpu_blocks_of(options: argparse.Namespace, footprint: Footprint, engine: Eng
     """Blocks of the GPU's prefix cache in front; as the trace says, where nobody else does."""
     if options.gpu_capacity is None:
         return 0 if engine is None else engine.gpu_tokens // footprint.block_tokens
-    return (
-        0 if options.gpu_capacity == NOTHING else parse_capacity(options.gpu_capacity, footprint, "--gpu-capacity")
-    )
+    return capacity_or_none(options.gpu_capacity, footprint, "--gpu-capacity")
+
+
+def capacity_or_none(text: str, footprint: Footprint, option: str) -> int:
+    """Blocks of memory that there may be none of."""
+    if text == NOTHING:
+        return 0
+    if not any(map(str.isdigit, text)):
+        raise ConfigError(f"{option} {text}: expected {NOTHING}, or a size such as {EXPECTED}")
+    return parse_capacity(text, footprint, option)
 
 
 def store_when_of(options: argparse.Namespace, gpu_blocks: int) -> StoreWhen:

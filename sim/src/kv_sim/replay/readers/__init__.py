@@ -13,7 +13,7 @@
 ``source``            the files and their lines; ``objects``: what lies in them, as mappings, gathered where
                       several lines tell of one (``table``, ``columnar``: the rows of one)
 ``record``            one request as a file has it; ``records``: all of a trace's, without those that don't count
-                      (``dates``: as programs write them)
+                      (``dates``: as programs write them; ``extended_json``: numbers and dates of MongoDB's)
 ``decide``            which format a trace has, and which units, by a ``guess`` where nobody says
 ``naming``            from the ids of a file to ids that name a prefix; ``text``: ids where there is only text;
                       ``sharing``: where there is nothing

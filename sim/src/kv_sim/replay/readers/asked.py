@@ -12,7 +12,8 @@ from contextlib import suppress
 from dataclasses import replace
 from typing import Any, Final
 
-from kv_sim.replay.readers.cached import cached_among
+from kv_sim.replay.readers.cached import cached_among, cached_of
+from kv_sim.replay.readers.extended_json import plain_of
 from kv_sim.replay.readers.record import (
     MalformedError,
     Prompt,
@@ -43,9 +44,9 @@ _FROM_CACHE: Final = re.compile("(SEMANTIC )?HIT")
 """What Portkey's ``cache_status`` says of what its own cache answered."""
 _COUNTS: Final = (
     *("completion_tokens", "output_tokens", "output_length", "candidatesTokenCount", "candidates_token_count"),
-    *("generated_tokens", "eval_count", "tokens_predicted"),
+    *("generated_tokens", "eval_count", "tokens_predicted", "outputTokens"),
 )
-"""The last two are Ollama's and llama.cpp's."""
+"""The last ones are Ollama's, llama.cpp's, and Bedrock's or Vercel's."""
 _THOUGHTS: Final = {
     "candidatesTokenCount": "thoughtsTokenCount",
     "candidates_token_count": "thoughts_token_count",
@@ -58,6 +59,7 @@ _TOLD: Final = (
     "prompt_token_count",
     "prompt_eval_count",
     "tokens_evaluated",
+    "inputTokens",
 )
 _PRINTED: Final = re.compile(r"\s*\[?\s*\{\s*'")
 _MOST_DIGITS: Final = 9
@@ -65,8 +67,11 @@ _ANSWERS: Final = ("response_body", "full_response")
 _IN_EVENTS: Final = ("response", "message")
 """Where an event of a stream may have its usage, if not in itself."""
 _USAGES: Final = ("usage", "usageMetadata", "usage_metadata", "details")
-_BESIDE: Final = ("cache_read_input_tokens", "cache_creation_input_tokens")
-"""What Anthropic's ``input_tokens`` leaves out, and no other's."""
+_BESIDE: Final[Mapping[str, tuple[str, ...]]] = {
+    "input_tokens": ("cache_read_input_tokens", "cache_creation_input_tokens"),
+    "inputTokens": ("cacheReadInputTokens", "cacheWriteInputTokens"),
+}
+"""What Anthropic's and Bedrock's counts leave out, and no other's that is called so."""
 
 
 def asked_in(record: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -125,32 +130,44 @@ def answered_in(record: Mapping[str, Any]) -> int | None:
 
 
 def told_in(record: Mapping[str, Any]) -> int | None:
-    """The tokens of the prompt, where the record says how many."""
-    for _, counts in _counts_of(record):
-        for field in _TOLD:
-            told = count_in(counts, field)
-            if told is not None:
-                return told + sum(count_in(counts, beside) or 0 for beside in counted_beside(field))
-    return None
+    """The tokens of the prompt, where the record says how many: who says what a cache had of it knows it best."""
+    places = [counts for _, counts in _counts_of(record)]
+    told = [(found, counts) for counts in places if (found := _told_of(counts)) is not None]
+    return next((found for found, counts in told if cached_of(counts) is not None), told[0][0] if told else None)
 
 
 def cached_in(record: Mapping[str, Any]) -> int | None:
-    """What of the prompt its server had in its caches, where the record says how much."""
-    return cached_among(counts for _, counts in _counts_of(record))
+    """What of the prompt its server had in its caches, where the record says how much.
+
+    It is of the length that is said beside it, if one is: another one may leave out what a cache had.
+    """
+    places = [counts for _, counts in _counts_of(record)]
+    return cached_among((*(counts for counts in places if _told_of(counts) is not None), *places))
+
+
+def _told_of(counts: Any) -> int | None:
+    """The same of one place."""
+    for field in _TOLD:
+        if inside(counts, field) is not None:
+            told = sum(count_in(counts, one) or 0 for one in (field, *counted_beside(field)))
+            if told:
+                return told
+    return None
 
 
 def counted_beside(column: str) -> list[str]:
     """The columns that have what this one leaves out of a prompt's length; a column may lie in objects (``a.b``).
 
-    They are none, unless it may be Anthropic's ``input_tokens``: only that leaves out what a cache had.
+    They are none, unless it may be Anthropic's ``input_tokens``, or Bedrock's: only these leave out what a cache
+    had.
     """
     outer, dot, name = column.rpartition(".")
-    return [f"{outer}{dot}{one}" for one in _BESIDE] if name == "input_tokens" else []
+    return [f"{outer}{dot}{one}" for one in _BESIDE.get(name, ())]
 
 
 def count_in(counts: Any, field: str) -> int | None:
     """A count above zero, in a table as text; None if it is none."""
-    told = inside(counts, field)
+    told = plain_of(inside(counts, field))
     if isinstance(told, str) and told.isascii() and told.isdecimal() and len(told) <= _MOST_DIGITS:
         told = int(told)
     return told if isinstance(told, int) and not isinstance(told, bool) and told > 0 else None
@@ -219,8 +236,13 @@ def last_of(value: Any) -> Mapping[str, Any] | None:
     for one in (inside(event, field) or event for event in found for field in _IN_EVENTS):
         told = {field: counts for field in _USAGES if isinstance(counts := inside(one, field), dict) and counts}
         if told:  # of a stream of Anthropic's the first event says what was read, the last what was written
-            last = {**one, **{field: {**last.get(field, {}), **counts} for field, counts in told.items()}}
+            last = {**one, **{field: {**last.get(field, {}), **_said(counts)} for field, counts in told.items()}}
     return last or None
+
+
+def _said(counts: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Without what isn't known any more in a later event."""
+    return {name: count for name, count in counts.items() if count is not None}
 
 
 def events_in(stream: str) -> list[Mapping[str, Any]]:

@@ -7,14 +7,20 @@ servers say it only where they are told to.
 from collections.abc import Iterable
 from typing import Any, Final
 
+from kv_sim.replay.readers.extended_json import plain_of
+
 _NAMES: Final = (
     *("cached_tokens", "cache_read_input_tokens", "prompt_cache_hit_tokens", "num_cached_tokens"),
     *("cachedContentTokenCount", "cached_content_token_count", "cacheReadInputTokens", "cached_input_tokens"),
+    *("cachedInputTokens", "prompt_cached_tokens"),
 )
-"""SGLang's and others', Anthropic's, DeepSeek's, vLLM's; Gemini's, Bedrock's, Codex's."""
-_DETAILS: Final = ("prompt_tokens_details", "input_tokens_details", "input_token_details", "prompt_token_details")
-_IN_DETAILS: Final = ("cached_tokens", "cache_read")
-"""OpenAI's, LangChain's."""
+"""SGLang's and others', Anthropic's, DeepSeek's, vLLM's; Gemini's, Bedrock's, Codex's; Vercel's, Braintrust's."""
+_DETAILS: Final = (
+    *("prompt_tokens_details", "input_tokens_details", "input_token_details", "prompt_token_details"),
+    "inputTokenDetails",
+)
+_IN_DETAILS: Final = ("cached_tokens", "cache_read", "cacheReadTokens")
+"""OpenAI's, LangChain's, Vercel's."""
 _LLAMA: Final = "timings"
 _IN_LLAMA: Final = ("cache_n",)
 _MOST_DIGITS: Final = 9
@@ -43,7 +49,7 @@ def cached_of(counts: Any, *names: str) -> int | None:
 def _first(counts: Any, names: Iterable[str]) -> int | None:
     if not isinstance(counts, dict):
         return None
-    return next((found for name in names if (found := _count(counts.get(name))) is not None), None)
+    return next((found for name in names if (found := _count(plain_of(counts.get(name)))) is not None), None)
 
 
 def _count(value: Any) -> int | None:

@@ -173,7 +173,8 @@ def detect(record: Mapping[str, Any], container: Container, where: str) -> Forma
 
 def _may_be(record: Mapping[str, Any], container: Container) -> str:
     """What it may be all the same, for who reads that it isn't known."""
-    asks = [(name, found) for name, value in record.items() if is_request(found := object_in(value) or {})]
+    inner = {name: object_in(value) or {} for name, value in record.items()}
+    asks = [(name, found) for name, found in inner.items() if is_request(found) and not _has_counts(found)]
     if asks:
         name, found = asks[0]
         if asked_in(found) is not found or is_conversation(found):
@@ -200,6 +201,11 @@ def _may_be(record: Mapping[str, Any], container: Container) -> str:
     return ""
 
 
+def _has_counts(found: Mapping[str, Any]) -> bool:
+    """Whether it says how long a prompt was, by the name that elsewhere has what it said."""
+    return isinstance(found.get("prompt"), (int, float))
+
+
 def _packed(name: str, value: Any) -> str:
     """How a record is taken out that lies in a field, as an object or as its JSON."""
     out = f".{name:.40} | fromjson" if isinstance(value, str) else f".{name:.40}"
@@ -209,7 +215,8 @@ def _packed(name: str, value: Any) -> str:
 def _is_record(value: Any) -> bool:
     """Whether it is a record of a format that is known, by what it has."""
     known = (one for one in FORMATS.values() if one.lies_in(Container.JSON) and (one.fields or one.looked_for))
-    return isinstance(value, dict) and bool(value) and any(one.is_of(value) for one in known)
+    is_one = isinstance(value, dict) and bool(value) and not _has_counts(value)
+    return is_one and any(one.is_of(value) for one in known)
 
 
 def _unit_as_elsewhere(record: Mapping[str, Any]) -> str:

@@ -1,4 +1,4 @@
-"""Dates as programs write them, and what MongoDB's exports have in place of dates and of numbers.
+"""Dates as programs write them.
 
 None is read that may mean several days, as 01/02/2026 may, nor one of a zone that only a name tells.
 """
@@ -34,7 +34,6 @@ _BEHIND: Final = (
     (re.compile(r"(:\d\d[.,\d]*) ([+-]\d\d:?\d\d)(?: [A-Z]{3,5})?$"), r"\1\2"),
 )
 """What stands behind a date that is clear without it, as Go and Java write it, and a blank before the zone."""
-_NUMBERS: Final = ("$numberLong", "$numberInt", "$numberDouble", "$oid")
 
 
 def date_in(value: Any) -> datetime | None:
@@ -54,25 +53,6 @@ def date_in(value: Any) -> datetime | None:
     with suppress(ValueError):
         return _in_utc(_read(text))
     return None
-
-
-def plain_of(value: Any) -> Any:
-    """What an object of MongoDB's stands for: a number or a name, or a date, as text; all else is what it is."""
-    if not isinstance(value, dict) or len(value) != 1:
-        return value
-    [(kind, found)] = value.items()
-    if kind in _NUMBERS:
-        return found
-    if kind != "$date":
-        return value
-    told = plain_of(found)
-    if isinstance(told, str) and told.lstrip("-").isdecimal():
-        told = int(told)
-    if isinstance(told, str):
-        return told
-    with suppress(TypeError, ValueError, OverflowError, OSError):
-        return datetime.fromtimestamp(told / 1000, UTC).isoformat()
-    return value
 
 
 def _read(text: str) -> datetime:

@@ -16,7 +16,7 @@ _CHAT: Final = "messages"
 _LIKELY: Final[Mapping[str, tuple[str, ...]]] = {
     "time": (
         *TIMES,
-        *("arrival_time", "arrived_at", "arrival", "arrival_timestamp", "arrival_s"),
+        *("arrival_time", "arrived_at", "arrived", "arrival", "arrival_timestamp", "arrival_s"),
         *("timestamp_ms", "request_time", "launch_time", "request_start_time", "created_time", "event_time"),
         *("time_generated", "arrival_time_s", "arrival_time_ms", "arrival_time_us", "arrival_time_ns"),
         *("arrival_ms", "arrival_us", "arrival_ns", "timestamp_s", "timestamp_us", "timestamp_ns"),
@@ -34,6 +34,11 @@ _LIKELY: Final[Mapping[str, tuple[str, ...]]] = {
         *("decode_tokens", "osl", "generation_tokens", "number_output_tokens", "output_token_count"),
         *("candidates_token_count", "genai_tokens_output", "tokens_completion", "tokens_out"),
         "output_toks",
+    ),
+    "cached": (
+        *("cached_tokens", "num_cached_tokens", "cached_input_tokens", "cached_prompt_tokens"),
+        *("prompt_cached_tokens", "prompt_cache_hit_tokens", "cache_read_input_tokens", "tokens_cached"),
+        *("cached_content_token_count", "input_cached_tokens"),
     ),
     "ids": ("hash_ids", "block_hashes", "block_ids", "prefix_hashes", "prefix_ids", "blocks", "hashes"),
     "session": ("session_id", "conversation_id", "chat_id", "session"),
@@ -64,8 +69,8 @@ _TOLD: Final = ("systemprompt", "system", "systemmessage")
 """What a model is told first."""
 _INSTRUCTION, _ABOUT = "instruction", "input"
 """What data sets for tuning have of a prompt: what to do, and with what."""
-_OF_LENGTHS: Final = ("time", "input", "output", "ids", "session", "model")
-_OF_PROMPTS: Final = ("time", "prompt", "input", "answer", "output", "session", "model")
+_OF_LENGTHS: Final = ("time", "input", "cached", "output", "ids", "session", "model")
+_OF_PROMPTS: Final = ("time", "prompt", "input", "cached", "answer", "output", "session", "model")
 _OF_CONVERSATIONS: Final = ("time", "conversation", "model")
 
 
@@ -85,6 +90,8 @@ def likely_columns(record: Mapping[str, Any]) -> str | None:
         called.sort(key=lambda name: depths[name][0])  # of equals the first one
         if (column := next((name for name in called if _fits(part, name, columns)), None)) is not None:
             found[part] = column
+    if not _is_within(found.get("cached"), found.get("input"), columns):
+        found.pop("cached", None)
     parts = _parts_of(found)
     if "input" in parts and "input" in found:
         beside = (one for one in counted_beside(found["input"]) if one in columns)
@@ -116,6 +123,13 @@ def are_records(record: Mapping[str, Any]) -> bool:
 def _told_before(columns: Mapping[str, Any]) -> str | None:
     """The column with what a model is told first, where prompts are text."""
     return next((name for name in columns if _plain(name) in _TOLD and isinstance(columns[name], str)), None)
+
+
+def _is_within(cached: str | None, length: str | None, columns: Mapping[str, Any]) -> bool:
+    """Whether what a cache had is a part of a prompt's length, so far as that can be seen."""
+    if cached is None or length is None:
+        return False
+    return cached in counted_beside(length) or whole(columns, cached) <= whole(columns, length)
 
 
 def _parts_of(found: Mapping[str, str]) -> tuple[str, ...]:
@@ -170,6 +184,7 @@ _READS: Final = {
     "time": number_or_date,
     "input": whole,
     "output": whole,
+    "cached": whole,
     "ids": ids_in,
     "session": text_of,
     "model": text_of,

@@ -73,7 +73,7 @@ class Opening:
         self.name = Path(path).name
         self._account = Account()
         self._session_numbers = SessionNumbers()
-        self._has_text = False
+        self._has_text = self._says_what_was_cached = False
         files = files_of(path)
         self._notes = _notes_of_files(path)
         self._form, found = choose_format(files[0], objects_of(files[0]), options)
@@ -141,6 +141,7 @@ class Opening:
             if self._growing is not None:
                 record.input_tokens, record.ids = self._growing.extend(record, self._fitting(record, block_tokens))
             self._has_text |= record.text is not None
+            self._says_what_was_cached |= record.cached_tokens is not None
             self._meaning.see(record, place)
             ids = self._without_partial(record, self._fitting(record, block_tokens))
             named = naming.name(ids, record.session, record.model, is_local=bool(record.is_session_local))
@@ -155,6 +156,9 @@ class Opening:
                 f"requests of {len(naming.models)} models, none of which can use another's blocks: {models}"
             )
         self._notes += self._times.notes()
+        cached = (options.columns or {}).get("cached")
+        if cached is not None and not self._says_what_was_cached:
+            self._notes.append(f"no request says in {cached} what its server had (--columns cached)")
         if options.sharing is not None and sharer is None:
             self._notes.append("the trace has block ids: nothing is assumed of what is shared (--assume-sharing)")
 

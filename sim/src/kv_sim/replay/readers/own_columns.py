@@ -41,6 +41,8 @@ _NEVER_WITH: Final[Mapping[str, tuple[str, ...]]] = {
 """What says the same."""
 _SUM: Final = "+"
 _TEXTS: Final = ("prompt", "answer")
+_MAYBE: Final = "cached"
+"""What a server need not say of each request."""
 _ENDS: Final = {
     "ms": re.compile("(^|[_.])(ms|millis)$|[a-z](Ms|Millis)$"),
     "us": re.compile("(^|[_.])(us|micros)$|[a-z](Us|Micros)$"),
@@ -132,11 +134,11 @@ def _parser_of_prompts(columns: Mapping[str, str]) -> Parse:
 
 
 def _found_by(columns: Mapping[str, str]) -> Callable[[Mapping[str, Any]], Mapping[str, Any]]:
-    """What finds in a record what its columns have, all of which have to be there."""
+    """What finds in a record what its columns have: all have to be there, but for what not every server says."""
 
     def find(record: Mapping[str, Any]) -> Mapping[str, Any]:
         found = {column: _value(record, column, is_text=part in _TEXTS) for part, column in columns.items()}
-        missing = [column for column, value in found.items() if value is None]
+        missing = [column for part, column in columns.items() if found[column] is None and part != _MAYBE]
         if missing:
             part = next(part for part, column in columns.items() if column == missing[0])
             there = ", ".join(list(record)[:_MOST_SHOWN]) or "nothing"
@@ -158,8 +160,16 @@ def _request(columns: Mapping[str, str], found: Mapping[str, Any]) -> Record:
         ids_in(found, columns["ids"]) if "ids" in columns else None,
         text_of(found, given("session", "")),
         model=text_of(found, given("model", "")),
-        cached_tokens=whole(found, columns["cached"]) if "cached" in columns else None,
+        cached_tokens=_cached(found, columns[_MAYBE]) if _MAYBE in columns else None,
     )
+
+
+def _cached(found: Mapping[str, Any], column: str) -> int | None:
+    """What is below 0, or empty in a table, says that nobody knows."""
+    value = found[column]
+    if value in (None, "") or (isinstance(value, (int, float, str)) and str(value).startswith("-")):
+        return None
+    return whole(found, column)
 
 
 def _tokens_of_prompt(columns: Mapping[str, str], record: Mapping[str, Any], found: Mapping[str, Any]) -> int:

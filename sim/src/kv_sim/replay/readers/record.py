@@ -6,7 +6,8 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any, Final, TypeAlias
 
-from kv_sim.replay.readers.dates import date_in, plain_of
+from kv_sim.replay.readers.dates import date_in
+from kv_sim.replay.readers.extended_json import plain_of
 from kv_sim.replay.trace import EngineMemory
 
 Id: TypeAlias = int | str

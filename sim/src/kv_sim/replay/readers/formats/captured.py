@@ -8,7 +8,17 @@ import base64
 from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
-from kv_sim.replay.readers.asked import answered_in, count_in, for_each, inside, json_in, last_of, object_in
+from kv_sim.replay.readers.asked import (
+    answered_in,
+    cached_in,
+    count_in,
+    for_each,
+    inside,
+    json_in,
+    last_of,
+    object_in,
+    told_in,
+)
 from kv_sim.replay.readers.cached import cached_of
 from kv_sim.replay.readers.chat import prompts_in
 from kv_sim.replay.readers.format import Container, Format
@@ -50,9 +60,18 @@ def _parse_sagemaker(record: Mapping[str, Any]) -> Iterator[Record]:
     asked = object_in(sent)
     if asked is None:
         raise MalformedError(f"{_INPUT}.data: expected the JSON of what an API was asked, got {sent!r:.40}")
-    tokens, said = _answered(inside(captured, "endpointOutput"))
-    model = text_of(asked, "model")
-    yield from _requests(asked, f"{_INPUT}.data", time=time, answer=tokens, model=model, said=said)
+    answer = _answer(inside(captured, "endpointOutput"))
+    tokens, said = _answered(answer)
+    yield from _requests(
+        asked,
+        f"{_INPUT}.data",
+        time=time,
+        answer=tokens,
+        model=text_of(asked, "model"),
+        said=said,
+        told=told_in({"response": answer}),
+        cached=cached_in({"response": answer}),
+    )
 
 
 def _within(place: str, value: Any, field: str) -> int | float:
@@ -81,16 +100,21 @@ def _payload(place: str, entry: Any) -> str:
         raise MalformedError(f"{place}.data: expected base64 of text in UTF-8, got {data!r:.40}") from None
 
 
-def _answered(entry: Any) -> tuple[int, str | None]:
-    """The tokens of an answer, or what it says, where one of them is there."""
+def _answer(entry: Any) -> Any:
+    """What was answered, where that is there as text."""
     try:
         answer = json_in(_payload(_OUTPUT, entry))
     except MalformedError:
-        return 0, None
+        return None
     if isinstance(answer, str):
         answer = last_of(answer)
     if isinstance(answer, list) and len(answer) == 1:
         [answer] = answer
+    return answer
+
+
+def _answered(answer: Any) -> tuple[int, str | None]:
+    """The tokens of an answer, or what it says, where one of them is there."""
     try:
         tokens, said = answered_in({"response": answer}), inside(answer, "generated_text")
     except MalformedError as error:

@@ -1,13 +1,13 @@
 """What Cline and Roo Code keep of a task: api_conversation_history.json, messages with ``ts``; milliseconds.
 
-Where Roo Code has condensed a task, a summary takes the place of the messages that name it.
+Where Roo Code has condensed a task, a summary takes the place of the messages that name it. What Cline calls
+``cached`` is what a cache had and what it took, together, beside the rest of the prompt.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final
 
 from kv_sim.replay.readers.asked import inside
-from kv_sim.replay.readers.cached import cached_of
 from kv_sim.replay.readers.chat import ANSWERS
 from kv_sim.replay.readers.format import Container, Format
 from kv_sim.replay.readers.messages import Answered, Heard, Said, counted_in, request, said, time_in
@@ -45,8 +45,7 @@ def _parse(record: Line) -> Iterator[Record]:
             inside(answer.get("modelInfo"), "modelId"),
             counted_in(tokens, ("completion",), "metrics.tokens"),
             _said(answer).words,
-            counted_in(tokens, ("prompt",), "metrics.tokens") or None,
-            cached_of(tokens, "cached"),
+            counted_in(tokens, ("prompt", "cached"), "metrics.tokens") or None,
         ),
         "ts",
     )

@@ -5,7 +5,8 @@ with the tools that they called; by these tools. A subagent has its own prompt, 
 Where a session was compacted, a summary takes the place of all that came before.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any, Final
 
 from kv_sim.replay.readers.asked import inside
@@ -19,17 +20,32 @@ from kv_sim.replay.readers.text import ASSUMED
 Line = Mapping[str, Any]
 
 _FIELDS: Final = ("type", "data", "id", "timestamp")
-_ANSWER, _BACK, _SUMMARY = "assistant.message", "tool.execution_complete", "session.compaction_complete"
+_TURN, _ANSWER, _BACK = "assistant.turn_start", "assistant.message", "tool.execution_complete"
+_SUMMARY: Final = "session.compaction_complete"
 _TOLD: Final = {"user.message": "user", "system.message": "system"}
 _SAYS: Final = (_ANSWER, _BACK, *_TOLD)
 _BEGINS: Final = ("session.", "user.", "assistant.", "tool.", "system.", "subagent.", "hook.")
 
 
+@dataclass
+class _Talk:
+    """What is said in a session itself, or by a subagent and to it."""
+
+    above: list[Line] = field(default_factory=list)
+    answer: tuple[int, dict[str, Any]] | None = None
+    """The last one, which may go on, and where it began."""
+
+    def end_answer(self) -> Iterator[tuple[int, Line]]:
+        """It doesn't go on, if there is one."""
+        if self.answer is not None:
+            yield self.answer
+        self.answer = None
+
+
 def _gather(lines: Sequence[Line]) -> Iterator[tuple[int, Line]]:
     """Each answer, with all that stands above it; several messages of a model in a turn are one."""
-    above: dict[str | None, list[Line]] = {}
+    talks: dict[str | None, _Talk] = {}
     heard = Heard(lambda line: [_said(line)])
-    open_answers: dict[str | None, tuple[int, dict[str, Any]]] = {}
     session = model = None
     for place, line in enumerate(lines):
         kind, data = line.get("type"), line.get("data")
@@ -41,26 +57,29 @@ def _gather(lines: Sequence[Line]) -> Iterator[tuple[int, Line]]:
         own = text_of(data, "model") if kind == _ANSWER and whose is None else None
         model = own or text_of(data, "newModel") or text_of(data, "selectedModel") or model
         if kind == _SUMMARY and isinstance(data.get("summaryContent"), str):
-            above[whose] = [line]
+            talks.setdefault(whose, _Talk()).above = [line]
+        if kind == _TURN and whose in talks:
+            yield from talks[whose].end_answer()
         if kind not in _SAYS:
-            if kind == "assistant.turn_start" and whose in open_answers:
-                yield open_answers.pop(whose)
             continue
-        stack = above.setdefault(whose, [_begun_by(whose, above)] if whose is not None else [])
-        if kind != _ANSWER and whose in open_answers:
-            yield open_answers.pop(whose)
-        if kind == _ANSWER and whose in open_answers:
-            open_answers[whose][1]["answer"].append(line)
-        elif kind == _ANSWER:
+        if whose not in talks:
+            talks[whose] = _Talk([] if whose is None else [_begun_by(whose, talks.values())])
+        talk = talks[whose]
+        if kind != _ANSWER:
+            yield from talk.end_answer()
+        elif talk.answer is not None:
+            talk.answer[1]["answer"].append(line)
+        else:
             about = {"session": f"{session} {whose or ''}", "model": model}
-            open_answers[whose] = (place, {**about, "above": heard.of(stack), "answer": [line]})
-        stack.append(line)
-    yield from open_answers.values()
+            talk.answer = place, {**about, "above": heard.of(talk.above), "answer": [line]}
+        talk.above.append(line)
+    for talk in talks.values():
+        yield from talk.end_answer()
 
 
-def _begun_by(call: str, above: Mapping[str | None, list[Line]]) -> Line:
+def _begun_by(call: str, talks: Iterable[_Talk]) -> Line:
     """What a subagent is asked first: what the call says that began it."""
-    for line in (line for lines in above.values() for line in lines if line.get("type") == _ANSWER):
+    for line in (line for talk in talks for line in talk.above if line.get("type") == _ANSWER):
         for asked in _calls_of(line):
             prompt = inside(inside(asked, "arguments"), "prompt")
             if inside(asked, "toolCallId") == call and isinstance(prompt, str):
@@ -92,12 +111,10 @@ def _said(line: Line) -> Said:
 def _parse(record: Line) -> Iterator[Record]:
     if "broken" in record:
         raise MalformedError(record["broken"])
-    first, told = (
-        record["answer"][0],
-        [counted_in(one["data"], ("outputTokens",), "data") for one in record["answer"]],
-    )
-    thoughts = [text_of(one["data"], "reasoningText") or "" for one in record["answer"]]
-    counts = [one for one in told if one]
+    lines = record["answer"]
+    first = lines[0]
+    thoughts = [text_of(one["data"], "reasoningText") or "" for one in lines]
+    counts = [count for one in lines if (count := counted_in(one["data"], ("outputTokens",), "data"))]
     yield from request(
         record["above"],
         Answered(
@@ -105,7 +122,7 @@ def _parse(record: Line) -> Iterator[Record]:
             record["session"],
             text_of(first["data"], "model") or record["model"],
             sum(counts) if counts else None,
-            "".join([*thoughts, *(_said(one).words for one in record["answer"])]),
+            "".join([*thoughts, *(_said(one).words for one in lines)]),
         ),
         "timestamp",
     )

@@ -24,6 +24,7 @@ _BY_USER: Final = "isCreatedByUser"
 _TOLD: Final = ("promptPrefix", "system", "instructions")
 """What a model is told first, among a chat's options."""
 _MEDIA: Final = ("image", "audio", "video")
+_THOUGHT, _ERROR = "think", "error"
 
 
 def _gather(lines: Sequence[Line]) -> Iterator[tuple[int, Line]]:
@@ -84,7 +85,7 @@ def _requests(message: Line, above: list[Said], place: str, chat: str | None, op
     model = text_of(message, "model") or (text_of(options, "model") if isinstance(options, dict) else None)
     own: list[Said] = []
     for parts in steps:
-        text = "".join(_text(part, thoughts=True) for part in parts)
+        text = "".join(_thought(part) + _text(part) for part in parts)
         answer = Answered(time, chat, model, tokens or None, text, has_failed=bool(message.get("error")))
         yield from request([*above, *own], answer, place)
         own += _one(parts, place, None)
@@ -102,7 +103,7 @@ def _said(message: Line, place: str) -> Iterator[Said]:
     beside = [
         {**file, "type": kind if kind in _MEDIA else "file"} for file, kind in zip(files, kinds, strict=True)
     ]
-    texts = [_text(part, thoughts=False) for parts in _steps_of(message) for part in parts]
+    texts = [_text(part) for parts in _steps_of(message) for part in parts]
     yield said("user", [*texts, *beside], place, time)
 
 
@@ -120,7 +121,7 @@ def _steps_of(message: Line) -> list[list[Any]]:
 
 def _one(parts: list[Any], place: str, time: int | float | None) -> Iterator[Said]:
     """What a model said in a step, and what tools gave back."""
-    yield said(ANSWERS, [_text(part, thoughts=False) for part in parts], place, time)
+    yield said(ANSWERS, [_text(part) for part in parts], place, time)
     back = [text for part in parts if (text := text_of(_call_of(part) or {}, "output"))]
     yield said("tool", back, place, time)
 
@@ -130,15 +131,18 @@ def _call_of(part: Any) -> Line | None:
     return call if isinstance(call, dict) else None
 
 
-def _text(part: Any, *, thoughts: bool) -> str:
-    """What a part says; an error is shown, and not sent."""
+def _thought(part: Any) -> str:
+    return text_of(part, "think") or "" if inside(part, "type") == _THOUGHT else ""
+
+
+def _text(part: Any) -> str:
+    """What a part sends; a thought and an error are shown only."""
     if isinstance(part, str):
         return part
     if not isinstance(part, dict):
         return as_json(part)
-    kind = part.get("type")
-    if kind in ("think", "error"):
-        return text_of(part, "think") or "" if thoughts and kind == "think" else ""
+    if part.get("type") in (_THOUGHT, _ERROR):
+        return ""
     if (call := _call_of(part)) is not None:
         return as_json({name: call.get(name) for name in ("name", "args")})
     text = part.get("text")

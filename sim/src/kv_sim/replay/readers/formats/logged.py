@@ -6,7 +6,16 @@ A record that is no request to a model is none here, too: a span, a call of a to
 from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
-from kv_sim.replay.readers.asked import answered_in, cached_in, for_each, has_failed, inside, json_in, told_in
+from kv_sim.replay.readers.asked import (
+    answered_in,
+    cached_in,
+    count_in,
+    for_each,
+    has_failed,
+    inside,
+    json_in,
+    told_in,
+)
 from kv_sim.replay.readers.cached import cached_of
 from kv_sim.replay.readers.chat import prompts_in, user
 from kv_sim.replay.readers.format import Format
@@ -62,6 +71,7 @@ _OWN: Final = (
     ("usageDetails", "usage_details", "parentObservationId", "parent_observation_id"),
 )
 _USAGES: Final = ("usageDetails", "usage_details", "usage")
+_WHOLE: Final = "input"
 _CACHED: Final = ("cache_read_input_tokens", "input_cached_tokens", "input_cache_read", "cached_tokens")
 
 
@@ -71,6 +81,8 @@ def _parse_langfuse(record: Mapping[str, Any]) -> Iterator[Record]:
     record = _without_blanks(record)
     usage = next((one for field in _USAGES if (one := json_in(record.get(field)))), None)
     answer, told = _sum_of(usage, "output"), _sum_of(usage, "input")
+    if told is not None and _is_within(usage):
+        told = count_in(usage, _WHOLE)
     model = next((name for field in ("model", "provided_model_name") if (name := text_of(record, field))), None)
     request = Record(
         _start_of(record),
@@ -84,6 +96,12 @@ def _parse_langfuse(record: Mapping[str, Any]) -> Iterator[Record]:
         has_failed=record.get("level") == _BROKEN or has_failed(record),
     )
     yield from _requests(record, "input", request)
+
+
+def _is_within(usage: Any) -> bool:
+    """Whether a prompt's length has what a cache had in it, as LiteLLM says it: all together tells."""
+    lengths = [count_in(usage, field) or 0 for field in (_WHOLE, "output")]
+    return lengths[0] > 0 and count_in(usage, "total") == sum(lengths)
 
 
 def _sum_of(usage: Any, word: str) -> int | None:

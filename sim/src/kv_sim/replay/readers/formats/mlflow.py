@@ -3,11 +3,15 @@
 from collections.abc import Mapping
 from typing import Any, Final
 
-from kv_sim.replay.readers.asked import inside, json_in
+from kv_sim.replay.readers.asked import count_in, counted_beside, inside, json_in
 
 _KIND: Final = "mlflow.spanType"
 _ASKED: Final = "mlflow.spanInputs"
 _COUNTS: Final = "mlflow.chat.tokenUsage"
+_OF_WHOM: Final = "mlflow.message.format"
+_APART: Final = "anthropic"
+"""Whose counts are kept as they came: a prompt's length is without what a cache had, or took."""
+_INPUT: Final = "gen_ai.usage.input_tokens"
 _ASKS: Final = ("CHAT_MODEL", "LLM")
 
 
@@ -23,6 +27,8 @@ def _usual(named: Mapping[str, Any]) -> dict[str, Any]:
     for field in ("input_tokens", "output_tokens", "cache_read_input_tokens"):
         if (count := inside(counts, field)) is not None:
             found[f"gen_ai.usage.{field}"] = count
+    if str(named.get(_OF_WHOM)).strip('"') == _APART and found.get(_INPUT) is not None:
+        found[_INPUT] += sum(count_in(counts, one) or 0 for one in counted_beside(_INPUT.rpartition(".")[2]))
     messages = next((one for name in ("messages", "prompt", "input") if (one := inside(asked, name))), None)
     if isinstance(messages, str):
         messages = [{"role": "user", "content": messages}]

@@ -9,6 +9,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
+from kv_sim.replay.readers.cached import cached_of
 from kv_sim.replay.readers.format import Container, Format
 from kv_sim.replay.readers.record import Id, MalformedError, Record, id_list, number, text_of, whole
 from kv_sim.replay.readers.turns import Turns
@@ -37,6 +38,7 @@ def _parse(record: Mapping[str, Any]) -> Iterator[Record]:
         session,
         is_session_local=True if record.get("hash_id_scope") == "local" else None,
         model=text_of(record, "model"),
+        cached_tokens=cached_of(record),
         delay=delay,
     )
 

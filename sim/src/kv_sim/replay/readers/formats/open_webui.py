@@ -8,8 +8,8 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
-from kv_sim.replay.readers.asked import inside, objects_in
-from kv_sim.replay.readers.cached import cached_of
+from kv_sim.replay.readers.asked import counted_beside, inside, objects_in
+from kv_sim.replay.readers.cached import cached_among
 from kv_sim.replay.readers.chat import ANSWERS, chat
 from kv_sim.replay.readers.format import Container, Format
 from kv_sim.replay.readers.messages import names_above
@@ -18,6 +18,8 @@ from kv_sim.replay.readers.text import ASSUMED
 
 _THOUGHT: Final = re.compile(r'<details type="reasoning".*?</details>\s*', re.DOTALL)
 _PROMPT: Final = ("prompt_tokens", "input_tokens", "prompt_eval_count")
+_LLAMA: Final = ("prompt_n", "cache_n")
+"""What llama.cpp computed of a prompt and what it had, which lie among the others."""
 _ANSWER: Final = ("completion_tokens", "output_tokens", "eval_count")
 """Ollama's names come last."""
 
@@ -53,7 +55,7 @@ def _sent(message: Mapping[str, Any]) -> Mapping[str, Any]:
 
 def _request(message: Mapping[str, Any], text: list[str], record: Mapping[str, Any]) -> Record:
     usage = message["usage"] if isinstance(message.get("usage"), dict) else {}
-    tokens, told = (_count(usage, names) for names in (_ANSWER, _PROMPT))
+    tokens, told = _count(usage, _ANSWER), _told(usage)
     said, models = message.get("content"), inside(record["chat"], "models")
     model = text_of(message, "model")
     if model is None and isinstance(models, list) and len(models) == 1:
@@ -68,14 +70,26 @@ def _request(message: Mapping[str, Any], text: list[str], record: Mapping[str, A
         text=text,
         answer=said if tokens is None and isinstance(said, str) else None,
         told_tokens=told,
-        cached_tokens=cached_of(usage),
+        cached_tokens=cached_among((usage, {"timings": usage})),
         has_failed=bool(message.get("error")),
     )
 
 
+def _told(usage: Mapping[str, Any]) -> int | None:
+    """How long the prompt was."""
+    if usage.get(_PROMPT[0]) is None and usage.get(_LLAMA[0]) is not None:
+        return sum(whole(usage, name, usual=0) for name in _LLAMA)
+    name = _first(usage, _PROMPT)
+    return None if name is None else sum(whole(usage, one, usual=0) for one in (name, *counted_beside(name)))
+
+
 def _count(usage: Mapping[str, Any], names: tuple[str, ...]) -> int | None:
-    name = next((name for name in names if usage.get(name) is not None), None)
+    name = _first(usage, names)
     return None if name is None else whole(usage, name)
+
+
+def _first(usage: Mapping[str, Any], names: tuple[str, ...]) -> str | None:
+    return next((name for name in names if usage.get(name) is not None), None)
 
 
 OPEN_WEBUI = Format(

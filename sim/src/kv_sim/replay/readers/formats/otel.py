@@ -19,11 +19,11 @@ from kv_sim.replay.readers.formats.otel_asked import PROMPT, WHOLE, asked_of
 from kv_sim.replay.readers.formats.otlp import (
     PACKETS,
     Named,
-    Observed,
+    SpanOrEvent,
     attributes_of,
     first,
     is_jaeger,
-    observed_in,
+    spans_and_events_in,
     spans_of,
     text_in,
 )
@@ -35,14 +35,15 @@ _INPUTS: Final = ("gen_ai.usage.input_tokens", "gen_ai.usage.prompt_tokens", "ll
 _OUTPUTS: Final = ("gen_ai.usage.output_tokens", "gen_ai.usage.completion_tokens", "llm.token_count.completion")
 _CACHED: Final = (
     *("gen_ai.usage.cache_read.input_tokens", "gen_ai.usage.cache_read_input_tokens"),
-    *("gen_ai.usage.details.cache_read_tokens", "llm.usage.cache_read_input_tokens"),
+    *("gen_ai.usage.details.cache_read_tokens", "gen_ai.usage.details.cache_read_input_tokens"),
+    *("gen_ai.usage.details.cached_tokens", "llm.usage.cache_read_input_tokens"),
     *("llm.token_count.prompt_details.cache_read", "ai.usage.cachedInputTokens"),
     "ai.usage.inputTokenDetails.cacheReadTokens",
 )
 _SESSIONS: Final = ("gen_ai.conversation.id", "session.id")
 _MODELS: Final = ("gen_ai.request.model", "gen_ai.response.model", "llm.model_name")
 _BROKEN: Final = ("2", "STATUS_CODE_ERROR", "ERROR")
-_KEPT: Final = (*_INPUTS, *_OUTPUTS, *_SESSIONS, *_MODELS, "error.type")
+_KEPT: Final = (*_INPUTS, *_OUTPUTS, *_CACHED, *_SESSIONS, *_MODELS, "error.type")
 _OURS: Final = ("gen_ai.", "llm.", "openinference.", "ai.prompt.", "mlflow.")
 
 
@@ -52,7 +53,7 @@ def _look_through(records: Iterable[Mapping[str, Any]]) -> Callable[[Mapping[str
     asked, telling, pairs = set[int](), set[int](), _Pairs()
     for record in records:
         with suppress(MalformedError):  # which is said when it is parsed
-            for seen in observed_in(record):
+            for seen in spans_and_events_in(record):
                 if seen.own is None:
                     continue
                 if seen.parent is not None:
@@ -64,7 +65,7 @@ def _look_through(records: Iterable[Mapping[str, Any]]) -> Callable[[Mapping[str
     counted = asked - dull
 
     def parse(record: Mapping[str, Any]) -> Iterator[Record]:
-        found = [seen for seen in observed_in(record) if _asks(seen) and seen.own not in dull]
+        found = [seen for seen in spans_and_events_in(record) if _asks(seen) and seen.own not in dull]
         outer = [one for one in found if one.own is None or counted.isdisjoint(_above(one.own, above))]
         requests = [request for seen in outer if (request := pairs.one_of(seen)) is not None]
         yield from sorted(requests, key=lambda one: one.time or 0)
@@ -80,7 +81,7 @@ class _Pairs:
         """By the span's number, of a span and of an event: how much it says, its time, what it says by name."""
         self._several: set[tuple[int, bool]] = set()
 
-    def see(self, seen: Observed) -> bool:
+    def see(self, seen: SpanOrEvent) -> bool:
         """Look at one that asks, and has a number. Whether it says what was asked, or how long that was."""
         assert seen.own is not None
         told = self._told.setdefault(seen.own, {})
@@ -91,7 +92,7 @@ class _Pairs:
         told[seen.is_event] = (weight, seen.time, named)
         return weight > 0
 
-    def one_of(self, seen: Observed) -> Record | None:
+    def one_of(self, seen: SpanOrEvent) -> Record | None:
         """The request of one of a pair, with what the other says; None: the other is to be taken."""
         told = self._told.get(seen.own or 0, {})
         if seen.own is None or len(told) < 2 or any((seen.own, kind) in self._several for kind in told):
@@ -105,7 +106,7 @@ class _Pairs:
         return request
 
 
-def _weight(seen: Observed) -> int:
+def _weight(seen: SpanOrEvent) -> int:
     """How much it says: 2 what was asked, 1 how long that was."""
     return 2 if asked_of(seen) is not None else int(first(seen.named, _INPUTS) is not None)
 
@@ -123,7 +124,7 @@ def _above(name: int, above: Mapping[int, int]) -> Iterator[int]:
         name = found
 
 
-def _request(seen: Observed) -> Record:
+def _request(seen: SpanOrEvent) -> Record:
     named = seen.named
     prompt = asked_of(seen)
     told = first(named, _INPUTS)
@@ -141,7 +142,7 @@ def _request(seen: Observed) -> Record:
     )
 
 
-def _asks(seen: Observed) -> bool:
+def _asks(seen: SpanOrEvent) -> bool:
     """Whether a span or an event is of a request to a model."""
     operation = seen.named.get("gen_ai.operation.name")
     if operation is not None:

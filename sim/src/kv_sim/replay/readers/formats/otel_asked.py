@@ -9,7 +9,7 @@ from typing import Any, Final
 
 from kv_sim.replay.readers.asked import inside, json_in
 from kv_sim.replay.readers.chat import user
-from kv_sim.replay.readers.formats.otlp import Named, Observed
+from kv_sim.replay.readers.formats.otlp import Named, SpanOrEvent
 from kv_sim.replay.readers.parts import as_json
 
 WHOLE: Final = ("gen_ai.input.messages", "ai.prompt.messages")
@@ -30,7 +30,7 @@ _DEFINED: Final = (
 _MOST_DIGITS: Final = 10
 
 
-def asked_of(seen: Observed) -> Mapping[str, Any] | None:
+def asked_of(seen: SpanOrEvent) -> Mapping[str, Any] | None:
     """What was asked, if that is there."""
     named = seen.named
     messages = _messages(seen)
@@ -50,7 +50,7 @@ def asked_of(seen: Observed) -> Mapping[str, Any] | None:
     return asked
 
 
-def _messages(seen: Observed) -> Any:
+def _messages(seen: SpanOrEvent) -> Any:
     named = seen.named
     for name in WHOLE:
         if name in named:

@@ -46,7 +46,7 @@ Named = dict[str, Any]
 """Attributes by name."""
 
 
-class Observed(NamedTuple):
+class SpanOrEvent(NamedTuple):
     """A span, or an event of a log, with its attributes by name."""
 
     span: Mapping[str, Any]
@@ -85,7 +85,7 @@ class Observed(NamedTuple):
         return hash((text_in(self._context, _TRACES), name)) if is_told else None
 
 
-def observed_in(record: Mapping[str, Any]) -> Iterator[Observed]:
+def spans_and_events_in(record: Mapping[str, Any]) -> Iterator[SpanOrEvent]:
     """Every span and every event of a log that lies in a record."""
     if _LOGS in record:
         yield from _of_logs(record)
@@ -135,7 +135,7 @@ def text_in(named: Mapping[str, Any], names: tuple[str, ...]) -> str | None:
 # -- spans ---------------------------------------------------------------------------------------
 
 
-def _span(span: Mapping[str, Any], named: Named) -> Observed:
+def _span(span: Mapping[str, Any], named: Named) -> SpanOrEvent:
     messages = []
     for event in span["events"] if isinstance(span.get("events"), list) else ():
         lies_in = inside(event, "attributes")
@@ -144,10 +144,10 @@ def _span(span: Mapping[str, Any], named: Named) -> Observed:
             role = _MESSAGES.get(str(event.get("name")))
             messages += [] if role is None else [_message(role, about)]
             named = {**about, **named}
-    return Observed(span, as_usual(named), messages)
+    return SpanOrEvent(span, as_usual(named), messages)
 
 
-def _of_jaeger(span: Mapping[str, Any]) -> Observed:
+def _of_jaeger(span: Mapping[str, Any]) -> SpanOrEvent:
     above = [inside(one, "spanID") for one in objects_in(span, "references")]
     named = {str(tag.get("key")): tag.get("value") for tag in objects_in(span, "tags")}
     events = [
@@ -165,7 +165,7 @@ def _of_jaeger(span: Mapping[str, Any]) -> Observed:
 # -- events of a log -----------------------------------------------------------------------------
 
 
-def _of_logs(record: Mapping[str, Any]) -> Iterator[Observed]:
+def _of_logs(record: Mapping[str, Any]) -> Iterator[SpanOrEvent]:
     asked: dict[tuple[str, str], tuple[Mapping[str, Any], Named, list[Mapping[str, Any]]]] = {}
     for resource in objects_in(record, _LOGS):
         for scope in objects_in(resource, "scopeLogs"):
@@ -175,13 +175,13 @@ def _of_logs(record: Mapping[str, Any]) -> Iterator[Observed]:
                     event = {**event, "timeUnixNano": None}
                 role = _MESSAGES.get(str(text_in(event, _EVENT_NAMES[:1]) or text_in(named, _EVENT_NAMES[1:])))
                 if role is None:
-                    yield Observed(event, {**(body if isinstance(body, dict) else {}), **named}, [])
+                    yield SpanOrEvent(event, {**(body if isinstance(body, dict) else {}), **named}, [])
                     continue
                 whose = (str(event.get("traceId")), str(event.get("spanId")))
                 _, _, messages = asked.setdefault(whose, (event, named, []))
                 messages.append(_message(role, {**named, "content": body}))
     for event, named, messages in asked.values():
-        yield Observed(event, named, messages)
+        yield SpanOrEvent(event, named, messages)
 
 
 def _message(role: str, about: Named) -> Mapping[str, Any]:

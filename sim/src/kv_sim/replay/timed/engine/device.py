@@ -15,7 +15,7 @@ from kv_offload_cpu.copy.engine import Numbers
 from kv_offload_file.engine import Slots
 from kv_offload_file.label import Label
 from kv_sim.config import WorldConfig
-from kv_sim.memory.copies import Copy
+from kv_sim.memory.copy import Copy
 from kv_sim.memory.device import Device
 from kv_sim.memory.kv_cache import KVCache
 from kv_sim.memory.launched import LaunchedStep

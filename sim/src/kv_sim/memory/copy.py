@@ -1,0 +1,65 @@
+"""``Copy``: one copy of blocks, or an errand: what it moves, how far it has come, and how it ended.
+
+When it goes on, and what becomes of it, is in ``copies``.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from enum import Enum
+
+from kv_api import Direction
+
+
+class State(Enum):
+    """Where a copy is in its life."""
+
+    RUNNING = "running"
+    LOST = "lost"
+    DONE = "done"
+    FAILED = "failed"
+
+
+@dataclass
+class Copy:
+    """One copy: ``pairs`` of (GPU block, host slot), of which the first ``copied`` are done."""
+
+    copy_id: int
+    direction: Direction
+    pairs: tuple[tuple[int, int], ...]
+    stream: str
+    after_step: int
+    """It may not start before this launched step has retired."""
+    copied: int = 0
+    state: State = State.RUNNING
+    owners: tuple[str, ...] = ()
+    """Who held the blocks when the copy was submitted, for messages."""
+    was_lost: bool = False
+    is_over: bool = False
+    """It is lost for good."""
+    given_up_to: set[int] = field(default_factory=set)
+    """Blocks that it may write however late, since nobody has used them since it was lost."""
+    settled: dict[int, tuple[str, int]] = field(default_factory=dict)
+    """What was known of its blocks when it was submitted: see ``settled``."""
+    errand: Callable[[], None] | None = None
+    """What is done in the place of copying: see ``errands``. There are no pairs then."""
+
+    @property
+    def size(self) -> int:
+        """How many pages it moves; an errand is done at once."""
+        return len(self.pairs) if self.errand is None else 1
+
+    @property
+    def blocks_left(self) -> list[int]:
+        """GPU blocks that are yet to be read or written."""
+        return [block for block, _ in self.pairs[self.copied :]]
+
+    def __str__(self) -> str:
+        return f"{'errand' if self.errand else f'{self.direction.value} copy'} {self.copy_id}"
+
+
+@dataclass
+class Result:
+    """The end of a copy, as ``poll`` reports it."""
+
+    copy_id: int
+    success: bool
