@@ -56,6 +56,15 @@ def begin(own):
     own.open()
 
 
+def listing_of(folder, engine, num_slots, keys, slots):
+    """That of an engine whose home is in the folder, and which has these chunks."""
+    home_of(folder, engine).mkdir()
+    own = FileListing(home_of(folder, engine), num_slots)
+    begin(own)
+    own.holds(keys, slots)
+    return own
+
+
 def told(fd, num_slots=40):
     return dict(read_entries(fd, range(num_slots)))
 
@@ -236,10 +245,7 @@ def test_who_begins_another_run_is_read_from_the_start(fd, tmp_path):
 def test_entries_that_were_never_read_are_so_many_of_all_neighbours(tmp_path, monkeypatch):
     monkeypatch.setattr(neighbours, "READ_AT_ONCE", 4)
     for engine in (1, 2):
-        home_of(tmp_path, engine).mkdir()
-        own = FileListing(home_of(tmp_path, engine), 6)
-        begin(own)
-        own.holds([b"%d-%d" % (engine, slot) for slot in range(6)], range(6))
+        own = listing_of(tmp_path, engine, 6, [b"%d-%d" % (engine, slot) for slot in range(6)], range(6))
         own.close()
     near = ListedNeighbours(tmp_path, 0, iter(range(99)).__next__)
     found = []
@@ -278,10 +284,7 @@ def test_who_is_not_there_yet_has_nothing(tmp_path):
 
 
 def test_what_is_distrusted_is_not_found_until_it_changes(fd, tmp_path):
-    home_of(tmp_path, 4).mkdir()
-    own = FileListing(home_of(tmp_path, 4), 40)
-    begin(own)
-    own.holds([b"a", b"b"], [1, 2])
+    own = listing_of(tmp_path, 4, 40, [b"a", b"b"], [1, 2])
     others = ListedNeighbours(tmp_path, 0, iter(range(99)).__next__)
     others.look(EPOCH)
     assert found_at(others, b"a") == (4, 1) == NeighbourSlot(4, 1)
@@ -303,10 +306,7 @@ def test_what_is_distrusted_is_not_found_until_it_changes(fd, tmp_path):
 
 
 def test_a_recount_sees_a_chunk_that_nobody_has(tmp_path):
-    home_of(tmp_path, 4).mkdir()
-    own = FileListing(home_of(tmp_path, 4), 40)
-    begin(own)
-    own.holds([b"a", b"b"], [1, 2])
+    own = listing_of(tmp_path, 4, 40, [b"a", b"b"], [1, 2])
     others = ListedNeighbours(tmp_path, 0, iter(range(99)).__next__)
     others.look(EPOCH)
     others.check()
@@ -351,10 +351,7 @@ def test_a_neighbour_that_comes_later_is_noticed(tmp_path):
     others = ListedNeighbours(tmp_path, 0, iter(range(99)).__next__)
     for engine in (1, 2):
         others.look(EPOCH)
-        home_of(tmp_path, engine).mkdir()
-        own = FileListing(home_of(tmp_path, engine), 9)
-        begin(own)
-        own.holds([b"%d" % engine], [3])
+        own = listing_of(tmp_path, engine, 9, [b"%d" % engine], [3])
         own.close()
         others.look(EPOCH)
         assert found_at(others, b"%d" % engine) == (engine, 3)
@@ -363,10 +360,7 @@ def test_a_neighbour_that_comes_later_is_noticed(tmp_path):
 
 def test_of_several_the_first_one_lends(tmp_path):
     for engine in (10, 2, 5):
-        home_of(tmp_path, engine).mkdir()
-        own = FileListing(home_of(tmp_path, engine), 9)
-        begin(own)
-        own.holds([b"a"], [engine % 9])
+        own = listing_of(tmp_path, engine, 9, [b"a"], [engine % 9])
         own.close()
     others = ListedNeighbours(tmp_path, 0, iter(range(99)).__next__)
     others.look(EPOCH)

@@ -132,6 +132,11 @@ class WorldConfig:
         return replace(other, tp_size=3 - min(self.tp_size, 2)) if self.stranger == "ranks" else other
 
     @property
+    def dtype(self) -> str:
+        """The type of the numbers that an engine's model computes with."""
+        return "bfloat16" if self.stranger == "dtype" else "float32"
+
+    @property
     def has_tails(self) -> bool:
         """Whether states are kept, and handed over, within blocks."""
         return self.hashes_per_block > 1 and self.hands_over_states and self.groups == (GroupConfig(), STATE)

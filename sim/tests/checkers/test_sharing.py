@@ -442,7 +442,7 @@ def test_a_place_says_which_model_and_which_folder() -> None:
     assert len({engine.place.model for engine in typed}) == 1
     told = [engine.describe(SHARED, 0).model_config for engine in typed]
     assert [model.dtype for model in told] == ["float32", "bfloat16"]
-    assert {engine.place.dtype for engine in (*world.engines, *other)} == {"float32"}
+    assert {engine.config.dtype for engine in (*world.engines, *other)} == {"float32"}
     alone = World(TWO, replace(SHARED, shares_store=False, traits=frozenset()))
     assert alone.engines[0].place.folder is not alone.engines[1].place.folder
     assert situations(alone) == (0, 0)

@@ -44,9 +44,6 @@ HEAD_SIZE: Final = 1
 KV_HEADS: Final = 1
 DTYPE: Final = torch.float32
 """Key and value of a token in a layer are one word of the testbed's."""
-OTHER_HEAD_SIZE: Final = 2
-OTHER_DTYPE: Final = torch.bfloat16
-"""Of a stranger whose numbers are of another type: they take as much."""
 
 LAYOUT: Final = "LBHNC"
 """vLLM's word for: each layer's pages lie together."""
@@ -252,8 +249,9 @@ def _spec(world: WorldConfig, group: GroupConfig, sharing_ranks: int) -> Any:
 
 
 def numbers_of(world: WorldConfig) -> tuple[torch.dtype, int]:
-    """Of which type the numbers of a key or a value are, and how many a head has of them."""
-    return (OTHER_DTYPE, OTHER_HEAD_SIZE) if world.stranger == "dtype" else (DTYPE, HEAD_SIZE)
+    """Of which type the numbers of a key or a value are, and how many a head has of them: they take as much."""
+    dtype: torch.dtype = getattr(torch, world.dtype)
+    return dtype, HEAD_SIZE * DTYPE.itemsize // dtype.itemsize
 
 
 def layer_name(group: int, layer: int) -> str:

@@ -35,11 +35,6 @@ class Place:
         return f"kv-sim/{self.deployment}" + ("-other" if self.stranger == "model" else "")
 
     @property
-    def dtype(self) -> str:
-        """The type of the numbers that its model computes with."""
-        return "bfloat16" if self.stranger == "dtype" else "float32"
-
-    @property
     def words(self) -> str:
         """What messages and logs say before anything that is of this engine; empty if there is no other."""
         return "" if self.count == 1 else f"engine {self.number} "

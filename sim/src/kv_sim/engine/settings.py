@@ -22,7 +22,7 @@ def vllm_config(config: WorldConfig, subject: Subject, rank: int = 0, place: Pla
     Of the model there are its path and its type, and only where a store is shared, and may hold another one's.
     """
     place = place or Place()
-    model = SimpleNamespace(model=place.model, dtype=place.dtype)
+    model = SimpleNamespace(model=place.model, dtype=config.dtype)
     of_model = {"model_config": model} if place.shares_store else {}
     return SimpleNamespace(
         **of_model,

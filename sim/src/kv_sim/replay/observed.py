@@ -41,6 +41,12 @@ class Observations:
         """Those of some requests, or of all in another order."""
         return Observations(self.cached[requests], self.loaded[requests])
 
+    @property
+    def said(self) -> _Ints:
+        """Those requests of which something is said."""
+        requests: _Ints = np.flatnonzero(self.cached != NOT_SAID)
+        return requests
+
     def __iter__(self) -> Iterator[Observation]:
         return map(Observation, self.cached.tolist(), self.loaded.tolist())
 

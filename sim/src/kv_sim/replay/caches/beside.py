@@ -8,7 +8,7 @@ from dataclasses import astuple, dataclass
 import numpy as np
 
 from kv_sim.replay.caches.cache import Outcome
-from kv_sim.replay.columns import Columns, Ints
+from kv_sim.replay.columns import Columns
 from kv_sim.replay.observed import NOT_SAID
 from kv_sim.replay.units import counted
 
@@ -57,9 +57,9 @@ class ObservedSums:
     @classmethod
     def of(cls, columns: Columns) -> "ObservedSums":
         """Those of a trace, or of a part of one."""
-        said = _who_says_it(columns)
-        if said is None or columns.observed is None:
+        if columns.observed is None:
             return cls()
+        said = columns.observed.said
         seen = columns.observed.of(said)
         split = seen.loaded != NOT_SAID
         return cls(
@@ -100,9 +100,9 @@ class BesideSums:
     @classmethod
     def of(cls, columns: Columns, outcome: Outcome) -> "BesideSums":
         """Those of a trace, or of a part of one, as far as it says what was observed."""
-        said = _who_says_it(columns)
-        if said is None or columns.observed is None:
+        if columns.observed is None:
             return cls()
+        said = columns.observed.said
         size, most = columns.block_tokens, columns.block_input_tokens[said]
         gpu = np.minimum(outcome.gpu_hits[said] * size, most)
         hits = np.minimum((outcome.gpu_hits + outcome.loaded)[said] * size, most)
@@ -123,11 +123,3 @@ class BesideSums:
             return None
         shares = (tokens / self.prompt for tokens in (self.gpu + self.loaded, self.gpu, self.loaded, self.apart))
         return BesideObserved(*shares)
-
-
-def _who_says_it(columns: Columns) -> Ints | None:
-    """The requests that say what their server had, if there are any."""
-    if columns.observed is None:
-        return None
-    said: Ints = np.flatnonzero(columns.observed.cached != NOT_SAID)
-    return said if len(said) else None

@@ -35,15 +35,9 @@ def cached_of(counts: Any, *names: str) -> int | None:
     """What the counts of one answer say: by one of ``names``, if whoever kept them has names of its own."""
     if not isinstance(counts, dict):
         return None
-    for field, inner in (
-        (None, names or _NAMES),
-        *((field, _IN_DETAILS) for field in _DETAILS),
-        (_LLAMA, _IN_LLAMA),
-    ):
-        found = _first(counts if field is None else counts.get(field), inner)
-        if found is not None:
-            return found
-    return None
+    places = [(counts, names or _NAMES), *((counts.get(field), _IN_DETAILS) for field in _DETAILS)]
+    places.append((counts.get(_LLAMA), _IN_LLAMA))
+    return next((found for place, inner in places if (found := _first(place, inner)) is not None), None)
 
 
 def _first(counts: Any, names: Iterable[str]) -> int | None:
