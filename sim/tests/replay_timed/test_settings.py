@@ -76,7 +76,7 @@ def test_every_number_has_an_option() -> None:
     others = {"help", "model", "stepping", "check-contents", "capacity", "gpu-capacity", "policy"}
     others |= {old.removeprefix("--") for old in OLD_NAMES}
     others |= {"gpu", "gpu-flops", "hbm-bandwidth", "link-bandwidth", "gpu-memory", "connector-config"}
-    others |= {"disk-capacity", "disk-store-threshold", "store-when"}
+    others |= {"disk-capacity", "disk-store-threshold", "disk-shared", "store-when"}
     assert set(said) == others | NUMBERS.keys()
     assert said["capacity"].endswith("one or more (default 64GiB, or none where there is a disk)")
     parser = argparse.ArgumentParser()

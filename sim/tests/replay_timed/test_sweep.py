@@ -78,6 +78,27 @@ def test_processes_change_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     assert replay_engine(trace, server(120), jobs=2) == replay_engine(trace, server(120))
 
 
+@pytest.mark.once
+def test_servers_that_share_files_are_replayed_together(monkeypatch: pytest.MonkeyPatch) -> None:
+    trace, fleet = turns(3, 9), Fleet(2, Routing.ROUND_ROBIN, disk_shared=True)
+    sizes = [server(0, disk_bytes_to_use=200 * size * BLOCK, disk_shared=True) for size in (1, 2)]
+    one = sweep_engine(trace, sizes, fleet=fleet)
+    monkeypatch.setattr(servers, "WORTH_A_PROCESS", 1)
+    assert sweep_engine(trace, sizes, fleet=fleet, jobs=2) == one
+    alone = replay_engine(trace, sizes[0], fleet=fleet)
+    assert (alone.with_connector, alone.without, alone.load) == (one.runs[0].answers, one.without, one.load)
+    # Nine in turn go to either server in the next round: only its neighbour has them.
+    apart = replay_engine(trace, replace(sizes[0], disk_shared=False), fleet=Fleet(2, Routing.ROUND_ROBIN))
+    assert alone.with_connector.disk_hit_blocks > apart.with_connector.disk_hit_blocks > 0
+    assert alone.with_connector.disk_writes.blocks == 9 * 10
+    lines = [*timed_lines(alone)]
+    assert (
+        "          one for all servers, each of which reads what the others have there, and stores no more of it"
+        in lines
+    )
+    assert [line.split()[2:] for line in lines if line.startswith("chunks borrowed")] == [["90", "0"]]
+
+
 @pytest.mark.parametrize("fleet", [None, Fleet()])
 def test_one_server_gets_a_trace_as_it_is(fleet: Fleet | None) -> None:
     made = trace_of((0.0, 4, 1, [1]))

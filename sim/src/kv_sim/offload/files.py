@@ -6,7 +6,7 @@ its engine is polled.
 """
 
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from errno import EIO
 from functools import partial
@@ -104,7 +104,7 @@ _SHARED: Final[WeakValueDictionary[tuple[Path, int], _ByEngine]] = WeakValueDict
 class WorldSharedSlots(WorldSlots):
     """The slots of a worker whose engine is among those that read each other's, ``by_engine``."""
 
-    def __init__(self, device: Device, memory: WorldMemory, by_engine: _ByEngine) -> None:
+    def __init__(self, device: Device, memory: WorldMemory, by_engine: Mapping[int, WorldSlots]) -> None:
         super().__init__(device, memory)
         self._by_engine = by_engine
 

@@ -145,11 +145,12 @@ def fleet_of(options: argparse.Namespace) -> Fleet:
 
 
 def _disk_shared(options: argparse.Namespace) -> bool:
-    """Whether servers read each other's disks. An engine is refused the option."""
+    """Whether servers read each other's disks."""
     if not options.disk_shared:
         return False
-    disk = "--disk" if options.command == "size" else "--disk-capacity"
-    if getattr(options, _attribute(disk)) is None:
+    is_sized = options.command == "size" and Fidelity(options.fidelity) is Fidelity.CACHE
+    disk = "--disk" if is_sized else "--disk-capacity"
+    if getattr(options, _attribute(disk)) is None and getattr(options, "connector_config", None) is None:
         raise ConfigError(f"--disk-shared is for {disk}, which isn't given")
     return True
 

@@ -126,6 +126,11 @@ def _add_arguments(parser: argparse.ArgumentParser, usual_capacity: str) -> argp
     group.add_argument(
         "--disk-capacity", metavar="SIZES", help="files on a disk behind host memory, one or more (default: none)"
     )
+    group.add_argument(
+        "--disk-shared",
+        action="store_true",
+        help="each of --servers reads what the others have on the disk, which is one for all (one machine)",
+    )
     group.add_argument("--policy", metavar="NAMES", help=f"one or more, or all (default {_USUAL.eviction_policy})")
     group.add_argument(
         "--store-when",
@@ -242,6 +247,7 @@ def settings_of(options: argparse.Namespace) -> list[EngineSettings]:
             if getattr(options, option.strip("-").replace("-", "_")) is not None:
                 raise ConfigError(f"{option} and --connector-config (where it is {own}): give one of them")
         given["connector"] = read_option("--connector-config", options.connector_config)
+    given["disk_shared"] = options.disk_shared
     if options.store_when is not None:
         given["store_when"] = StoreWhen(options.store_when)
     if options.stepping is not None:

@@ -12,7 +12,7 @@ from kv_sim.replay.fleet import Fleet, Load
 from kv_sim.replay.side_by_side import Progress
 from kv_sim.replay.timed.answers import Answers
 from kv_sim.replay.timed.connectors.timed_config import NOTHING, without_files
-from kv_sim.replay.timed.servers import ServerKind, replay_on, shares_of
+from kv_sim.replay.timed.servers import ServerKind, check_shared, replay_on, shares_of
 from kv_sim.replay.timed.settings import EngineSettings, Sizes, plan
 from kv_sim.replay.trace import Trace
 
@@ -47,6 +47,7 @@ def replay_engine(
     A ``fleet`` has several such servers. ``progress`` hears which share of all of it is done.
     """
     sizes, transfer = plan(settings, trace.block_tokens), settings.transfer_config()
+    check_shared(fleet, transfer)
     shares, left = shares_of(trace, fleet, settings.limit), without_files(transfer)
     configs = [transfer, NOTHING] if left is None else [transfer, NOTHING, left]
     kinds = [ServerKind(settings, config) for config in configs]

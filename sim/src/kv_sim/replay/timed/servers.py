@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from typing import Any, Final
 
 import numpy as np
@@ -11,8 +12,9 @@ from kv_sim.replay.columns import Columns
 from kv_sim.replay.fleet import Fleet, Load, RoutedTrace
 from kv_sim.replay.side_by_side import Progress, do_all
 from kv_sim.replay.timed.answers import Answers, answers_of
+from kv_sim.replay.timed.connectors.timed_config import shares_files
 from kv_sim.replay.timed.finished import Finished, finished_of
-from kv_sim.replay.timed.run import replay_once
+from kv_sim.replay.timed.run import replay_once, replay_together
 from kv_sim.replay.timed.settings import EngineSettings
 from kv_sim.replay.trace import Tell, Trace
 
@@ -35,6 +37,15 @@ class Shares:
     traces: tuple[Trace, ...]
     load: Load | None = None
     """What came to each, where there are several."""
+    whole: Columns | None = None
+    """What is dealt out then."""
+    fleet: Fleet | None = None
+
+
+def check_shared(fleet: Fleet | None, transfer: Mapping[str, Any]) -> None:
+    """Refuse servers that are said to share, with a connector that doesn't."""
+    if fleet is not None and fleet.disk_shared and not shares_files(transfer):
+        raise ConfigError("--disk-shared: no medium of this connector has file_shared")
 
 
 def shares_of(trace: Trace, fleet: Fleet | None, limit: int | None) -> Shares:
@@ -42,27 +53,50 @@ def shares_of(trace: Trace, fleet: Fleet | None, limit: int | None) -> Shares:
     if fleet is None or fleet.servers == 1:
         return Shares((trace,))
     routed = RoutedTrace(_first(trace, limit), fleet)
-    return Shares(tuple(share.columns for share in routed.shares), routed.load)
+    return Shares(tuple(share.columns for share in routed.shares), routed.load, routed.columns, fleet)
 
 
 def replay_on(shares: Shares, kinds: Sequence[ServerKind], jobs: int, progress: Progress) -> list[Answers]:
-    """What servers of each kind answer, in their order: all of a kind together."""
-    pieces = [(kind, which) for kind in kinds for which in range(len(shares.traces))]
-    traces = [trace for trace in shares.traces if isinstance(trace, Columns)]
-    if len(traces) == len(shares.traces):
-        enough = sum(len(traces[which]) for _, which in pieces) // WORTH_A_PROCESS
-        found = do_all(_replay, pieces, traces, min(jobs, max(1, enough)), progress)
+    """What servers of each kind answer, in their order: all of a kind together.
+
+    Those that share files are one piece of work, since each has to know what the others do.
+    """
+    traces, each = [*shares.traces], len(shares.traces)
+    pieces: list[tuple[_Piece, int]] = []
+    for kind in kinds:
+        if shares.whole is not None and shares_files(kind.transfer):
+            traces[each:] = [shares.whole]
+            pieces.append((_Piece(kind, shares.fleet), each))
+        else:
+            pieces += [(_Piece(kind), which) for which in range(each)]
+    read = [trace for trace in traces if isinstance(trace, Columns)]
+    if len(read) == len(traces):
+        enough = sum(len(read[which]) for _, which in pieces) // WORTH_A_PROCESS
+        done = do_all(_replay, pieces, read, min(jobs, max(1, enough)), progress)
     else:  # one that was made: it can't be saved for another process, and nobody knows how long it is
-        found = []
-        for kind, which in pieces:
-            found.append(_replay(shares.traces[which], kind, lambda count: None))
-            progress(len(found) / len(pieces))
-    each = len(shares.traces)
+        done = []
+        for piece, which in pieces:
+            done.append(_replay(traces[which], piece, lambda count: None))
+            progress(len(done) / len(pieces))
+    found = [*chain.from_iterable(done)]
     return [answers_of(*found[first : first + each]) for first in range(0, len(found), each)]
 
 
-def _replay(trace: Trace, kind: ServerKind, tell: Tell) -> Finished:
-    return finished_of(*replay_once(trace, kind.settings, kind.transfer, tell))
+@dataclass(frozen=True)
+class _Piece:
+    """A server of a kind, or all of a fleet together."""
+
+    kind: ServerKind
+    fleet: Fleet | None = None
+
+
+def _replay(trace: Trace, piece: _Piece, tell: Tell) -> list[Finished]:
+    kind = piece.kind
+    if piece.fleet is None:
+        return [finished_of(*replay_once(trace, kind.settings, kind.transfer, tell))]
+    assert isinstance(trace, Columns), f"{trace.name} can't be dealt out"
+    shares = [share.columns for share in RoutedTrace(trace, piece.fleet).shares]
+    return [finished_of(*one) for one in replay_together(shares, kind.settings, kind.transfer, tell)]
 
 
 def _first(trace: Trace, limit: int | None) -> Columns:

@@ -65,12 +65,14 @@ class EngineSettings:
     """Where they are on the server. Nothing is looked for there."""
     disk_store_threshold: int = 0
     """Blocks go into files when they are offered so many times; 0 and 1: at once."""
+    disk_shared: bool = False
+    """Whether several servers are on one machine, and read each other's files of the default connector."""
     store_when: StoreWhen = StoreWhen.COMPUTED
     """When the default connector stores: at once, or what the GPU's prefix cache is about to lose."""
     connector: Mapping[str, Any] | None = None
     """A ``--kv-transfer-config`` in place of the default connector."""
     disk_read_bandwidth: float = 6.8e9
-    """Bytes a second, of all ranks together."""
+    """Bytes a second, of all ranks together, and of all servers that share a disk."""
     disk_write_bandwidth: float = 4e9
     disk_microseconds: float = 25.0
     """Of each chunk that is read or written, beside its bytes: what a disk takes to answer, over all threads."""
@@ -122,6 +124,7 @@ class EngineSettings:
             self.eviction_policy,
             store_threshold=self.disk_store_threshold,
             store_when=self.store_when,
+            shared=self.disk_shared,
         )
 
 

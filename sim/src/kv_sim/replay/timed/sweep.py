@@ -16,7 +16,7 @@ from kv_sim.replay.timed.answers import Answers
 from kv_sim.replay.timed.connectors.timed_config import NOTHING
 from kv_sim.replay.timed.goal import Goal
 from kv_sim.replay.timed.replay import notes_of
-from kv_sim.replay.timed.servers import ServerKind, replay_on, shares_of
+from kv_sim.replay.timed.servers import ServerKind, check_shared, replay_on, shares_of
 from kv_sim.replay.timed.settings import EngineSettings, Sizes, plan
 from kv_sim.replay.trace import Trace
 
@@ -87,6 +87,7 @@ def sweep_engine(
     if not settings:
         raise ConfigError("a sweep needs at least one size")
     first = settings[0]
+    check_shared(fleet, first.transfer_config())
     shares = shares_of(trace, fleet, first.limit)
     kinds = [ServerKind(first, NOTHING), *(ServerKind(one, one.transfer_config()) for one in settings)]
     without, *answers = replay_on(shares, kinds, jobs, progress)

@@ -3,10 +3,11 @@
 from collections.abc import Iterator, Sequence
 from typing import Final
 
+from kv_offload_file.stats import BORROWED
 from kv_sim.command.table import aligned
 from kv_sim.replay.fleet import Load
 from kv_sim.replay.timed.answers import Answers, not_replayed
-from kv_sim.replay.timed.connectors.timed_config import has_files
+from kv_sim.replay.timed.connectors.timed_config import has_files, shares_files
 from kv_sim.replay.timed.replay import EngineReplay
 from kv_sim.replay.timed.settings import Contents, EngineSettings, Sizes
 from kv_sim.replay.timed.sweep import EngineSweep
@@ -15,6 +16,9 @@ from kv_sim.replay.units import counted, show_bytes
 
 MUCH: Final = 0.5
 """Of the time to first token; who spends it in the queue isn't helped by memory."""
+SHARED: Final = (
+    "          one for all servers, each of which reads what the others have there, and stores no more of it"
+)
 _TTFT: Final = ("mean", "p50", "p90", "p99")
 
 
@@ -24,14 +28,15 @@ def timed_lines(found: EngineReplay | EngineSweep) -> Iterator[str]:
 
 
 def _replay_lines(found: EngineReplay) -> Iterator[str]:
-    has_disk = has_files(found.settings.transfer_config())
+    transfer = found.settings.transfer_config()
+    has_disk, is_shared = has_files(transfer), shares_files(transfer)
     yield from header_lines(found.trace, found.settings, found.sizes, found.notes, found.load, disk=has_disk)
     yield ""
     columns = [("with the connector", found.with_connector)]
     if found.without_disk is not None:
         columns.append(("without the disk", found.without_disk))
     columns.append(("without", found.without))
-    yield from aligned(rows(columns, disk=has_disk))
+    yield from aligned(rows(columns, disk=has_disk, shared=is_shared))
     notes = [*_refused(found.with_connector)]
     if found.settings.contents is Contents.CHECKED:
         notes.append("contents were checked: every slot that was read held what it should")
@@ -77,6 +82,7 @@ def header_lines(
         f"  link    {gpu.link_bandwidth / 1e9:g} GB/s × {s.link_efficiency:g} each way and GPU, "
         f"{s.copy_microseconds:g} µs a copy, {z.pieces_per_block:,} copies a block",
         *([_disk_line(s, z)] if disk else []),
+        *([SHARED] if disk and shares_files(s.transfer_config()) else []),
         f"  steps   at most {counted(z.max_step_tokens, 'token', 'tokens')} and "
         f"{counted(z.max_running, 'request', 'requests')}; "
         f"{s.step_microseconds:g} µs each beside the forward pass",
@@ -90,13 +96,13 @@ def _disk_line(s: EngineSettings, z: Sizes) -> str:
     )
 
 
-def rows(columns: Sequence[tuple[str, Answers]], *, disk: bool = False) -> list[list[str]]:
-    """The answers side by side, one column each; of a ``disk`` where there is one."""
-    cells = [_cells(answers, has_disk=disk) for _, answers in columns]
+def rows(columns: Sequence[tuple[str, Answers]], *, disk: bool = False, shared: bool = False) -> list[list[str]]:
+    """The answers side by side, one column each; of a ``disk`` where there is one, which may be ``shared``."""
+    cells = [_cells(answers, has_disk=disk, is_shared=shared) for _, answers in columns]
     return [["", *(name for name, _ in columns)], *([label, *(c[label] for c in cells)] for label in cells[0])]
 
 
-def _cells(answers: Answers, *, has_disk: bool) -> dict[str, str]:
+def _cells(answers: Answers, *, has_disk: bool, is_shared: bool) -> dict[str, str]:
     media = ("gpu", "cpu", "disk") if has_disk else ("gpu", "cpu")
     cells = {"requests": f"{answers.requests:,}"}
     for unit in ("block", "token"):
@@ -109,6 +115,8 @@ def _cells(answers: Answers, *, has_disk: bool) -> dict[str, str]:
     for what, label, copies in moved:
         cells[f"bytes {label}"] = f"{copies.bytes / (1 << 30):,.2f} GiB"
         cells[f"{what} busy, {label}"] = seconds_shown(copies.busy_seconds)
+    if is_shared:
+        cells["chunks borrowed"] = f"{answers.connector.get(BORROWED, 0):,}"
     cells["wait for a load, mean"] = seconds_shown(answers.load_wait.mean) if answers.load_wait.count else "-"
     cells["host waits for copies"] = seconds_shown(answers.host_wait_seconds)
     for label, spread in (

@@ -3,7 +3,7 @@
 ``ReplayFileOffloadingSpec`` is `FileOffloadingSpec` with slots in memory, or none, and copies to and from its bays
 over the timed link. The engine between them is a server's: it cuts jobs into batches, and takes them further when
 it is asked. In place of its threads there is a disk: what a thread would do is an entry in the disk's queue, and
-done at its end.
+done when the engine hears of its end. Files that servers share are those of their machine.
 """
 
 from collections.abc import Callable, Collection, Sequence
@@ -15,39 +15,43 @@ from kv_offload_cpu import HostMemory
 from kv_offload_cpu.copy.engine import CopyEngine, CopyResult, PageCopies, Urgency
 from kv_offload_cpu.sizing import HostLayout
 from kv_offload_file.engine import FileCopyEngine, Slots
+from kv_offload_file.sharing.neighbourhood import Neighbours, OwnListing
 from kv_offload_file.staging import LEAST_BAYS
 from kv_sim.offload.files import FileOffloadingSpecInMemory
 from kv_sim.replay.timed.connectors.host_memory import LinkCopyEngine
 from kv_sim.replay.timed.engine.device import HasLink
+from kv_sim.replay.timed.engine.neighbours import FOLDERS, SharedFolder
 from kv_sim.replay.timed.timing import SECOND
 
 STAGING: str = "file_staging_bytes"
 SHARED: str = "file_shared"
+NUMBER: str = "file_engine"
 
 
 class Disk:
-    """A disk as one engine uses it: what is read and what is written stand in a queue each."""
+    """A disk as one engine uses it: what is read and what is written stand in a queue each.
+
+    What a task does it does when the engine hears that its time is over.
+    """
 
     def __init__(self, device: HasLink, blocks_per_chunk: int) -> None:
         self._device = device
         self._blocks_per_chunk = blocks_per_chunk
         self._port = device.disk.open()
         self._tasks = 0
+        self._at_end: dict[int, Callable[[], None]] = {}
 
     def begin(self, direction: Direction, chunks: int, at_end: Callable[[], None]) -> None:
         """Read or write so many chunks."""
         now = self._device.clock.now
-
-        def end() -> bool:
-            at_end()
-            return True
-
-        self._port.submit(self._tasks, direction, chunks * self._blocks_per_chunk, now=now, ready=now, at_end=end)
+        self._at_end[self._tasks] = at_end
+        self._port.submit(self._tasks, direction, chunks * self._blocks_per_chunk, now=now, ready=now)
         self._tasks += 1
 
     def hear(self) -> None:
         """Let everything end that has ended by now."""
-        self._port.poll(self._device.clock.now)
+        for job in self._port.poll(self._device.clock.now):
+            self._at_end.pop(job.job_id)()
 
     def wait(self) -> None:
         """The host waits until something ends."""
@@ -134,8 +138,22 @@ class ReplayFileOffloadingSpec(FileOffloadingSpecInMemory):
         """Copies over the link of the device that the KV caches are on."""
         self._device = kv_caches.tensors[0].tensor.device
         inner = LinkCopyEngine(self._device, layout)
-        self.slots = self._device.open_slots(inner.memory)
+        if self.engine is None:
+            self.slots = self._device.open_slots(inner.memory)
+        else:
+            self.slots = self._device.open_shared_slots(inner.memory, self._shared.slots, self.engine)
         return inner
+
+    def open_neighbourhood(self) -> tuple[OwnListing, Neighbours]:
+        """Those of the machine."""
+        assert self.engine is not None, "this engine shares with nobody"
+        home = self._shared.open(self.engine)
+        return home, home
+
+    @property
+    def _shared(self) -> SharedFolder:
+        folder: SharedFolder = self.config.extra_config[FOLDERS][self.folder.parent]
+        return folder
 
     def make_engine(self, inner: CopyEngine, slots: Slots, num_blocks: list[int]) -> FileCopyEngine:
         """With a disk in place of threads."""

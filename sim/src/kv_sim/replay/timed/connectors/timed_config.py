@@ -15,9 +15,11 @@ from kv_multi import MultiConnector
 from kv_offload import OffloadingConnector
 from kv_offload_file.options import FileOptions
 from kv_sim.replay.timed.connectors import host_memory
-from kv_sim.replay.timed.connectors.files import SHARED, STAGING, ReplayFileOffloadingSpec
+from kv_sim.replay.timed.connectors.files import NUMBER, SHARED, STAGING, ReplayFileOffloadingSpec
 from kv_sim.replay.timed.connectors.host_memory import ReplayCPUOffloadingSpec, ReplayOffloadingConnector
 from kv_sim.replay.timed.connectors.nothing import NoConnector
+from kv_sim.replay.timed.engine.machine import Seat
+from kv_sim.replay.timed.engine.neighbours import FOLDERS
 
 _EXTRA: Final = "kv_connector_extra_config"
 _MODULE: Final = "kv_connector_module_path"
@@ -39,12 +41,13 @@ NOTHING: Final = {"kv_connector": NoConnector.__name__, _MODULE: NoConnector.__m
 """A server without a connector."""
 
 
-def timed_config(written: Mapping[str, Any], ranks: int) -> dict[str, Any]:
+def timed_config(written: Mapping[str, Any], ranks: int, seat: Seat | None = None) -> dict[str, Any]:
     """The same configuration with timed media. Who can't be timed is refused by name.
 
-    The replay's one rank stands for as many as there are: what each of them has counts so many times.
+    The replay's one rank stands for as many as there are: what each of them has counts so many times. Files that
+    servers share are those of a machine, at whose ``seat`` the server is.
     """
-    config = _timed(written, _PLACE, None, ranks)
+    config = _timed(written, _PLACE, None, ranks, seat)
     KVTransferConfig.from_mapping(written)  # whose names are those that its writer knows
     return config
 
@@ -78,6 +81,12 @@ def has_files(written: object) -> bool:
     return extra.get(_SPEC) == _FILES or any(map(has_files, children))
 
 
+def shares_files(written: object) -> bool:
+    """Whether any medium of a configuration is one of files that servers share."""
+    extra, children = _parts(written)
+    return (extra.get(_SPEC) == _FILES and bool(extra.get(SHARED))) or any(map(shares_files, children))
+
+
 def _parts(written: object) -> tuple[Mapping[str, Any], list[Any]]:
     """The settings of a connector, and its children."""
     extra = written.get(_EXTRA) if isinstance(written, Mapping) else None
@@ -87,7 +96,7 @@ def _parts(written: object) -> tuple[Mapping[str, Any], list[Any]]:
     return extra, children if isinstance(children, list) else []
 
 
-def _timed(written: object, place: str, role: str | None, ranks: int) -> dict[str, Any]:
+def _timed(written: object, place: str, role: str | None, ranks: int, seat: Seat | None) -> dict[str, Any]:
     if not isinstance(written, Mapping):
         raise ConfigError(f"{place}: expected a mapping, got {written!r}")
     config = {"kv_role": role, **written} if role else dict(written)
@@ -102,9 +111,9 @@ def _timed(written: object, place: str, role: str | None, ranks: int) -> dict[st
     if found is NoConnector:
         return config
     if issubclass(found, OffloadingConnector):
-        return _timed_offloading(config, dict(extra), place, found, ranks)
+        return _timed_offloading(config, dict(extra), place, found, ranks, seat)
     if issubclass(found, MultiConnector):
-        return {**config, _EXTRA: _timed_children(config, dict(extra), place, ranks)}
+        return {**config, _EXTRA: _timed_children(config, dict(extra), place, ranks, seat)}
     raise ConfigError(
         f"{place}.kv_connector: {found.__name__} moves bytes in a way that has no timing model; "
         "OffloadingConnector has one, and MultiConnector of such"
@@ -112,7 +121,12 @@ def _timed(written: object, place: str, role: str | None, ranks: int) -> dict[st
 
 
 def _timed_offloading(
-    config: dict[str, Any], extra: dict[str, Any], place: str, found: type[KVConnectorBase_V1], ranks: int
+    config: dict[str, Any],
+    extra: dict[str, Any],
+    place: str,
+    found: type[KVConnectorBase_V1],
+    ranks: int,
+    seat: Seat | None,
 ) -> dict[str, Any]:
     spec = extra.get(_SPEC, "CPUOffloadingSpec")
     if spec not in _MEDIA:
@@ -130,10 +144,12 @@ def _timed_offloading(
     extra |= {_SPEC: timed_spec.__name__, _SPEC_MODULE: timed_spec.__module__}
     if spec == _FILES:
         if extra.get(SHARED):
-            raise ConfigError(
-                f"{place}.{_EXTRA}.{SHARED}: files that engines share have no timing model; "
-                "without this each server has its own"
-            )
+            if seat is None:
+                raise ConfigError(
+                    f"{place}.{_EXTRA}.{SHARED}: with whom? --servers N --disk-shared has others on the machine; "
+                    "without this a server has its files for itself"
+                )
+            extra |= {NUMBER: seat.number, FOLDERS: seat.machine.folders}
         staging = extra.get(STAGING, FileOptions.file_staging_bytes)
         if isinstance(staging, int):  # otherwise the medium refuses it
             extra[STAGING] = staging * ranks
@@ -143,12 +159,15 @@ def _timed_offloading(
     return timed
 
 
-def _timed_children(config: dict[str, Any], extra: dict[str, Any], place: str, ranks: int) -> dict[str, Any]:
+def _timed_children(
+    config: dict[str, Any], extra: dict[str, Any], place: str, ranks: int, seat: Seat | None
+) -> dict[str, Any]:
     children = extra.get("connectors")
     if not isinstance(children, list):
         raise ConfigError(f"{place}.{_EXTRA}.connectors: expected a list, got {children!r}")
     role = config.get("kv_role", "kv_both")
     extra["connectors"] = [
-        _timed(child, f"{place}.{_EXTRA}.connectors[{index}]", role, ranks) for index, child in enumerate(children)
+        _timed(child, f"{place}.{_EXTRA}.connectors[{index}]", role, ranks, seat)
+        for index, child in enumerate(children)
     ]
     return extra

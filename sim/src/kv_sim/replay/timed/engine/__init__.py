@@ -2,5 +2,6 @@
 
 ``drive`` is the loop over arrivals and steps. It leaves out quiet steps: of one is then left its ``sleepers``.
 ``engine`` is the testbed's, with a ``scheduler`` that notes what steps cost, a ``device`` that has a clock, and
-each ``request`` of the trace. What is counted stands in ``books``.
+each ``request`` of the trace. What is counted stands in ``books``. Servers that share files are ``neighbours`` on
+one ``machine``.
 """

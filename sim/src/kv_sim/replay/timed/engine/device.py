@@ -14,6 +14,8 @@ from kv_api import Direction
 from kv_offload_cpu.copy.engine import Numbers
 from kv_offload_file.engine import Slots
 from kv_offload_file.label import Label
+from kv_offload_file.sharing.place import MOST_ENGINES, slot_of_neighbour
+from kv_offload_file.slot_file import GoneError
 from kv_sim.config import WorldConfig
 from kv_sim.memory.copy import Copy
 from kv_sim.memory.device import Device
@@ -21,7 +23,7 @@ from kv_sim.memory.kv_cache import KVCache
 from kv_sim.memory.launched import LaunchedStep
 from kv_sim.memory.settled import Offer
 from kv_sim.memory.shadow import Shadow
-from kv_sim.offload.files import WorldSlots
+from kv_sim.offload.files import WorldSharedSlots, WorldSlots
 from kv_sim.offload.host_memory import WorldMemory
 from kv_sim.replay.timed.link import Link
 from kv_sim.replay.timed.timing import Clock
@@ -48,6 +50,9 @@ class HasLink(Protocol):
     def open_slots(self, bays: WorldMemory) -> Slots:
         """Slots of a file that are read into ``bays`` and written from them."""
 
+    def open_shared_slots(self, bays: WorldMemory, by_engine: dict[int, WorldSlots], number: int) -> Slots:
+        """Such of engine ``number``, which reads those of other engines, too."""
+
 
 class _NoSlots:
     """Slots without bytes."""
@@ -60,6 +65,15 @@ class _NoSlots:
 
     def close(self) -> None:
         pass
+
+
+class _NoSharedSlots(_NoSlots):
+    """Nor have the neighbours' any; but what was never borrowed can't be read."""
+
+    def read(self, slot: int, label: Label, bay: int) -> None:
+        found = slot_of_neighbour(slot)
+        if found is not None and found.engine >= MOST_ENGINES:
+            raise GoneError(f"{label} went before it could be borrowed")
 
 
 class _NoCopies:
@@ -141,6 +155,10 @@ class EmptyDevice:
         """There are no bytes."""
         return _NoSlots()
 
+    def open_shared_slots(self, bays: WorldMemory, by_engine: dict[int, WorldSlots], number: int) -> Slots:
+        """There are no bytes."""
+        return _NoSharedSlots()
+
 
 class TimedDevice(Device):
     """The testbed's memory, rights and checks; copies run when the link says that they ended."""
@@ -166,6 +184,11 @@ class TimedDevice(Device):
     def open_slots(self, bays: WorldMemory) -> Slots:
         """Slots that hold what was in a bay when it was written."""
         return WorldSlots(self, bays)
+
+    def open_shared_slots(self, bays: WorldMemory, by_engine: dict[int, WorldSlots], number: int) -> Slots:
+        """Such that are among those of all engines."""
+        by_engine[number] = WorldSharedSlots(self, bays, by_engine)
+        return by_engine[number]
 
     def open_mover(self) -> Mover:
         """Copies of this device; a job's pages move when it ends."""

@@ -11,8 +11,9 @@ be treated otherwise than in the step before. The last is so if nobody waits who
 before was *idle*: nobody who was awake computed anything, nobody was preempted or put off, and no copy began or
 was heard of. (Who is admitted computes or begins to load, who ends has computed, and blocks become free by an end
 or by a copy that is heard of.) Then whoever is first in the queue found no room and finds none again. Quiet steps
-are added up in ``_pass_quiet_steps``; every other step goes through the engine. Restless requests, whose stores
-the medium refused, never sleep: their connector counts their steps.
+are added up in ``_pass_quiet_steps``; every other step goes through the engine. Where
+neighbours store and evict, whoever waits may find more or less in each step: there no step is idle. Restless
+requests, whose stores the medium refused, never sleep: their connector counts their steps.
 """
 
 from collections.abc import Iterator
@@ -62,8 +63,12 @@ class Drive:
 
     def run(self) -> None:
         """Replay everything, and check that nothing is left."""
-        while self._turn():
+        for _ in self.moments():
             pass
+        self.check_end()
+
+    def check_end(self) -> None:
+        """Check that nothing is left."""
         engine = self.engine
         engine.check()
         conservation.check_engine(engine)
@@ -71,22 +76,27 @@ class Drive:
         conservation.check_books(engine)
         assert engine.copies_nothing, "a copy is under way at the end"
 
-    def _turn(self) -> bool:
-        """Let arrive who is due and take steps. False: there is nothing left."""
+    def moments(self) -> Iterator[int]:
+        """Let arrive who is due and take steps, until there is nothing left.
+
+        Whenever the clock has moved it says to when: who shares something with others goes on when it is its turn.
+        """
         engine, clock, scheduler = self.engine, self.engine.clock, self.engine.scheduler
-        self._let_arrive()
-        if not scheduler.requests and not scheduler.finished_req_ids:
-            moment = min(self._next_arrival, self._next_copy_end())
-            if moment != NEVER:
-                clock.now = max(clock.now, moment)
-                self._let_arrive()
-            elif not engine.has_work:
-                return False
-        if self._fuses and self._is_quiet():
-            self._pass_quiet_steps()
-        else:
-            self._take_step()
-        return True
+        while True:
+            self._let_arrive()
+            if not scheduler.requests and not scheduler.finished_req_ids:
+                moment = min(self._next_arrival, self._next_copy_end())
+                if moment != NEVER:
+                    clock.now = max(clock.now, moment)
+                    yield clock.now
+                    self._let_arrive()
+                elif not engine.has_work:
+                    return
+            if self._fuses and self._is_quiet():
+                self._pass_quiet_steps()
+            else:
+                yield from self._take_step()
+            yield clock.now
 
     # -- arrivals ------------------------------------------------------------------------------
 
@@ -113,7 +123,7 @@ class Drive:
 
     # -- a step through the engine -------------------------------------------------------------
 
-    def _take_step(self) -> None:
+    def _take_step(self) -> Iterator[int]:
         engine, clock, scheduler = self.engine, self.engine.clock, self.engine.scheduler
         if scheduler.sleepers:
             scheduler.wake(scheduler.sleepers.wake_due())
@@ -126,9 +136,11 @@ class Drive:
         if work.tokens:
             clock.now += costs.overhead_ns
             engine.forward_ns = costs.forward_ns(work.tokens, work.pairs, work.context)
+            yield clock.now
         engine.execute(0)
         if work.tokens:
             clock.now = clock.busy_until
+            yield clock.now
             engine.retire(0)
         engine.process()
         scheduler.sleepers.pass_steps(1)
@@ -137,7 +149,7 @@ class Drive:
         if self.books.refusals > refusals:
             for request in computing:
                 _traced(request).is_restless = True
-        self._is_idle = not (
+        self._is_idle = engine.seat is None and not (
             computing or step.output.preempted_req_ids or scheduler.deferred or engine.copy_activity != before
         )
         if self._fuses:

@@ -15,6 +15,7 @@ from kv_sim.engine.rank_device import RankDevice
 from kv_sim.guard import LogCall
 from kv_sim.memory.device import Device
 from kv_sim.replay.timed.engine.device import EmptyDevice, TimedDevice
+from kv_sim.replay.timed.engine.machine import Seat
 from kv_sim.replay.timed.engine.request import Names, TracedRequest
 from kv_sim.replay.timed.engine.scheduler import QuickScheduler, TimedScheduler
 from kv_sim.replay.timed.link import Link
@@ -26,18 +27,19 @@ from kv_sim.violation import Invariant, Referee
 
 
 class TimedEngine(BuiltinEngine):
-    """One engine with one connector, as ``transfer`` configures it."""
+    """One engine with one connector, as ``transfer`` configures it; alone, or at its ``seat`` of a machine."""
 
     scheduler_class: ClassVar[type[TimedScheduler]]
     tells_events: ClassVar[bool]
     """Whether the connector is asked to tell what it stores and drops, for a checker to follow."""
 
-    def __init__(self, sizes: Sizes, transfer: Mapping[str, Any], log: LogCall) -> None:
+    def __init__(self, sizes: Sizes, transfer: Mapping[str, Any], log: LogCall, seat: Seat | None = None) -> None:
         self.sizes = sizes
+        self.seat = seat
         self.clock = Clock()
         self.link = Link(sizes.link)
-        self.disk = Link(sizes.disk_write, sizes.disk_read)
-        self.names = Names(sizes.parts)
+        self.disk = Link(sizes.disk_write, sizes.disk_read, seat.machine.disk if seat else None)
+        self.names = seat.machine.names if seat else Names(sizes.parts)
         self._transfer = KVTransferConfig.from_mapping({"kv_role": "kv_both", "engine_id": "replay", **transfer})
         config = WorldConfig(
             num_blocks=sizes.gpu_blocks + 1,  # and the null block
@@ -106,7 +108,8 @@ class TimedEngine(BuiltinEngine):
 
     def arrive(self, index: int, traced: TraceRequest) -> None:
         """A request of the trace arrives."""
-        self.scheduler.add_request(self.make_request(index, traced))
+        number = index if self.seat is None else self.seat.number_of(index)
+        self.scheduler.add_request(self.make_request(number, traced))
 
     def make_request(self, index: int, traced: TraceRequest) -> TracedRequest:
         """A request of the trace as this engine holds it."""
