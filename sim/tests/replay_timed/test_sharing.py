@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from kv_sim.replay.timed.engine.machine import take_turns
 from kv_sim_timed_traces import PAGE, ListedTrace, answer, comparable, toy, trace_of
 
 from kv_api import ConfigError, Direction, OffloadKey
@@ -24,7 +25,6 @@ from kv_sim.replay.timed import Answers, Contents, EngineSettings, Stepping, rep
 from kv_sim.replay.timed.answers import Copies, Spread, answers_of
 from kv_sim.replay.timed.connectors.timed_config import shares_files, timed_config
 from kv_sim.replay.timed.engine.device import _NoSharedSlots
-from kv_sim.replay.timed.engine.machine import take_turns
 from kv_sim.replay.timed.engine.neighbours import SharedFolder
 from kv_sim.replay.timed.finished import finished_of
 from kv_sim.replay.timed.lanes import Job, Lanes

@@ -116,9 +116,10 @@ class KVCacheManager:
     ) -> tuple[tuple[list[int], ...], int]:
         """The tables that a request has, or those it begins with; and how many free blocks the latter take.
 
-        Of a hit only what the window still reaches is taken. If it ends within a block, that is copied.
+        Of a hit only what the window still reaches is taken. If it ends within a block, that is copied. A prompt
+        of one token that was loaded is matched once more, since that token is computed, too; it has its block.
         """
-        if hit is None:
+        if hit is None or request_id in self.tables:
             return self.tables_of(request_id).groups, 0
         tables = []
         for group, table in enumerate(hit):

@@ -29,6 +29,13 @@ def mix(value: int) -> int:
     return value ^ (value >> 31)
 
 
+def mix_words(values: Words) -> Words:
+    """Many values, mixed."""
+    values = (values ^ (values >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    values = (values ^ (values >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return values ^ (values >> np.uint64(31))
+
+
 def hash_text(text: str) -> int:
     """64 bits of a text."""
     return int.from_bytes(blake2b(text.encode(), digest_size=8).digest(), "big")

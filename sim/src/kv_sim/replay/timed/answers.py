@@ -43,7 +43,7 @@ class Spread:
 
 @dataclass(frozen=True)
 class Copies:
-    """What went over the link, or to or from the disk, in one direction."""
+    """What went over the link or the network, or to or from the disk, in one direction."""
 
     jobs: int
     blocks: int
@@ -72,6 +72,10 @@ class Answers:
     cpu_hit_blocks: int
     """The last one may be needed but for its last token."""
     disk_hit_blocks: int
+    pulled_tokens: int
+    """Of prompts, pulled by servers for which others prefill."""
+    kept_tokens: int
+    """Of prompts, found there in GPU blocks, and so not pulled."""
     block_tokens: int
     seconds: float
     """From the first arrival to the last token, on whichever server."""
@@ -85,11 +89,14 @@ class Answers:
     """From arrival until its first step or load is planned."""
     load_wait: Spread
     """Of requests that loaded: from the plan of each load until the request runs."""
+    pull_wait: Spread
+    """Of requests that pulled: the same of the pull."""
     preemptions: int
     loads: Copies
     stores: Copies
     disk_reads: Copies
     disk_writes: Copies
+    pulls: Copies
     host_wait_seconds: float
     """The host waited for copies in the middle of steps."""
     steps: int
@@ -128,6 +135,16 @@ class Answers:
     def disk_token_ratio(self) -> float:
         """Prompt tokens that the connector found in files, of all."""
         return _ratio(self.disk_hit_tokens, self.prompt_tokens)
+
+    @property
+    def pulled_token_ratio(self) -> float:
+        """Prompt tokens that were pulled, of all."""
+        return _ratio(self.pulled_tokens, self.prompt_tokens)
+
+    @property
+    def kept_token_ratio(self) -> float:
+        """Prompt tokens that need not be pulled, of all."""
+        return _ratio(self.kept_tokens, self.prompt_tokens)
 
     @property
     def output_tokens_per_second(self) -> float:
@@ -171,6 +188,8 @@ def answers_of(*runs: Finished) -> Answers:
         gpu_hit_blocks=total("local_blocks"),
         cpu_hit_blocks=total("external_blocks") - total("disk_blocks"),
         disk_hit_blocks=total("disk_blocks"),
+        pulled_tokens=total("pulled_tokens"),
+        kept_tokens=total("kept_tokens"),
         block_tokens=runs[0].block_tokens,
         seconds=max(run.last_step_ns for run in runs) / SECOND,
         ttft=spread("ttft"),
@@ -178,11 +197,13 @@ def answers_of(*runs: Finished) -> Answers:
         latency=spread("latency"),
         queueing=spread("queued"),
         load_wait=spread("load_wait"),
+        pull_wait=spread("pull_wait"),
         preemptions=total("preemptions"),
         loads=copies("loads"),
         stores=copies("stores"),
         disk_reads=copies("disk_reads"),
         disk_writes=copies("disk_writes"),
+        pulls=copies("pulls"),
         host_wait_seconds=sum(run.waited_ns for run in runs) / SECOND,
         steps=total("num_steps"),
         fused_steps=total("num_steps") - total("num_engine_steps"),

@@ -2,7 +2,7 @@
 
 from array import array
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 from kv_api import Direction
@@ -16,6 +16,8 @@ _COUNTS: Final = (
     *("num_steps", "num_engine_steps"),
 )
 _DURATIONS: Final = ("ttft", "queued", "latency", "load_wait", "per_token")
+_OF_PROMPTS: Final = (*_COUNTS[:3], *_COUNTS[5:11])
+"""What was computed and found of prompts."""
 
 
 @dataclass(frozen=True)
@@ -29,10 +31,22 @@ class Finished:
     refused: Mapping[str, int]
     connector: Mapping[str, int]
     moved: Mapping[str, Traffic]
-    """``loads`` and ``stores`` over the link, ``disk_reads`` and ``disk_writes``."""
+    """``loads`` and ``stores`` over the link, ``disk_reads`` and ``disk_writes``, ``pulls``."""
     last_step_ns: int
     waited_ns: int
     digest: str
+
+    def of_prompts(self) -> "Finished":
+        """What is to be said of it if it prefills for others, which say how long requests took."""
+        durations = {name: array("q") for name in self.durations} | {"load_wait": self.durations["load_wait"]}
+        return replace(self, counts={**self.counts, "output_tokens": 0}, durations=durations)
+
+    def of_outputs(self) -> "Finished":
+        """What is to be said of it if others prefill for it: what it found of prompts, it pulled or had kept."""
+        counts = {**self.counts, **dict.fromkeys(_OF_PROMPTS, 0)}
+        counts |= {"pulled_tokens": self.counts["external_tokens"], "kept_tokens": self.counts["local_tokens"]}
+        durations = {**self.durations, "load_wait": array("q"), "pull_wait": self.durations["load_wait"]}
+        return replace(self, counts=counts, durations=durations, refused={})
 
 
 def finished_of(engine: TimedEngine, books: Books) -> Finished:
@@ -41,8 +55,8 @@ def finished_of(engine: TimedEngine, books: Books) -> Finished:
     return Finished(
         block_tokens=engine.sizes.block_tokens,
         block_bytes=engine.sizes.block_bytes,
-        counts={name: getattr(books, name) for name in _COUNTS},
-        durations={name: getattr(books, name) for name in _DURATIONS},
+        counts={"pulled_tokens": 0, "kept_tokens": 0} | {name: getattr(books, name) for name in _COUNTS},
+        durations={"pull_wait": array("q")} | {name: getattr(books, name) for name in _DURATIONS},
         refused=dict(books.refused),
         connector=dict(books.connector),
         moved={
@@ -50,6 +64,7 @@ def finished_of(engine: TimedEngine, books: Books) -> Finished:
             "stores": link[Direction.STORE],
             "disk_reads": disk[Direction.LOAD],
             "disk_writes": disk[Direction.STORE],
+            "pulls": Traffic() if engine.wire is None else engine.wire.traffic,
         },
         last_step_ns=books.last_step_ns,
         waited_ns=engine.clock.waited_ns,

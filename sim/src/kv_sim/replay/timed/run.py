@@ -1,4 +1,4 @@
-"""``replay_once``: one trace through one configuration of a server; ``replay_together``: of several that share."""
+"""One trace through one configuration of a server (``replay_once``), or of several that share files."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -6,56 +6,53 @@ from itertools import islice
 from typing import Any
 
 from kv_sim.replay.timed.connectors.timed_config import decides_in_known_steps, timed_config
+from kv_sim.replay.timed.engine.arrivals import Numbered, TraceArrivals
 from kv_sim.replay.timed.engine.books import Books
 from kv_sim.replay.timed.engine.drive import Drive
 from kv_sim.replay.timed.engine.engine import CheckedEngine, QuickEngine, TimedEngine
-from kv_sim.replay.timed.engine.machine import Machine, Seat, take_turns
+from kv_sim.replay.timed.engine.request import Names
+from kv_sim.replay.timed.engine.seat import Machine, Seat
+from kv_sim.replay.timed.engine.together import run_together
 from kv_sim.replay.timed.refuse import refuse_too_much
 from kv_sim.replay.timed.settings import Contents, EngineSettings, Sizes, Stepping, plan
 from kv_sim.replay.trace import Tell, Trace, TraceRequest
+
+Share = Iterator[Numbered]
+"""What comes to one server of several, each request with its place in the whole trace."""
 
 
 def replay_once(
     trace: Trace, settings: EngineSettings, transfer: Mapping[str, Any], progress: Tell = lambda count: None
 ) -> tuple[TimedEngine, Books]:
     """Replay a trace with the connector that ``transfer`` configures."""
-    drive = _drive(trace, settings, transfer, progress)
-    drive.run()
+    requests = _watched(islice(trace, settings.limit), progress)
+    drive = _drive(scaled(enumerate(requests), settings), settings, transfer, trace.block_tokens)
+    run_together([drive])
     return drive.engine, drive.books
 
 
 def replay_together(
-    traces: Sequence[Trace],
-    settings: EngineSettings,
-    transfer: Mapping[str, Any],
-    progress: Tell = lambda count: None,
+    shares: Sequence[Share], settings: EngineSettings, transfer: Mapping[str, Any], block_tokens: int
 ) -> list[tuple[TimedEngine, Books]]:
     """Replay what comes to each server of a machine, whose files they share."""
-    machine = Machine(len(traces), plan(settings, traces[0].block_tokens).parts)
-    done = [0] * len(traces)
-
-    def tell_of(number: int) -> Tell:
-        def tell(count: int) -> None:
-            done[number] = count
-            progress(sum(done))
-
-        return tell
-
+    machine, names = Machine(), Names(plan(settings, block_tokens).parts)
     drives = [
-        _drive(trace, settings, transfer, tell_of(seat.number), seat)
-        for trace, seat in zip(traces, machine.seats, strict=True)
+        _drive(scaled(share, settings), settings, transfer, block_tokens, Seat(number, names, machine))
+        for number, share in enumerate(shares)
     ]
-    take_turns(drive.moments() for drive in drives)
-    for drive in drives:
-        drive.check_end()
+    run_together(drives)
     machine.folders.check()
     return [(drive.engine, drive.books) for drive in drives]
 
 
 def _drive(
-    trace: Trace, settings: EngineSettings, transfer: Mapping[str, Any], progress: Tell, seat: Seat | None = None
+    requests: Share,
+    settings: EngineSettings,
+    transfer: Mapping[str, Any],
+    block_tokens: int,
+    seat: Seat | None = None,
 ) -> Drive:
-    sizes: Sizes = plan(settings, trace.block_tokens)
+    sizes: Sizes = plan(settings, block_tokens)
     refuse_too_much(settings, sizes)
     books = Books(sizes)
     is_checked = settings.contents is Contents.CHECKED
@@ -64,14 +61,17 @@ def _drive(
     engine.link.log, engine.disk.log = books.copy_ended, books.disk_ended
     can_fuse = not is_checked and decides_in_known_steps(timed)
     stepping = settings.stepping if can_fuse else Stepping.SINGLE
-    requests = _watched(islice(trace, settings.limit), progress)
-    return Drive(engine, books, _scaled(requests, settings.arrival_scale), stepping)
+    return Drive(engine, books, TraceArrivals(requests, books, engine.make_request), stepping)
 
 
-def _scaled(requests: Iterator[TraceRequest], scale: float) -> Iterator[TraceRequest]:
-    if scale == 1:
+def scaled(requests: Share, settings: EngineSettings) -> Share:
+    """The same requests, as far apart as the settings have it."""
+    if settings.arrival_scale == 1:
         return requests
-    return (replace(request, arrival_seconds=request.arrival_seconds * scale) for request in requests)
+    return (
+        (number, replace(request, arrival_seconds=request.arrival_seconds * settings.arrival_scale))
+        for number, request in requests
+    )
 
 
 def _watched(requests: Iterator[TraceRequest], progress: Tell) -> Iterator[TraceRequest]:

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from itertools import chain
+from itertools import chain, count
 from typing import Any, Final
 
 import numpy as np
@@ -14,7 +14,7 @@ from kv_sim.replay.side_by_side import Progress, do_all
 from kv_sim.replay.timed.answers import Answers, answers_of
 from kv_sim.replay.timed.connectors.timed_config import shares_files
 from kv_sim.replay.timed.finished import Finished, finished_of
-from kv_sim.replay.timed.run import replay_once, replay_together
+from kv_sim.replay.timed.run import Share, replay_once, replay_together
 from kv_sim.replay.timed.settings import EngineSettings
 from kv_sim.replay.trace import Tell, Trace
 
@@ -95,8 +95,20 @@ def _replay(trace: Trace, piece: _Piece, tell: Tell) -> list[Finished]:
     if piece.fleet is None:
         return [finished_of(*replay_once(trace, kind.settings, kind.transfer, tell))]
     assert isinstance(trace, Columns), f"{trace.name} can't be dealt out"
-    shares = [share.columns for share in RoutedTrace(trace, piece.fleet).shares]
-    return [finished_of(*one) for one in replay_together(shares, kind.settings, kind.transfer, tell)]
+    shares = shares_in_turn(RoutedTrace(trace, piece.fleet), tell)
+    return [finished_of(*one) for one in replay_together(shares, kind.settings, kind.transfer, trace.block_tokens)]
+
+
+def shares_in_turn(routed: RoutedTrace, tell: Tell) -> list[Share]:
+    """What comes to each server, when they have one time."""
+    done = count(1)
+
+    def watched(share: Share) -> Share:
+        for numbered in share:
+            tell(next(done))
+            yield numbered
+
+    return [watched(zip(share.requests.tolist(), share.columns, strict=True)) for share in routed.shares]
 
 
 def _first(trace: Trace, limit: int | None) -> Columns:

@@ -76,6 +76,10 @@ class EngineSettings:
     disk_write_bandwidth: float = 4e9
     disk_microseconds: float = 25.0
     """Of each chunk that is read or written, beside its bytes: what a disk takes to answer, over all threads."""
+    network_bandwidth: float = 50e9
+    """Bytes a second that a GPU sends to another server, and gets from there; pulls reach ``link_efficiency``."""
+    pull_microseconds: float = 100.0
+    """Of each pull, beside its bytes."""
     stepping: Stepping = Stepping.FUSED
     contents: Contents = Contents.IGNORED
     arrival_scale: float = 1.0
@@ -89,9 +93,9 @@ class EngineSettings:
                 raise ConfigError(f"{name}: expected {such}, got {getattr(self, name)!r}")
         for name in ("flops_efficiency", "hbm_efficiency", "link_efficiency", "gpu_memory_utilization"):
             _check_share(name, getattr(self, name))
-        for name in ("step_microseconds", "idle_step_microseconds", "copy_microseconds", "disk_microseconds"):
+        for name in _TIMES:
             _check_time(name, getattr(self, name))
-        for name in ("disk_read_bandwidth", "disk_write_bandwidth"):
+        for name in ("disk_read_bandwidth", "disk_write_bandwidth", "network_bandwidth"):
             _check_rate(name, getattr(self, name))
         for name, kind in _WHOLE.items():
             value = getattr(self, name)
@@ -136,6 +140,7 @@ _OBJECTS: Final[Mapping[str, tuple[type, str]]] = {
     "store_when": (StoreWhen, "StoreWhen.COMPUTED or StoreWhen.EVICTED"),
 }
 """What nobody looks up by a name here, and how it is written."""
+_TIMES: Final = tuple(f.name for f in fields(EngineSettings) if f.name.endswith("microseconds"))
 _WHOLE: Final = {f.name: f.type for f in fields(EngineSettings) if f.type in (int, int | None)}
 _BYTES: Final = ("cpu_bytes_to_use", "disk_bytes_to_use")
 _MAY_BE_NONE: Final = ("disk_bytes_to_use", "disk_store_threshold")
@@ -158,6 +163,9 @@ class Sizes:
     link: LinkCosts = field(repr=False)
     disk_read: LinkCosts = field(repr=False)
     disk_write: LinkCosts = field(repr=False)
+    network: LinkCosts = field(repr=False)
+    pull_ns: int = field(repr=False)
+    """Of each pull, beside its blocks."""
 
     @property
     def block_bytes(self) -> int:
@@ -214,6 +222,13 @@ def plan(settings: EngineSettings, trace_block_tokens: int) -> Sizes:
         ),
         disk_read=disk(settings.disk_read_bandwidth),
         disk_write=disk(settings.disk_write_bandwidth),
+        network=LinkCosts(
+            ns_per_byte=1e9 / (settings.network_bandwidth * settings.link_efficiency * settings.tp_size),
+            ns_per_piece=0.0,
+            block_bytes=kv_bytes * block_tokens,
+            pieces_per_block=0,
+        ),
+        pull_ns=to_ns(settings.pull_microseconds / 1e6),
     )
 
 

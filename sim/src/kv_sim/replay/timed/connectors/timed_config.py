@@ -14,12 +14,14 @@ from kv_factory import KVConnectorFactory
 from kv_multi import MultiConnector
 from kv_offload import OffloadingConnector
 from kv_offload_file.options import FileOptions
+from kv_p2p import P2PConnector
 from kv_sim.replay.timed.connectors import host_memory
 from kv_sim.replay.timed.connectors.files import NUMBER, SHARED, STAGING, ReplayFileOffloadingSpec
 from kv_sim.replay.timed.connectors.host_memory import ReplayCPUOffloadingSpec, ReplayOffloadingConnector
 from kv_sim.replay.timed.connectors.nothing import NoConnector
-from kv_sim.replay.timed.engine.machine import Seat
+from kv_sim.replay.timed.connectors.pulls import ReplayP2PConnector
 from kv_sim.replay.timed.engine.neighbours import FOLDERS
+from kv_sim.replay.timed.engine.seat import Seat
 
 _EXTRA: Final = "kv_connector_extra_config"
 _MODULE: Final = "kv_connector_module_path"
@@ -44,12 +46,33 @@ NOTHING: Final = {"kv_connector": NoConnector.__name__, _MODULE: NoConnector.__m
 def timed_config(written: Mapping[str, Any], ranks: int, seat: Seat | None = None) -> dict[str, Any]:
     """The same configuration with timed media. Who can't be timed is refused by name.
 
-    The replay's one rank stands for as many as there are: what each of them has counts so many times. Files that
-    servers share are those of a machine, at whose ``seat`` the server is.
+    The replay's one rank stands for as many as there are: what each of them has counts so many times. What a
+    server has in common with others, at its ``seat`` among them, is files of one machine, or wires to pull over.
     """
     config = _timed(written, _PLACE, None, ranks, seat)
     KVTransferConfig.from_mapping(written)  # whose names are those that its writer knows
     return config
+
+
+def prefill_config(written: Mapping[str, Any]) -> dict[str, Any]:
+    """The configuration of a server that prefills for others, with the connector that ``written`` has, if any."""
+    pulled = _pulling("kv_producer")
+    if not written:
+        return pulled
+    return {
+        "kv_connector": MultiConnector.__name__,
+        "kv_role": "kv_both",
+        _EXTRA: {"connectors": [pulled, dict(written)]},
+    }
+
+
+def decode_config() -> dict[str, Any]:
+    """The configuration of a server for which others prefill."""
+    return _pulling("kv_consumer")
+
+
+def _pulling(role: str) -> dict[str, Any]:
+    return {"kv_connector": P2PConnector.__name__, _MODULE: _INSIDE_VLLM, "kv_role": role}
 
 
 def decides_in_known_steps(timed: Mapping[str, Any]) -> bool:
@@ -61,6 +84,8 @@ def decides_in_known_steps(timed: Mapping[str, Any]) -> bool:
     found = KVConnectorFactory.get_connector_class(KVTransferConfig.from_mapping(timed))
     if found is MultiConnector:
         return all(decides_in_known_steps(child) for child in timed[_EXTRA]["connectors"])
+    if found is ReplayP2PConnector:
+        return True  # what it gives up is among the ends of its wire
     if found is ReplayOffloadingConnector:
         return not any(timed[_EXTRA].get(timeout) for timeout in _TIMEOUTS)
     return found is NoConnector
@@ -110,6 +135,8 @@ def _timed(written: object, place: str, role: str | None, ranks: int, seat: Seat
     found = KVConnectorFactory.get_connector_class(KVTransferConfig.from_mapping({"kv_role": "kv_both", **config}))
     if found is NoConnector:
         return config
+    if found is P2PConnector and seat is not None and seat.wires is not None:
+        return {**config, "kv_connector": ReplayP2PConnector.__name__, _MODULE: ReplayP2PConnector.__module__}
     if issubclass(found, OffloadingConnector):
         return _timed_offloading(config, dict(extra), place, found, ranks, seat)
     if issubclass(found, MultiConnector):
@@ -144,7 +171,7 @@ def _timed_offloading(
     extra |= {_SPEC: timed_spec.__name__, _SPEC_MODULE: timed_spec.__module__}
     if spec == _FILES:
         if extra.get(SHARED):
-            if seat is None:
+            if seat is None or seat.machine is None:
                 raise ConfigError(
                     f"{place}.{_EXTRA}.{SHARED}: with whom? --servers N --disk-shared has others on the machine; "
                     "without this a server has its files for itself"

@@ -16,10 +16,13 @@ from kv_sim.replay.timed.engine.request import TracedRequest, output_tokens_of
 from kv_sim.replay.timed.lanes import Ended
 from kv_sim.replay.timed.settings import Sizes
 from kv_sim.replay.timed.timing import Work
+from kv_sim.replay.timed.wires import Pulling
 from kv_sim.replay.trace import TraceRequest
 
 REFUSALS: Final = "vllm:kv_offload_allocation_failure"
 """Stores for which the medium had no room. The connector offers them again, and counts steps until then."""
+_LEVELS: Final = ("_perc", "_held_blocks")
+"""How the names of metrics end that say how much there is of something now."""
 EMPTY: Final = "has no prompt"
 BEYOND_MODEL: Final = "is longer than the model's maximum"
 BEYOND_GPU: Final = "is longer than all GPU blocks"
@@ -99,7 +102,7 @@ class Books:
             self.disk_blocks += external_blocks
         self.preemptions += request.num_preemptions
         self.ttft.append(times.first_token - times.arrival)
-        self.queued.append(times.scheduled - times.arrival)
+        self.queued.append(times.scheduled - times.arrival - times.served_before)
         self.latency.append(times.end - times.arrival)
         if times.external_tokens or times.load_wait:  # the latter alone: it loaded after it was preempted
             self.load_wait.append(times.load_wait)
@@ -116,6 +119,10 @@ class Books:
         """What was read or written, and when it was heard of."""
         self._write("disk", job.port, job.job_id, job.direction.value, job.blocks, job.begin, job.end, now)
 
+    def pull_ended(self, pulling: Pulling, now: int) -> None:
+        """What was pulled, and when its end was heard of."""
+        self._write("pull", pulling.pull.request_id, pulling.span, now)
+
     def called(self, side: str, method: str, args: tuple[Any, ...], answer: Any) -> None:
         """A call of the connector was answered."""
         if method == "get_external_cache_hit_sources":
@@ -130,11 +137,11 @@ class Books:
             request.times.disk_tokens = min(request.times.external_tokens, sources.get(CacheHitSource.DISK, 0))
 
     def _count(self, numbers: Mapping[str, Any]) -> None:
-        """Add up, over all children of a connector; levels are none of our business."""
+        """Add up, over all children of a connector; not levels."""
         for name, value in numbers.items():
             if isinstance(value, Mapping):
                 self._count(value)
-            elif isinstance(value, int | float) and value and not name.endswith("_perc"):
+            elif isinstance(value, int | float) and value and not name.endswith(_LEVELS):
                 self.connector[name] += value  # type: ignore[assignment]
 
     def _write(self, *values: object) -> None:

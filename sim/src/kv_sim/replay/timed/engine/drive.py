@@ -1,4 +1,4 @@
-"""The loop: arrivals and steps of one engine over a trace, in the order of time.
+"""The loop: arrivals and steps of one engine, in the order of time.
 
 A step that computes something begins with the host's part (``overhead_ns``), in which the worker's hooks run; then
 comes the forward pass, and at its end the step is processed. So a copy that ended is heard of by the first step
@@ -16,56 +16,79 @@ neighbours store and evict, whoever waits may find more or less in each step: th
 requests, whose stores the medium refused, never sleep: their connector counts their steps.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import NoReturn
 
 from kv_offload import OffloadingSchedulerSide
 from kv_sim.checkers import conservation
 from kv_sim.engine.request import SimRequest, Status
+from kv_sim.replay.timed.engine.arrivals import NEVER, Arrivals
 from kv_sim.replay.timed.engine.books import Books
 from kv_sim.replay.timed.engine.engine import TimedEngine
 from kv_sim.replay.timed.engine.request import TracedRequest
 from kv_sim.replay.timed.engine.scheduler import TimedScheduler
 from kv_sim.replay.timed.engine.sleepers import quiet_steps
-from kv_sim.replay.timed.refuse import refuse_too_late
 from kv_sim.replay.timed.settings import Stepping
-from kv_sim.replay.timed.timing import to_ns
-from kv_sim.replay.trace import TraceRequest
 from kv_sim.violation import Invariant, Violation
 
-NEVER = 1 << 62
 MOST_EMPTY_STEPS = 1000
 """In a row, while no copy is under way and nobody arrives. A connector puts a request off 50 times at most."""
 
 
 class Drive:
-    """One replay in the making."""
+    """One engine's part of a replay in the making."""
 
     def __init__(
-        self, engine: TimedEngine, books: Books, requests: Iterator[TraceRequest], stepping: Stepping
+        self,
+        engine: TimedEngine,
+        books: Books,
+        arrivals: Arrivals,
+        stepping: Stepping,
+        ended: Callable[[TracedRequest], None] = lambda request: None,
     ) -> None:
         self.engine = engine
         self.books = books
         self._fuses = stepping is Stepping.FUSED
-        self._requests = requests
-        self._index = 0
-        self._next: TraceRequest | None = None
-        self._next_arrival = NEVER
+        self._arrivals = arrivals
+        self._ended = ended
+        """Hears of every request that has ended, when its times are known."""
+        self._step: Iterator[None] | None = None
+        """What is left of the step under way."""
         self._is_idle = False
         """The last step changed nothing that the decisions of the next depend on."""
-        self._empty_steps = 0
+        self.empty_steps = 0
+        """In a row, with nothing under way and nobody known to come."""
         owners = (owner for connector in engine.connectors for owner in conservation.owners(connector))
         self._counters = [owner for owner in owners if isinstance(owner, OffloadingSchedulerSide)]
         """Who counts steps, and has to hear of those that are left out."""
         self._noted = 0
         """How many of those that ended have been noted."""
-        self._pull()
 
-    def run(self) -> None:
-        """Replay everything, and check that nothing is left."""
-        for _ in self.moments():
-            pass
-        self.check_end()
+    @property
+    def moment(self) -> int:
+        """When the engine goes on. NEVER: there is nothing left, as far as is known."""
+        engine, scheduler = self.engine, self.engine.scheduler
+        if self._step is not None or scheduler.requests or scheduler.finished_req_ids:
+            return engine.clock.now
+        moment = min(self._arrivals.moment, self._next_copy_end())
+        if moment == NEVER:
+            return engine.clock.now if engine.has_work else NEVER
+        return max(engine.clock.now, moment)
+
+    def turn(self, until: int) -> None:
+        """Go on: with the step under way, as far as its clock doesn't move; with a new one; or with quiet ones.
+
+        Before ``until`` nobody else does anything that could be of interest.
+        """
+        if self._step is None:
+            self.engine.clock.now = self.moment
+            self._let_arrive()
+            if self._fuses and self._is_quiet(until):
+                self._pass_quiet_steps(until)
+                return
+            self._step = self._take_step()
+        if next(self._step, self) is self:
+            self._step = None
 
     def check_end(self) -> None:
         """Check that nothing is left."""
@@ -76,46 +99,11 @@ class Drive:
         conservation.check_books(engine)
         assert engine.copies_nothing, "a copy is under way at the end"
 
-    def moments(self) -> Iterator[int]:
-        """Let arrive who is due and take steps, until there is nothing left.
-
-        Whenever the clock has moved it says to when: who shares something with others goes on when it is its turn.
-        """
-        engine, clock, scheduler = self.engine, self.engine.clock, self.engine.scheduler
-        while True:
-            self._let_arrive()
-            if not scheduler.requests and not scheduler.finished_req_ids:
-                moment = min(self._next_arrival, self._next_copy_end())
-                if moment != NEVER:
-                    clock.now = max(clock.now, moment)
-                    yield clock.now
-                    self._let_arrive()
-                elif not engine.has_work:
-                    return
-            if self._fuses and self._is_quiet():
-                self._pass_quiet_steps()
-            else:
-                yield from self._take_step()
-            yield clock.now
-
-    # -- arrivals ------------------------------------------------------------------------------
-
-    def _pull(self) -> None:
-        """Get the next request that the engine takes."""
-        self._next, self._next_arrival = None, NEVER
-        for traced in self._requests:
-            self._index += 1
-            if self.books.admits(traced):
-                refuse_too_late(self._index - 1, traced.arrival_seconds)
-                self._next, self._next_arrival = traced, to_ns(traced.arrival_seconds)
-                return
-
     def _let_arrive(self) -> None:
-        now, waiting = self.engine.clock.now, self.engine.scheduler.waiting
-        while self._next is not None and self._next_arrival <= now:
-            self._is_idle &= bool(waiting)
-            self.engine.arrive(self._index - 1, self._next)
-            self._pull()
+        scheduler, arrivals = self.engine.scheduler, self._arrivals
+        while arrivals.moment <= self.engine.clock.now:
+            self._is_idle &= bool(scheduler.waiting)
+            scheduler.add_request(arrivals.take())
 
     def _next_copy_end(self) -> int:
         end = self.engine.next_copy_end()
@@ -123,7 +111,8 @@ class Drive:
 
     # -- a step through the engine -------------------------------------------------------------
 
-    def _take_step(self) -> Iterator[int]:
+    def _take_step(self) -> Iterator[None]:
+        """One step; whenever the clock has moved, others may go on first."""
         engine, clock, scheduler = self.engine, self.engine.clock, self.engine.scheduler
         if scheduler.sleepers:
             scheduler.wake(scheduler.sleepers.wake_due())
@@ -136,11 +125,11 @@ class Drive:
         if work.tokens:
             clock.now += costs.overhead_ns
             engine.forward_ns = costs.forward_ns(work.tokens, work.pairs, work.context)
-            yield clock.now
+            yield
         engine.execute(0)
         if work.tokens:
             clock.now = clock.busy_until
-            yield clock.now
+            yield
             engine.retire(0)
         engine.process()
         scheduler.sleepers.pass_steps(1)
@@ -149,7 +138,7 @@ class Drive:
         if self.books.refusals > refusals:
             for request in computing:
                 _traced(request).is_restless = True
-        self._is_idle = engine.seat is None and not (
+        self._is_idle = not engine.shares_files and not (
             computing or step.output.preempted_req_ids or scheduler.deferred or engine.copy_activity != before
         )
         if self._fuses:
@@ -166,6 +155,7 @@ class Drive:
         for request in outcome.ended[self._noted :]:
             _traced(request).times.end = now
             self.books.end(_traced(request))
+            self._ended(_traced(request))
         self._noted = len(outcome.ended)
 
     def _put_to_sleep(self) -> None:
@@ -183,23 +173,22 @@ class Drive:
     def _count_empty_steps(self, tokens: int) -> None:
         """After a step that computed nothing the engine waits a little; it may not do so for ever."""
         if tokens:
-            self._empty_steps = 0
+            self.empty_steps = 0
             return
         if self.engine.scheduler.requests:
             self.engine.clock.now += self.engine.sizes.step.idle_ns
-        self._empty_steps += 1
-        if not self.engine.copies_nothing or self._next is not None:
-            self._empty_steps = 0
-        elif self._empty_steps > MOST_EMPTY_STEPS:
-            self._fail_to_end()
+        self.empty_steps += 1
+        if not self.engine.copies_nothing or self._arrivals.moment != NEVER:
+            self.empty_steps = 0
 
-    def _fail_to_end(self) -> NoReturn:
+    def fail_to_end(self) -> NoReturn:
+        """It takes steps for ever, and nothing comes of them."""
         left = ", ".join(map(repr, self.engine.scheduler.requests.values())) or "none, but it wants to go on"
         raise Violation(Invariant.LIVENESS, f"nothing is under way, and there are still requests: {left}")
 
     # -- quiet steps ---------------------------------------------------------------------------
 
-    def _is_quiet(self) -> bool:
+    def _is_quiet(self, until: int) -> bool:
         """Whether the engine's next step would change nothing but the clock and the sleepers."""
         engine, scheduler = self.engine, self.engine.scheduler
         if scheduler.running or scheduler.finished_req_ids:
@@ -210,24 +199,30 @@ class Drive:
         if not self._is_idle and not _nobody_waits(scheduler):
             return False
         hooks = engine.clock.now + (engine.sizes.step.overhead_ns if scheduler.sleepers else 0)
-        return self._next_copy_end() > hooks
+        return self._next_news(until) > hooks
 
-    def _pass_quiet_steps(self) -> None:
+    def _next_news(self, until: int) -> int:
+        """Up to here it is known that no copy ends; others may bring one about from ``until`` on."""
+        return min(self._next_copy_end(), until) if self.engine.awaits_others else self._next_copy_end()
+
+    def _pass_quiet_steps(self, until: int) -> None:
         engine, clock, sleepers = self.engine, self.engine.clock, self.engine.scheduler.sleepers
-        copy_end, costs = self._next_copy_end(), engine.sizes.step
+        news, costs, until = self._next_news(until), engine.sizes.step, min(until, self._arrivals.moment)
         alarm = sleepers.next_alarm()
         if alarm is None:
-            moment = min(copy_end, self._next_arrival)
+            moment = min(news, until)
             if moment == NEVER:
-                self._fail_to_end()
+                self.fail_to_end()
             steps = -(-(moment - clock.now) // costs.idle_ns)
             clock.now += steps * costs.idle_ns
+            if engine.copies_nothing and self._arrivals.moment == NEVER:
+                self.empty_steps += steps
             self._skip(steps)
             return
         # One more step is quiet as long as its hooks run before a copy ends.
-        last, count, context = copy_end - costs.overhead_ns, len(sleepers), sleepers.context
+        last, count, context = news - costs.overhead_ns, len(sleepers), sleepers.context
         now, steps, most = clock.now, 0, alarm - sleepers.steps
-        while steps < most and now < last and now < self._next_arrival:
+        while steps < most and now < last and now < until:
             now += costs.overhead_ns + costs.forward_ns(count, context, context)
             context += count
             steps += 1

@@ -1,10 +1,10 @@
-"""``TimedEngine``: the testbed's engine for a trace, with a clock, a link, a disk and a server's sizes.
+"""``TimedEngine``: the testbed's engine for a trace, with a clock, links, and a server's sizes.
 
 ``QuickEngine`` has no memory; ``CheckedEngine`` has, with rights and checks of contents. Both schedule alike, and
 drive the same connector through the same guard.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from types import SimpleNamespace
 from typing import Any, ClassVar, cast
 
@@ -15,19 +15,20 @@ from kv_sim.engine.rank_device import RankDevice
 from kv_sim.guard import LogCall
 from kv_sim.memory.device import Device
 from kv_sim.replay.timed.engine.device import EmptyDevice, TimedDevice
-from kv_sim.replay.timed.engine.machine import Seat
 from kv_sim.replay.timed.engine.request import Names, TracedRequest
 from kv_sim.replay.timed.engine.scheduler import QuickScheduler, TimedScheduler
+from kv_sim.replay.timed.engine.seat import Seat
 from kv_sim.replay.timed.link import Link
 from kv_sim.replay.timed.settings import Sizes
 from kv_sim.replay.timed.timing import Clock
+from kv_sim.replay.timed.wires import TimedWire
 from kv_sim.replay.trace import TraceRequest
 from kv_sim.subject import Subject
 from kv_sim.violation import Invariant, Referee
 
 
 class TimedEngine(BuiltinEngine):
-    """One engine with one connector, as ``transfer`` configures it; alone, or at its ``seat`` of a machine."""
+    """One engine with one connector, as ``transfer`` configures it; alone, or at its ``seat`` among others."""
 
     scheduler_class: ClassVar[type[TimedScheduler]]
     tells_events: ClassVar[bool]
@@ -37,9 +38,10 @@ class TimedEngine(BuiltinEngine):
         self.sizes = sizes
         self.seat = seat
         self.clock = Clock()
+        self.wire = seat.wires.open(self.clock) if seat and seat.wires else None
         self.link = Link(sizes.link)
-        self.disk = Link(sizes.disk_write, sizes.disk_read, seat.machine.disk if seat else None)
-        self.names = seat.machine.names if seat else Names(sizes.parts)
+        self.disk = Link(sizes.disk_write, sizes.disk_read, seat.machine.disk if seat and seat.machine else None)
+        self.names = seat.names if seat else Names(sizes.parts)
         self._transfer = KVTransferConfig.from_mapping({"kv_role": "kv_both", "engine_id": "replay", **transfer})
         config = WorldConfig(
             num_blocks=sizes.gpu_blocks + 1,  # and the null block
@@ -59,7 +61,7 @@ class TimedEngine(BuiltinEngine):
     def describe(self, subject: Subject, rank: int) -> Any:
         described = super().describe(subject, rank)
         described.kv_transfer_config = self._transfer
-        described.replay_clock = self.clock
+        described.replay_clock, described.replay_wire = self.clock, self.wire
         described.kv_events_config = SimpleNamespace(enable_kv_cache_events=self.tells_events)
         return described
 
@@ -70,11 +72,21 @@ class TimedEngine(BuiltinEngine):
         described.kv_cache_tensors[0].size = size * self.config.num_blocks
         return described
 
-    # -- copies: over the link, and to and from the disk -----------------------------------------
+    # -- copies: over the link, to and from the disk, and over the wire ----------------------------
 
     @property
-    def _links(self) -> tuple[Link, Link]:
-        return self.link, self.disk
+    def _links(self) -> Sequence[Link | TimedWire]:
+        return (self.link, self.disk) if self.wire is None else (self.link, self.disk, self.wire)
+
+    @property
+    def shares_files(self) -> bool:
+        """Whether others store what is found here."""
+        return self.seat is not None and self.seat.machine is not None
+
+    @property
+    def awaits_others(self) -> bool:
+        """Whether other engines may bring a copy about that ends here."""
+        return self.wire is not None and self.wire.awaits_others
 
     @property
     def copy_activity(self) -> int:
@@ -105,11 +117,6 @@ class TimedEngine(BuiltinEngine):
     @property
     def _device(self) -> EmptyDevice | TimedDevice:
         return cast(EmptyDevice | TimedDevice, self.devices[0])
-
-    def arrive(self, index: int, traced: TraceRequest) -> None:
-        """A request of the trace arrives."""
-        number = index if self.seat is None else self.seat.number_of(index)
-        self.scheduler.add_request(self.make_request(number, traced))
 
     def make_request(self, index: int, traced: TraceRequest) -> TracedRequest:
         """A request of the trace as this engine holds it."""

@@ -16,7 +16,7 @@ import numpy as np
 
 from kv_sim.engine.request import SimRequest
 from kv_sim.engine.request_spec import RequestSpec
-from kv_sim.memory.content import Words, mix
+from kv_sim.memory.content import Words, mix, mix_words
 from kv_sim.replay.timed.timing import to_ns
 from kv_sim.replay.trace import TraceRequest
 
@@ -63,13 +63,22 @@ class Tokens(Sequence[int]):
     def __getitem__(self, index: slice) -> list[int]: ...
     def __getitem__(self, index: int | slice) -> int | list[int]:
         if isinstance(index, slice):
-            return [self._token(place) for place in range(*index.indices(self._length))]
+            start, stop, step = index.indices(self._length)
+            return self._from_to(start, stop) if step == 1 else [self._token(p) for p in range(start, stop, step)]
         if not -self._length <= index < self._length:
             raise IndexError(f"token {index} of {self._length}")
         return self._token(index % self._length)
 
     def __iter__(self) -> Iterator[int]:
         return (self._token(place) for place in range(self._length))
+
+    def _from_to(self, start: int, stop: int) -> list[int]:
+        """Many at once: who pulls, or is pulled from, compares whole prompts."""
+        places = np.arange(start, max(start, stop))
+        numbers = np.array(self._numbers, np.uint64)[places // self._size]
+        values = mix_words(numbers * np.uint64(self._size) + (places % self._size).astype(np.uint64))
+        tokens: list[int] = (values % np.uint64(100_000)).tolist()
+        return tokens
 
     def _token(self, place: int) -> int:
         number, offset = self._numbers[place // self._size], place % self._size
@@ -85,6 +94,8 @@ class Times:
     """Its first load or step was planned."""
     first_token: int = -1
     end: int = -1
+    served_before: int = 0
+    """Before it was scheduled: how long another engine served it."""
     parked: int = -1
     """Since when it waits for a load."""
     load_wait: int = 0

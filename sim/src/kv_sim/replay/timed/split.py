@@ -1,0 +1,141 @@
+"""A split fleet: some servers prefill, the others decode; both run kv-p2p's connector, and all have one clock.
+
+A request goes to a server that prefills, for one token. When it has that, a ``Relay`` sends it on to a server
+that decodes, with the ticket that came with its end, as vLLM's routers do: to whoever has the fewest requests, of
+equals to the first. That server pulls the prompt's blocks, and everything that the client gets comes from it, the
+first token, too. A request whose blocks weren't held goes on without a ticket, and is computed anew.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import Any
+
+from kv_p2p.pulling.ticket import WANTED
+from kv_sim.guard import LogCall
+from kv_sim.replay.timed.connectors.timed_config import decode_config, prefill_config, timed_config
+from kv_sim.replay.timed.engine.arrivals import HandedArrivals, TraceArrivals
+from kv_sim.replay.timed.engine.books import Books
+from kv_sim.replay.timed.engine.drive import Drive
+from kv_sim.replay.timed.engine.engine import QuickEngine, TimedEngine
+from kv_sim.replay.timed.engine.request import Names, TracedRequest
+from kv_sim.replay.timed.engine.seat import Seat
+from kv_sim.replay.timed.engine.together import run_together
+from kv_sim.replay.timed.finished import Finished, finished_of
+from kv_sim.replay.timed.network import Network
+from kv_sim.replay.timed.refuse import refuse_too_much
+from kv_sim.replay.timed.run import Share, scaled
+from kv_sim.replay.timed.settings import EngineSettings, plan
+from kv_sim.replay.timed.wires import Wires
+from kv_sim.replay.trace import TraceRequest
+
+_ENDS = ("request_finished", "request_finished_all_groups")
+
+
+@dataclass(eq=False)
+class Decoder:
+    """A server that decodes."""
+
+    engine: TimedEngine
+    arrivals: HandedArrivals = field(default_factory=HandedArrivals)
+    unfinished: int = 0
+    """Requests that were sent there and have no end yet."""
+
+    def end(self, request: TracedRequest) -> None:
+        """One of them has ended."""
+        self.unfinished -= 1
+
+
+class Relay:
+    """Sends requests on."""
+
+    def __init__(self, decoders: Sequence[Decoder]) -> None:
+        self._decoders = decoders
+        self._asked: dict[int, TraceRequest] = {}
+        """What is being prefilled, by number."""
+        self._tickets: dict[str, dict[str, Any]] = {}
+
+    def begin(self, engine: TimedEngine, index: int, traced: TraceRequest) -> TracedRequest:
+        """The first half of a request: its prompt, and one token."""
+        self._asked[index] = traced
+        request = engine.make_request(index, replace(traced, output_tokens=1))
+        request.kv_transfer_params = {WANTED: True}
+        return request
+
+    def hear(self, method: str, args: tuple[Any, ...], answer: Any) -> None:
+        """A connector of a server that prefills answered a call."""
+        if method in _ENDS and answer[1]:
+            self._tickets[args[0].request_id] = answer[1]
+
+    def send_on(self, done: TracedRequest) -> None:
+        """The first half has ended: the other one arrives elsewhere."""
+        decoder = min(self._decoders, key=lambda one: one.unfinished)
+        request = decoder.engine.make_request(done.index, self._asked.pop(done.index))
+        request.kv_transfer_params = self._tickets.pop(done.request_id, None)
+        request.times.served_before = done.times.end - done.times.scheduled
+        decoder.unfinished += 1
+        decoder.arrivals.hand(request, done.times.end)
+
+    def check(self) -> None:
+        """Recount at the end: nobody is between two servers."""
+        assert not self._asked, f"prefilled for ever: {sorted(self._asked)}"
+        assert not any(one.unfinished for one in self._decoders), "a server that decodes hasn't answered"
+
+
+@dataclass(frozen=True)
+class SplitTransfers:
+    """The ``--kv-transfer-config`` of either kind of server."""
+
+    prefill: Mapping[str, Any]
+    decode: Mapping[str, Any]
+
+    @classmethod
+    def beside(cls, transfer: Mapping[str, Any]) -> "SplitTransfers":
+        """The usual ones; a server that prefills has also the connector of ``transfer``, if that has one."""
+        return cls(prefill_config(transfer), decode_config())
+
+
+def replay_split(
+    shares: Sequence[Share],
+    decoding: int,
+    settings: EngineSettings,
+    transfers: SplitTransfers,
+    block_tokens: int,
+) -> list[Finished]:
+    """Replay what comes to each server that prefills, and then to so many that decode."""
+    sizes = plan(settings, block_tokens)
+    refuse_too_much(settings, sizes)
+    names, wires = Names(sizes.parts), Wires(Network(sizes.network, sizes.pull_ns, len(shares) + decoding))
+
+    seats = (Seat(number, names, wires=wires) for number in range(len(shares) + decoding))
+
+    def make(written: Mapping[str, Any], log: LogCall, books: Books) -> TimedEngine:
+        seat = next(seats)
+        engine = QuickEngine(sizes, timed_config(written, settings.tp_size, seat), log, seat)
+        engine.link.log, engine.disk.log = books.copy_ended, books.disk_ended
+        assert engine.wire is not None, "it was given wires"
+        engine.wire.log = books.pull_ended
+        return engine
+
+    decoders, drives = [], []
+    for _ in range(decoding):
+        books = Books(sizes)
+        decoders.append(Decoder(make(transfers.decode, books.called, books)))
+        drives.append(
+            Drive(decoders[-1].engine, books, decoders[-1].arrivals, settings.stepping, decoders[-1].end)
+        )
+    relay = Relay(decoders)
+    for share in shares:
+        books = Books(sizes)
+        engine = make(transfers.prefill, partial(_log, books, relay), books)
+        arrivals = TraceArrivals(scaled(share, settings), books, partial(relay.begin, engine))
+        drives.append(Drive(engine, books, arrivals, settings.stepping, relay.send_on))
+    run_together(drives)
+    relay.check()
+    finished = [finished_of(drive.engine, drive.books) for drive in drives]
+    return [one.of_outputs() for one in finished[:decoding]] + [one.of_prompts() for one in finished[decoding:]]
+
+
+def _log(books: Books, relay: Relay, side: str, method: str, args: tuple[Any, ...], answer: Any) -> None:
+    books.called(side, method, args, answer)
+    relay.hear(method, args, answer)
