@@ -12,7 +12,6 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from kv_sim.replay.timed.engine.machine import take_turns
 from kv_sim_timed_traces import PAGE, ListedTrace, answer, comparable, toy, trace_of
 
 from kv_api import ConfigError, Direction, OffloadKey
@@ -45,8 +44,10 @@ def sharing(chunks: int = 16, **changes: Any) -> EngineSettings:
 
 def together(traces: Sequence[ListedTrace], server: EngineSettings, **changes: Any) -> list[Answers]:
     """What each of the servers answers."""
-    server = replace(server, **changes)
-    return [answers_of(finished_of(*one)) for one in replay_together(traces, server, server.transfer_config())]
+    server, config = replace(server, **changes), server.transfer_config()
+    numbered = [zip(count(number, len(traces)), trace, strict=False) for number, trace in enumerate(traces)]
+    found = replay_together(numbered, server, config, traces[0].block_tokens)
+    return [answers_of(finished_of(*one)) for one in found]
 
 
 def test_what_a_neighbour_has_written_is_read_from_its_file() -> None:
@@ -209,18 +210,6 @@ def _note(given: list[int], job: Job, now: int) -> None:
     assert isinstance(job.owner, Link)
     if job.owner.costs[Direction.STORE] is not job.owner.costs[Direction.LOAD]:  # a disk's
         given.append(now)
-
-
-def test_turns_are_taken_in_the_order_of_time() -> None:
-    seen: list[tuple[str, int]] = []
-
-    def server(name: str, *moments: int) -> Iterator[int]:
-        for moment in moments:
-            yield moment
-            seen.append((name, moment))
-
-    take_turns([server("a", 1, 5, 6), server("b"), server("c", 2, 5, 9)])
-    assert seen == [("a", 1), ("c", 2), ("a", 5), ("c", 5), ("a", 6), ("c", 9)]
 
 
 COSTS = LinkCosts(ns_per_byte=1.0, ns_per_piece=10.0, block_bytes=80, pieces_per_block=2)

@@ -7,7 +7,6 @@ that only waits looks every 5000.
 
 from array import array
 from dataclasses import replace
-from itertools import islice
 
 import pytest
 from kv_sim_timed_traces import ListedTrace, answer, toy, trace_of
@@ -16,10 +15,12 @@ from kv_api import ConfigError, Direction
 from kv_sim.replay.timed import Answers
 from kv_sim.replay.timed.answers import Copies, Spread, answers_of
 from kv_sim.replay.timed.connectors.timed_config import NOTHING, timed_config
+from kv_sim.replay.timed.engine.arrivals import TraceArrivals
 from kv_sim.replay.timed.engine.books import Books
 from kv_sim.replay.timed.engine.drive import Drive
 from kv_sim.replay.timed.engine.engine import CheckedEngine, QuickEngine
 from kv_sim.replay.timed.engine.request import Times
+from kv_sim.replay.timed.engine.together import run_together
 from kv_sim.replay.timed.finished import finished_of
 from kv_sim.replay.timed.link import Ended
 from kv_sim.replay.timed.settings import EngineSettings, Stepping, plan
@@ -49,7 +50,8 @@ def diary(trace: ListedTrace, settings: EngineSettings, *, connector: bool = Tru
     transfer = settings.transfer_config() if connector else NOTHING
     engine = QuickEngine(plan(settings, trace.block_tokens), timed_config(transfer, 1), books.called)
     engine.link.log = books.copy_ended
-    Drive(engine, books, islice(trace, None), Stepping.FUSED).run()
+    arrivals = TraceArrivals(enumerate(trace), books, engine.make_request)
+    run_together([Drive(engine, books, arrivals, Stepping.FUSED)])
     return books, answers_of(finished_of(engine, books))
 
 

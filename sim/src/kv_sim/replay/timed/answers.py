@@ -52,6 +52,18 @@ class Copies:
 
 
 @dataclass(frozen=True)
+class Pulled:
+    """What servers pulled for which others prefill."""
+
+    tokens: int
+    kept_tokens: int
+    """Found in GPU blocks there, and so not pulled."""
+    copies: Copies
+    wait: Spread
+    """Of requests that pulled: from the plan of the pull until the request runs."""
+
+
+@dataclass(frozen=True)
 class Answers:
     """What one replay says: of the requests that were replayed, on all servers together."""
 
@@ -72,10 +84,6 @@ class Answers:
     cpu_hit_blocks: int
     """The last one may be needed but for its last token."""
     disk_hit_blocks: int
-    pulled_tokens: int
-    """Of prompts, pulled by servers for which others prefill."""
-    kept_tokens: int
-    """Of prompts, found there in GPU blocks, and so not pulled."""
     block_tokens: int
     seconds: float
     """From the first arrival to the last token, on whichever server."""
@@ -89,14 +97,11 @@ class Answers:
     """From arrival until its first step or load is planned."""
     load_wait: Spread
     """Of requests that loaded: from the plan of each load until the request runs."""
-    pull_wait: Spread
-    """Of requests that pulled: the same of the pull."""
     preemptions: int
     loads: Copies
     stores: Copies
     disk_reads: Copies
     disk_writes: Copies
-    pulls: Copies
     host_wait_seconds: float
     """The host waited for copies in the middle of steps."""
     steps: int
@@ -105,6 +110,8 @@ class Answers:
     """What the connector itself counted."""
     digest: str
     """Of all times of requests and of copies; of several servers, of their digests."""
+    pulled: Pulled | None = None
+    """None: no server prefills for others."""
 
     @property
     def gpu_block_ratio(self) -> float:
@@ -139,12 +146,12 @@ class Answers:
     @property
     def pulled_token_ratio(self) -> float:
         """Prompt tokens that were pulled, of all."""
-        return _ratio(self.pulled_tokens, self.prompt_tokens)
+        return _ratio(self.pulled.tokens if self.pulled else 0, self.prompt_tokens)
 
     @property
     def kept_token_ratio(self) -> float:
-        """Prompt tokens that need not be pulled, of all."""
-        return _ratio(self.kept_tokens, self.prompt_tokens)
+        """Prompt tokens that servers for which others prefill had, of all."""
+        return _ratio(self.pulled.kept_tokens if self.pulled else 0, self.prompt_tokens)
 
     @property
     def output_tokens_per_second(self) -> float:
@@ -188,8 +195,6 @@ def answers_of(*runs: Finished) -> Answers:
         gpu_hit_blocks=total("local_blocks"),
         cpu_hit_blocks=total("external_blocks") - total("disk_blocks"),
         disk_hit_blocks=total("disk_blocks"),
-        pulled_tokens=total("pulled_tokens"),
-        kept_tokens=total("kept_tokens"),
         block_tokens=runs[0].block_tokens,
         seconds=max(run.last_step_ns for run in runs) / SECOND,
         ttft=spread("ttft"),
@@ -197,18 +202,28 @@ def answers_of(*runs: Finished) -> Answers:
         latency=spread("latency"),
         queueing=spread("queued"),
         load_wait=spread("load_wait"),
-        pull_wait=spread("pull_wait"),
         preemptions=total("preemptions"),
         loads=copies("loads"),
         stores=copies("stores"),
         disk_reads=copies("disk_reads"),
         disk_writes=copies("disk_writes"),
-        pulls=copies("pulls"),
         host_wait_seconds=sum(run.waited_ns for run in runs) / SECOND,
         steps=total("num_steps"),
         fused_steps=total("num_steps") - total("num_engine_steps"),
         connector=_together([run.connector for run in runs]),
         digest=_digest([run.digest for run in runs]),
+        pulled=_pulled([run for run in runs if run.is_of_outputs]),
+    )
+
+
+def _pulled(runs: Sequence[Finished]) -> Pulled | None:
+    if not runs:
+        return None
+    return Pulled(
+        tokens=sum(run.counts["pulled_tokens"] for run in runs),
+        kept_tokens=sum(run.counts["kept_tokens"] for run in runs),
+        copies=_copies([run.moved["pulls"] for run in runs], runs[0].block_bytes),
+        wait=Spread.of(array("q", chain.from_iterable(run.durations["pull_wait"] for run in runs))),
     )
 
 

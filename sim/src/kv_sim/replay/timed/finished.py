@@ -36,6 +36,11 @@ class Finished:
     waited_ns: int
     digest: str
 
+    @property
+    def is_of_outputs(self) -> bool:
+        """Whether others prefill for it."""
+        return "pull_wait" in self.durations
+
     def of_prompts(self) -> "Finished":
         """What is to be said of it if it prefills for others, which say how long requests took."""
         durations = {name: array("q") for name in self.durations} | {"load_wait": self.durations["load_wait"]}
@@ -55,8 +60,8 @@ def finished_of(engine: TimedEngine, books: Books) -> Finished:
     return Finished(
         block_tokens=engine.sizes.block_tokens,
         block_bytes=engine.sizes.block_bytes,
-        counts={"pulled_tokens": 0, "kept_tokens": 0} | {name: getattr(books, name) for name in _COUNTS},
-        durations={"pull_wait": array("q")} | {name: getattr(books, name) for name in _DURATIONS},
+        counts={name: getattr(books, name) for name in _COUNTS},
+        durations={name: getattr(books, name) for name in _DURATIONS},
         refused=dict(books.refused),
         connector=dict(books.connector),
         moved={

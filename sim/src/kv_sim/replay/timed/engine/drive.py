@@ -75,13 +75,13 @@ class Drive:
             return engine.clock.now if engine.has_work else NEVER
         return max(engine.clock.now, moment)
 
-    def turn(self, until: int) -> None:
-        """Go on: with the step under way, as far as its clock doesn't move; with a new one; or with quiet ones.
+    def turn(self, moment: int, until: int) -> None:
+        """Go on at a moment: with the step under way, to where its clock moves; with a new one, or with quiet ones.
 
         Before ``until`` nobody else does anything that could be of interest.
         """
         if self._step is None:
-            self.engine.clock.now = self.moment
+            self.engine.clock.now = moment
             self._let_arrive()
             if self._fuses and self._is_quiet(until):
                 self._pass_quiet_steps(until)

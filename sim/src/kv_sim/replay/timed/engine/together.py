@@ -20,7 +20,8 @@ def run_together(drives: Sequence[Drive]) -> None:
         if moments[first] == NEVER:
             break
         next_one = min(others)
-        drive.turn(next_one + 1 if next_one != NEVER and others.index(next_one) > first else next_one)
+        until = next_one + 1 if next_one != NEVER and others.index(next_one) > first else next_one
+        drive.turn(moments[first], until)
         if drive.empty_steps > MOST_EMPTY_STEPS and _nobody_gets_on(drives):
             drive.fail_to_end()
     for drive in drives:
