@@ -59,6 +59,8 @@ NUMBERS = {
     "disk-read-bandwidth": ("disk_read_bandwidth", 2.5e9, " (default 6.8e+09)"),
     "disk-write-bandwidth": ("disk_write_bandwidth", 1.5e9, " (default 4e+09)"),
     "disk-microseconds": ("disk_microseconds", 7.5, " (default 25)"),
+    "network-bandwidth": ("network_bandwidth", 2.5e9, " (default 5e+10)"),
+    "pull-microseconds": ("pull_microseconds", 7.5, " (default 100)"),
     "arrival-scale": ("arrival_scale", 0.25, " (default 1)"),
     "max-model-len": ("max_model_len", 3, " (default: the model's)"),
 }
@@ -76,7 +78,7 @@ def test_every_number_has_an_option() -> None:
     others = {"help", "model", "stepping", "check-contents", "capacity", "gpu-capacity", "policy"}
     others |= {old.removeprefix("--") for old in OLD_NAMES}
     others |= {"gpu", "gpu-flops", "hbm-bandwidth", "link-bandwidth", "gpu-memory", "connector-config"}
-    others |= {"disk-capacity", "disk-store-threshold", "disk-shared", "store-when"}
+    others |= {"disk-capacity", "disk-store-threshold", "disk-shared", "store-when", "prefill-servers"}
     assert set(said) == others | NUMBERS.keys()
     assert said["capacity"].endswith("one or more (default 64GiB, or none where there is a disk)")
     parser = argparse.ArgumentParser()
@@ -85,6 +87,31 @@ def test_every_number_has_an_option() -> None:
     assert said["capacity"].endswith("one or more (default: --points)")
     goals = "such as ttft-p90=800ms: ttft|tpot|latency|queueing, mean|p50|p90|p95|p99|worst"
     assert said["goal"] == f"what the least memory is looked for with, {goals}"
+
+
+def test_each_size_comes_with_each_number_of_servers_that_prefill() -> None:
+    found = settings_of(parsed("--capacity none,1GiB --prefill-servers 0,2,0"))
+    sizes = [(one.cpu_bytes_to_use, one.prefill_servers) for one in found]
+    assert sizes == [(0, 0), (0, 2), (1 << 30, 0), (1 << 30, 2)]
+    assert found[0].transfer_config() == {}
+
+
+@pytest.mark.parametrize(
+    ("line", "problem"),
+    [
+        ("--prefill-servers 1,x", "--prefill-servers: expected whole numbers with commas between them, got '1,x'"),
+        ("--prefill-servers -1", "--prefill-servers: expected whole numbers with commas between them, got '-1'"),
+        ("--prefill-servers ²", "--prefill-servers: expected whole numbers with commas between them, got '²'"),
+        ("--capacity none", "--capacity none: expected a size such as 64GiB or 64GB"),
+        ("--network-bandwidth 0", "--network-bandwidth: expected a number above 0, got 0.0"),
+        ("--pull-microseconds -1", "--pull-microseconds: expected a number of at least 0, got -1.0"),
+    ],
+)
+def test_what_servers_for_others_can_not_be(line: str, problem: str) -> None:
+    option, value = line.split()
+    with pytest.raises(ConfigError) as caught:
+        settings_of(parsed(f"{option}={value}"))
+    assert str(caught.value) == problem
 
 
 @pytest.mark.parametrize("stepping", Stepping)

@@ -1,16 +1,27 @@
-"""Servers that prefill for others, in time."""
+"""Servers that prefill for others, in time.
 
+As in ``test_timeline`` a token takes 1000 ns and 4 more for each that it attends to, a step 10,000 beside the
+forward pass, and an engine that only waits looks every 5000. A pull takes 100,000 ns, and hardly anything for its
+bytes.
+"""
+
+from array import array
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from kv_sim_timed_traces import ListedTrace, comparable, servers, traces
+from kv_sim_timed_traces import ListedTrace, comparable, servers, toy, trace_of, traces
 
+from kv_p2p.pulling.stats import EXPIRED_HOLDS, FAILED_PULLS, PULLED_BYTES, REFUSED_HOLDS, SERVED_HOLDS
 from kv_sim.replay.timed import Answers, EngineSettings, Stepping
-from kv_sim.replay.timed.answers import answers_of
-from kv_sim.replay.timed.connectors.timed_config import prefill_config
+from kv_sim.replay.timed.answers import Copies, Pulled, Spread, answers_of
+from kv_sim.replay.timed.engine.drive import Drive
+from kv_sim.replay.timed.engine.together import run_together
 from kv_sim.replay.timed.split import SplitTransfers, replay_split
+from kv_sim.replay.transfer_config import prefill_config
 
 EXTRA = "kv_connector_extra_config"
 
@@ -39,6 +50,87 @@ def impatient(hold: float, pull: float, most: int | None, connector: Any) -> Spl
     return SplitTransfers(prefill, decode)
 
 
+def test_one_request_alone() -> None:
+    """It is computed with one token by 18,145 ns. Then it arrives at the other server, which asks at once.
+
+    The first server serves it in a step of the same moment, so the pull ends at 118,146. That is heard of at
+    123,145, 5000 later it goes on, and computes the last token of the prompt anew: 10,000 + 1000 + 4 × 8 + 1. Each
+    of two more tokens attends to one more.
+    """
+    answers = split(trace_of((0, 8, 3, [1, 2])), toy())
+    assert answers.ttft == Spread.of(array("q", [128_145 + 11_033]))
+    assert answers.latency == Spread.of(array("q", [128_145 + 11_033 + 11_037 + 11_041]))
+    assert answers.pulled == Pulled(8, 0, Copies(1, 2, 32, 100_001e-9), Spread.of(array("q", [110_000])))
+    assert (answers.prompt_tokens, answers.output_tokens, answers.requests) == (8, 3, 1)
+    assert answers.queueing == Spread.of(array("q", [0])), "it is served all the time"
+    assert answers.load_wait.count == answers.preemptions == 0
+    assert answers.seconds == 161_256e-9
+
+
+def test_who_waits_at_both_servers_has_queued_at_both() -> None:
+    one_at_a_time = toy(max_running=1, max_step_tokens=8)
+    answers = split(trace_of((0, 8, 3, [1, 2]), (0, 8, 3, [3, 4])), one_at_a_time)
+    # The second one is computed from 18,145 on, and arrives at 36,290; there is no room to run, but to pull.
+    assert answers.queueing.worst == pytest.approx(18_145e-9 + 1_855e-9)
+
+
+def test_what_either_server_has_is_not_computed_or_not_pulled_again() -> None:
+    """The others find two blocks at either server; what is pulled is the third, of which they need one token."""
+    answers = split(trace_of((0, 8, 1, [1, 2]), (1000, 9, 1, [1, 2, 3]), (2000, 9, 1, [1, 2, 3])), toy())
+    assert (answers.gpu_hit_tokens, answers.cpu_hit_tokens) == (8 + 8, 0)
+    assert answers.pulled is not None
+    assert (answers.pulled.tokens, answers.pulled.kept_tokens) == (8 + 1 + 1, 8 + 8)
+    assert answers.pulled.copies.blocks == 2 + 1 + 1
+
+
+def test_servers_that_prefill_have_memory_of_their_own_beside() -> None:
+    trace = trace_of((0, 8, 1, [1, 2]), (500, 15, 1, [3, 4, 5, 6]), (2000, 9, 1, [1, 2, 7]))
+    server = toy(gpu_blocks=4)
+    beside = split(trace, server, transfers=SplitTransfers.beside(server.transfer_config()))
+    assert (beside.cpu_hit_tokens, beside.loads.blocks, beside.stores.blocks) == (8, 2, 2 + 3)
+    alone = split(trace, server)
+    assert (alone.cpu_hit_tokens, alone.loads.blocks, alone.stores.blocks) == (0, 0, 0)
+
+
+def test_who_decodes_least_gets_the_next_one() -> None:
+    """Of two servers: long, short, and when the short one is done, its server again."""
+    long, rest = (0, 4, 400, [1]), [(1000.0 * n, 4, 2, [10 + n]) for n in range(1, 4)]
+    drives: list[Drive] = []
+
+    def seen(given: Sequence[Drive]) -> None:
+        drives.extend(given)
+        run_together(given)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("kv_sim.replay.timed.split.run_together", seen)
+        split(trace_of(long, *rest), toy(gpu_blocks=200), decoding=2)
+    assert [drive.books.output_tokens for drive in drives] == [400, 2 + 2 + 2, 4]
+
+
+@pytest.mark.parametrize(
+    ("hold", "pull", "most", "connector", "pulled"),
+    [
+        (120.0, 30.0, None, {SERVED_HOLDS: 2, PULLED_BYTES: 64}, 4),
+        # Held by nobody: each is computed by the other server as well.
+        (120.0, 30.0, 1, {REFUSED_HOLDS: 2}, 0),
+        # The second pull would begin when the first has ended, by when the hold is over.
+        (90e-6, 30.0, None, {SERVED_HOLDS: 1, PULLED_BYTES: 32, EXPIRED_HOLDS: 1, FAILED_PULLS: 1}, 2),
+        # So it is if who pulls loses patience, who then also says that it isn't needed any more.
+        (120.0, 90e-6, None, {SERVED_HOLDS: 2, PULLED_BYTES: 32, FAILED_PULLS: 1}, 2),
+    ],
+)
+def test_what_nobody_holds_or_comes_for_is_computed_anew(
+    hold: float, pull: float, most: int | None, connector: dict[str, int], pulled: int
+) -> None:
+    trace = trace_of((0, 8, 2, [1, 2]), (0, 8, 2, [3, 4]))
+    answers = split(trace, toy(), transfers=impatient(hold, pull, most, None))
+    assert answers.requests == 2
+    assert answers.pulled is not None and answers.pulled.copies.blocks == pulled
+    counts = {name: n for name, n in answers.connector.items() if "pull_seconds" not in name}
+    assert counts == connector
+
+
+@pytest.mark.once
 @given(data=st.data(), trace=traces(), settings=servers())
 def test_fused_and_single_steps_agree(data: st.DataObject, trace: ListedTrace, settings: EngineSettings) -> None:
     prefilling, decoding = data.draw(st.sampled_from([(1, 1), (1, 2), (2, 1), (2, 3)]))

@@ -17,7 +17,7 @@ from kv_sim.replay.fleet import Fleet
 from kv_sim.replay.report.timed.as_json import answers_as_json, timed_as_json
 from kv_sim.replay.report.timed.text import seconds_shown, timed_lines
 from kv_sim.replay.routing import Routing
-from kv_sim.replay.timed import EngineSettings, replay_engine, servers
+from kv_sim.replay.timed import Contents, EngineSettings, replay_engine, servers
 from kv_sim.replay.timed.goal import Goal, parse_goals
 from kv_sim.replay.timed.sweep import EngineSweep, sweep_engine, usual_sizes
 
@@ -97,6 +97,95 @@ def test_servers_that_share_files_are_replayed_together(monkeypatch: pytest.Monk
         in lines
     )
     assert [line.split()[2:] for line in lines if line.startswith("chunks borrowed")] == [["90", "0"]]
+
+
+@pytest.mark.once
+def test_servers_that_prefill_for_others_are_replayed_together(monkeypatch: pytest.MonkeyPatch) -> None:
+    trace, fleet = turns(3, 9), Fleet(3, Routing.ROUND_ROBIN)
+    kinds = [server(0, prefill_servers=0), server(200, prefill_servers=1), server(200, prefill_servers=2)]
+    one = sweep_engine(trace, kinds, fleet=fleet)
+    monkeypatch.setattr(servers, "WORTH_A_PROCESS", 1)
+    assert sweep_engine(trace, kinds, fleet=fleet, jobs=2) == one
+    both, *split = one.runs
+    assert both.answers == one.without, "without memory each does what a server without a connector does"
+    for run in split:
+        assert run.answers.pulled is not None and run.answers.pulled.tokens == run.answers.prompt_tokens
+        assert run.answers.requests == one.without.requests
+    # All nine go to the one server that prefills, in turn; of two each has some in every round.
+    assert split[0].answers.stores.blocks == 9 * 10 < split[1].answers.stores.blocks
+    alone = replay_engine(trace, kinds[1], fleet=fleet)
+    assert alone.with_connector == split[0].answers
+    assert alone.without == replay_engine(trace, server(200), fleet=fleet).with_connector
+    lines = [*timed_lines(alone)]
+    assert "  pulls   prefill on 1 of 3 servers; 50 GB/s × 0.85 each way and GPU, 100 µs a pull" in lines
+    [head] = [line for line in lines if " prefill, " in line]
+    assert head.split() == "1 prefill, 2 decode 3 do both".split()
+    assert [line.split()[-2:] for line in lines if line.startswith("prompt tokens pulled")] == [["1.0000", "-"]]
+    written = timed_as_json(alone)
+    assert written["split"]["pulled"]["tokens"] == alone.with_connector.prompt_tokens
+    assert written["doing_both"]["pulled"] is None and "without" not in written
+    assert written["kv_transfer_configs"]["to_decode"]["kv_role"] == "kv_consumer"
+
+
+def test_servers_that_prefill_for_others_are_recommended_if_that_keeps_a_promise() -> None:
+    """Whoever decodes waits for nobody's prompt; where each does both, some do."""
+    builder = ColumnsBuilder()
+    for number in range(12):
+        builder.add(0.2 * number, 10 * 512, 60, range(10 * number, 10 * number + 10))
+    kinds = [EngineSettings(cpu_bytes_to_use=0, prefill_servers=count) for count in (0, 1, 2)]
+    found = sweep_engine(builder.finish("busy", 512), kinds, fleet=Fleet(3, Routing.ROUND_ROBIN))
+    both, one, two = (run.answers.time_per_output_token.worst for run in found.runs)
+    assert two < both and one < both
+    goal = parse_goals(f"tpot-worst={(max(one, two) + both) / 2 * 1e3:.6f}ms")
+    found = replace(found, goals=goal)
+    assert found.recommended is not None
+    assert found.recommended.settings.prefill_servers == (1 if one <= two else 2)
+    lines = [*timed_lines(found)]
+    assert "  pulls   prefill on 1 or 2 of 3 servers; 50 GB/s × 0.85 each way and GPU, 100 µs a pull" in lines
+    rows = [line.split()[:3] for line in lines if line[:1] in "-12" and line.strip()]
+    assert rows == [["-", "none", "-"], ["-", "-", "-"], ["1", "-", "-"], ["2", "-", "-"]]
+    chosen = found.recommended.settings.prefill_servers
+    prefill = "prefills" if chosen == 1 else "prefill"
+    assert f"recommended: {chosen} of 3 servers {prefill} for the others" in lines
+    assert [line.split()[:2] for line in lines[-3:-1]] == [["to", "prefill:"], ["to", "decode:"]]
+    written = timed_as_json(found)
+    assert written["recommended"]["prefill_servers"] == chosen
+    assert [[*run["kv_transfer_configs"]] for run in written["runs"][1:]] == [["to_prefill", "to_decode"]] * 2
+    assert written["runs"][0]["kv_transfer_config"] == {}
+
+
+@pytest.mark.parametrize(
+    ("changes", "fleet", "problem"),
+    [
+        (
+            {"prefill_servers": 1},
+            None,
+            "prefill_servers: got 1, with --servers 1; of these at least one has to decode",
+        ),
+        (
+            {"prefill_servers": 3},
+            Fleet(3),
+            "prefill_servers: got 3, with --servers 3; of these at least one has to decode",
+        ),
+        (
+            {"prefill_servers": 1, "contents": Contents.CHECKED},
+            Fleet(3),
+            "prefill_servers: with --check-contents each server does both",
+        ),
+        (
+            {"prefill_servers": 1, "disk_bytes_to_use": 1 << 20, "disk_shared": True},
+            Fleet(3, disk_shared=True),
+            "prefill_servers: where servers share files, each does both",
+        ),
+    ],
+)
+def test_servers_that_can_not_be(changes: dict[str, Any], fleet: Fleet | None, problem: str) -> None:
+    one = server(20, **changes)
+    with pytest.raises(ConfigError) as alone:
+        replay_engine(turns(), one, fleet=fleet)
+    with pytest.raises(ConfigError) as among_others:
+        sweep_engine(turns(), [replace(one, prefill_servers=0), one], fleet=fleet)
+    assert str(alone.value) == str(among_others.value) == problem
 
 
 @pytest.mark.parametrize("fleet", [None, Fleet()])

@@ -3,11 +3,18 @@
 import json
 import shlex
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Final
 
 from kv_offload import StoreWhen
 from kv_offload_cpu.policy import POLICIES
 from kv_offload_file import FileOffloadingSpec
+
+PULLS: Final = "P2PConnector"
+"""What serves other engines, and pulls from them."""
+_EXTRA: Final = "kv_connector_extra_config"
+_MODULE: Final = "kv_connector_module_path"
+_OURS: Final = "kv_vllm"
+_POLICY: Final = "kv_load_failure_policy"
 
 
 def host_config(
@@ -53,6 +60,23 @@ def disk_config(
     return _server("MultiConnector", {"load_policy": "longest", "connectors": children})
 
 
+def prefill_config(other: Mapping[str, Any]) -> dict[str, Any]:
+    """A server that computes prompts for others, and has the connector of another configuration, if any."""
+    if not other:
+        return _server(PULLS, {}, "kv_producer")
+    serves = {"kv_connector": PULLS, "kv_role": "kv_producer"}
+    extra = other.get(_EXTRA, {})
+    if other["kv_connector"] == "MultiConnector":
+        return {**other, _EXTRA: {**extra, "connectors": [serves, *extra["connectors"]]}}
+    child = {key: value for key, value in other.items() if key != _POLICY and (key, value) != (_MODULE, _OURS)}
+    return _server("MultiConnector", {"connectors": [serves, child]})
+
+
+def decode_config() -> dict[str, Any]:
+    """A server for which others compute prompts."""
+    return _server(PULLS, {}, "kv_consumer")
+
+
 def as_argument(config: Mapping[str, Any]) -> str:
     """What is pasted behind ``vllm serve``, in a shell's quotes."""
     return f"--kv-transfer-config {shlex.quote(json.dumps(config))}"
@@ -64,14 +88,8 @@ def disk_bytes_for(blocks: int, block_bytes: int, *, shared: bool = False) -> in
     return blocks * (FileOffloadingSpec.slot_bytes_for(block_bytes) + FileOffloadingSpec.ROW_BYTES + listed)
 
 
-def _server(connector: str, extra: dict[str, Any]) -> dict[str, Any]:
-    return {
-        "kv_connector": connector,
-        "kv_connector_module_path": "kv_vllm",
-        "kv_role": "kv_both",
-        "kv_load_failure_policy": "recompute",
-        "kv_connector_extra_config": extra,
-    }
+def _server(connector: str, extra: dict[str, Any], role: str = "kv_both") -> dict[str, Any]:
+    return {"kv_connector": connector, _MODULE: _OURS, "kv_role": role, _POLICY: "recompute", _EXTRA: extra}
 
 
 def _host(cpu_bytes: int, policy: str, policy_module: str | None) -> dict[str, Any]:

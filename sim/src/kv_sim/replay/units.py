@@ -24,6 +24,8 @@ MOST_BYTES: Final = 1 << 40
 """Of a token: more than any model has, and with as many blocks as there may be a number that fits a float."""
 
 _IN_BYTES: Final = "64GiB or 64GB"
+NOTHING: Final = "none"
+"""Where there may be none of something."""
 EXPECTED: Final = f"20000blocks, 10Mtokens, {_IN_BYTES}"
 
 

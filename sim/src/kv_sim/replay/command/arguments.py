@@ -22,14 +22,13 @@ from kv_sim.replay.readers.source import SHIPPED
 from kv_sim.replay.readers.turns import Turns
 from kv_sim.replay.routing import USUAL as USUAL_ROUTING
 from kv_sim.replay.routing import Routing
-from kv_sim.replay.units import EXPECTED
+from kv_sim.replay.units import EXPECTED, NOTHING
 
 TIMED: Final = "kv_sim.replay.timed.command"
 TIMED_REPORT: Final = "kv_sim.replay.report.timed"
 """Engine fidelity, and who shows it. They bring the engine model, so they are imported where it is asked for."""
 
 USUAL_DTYPE: Final = "bf16"
-NOTHING: Final = "none"
 USUAL_POINTS: Final = 20
 USUAL_ENGINE_POINTS: Final = 8
 """Each takes longer."""

@@ -10,7 +10,6 @@ from kv_offload import StoreWhen
 from kv_offload_cpu.policy import find_policy
 from kv_sim.replay.around import Disk
 from kv_sim.replay.command.arguments import (
-    NOTHING,
     TIMED,
     USUAL_DTYPE,
     USUAL_ENGINE_POINTS,
@@ -28,7 +27,7 @@ from kv_sim.replay.readers.turns import Turns
 from kv_sim.replay.routing import USUAL as USUAL_ROUTING
 from kv_sim.replay.routing import find_routing
 from kv_sim.replay.trace import EngineMemory
-from kv_sim.replay.units import EXPECTED, Footprint, check_bytes, parse_capacity
+from kv_sim.replay.units import EXPECTED, NOTHING, Footprint, check_bytes, parse_capacity
 
 
 def take_old_names(options: argparse.Namespace, say: Callable[[str], object]) -> None:

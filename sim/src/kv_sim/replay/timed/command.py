@@ -23,7 +23,7 @@ from kv_sim.replay.timed.replay import EngineReplay, replay_engine
 from kv_sim.replay.timed.settings import Contents, EngineSettings, Stepping, plan
 from kv_sim.replay.timed.sweep import EngineSweep, sweep_engine, usual_sizes
 from kv_sim.replay.trace import Trace
-from kv_sim.replay.units import EXPECTED, Footprint, parse_bytes, parse_capacity
+from kv_sim.replay.units import EXPECTED, NOTHING, Footprint, parse_bytes, parse_capacity
 from kv_sim.strict import read_option
 
 _T = TypeVar("_T")
@@ -46,6 +46,8 @@ _NUMBERS: Final[Mapping[str, tuple[str, type, str]]] = {
     "disk-read-bandwidth": ("disk_read_bandwidth", float, "bytes a second from the disk, for all GPUs"),
     "disk-write-bandwidth": ("disk_write_bandwidth", float, "bytes a second to the disk, for all GPUs"),
     "disk-microseconds": ("disk_microseconds", float, "of each chunk on the disk, beside its bytes"),
+    "network-bandwidth": ("network_bandwidth", float, "bytes a second of a GPU to other servers, each way"),
+    "pull-microseconds": ("pull_microseconds", float, "of each pull from another server, beside its bytes"),
     "disk-store-threshold": ("disk_store_threshold", int, "offers until a block goes to the disk"),
     "arrival-scale": ("arrival_scale", float, "spread arrivals by this factor: 2 halves the load"),
     "max-model-len": ("max_model_len", int, "tokens of the longest request (default: the model's)"),
@@ -72,6 +74,7 @@ _TYPED_AS: Final[Mapping[str, str]] = {
     **{setting: f"--{option}" for option, (setting, _, _) in _NUMBERS.items()},
     "gpu_blocks": "--gpu-capacity",
     "disk_bytes_to_use": "--disk-capacity",
+    "prefill_servers": "--prefill-servers",
     "connector": "--connector-config",
 }
 """setting -> what was typed"""
@@ -130,6 +133,11 @@ def _add_arguments(parser: argparse.ArgumentParser, usual_capacity: str) -> argp
         "--disk-shared",
         action="store_true",
         help="each of --servers reads what the others have on the disk, which is one for all (one machine)",
+    )
+    group.add_argument(
+        "--prefill-servers",
+        metavar="COUNTS",
+        help="of --servers, so many compute prompts for the others, which pull them; one or more (default: none)",
     )
     group.add_argument("--policy", metavar="NAMES", help=f"one or more, or all (default {_USUAL.eviction_policy})")
     group.add_argument(
@@ -264,15 +272,31 @@ def _kept(options: argparse.Namespace) -> Iterator[dict[str, Any]]:
     for policy in policies:
         find_policy(policy)  # a wrong name is known before anything runs
     disks = _sizes(options.disk_capacity, "--disk-capacity") or [_USUAL.disk_bytes_to_use]
+    prefilling = _prefill_servers(options.prefill_servers)
+    memories = _sizes(options.capacity, "--capacity", may_be_none=prefilling != [None])
     for policy in policies:
         for disk in disks:
             usual = 0 if disk else _USUAL.cpu_bytes_to_use
-            for memory in _sizes(options.capacity, "--capacity") or [usual]:
-                yield {"eviction_policy": policy, "cpu_bytes_to_use": memory, "disk_bytes_to_use": disk}
+            for memory in memories or [usual]:
+                for count in prefilling:
+                    sizes = {"cpu_bytes_to_use": memory, "disk_bytes_to_use": disk, "prefill_servers": count}
+                    yield {"eviction_policy": policy, **sizes}
 
 
-def _sizes(typed: str | None, option: str) -> list[int]:
-    return [] if typed is None else list(dict.fromkeys(parse_bytes(text, option) for text in typed.split(",")))
+def _sizes(typed: str | None, option: str, *, may_be_none: bool = False) -> list[int]:
+    def read(text: str) -> int:
+        return 0 if may_be_none and text == NOTHING else parse_bytes(text, option)
+
+    return [] if typed is None else list(dict.fromkeys(read(text) for text in typed.split(",")))
+
+
+def _prefill_servers(typed: str | None) -> list[int | None]:
+    if typed is None:
+        return [None]
+    counts = typed.split(",")
+    if not all(text.isascii() and text.isdigit() for text in counts):
+        raise ConfigError(f"--prefill-servers: expected whole numbers with commas between them, got {typed!r}")
+    return list(dict.fromkeys(int(text) for text in counts))
 
 
 def _found(option: str, find: Callable[[str], _T], name: str) -> _T:

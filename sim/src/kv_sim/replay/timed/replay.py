@@ -1,10 +1,11 @@
 """``replay_engine``: a trace on a server with a connector, and on the same server without.
 
+Where some servers prefill for others, it is replayed on these, and on as many that do both, with the connector.
 Where files stand behind another medium it is replayed a third time, with all but these. Of several servers each
 gets its share of the trace, and goes its own way.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from kv_sim.replay.caches.beside import ObservedSums
 from kv_sim.replay.columns import Columns
@@ -12,7 +13,7 @@ from kv_sim.replay.fleet import Fleet, Load
 from kv_sim.replay.side_by_side import Progress
 from kv_sim.replay.timed.answers import Answers
 from kv_sim.replay.timed.connectors.timed_config import NOTHING, without_files
-from kv_sim.replay.timed.servers import ServerKind, check_shared, replay_on, shares_of
+from kv_sim.replay.timed.servers import ServerKind, check_together, replay_on, shares_of
 from kv_sim.replay.timed.settings import EngineSettings, Sizes, plan
 from kv_sim.replay.trace import Trace
 
@@ -26,6 +27,7 @@ class EngineReplay:
     sizes: Sizes
     with_connector: Answers
     without: Answers
+    """Or, where some servers prefill for others, of servers that do both."""
     without_disk: Answers | None = None
     """With the connector's other media alone; None where it has no disk, or nothing else."""
     notes: tuple[str, ...] = ()
@@ -47,10 +49,13 @@ def replay_engine(
     A ``fleet`` has several such servers. ``progress`` hears which share of all of it is done.
     """
     sizes, transfer = plan(settings, trace.block_tokens), settings.transfer_config()
-    check_shared(fleet, transfer)
+    check_together(fleet, settings, transfer)
     shares, left = shares_of(trace, fleet, settings.limit), without_files(transfer)
-    configs = [transfer, NOTHING] if left is None else [transfer, NOTHING, left]
-    kinds = [ServerKind(settings, config) for config in configs]
+    if settings.prefill_servers:
+        kinds = [ServerKind(settings, transfer), ServerKind(replace(settings, prefill_servers=0), transfer)]
+    else:
+        configs = [transfer, NOTHING] if left is None else [transfer, NOTHING, left]
+        kinds = [ServerKind(settings, config) for config in configs]
     with_connector, without, *without_disk = replay_on(shares, kinds, jobs, progress)
     return EngineReplay(
         trace=trace.name,

@@ -1,7 +1,7 @@
 """Replays of one trace on servers of several kinds, one kind after the other, maybe side by side in processes."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import chain, count
 from typing import Any, Final
 
@@ -12,10 +12,11 @@ from kv_sim.replay.columns import Columns
 from kv_sim.replay.fleet import Fleet, Load, RoutedTrace
 from kv_sim.replay.side_by_side import Progress, do_all
 from kv_sim.replay.timed.answers import Answers, answers_of
-from kv_sim.replay.timed.connectors.timed_config import shares_files
+from kv_sim.replay.timed.connectors.timed_config import NOTHING, shares_files
 from kv_sim.replay.timed.finished import Finished, finished_of
 from kv_sim.replay.timed.run import Share, replay_once, replay_together
-from kv_sim.replay.timed.settings import EngineSettings
+from kv_sim.replay.timed.settings import Contents, EngineSettings
+from kv_sim.replay.timed.split import SplitTransfers, replay_split
 from kv_sim.replay.trace import Tell, Trace
 
 WORTH_A_PROCESS: Final = 1000
@@ -24,10 +25,18 @@ WORTH_A_PROCESS: Final = 1000
 
 @dataclass(frozen=True)
 class ServerKind:
-    """What a server is like, and the connector that it has: the value of a ``--kv-transfer-config``."""
+    """What a server is like, and the connector that it has: the value of a ``--kv-transfer-config``, or none.
+
+    Where some prefill for others, it is what those have beside the one that serves the others.
+    """
 
     settings: EngineSettings
     transfer: Mapping[str, Any]
+
+    @property
+    def goes_alone(self) -> bool:
+        """Whether what one server does is nothing to another."""
+        return not self.settings.prefill_servers and not shares_files(self.transfer)
 
 
 @dataclass(frozen=True)
@@ -42,8 +51,17 @@ class Shares:
     fleet: Fleet | None = None
 
 
-def check_shared(fleet: Fleet | None, transfer: Mapping[str, Any]) -> None:
-    """Refuse servers that are said to share, with a connector that doesn't."""
+def check_together(fleet: Fleet | None, settings: EngineSettings, transfer: Mapping[str, Any]) -> None:
+    """Refuse servers that are to share with a connector that doesn't, and what can't be where some prefill."""
+    servers, prefilling = 1 if fleet is None else fleet.servers, settings.prefill_servers or 0
+    if prefilling >= servers:
+        raise ConfigError(
+            f"prefill_servers: got {prefilling}, with --servers {servers}; of these at least one has to decode"
+        )
+    if prefilling and settings.contents is Contents.CHECKED:
+        raise ConfigError("prefill_servers: with --check-contents each server does both")
+    if prefilling and shares_files(transfer):
+        raise ConfigError("prefill_servers: where servers share files, each does both")
     if fleet is not None and fleet.disk_shared and not shares_files(transfer):
         raise ConfigError("--disk-shared: no medium of this connector has file_shared")
 
@@ -59,12 +77,12 @@ def shares_of(trace: Trace, fleet: Fleet | None, limit: int | None) -> Shares:
 def replay_on(shares: Shares, kinds: Sequence[ServerKind], jobs: int, progress: Progress) -> list[Answers]:
     """What servers of each kind answer, in their order: all of a kind together.
 
-    Those that share files are one piece of work, since each has to know what the others do.
+    Those that share files, or prefill for others, are one piece of work, since each has to know what others do.
     """
     traces, each = [*shares.traces], len(shares.traces)
     pieces: list[tuple[_Piece, int]] = []
     for kind in kinds:
-        if shares.whole is not None and shares_files(kind.transfer):
+        if shares.whole is not None and not kind.goes_alone:
             traces[each:] = [shares.whole]
             pieces.append((_Piece(kind, shares.fleet), each))
         else:
@@ -91,17 +109,21 @@ class _Piece:
 
 
 def _replay(trace: Trace, piece: _Piece, tell: Tell) -> list[Finished]:
-    kind = piece.kind
-    if piece.fleet is None:
-        return [finished_of(*replay_once(trace, kind.settings, kind.transfer, tell))]
-    assert isinstance(trace, Columns), f"{trace.name} can't be dealt out"
-    shares = shares_in_turn(RoutedTrace(trace, piece.fleet), tell)
-    return [finished_of(*one) for one in replay_together(shares, kind.settings, kind.transfer, trace.block_tokens)]
+    settings, transfer, fleet = piece.kind.settings, piece.kind.transfer, piece.fleet
+    if fleet is None:
+        return [finished_of(*replay_once(trace, settings, transfer or NOTHING, tell))]
+    prefilling = settings.prefill_servers
+    if not prefilling:
+        found = replay_together(_dealt(trace, fleet, tell), settings, transfer, trace.block_tokens)
+        return [finished_of(*one) for one in found]
+    shares, transfers = _dealt(trace, replace(fleet, servers=prefilling), tell), SplitTransfers.beside(transfer)
+    return replay_split(shares, fleet.servers - prefilling, settings, transfers, trace.block_tokens)
 
 
-def shares_in_turn(routed: RoutedTrace, tell: Tell) -> list[Share]:
+def _dealt(trace: Trace, fleet: Fleet, tell: Tell) -> list[Share]:
     """What comes to each server, when they have one time."""
-    done = count(1)
+    assert isinstance(trace, Columns), f"{trace.name} can't be dealt out"
+    routed, done = RoutedTrace(trace, fleet), count(1)
 
     def watched(share: Share) -> Share:
         for numbered in share:

@@ -76,6 +76,8 @@ class EngineSettings:
     disk_write_bandwidth: float = 4e9
     disk_microseconds: float = 25.0
     """Of each chunk that is read or written, beside its bytes: what a disk takes to answer, over all threads."""
+    prefill_servers: int | None = None
+    """Of several servers, so many compute prompts for the others, which pull them. None or 0: each does both."""
     network_bandwidth: float = 50e9
     """Bytes a second that a GPU sends to another server, and gets from there; pulls reach ``link_efficiency``."""
     pull_microseconds: float = 100.0
@@ -101,7 +103,8 @@ class EngineSettings:
             value = getattr(self, name)
             if value is None and kind is not int:
                 continue
-            least = 0 if name in _MAY_BE_NONE or (name == "cpu_bytes_to_use" and self.disk_bytes_to_use) else 1
+            is_alone = not self.disk_bytes_to_use and self.prefill_servers is None
+            least = 0 if name in _MAY_BE_NONE or (name == "cpu_bytes_to_use" and not is_alone) else 1
             if not isinstance(value, int) or isinstance(value, bool) or value < least:
                 raise ConfigError(f"{name}: expected a whole number of at least {least}, got {value!r}")
             if value > _MOST and name not in _BYTES:
@@ -116,9 +119,11 @@ class EngineSettings:
             )
 
     def transfer_config(self) -> dict[str, Any]:
-        """The ``--kv-transfer-config`` of the server, as an operator would paste it."""
+        """The ``--kv-transfer-config`` of the server, as an operator would paste it; empty: no connector."""
         if self.connector is not None:
             return dict(self.connector)
+        if not self.cpu_bytes_to_use and not self.disk_bytes_to_use:
+            return {}
         if not self.disk_bytes_to_use:
             return host_config(self.cpu_bytes_to_use, self.eviction_policy, store_when=self.store_when)
         return disk_config(
@@ -143,7 +148,7 @@ _OBJECTS: Final[Mapping[str, tuple[type, str]]] = {
 _TIMES: Final = tuple(f.name for f in fields(EngineSettings) if f.name.endswith("microseconds"))
 _WHOLE: Final = {f.name: f.type for f in fields(EngineSettings) if f.type in (int, int | None)}
 _BYTES: Final = ("cpu_bytes_to_use", "disk_bytes_to_use")
-_MAY_BE_NONE: Final = ("disk_bytes_to_use", "disk_store_threshold")
+_MAY_BE_NONE: Final = ("disk_bytes_to_use", "disk_store_threshold", "prefill_servers")
 
 
 @dataclass(frozen=True)

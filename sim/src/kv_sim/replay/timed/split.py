@@ -13,7 +13,7 @@ from typing import Any
 
 from kv_p2p.pulling.ticket import WANTED
 from kv_sim.guard import LogCall
-from kv_sim.replay.timed.connectors.timed_config import decode_config, prefill_config, timed_config
+from kv_sim.replay.timed.connectors.timed_config import timed_config
 from kv_sim.replay.timed.engine.arrivals import HandedArrivals, TraceArrivals
 from kv_sim.replay.timed.engine.books import Books
 from kv_sim.replay.timed.engine.drive import Drive
@@ -28,6 +28,7 @@ from kv_sim.replay.timed.run import Share, scaled
 from kv_sim.replay.timed.settings import EngineSettings, plan
 from kv_sim.replay.timed.wires import Wires
 from kv_sim.replay.trace import TraceRequest
+from kv_sim.replay.transfer_config import decode_config, prefill_config
 
 _ENDS = ("request_finished", "request_finished_all_groups")
 

@@ -1,10 +1,11 @@
 """``sweep_engine``: a trace on servers with more and more host memory or disk, and which of them keeps a promise.
 
-Each size with each policy is a row; without any, the trace is replayed once for all of them.
+Each size with each policy is a row, and each number of servers that prefill for the others; without any, the trace
+is replayed once for all of them.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from kv_api import ConfigError
 from kv_sim.replay.columns import Columns
@@ -16,7 +17,7 @@ from kv_sim.replay.timed.answers import Answers
 from kv_sim.replay.timed.connectors.timed_config import NOTHING
 from kv_sim.replay.timed.goal import Goal
 from kv_sim.replay.timed.replay import notes_of
-from kv_sim.replay.timed.servers import ServerKind, check_shared, replay_on, shares_of
+from kv_sim.replay.timed.servers import ServerKind, check_together, replay_on, shares_of
 from kv_sim.replay.timed.settings import EngineSettings, Sizes, plan
 from kv_sim.replay.trace import Trace
 
@@ -40,7 +41,7 @@ class EngineSweep:
 
     trace: str
     settings: EngineSettings
-    """Of the first row; others differ in sizes and in the policy."""
+    """Of the first row; others differ in sizes, in the policy and in how many prefill for others."""
     sizes: Sizes
     runs: tuple[SweepRun, ...]
     without: Answers
@@ -83,13 +84,18 @@ def sweep_engine(
     *,
     jobs: int = 1,
 ) -> EngineSweep:
-    """Replay a trace with each of the settings, which differ in sizes and policy alone, and once without."""
+    """Replay a trace with each of the settings, and once on servers that do both without a connector.
+
+    They differ in sizes, in the policy and in how many servers prefill for others, in nothing else.
+    """
     if not settings:
         raise ConfigError("a sweep needs at least one size")
     first = settings[0]
-    check_shared(fleet, first.transfer_config())
+    for one in settings:
+        check_together(fleet, one, one.transfer_config())
     shares = shares_of(trace, fleet, first.limit)
-    kinds = [ServerKind(first, NOTHING), *(ServerKind(one, one.transfer_config()) for one in settings)]
+    alone = replace(first, prefill_servers=0)
+    kinds = [ServerKind(alone, NOTHING), *(ServerKind(one, one.transfer_config()) for one in settings)]
     without, *answers = replay_on(shares, kinds, jobs, progress)
     for goal in goals if without.requests else ():
         goal.check_counted(without)

@@ -7,7 +7,9 @@ from typing import Any
 
 from kv_sim.replay.timed.answers import Answers
 from kv_sim.replay.timed.replay import EngineReplay
+from kv_sim.replay.timed.settings import EngineSettings
 from kv_sim.replay.timed.sweep import EngineSweep, SweepRun
+from kv_sim.replay.transfer_config import decode_config, prefill_config
 
 
 def timed_as_json(found: EngineReplay | EngineSweep) -> Mapping[str, Any]:
@@ -24,6 +26,8 @@ def answers_as_json(answers: Answers) -> Mapping[str, Any]:
         "gpu_token_ratio",
         "cpu_token_ratio",
         "disk_token_ratio",
+        "pulled_token_ratio",
+        "kept_token_ratio",
         "output_tokens_per_second",
         "tokens_per_second",
     )
@@ -31,13 +35,31 @@ def answers_as_json(answers: Answers) -> Mapping[str, Any]:
 
 
 def _replay(found: EngineReplay) -> Mapping[str, Any]:
+    if found.settings.prefill_servers:
+        return _trace_and_settings(found) | _split(found)
     without_disk = found.without_disk
     return _trace_and_settings(found) | {
-        "kv_transfer_config": found.settings.transfer_config(),
+        **_configs(found.settings),
         "with_connector": answers_as_json(found.with_connector),
         "without_disk": None if without_disk is None else answers_as_json(without_disk),
         "without": answers_as_json(found.without),
     }
+
+
+def _split(found: EngineReplay) -> dict[str, Any]:
+    return _configs(found.settings) | {
+        "split": answers_as_json(found.with_connector),
+        "doing_both": answers_as_json(found.without),
+    }
+
+
+def _configs(settings: EngineSettings) -> dict[str, Any]:
+    """What a server gets; where some prefill for others, what either kind gets."""
+    transfer = settings.transfer_config()
+    if not settings.prefill_servers:
+        return {"kv_transfer_config": transfer}
+    configs = {"to_prefill": prefill_config(transfer), "to_decode": decode_config()}
+    return {"kv_transfer_configs": configs}
 
 
 def _sweep(found: EngineSweep) -> Mapping[str, Any]:
@@ -55,7 +77,8 @@ def _run(found: EngineSweep, run: SweepRun) -> Mapping[str, Any]:
         "policy": run.settings.eviction_policy,
         "cpu_bytes": run.settings.cpu_bytes_to_use,
         "disk_bytes": run.settings.disk_bytes_to_use,
-        "kv_transfer_config": run.settings.transfer_config(),
+        "prefill_servers": run.settings.prefill_servers or 0,
+        **_configs(run.settings),
         "meets_goals": found.is_met(run.answers),
         "answers": answers_as_json(run.answers),
     }

@@ -10,8 +10,8 @@ from kv_sim.replay.timed.answers import Answers, not_replayed
 from kv_sim.replay.timed.connectors.timed_config import has_files, shares_files
 from kv_sim.replay.timed.replay import EngineReplay
 from kv_sim.replay.timed.settings import Contents, EngineSettings, Sizes
-from kv_sim.replay.timed.sweep import EngineSweep
-from kv_sim.replay.transfer_config import as_argument
+from kv_sim.replay.timed.sweep import EngineSweep, SweepRun
+from kv_sim.replay.transfer_config import PULLS, as_argument, decode_config, prefill_config
 from kv_sim.replay.units import counted, show_bytes
 
 MUCH: Final = 0.5
@@ -31,21 +31,42 @@ def _replay_lines(found: EngineReplay) -> Iterator[str]:
     transfer = found.settings.transfer_config()
     has_disk, is_shared = has_files(transfer), shares_files(transfer)
     yield from header_lines(found.trace, found.settings, found.sizes, found.notes, found.load, disk=has_disk)
+    yield from ([] if found.load is None else _pull_lines([found.settings], found.load))
     yield ""
-    columns = [("with the connector", found.with_connector)]
-    if found.without_disk is not None:
-        columns.append(("without the disk", found.without_disk))
-    columns.append(("without", found.without))
-    yield from aligned(rows(columns, disk=has_disk, shared=is_shared))
+    yield from aligned(rows(_columns(found), disk=has_disk, shared=is_shared))
     notes = [*_refused(found.with_connector)]
     if found.settings.contents is Contents.CHECKED:
         notes.append("contents were checked: every slot that was read held what it should")
     yield from ["", *notes] if notes else []
 
 
+def _columns(found: EngineReplay) -> list[tuple[str, Answers]]:
+    prefilling = found.settings.prefill_servers
+    if prefilling and found.load is not None:
+        servers = found.load.servers
+        split = f"{prefilling} prefill, {servers - prefilling} decode"
+        return [(split, found.with_connector), (f"{servers} do both", found.without)]
+    columns = [("with the connector", found.with_connector)]
+    if found.without_disk is not None:
+        columns.append(("without the disk", found.without_disk))
+    return [*columns, ("without", found.without)]
+
+
+def _pull_lines(every: Sequence[EngineSettings], load: Load) -> Iterator[str]:
+    """What is assumed where servers prefill for others."""
+    first, tried = every[0], [one.prefill_servers for one in every if one.prefill_servers]
+    if tried:
+        counts = " or ".join(map(str, dict.fromkeys(tried)))
+        yield (
+            f"  pulls   prefill on {counts} of {load.servers} servers; {first.network_bandwidth / 1e9:g} GB/s × "
+            f"{first.link_efficiency:g} each way and GPU, {first.pull_microseconds:g} µs a pull"
+        )
+
+
 def _sweep_lines(found: EngineSweep) -> Iterator[str]:
     has_disk = any(run.settings.disk_bytes_to_use for run in found.runs)
     yield from header_lines(found.trace, found.settings, found.sizes, found.notes, found.load, disk=has_disk)
+    yield from ([] if found.load is None else _pull_lines([run.settings for run in found.runs], found.load))
     yield ""
     yield from (f"goal: {goal}" for goal in found.goals)
     of_each = "" if found.load is None else "; sizes are of each server"
@@ -98,11 +119,12 @@ def _disk_line(s: EngineSettings, z: Sizes) -> str:
 
 def rows(columns: Sequence[tuple[str, Answers]], *, disk: bool = False, shared: bool = False) -> list[list[str]]:
     """The answers side by side, one column each; of a ``disk`` where there is one, which may be ``shared``."""
-    cells = [_cells(answers, has_disk=disk, is_shared=shared) for _, answers in columns]
+    pulls = any(answers.pulled for _, answers in columns)
+    cells = [_cells(answers, has_disk=disk, is_shared=shared, has_pulls=pulls) for _, answers in columns]
     return [["", *(name for name, _ in columns)], *([label, *(c[label] for c in cells)] for label in cells[0])]
 
 
-def _cells(answers: Answers, *, has_disk: bool, is_shared: bool) -> dict[str, str]:
+def _cells(answers: Answers, *, has_disk: bool, is_shared: bool, has_pulls: bool) -> dict[str, str]:
     media = ("gpu", "cpu", "disk") if has_disk else ("gpu", "cpu")
     cells = {"requests": f"{answers.requests:,}"}
     for unit in ("block", "token"):
@@ -118,6 +140,8 @@ def _cells(answers: Answers, *, has_disk: bool, is_shared: bool) -> dict[str, st
     if is_shared:
         cells["chunks borrowed"] = f"{answers.connector.get(BORROWED, 0):,}"
     cells["wait for a load, mean"] = seconds_shown(answers.load_wait.mean) if answers.load_wait.count else "-"
+    if has_pulls:
+        cells |= _pulled_cells(answers)
     cells["host waits for copies"] = seconds_shown(answers.host_wait_seconds)
     for label, spread in (
         ("time to first token", answers.ttft),
@@ -136,6 +160,21 @@ def _cells(answers: Answers, *, has_disk: bool, is_shared: bool) -> dict[str, st
     }
 
 
+def _pulled_cells(answers: Answers) -> dict[str, str]:
+    """What is to be said of pulls; of servers that do both, nothing."""
+    pulled = answers.pulled
+    if pulled is None:
+        return dict.fromkeys(
+            ("prompt tokens pulled", "bytes pulled", "network busy", "wait for a pull, mean"), "-"
+        )
+    return {
+        "prompt tokens pulled": f"{answers.pulled_token_ratio:.4f}",
+        "bytes pulled": f"{pulled.copies.bytes / (1 << 30):,.2f} GiB",
+        "network busy": seconds_shown(pulled.copies.busy_seconds),
+        "wait for a pull, mean": seconds_shown(pulled.wait.mean) if pulled.wait.count else "-",
+    }
+
+
 def seconds_shown(value: float) -> str:
     """A time as people read it: what is short in milliseconds."""
     if 0 < value < 0.1:
@@ -144,15 +183,17 @@ def seconds_shown(value: float) -> str:
 
 
 def _sweep_rows(found: EngineSweep, *, has_disk: bool) -> list[list[str]]:
+    has_split = any(run.settings.prefill_servers is not None for run in found.runs)
     others = [goal for goal in found.goals if goal.measure != "ttft" or goal.statistic not in _TTFT]
-    table = [["policy", "memory"] + ["disk"] * has_disk + ["GPU", "CPU"] + ["disk"] * has_disk]
+    table = [["prefill"] * has_split + ["policy", "memory"] + ["disk"] * has_disk]
+    table[0] += ["GPU", "CPU"] + ["disk"] * has_disk
     table[0] += ["TTFT mean", "p50", "p90", "p99", "TPOT mean", *(goal.short for goal in others), "tokens/s"]
     table[0] += ["stored", ""]
     chosen = found.recommended
     for run in (None, *found.runs):
         answers = found.without if run is None else run.answers
         memory, disk = (0, 0) if run is None else run.size
-        row = ["none" if run is None else run.settings.eviction_policy, _size(memory)]
+        row = [_prefilling(run)] * has_split + [_policy(run), _size(memory)]
         row += [_size(disk)] * has_disk
         row += [f"{answers.gpu_token_ratio:.3f}", f"{answers.cpu_token_ratio:.3f}"]
         row += [f"{answers.disk_token_ratio:.3f}"] * has_disk
@@ -163,6 +204,16 @@ def _sweep_rows(found: EngineSweep, *, has_disk: bool) -> list[list[str]]:
         is_met = bool(found.goals) and found.is_met(answers)
         table.append([*row, "◀ here" if run is not None and run is chosen else "met" if is_met else ""])
     return table
+
+
+def _prefilling(run: SweepRun | None) -> str:
+    return str((run.settings.prefill_servers if run else 0) or "-")
+
+
+def _policy(run: SweepRun | None) -> str:
+    if run is None:
+        return "none"
+    return run.settings.eviction_policy if any(run.size) else "-"
 
 
 def _recommendation(found: EngineSweep, *, has_disk: bool) -> Iterator[str]:
@@ -178,12 +229,33 @@ def _recommendation(found: EngineSweep, *, has_disk: bool) -> Iterator[str]:
             yield f"  the least {goal.short} was {seconds_shown(least)}"
         yield from _queue(found)
     else:
-        each = "" if found.load is None else f" on each of {found.load.servers} servers"
-        memory, disk = run.size
-        parts = [show_bytes(memory)] * bool(memory) + [f"{show_bytes(disk)} of disk"] * bool(disk)
-        yield f"recommended: {run.settings.eviction_policy}, {' and '.join(parts)}{each}"
+        yield f"recommended: {', '.join(_recommended(run, found.load))}"
         yield f"  the least that was tried and meets {it}"
-        yield as_argument(run.settings.transfer_config())
+        yield from _arguments(run.settings)
+
+
+def _recommended(run: SweepRun, load: Load | None) -> Iterator[str]:
+    memory, disk = run.size
+    parts = [show_bytes(memory)] * bool(memory) + [f"{show_bytes(disk)} of disk"] * bool(disk)
+    each = "" if load is None else f" on each of {load.servers} servers"
+    if parts:
+        yield run.settings.eviction_policy
+        yield " and ".join(parts) + each
+    prefilling = run.settings.prefill_servers or 0
+    if prefilling and load is not None:
+        prefill = "prefills" if prefilling == 1 else "prefill"
+        yield f"{prefilling} of {load.servers} servers {prefill} for the others"
+
+
+def _arguments(settings: EngineSettings) -> Iterator[str]:
+    """What is pasted; where some prefill for others, of both kinds."""
+    transfer = settings.transfer_config()
+    if settings.prefill_servers:
+        yield f"to prefill: {as_argument(prefill_config(transfer))}"
+        yield f"to decode: {as_argument(decode_config())}"
+        yield f'  each {PULLS} needs a "host" in its kv_connector_extra_config, by which other servers reach it'
+    elif transfer:
+        yield as_argument(transfer)
 
 
 def _queue(found: EngineSweep) -> Iterator[str]:

@@ -54,27 +54,6 @@ def timed_config(written: Mapping[str, Any], ranks: int, seat: Seat | None = Non
     return config
 
 
-def prefill_config(written: Mapping[str, Any]) -> dict[str, Any]:
-    """The configuration of a server that prefills for others, with the connector that ``written`` has, if any."""
-    pulled = _pulling("kv_producer")
-    if not written:
-        return pulled
-    return {
-        "kv_connector": MultiConnector.__name__,
-        "kv_role": "kv_both",
-        _EXTRA: {"connectors": [pulled, dict(written)]},
-    }
-
-
-def decode_config() -> dict[str, Any]:
-    """The configuration of a server for which others prefill."""
-    return _pulling("kv_consumer")
-
-
-def _pulling(role: str) -> dict[str, Any]:
-    return {"kv_connector": P2PConnector.__name__, _MODULE: _INSIDE_VLLM, "kv_role": role}
-
-
 def decides_in_known_steps(timed: Mapping[str, Any]) -> bool:
     """Whether it is known in which steps the connectors of a timed configuration can decide anything.
 

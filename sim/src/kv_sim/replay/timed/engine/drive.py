@@ -76,7 +76,7 @@ class Drive:
         return max(engine.clock.now, moment)
 
     def turn(self, moment: int, until: int) -> None:
-        """Go on at a moment: with the step under way, to where its clock moves; with a new one, or with quiet ones.
+        """Go on at a moment: with the step under way, to where its clock moves, with a new one, or quiet ones.
 
         Before ``until`` nobody else does anything that could be of interest.
         """
