@@ -147,6 +147,16 @@ def test_allocation_is_all_or_nothing() -> None:
     assert blocks.take("r") == []
 
 
+def test_who_has_its_block_and_is_matched_anew_needs_no_other() -> None:
+    """So it is with a prompt of one token that was loaded, since that token is computed, too."""
+    blocks = KVCacheManager(WorldConfig(num_blocks=2, block_size=4))
+    assert blocks.allocate("r", 1, computed_tokens=0, hit=([],))
+    assert blocks.block_pool.num_free == 0
+    assert blocks.fits_whole("r", 1, 0, ([],))
+    assert blocks.allocate("r", 1, computed_tokens=0, hit=([],))
+    assert blocks.tables_of("r").get_block_ids() == ([1],)
+
+
 def test_blocks_for_what_is_loaded_come_before_those_for_what_is_computed() -> None:
     """Of all groups: that is the order in which vLLM takes them."""
     blocks = manager(13)

@@ -130,6 +130,14 @@ def test_what_nobody_holds_or_comes_for_is_computed_anew(
     assert counts == connector
 
 
+def test_prompts_of_a_token_that_were_pulled_need_no_further_block() -> None:
+    """Each has its block when all GPU blocks are taken, and is matched anew, since its token is computed, too."""
+    costs = {"page_tokens": 2, "network_bandwidth": 1e6, "pull_microseconds": 0.0, "idle_step_microseconds": 1.0}
+    server = toy(gpu_blocks=8, max_running=1, max_step_tokens=8, step_microseconds=0.0, **costs)
+    trace = trace_of(*[(0, 1, 1, [])] * 12, block_tokens=2)
+    assert split(trace, server, transfers=impatient(1e-5, 1e-5, None, None)).requests == 12
+
+
 @pytest.mark.once
 @given(data=st.data(), trace=traces(), settings=servers())
 def test_fused_and_single_steps_agree(data: st.DataObject, trace: ListedTrace, settings: EngineSettings) -> None:

@@ -119,7 +119,7 @@ def test_servers_that_prefill_for_others_are_replayed_together(monkeypatch: pyte
     lines = [*timed_lines(alone)]
     assert "  pulls   prefill on 1 of 3 servers; 50 GB/s × 0.85 each way and GPU, 100 µs a pull" in lines
     [head] = [line for line in lines if " prefill, " in line]
-    assert head.split() == "1 prefill, 2 decode 3 do both".split()
+    assert head.split() == ["1", "prefill,", "2", "decode", "3", "do", "both"]
     assert [line.split()[-2:] for line in lines if line.startswith("prompt tokens pulled")] == [["1.0000", "-"]]
     written = timed_as_json(alone)
     assert written["split"]["pulled"]["tokens"] == alone.with_connector.prompt_tokens

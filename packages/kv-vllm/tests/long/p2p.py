@@ -17,11 +17,14 @@ from kv_vllm_pulls import (
 )
 from kv_vllm_runs import FIRST, OURS, made_up
 
+from kv_sim.replay.transfer_config import PULLS, decode_config, host_config, prefill_config
+
 pytestmark = [pytest.mark.vllm, pytest.mark.filterwarnings("ignore")]
 
 PROMPTS = [*FIRST, made_up(9, 64), made_up(10, 31)]
 """Some end with a block, some within one, one within the first."""
 HOLD_SECONDS = 10
+EXTRA = "kv_connector_extra_config"
 TWO = {"tensor_parallel_size": 2, "distributed_executor_backend": "mp"}
 
 
@@ -90,6 +93,19 @@ def test_beside_host_memory(engines, expected):
         # Whole blocks; of a prompt that ends with one, the last token is computed again.
         assert loaded(decode) - before == min(len(prompt) // 32 * 32, len(prompt) - 1)
         come_to_rest(decode)
+    prefill.close()
+    decode.close()
+
+
+@pytest.mark.parametrize("memory", [{}, host_config(1 << 24, "lru")])
+def test_what_a_replay_prints_for_servers_that_prefill_is_a_configuration(engines, expected, memory):
+    """But for addresses, which nobody knows there."""
+    config = prefill_config(memory)
+    [serves] = [one for one in (config, *config[EXTRA].get("connectors", ())) if one["kv_connector"] == PULLS]
+    serves[EXTRA] = {**serves.get(EXTRA, {}), "port": free_port()}
+    prefill, decode = engines(config), engines({**decode_config(), "kv_port": free_port()})
+    hand_over(prefill, decode, PROMPTS, expected)
+    come_to_rest(prefill)
     prefill.close()
     decode.close()
 

@@ -64,11 +64,11 @@ def prefill_config(other: Mapping[str, Any]) -> dict[str, Any]:
     """A server that computes prompts for others, and has the connector of another configuration, if any."""
     if not other:
         return _server(PULLS, {}, "kv_producer")
-    serves = {"kv_connector": PULLS, "kv_role": "kv_producer"}
+    serves = {"kv_connector": PULLS, _MODULE: _OURS, "kv_role": "kv_producer"}
     extra = other.get(_EXTRA, {})
     if other["kv_connector"] == "MultiConnector":
         return {**other, _EXTRA: {**extra, "connectors": [serves, *extra["connectors"]]}}
-    child = {key: value for key, value in other.items() if key != _POLICY and (key, value) != (_MODULE, _OURS)}
+    child = {key: value for key, value in other.items() if key != _POLICY}
     return _server("MultiConnector", {"connectors": [serves, child]})
 
 

@@ -7,10 +7,12 @@ cache, and on the same server without one; ``sweep_engine`` says the same of sev
 ``command``               from options to ``settings``; what is known of GPUs and models is ``hardware``
 ``replay``                with a connector and without; ``sweep``: with more and more memory, for a ``goal``; both
                           are done on ``servers``, side by side
-``run``                   one trace on one of them; ``refuse``: what it can't hold
+``run``                   one trace on one of them, or on several that share files; ``split``: on some that prefill
+                          for others; ``refuse``: what it can't hold
 ``engine/``               what runs there: the testbed's engine with a clock, and the loop of its steps
 ``connectors/``           those of a server, over media whose copies are timed
-``timing``                what a step and a copy take; ``link``: what copies take that others are in front of
+``timing``                what a step and a copy take; ``link``: what copies take that others are in front of, in
+                          ``lanes``; ``wires``: who pulls what from whom, over a ``network``
 ``finished``              what is left at the end; ``answers``: what is said of that
 ========================= =================================================================================
 """

@@ -105,10 +105,12 @@ class TimedWire:
 
     def next_end(self) -> int | None:
         """When something ends, or the worker gives something up, as far as is known."""
-        moments = [moment for moment, _, _ in self._news[:1]]
-        moments += [moment for moment, _ in zip(self._holds.values(), range(1), strict=False)]
-        moments += [one.gives_up for one, _ in zip(self._pulls.values(), range(1), strict=False)]
-        return min(moments, default=None)
+        moments = [self._news[0][0]] if self._news else []
+        if self._holds:
+            moments.append(next(iter(self._holds.values())))  # all wait for as long, so the first is over first
+        if self._pulls:
+            moments.append(next(iter(self._pulls.values())).gives_up)
+        return min(moments) if moments else None
 
     @property
     def is_idle(self) -> bool:
