@@ -21,7 +21,7 @@ from kv_sim.replay.timed.answers import Copies, Pulled, Spread, answers_of
 from kv_sim.replay.timed.engine.drive import Drive
 from kv_sim.replay.timed.engine.together import run_together
 from kv_sim.replay.timed.split import SplitTransfers, replay_split
-from kv_sim.replay.transfer_config import prefill_config
+from kv_sim.replay.transfer_config import decode_config, disk_config, host_config, prefill_config
 
 EXTRA = "kv_connector_extra_config"
 
@@ -128,6 +128,22 @@ def test_what_nobody_holds_or_comes_for_is_computed_anew(
     assert answers.pulled is not None and answers.pulled.copies.blocks == pulled
     counts = {name: n for name, n in answers.connector.items() if "pull_seconds" not in name}
     assert counts == connector
+
+
+def test_configurations_of_either_kind_of_server() -> None:
+    ours = {"kv_connector_module_path": "kv_vllm", "kv_load_failure_policy": "recompute"}
+    alone = {"kv_connector": "P2PConnector", **ours, EXTRA: {}}
+    assert decode_config() == {**alone, "kv_role": "kv_consumer"}
+    assert prefill_config({}) == {**alone, "kv_role": "kv_producer"}
+    serves = {"kv_connector": "P2PConnector", "kv_connector_module_path": "kv_vllm", "kv_role": "kv_producer"}
+    host = host_config(1 << 20, "arc")
+    multi = {"kv_connector": "MultiConnector", "kv_role": "kv_both", **ours}
+    beside = {key: value for key, value in host.items() if key != "kv_load_failure_policy"}
+    assert prefill_config(host) == {**multi, EXTRA: {"connectors": [serves, beside]}}
+    disk = disk_config("/kv", 1 << 30, 1 << 20, "lru")
+    media = disk[EXTRA]["connectors"]
+    assert len(media) == 2
+    assert prefill_config(disk) == {**multi, EXTRA: {"load_policy": "longest", "connectors": [serves, *media]}}
 
 
 def test_prompts_of_a_token_that_were_pulled_need_no_further_block() -> None:
