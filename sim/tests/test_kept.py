@@ -209,3 +209,21 @@ def test_ours_keep_nothing(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     for model in models_for(SUBJECTS[name]):
         for side in measure_kept(partial(MeteredWorld, SUBJECTS[name], MODELS[model], "builtin")):
             assert side.growth == 0, f"{model}, {side.side}: {side.grows_at}"
+
+
+def test_what_is_held_is_counted_before_the_connector_is_shut_down(monkeypatch: pytest.MonkeyPatch) -> None:
+    said = []
+
+    class Noted(MeteredWorld):
+        def end(self) -> None:
+            said.append("end")
+            super().end()
+
+    def counted(side: Any, foreign: tuple[str, ...]) -> Counter[str]:
+        said.append("count")
+        return Counter()
+
+    monkeypatch.setattr(kept, "things_of", counted)
+    monkeypatch.setattr(kept, "ROUNDS", (1, 2))
+    measure_kept(partial(Noted, LATER, MODELS["full attention"], "builtin"))
+    assert said == ["count", "count", "end"] * 2

@@ -93,6 +93,18 @@ def test_what_is_written_is_read(fd):
     assert os.fstat(fd).st_size == size_of(40)
 
 
+def test_slots_side_by_side_are_written_in_one_go(fd, monkeypatch):
+    writer, counts, write = started(fd), [], os.pwrite
+
+    def written(fd, data, at):
+        counts.append(len(data) / ENTRY_BYTES)
+        return write(fd, data, at)
+
+    monkeypatch.setattr(listing.os, "pwrite", written)
+    writer.write([4, 5, 6, 9, 2, 3], [b"k%d" % number for number in range(6)])
+    assert [count for count in counts if count >= 1] == [3, 1, 2]
+
+
 def test_entries_are_read_from_where_to_where(fd):
     started(fd).write([*range(11)], [b"%d" % slot for slot in range(11)])
     assert dict(read_entries(fd, range(3, 6))) == {slot: b"%d" % slot for slot in (3, 4, 5)}
@@ -198,6 +210,8 @@ def test_changes_are_told_as_long_as_they_are_sure_to_be_there(fd):
     writer.write([*range(30)], [b"k"] * 30)
     assert read_opening(fd).changes == 50
     assert changed_slots(fd, 46, 50) == [26, 27, 28, 29]
+    os.ftruncate(fd, 4096 + 7 * 4)
+    assert changed_slots(fd, 46, 50) is None, "of the two at the ring's end one is gone"
     os.ftruncate(fd, 4096 + 4)
     assert changed_slots(fd, 46, 50) is None
 

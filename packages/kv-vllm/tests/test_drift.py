@@ -208,14 +208,25 @@ def test_what_is_printed_and_what_fails(installed):
             "  DRIFT     Ours.get_more: missing here",
         ],
     )
-    assert installed(Same, NOTHING_LIKE_IT) == (
+    assert installed(Same, NOTHING_LIKE_IT, WHAT_STORE) == (
         False,
         [
             LEFT_OUT,
             "vLLM 0.33: 0 intended differences, 0 others",
             "  STALE     Ours.size: kind is listed as intended, and doesn't differ",
+            "  STALE     Ours.store: parameters is listed as intended, and doesn't differ",
         ],
     )
+
+
+def test_all_that_has_a_like_in_vllm_is_compared_if_nothing_else_is_said(monkeypatch):
+    asked, lines = [], []
+    monkeypatch.setattr(module, "vllm_version", lambda: (0, 33))
+    monkeypatch.setattr(
+        module, "all_differences", lambda pairs, names, show: asked.append((pairs, names)) or ([], ())
+    )
+    assert module.drift(lines.append)
+    assert asked == [(PAIRS, LOOKED_FOR)]
 
 
 def test_a_class_that_vllm_does_not_have_is_drift_and_the_others_are_compared(installed):

@@ -42,6 +42,7 @@ def run(what: str) -> subprocess.CompletedProcess[str]:
         ),
         ("threading.Thread(target=threading.Event().wait, args=(0.01,)).start()", ""),
         ("threading.Thread(target=threading.Event().wait, daemon=True).start()", ""),
+        ("sys.stderr = None; threading.Thread(target=threading.Event().wait).start()", ""),
         (f"{POOL}.submit(print, end='')", ""),
         (f"{POOL}.submit(threading.Event().wait)", ""),
     ],

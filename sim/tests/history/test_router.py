@@ -15,7 +15,7 @@ from kv_sim.engine.request import SimRequest, Status
 from kv_sim.engine.request_spec import RequestSpec, Turn
 from kv_sim.examples.catalogue import P2P, P2P_TWO
 from kv_sim.history.arrivals import Arrivals
-from kv_sim.history.router import KNOWN_TICKETS, Router
+from kv_sim.history.router import KNOWN_TICKETS, UNWANTED, Router
 from kv_sim.p2p import WorldP2PConnector
 from kv_sim.site import Call
 from kv_sim.subject import Subject, Trait
@@ -74,6 +74,14 @@ def test_the_newest_ticket_of_a_prompt_counts_and_few_are_known() -> None:
     assert given(one, request(1, conversation=2)) == "new"
     rest = [given(one, request(1, conversation=count)) for count in range(3, KNOWN_TICKETS + 2)]
     assert rest == [f"old {count}" for count in range(3, KNOWN_TICKETS + 2)]
+
+
+def test_only_a_request_that_is_to_be_held_has_the_name_of_a_transfer(monkeypatch: pytest.MonkeyPatch) -> None:
+    one = router()
+    monkeypatch.setattr(one.engines[0].connectors[-1], "leaves_tickets", False, raising=False)
+    said = [params(one, request(1, conversation=number)) for number in range(1, UNWANTED + 1)]
+    names = [{"transfer_id": f"transfer-{number}"} for number in range(1, UNWANTED)]
+    assert said == [*({**WANTED, **name} for name in names), {"do_remote_decode": False}]
 
 
 @pytest.mark.parametrize(("named", "is_held"), [(True, True), (True, False), (False, True)])

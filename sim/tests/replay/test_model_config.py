@@ -40,6 +40,7 @@ DEEPSEEK = {
         ({**LLAMA, "sliding_window": 4096, "use_sliding_window": False}, KVModel(32, 8, 128)),
         ({**LLAMA, "sliding_window": 4096, "layer_types": ["full_attention"] * 32}, KVModel(32, 8, 128)),
         (DEEPSEEK, MODELS["deepseek-v3"]),
+        (DEEPSEEK, MODELS["kimi-k2"]),
         ({"model_type": "gpt2", "n_layer": 12, "n_head": 12, "n_embd": 768}, KVModel(12, 12, 64)),
         ({"text_config": LLAMA, "vision_config": {"hidden_size": 8}}, KVModel(32, 8, 128)),
         ({"thinker_config": {"text_config": LLAMA}}, KVModel(32, 8, 128)),

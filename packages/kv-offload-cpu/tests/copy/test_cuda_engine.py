@@ -1,6 +1,7 @@
 """The CUDA engine over a device that runs what it was given in any order its streams and events allow."""
 
 from logging import ERROR
+from weakref import ref
 
 import numpy as np
 import pytest
@@ -12,6 +13,7 @@ from kv_offload_cpu_machine import NUM_CHUNKS, WAYS, Machine, one_block
 
 from kv_api import KVError
 from kv_offload_cpu import CopyResult, Direction, Urgency
+from kv_offload_cpu.copy.cuda.engine import EachRange
 
 FEWER = settings(max_examples=max(10, settings().max_examples // 2))
 """One of these takes long."""
@@ -118,6 +120,29 @@ def test_a_stream_that_cannot_be_drained_leaves_none_of_the_others_running(monke
     monkeypatch.setattr(machine.device, "drain", drain)
     machine.engine.shutdown()
     assert drained == [stream for method in machine.methods for stream in method.streams]
+
+
+def test_what_a_job_was_prepared_with_is_kept_until_its_streams_are_idle(monkeypatch):
+    left = []
+
+    class Prepared:
+        def __init__(self, *given):
+            self.given = given
+            left.append(ref(self))
+
+    class EachPrepared(EachRange):
+        def prepare(self, direction, copies):
+            return Prepared(*super().prepare(direction, copies))
+
+        def give(self, prepared):
+            super().give(prepared.given)
+
+    machine = Machine(Shape(6, 1, (Tensor(8),), (((0, 8),),)), EachPrepared)
+    machine.submit(1, STORE, one_block(1))
+    kept = []
+    monkeypatch.setattr(machine.device, "drain", lambda stream: kept.append(left[0]() is not None))
+    machine.engine.shutdown()
+    assert kept[0]
 
 
 def test_only_the_heads_of_the_queues_are_asked(machine):

@@ -148,6 +148,7 @@ class Rolls(Random):
         ([0.29], {}, "abort r1"),
         ([0.3, 0.09], {}, "fail 1 8"),
         ([0.3, 0.1], {}, "anything"),
+        ([0.3, 0.5], {}, "anything"),
         ([0.0], {"silent": ("abort",)}, "fail 1 8"),
         ([0.0], {"silent": ("abort", "fail")}, "anything"),
         ([0.0], {"silent": ("abort",), "traits": ()}, "anything"),

@@ -38,11 +38,15 @@ def test_where_somebody_listens_is_passed_over(monkeypatch):
 def test_they_stand_in_the_environment_for_a_while(monkeypatch):
     monkeypatch.setenv("VLLM_NIXL_SIDE_CHANNEL_PORT", "7")
     monkeypatch.delenv("VLLM_P2P_SIDE_CHANNEL_PORT", raising=False)
+    monkeypatch.delenv("VLLM_MOONCAKE_BOOTSTRAP_PORT", raising=False)
     given = free_ports()
 
     def in_it(fails):
         with process_with(given):
             assert {name: os.environ[name] for name in given} == given
+            assert os.environ["VLLM_NIXL_SIDE_CHANNEL_PORT"] != "7"
+            assert "VLLM_P2P_SIDE_CHANNEL_PORT" in os.environ
+            assert "VLLM_MOONCAKE_BOOTSTRAP_PORT" in os.environ
             assert not fails, "it couldn't be made"
 
     in_it(fails=False)

@@ -64,7 +64,7 @@ class StepPlan:
     def admit(self, request: SimRequest, computed: int, count: int, tables: Tables) -> None:
         """A waiting request begins to run."""
         is_resumed = request.status is Status.PREEMPTED
-        self.admitted.append(NewlyRunning(request, computed, Tables(tables.get_block_ids()), is_resumed))
+        self.admitted.append(NewlyRunning(request, computed, tables, is_resumed))
         self._count(request, count)
         if request.request_id in self.padded:
             self.drafts[request.request_id] = self.padded[request.request_id]

@@ -251,7 +251,7 @@ class Effects:
     def _repeat(self, args: Args, random: Random | None) -> bool:
         device = self._device(args)
         copy = None if device is None else _with_id(device.copies.ended, args)
-        if device is None or copy is None or copy.state is State.LOST:
+        if device is None or copy is None:
             return False
         device.copies.repeat(copy)
         return True

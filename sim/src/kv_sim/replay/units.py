@@ -125,10 +125,8 @@ def _byte_scale(unit: str) -> int | None:
     """Exactly as spelled; in small letters if it is still clear what is meant."""
     if unit in _BYTES:
         return _BYTES[unit]
-    if unit.islower():
-        spelled: dict[str, int] = {name.lower(): scale for name, scale in _BYTES.items()}
-        return spelled.get(unit) if unit != "b" else None
-    return None
+    spelled = {name.lower(): scale for name, scale in _BYTES.items()}
+    return spelled.get(unit) if unit != "b" else None
 
 
 def _count_unit(unit: str) -> tuple[str, str | None]:

@@ -310,6 +310,18 @@ def test_what_a_tool_of_copilot_broke_with_is_sent_too(read):
     assert lengths(requests) == [(0, 32, 2), (4, tokens(QUESTION, ("assistant", 8), ("tool", 30)), 4)]
 
 
+def test_the_model_that_copilot_changed_to_answers_from_then_on(read):
+    _, notes = read(
+        START,
+        event("user.message", 1, {"content": SAID}),
+        event("assistant.message", 3, {"content": "w" * 8}),
+        event("session.model_change", 4, {"previousModel": "m", "newModel": "n"}),
+        event("user.message", 5, {"content": NEXT}),
+        event("assistant.message", 6, {"content": "v" * 16}),
+    )
+    assert "requests of 2 models, none of which can use another's blocks: m, n" in notes
+
+
 def test_an_event_of_copilot_s_without_data_is_refused(tmp_path):
     message = "2: data: expected an object, got NoneType"
     assert refused(tmp_path, START, {**START, "data": None}) == message

@@ -245,6 +245,16 @@ def test_each_step_of_opencode_is_a_request(read):
     assert not any(note.startswith("usage says") for note in notes), "33 and 53"
 
 
+@pytest.mark.parametrize(("steps", "answer"), [([5], 5), ([None], 9), ([None, 5], 5)])
+def test_what_a_message_of_opencode_counts_is_of_its_only_step_if_that_says_nothing(read, steps, answer):
+    counts = [{"tokens": {"output": step}} if step else {} for step in steps]
+    parts = [one for count in counts for one in (part("text", text=ANSWER), part("step-finish", **count))]
+    asked = of_opencode("a", "user", 1, part("text", text=SAID))
+    answered = of_opencode("b", "assistant", 2, *parts, tokens={"output": 9})
+    requests, _ = read({"info": {"id": "s"}, "messages": [asked, answered]})
+    assert lengths(requests)[-1][2] == answer
+
+
 def test_what_opencode_compacted_is_sent_no_more(read):
     messages = [
         of_opencode("a", "user", 1, part("text", text=SAID)),

@@ -153,6 +153,12 @@ def test_an_observation_of_langfuse_may_count_elsewhere_or_not_at_all(read, said
     assert (notes[0], lengths(requests)) == ("format: langfuse", [(0, 40, tokens)])
 
 
+def test_when_an_observation_of_langfuse_began_stands_under_the_name_that_is_not_empty(read):
+    asked = {"type": "GENERATION", "traceId": "t", "usageDetails": None, "input": {"prompt": [*range(40)]}}
+    requests, _ = read({**asked, "startTime": 1}, {**asked, "startTime": None, "start_time": 3})
+    assert lengths(requests) == [(0, 40, 0), (2, 40, 0)]
+
+
 @pytest.mark.parametrize("name", ["sessionId", "session_id"])
 def test_observations_of_langfuse_name_their_session(read, name):
     asked = {"type": "GENERATION", "traceId": "t", "startTime": 1, "input": ASKED, "usageDetails": {}}

@@ -137,9 +137,9 @@ def _in_a_line(text: str) -> list[Mapping[str, Any]]:
 def _document(path: Path, first: str, second: tuple[int, str] | None) -> Iterator[Found]:
     text = whole_text(path)
     number, value = _parsed(text)
-    follows = None if second is None else _parsed(second[1].strip())[1]
+    follows = None if second is None else _parsed(second[1])[1]
     is_cut_off = first.lstrip()[0] == "{" and isinstance(follows, dict)
-    if isinstance(value, Broken) and (is_cut_off or isinstance(_parsed(first.strip())[1], list)):
+    if isinstance(value, Broken) and (is_cut_off or isinstance(_parsed(first)[1], list)):
         yield from _json_lines(path, lines_of(path))  # of which the first one is cut off, or a whole list
     elif isinstance(value, Broken) and isinstance(_next_of(text, 0)[0], (dict, list)):
         yield from _several(path, text)
