@@ -22,6 +22,7 @@ MEMORY: Final = Subject(
             Trait.KEEPS,
             Trait.EVENTS,
             Trait.CLIENTS,
+            Trait.IMAGES,
         }
     ),
 )
@@ -40,14 +41,14 @@ LATER: Final = Subject(
     traits=frozenset(
         {
             *(Trait.RANKS, Trait.FAILURES, Trait.REPEATS, Trait.ZEROING),
-            *(Trait.RESET, Trait.SLEEP, Trait.KEEPS, Trait.CLIENTS),
+            *(Trait.RESET, Trait.SLEEP, Trait.KEEPS, Trait.CLIENTS, Trait.IMAGES),
         }
     ),
 )
 PATIENT: Final = Subject(
     "PatientConnector",
     "kv_sim.examples.patient",
-    traits=frozenset({Trait.RANKS, Trait.FAILURES, Trait.REPEATS, Trait.SLEEP, Trait.KEEPS, Trait.CLIENTS}),
+    traits=LATER.traits - {Trait.ZEROING, Trait.RESET},
 )
 LAYERWISE: Final = Subject("LayerwiseConnector", "kv_sim.examples.layerwise", traits=PATIENT.traits)
 FLAKY: Final = Subject("FlakyConnector", "kv_sim.examples.flaky", traits=LATER.traits - {Trait.KEEPS})
@@ -176,6 +177,7 @@ P2P: Final = Subject(
             Trait.HOLDS,
             Trait.TICKETS,
             Trait.CLIENTS,
+            Trait.IMAGES,
         }
     ),
     serves_peers=True,

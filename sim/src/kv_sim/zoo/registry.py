@@ -49,6 +49,7 @@ _ECHO: Final = Subject("Echo", "kv_sim.zoo.several", traits=LATER.traits)
 _FOUND: Final = (
     plant(hits.KeysWithoutSalt, "#44701", _I.HITS, MEMORY, _I.CONTENT, _I.ACCOUNTING),
     plant(hits.KeysWithoutPrefix, "", _I.CONTENT, MEMORY, _I.ACCOUNTING, _I.HITS),
+    plant(hits.KeysWithoutImages, "LMCache#4183", _I.CONTENT, MEMORY, _I.ACCOUNTING, _I.HITS),
     plant(hits.ShortKeys, "#44250", _I.HITS, MEMORY, _I.CONTENT, _I.ACCOUNTING),
     plant(hits.ForgetsLaterChunks, "#53498", _I.HITS, MEMORY),
     plant(hits.ServesAfterReset, "#42695", _I.HITS, MEMORY),
