@@ -298,7 +298,10 @@ def test_a_request_that_ends_has_the_blocks_that_were_computed() -> None:
 def test_failed_blocks_set_a_request_back_to_before_the_first(place: int | None, left: int) -> None:
     """And nobody finds it and those behind it any more; blocks of others are no reason."""
     made = running()
-    made.referee.switched_off.add(Invariant.PROTOCOL)  # no load was to fill these
+    made.referee.switched_off |= {
+        Invariant.PROTOCOL,
+        Invariant.HITS,
+    }  # no load was to fill these, and no copy failed
     (table,) = made.engine.scheduler.blocks.tables["r1"].groups
     worker: Any = made.engine.connectors[0].side  # type: ignore[attr-defined]
     worker.get_block_ids_with_load_errors = lambda: {table[place] if place is not None else 20}
@@ -315,7 +318,7 @@ def test_failed_blocks_set_a_request_back_to_before_the_first(place: int | None,
 @pytest.mark.parametrize("policy", ["recompute", "fail"])
 def test_what_becomes_of_a_request_whose_load_failed(policy: Any) -> None:
     made = running(failure_policy=policy)
-    made.referee.switched_off.add(Invariant.PROTOCOL)  # no load was to fill it
+    made.referee.switched_off |= {Invariant.PROTOCOL, Invariant.HITS}  # no load was to fill it, and no copy failed
     worker: Any = made.engine.connectors[0].side  # type: ignore[attr-defined]
     worker.get_block_ids_with_load_errors = lambda: {made.engine.scheduler.blocks.tables["r1"].groups[0][1]}
     made.apply(Action(Kind.STEP))

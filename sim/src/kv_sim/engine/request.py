@@ -229,7 +229,9 @@ class SimRequest:
         """By the hash of the block that has its image, and of the part of one: the image, and its place there."""
         found: dict[bytes, tuple[str, int]] = {}
         image, count = self.spec.seen, self.hashes_per_block
-        for story in self.stories if image is not None else ():
+        if image is None:
+            return found
+        for story in self.stories:
             for hashes in (1, count):
                 size = self._block_size // count * hashes
                 index = (image.at // size + 1) * hashes - 1

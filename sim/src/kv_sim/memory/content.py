@@ -70,7 +70,7 @@ def whole_story(
     """The tokens of a request that is let go on to some length, and the hash after each. Shrinking asks again."""
     seen = list(prompt)
     if image is not None and image.at < len(seen):
-        seen[image.at] = hash_text(image.name)
+        seen[image.at] = mix(hash_text(image.name) ^ seen[image.at])
     tokens, hashes = list(prompt), prefix_hashes(root, seen)
     while len(hashes) < length:
         tokens.append(sampled_token(hashes[-1]))
