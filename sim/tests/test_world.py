@@ -129,6 +129,7 @@ def test_a_plain_world_is_small_and_leaves_nothing_out() -> None:
         "engines": 1,
         "stranger": "none",
         "sessions": False,
+        "images": False,
         "pauses": False,
         "trouble": 1,
         "silent": [],

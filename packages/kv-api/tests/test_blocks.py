@@ -74,3 +74,17 @@ def test_what_a_hash_covers_beside_tokens(adapter: Any, salt: Any, first: Any, l
     lora = SimpleNamespace(lora_name=adapter) if adapter else None
     request: Any = SimpleNamespace(lora_request=lora, cache_salt=salt)
     assert [hash_extras(request, range(start, start + 4)) for start in (0, 4)] == [first, later]
+
+
+def test_a_hash_covers_the_images_that_its_tokens_stand_for() -> None:
+    """Each with where it begins, counted from the first of them; between the adapter and the salt, as in vLLM."""
+    places = {"i": (1, 1), "j": (3, 2), "k": (8, 4)}
+    images = [
+        SimpleNamespace(identifier=name, mm_position=SimpleNamespace(offset=offset, length=length))
+        for name, (offset, length) in places.items()
+    ]
+    request: Any = SimpleNamespace(lora_request=None, cache_salt=None, mm_features=images)
+    covered = [hash_extras(request, range(start, start + 4)) for start in (0, 4, 8, 12)]
+    assert covered == [(("i", 1), ("j", 3)), (("j", -1),), (("k", 0),), None]
+    request.lora_request, request.cache_salt = SimpleNamespace(lora_name="a"), "s"
+    assert hash_extras(request, range(2)) == ("a", ("i", 1), "s")

@@ -101,6 +101,8 @@ class WorldConfig:
     how that one differs."""
     sessions: bool = False
     """Whether some of the requests that arrive are sessions."""
+    images: bool = False
+    """Whether some of the prompts that arrive have an image. In the built-in engine alone."""
     pauses: bool = False
     """Whether the engine pauses now and then, and sleeps if its connector withstands that."""
     trouble: int = 1

@@ -45,6 +45,8 @@ class Trait(StrEnum):
     """Its stats say how many bytes were copied, and which share of its memory is in use, under vLLM's names."""
     CLIENTS = "clients"
     """A client may send anything in ``kv_transfer_params``: what is no object, or one with wrong values."""
+    IMAGES = "images"
+    """Prompts may have images: a token that stands for one is the same whatever image it is."""
     HOLDS = "holds"
     """What is wanted by another engine is held as a whole until it is pulled, and let go if whoever came with its
     ticket ends without; and a live ticket is good for all of it. For what serves peers."""

@@ -381,6 +381,23 @@ def test_what_is_told_of_hashes_is_true() -> None:
         ]
 
 
+def test_what_is_told_of_a_block_has_its_image() -> None:
+    """With the adapter before it and the salt after it, and in the block that has its token alone."""
+    notes, known = Notes(), request(image="i", image_at=5, salt="s", adapter="a")
+    first, second, _ = known.prompt_hashes
+    tokens = list(known.prompt_token_ids)
+    right = [("a", "s"), ("a", ("i", 1))]
+    mirror = Mirror(notes, is_exact=True)
+    mirror.know(known)
+    for extras in (right, [("a", "s"), ("a",)], [("a", ("i", 1), "s"), ("a", ("i", 1))]):
+        mirror.take([stored(first, second, token_ids=tokens[:8], lora_name="a", extra_keys=extras)])
+        mirror.take([AllBlocksCleared()])
+    assert [told.split(" an event tells ")[1] for told in notes.take()] == [
+        f"the extra keys {[('a', 's'), ('a',)]}, but they are {right}",
+        f"the extra keys {[('a', ('i', 1), 's'), ('a', ('i', 1))]}, but they are {right}",
+    ]
+
+
 def test_an_engine_knows_the_blocks_of_whoever_arrives() -> None:
     engine = World(WorldConfig(), OFFLOAD).engine
     (first, *_) = engine.add(RequestSpec("r1", 0, 9, 0, 1, 1)).prompt_hashes

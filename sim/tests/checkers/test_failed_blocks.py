@@ -1,5 +1,6 @@
 """Which blocks a worker may say were not loaded: those that a load which goes on was to fill, and no others."""
 
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -10,11 +11,17 @@ from kv_sim.actions import Action, Kind
 from kv_sim.checkers.protocol import check_failed_blocks
 from kv_sim.config import WorldConfig
 from kv_sim.engine.request_spec import RequestSpec
-from kv_sim.examples.catalogue import LATER, MEMORY, several
+from kv_sim.examples import catalogue
+from kv_sim.examples.catalogue import several
 from kv_sim.rest import come_to_rest
-from kv_sim.subject import Subject
+from kv_sim.subject import Subject, Trait
 from kv_sim.violation import Invariant, Referee, Violation
 from kv_sim.world import World
+
+# Their loads fail here without a copy that fails, which a cache could not do.
+LATER, MEMORY = (
+    replace(one, traits=one.traits - {Trait.KEEPS, Trait.EVENTS}) for one in (catalogue.LATER, catalogue.MEMORY)
+)
 
 PROMPT = 10
 """Tokens: two blocks of four that are stored and loaded, and a third."""

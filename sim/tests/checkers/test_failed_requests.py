@@ -1,5 +1,6 @@
 """Whose loads a worker may say have failed: those that go on, and no others."""
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -8,11 +9,16 @@ from kv_api import Direction, KVConnectorTransferResults
 from kv_sim.actions import Action, Kind
 from kv_sim.config import WorldConfig
 from kv_sim.engine.request_spec import RequestSpec
-from kv_sim.examples.catalogue import LATER, MEMORY
+from kv_sim.examples import catalogue
 from kv_sim.rest import come_to_rest
-from kv_sim.subject import Subject
+from kv_sim.subject import Subject, Trait
 from kv_sim.violation import Invariant, Referee, Violation
 from kv_sim.world import World
+
+# Their loads fail here without a copy that fails, which a cache could not do.
+LATER, MEMORY = (
+    replace(one, traits=one.traits - {Trait.KEEPS, Trait.EVENTS}) for one in (catalogue.LATER, catalogue.MEMORY)
+)
 
 WHERE = "worker 0 side, get_transfer_results: the load of request"
 

@@ -84,10 +84,11 @@ def test_who_claims_nothing_is_told_of_all_claims(run: Callable[..., Result]) ->
     _, out, _ = run("fuzz", "--connector", name, "--seed", "0")
     assert out.splitlines()[0] == (
         f"note: {name} claims no traits, so its worlds are plain; "
-        "--traits groups,states,fine,ranks,failures,losses,repeats,zeroing,reset,sleep,keeps,events,counts,clients"
+        "--traits groups,states,fine,ranks,failures,losses,repeats,zeroing,reset,sleep,keeps,events,counts,"
+        "clients,images"
     )
     _, out, _ = run("fuzz", "--connector", name, "--seed", "0", "--serves-peers")
-    assert out.splitlines()[0].endswith(",counts,clients,holds,tickets")
+    assert out.splitlines()[0].endswith(",counts,clients,images,holds,tickets")
     assert f"replay: kv-sim fuzz --connector {name} --serves-peers --seed 0 --log" in out.splitlines()
 
 

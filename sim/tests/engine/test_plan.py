@@ -225,6 +225,30 @@ def test_whose_blocks_are_others_says_why(salt: str | None, adapter: str | None)
     assert made.prompt_token_ids == plain.prompt_token_ids
 
 
+@pytest.mark.parametrize(
+    ("per_block", "at", "named"),
+    [(1, 5, {1: ("i", 1)}), (2, 5, {2: ("i", 1), 3: ("i", 1)}), (2, 6, {3: ("i", 2)}), (1, 8, {})],
+)
+def test_a_connector_is_told_which_image_a_token_stands_for(
+    per_block: int, at: int, named: dict[int, tuple[str, int]]
+) -> None:
+    """And who judges events, in which block that token is, or part of one. Beyond the prompt there is none."""
+    made = SimRequest(RequestSpec("r1", 0, 8, 0, 1, 1, image="i", image_at=at), 4, 16, per_block)
+    plain = SimRequest(RequestSpec("r2", 0, 8, 0, 1, 1), 4, 16, per_block)
+    assert made.prompt_token_ids == plain.prompt_token_ids
+    alike = [ours == theirs for ours, theirs in zip(made.block_hashes, plain.block_hashes, strict=True)]
+    assert alike == [end <= at for end in range(4 // per_block, 9, 4 // per_block)]
+    told = [(one.identifier, one.modality, *one.mm_position) for one in made.mm_features]
+    assert told == ([("i", "image", at, 1)] if named else [])
+    assert made.images_by_hash() == {made.block_hashes[index]: image for index, image in named.items()}
+    assert plain.mm_features == [] and plain.images_by_hash() == {}
+    world = World(WorldConfig(), MEMORY)
+    world.engine.add(made.spec)
+    assert world.apply(Action(Kind.SCHEDULE))
+    (new,) = world.engine.steps[0].output.scheduled_new_reqs
+    assert list(new.mm_features) == made.mm_features
+
+
 @pytest.mark.parametrize("per_block", [1, 2, 4])
 def test_a_request_as_long_as_the_model_has_all_hashes(per_block: int) -> None:
     made = SimRequest(RequestSpec("r1", 0, 6, 2, 8, 8), 4, 16, per_block)
@@ -274,7 +298,10 @@ def test_a_request_that_ends_has_the_blocks_that_were_computed() -> None:
 def test_failed_blocks_set_a_request_back_to_before_the_first(place: int | None, left: int) -> None:
     """And nobody finds it and those behind it any more; blocks of others are no reason."""
     made = running()
-    made.referee.switched_off.add(Invariant.PROTOCOL)  # no load was to fill these
+    made.referee.switched_off |= {
+        Invariant.PROTOCOL,
+        Invariant.HITS,
+    }  # no load was to fill these, and no copy failed
     (table,) = made.engine.scheduler.blocks.tables["r1"].groups
     worker: Any = made.engine.connectors[0].side  # type: ignore[attr-defined]
     worker.get_block_ids_with_load_errors = lambda: {table[place] if place is not None else 20}
@@ -291,7 +318,7 @@ def test_failed_blocks_set_a_request_back_to_before_the_first(place: int | None,
 @pytest.mark.parametrize("policy", ["recompute", "fail"])
 def test_what_becomes_of_a_request_whose_load_failed(policy: Any) -> None:
     made = running(failure_policy=policy)
-    made.referee.switched_off.add(Invariant.PROTOCOL)  # no load was to fill it
+    made.referee.switched_off |= {Invariant.PROTOCOL, Invariant.HITS}  # no load was to fill it, and no copy failed
     worker: Any = made.engine.connectors[0].side  # type: ignore[attr-defined]
     worker.get_block_ids_with_load_errors = lambda: {made.engine.scheduler.blocks.tables["r1"].groups[0][1]}
     made.apply(Action(Kind.STEP))

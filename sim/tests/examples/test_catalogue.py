@@ -21,6 +21,7 @@ LAYERWISE: Connector = ("LayerwiseConnector", {})
 HOLDING: Connector = ("HoldingConnector", {})
 P2P: Connector = ("WorldP2PConnector", {"hold_seconds": 5, "pull_seconds": 6})
 P2P_HASTY: Connector = ("WorldP2PConnector", {"hold_seconds": 1, "pull_seconds": 1})
+P2P_LASTING: Connector = ("WorldP2PConnector", {"hold_seconds": 1 << 20, "pull_seconds": 6})
 IN_STEP = {"sync_load_budget_bytes": 1 << 20, "eviction_policy": "s3fifo"}
 CHUNKS = {
     "blocks_per_chunk": 2,
@@ -111,6 +112,7 @@ KNOWN: dict[str, tuple[list[Connector], str, tuple[int, int, bool], dict[str, st
     "p2p": ([P2P], NOT_P2P, (1, 1, False), {}),
     "p2p-hasty": ([P2P_HASTY], NOT_P2P, (1, 1, False), {}),
     "p2p-two-engines": ([P2P], NOT_P2P, (1, 1, False), {}),
+    "p2p-lasting": ([P2P_LASTING], f"{NOT_P2P} tickets", (1, 1, False), {}),
     "p2p+offload": ([P2P, offload()], NOT_P2P, (1, 1, False), {}),
 }  # fmt: skip
 

@@ -270,6 +270,11 @@ ACTIONS = [
         "add.spec.shared_tokens: not less than 0, got -1",
     ),
     (json.dumps({**ADD, "spec": {**SPEC, "own_tokens": -1}}), "add.spec.own_tokens: not less than 0, got -1"),
+    (
+        json.dumps({**ADD, "spec": {**SPEC, "image": "i", "image_at": -1}}),
+        "add.spec.image_at: not less than 0, got -1",
+    ),
+    (json.dumps({**ADD, "spec": {**SPEC, "image": 7}}), "add.spec.image: expected"),
     (json.dumps({**ADD, "spec": {**SPEC, "shared_tokens": 0}}), "add.spec: the prompt has no token"),
     (json.dumps({**ADD, "spec": {**SPEC, "output_tokens": 0}}), "add.spec.output_tokens: at least 1, got 0"),
     (json.dumps({**ADD, "spec": {**SPEC, "output_tokens": 5}}), "add.spec.max_tokens: at least output_tokens, 5"),

@@ -127,20 +127,25 @@ ODD = {
     "own_tokens": 3,
     "salt": "s",
     "adapter": "a",
+    "image": "i",
     "skip_reading_prefix_cache": True,
     "output_tokens": 2,
     "max_tokens": 5,
 }
 
 
-@pytest.mark.parametrize("kept", ["own_tokens", "salt", "adapter", "skip_reading_prefix_cache", "max_tokens", ""])
+@pytest.mark.parametrize(
+    "kept", ["own_tokens", "salt", "adapter", "image", "skip_reading_prefix_cache", "max_tokens", ""]
+)
 def test_requests_get_plainer(shrunk: Any, kept: str) -> None:
     def rule(history: History, config: WorldConfig) -> bool:
         specs = [action.args["spec"] for action in history if action.kind is Kind.ADD]
-        return len(specs) == 2 and all(not kept or spec[kept] == ODD[kept] for spec in specs)
+        return len(specs) == 2 and all(not kept or spec.get(kept) == ODD[kept] for spec in specs)
 
     left = {name: ODD[name] for name in (["output_tokens", kept] if kept == "max_tokens" else [kept]) if name}
     best, _ = shrunk(rule, [STEP, add("r1", **ODD), STEP, add("r2", **ODD)])
+    if kept == "image":
+        left["image_at"] = 0
     assert best.history == [add("r1", **left), add("r2", **left)]
 
 

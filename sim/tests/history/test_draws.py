@@ -175,12 +175,32 @@ def test_only_who_withstands_failures_meets_them_there() -> None:
         assert share == pytest.approx(often, abs=0.12)
 
 
+def test_images_come_with_prompts_of_who_withstands_them_and_change_nothing_else() -> None:
+    """In a quarter of the worlds; of a conversation at one place, and not with all."""
+    everything, without = Subject("X"), Subject("X", traits=frozenset(Trait) - {Trait.IMAGES})
+    pairs = [[config_for(one, Random(seed)) for one in (everything, without)] for seed in range(200)]
+    assert all(replace(config, images=False) == plain for config, plain in pairs)
+    assert 30 < sum(config.images for config, _ in pairs) < 70
+    config = WorldConfig(num_blocks=40, images=True)
+    drawn: list[list[RequestSpec]] = [[], []]
+    for specs, images in zip(drawn, (True, False), strict=True):
+        random, arrivals = Random(7), Arrivals(replace(config, images=images))
+        specs += [arrivals.draw(random, ()) for _ in range(200)]
+    assert [replace(spec, image=None, image_at=0) for spec in drawn[0]] == drawn[1]
+    seen = [(spec.conversation, spec.seen) for spec in drawn[0] if spec.seen is not None]
+    assert 40 < len(seen) < 120
+    assert {image.name for _, image in seen} == {"i", "j"}
+    places = {(conversation, image.at) for conversation, image in seen}
+    assert len(places) == len({conversation for conversation, _ in places}), "each conversation has one place"
+
+
 SHOWS: dict[Trait, Callable[[WorldConfig], bool]] = {
     Trait.GROUPS: lambda config: len(config.groups) > 1,
     Trait.STATES: lambda config: STATE in config.groups,
     Trait.FINE: lambda config: config.hashes_per_block > 1,
     Trait.RANKS: lambda config: config.world_size != 1,
     Trait.ZEROING: lambda config: config.runner == 2 and (config.zero_new_blocks or config.hashes_per_block > 1),
+    Trait.IMAGES: lambda config: config.images,
 }
 
 

@@ -49,6 +49,7 @@ SOMETIMES = {
         "a step while the engine sleeps",
     ),
     Trait.CLIENTS: ("a client sends strange words", "a client sends what is no object"),
+    Trait.IMAGES: ("a prompt with an image arrives",),
     Trait.STRANGERS: ("nothing is found of what a stranger stored",),
 }
 

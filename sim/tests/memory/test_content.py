@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from kv_sim.memory.content import layer_keys, mix, prefix_hashes, root_hash, sampled_token, whole_story
+from kv_sim.memory.content import Image, layer_keys, mix, prefix_hashes, root_hash, sampled_token, whole_story
 
 
 def test_it_tells_layer_group_and_rank() -> None:
@@ -22,6 +22,16 @@ def test_it_is_the_same_everywhere_and_for_ever() -> None:
         0x776B54026F85F921,
         0xBE5E2A8CAE02194A,
     ]
+
+
+def test_an_image_makes_all_from_its_token_on_another_and_no_token_of_the_prompt() -> None:
+    plain = whole_story(1, (5, 6, 7), 4)
+    stories = [whole_story(1, (5, 6, 7), 4, Image(name, 1)) for name in ("i", "j")]
+    for tokens, hashes in stories:
+        assert (tokens[:3], hashes[:1]) == (plain[0][:3], plain[1][:1])
+    after = [hashes[1:] for _, hashes in (plain, *stories)]
+    assert all(len({*values}) == 3 for values in zip(*after, strict=True))
+    assert whole_story(1, (5, 6, 7), 4, Image("i", 3)) == plain, "beyond the prompt there is none"
 
 
 def test_it_is_a_function_of_all_that_came_before() -> None:

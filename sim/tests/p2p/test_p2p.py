@@ -45,8 +45,8 @@ def test_most_worlds_of_what_serves_peers_have_no_prefix_cache_and_more_room() -
     assert len(without) / len(pairs) == pytest.approx(2 / 3, abs=0.08)
     for own, other in pairs:
         blocks = other.num_blocks * (1 if own.prefix_caching else 2)
-        # Which worlds have sessions and pauses, and what their stages hold, is said by sizes, too.
-        by_sizes = ("prefix_caching", "sessions", "stages", "pauses")
+        # Which worlds have sessions, pauses and images, and what their stages hold, is said by sizes, too.
+        by_sizes = ("prefix_caching", "sessions", "stages", "pauses", "images")
         same: dict[str, Any] = {name: getattr(own, name) for name in by_sizes}
         assert own == replace(other, num_blocks=blocks, **same)
 

@@ -1,6 +1,7 @@
 """Situations made by hand in which a connector, its copies or a world break a rule, and worlds to make them in."""
 
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 from kv_api import (
@@ -18,7 +19,7 @@ from kv_sim.guard import Guard
 from kv_sim.memory.copy import Copy
 from kv_sim.memory.shadow import Shadow
 from kv_sim.rest import MOST_STEPS, come_to_rest
-from kv_sim.subject import Subject
+from kv_sim.subject import Subject, Trait
 from kv_sim.violation import Invariant, Referee
 from kv_sim.world import World
 
@@ -227,7 +228,9 @@ def a_hold_while_it_loads(referee: Referee) -> None:
 
 
 def failed_blocks_of_several_groups(referee: Referee) -> None:
-    made = World(WorldConfig(groups=(GroupConfig(), GroupConfig("sliding", 4))), MEMORY, referee=referee)
+    groups = (GroupConfig(), GroupConfig("sliding", 4))
+    keeps_nothing = replace(MEMORY, traits=frozenset({Trait.GROUPS}))
+    made = World(WorldConfig(groups=groups), keeps_nothing, referee=referee)
     half: Any = made.engine.connectors[0].side  # type: ignore[attr-defined]
     half.get_block_ids_with_load_errors = lambda: {1}
     made.engine.add(spec(output_tokens=1, max_tokens=1))

@@ -178,6 +178,7 @@ def test_what_is_done_between_two_actions_at_rest_has_a_heading_of_its_own() -> 
 def test_a_world_is_described() -> None:
     config = WorldConfig(run_ahead=2, async_scheduling=True, zero_new_blocks=True, spec_tokens=1)
     assert describe_world(replace(config, hashes_per_block=2)).endswith("; 2 hashes a block; 1 draft tokens")
+    assert "; images; " in describe_world(replace(config, images=True))
     assert describe_world(replace(config, drafter="mtp")).endswith("; 1 draft tokens by a draft model (mtp)")
     assert describe_world(config) == (
         "24 blocks of 4; groups: full; tp 1 pp 1; run-ahead 2 asynchronous; runner V1 zeroing new blocks; "
@@ -199,6 +200,7 @@ def test_actions_are_described() -> None:
     assert describe(request("r3", salt="s", adapter="a", skip_reading_prefix_cache=True)).endswith(
         "samples 1 of at most 1, salt s, adapter a, skips reading caches"
     )
+    assert describe(request("r3", image="i", image_at=3)).endswith("at most 1, image i at token 3")
     sent = describe(request("r3", kv_transfer_params={"a": None, "b": "x" * 99}))
     assert sent.endswith(', its client sends {"a": null, "b": "' + "x" * 6)
 

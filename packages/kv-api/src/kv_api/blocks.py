@@ -50,10 +50,15 @@ def bytes_per_block(kv_cache_config: Any, bytes_of_groups: Sequence[int]) -> int
 def hash_extras(request: Request, tokens: range) -> tuple[Any, ...] | None:
     """What the hash of ``tokens`` covers beside them and all before them: an entry of an event's ``extra_keys``.
 
-    The name of the request's adapter, and its salt where it begins. None: nothing.
+    The name of the request's adapter; each of its images and the like of which a token is among them, with the
+    place at which that begins, counted from the first of them; and its salt where it begins. None: nothing.
     """
     adapter, salt = request.lora_request, request.cache_salt
-    found = [adapter.lora_name] if adapter is not None else []
+    found: list[Any] = [adapter.lora_name] if adapter is not None else []
+    for image in getattr(request, "mm_features", None) or ():
+        offset, length = image.mm_position.offset, image.mm_position.length
+        if offset < tokens.stop and offset + length > tokens.start:
+            found.append((image.identifier, offset - tokens.start))
     if salt and tokens.start == 0:
         found.append(salt)
     return tuple(found) or None

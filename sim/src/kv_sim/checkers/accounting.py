@@ -139,11 +139,13 @@ class _Block(NamedTuple):
     tokens: list[int]
     adapter: str | None
     salt: str | None
+    image: tuple[str, int] | None = None
+    """What one of its tokens stands for, and the place of that token in it."""
 
     @property
-    def extras(self) -> tuple[str, ...] | None:
+    def extras(self) -> tuple[Any, ...] | None:
         """What its hash covers by itself beside its tokens: that of the first block has the salt, too."""
-        own = (self.adapter, self.salt if self.before is None else None)
+        own = (self.adapter, self.image, self.salt if self.before is None else None)
         return tuple(word for word in own if word) or None
 
 
@@ -165,11 +167,11 @@ class Mirror:
         """A request arrives: its blocks may be told of."""
         if not self._is_exact:
             return
-        adapter, salt = request.spec.adapter, request.spec.salt
+        adapter, salt, images = request.spec.adapter, request.spec.salt, request.images_by_hash()
         for block_hash, before, tokens in request.all_blocks():
-            self._known[block_hash] = _Block(before, tokens, adapter, salt)
+            self._known[block_hash] = _Block(before, tokens, adapter, salt, images.get(block_hash))
         for before, part, tokens in request.parts_of_blocks():
-            self._known[part] = _Block(before, tokens, adapter, salt)
+            self._known[part] = _Block(before, tokens, adapter, salt, images.get(part))
             self._parts.add(part)
 
     def take(self, events: Iterable[KVCacheEvent]) -> None:

@@ -170,6 +170,8 @@ def _whole(request: SimRequest) -> RequestSpec:
         spec.max_tokens,
         salt=spec.salt,
         adapter=spec.adapter,
+        image=spec.image,
+        image_at=spec.image_at,
         told=told,
     )
 

@@ -4,6 +4,8 @@ Of a cache of this engine alone all of that is known (``Trait.KEEPS``). Of who o
 (``Trait.RESET``) it is known what a reset forgot: that nobody may find again before somebody has computed it.
 Kept by the engine as its requests go on, and asked by ``guard``. What must be found is ``hits``.
 
+What was found can be loaded, too: of a cache of this engine alone no load fails before a copy has.
+
 Where engines share a store, each may find what any of them computed since its own last reset; that another one
 was reset says nothing of it, but what it had may be gone then.
 """
@@ -12,6 +14,8 @@ from collections.abc import Iterable, Sequence
 
 from kv_api import Request
 from kv_sim.engine.request import SimRequest, Status
+from kv_sim.memory.copy import State
+from kv_sim.memory.device import Device
 from kv_sim.violation import Invariant, Referee
 
 
@@ -158,7 +162,24 @@ class Served:
         elif request.block_hashes[number - 1] not in self._computed:
             self._referee.fail(Invariant.HITS, f"{where}, but nobody computed the last of them")
 
+    def check_failures(self, failed: Iterable[str], blocks: Iterable[int], devices: Sequence[Device]) -> None:
+        """Check that a load that failed had a reason: what is found can be loaded, as long as copies end well."""
+        what = [f"request {request_id}" for request_id in sorted(failed)] or [f"blocks {sorted(blocks)}"]
+        if not self._is_on or self._has_others or what == ["blocks []"] or any(map(_has_trouble, devices)):
+            return
+        self._referee.fail(
+            Invariant.HITS,
+            f"the load of {', '.join(what)} failed, but no copy ever did: it was found, and couldn't be loaded",
+        )
+
     def is_fair(self, request: SimRequest) -> bool:
         """Whether the connector saw the request run from the beginning to the end, with nothing in between."""
         ran = request.status is Status.FINISHED_STOPPED and not request.num_preemptions
         return ran and id(request) not in self._unfair
+
+
+def _has_trouble(device: Device) -> bool:
+    """Whether a copy of a rank ever failed or was lost."""
+    copies = device.copies
+    is_lost = any(copy.state is State.LOST for copy in copies.running.values())
+    return bool(copies.restarts) or is_lost or any(c.state is State.FAILED or c.was_lost for c in copies.ended)

@@ -248,6 +248,7 @@ def unclaimed(schedule: Schedule) -> list[str]:
         Trait.REPEATS: (Kind.REPEAT in kinds, "the end of a copy is reported twice"),
         Trait.RESET: (resets, "the connector's cache is reset"),
         Trait.SLEEP: (Kind.SLEEP in kinds, "the engine sleeps"),
+        Trait.IMAGES: (config.images, "prompts have images"),
         Trait.STRANGERS: (config.stranger != "none", "the second engine is a stranger"),
     }
     return [

@@ -102,7 +102,7 @@ def seeds_of(subject: Subject, scenario: Scenario, start: int, histories: int, e
             yield seed
 
 
-_OF_SIZES: Final = (Trait.GROUPS, Trait.STATES, Trait.FINE, Trait.RANKS, Trait.ZEROING, Trait.SLEEP)
+_OF_SIZES: Final = (Trait.GROUPS, Trait.STATES, Trait.FINE, Trait.RANKS, Trait.ZEROING, Trait.SLEEP, Trait.IMAGES)
 
 
 def _shows(subject: Subject, trait: Trait | None, seed: int, engine: str) -> bool:
@@ -113,6 +113,7 @@ def _shows(subject: Subject, trait: Trait | None, seed: int, engine: str) -> boo
     return {
         Trait.GROUPS: len(config.groups) > 1,
         Trait.SLEEP: config.pauses,
+        Trait.IMAGES: config.images,
         Trait.STATES: any(group.kind == "state" for group in config.groups),
         Trait.FINE: config.hashes_per_block > 1,
         Trait.RANKS: config.world_size > 1,

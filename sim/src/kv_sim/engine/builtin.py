@@ -187,6 +187,8 @@ class BuiltinEngine(Engine):
             report = self.aggregator.aggregate_reports(reports)
         check_joined(reports, report, self.referee)
         self.outcome.process(step, report)
+        for one in reports:
+            self.served.check_failures(one.failed_recving, one.invalid_block_ids, self.devices)
         self.take_events()
 
     def take_events(self) -> None:

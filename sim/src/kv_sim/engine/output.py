@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from kv_api import KVConnectorMetadata, KVConnectorOutput
 from kv_sim.memory.launched import Attention, ContentProblem
@@ -17,6 +17,8 @@ class NewRequestData:
     prompt_token_ids: Sequence[int]
     block_ids: tuple[list[int], ...]
     num_computed_tokens: int
+    mm_features: Sequence[Any] = ()
+    """The images of its prompt."""
 
 
 @dataclass

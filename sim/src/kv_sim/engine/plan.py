@@ -122,6 +122,7 @@ class StepPlan:
                 entry.request.prompt_token_ids,
                 entry.tables.get_block_ids(),
                 entry.computed,
+                entry.request.mm_features,
             )
             for entry in as_new
         ]

@@ -45,6 +45,22 @@ class LoRA:
     lora_name: str
 
 
+class Placeholder(NamedTuple):
+    """Which tokens of a prompt stand for something else."""
+
+    offset: int
+    length: int
+
+
+@dataclass(frozen=True)
+class Feature:
+    """An image in a prompt; vLLM's field names."""
+
+    identifier: str
+    mm_position: Placeholder
+    modality: str = "image"
+
+
 class Story(NamedTuple):
     """All that a request will hold in one turn, as far as a model could go."""
 
@@ -93,6 +109,7 @@ class SimRequest:
         self.request_id = spec.request_id
         self.cache_salt = spec.salt
         self.lora_request = LoRA(spec.adapter) if spec.adapter is not None else None
+        self.mm_features = [Feature(image.name, Placeholder(image.at, 1))] if (image := spec.seen) else []
         self.kv_transfer_params: Any = None
         self._block_size = block_size
         self.stories: list[Story] = []
@@ -107,7 +124,7 @@ class SimRequest:
 
     def _tell(self, prompt: tuple[int, ...], length: int) -> Story:
         size = self._block_size
-        tokens, after = whole_story(root_hash(self.spec.salt, self.spec.adapter), prompt, length)
+        tokens, after = whole_story(root_hash(self.spec.salt, self.spec.adapter), prompt, length, self.spec.seen)
         hashes: Words = np.zeros(-(-len(after) // size) * size, dtype=np.uint64)
         hashes[: len(after)] = np.array(after, dtype=np.uint64)
         part = size // self.hashes_per_block
@@ -207,6 +224,20 @@ class SimRequest:
                 if (index + 1) % count:
                     before = story.block_hashes[index - 1] if index else None
                     yield before, part, story.tokens[index * size : (index + 1) * size]
+
+    def images_by_hash(self) -> dict[bytes, tuple[str, int]]:
+        """By the hash of the block that has its image, and of the part of one: the image, and its place there."""
+        found: dict[bytes, tuple[str, int]] = {}
+        image, count = self.spec.seen, self.hashes_per_block
+        if image is None:
+            return found
+        for story in self.stories:
+            for hashes in (1, count):
+                size = self._block_size // count * hashes
+                index = (image.at // size + 1) * hashes - 1
+                if index < len(story.block_hashes):
+                    found[story.block_hashes[index]] = image.name, image.at % size
+        return found
 
     @property
     def num_tokens_with_spec(self) -> int:

@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass, field
 from functools import cached_property
 from typing import Any, Final
 
-from kv_sim.memory.content import hash_text, mix
+from kv_sim.memory.content import Image, hash_text, mix
 
 FIRST_TOKENS: Final = 40_000
 """So many conversations differ in their first token."""
@@ -40,6 +40,10 @@ class RequestSpec:
     salt: str | None = None
     adapter: str | None = None
     skip_reading_prefix_cache: bool = False
+    image: str | None = None
+    """Not None: one token of its prompt stands for the image of this name; without the image it is the same."""
+    image_at: int = 0
+    """The place of that token. Beyond the prompt there is no image."""
     turns: tuple[Turn, ...] | None = None
     """Not None: it is a session, with these turns after the first. When there are no more, it is told to end."""
     own_of: str | None = None
@@ -58,9 +62,11 @@ class RequestSpec:
         """Plain values, for a schedule file. What few requests have is left out of the others."""
         values = asdict(self)
         turns = values.pop("turns")
-        for rare in ("own_of", "kv_transfer_params"):
+        for rare in ("own_of", "kv_transfer_params", "image"):
             if values[rare] is None:
                 del values[rare]
+        if "image" not in values:
+            del values["image_at"]
         return values if turns is None else {**values, "turns": list(turns)}
 
     @cached_property
@@ -72,6 +78,12 @@ class RequestSpec:
         shared = [mix(alike << 32 | position) % 997 for position in range(1, self.shared_tokens)]
         own = [1000 + mix(name ^ position) % 997 for position in range(self.own_tokens)]
         return tuple(first + shared + own)
+
+    @property
+    def seen(self) -> Image | None:
+        """The image that its prompt has."""
+        has_image = self.image is not None and self.image_at < len(self.prompt)
+        return Image(self.image, self.image_at) if has_image and self.image is not None else None
 
     @property
     def total_tokens(self) -> int:

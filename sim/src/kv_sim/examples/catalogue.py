@@ -22,6 +22,7 @@ MEMORY: Final = Subject(
             Trait.KEEPS,
             Trait.EVENTS,
             Trait.CLIENTS,
+            Trait.IMAGES,
         }
     ),
 )
@@ -40,14 +41,14 @@ LATER: Final = Subject(
     traits=frozenset(
         {
             *(Trait.RANKS, Trait.FAILURES, Trait.REPEATS, Trait.ZEROING),
-            *(Trait.RESET, Trait.SLEEP, Trait.KEEPS, Trait.CLIENTS),
+            *(Trait.RESET, Trait.SLEEP, Trait.KEEPS, Trait.CLIENTS, Trait.IMAGES),
         }
     ),
 )
 PATIENT: Final = Subject(
     "PatientConnector",
     "kv_sim.examples.patient",
-    traits=frozenset({Trait.RANKS, Trait.FAILURES, Trait.REPEATS, Trait.SLEEP, Trait.KEEPS, Trait.CLIENTS}),
+    traits=LATER.traits - {Trait.ZEROING, Trait.RESET},
 )
 LAYERWISE: Final = Subject("LayerwiseConnector", "kv_sim.examples.layerwise", traits=PATIENT.traits)
 FLAKY: Final = Subject("FlakyConnector", "kv_sim.examples.flaky", traits=LATER.traits - {Trait.KEEPS})
@@ -176,6 +177,7 @@ P2P: Final = Subject(
             Trait.HOLDS,
             Trait.TICKETS,
             Trait.CLIENTS,
+            Trait.IMAGES,
         }
     ),
     serves_peers=True,
@@ -183,6 +185,10 @@ P2P: Final = Subject(
 P2P_HASTY: Final = replace(P2P, extra_config={"hold_seconds": 1, "pull_seconds": 1})
 """Gives up at once what is lost, which may be found later."""
 P2P_TWO: Final = replace(P2P, engines=2)
+P2P_LASTING: Final = replace(
+    P2P, extra_config={"hold_seconds": 1 << 20, "pull_seconds": 6}, traits=P2P.traits - {Trait.TICKETS}
+)
+"""Holds end by a pull, or when nobody will come, and not by time: so its router has to be trusted."""
 
 LONGEST: Final = {"load_policy": "longest"}
 BEFORE_FILES_SHARED: Final = replace(
@@ -239,5 +245,6 @@ SUBJECTS: Final[dict[str, Subject]] = {
     "p2p": P2P,
     "p2p-hasty": P2P_HASTY,
     "p2p-two-engines": P2P_TWO,
+    "p2p-lasting": P2P_LASTING,
     "p2p+offload": several(P2P, OFFLOAD),
 }

@@ -273,8 +273,8 @@ def _action(values: dict[str, Any], config: WorldConfig) -> Action:
 
 def _check_spec(where: str, spec: dict[str, Any]) -> None:
     """A request that an engine would accept."""
-    for key in ("shared_tokens", "own_tokens"):
-        if spec[key] < 0:
+    for key in ("shared_tokens", "own_tokens", "image_at"):
+        if spec.get(key, 0) < 0:
             raise Bad(f"{where}.{key}: not less than 0, got {spec[key]}")
     if spec["shared_tokens"] + spec["own_tokens"] == 0:
         raise Bad(f"{where}: the prompt has no token: shared_tokens and own_tokens are 0")

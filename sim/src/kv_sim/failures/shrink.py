@@ -280,6 +280,7 @@ def _plainer(spec: dict[str, Any], block_size: int) -> list[dict[str, Any]]:
         {"own_tokens": 0},
         {"salt": None},
         {"adapter": None},
+        *([{"image": None}] if spec.get("image") is not None else []),
         {"skip_reading_prefix_cache": False},
         {"output_tokens": 1, "max_tokens": 1},
     ]

@@ -2,6 +2,7 @@
 
 Prompts come from a few conversations, the first ones much more often than the last (Zipf). Lengths lie at or next
 to multiples of one block or of several. Some ids come back. In a world that has sessions, some requests are such.
+In one with images, half of the prompts of a conversation have one, at the same place: its first two blocks.
 
 Where an engine has no prefix cache, or serves others, most prompts have come before, so that there is something to
 load or to pull. In such a world half of the requests want a single token, if there are windows or two engines.
@@ -59,6 +60,8 @@ class Arrivals:
             adapter=random.choices([None, "s"], [8, 1])[0],
             skip_reading_prefix_cache=random.random() < 0.04,
         )
+        if config.images:
+            spec = self._with_image(spec)
         if held is not None and random.random() < OF_HELD:
             return self._to_go_on(held, spec)
         if self._come_again:
@@ -66,6 +69,16 @@ class Arrivals:
             if (config.engines > 1 or any(group.window for group in config.groups)) and random.random() < 0.5:
                 spec = replace(spec, output_tokens=1, max_tokens=1)
         return self._as_session(random, room, spec) if config.sessions and random.random() < 0.5 else spec
+
+    def _with_image(self, spec: RequestSpec) -> RequestSpec:
+        """The same, maybe with an image. Nothing else of a history is drawn by it."""
+        image = Random(repr((spec.request_id, spec.shared_tokens, spec.own_tokens))).choice([None, None, "i", "j"])
+        place = Random(repr(("image", spec.conversation))).randrange(2 * self._config.block_size)
+        return (
+            replace(spec, image=image, image_at=place)
+            if image is not None and place < spec.shared_tokens
+            else spec
+        )
 
     def _maybe_again(self, random: Random, spec: RequestSpec) -> RequestSpec:
         """Maybe the same with the prompt of one before it, if nobody has any of that to itself."""

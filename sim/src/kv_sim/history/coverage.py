@@ -19,6 +19,7 @@ LENT: Final = "a load of what another engine stored"
 STRANGE: Final = "nothing is found of what a stranger stored"
 STRANGE_WORDS: Final = "a client sends strange words"
 NO_OBJECT: Final = "a client sends what is no object"
+IMAGE: Final = "a prompt with an image arrives"
 
 
 def why_little_is_shown(

@@ -48,6 +48,8 @@ def config_for(subject: Subject, random: Random, engine: str = BUILTIN_ENGINE) -
         config = with_failing_loads(with_loads(config))
     else:
         config = with_loads(config)
+    if Trait.IMAGES in subject.traits and engine == BUILTIN_ENGINE:
+        config = with_images(config)
     return find_engine(engine).fit(with_drafter(with_pauses(with_stages(with_sessions(config)))))
 
 
@@ -117,6 +119,11 @@ def with_sessions(config: WorldConfig) -> WorldConfig:
     """
     drawn = Random(repr(("sessions", _sizes(config)))).random() < 1 / 3
     return replace(config, sessions=drawn and not (STATE in config.groups and config.async_scheduling))
+
+
+def with_images(config: WorldConfig) -> WorldConfig:
+    """Let images come with prompts of a quarter of the worlds; their sizes decide which."""
+    return replace(config, images=Random(repr(("images", _sizes(config)))).random() < 1 / 4)
 
 
 def with_pauses(config: WorldConfig) -> WorldConfig:

@@ -13,7 +13,7 @@ from kv_sim.config import WorldConfig
 from kv_sim.engine.engine import Engine
 from kv_sim.engine.pause import Pause
 from kv_sim.engine.request_spec import RequestSpec
-from kv_sim.history.coverage import Coverage
+from kv_sim.history.coverage import IMAGE, Coverage
 from kv_sim.memory.copy import Copy, State
 from kv_sim.memory.device import Device
 
@@ -81,6 +81,8 @@ class Effects:
         if spec.request_id in taken_ids(self._engine) or spec.total_tokens > self._config.max_model_len:
             return False
         self._coverage.client_sends(spec.kv_transfer_params)
+        if spec.seen is not None:
+            self._coverage.situation(IMAGE)
         self._engine.add(spec)
         return True
 

@@ -13,7 +13,7 @@ from typing import Final, TypeAlias
 
 from kv_sim.actions import Kind
 from kv_sim.engine.request import Status
-from kv_sim.history.coverage import LENT, NO_OBJECT, NOT_PULLED, PULLED, STRANGE, STRANGE_WORDS
+from kv_sim.history.coverage import IMAGE, LENT, NO_OBJECT, NOT_PULLED, PULLED, STRANGE, STRANGE_WORDS
 from kv_sim.subject import Subject, Trait
 
 Pair: TypeAlias = tuple[str, str]
@@ -131,6 +131,7 @@ SITUATIONS: Final[Mapping[str, str]] = {
     FORGETS: "its reset_cache answered True",
     STRANGE_WORDS: "what a client sends in kv_transfer_params may be wrong",
     NO_OBJECT: "vLLM hands on what a client sends, whatever it is",
+    IMAGE: "tokens alone don't say what it is",
     "the engine sleeps": "the GPU memory goes, and what was in it",
     "the engine sleeps and keeps requests": "they were preempted, and are matched again",
     "the engine can't sleep": "a session holds blocks, or a load that came for a request",
@@ -158,6 +159,7 @@ SITUATION_NEEDS: Final[Mapping[str, Trait]] = {
     FORGETS: Trait.RESET,
     STRANGE_WORDS: Trait.CLIENTS,
     NO_OBJECT: Trait.CLIENTS,
+    IMAGE: Trait.IMAGES,
     **dict.fromkeys(SLEEPS, Trait.SLEEP),
 }
 

@@ -182,7 +182,7 @@ class Router:
 
     def _key(self, spec: RequestSpec, tokens: tuple[int, ...]) -> tuple[Any, ...]:
         """What a router compares prompts by: all that their KV rests on if it is fair, else the tokens alone."""
-        return (spec.salt, spec.adapter, *tokens) if self._is_fair else tokens
+        return (spec.salt, spec.adapter, spec.seen, *tokens) if self._is_fair else tokens
 
     def newest_for(self, engine: Engine) -> RequestSpec | None:
         """The last request whose prompt the other engine holds: as a rule it comes to this one next."""

@@ -1,4 +1,4 @@
-"""What a slot must hold: a number that is a function of the whole token prefix, salt, adapter, layer, group, rank.
+"""What a slot must hold: a function of the whole token prefix, images, salt, adapter, layer, group and rank.
 
 ``prefix_hashes`` chains 64-bit hashes over tokens, so two slots are equal only if everything before them is. A
 slot's value is that hash xor a constant of its layer, group and rank: bytes of another layer or rank never pass
@@ -7,6 +7,7 @@ seed gives the same bytes everywhere.
 """
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import lru_cache
 from hashlib import blake2b
 from typing import Final, TypeAlias
@@ -60,10 +61,24 @@ def prefix_hashes(root: int, tokens: Sequence[int]) -> list[int]:
     return hashes
 
 
+@dataclass(frozen=True)
+class Image:
+    """What the model sees in the place of one token of a prompt. That token is the same for any image."""
+
+    name: str
+    at: int
+    """The place of the token."""
+
+
 @lru_cache(maxsize=512)
-def whole_story(root: int, prompt: tuple[int, ...], length: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
+def whole_story(
+    root: int, prompt: tuple[int, ...], length: int, image: Image | None = None
+) -> tuple[tuple[int, ...], tuple[int, ...]]:
     """The tokens of a request that is let go on to some length, and the hash after each. Shrinking asks again."""
-    tokens, hashes = list(prompt), prefix_hashes(root, prompt)
+    seen = list(prompt)
+    if image is not None and image.at < len(seen):
+        seen[image.at] = mix(hash_text(image.name) ^ seen[image.at])
+    tokens, hashes = list(prompt), prefix_hashes(root, seen)
     while len(hashes) < length:
         tokens.append(sampled_token(hashes[-1]))
         hashes.append(next_hash(hashes[-1], tokens[-1]))

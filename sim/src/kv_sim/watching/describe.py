@@ -50,6 +50,8 @@ def describe_world(config: WorldConfig) -> str:
             parts[-1] += f"{_of_size(config, other)}, a stranger: {STRANGERS[config.stranger]}"
     if config.hashes_per_block > 1:
         parts.append(f"{config.hashes_per_block} hashes a block")
+    if config.images:
+        parts.append("images")
     if config.pauses:
         parts.append("pauses")
     if config.spec_tokens:
@@ -81,6 +83,8 @@ def _describe(kind: Kind, args: dict[str, Any]) -> str:
     if kind is Kind.ADD:
         spec = args["spec"]
         extras = [f"{name} {spec[name]}" for name in ("salt", "adapter") if spec.get(name) is not None]
+        if spec.get("image") is not None:
+            extras.append(f"image {spec['image']} at token {spec.get('image_at', 0)}")
         if spec.get("skip_reading_prefix_cache"):
             extras.append("skips reading caches")
         prompt = f"{spec['request_id']}: {spec['shared_tokens']} tokens of conversation {spec['conversation']}"

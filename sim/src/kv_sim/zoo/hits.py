@@ -43,6 +43,20 @@ class KeysWithoutPrefix(MemoryConnector):
     scheduler_class = _KeysWithoutPrefix
 
 
+class _KeysWithoutImages(MemoryScheduler):
+    def _keys(self, request: Request) -> Sequence[bytes]:
+        tokens, size = request.all_token_ids, self._block_size
+        whose = request.cache_salt, request.lora_request.lora_name if request.lora_request else None
+        ends = range(size, len(tokens) + 1, size)
+        return [blake2b(repr((whose, tokens[:end])).encode(), digest_size=8).digest() for end in ends]
+
+
+class KeysWithoutImages(MemoryConnector):
+    """Keys are made from tokens, salt and adapter. Tokens that stand for an image are the same for any image."""
+
+    scheduler_class = _KeysWithoutImages
+
+
 class _ShortKeys(MemoryScheduler):
     def _keys(self, request: Request) -> Sequence[bytes]:
         return [block_hash[-1:] for block_hash in request.block_hashes]

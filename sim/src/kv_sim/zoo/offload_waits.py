@@ -3,8 +3,10 @@
 from typing import Any
 
 from kv_api import BlockIds, LookupResult, OffloadKey, Request
+from kv_offload.scheduler.loading.lookup import Match
 from kv_offload.scheduler.loading.matching import Matching
 from kv_offload.scheduler.outcomes import Outcomes
+from kv_offload.scheduler.state.request_state import RequestState
 from kv_offload_cpu.copy.engine import CopyEngine
 from kv_offload_cpu.sizing import HostLayout
 from kv_sim.memory.device import Device
@@ -53,6 +55,21 @@ class WaitsForFailedStores(TimedOffloadingConnector):
     """Who was put off for a chunk in flight is woken when it becomes resident, and not when its store fails."""
 
     scheduler_class = _WakesBySuccess
+
+
+class _TooEarly(Matching):
+    def _ask(self, state: RequestState, local: int) -> Match:
+        return super()._ask(state, local)._replace(waits=False)
+
+
+class _FindsTooEarly(PartedScheduler):
+    matching = _TooEarly
+
+
+class PromisesWhatIsOnItsWay(TimedOffloadingConnector):
+    """A hit counts chunks that are still being written. Its load can't begin, and what was found is computed."""
+
+    scheduler_class = _FindsTooEarly
 
 
 class _OneAtATime(Matching):

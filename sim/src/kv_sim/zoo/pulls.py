@@ -134,6 +134,39 @@ class LeavesABlock(WorldP2PConnector):
     scheduler_class = _LeavesABlockSide
 
 
+class _FindsAllHere(Consumer):
+    def begin_pull(self, request: Request, blocks: KVCacheBlocks, num_tokens: int) -> None:
+        if not num_tokens:
+            self._tickets.pop(request.request_id, None)
+        super().begin_pull(request, blocks, num_tokens)
+
+
+class _FindsAllHereSide(PartedP2PScheduler):
+    consumer = _FindsAllHere
+
+
+class NotDeclinedWithAllHere(WorldP2PConnector):
+    """Who has all of the prompt itself says nothing, and the other engine holds it until its patience ends."""
+
+    scheduler_class = _FindsAllHereSide
+
+
+class _EndsQuietly(Consumer):
+    def end_request(self, request_id: str) -> None:
+        self._tickets.pop(request_id, None)
+        super().end_request(request_id)
+
+
+class _EndsQuietlySide(PartedP2PScheduler):
+    consumer = _EndsQuietly
+
+
+class NotDeclinedAtTheEnd(WorldP2PConnector):
+    """A request that ends before it got blocks takes its ticket along, and the other engine goes on holding."""
+
+    scheduler_class = _EndsQuietlySide
+
+
 class _HoldsWholeBlocks(Producer):
     def _is_to_be_held(self, request: Request, tables: tuple[tuple[int, ...], ...]) -> bool:
         ends_within = request.num_prompt_tokens % self._shape.block_size
