@@ -40,6 +40,11 @@ def test_a_carrier_is_read():
     assert Options().nixl_backend == "UCX"
 
 
+def test_a_name_for_the_model_is_read():
+    assert parse_options(vllm_config(model_name="m")) == Options(model_name="m")
+    assert Options().model_name is None
+
+
 def test_none_is_not_given():
     extra = dict.fromkeys(["host", "port", "hold_seconds", "pull_seconds", "listen_host"])
     assert parse_options(vllm_config(kv_port=99, **extra)) == Options(port=99)
@@ -68,6 +73,7 @@ def test_replicas_have_ports_of_their_own():
 @pytest.mark.parametrize(
     ("key", "value", "expected"),
     [
+        *(("model_name", value, f"expected a name, got {value!r}") for value in ("", 1, ["m"])),
         ("host", "", "expected a host name or an address, got ''"),
         ("host", 1, "expected a host name or an address, got 1"),
         ("listen_host", "", "expected a host name or an address, got ''"),
@@ -126,8 +132,8 @@ def test_each_worker_of_each_replica_has_a_port():
 
 def test_a_key_that_is_nearly_one():
     known = (
-        "carrier, hold_seconds, host, listen_host, max_held_blocks, mooncake_device, mooncake_protocol, name, "
-        "nixl_backend, port, pull_seconds"
+        "carrier, hold_seconds, host, listen_host, max_held_blocks, model_name, mooncake_device, "
+        "mooncake_protocol, name, nixl_backend, port, pull_seconds"
     )
     for wrong, meant in [("hold_second", "hold_seconds"), ("hosts", "host"), ("Port", "port")]:
         said = f"{WHERE}: unknown key {wrong!r}; known: {known}, save; did you mean {meant!r}?"

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from kv_p2p_engine import Request, shape, ticket_of
 
 from kv_p2p.pulling.groups import Group
+from kv_p2p.pulling.model import Model
 from kv_p2p.pulling.ticket import Address, BadTicketError, Shape, Ticket, digest_of, is_of_tokens, read_ticket
 
 
@@ -18,7 +19,8 @@ def tickets(draw):
     num_tokens = draw(st.integers(1, 20 * size))
     groups = draw(st.lists(st.builds(Group, st.integers(1, 64), st.integers(0, 99)), min_size=1, max_size=3))
     first_places = tuple(draw(st.integers(0, 20)) for _ in groups)
-    shape = Shape(size, draw(st.integers(1, 8)), draw(st.integers(1, 8)), tuple(groups))
+    model = draw(st.none() | st.builds(Model, st.text(), st.text()))
+    shape = Shape(size, draw(st.integers(1, 8)), draw(st.integers(1, 8)), tuple(groups), model)
     host = draw(st.text(min_size=1).filter(str.isprintable))
     address = Address(host, draw(st.integers(1, 65536 - shape.tp_size * shape.pp_size)))
     return Ticket(address, shape, draw(st.text()), draw(st.text()), num_tokens, first_places)
@@ -49,6 +51,12 @@ def test_the_keys_that_routers_know():
     }
 
 
+def test_it_names_a_model_that_is_said():
+    params = ticket_of(range(6), shape=shape(model=Model("org/model", "fp8"))).to_params("engine")
+    assert params.pop("remote_model") == {"name": "org/model", "dtype": "fp8"}
+    assert params == ticket_of(range(6)).to_params("engine")
+
+
 @given(tickets())
 def test_it_names_no_blocks(ticket):
     assert not [key for key in ticket.to_params("engine") if "block" in key and key != "remote_block_size"]
@@ -73,6 +81,8 @@ LIST = "expected a list of KV cache groups, got"
 AT_LEAST = "expected a whole number of at least"
 LEAST = (("block_size", 1), ("window", 0), ("first_block", 0))
 GROUP = {"block_size": 4, "window": 0, "first_block": 0}
+NAMED = "expected name and dtype of a model, got"
+MODEL = {"name": "org/model", "dtype": "fp8"}
 NUMBER = "expected a whole number of at least 1, got"
 MISSING = object()
 NUMBERS = ("remote_block_size", "tp_size", "pp_size", "remote_num_tokens", "remote_port")
@@ -104,6 +114,8 @@ BAD_TEXTS = [(1, "1"), (None, "None"), (["a"], "['a']"), (MISSING, "None")]
            f"first_block of a KV cache group, got {bad!r}") for bad in (None, 4, [4, 0, 0])),
         *(("remote_groups", [GROUP, {**GROUP, key: bad}], f"kv_transfer_params.remote_groups[1].{key}: {AT_LEAST} "
            f"{least}, got {bad!r}") for key, least in LEAST for bad in (least - 1, True, 1.0, "1", None)),
+        *(("remote_model", bad, f"kv_transfer_params.remote_model: {NAMED} {bad!r}")
+          for bad in ("m", [], {}, False, *({**MODEL, key: value} for key in MODEL for value in (None, 1)))),
     ],
 )  # fmt: skip
 def test_what_is_no_ticket(key, value, message):

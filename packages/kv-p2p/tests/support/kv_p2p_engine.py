@@ -84,14 +84,16 @@ def step(tokens=1):
     return SimpleNamespace(total_num_scheduled_tokens=tokens)
 
 
-def scheduler(role="kv_both", *, options=OPTIONS, specs=ALL, **config):
+def scheduler(role="kv_both", *, options=OPTIONS, specs=ALL, says=(), **config):
+    """``says``: what else the engine's configuration has."""
     engine, caches = vllm_config(role, **config), kv_cache_config(specs=specs)
+    vars(engine).update(says)
     return P2PSchedulerSide(engine, caches, options, groups_of(engine, caches))
 
 
-def shape(size=SIZE, tp=1, pp=1, groups=ONE):
+def shape(size=SIZE, tp=1, pp=1, groups=ONE, model=None):
     """That of an engine with one group, if nothing else is said."""
-    return Shape(size, tp, pp, groups)
+    return Shape(size, tp, pp, groups, model)
 
 
 def ticket_of(tokens, **changes):

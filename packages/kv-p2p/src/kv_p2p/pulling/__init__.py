@@ -11,10 +11,10 @@ blocks, each of its workers from the worker of the same rank. A hold ends when i
 *declined*, or when its time is over; nobody is let read a block after that, so what arrives is the prompt's KV
 or nothing.
 
-``ticket`` is what travels through the client, ``groups`` what has to be known of KV cache groups. ``scheduler``
-and ``worker`` are the two sides of the connector, which decide and neither wait nor send: bytes move behind a
-``wire``. The scheduler's side has two halves, a ``producer`` and a ``consumer``. The wire over TCP is the folder
-``tcp``; it may leave bytes to a ``carrier``, ``mooncake`` or ``nixl``.
+``ticket`` is what travels through the client, ``groups`` what has to be known of KV cache groups, and ``model``
+what of the model. ``scheduler`` and ``worker`` are the two sides of the connector, which decide and neither wait
+nor send: bytes move behind a ``wire``. The scheduler's side has two halves, a ``producer`` and a ``consumer``. The
+wire over TCP is the folder ``tcp``; it may leave bytes to a ``carrier``, ``mooncake`` or ``nixl``.
 
 What the sides tell each other is ``metadata``, and what is in the caches of a worker ``pages``. ``options`` is
 what an operator sets; ``stats`` is what both sides count.

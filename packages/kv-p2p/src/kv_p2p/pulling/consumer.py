@@ -12,14 +12,20 @@ from typing import Any, Final
 
 from kv_api import KVCacheBlocks, Request
 from kv_api.engine import TransferConfig
+from kv_p2p.extra_config import EXTRA
 from kv_p2p.log import warn
 from kv_p2p.pulling.groups import tokens_to_load, whole_blocks
 from kv_p2p.pulling.metadata import Part, Pull, Source
+from kv_p2p.pulling.model import Model
 from kv_p2p.pulling.stats import REFUSED_TICKETS, P2PStats
 from kv_p2p.pulling.ticket import TICKET, BadTicketError, Shape, Ticket, digest_of, is_of_tokens, read_ticket
 
 _MOST_OF_A_SHAPE: Final = 500
 """Characters of a ticket's shape that get into the log."""
+
+
+def _said_of(model: Model | None) -> str:
+    return "a model that it doesn't name" if model is None else f"model {model}"
 
 
 class Consumer:
@@ -72,6 +78,10 @@ class Consumer:
         """Why a ticket can't be taken. None: it can."""
         if not self._transfer.is_kv_consumer:
             return f"it came with a ticket, but kv_role is {self._transfer.kv_role!r}"
+        if ticket.shape.model != self._shape.model:
+            theirs, ours = _said_of(ticket.shape.model), _said_of(self._shape.model)
+            advice = f"if that is the same one, give both engines one {EXTRA}.model_name"
+            return f"the ticket is of {theirs}, this engine is of {ours}; {advice}"
         if ticket.shape != self._shape:
             return f"the ticket is of {ticket.shape!s:.{_MOST_OF_A_SHAPE}}, this engine is {self._shape}"
         if ticket.num_tokens > request.num_prompt_tokens:

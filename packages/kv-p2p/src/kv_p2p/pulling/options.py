@@ -47,6 +47,8 @@ class Options:
     """Which of its plugins NIXL moves bytes with."""
     max_held_blocks: int | None = None
     """How many blocks, of all KV cache groups, may wait at once. None: as many as there are."""
+    model_name: str | None = None
+    """What the model is called towards other engines. None: as its path."""
 
 
 def _read_reachable_host(place: str, value: object) -> str:
@@ -65,6 +67,12 @@ def _read_carrier(place: str, value: object) -> str:
     return str(value)
 
 
+def _read_name(place: str, value: object) -> str:
+    if not isinstance(value, str) or not value:
+        raise ConfigError(f"{place}: expected a name, got {value!r}")
+    return value
+
+
 def _read_text(place: str, value: object) -> str:
     if not isinstance(value, str):
         raise ConfigError(f"{place}: expected text, got {value!r}")
@@ -77,6 +85,7 @@ _READERS: Final[Mapping[str, Reader]] = {
     "hold_seconds": read_seconds,
     "pull_seconds": read_seconds,
     "max_held_blocks": read_blocks,
+    "model_name": _read_name,
     "carrier": _read_carrier,
     "mooncake_protocol": _read_text,
     "mooncake_device": _read_text,

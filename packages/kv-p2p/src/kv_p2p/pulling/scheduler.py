@@ -23,6 +23,7 @@ from kv_api import (
 from kv_p2p.pulling.consumer import Consumer
 from kv_p2p.pulling.groups import Group
 from kv_p2p.pulling.metadata import P2PMetadata
+from kv_p2p.pulling.model import model_of
 from kv_p2p.pulling.options import Options
 from kv_p2p.pulling.producer import Producer
 from kv_p2p.pulling.stats import P2PStats
@@ -48,6 +49,7 @@ class P2PSchedulerSide(SchedulerSide, SupportsHMA):
             parallel.tensor_parallel_size,
             parallel.pipeline_parallel_size,
             groups,
+            model_of(vllm_config, options.model_name),
         )
         self._stats = P2PStats()
         self._consumer = Consumer(self._kv_transfer_config, self._shape, self._stats)

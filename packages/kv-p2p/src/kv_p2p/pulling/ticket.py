@@ -1,20 +1,22 @@
 """A *ticket*: what a producer says of the blocks that it holds, as it travels through a client to another engine.
 
 In ``kv_transfer_params`` it has the keys that vLLM's routers know (``do_remote_prefill``, ``remote_host``, …), so
-one that works with vLLM's own connectors works with this one. A ticket says by a digest whose KV it is: who sends
-it along with another prompt, salt or adapter gets no wrong text, but a prompt that is computed as if there were
-no ticket. Which blocks these are only the producer knows: who pulls names their places in the prompt. Of a group
-with a window the first ones are gone, so a ticket says from which place on there are some.
+one that works with vLLM's own connectors works with this one. A ticket says whose KV it is, by a digest of the
+prompt and by what its engine says of its model: who sends it along with another prompt, salt or adapter, or to an
+engine of another model, gets no wrong text, but a prompt that is computed as if there were no ticket. Which blocks
+these are only the producer knows: who pulls names their places in the prompt. Of a group with a window the first
+ones are gone, so a ticket says from which place on there are some.
 """
 
 from array import array
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from hashlib import blake2b
 from typing import Any, Final
 
 from kv_api import Request
 from kv_p2p.extra_config import LAST_PORT
 from kv_p2p.pulling.groups import Group
+from kv_p2p.pulling.model import Model
 
 WANTED: Final = "do_remote_decode"
 """The request's blocks shall be held when it ends, for another engine."""
@@ -50,6 +52,8 @@ class Shape:
     pp_size: int
     groups: tuple[Group, ...]
     """KV cache groups, in the order of the block tables."""
+    model: Model | None = field(default=None, repr=False)
+    """None: the engine doesn't say. A refusal because of it has words of its own."""
 
 
 @dataclass(frozen=True)
@@ -85,6 +89,7 @@ class Ticket:
             "remote_digest": self.digest,
             "tp_size": self.shape.tp_size,
             "pp_size": self.shape.pp_size,
+            **({} if self.shape.model is None else {"remote_model": asdict(self.shape.model)}),
         }
 
 
@@ -111,7 +116,8 @@ def read_ticket(params: Any) -> Ticket:
         return value
 
     groups, first_places = _read_groups(f"{_WHERE}.remote_groups", params.get("remote_groups"))
-    shape = Shape(number("remote_block_size"), number("tp_size"), number("pp_size"), groups)
+    model = _read_model(f"{_WHERE}.remote_model", params.get("remote_model"))
+    shape = Shape(number("remote_block_size"), number("tp_size"), number("pp_size"), groups, model)
     engine_id = params.get("remote_engine_id")
     engine_id = engine_id if isinstance(engine_id, str) else None  # a router's, perhaps, and not needed
     address = Address(host("remote_host"), number("remote_port"), engine_id)
@@ -139,6 +145,16 @@ def _read_groups(where: str, given: object) -> tuple[tuple[Group, ...], tuple[in
         groups.append(Group(size, _number(f"{place}.window", group.get("window"), 0)))
         first_places.append(_number(f"{place}.first_block", group.get("first_block"), 0))
     return tuple(groups), tuple(first_places)
+
+
+def _read_model(where: str, given: object) -> Model | None:
+    """The model of a ticket. None: it doesn't say."""
+    if given is None:
+        return None
+    name, dtype = (given.get("name"), given.get("dtype")) if isinstance(given, dict) else (None, None)
+    if not isinstance(name, str) or not isinstance(dtype, str):
+        raise BadTicketError(f"{where}: expected name and dtype of a model, got {given!r:.{MOST_SHOWN}}")
+    return Model(name, dtype)
 
 
 def _number(where: str, value: object, least: int) -> int:

@@ -1,0 +1,41 @@
+"""``Model``: whose KV it is. The same prompt has other KV in another model, in blocks of the same shape.
+
+An engine's model is its path, or the name that an operator gives it instead, and the type of the numbers in its KV
+caches. Two engines take each other's tickets only if they say the same: also one that says which model it has and
+one that doesn't take none. Two that say nothing can't be told apart, and do. Whoever made a ticket before tickets
+named models said nothing.
+"""
+
+from dataclasses import dataclass
+from typing import Final
+
+from kv_api import VllmConfig
+
+_AUTO: Final = "auto"
+"""The caches have numbers of the type that the model computes with."""
+MOST_OF_A_NAME: Final = 100
+"""Characters of a model's name that get into the log."""
+
+
+@dataclass(frozen=True)
+class Model:
+    """What an engine says of its model."""
+
+    name: str
+    dtype: str
+    """Of the numbers in the KV caches."""
+
+    def __str__(self) -> str:
+        return f"{self.name!r:.{MOST_OF_A_NAME}} with KV in {self.dtype!r:.{MOST_OF_A_NAME}}"
+
+
+def model_of(vllm_config: VllmConfig, name: str | None) -> Model | None:
+    """The model of an engine, by ``name`` if that isn't None. None: nothing says which it is."""
+    model = getattr(vllm_config, "model_config", None)
+    name = name or getattr(model, "model", None)
+    if not name:
+        return None
+    dtype = getattr(vllm_config.cache_config, "cache_dtype", _AUTO)
+    if dtype == _AUTO:
+        dtype = getattr(model, "dtype", _AUTO)
+    return Model(str(name), str(dtype).removeprefix("torch."))
