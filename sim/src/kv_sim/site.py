@@ -79,8 +79,6 @@ class Site:
         if not is_strange:
             self.shares_with.append(other)
             share_media(self.engine.connectors[-1], other.engine.connectors[-1])
-        for device in self.engine.devices:
-            device.kernels.others.append(other.engine.devices[0].kernels)
 
     def hear_of_sharing(self, call: Call) -> None:
         """Count what is loaded here of what another engine stored, and what isn't since a stranger did."""

@@ -55,8 +55,8 @@ class Trait(StrEnum):
     gone; and an engine may be a producer or a consumer alone. Without it a router can be trusted. For what serves
     peers."""
     STRANGERS = "strangers"
-    """The store that it shares may be used by an engine of another model, or of another shape, too. For what
-    shares a store."""
+    """The other engine may have another model. Where a store is shared it may be of another shape, too. For what
+    has worlds of two engines."""
 
 
 TICKET: Final = "do_remote_prefill"
@@ -69,9 +69,9 @@ SHARES: Final = "--shares-store"
 """How it is told that the engines of a world share one store."""
 OF_PEERS: Final = frozenset({Trait.HOLDS, Trait.TICKETS})
 """Traits that mean nothing where no other engine is served."""
-OF_STORES: Final = frozenset({Trait.STRANGERS})
-"""Traits that mean nothing where no store is shared."""
-OF_SEVERAL: Final = OF_PEERS | OF_STORES
+OF_TWO: Final = frozenset({Trait.STRANGERS})
+"""Traits that mean nothing where no other engine is pulled from, and no store is shared."""
+OF_SEVERAL: Final = OF_PEERS | OF_TWO
 """Traits that mean nothing where an engine is alone."""
 NOT_OF_PEERS: Final = frozenset({Trait.SLEEP})
 """Traits that mean nothing where others are: they may be reading while the engine sleeps."""
@@ -123,8 +123,9 @@ class Subject:
     def possible_traits(self) -> list[Trait]:
         """What it could claim."""
         of_peers = NOT_OF_PEERS if self.serves_peers else OF_PEERS
-        of_stores = frozenset() if self.shares_store else OF_STORES
-        return [trait for trait in Trait if trait not in of_peers | of_stores]
+        knows_another = self.shares_store or (self.serves_peers and self.engines > 1)
+        of_two = frozenset() if knows_another else OF_TWO
+        return [trait for trait in Trait if trait not in of_peers | of_two]
 
     def transfer_config(self, world: WorldConfig, engine_id: str = "world") -> KVTransferConfig:
         """The ``--kv-transfer-config`` of an engine of a world."""

@@ -22,7 +22,7 @@ from kv_sim.engine.request_spec import RequestSpec
 from kv_sim.engines import find_engine
 from kv_sim.history import clients
 from kv_sim.history.arrivals import Arrivals
-from kv_sim.history.coverage import Coverage
+from kv_sim.history.coverage import STRANGE, Coverage
 from kv_sim.history.router import Router
 from kv_sim.site import Call, Shared, Site
 from kv_sim.subject import TICKET, Subject, Trait
@@ -76,11 +76,15 @@ class WorldState:
             self.router = self.router_class(self.engines, is_fair=is_fair, comes_again=not holds)
 
     def _let_devices_know_each_other(self) -> None:
-        """Tell each device of its rank's in other engines: what moves bytes there has to find the other end."""
+        """Tell each device of its rank's in other engines: what moves bytes there has to find the other end.
+
+        And what is wrong here may have been computed there.
+        """
         for engine in self.engines:
             for device in engine.devices:
                 others = [other.devices for other in self.engines if other is not engine]
                 device.others = [of_one[device.rank] for of_one in others if device.rank < len(of_one)]
+                device.kernels.others = [of_one[0].kernels for of_one in others]
 
     def _let_sites_share(self) -> None:
         """Tell each site of those that have the same store."""
@@ -173,10 +177,16 @@ class WorldState:
     def _matched(self, args: tuple[Any, ...], answer: Any) -> None:
         """Count what a connector has of a request."""
         self.coverage.matched(args[0], answer, self.tickets.bearers)
+        if self._is_of_strangers(args[0]) and not answer[0]:
+            self.coverage.situation(STRANGE)
         if self.config.stages != "alike" and answer[0]:
             self.coverage.situation("match: stages hold different layers")
         if self.config.has_tails and answer[0] and (args[1] + answer[0]) % self.config.block_size:
             self.coverage.situation("match: a load ends within a block")
+
+    def _is_of_strangers(self, request: Any) -> bool:
+        """Whether a request came with a ticket of a stranger's: with two engines it is the other one's."""
+        return self.config.stranger != "none" and request.request_id in self.tickets.bearers
 
     def _ended(self, site: Site, router: Router, name: str, args: tuple[Any, ...], answer: Any) -> None:
         """A request ended. If a ticket says where its blocks are held, the router may bring it elsewhere."""

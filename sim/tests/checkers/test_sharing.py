@@ -29,7 +29,7 @@ from kv_sim.violation import Violation
 from kv_sim.world import World
 
 TWO = WorldConfig(engines=2, prefix_caching=False)
-LENT, STRANGE = "a load of what another engine stored", "nothing is found of what a stranger stored"
+LENT, STRANGE = "a load of what another engine stored", "nothing is found of a stranger's"
 FORGET = {"running": False, "connector": True}
 
 

@@ -24,8 +24,8 @@ from kv_sim.violation import Invariant
 
 HASTY = "broken_connectors:Hasty"
 TRAITS = (
-    "clients, counts, events, failures, fine, groups, holds, keeps, losses, ranks, repeats, reset, sleep, states, "
-    "strangers, tickets, zeroing"
+    "clients, counts, events, failures, fine, groups, holds, images, keeps, losses, ranks, repeats, reset, sleep, "
+    "states, strangers, tickets, zeroing"
 )
 CHECKERS = "CONTENT, OWNERSHIP, CONSERVATION, LIVENESS, NO-CRASH, PROTOCOL, HITS, ACCOUNTING, GEOMETRY, WORK"
 
@@ -292,6 +292,15 @@ def test_or_that_its_worlds_have_two_engines() -> None:
         selection.choose_subjects(None, None, None, serves_peers=2)
 
 
+def test_a_stranger_is_a_second_engine() -> None:
+    two = selection.choose_subject("p2p", traits="strangers", serves_peers=2)
+    assert two.traits == {Trait.STRANGERS}
+    assert Trait.STRANGERS in selection.choose_subject("p2p-two-engines").traits
+    assert Trait.STRANGERS not in selection.choose_subject("p2p-two-engines", serves_peers=1).traits
+    with pytest.raises(ConfigError, match="'strangers' is of connectors that are driven in two engines"):
+        selection.choose_subject("p2p", traits="strangers", serves_peers=1)
+
+
 def test_or_that_its_engines_share_a_store() -> None:
     assert (selection.choose_subject("shared").shares_store, selection.choose_subject("later").shares_store) == (
         True,
@@ -304,7 +313,8 @@ def test_or_that_its_engines_share_a_store() -> None:
     assert strange.traits == {Trait.STRANGERS, Trait.SLEEP}
     assert selection.choose_subject("p2p", shares_store=True).serves_peers is False
     with pytest.raises(
-        ConfigError, match="--traits: 'strangers' is of connectors that share a store: --shares-store"
+        ConfigError,
+        match="--traits: 'strangers' is of connectors that are driven in two engines: --two-engines or --",
     ):
         selection.choose_subject("later", traits="strangers")
     with pytest.raises(

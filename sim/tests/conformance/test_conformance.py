@@ -19,7 +19,7 @@ from kv_sim.examples.catalogue import OFFLOAD
 from kv_sim.fuzz import Run
 from kv_sim.history.coverage import Coverage
 from kv_sim.history.legal import SITUATIONS, situations_of
-from kv_sim.subject import NOT_OF_PEERS, OF_SEVERAL, OF_STORES, Subject, Trait
+from kv_sim.subject import NOT_OF_PEERS, OF_SEVERAL, OF_TWO, Subject, Trait
 
 CONNECTORS = Path(__file__).parents[1] / "support" / "broken_connectors.py"
 
@@ -206,7 +206,7 @@ def test_every_claim_is_tried_by_itself_and_all_together() -> None:
     probes = probes_of(subject)
     assert {probe.name for probe in probes} == set(Trait) - OF_SEVERAL - traits
     serving = replace(subject, serves_peers=True)
-    assert {probe.name for probe in probes_of(serving)} == set(Trait) - NOT_OF_PEERS - OF_STORES - traits
+    assert {probe.name for probe in probes_of(serving)} == set(Trait) - NOT_OF_PEERS - OF_TWO - traits
     assert {probe.claim for probe in probes} == {Claim.PROBED}
     assert [s.name for s in scenarios_of(Subject("X", "x", {}, frozenset()))] == ["plain"]
     assert [s.name for s in scenarios_of(Subject("X", "x", {}, frozenset({Trait.RANKS})))] == ["plain", "ranks"]
@@ -269,7 +269,7 @@ def test_situations_that_were_reached_are_counted_and_the_others_named() -> None
 
 
 BY_TICKETS = {"a load by a ticket ends well", "a load by a ticket fails"}
-IN_A_STORE = {"a load of what another engine stored", "nothing is found of what a stranger stored"}
+IN_A_STORE = {"a load of what another engine stored", "nothing is found of a stranger's"}
 
 
 def test_what_no_connector_of_its_kind_can_meet_is_not_said_to_be_never_met() -> None:

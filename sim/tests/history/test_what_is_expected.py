@@ -50,7 +50,7 @@ SOMETIMES = {
     ),
     Trait.CLIENTS: ("a client sends strange words", "a client sends what is no object"),
     Trait.IMAGES: ("a prompt with an image arrives",),
-    Trait.STRANGERS: ("nothing is found of what a stranger stored",),
+    Trait.STRANGERS: ("nothing is found of a stranger's",),
 }
 
 

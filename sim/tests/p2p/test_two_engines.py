@@ -12,7 +12,7 @@ from kv_p2p.pulling.metadata import Hold, Part, Pull, Source
 from kv_p2p.pulling.ticket import Address
 from kv_p2p.pulling.wire import Ended
 from kv_sim.actions import Action, Kind
-from kv_sim.config import BLOCKS_MORE, WorldConfig
+from kv_sim.config import BLOCKS_MORE, Stranger, WorldConfig
 from kv_sim.engine.request_spec import RequestSpec
 from kv_sim.examples.catalogue import LATER, P2P, P2P_TWO
 from kv_sim.failures.schedule_file import Schedule, ScheduleError, parse_schedule, to_text
@@ -79,12 +79,38 @@ def test_engines_are_told_apart_and_what_they_are_told_is_of_one_deployment() ->
 def test_they_are_drawn_where_a_connector_asks_for_it_and_may_do_all_that_they_are_drawn_for() -> None:
     pairs = [(config_for(P2P_TWO, Random(seed)), config_for(P2P, Random(seed))) for seed in range(300)]
     for two, one in pairs:
-        assert two == replace(one, engines=2, role=two.role, silent=one.silent | {"reset_all"})
+        silent = one.silent | {"reset_all"}
+        assert two == replace(one, engines=2, role=two.role, stranger=two.stranger, silent=silent)
         if two.run_ahead and (two.zero_new_blocks or two.hashes_per_block > 1):
             assert two.role == "kv_both"
     roles = Counter(two.role for two, _ in pairs)
     assert min(roles.values()) > 50
     assert set(roles) == {"kv_both", "kv_producer", "kv_consumer"}
+
+
+def test_a_quarter_of_the_second_engines_of_who_claims_it_are_strangers() -> None:
+    trusts = replace(P2P_TWO, traits=P2P.traits)
+    pairs = [(config_for(P2P_TWO, Random(seed)), config_for(trusts, Random(seed))) for seed in range(300)]
+    assert {plain.stranger for _, plain in pairs} == {"none"}
+    assert all(replace(one, stranger="none") == plain for one, plain in pairs), "nothing else is another"
+    kinds = Counter(one.stranger for one, _ in pairs)
+    assert set(kinds) == {"none", "model", "path", "dtype"}
+    assert 50 < 300 - kinds.pop("none") < 100
+    assert min(kinds.values()) > 10
+
+
+def test_an_engine_that_has_another_beside_it_says_which_model_it_has() -> None:
+    def told(config: WorldConfig, subject: Subject) -> list[Any]:
+        engines = World(config, subject).engines
+        return [getattr(engine.describe(subject, 0), "model_config", None) for engine in engines]
+
+    assert told(WorldConfig(), P2P) == [None]
+    one, other = told(TWO, P2P_TWO)
+    assert (one.model, one.dtype) == (other.model, other.dtype)
+    one, other = told(replace(TWO, stranger="model"), P2P_TWO)
+    assert (other.model, other.dtype) == (f"{one.model}-other", one.dtype)
+    one, other = told(replace(TWO, stranger="dtype"), P2P_TWO)
+    assert (other.model, one.dtype, other.dtype) == (one.model, "float32", "bfloat16")
 
 
 def test_more_than_two_are_none() -> None:
@@ -119,6 +145,34 @@ def test_what_one_holds_the_other_pulls() -> None:
     [pulled] = [request for request in other.outcome.ended if request.request_id == GOES_ON.request_id]
     assert pulled.num_computed_tokens == 9
     assert world.coverage.situations["match: asynchronous load"] == 1
+
+
+@pytest.mark.parametrize("stranger", ["model", "path", "dtype"])
+def test_a_stranger_takes_no_ticket_and_lets_go_of_what_is_held(stranger: Stranger) -> None:
+    subject = replace(FAIR, extra_config={"hold_seconds": 1000, "pull_seconds": 6})
+    world = World(replace(TWO, stranger=stranger), subject)
+    assert world.apply(add(PROMPT))
+    settled_steps(world, 0, 3)
+    assert world.engine.scheduler.requests["r1"].is_held
+    assert world.apply(add(GOES_ON, 1))
+    world.rest()
+    assert [request.request_id for request in world.sites[1].engine.outcome.ended] == [GOES_ON.request_id]
+    assert not world.engine.scheduler.requests
+    assert world.coverage.situations["match: asynchronous load"] == 0
+    assert world.coverage.situations["nothing is found of a stranger's"] == 1
+
+
+@pytest.mark.parametrize(
+    ("stranger", "whose"), [("path", "of another model"), ("dtype", "whose numbers are of another type")]
+)
+def test_who_takes_one_of_a_stranger_reads_what_another_model_wrote(stranger: Stranger, whose: str) -> None:
+    [planted] = [one for one in PLANTED if one.name == "TakesTicketsOfOtherModels"]
+    config = replace(TWO, stranger=stranger)
+    history = [add(PROMPT), *[Action(Kind.STEP), Action(Kind.SETTLE)] * 3, add(GOES_ON, 1)]
+    _, violation = replay(replace(planted.subject, traits=FAIR.traits), config, history)
+    assert violation is not None
+    assert violation.invariant is Invariant.CONTENT
+    assert f"holds token 0 of request r1, {whose}, last written by load copy" in str(violation)
 
 
 def test_an_action_happens_where_it_says_and_nowhere_if_there_is_no_such_engine() -> None:

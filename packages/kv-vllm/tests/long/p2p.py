@@ -15,7 +15,7 @@ from kv_vllm_pulls import (
     loaded,
     transfer,
 )
-from kv_vllm_runs import FIRST, OURS, made_up
+from kv_vllm_runs import FIRST, OURS, made_up, model, model_of_other_weights
 
 from kv_sim.replay.transfer_config import PULLS, decode_config, host_config, prefill_config
 
@@ -57,18 +57,30 @@ def test_what_does_not_come_is_computed(engines, prefill, expected):
     """Nobody is there, the blocks have gone, they are another prompt's or another model's: nothing is lost."""
     prompt, whole = PROMPTS[3], expected[3]
     decode = engines(transfer("kv_consumer", "recompute"))
-    other = engines(transfer("kv_producer"), dtype="bfloat16")
     _, late = ask(prefill, prompt, 1, WANTED)
     assert come_to_rest(prefill) > HOLD_SECONDS / 2
-    _, mistaken = ask(other, PROMPTS[1], 1, WANTED)
-    _, foreign = ask(other, prompt, 1, WANTED)
-    nobody = {**foreign, "remote_port": free_port()}
-    nonsense = {**foreign, "remote_num_tokens": "all"}
-    for ticket in (late, mistaken, foreign, nobody, nonsense):
+    _, mistaken = ask(prefill, PROMPTS[1], 1, WANTED)
+    nobody = {**late, "remote_port": free_port()}
+    nonsense = {**late, "remote_num_tokens": "all"}
+    for ticket in (late, mistaken, nobody, nonsense):
         assert ask(decode, prompt, 24, ticket)[0] == whole
         come_to_rest(decode)
+    for options in ({"dtype": "bfloat16"}, {"model": str(model_of_other_weights())}):
+        other = engines(transfer("kv_producer"), **options)
+        _, foreign = ask(other, prompt, 1, WANTED)
+        assert ask(decode, prompt, 24, foreign)[0] == whole
+        come_to_rest(decode)
+        other.close()
     assert loaded(decode) == 0
-    other.close()
+    decode.close()
+
+
+def test_one_model_at_two_paths_has_one_name(engines, expected, tmp_path):
+    (tmp_path / "there").symlink_to(model())
+    prefill = engines(transfer("kv_producer", model_name="tiny"))
+    decode = engines(transfer("kv_consumer", model_name="tiny"), model=str(tmp_path / "there"))
+    hand_over(prefill, decode, PROMPTS[:1], expected[:1])
+    prefill.close()
     decode.close()
 
 

@@ -52,6 +52,12 @@ def model():
     return make_model(Path(gettempdir(), f"kv-vllm-tiny-model-{os.getuid()}"))
 
 
+def model_of_other_weights():
+    """The folder of a tiny model of the same shape: the same draws, in another order."""
+    weights = dict(reversed(shapes(CONFIG).items()))
+    return write_model(Path(gettempdir(), f"kv-vllm-tiny-other-{os.getuid()}"), CONFIG, weights)
+
+
 def model_of_three_layers():
     """The folder of a tiny model whose layers two stages of a pipeline can't share evenly."""
     config = {**CONFIG, "num_hidden_layers": 3}

@@ -3,7 +3,8 @@
 Nothing breaks if a connector holds nothing, refuses a ticket or takes only a part: the prompt is computed. So that
 it holds and takes is demanded here, in the words of vLLM's routers, wherever it can have no reason not to: the
 request that was held ended well and is held still, nobody took or refused its ticket before, and nothing was reset
-since.
+since. Where the other engine is a stranger, a ticket is of another model and must be refused: who takes it breaks
+CONTENT.
 
 A ticket that a request leaves is of blocks that are held: its own, or those of an earlier request that is held.
 All of this is demanded only of connectors that claim it (the trait ``holds``), and what follows of all that serve
@@ -128,7 +129,7 @@ class Tickets:
         if issued is None:
             self._spend_what_is_meant(request)
             return
-        if role == "kv_producer" or not self._is_of(issued, request):
+        if role == "kv_producer" or self._config.stranger != "none" or not self._is_of(issued, request):
             issued.is_spent = True  # it will be refused
         else:
             self._brought[request.request_id] = issued

@@ -24,7 +24,7 @@ from kv_sim.failures.schedule_file import Schedule
 from kv_sim.guard import NotCreated
 from kv_sim.history.draws import config_for
 from kv_sim.offload.stand_ins import why_not_driven
-from kv_sim.subject import NOT_OF_PEERS, OF_PEERS, OF_STORES, PEERS, SHARES, Subject, Trait
+from kv_sim.subject import NOT_OF_PEERS, OF_PEERS, OF_TWO, PEERS, SHARES, Subject, Trait
 from kv_sim.violation import Violation
 from kv_sim.world import World
 
@@ -92,7 +92,7 @@ def choose_subject(
         kept = subject.traits - OF_PEERS
         subject = replace(subject, shares_store=True, serves_peers=False, engines=MOST_ENGINES, traits=kept)
     if serves_peers:
-        kept = subject.traits - NOT_OF_PEERS
+        kept = subject.traits - NOT_OF_PEERS - (OF_TWO if serves_peers == 1 else frozenset())
         subject = replace(subject, serves_peers=True, engines=serves_peers, traits=kept)
     if extra is not None:
         subject = replace(subject, extra_config={**subject.extra_config, **parse_extra(extra)})
@@ -101,7 +101,7 @@ def choose_subject(
         subject = replace(subject, traits=parse_traits(traits))
     for trait in sorted(subject.traits.difference(subject.possible_traits)):
         whose = "serve no other engines" if trait in NOT_OF_PEERS else f"serve other engines: {PEERS[1]}"
-        whose = f"share a store: {SHARES}" if trait in OF_STORES else whose
+        whose = f"are driven in two engines: {PEERS[2]} or {SHARES}" if trait in OF_TWO else whose
         raise ConfigError(f"--traits: {trait.value!r} is of connectors that {whose}")
     _check_class(connector, subject, engine)
     if extra is not None:

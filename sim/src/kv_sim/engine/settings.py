@@ -19,11 +19,11 @@ KINDS = {
 def vllm_config(config: WorldConfig, subject: Subject, rank: int = 0, place: Place | None = None) -> Any:
     """The configuration as the worker of ``rank`` gets it; the scheduler's says rank 0.
 
-    Of the model there are its path and its type, and only where a store is shared, and may hold another one's.
+    Of the model there are its path and its type, and only where there is another engine, which may have another.
     """
     place = place or Place()
     model = SimpleNamespace(model=place.model, dtype=config.dtype)
-    of_model = {"model_config": model} if place.shares_store else {}
+    of_model = {"model_config": model} if place.count > 1 or place.shares_store else {}
     return SimpleNamespace(
         **of_model,
         kv_transfer_config=subject.transfer_config(config, place.engine_id),

@@ -184,7 +184,7 @@ P2P: Final = Subject(
 )
 P2P_HASTY: Final = replace(P2P, extra_config={"hold_seconds": 1, "pull_seconds": 1})
 """Gives up at once what is lost, which may be found later."""
-P2P_TWO: Final = replace(P2P, engines=2)
+P2P_TWO: Final = replace(P2P, engines=2, traits=P2P.traits | {Trait.STRANGERS})
 P2P_LASTING: Final = replace(
     P2P, extra_config={"hold_seconds": 1 << 20, "pull_seconds": 6}, traits=P2P.traits - {Trait.TICKETS}
 )

@@ -44,6 +44,8 @@ def config_for(subject: Subject, random: Random, engine: str = BUILTIN_ENGINE) -
             connector = find_engine(engine).connector_class(subject.transfer_config(config))
             does_both = getattr(connector, "holds_and_pulls", True)
             config = with_two_engines(config) if does_both else with_producer_and_consumer(config)
+            if Trait.STRANGERS in subject.traits:
+                config = with_strange_peer(config)
     elif Trait.FAILURES in subject.traits:
         config = with_failing_loads(with_loads(config))
     else:
@@ -188,6 +190,18 @@ def _with_two(config: WorldConfig, *roles: Role) -> WorldConfig:
     """
     role = Random(repr(("roles", _sizes(config)))).choice(roles)
     return replace(config, engines=2, role=role, silent=config.silent | {"reset_all"})
+
+
+def with_strange_peer(config: WorldConfig) -> WorldConfig:
+    """Let the second engine be a stranger in a quarter of the worlds; their sizes decide, and how it differs.
+
+    It is of the same shape: some connectors pull from engines that are cut in another way.
+    """
+    random = Random(repr(("strange peers", _sizes(config))))
+    if random.random() < 3 / 4:
+        return config
+    kinds: tuple[Stranger, ...] = ("model", "path", "dtype")
+    return replace(config, stranger=random.choice(kinds))
 
 
 def with_shared_store(config: WorldConfig, subject: Subject) -> WorldConfig:

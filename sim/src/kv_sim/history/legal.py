@@ -117,7 +117,7 @@ SITUATIONS: Final[Mapping[str, str]] = {
     PULLED: "what a ticket is good for",
     NOT_PULLED: "the other engine is late, or has it no more",
     LENT: "what a shared store is good for",
-    STRANGE: "what a key of a shared store has to tell apart",
+    STRANGE: "what a key of a shared store, or a ticket, has to tell apart",
     "a copy fails": "what it was to bring is not there",
     "a copy is torn": "some pages were moved",
     "a copy is lost": "nobody ever hears of its end",

@@ -31,7 +31,7 @@ class Kernels:
         """What groups use of the memory: the layers that they have here."""
         self.keys = self.keys_of(rank)
         self.others: list[Kernels] = []
-        """Those of engines that share a store with this one, one of each: where wrong bytes may be from."""
+        """Those of the other engines, one of each: where wrong bytes may be from."""
         here = [group for group, layers in enumerate(config.layers_of(rank)) if layers]
         self._states = [group for group in here if config.groups[group].kind == "state"]
         self._tokens = [group for group in here if group not in self._states]

@@ -1,5 +1,6 @@
 """Planted in kv-p2p's connector: who reads and writes blocks of whom, and for how long."""
 
+from dataclasses import replace
 from typing import Any, ClassVar
 
 from kv_api import (
@@ -69,6 +70,22 @@ class TakesAnyTicket(WorldP2PConnector):
     """A ticket is believed without a look at whose it is: the same tokens with another salt, or an adapter."""
 
     scheduler_class = _CredulousSide
+
+
+class _KnowsNoModels(Consumer):
+    def _reason_against(self, ticket: Ticket, request: Request) -> str | None:
+        ours = replace(ticket.shape, model=self._shape.model)
+        return super()._reason_against(replace(ticket, shape=ours), request)
+
+
+class _KnowsNoModelsSide(PartedP2PScheduler):
+    consumer = _KnowsNoModels
+
+
+class TakesTicketsOfOtherModels(WorldP2PConnector):
+    """A ticket is believed if the shape of its engine and the prompt are right, whatever model computed it."""
+
+    scheduler_class = _KnowsNoModelsSide
 
 
 class _TakesAgain(Consumer):

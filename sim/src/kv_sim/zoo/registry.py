@@ -10,6 +10,7 @@ from kv_sim.examples.catalogue import (
     OFFLOAD_FILE,
     P2P,
     P2P_LASTING,
+    P2P_TWO,
     PATIENT,
     SHARED,
     SUBJECTS,
@@ -231,6 +232,7 @@ _OFFLOADED: Final = (
 _HANDED_OVER: Final = (
     plant(pulls.FreedWhilePulled, "", _I.OWNERSHIP, P2P, _I.CONTENT),
     plant(pulls.TakesAnyTicket, "#44701", _I.CONTENT, P2P),
+    plant(pulls.TakesTicketsOfOtherModels, "", _I.CONTENT, P2P_TWO),
     plant(pulls.TicketTakenAgain, "", _I.LIVENESS, P2P),
     plant(pulls.BrokenPullIsFine, "LMCache#3388", _I.CONTENT, P2P, _I.HITS),
     plant(pulls.AbortFreesTarget, "SGLang#35049", _I.OWNERSHIP, P2P, _I.CONTENT, _I.CONSERVATION),
