@@ -255,7 +255,7 @@ def _arguments(settings: EngineSettings) -> Iterator[str]:
     if settings.prefill_servers:
         yield f"to prefill: {as_argument(prefill_config(transfer))}"
         yield f"to decode: {as_argument(decode_config())}"
-        yield f'  each {PULLS} needs a "host" in its kv_connector_extra_config, by which other servers reach it'
+        yield f'  to prefill, {PULLS} needs a "host" in its kv_connector_extra_config, by which others reach it'
     elif transfer:
         yield as_argument(transfer)
 
