@@ -24,8 +24,8 @@ from kv_sim.violation import Invariant
 
 HASTY = "broken_connectors:Hasty"
 TRAITS = (
-    "clients, counts, events, failures, fine, groups, holds, keeps, losses, ranks, repeats, reset, sleep, states, "
-    "strangers, tickets, zeroing"
+    "clients, counts, events, failures, fine, groups, holds, images, keeps, losses, ranks, repeats, reset, sleep, "
+    "states, strangers, tickets, zeroing"
 )
 CHECKERS = "CONTENT, OWNERSHIP, CONSERVATION, LIVENESS, NO-CRASH, PROTOCOL, HITS, ACCOUNTING, GEOMETRY, WORK"
 
