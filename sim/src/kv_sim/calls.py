@@ -24,9 +24,10 @@ def calls_a_connector(function: Callable[_Parameters, _Answer]) -> Callable[_Par
 
 
 def is_within_a_call(frame: FrameType | None) -> bool:
-    """Whether a connector is being called."""
+    """Whether a connector is being called. Code of the caller's own file that runs then tells what came of it."""
+    inner: FrameType | None = None
     while frame is not None:
         if frame.f_code in _marked:
-            return True
-        frame = frame.f_back
+            return inner is None or inner.f_code.co_filename != frame.f_code.co_filename
+        inner, frame = frame, frame.f_back
     return False

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from kv_api import KVConnectorRole, TwoSidedConnector
+from kv_sim import guard as guards
 from kv_sim.campaign import processes
 from kv_sim.cli import main as cli
 from kv_sim.cli.main import main
@@ -72,6 +73,21 @@ def test_who_is_found_in_one_call_after_the_other_is_not() -> None:
         assert guard.take_events() == []
     assert signal.getsignal(signal.SIGALRM) is signal.SIG_DFL
     assert signal.getitimer(signal.ITIMER_REAL) == (0, 0)
+
+
+def test_who_tells_of_a_call_that_was_ended_is_not_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+    """That may take as long as the call, where the cores are busy."""
+    told = guards._told
+
+    def slowly(error: BaseException) -> str:
+        Looked.looks_at(3)
+        return told(error)
+
+    monkeypatch.setattr(guards, "_told", slowly)
+    connector, guard = guarded()
+    connector.looks = 2
+    with ends_calls(LONG), pytest.raises(TookTooLong, match="take_events: DidNotReturn: "):
+        guard.take_events()
 
 
 class LookedAtInTheMaking(MemoryConnector):

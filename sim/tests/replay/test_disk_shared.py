@@ -436,10 +436,10 @@ ONE = "--disk-shared: one server shares with nobody; --servers says how many the
         ("size --disk /kv", "--disk-shared is for --servers, which isn't given"),
         ("size --disk /kv --servers 1", ONE),
         ("size --servers 2", "--disk-shared is for --disk, which isn't given"),
-        ("replay --fidelity engine --disk-capacity 1GiB --servers 2",
-         "--disk-shared is of --fidelity cache; --help lists what engine has"),
-        ("size --fidelity engine --goal ttft-p90=1s --disk-capacity 1GiB --servers 2",
-         "--disk-shared is of --fidelity cache; --help lists what engine has"),
+        ("replay --fidelity engine --disk-capacity 1GiB", "--disk-shared is for --servers, which isn't given"),
+        ("replay --fidelity engine --servers 2", "--disk-shared is for --disk-capacity, which isn't given"),
+        ("size --fidelity engine --goal ttft-p90=1s --servers 2",
+         "--disk-shared is for --disk-capacity, which isn't given"),
     ],
 )  # fmt: skip
 def test_where_it_means_nothing_it_is_refused(small, capsys, command, problem):

@@ -7,31 +7,21 @@ from kv_sim_refusals import GOOD, line, refused
 
 from kv_sim.cli.main import main
 from kv_sim.replay import open_trace
+from kv_sim.replay.readers.catalogue import FORMATS
+from kv_sim.replay.readers.format import Container
 from kv_sim.replay.readers.options import OnError, TraceOptions
 from kv_sim.replay.readers.sharing import parse_sharing
 
-COLUMNS = (
-    "expected those of one of the formats baseten, langfuse, langsmith, baseten-text, openai-table, azure, "
-    "burstgpt, vidur, litellm, splitwise; --columns says which is what in another one"
-)
-FIELDS = (
-    "expected those of one of the formats weka, lmcache, bailian, recorded, servegen, lmbench, mooncake, "
-    "baseten, dynamo, aibrix, aiperf, aiperf-turns, aiperf-inputs, otel, guidellm, langfuse, langsmith, sglang, "
-    "sglang-log, sglang-metrics, har, sagemaker, bedrock, baseten-text, open-webui, chatgpt, claude-ai, "
-    "deepseek, librechat, lm-studio, copilot-cli, continue, gemini-cli, opencode, goose, pi, cline, vllm, "
-    "conversations-dated, conversations, openai, claude-code, codex, bench, mooncake-lengths, litellm; "
-    "--columns says which is what in another one; if it is only this record: --format with --on-error skip"
-)
+IN_TABLES = sum(one.lies_in(Container.CSV) for one in FORMATS.values())
+IN_LINES = sum(one.lies_in(Container.JSON) for one in FORMATS.values())
+OWN = "--columns says which is what in another one"
+SKIP = "if it is only this record: --format with --on-error skip"
+COLUMNS = f"expected those of one of {IN_TABLES} formats, which --help lists; {OWN}"
+FIELDS = f"expected those of one of {IN_LINES} formats, which --help lists; {OWN}; {SKIP}"
 NEAR = (
     "expected those of lmbench (timestamp, input_length, hash_ids) or mooncake-lengths (timestamp, "
-    "input_length, output_length, no hash_ids) or mooncake (input_length, hash_ids) or one of the formats "
-    "weka, lmcache, bailian, recorded, servegen, baseten, dynamo, aibrix, aiperf, aiperf-turns, aiperf-inputs, "
-    "otel, guidellm, langfuse, langsmith, sglang, sglang-log, sglang-metrics, har, sagemaker, bedrock, "
-    "baseten-text, open-webui, chatgpt, claude-ai, deepseek, librechat, lm-studio, copilot-cli, continue, "
-    "gemini-cli, opencode, goose, pi, cline, vllm, "
-    "conversations-dated, conversations, openai, claude-code, codex, bench, "
-    "litellm; --columns says which is what in another one; "
-    "if it is only this record: --format with --on-error skip"
+    "input_length, output_length, no hash_ids) or mooncake (input_length, hash_ids) or one of "
+    f"{IN_LINES - 3} other formats, which --help lists; {OWN}; {SKIP}"
 )
 
 

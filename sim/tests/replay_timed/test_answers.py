@@ -13,7 +13,7 @@ from kv_sim.replay.readers.options import OnError, TraceOptions
 from kv_sim.replay.report.timed.as_json import answers_as_json, timed_as_json
 from kv_sim.replay.report.timed.text import header_lines, rows, timed_lines
 from kv_sim.replay.timed import Answers, Contents, EngineReplay, EngineSettings, replay_engine
-from kv_sim.replay.timed.answers import Copies, Spread
+from kv_sim.replay.timed.answers import Copies, Pulled, Spread
 from kv_sim.replay.timed.settings import plan
 from kv_sim.replay.timed.sweep import sweep_engine
 from kv_sim.replay.timed.timing import SECOND
@@ -217,9 +217,26 @@ def test_every_row_of_the_table() -> None:
         "gpu_token_ratio": 0.25,
         "cpu_token_ratio": 0.025,
         "disk_token_ratio": 0.015,
+        "pulled_token_ratio": 0.0,
+        "kept_token_ratio": 0.0,
         "output_tokens_per_second": 1500.0,
         "tokens_per_second": 3500.0,
     }
+
+
+def test_rows_of_what_is_pulled_stand_where_somebody_pulls() -> None:
+    pulled = Pulled(3800, 200, Copies(7, 70, 5 << 30, 0.5), spread(0.03))
+    split, none = replace(BUSY, pulled=pulled), replace(BUSY, pulled=replace(pulled, wait=Spread.of(array("q"))))
+    found = {label: cells for label, *cells in rows([("a", split), ("b", BUSY), ("c", none)])}
+    labels = ("prompt tokens pulled", "bytes pulled", "network busy", "wait for a pull, mean")
+    assert [found[label] for label in labels] == [
+        ["0.9500", "-", "0.9500"],
+        ["5.00 GiB", "-", "5.00 GiB"],
+        ["0.500 s", "-", "0.500 s"],
+        ["30.000 ms", "-", "-"],
+    ]
+    assert (split.pulled_token_ratio, split.kept_token_ratio) == (0.95, 0.05)
+    assert set(found) == {label for label, *_ in rows([("b", BUSY)])} | {*labels}
 
 
 def test_json_has_everything() -> None:

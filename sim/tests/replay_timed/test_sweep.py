@@ -97,6 +97,10 @@ def test_servers_that_share_files_are_replayed_together(monkeypatch: pytest.Monk
         in lines
     )
     assert [line.split()[2:] for line in lines if line.startswith("chunks borrowed")] == [["90", "0"]]
+    quick, slow = (answers.ttft.mean for answers in (one.runs[0].answers, one.without))
+    lines = [*timed_lines(replace(one, goals=parse_goals(f"ttft-mean={(quick + slow) / 2 * 1e3:.6f}ms")))]
+    assert lines[-2].startswith('  each has a "file_engine" of its own besides, 0 to 1, but for replicas')
+    assert '"file_shared": true' in lines[-1]
 
 
 @pytest.mark.once

@@ -19,6 +19,7 @@ OFFLOAD = (
     '{"kv_connector":"OffloadingConnector","kv_role":"kv_both","kv_connector_extra_config":{"cpu_bytes_to_use":1}}'
 )
 TOO_MANY = "blocks, and a replay keeps books of 67108864 at most; choose larger blocks or less memory"
+NAMELESS = "--connector-config.kv_connector: expected a name, got None"
 NAMED = {
     "--capacity 0GiB": "--capacity: expected a whole number of at least 1, got 0",
     "--capacity 1B": "--capacity: 1 bytes are less than one chunk, ",
@@ -31,7 +32,8 @@ NAMED = {
     "--page-tokens 7": "--page-tokens: got 7, which doesn't divide blocks of 512 tokens",
     "--block-tokens 7": "--block-tokens: got 7, which doesn't divide the trace's blocks of 512 tokens",
     "--max-step-tokens 3": "--max-step-tokens: got 3, less than the 1024 requests that may run at once; ",
-    "--connector-config {}": "--connector-config.kv_connector: expected a name, got None",
+    "--connector-config {}": NAMELESS,
+    "--connector-config {} --servers 2 --prefill-servers 1": NAMELESS,
     f"--connector-config {OFFLOAD}": "cpu_bytes_to_use: 1 bytes are less than one chunk, ",
 }
 """what is typed, and how what is said of it begins"""

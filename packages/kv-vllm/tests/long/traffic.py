@@ -114,6 +114,7 @@ def test_what_host_memory_answers_is_what_the_replay_says(tmp_path, monkeypatch,
     small, large = (replay_cache(columns, Setup(policy=policy, capacity=size)) for size in (20, 1000))
     assert counted == BLOCK * int(small.cpu_hits.sum()) > 1000
     assert counted == columns.observed.loaded.sum() == columns.observed.cached.sum()
+    assert (columns.engine.host_bytes, columns.engine.policy) == (20 * CHUNK_BYTES, policy)
     assert BesideSums.of(columns, small).apart == 0 < BesideSums.of(columns, large).apart
     assert small.cpu_hits.sum() < 0.95 * large.cpu_hits.sum()
 
@@ -129,6 +130,8 @@ def test_what_a_disk_behind_host_memory_answers_is_what_the_replay_says(tmp_path
         for capacity, room in ((20, 45), (20, 0), (0, 45))
     )
     assert counted == BLOCK * int(both.loaded.sum()) > 1000
+    assert (columns.engine.host_bytes, columns.engine.policy) == (20 * CHUNK_BYTES, policy)
+    assert columns.engine.disk_bytes == disk_bytes_for(45, CHUNK_BYTES)
     assert BesideSums.of(columns, both).apart == 0 < BesideSums.of(columns, host).apart
     assert both.cpu_hits.any() and both.disk_hits.any()
     assert max(host.loaded.sum(), disk.loaded.sum()) <= both.loaded.sum()

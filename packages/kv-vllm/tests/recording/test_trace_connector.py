@@ -4,10 +4,10 @@ import inspect
 import json
 from dataclasses import replace
 from types import SimpleNamespace
-from unittest.mock import MagicMock, call
+from unittest.mock import ANY, MagicMock, call
 
 import pytest
-from kv_vllm_configs import config_of
+from kv_vllm_configs import OFFLOADING, config_of
 
 pytestmark = [pytest.mark.vllm, pytest.mark.filterwarnings("ignore")]
 
@@ -91,7 +91,13 @@ def test_the_one_behind_it_is_asked_all_the_same(connector, path):
     inner.get_num_new_matched_tokens.return_value = (16, True)
     made.on_new_request("x")
     assert made.get_num_new_matched_tokens("x", 32) == (16, True)
-    made.update_state_after_alloc("x", "blocks", 16)
+    blocks = SimpleNamespace(get_block_ids=lambda: ([7, 8, 9],))
+    made.update_state_after_alloc("x", blocks, 16)
+    told = SimpleNamespace(invalid_block_ids={8}, finished_recving={"x"}, kv_connector_stats=None)
+    made.update_connector_output(told)
+    nothing = SimpleNamespace(invalid_block_ids=set(), finished_recving=None, kv_connector_stats=None)
+    made.update_connector_output(nothing)
+    made.update_state_after_alloc("y", SimpleNamespace(get_block_ids=lambda: ([7], [8])), 16)
     assert made.request_finished("x", [1]) == (True, None)
     inner.shutdown.side_effect = OSError("gone")
     with pytest.raises(OSError, match="gone"):
@@ -99,14 +105,22 @@ def test_the_one_behind_it_is_asked_all_the_same(connector, path):
     assert inner.mock_calls == [
         call.on_new_request("x"),
         call.get_num_new_matched_tokens("x", 32),
-        call.update_state_after_alloc("x", "blocks", 16),
+        call.update_state_after_alloc("x", blocks, 16),
+        call.update_connector_output(told),
+        call.update_connector_output(nothing),
+        call.update_state_after_alloc("y", ANY, 16),
         call.request_finished("x", [1]),
         call.shutdown(),
     ]
     assert made.traffic.mock_calls == [
         call.arrive("x"),
         call.look_up("x", 32),
-        call.begin("x", 16),
+        call.begin("x", 16, [7, 8, 9]),
+        call.fail({8}),
+        call.loaded({"x"}),
+        call.fail(set()),
+        call.loaded(()),
+        call.begin("y", 16, ()),
         call.end("x"),
         call.close(),
     ]
@@ -192,3 +206,19 @@ def test_each_replica_has_a_trace_of_its_own(connector, config, base, cache, pat
     config.parallel_config.data_parallel_index = 3
     connector(config, base.KVConnectorRole.SCHEDULER, cache).shutdown()
     assert [file.name for file in path.parent.iterdir()] == ["traffic.3.jsonl"]
+
+
+def test_what_the_one_behind_it_keeps_is_told(connector, base, cache, path):
+    from vllm.v1.kv_cache_interface import FullAttentionSpec
+
+    [group] = cache.kv_cache_groups
+    group.kv_cache_spec = FullAttentionSpec(
+        block_size=16, num_kv_heads=1, head_size=8, dtype=group.kv_cache_spec.dtype
+    )
+    behind = {**OFFLOADING, "kv_connector_module_path": "kv_vllm"}
+    config = config_of("TraceConnector", {"trace_path": str(path), "connector": behind})
+    made = connector(config, base.KVConnectorRole.SCHEDULER, cache)
+    made.traffic.arrive(request_of("x"))
+    made.shutdown()
+    line = json.loads(path.read_text())
+    assert (line["host_bytes"], line["policy"], "disk_bytes" in line) == (1 << 20, "lru", False)

@@ -317,3 +317,40 @@ def test_the_testbed_reads_it(make, tmp_path, clock):
     assert [(request.input_tokens, request.output_tokens) for request in columns] == [(13, 5), (12, 5), (7, 5)]
     assert one.blocks[:2] == two.blocks[:2] and one.blocks[2] != two.blocks[2]
     assert not {*three.blocks} & {*one.blocks, *two.blocks} and [len(r.blocks) for r in columns] == [3, 3, 1]
+
+
+def test_what_could_not_be_loaded_was_not_there(make, tmp_path):
+    """Prompts of 17 tokens on blocks of 4: one is on the GPU, or none, and others are to be loaded behind it."""
+    traffic = make()
+    first, second, third, fourth = (request_of(name, 17, "abcd") for name in "wxyz")
+    for asked in (first, second, third, fourth):
+        traffic.arrive(asked)
+    traffic.look_up(first, 4)
+    traffic.begin(first, 8, [50, 51, 52, 53, 54])
+    traffic.begin(second, 16, [60, 61, 62, 63, 64])
+    traffic.begin(third, 8, [70, 71, 72, 73])
+    traffic.begin(fourth, 8, [80, 81, 82, 83])
+    traffic.fail({52, 53, 60, 73})
+    traffic.loaded(["x", "y", "nobody"])
+    traffic.fail([])
+    traffic.fail({70, 61})
+    traffic.begin(fourth, 0, [70, 71])  # it was preempted, and its blocks are others' now
+    traffic.fail({80})
+    for asked in (first, second, third, fourth):
+        traffic.end(asked)
+    assert observed(tmp_path) == [(8, 4), (0, 0), (8, 8), (8, 8)]
+
+
+def test_what_a_connector_keeps_stands_in_each_line(make, tmp_path):
+    traffic = make(blocks=Blocks(BLOCK, 4096, 9, 1 << 20, None, "arc"))
+    traffic.arrive(asked := request_of("x"))
+    traffic.end(asked)
+    [line] = written(tmp_path)
+    assert [*line.items()][-4:] == [
+        ("block_bytes", 4096),
+        ("gpu_blocks", 9),
+        ("host_bytes", 1 << 20),
+        ("policy", "arc"),
+    ]
+    memory = open_trace(tmp_path / "a trace.jsonl").engine
+    assert memory is not None and (memory.host_bytes, memory.disk_bytes, memory.policy) == (1 << 20, 0, "arc")

@@ -126,7 +126,7 @@ def _routed(trace: Columns | str | Path, fleet: Fleet, overruled: frozenset[Engi
 def _overruled(of_a_token: object, gpu_capacity: object) -> frozenset[EngineField]:
     """What the caller says in a trace's place."""
     said = {EngineField.BYTES_PER_TOKEN: of_a_token, EngineField.GPU_TOKENS: gpu_capacity}
-    return frozenset(field for field, value in said.items() if value is not None)
+    return frozenset({EngineField.BEHIND, *(field for field, value in said.items() if value is not None)})
 
 
 def _footprint(columns: Columns, model: str | None, bytes_per_token: int | None) -> Footprint:

@@ -10,6 +10,8 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Protocol
 
+from kv_sim.replay.units import show_bytes
+
 Tell = Callable[[int], None]
 """Told how many requests of a trace are done, now and then."""
 
@@ -34,9 +36,20 @@ class EngineMemory:
     """On all workers together."""
     gpu_tokens: int
     """For how many the GPU's prefix cache has room."""
+    host_bytes: int = 0
+    """Host memory behind it, over all workers; 0, as of the disk: none is known of."""
+    disk_bytes: int = 0
+    policy: str = ""
+    """Who leaves when there is no room in either."""
 
     def __str__(self) -> str:
-        return f"recorded: {self.bytes_per_token:,} bytes a token, room for {self.gpu_tokens:,} tokens on the GPU"
+        sizes = {"host memory": self.host_bytes, "files": self.disk_bytes}
+        behind = "".join(f", {show_bytes(size)} of {name}" for name, size in sizes.items() if size)
+        policy = f" ({self.policy})" if behind else ""
+        return (
+            f"recorded: {self.bytes_per_token:,} bytes a token, room for {self.gpu_tokens:,} tokens on the GPU"
+            f"{behind}{policy}"
+        )
 
 
 class Trace(Protocol):

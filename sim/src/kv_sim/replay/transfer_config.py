@@ -82,6 +82,12 @@ def as_argument(config: Mapping[str, Any]) -> str:
     return f"--kv-transfer-config {shlex.quote(json.dumps(config))}"
 
 
+def told_apart(servers: int) -> str:
+    """What the configuration of each of several servers that share files has besides, in words."""
+    numbers = f"0 to {servers - 1}"
+    return f'each has a "file_engine" of its own besides, {numbers}, but for replicas of one --data-parallel-size'
+
+
 def disk_bytes_for(blocks: int, block_bytes: int, *, shared: bool = False) -> int:
     """The room in files that so many blocks take: each in a slot, with a row, and what neighbours are told."""
     listed = FileOffloadingSpec.LISTED_BYTES if shared else 0

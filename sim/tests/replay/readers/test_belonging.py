@@ -168,6 +168,12 @@ def test_ids_that_look_like_a_session_s_own_are_said(tmp_path, first):
         assert note not in open_trace(file, TraceOptions(scope=scope)).notes
 
 
+def test_chats_that_go_on_with_each_other_don_t_look_so(tmp_path):
+    turns = [chat(1000 * turn, turn, turn - 1, [*range(3 + turn)]) for turn in range(4)]
+    notes = open_trace(written(tmp_path / "trace.jsonl", *turns)).notes
+    assert not any("count up from" in note for note in notes)
+
+
 @pytest.mark.parametrize("scope", ["global", "local"])
 def test_ids_that_look_so_are_not_asked_about_where_a_record_says_whose_they_are(tmp_path, scope):
     sessions = [session(call(0, [*range(length)]), hash_id_scope=scope) for length in (4, 4, 2)]

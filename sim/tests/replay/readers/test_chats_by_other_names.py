@@ -87,7 +87,10 @@ def test_what_goes_on_with_another_response_is_refused(tmp_path):
     path = written(tmp_path, {"url": "/v1/responses", "body": {"input": "x", "previous_response_id": "r1"}})
     with pytest.raises(ConfigError) as refused:
         open_trace(path)
-    problem = "previous_response_id: expected a whole prompt, got what is added to another response"
+    problem = (
+        "previous_response_id: expected a whole prompt, or one that goes on from a response above, and 'r1' isn't "
+        "there, or not with what was answered"
+    )
     assert str(refused.value) == f"{path}:1: {problem} (--on-error skip goes on)"
 
 

@@ -82,11 +82,11 @@ def test_a_line_that_is_no_header_is_seen(tmp_path, header, hint):
         ({"request": "GET / HTTP/1.1", "request_body": "-"}, "request_body: expected the JSON of what an API was"),
         (
             {"input": [user("a")], "conversation": "c1"},
-            "conversation: expected a whole prompt, got what is added to",
+            "conversation: expected a whole prompt, or what was answered as well",
         ),
         (
             {"input": [user("a")], "conversation": {"id": "c1"}},
-            "conversation: expected a whole prompt, got what is",
+            "conversation: expected a whole prompt, or what was",
         ),
         (
             {"request": "POST /v1/embeddings HTTP/1.1", "request_body": {"input": "a"}},

@@ -198,6 +198,26 @@ def test_a_run_of_langsmith_may_be_completions_or_as_an_api_is_asked(read):
     assert notes[-1] == "requests of 2 models, none of which can use another's blocks: none, 7"
 
 
+USAGE = {"input_tokens": 40, "output_tokens": 9, "total_tokens": 49, "input_token_details": {"cache_read": 16}}
+
+
+@pytest.mark.parametrize(
+    "outputs",
+    [
+        {"role": "assistant", "content": "ok", "usage_metadata": USAGE},
+        {"messages": [{"content": "ok"}, {"kwargs": {"content": "ok", "usage_metadata": USAGE}}]},
+        {"generations": [[{"text": "ok", "message": {"kwargs": {"content": "ok", "usage_metadata": USAGE}}}]]},
+        json.dumps({"output": {"content": "ok", "usage_metadata": USAGE}}),
+    ],
+)
+def test_a_run_of_langsmith_may_have_its_counts_with_the_answer(read, outputs):
+    run = {"run_type": "llm", "start_time": "2026-01-31T10:00:00", "inputs": ASKED, "outputs": outputs}
+    requests, _ = read(run)
+    assert lengths(requests) == [(0, 32, 9)]
+    requests, _ = read({**run, "completion_tokens": 5, "usage": None})
+    assert lengths(requests) == [(0, 32, 5)], "what the run itself says is nearer"
+
+
 # -- lengths -------------------------------------------------------------------------------------
 
 

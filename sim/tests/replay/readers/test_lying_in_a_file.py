@@ -6,6 +6,7 @@ import gzip
 import io
 import json
 import pickle
+import re
 import tarfile
 from random import Random
 
@@ -180,3 +181,36 @@ def test_what_is_no_turn_of_a_subagent(tmp_path, inner, said):
     with pytest.raises(ConfigError) as caught:
         open_trace(file)
     assert said in str(caught.value)
+
+
+def test_between_documents_there_may_be_commas(tmp_path):
+    """As in a list that lost its brackets, or in lines that were cut out of one."""
+    file = tmp_path / "trace.jsonl"
+    plain = "".join(json.dumps({**json.loads(GOOD), "timestamp": number}) + "\n" for number in range(3))
+    file.write_text(plain)
+    expected = [*open_trace(file)]
+    for text in (
+        plain.replace("}\n", "},\n"),
+        plain.replace("}\n", "},\n").rstrip(",\n"),
+        plain.replace("}\n", "} , "),
+    ):
+        file.write_text(text)
+        assert [*open_trace(file)] == expected
+
+
+@pytest.mark.parametrize(
+    ("text", "hint"),
+    [
+        ("[{}, {},]", " (a comma too many)"),
+        ('[{"a": 1 , }]', " (a comma too many)"),
+        ("[{}, {},\n", ""),
+        ("[{},, {}]", ""),
+        ("[{} {}]", ""),
+    ],
+)
+def test_a_comma_too_many_is_said(tmp_path, text, hint):
+    file = tmp_path / "trace.json"
+    file.write_text(text)
+    with pytest.raises(ConfigError) as refused:
+        open_trace(file)
+    assert re.fullmatch(rf"{file}:[12]: not JSON from column \d+ on{re.escape(hint)}", str(refused.value))

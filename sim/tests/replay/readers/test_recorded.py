@@ -204,3 +204,62 @@ def test_what_it_says_wrongly_is_refused(write, wrong, message):
     with pytest.raises(ConfigError) as refused:
         open_trace(file)
     assert str(refused.value) == f"{file}:1: {message} (--on-error skip goes on)"
+
+
+HAD = {"host_bytes": 6 * 64 * BLOCK, "policy": "arc"}
+"""Room for six blocks."""
+
+
+def rows(lines):
+    """Policy and memory of each row beside what the server had."""
+    begin = lines.index("policy  blocks  tokens  memory", 0) if "policy  blocks  tokens  memory" in lines else None
+    table = lines[begin:] if begin is not None else lines
+    return [tuple(line.split()[:2]) for line in table if line.split()[:1] in (["lru"], ["arc"])]
+
+
+def test_the_server_of_a_trace_is_replayed_beside_others(write, capsys):
+    lines = printed(capsys, "replay", write(**HAD, cached_tokens=0, loaded_tokens=0))
+    assert f"{RECORDED}, 6 KiB of host memory (arc)" in lines
+    assert rows(lines)[0] == ("arc", "6"), "before the usual ones, which are of lru"
+    assert {policy for policy, _ in rows(lines)[1:-1]} >= {"lru"}
+    asked = rows(printed(capsys, "replay", write(**HAD), "--capacity", "2blocks,none"))
+    assert {policy for policy, _ in asked} == {"lru"}, "who says what is to be replayed gets that"
+    assert not any(policy == "arc" for policy, _ in rows(printed(capsys, "replay", write())))
+    unknown = write(**{**HAD, "policy": "theirs"})
+    assert not any(policy == "theirs" for policy, _ in rows(printed(capsys, "replay", unknown)))
+
+
+def test_files_of_the_server_are_replayed_too(write, capsys):
+    room = {"disk_bytes": 5 * (4096 + 256), "policy": "lru"}
+    lines = printed(capsys, "replay", write(**room, **{"host_bytes": None}))
+    assert f"{RECORDED}, 21.2 KiB of files (lru)" in lines
+    assert next(line.split()[:5] for line in lines if line.startswith("lru ")) == ["lru", "0", "0", "0", "B"]
+    assert any(line.split()[:6] == ["lru", "0", "B", "5", "80", "5"] for line in lines)
+
+
+def test_what_a_server_kept_blocks_in_has_to_be_one_thing_where_it_is_replayed(write, capsys):
+    file = restarted(write(**HAD), host_bytes=1 << 20, policy="lru")
+    assert main(["replay", file]) == 2
+    assert capsys.readouterr().err == (
+        f"kv-sim replay: {file}:6: host_bytes, disk_bytes, policy: 1048576, 0, lru after 6144, 0, arc; "
+        "one trace has requests of one engine; cut it before this line, or say --capacity\n"
+    )
+    assert main(["replay", file, "--capacity", "3blocks"]) == main(["size", file, "--points", "2"]) == 0
+    assert replay(file, capacity=3).setup.capacity == 3 and size(file, points=2).recommended
+
+
+@pytest.mark.parametrize(
+    ("more", "message"),
+    [
+        ({"host_bytes": 64}, "policy: expected the name of one, got None"),
+        ({"host_bytes": 64, "policy": ""}, "policy: expected the name of one, got ''"),
+        (
+            {"disk_bytes": -1, "policy": "lru"},
+            "disk_bytes: expected a whole number of 0 to 9007199254740991, got -1",
+        ),
+    ],
+)
+def test_what_a_server_kept_blocks_in_may_be_said_wrong(write, more, message):
+    with pytest.raises(ConfigError) as caught:
+        open_trace(write(**more))
+    assert message in str(caught.value)

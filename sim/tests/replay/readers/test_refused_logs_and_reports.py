@@ -8,7 +8,7 @@ from kv_sim_foreign_traces import ASKED, CASES, lengths, otlp, span, user
 from kv_api import ConfigError
 from kv_sim.replay.readers.catalogue import FORMATS
 from kv_sim.replay.readers.opening import open_trace
-from kv_sim.replay.readers.options import TraceOptions
+from kv_sim.replay.readers.options import OnError, TraceOptions
 from kv_sim.replay.readers.own_columns import parse_columns
 from kv_sim.replay.readers.sharing import parse_sharing
 
@@ -27,6 +27,24 @@ REPORTS = [
         "what aiperf measured of a request; what was sent is in its inputs.json, or lengths are read with "
         "--columns time=metadata.request_start_ns,input=metrics.input_sequence_length.value,"
         "output=metrics.output_sequence_length.value",
+    ),
+    (
+        {"data": [], "has_more": False, "next_page": None},
+        "the sums of several requests; what counts here is in a log that has each by itself",
+    ),
+    *(
+        (
+            record,
+            "what a KV cache stored and dropped, and not what was asked, which TraceConnector writes",
+        )
+        for record in (
+            {"ts": 1.0, "events": []},
+            {"type": "BlockStored", "parent_block_hash": 1, "block_hashes": [2]},
+        )
+    ),
+    (
+        {"source": "agent", "action": "run", "args": {}},
+        "an event of OpenHands, without what its models were asked; that it keeps with log_completions",
     ),
     (
         {"session_id": "a", "prefix_tokens": 1, "newly_append_tokens": 2, "timing_events": []},
@@ -252,3 +270,38 @@ def test_what_is_asked_in_a_row_of_litellm_s_is_read_where_it_is_kept(tmp_path):
     file.write_text(f"{head}acompletion,2026-01-31 10:00:00,9,7,{{}}\n")
     trace = open_trace(file, TraceOptions(sharing=parse_sharing("none")))
     assert (trace.notes[0], lengths(trace)) == ("format: litellm", [(0, 9, 7)])
+
+
+@pytest.mark.parametrize(
+    ("header", "problem"),
+    [
+        (
+            "Metric,avg,min,max,p99",
+            "this is the summary of a benchmark; what aiperf sent is in its inputs.json, and each request in its "
+            "profile_export.jsonl",
+        ),
+        (
+            "usage_date_utc,model_version,usage_input_tokens_no_cache,usage_output_tokens",
+            "this is the sums of several requests; what counts here is in a log that has each by itself",
+        ),
+        (
+            "Run Info,Run Info,Benchmark,Requests",
+            "two columns are called 'Run Info' "
+            "(is it the summary that GuideLLM writes? each request is in its JSON)",
+        ),
+    ],
+)
+def test_a_table_of_sums_is_refused_as_what_it_is(tmp_path, header, problem):
+    file = tmp_path / "sums.csv"
+    file.write_text(f"{header}\n{','.join('1' for _ in header.split(','))}\n")
+    with pytest.raises(ConfigError) as refused:
+        open_trace(file)
+    assert str(refused.value) == f"{file}:1: {problem}"
+
+
+def test_a_log_that_begins_with_an_embedding_says_how_such_are_left_out(read):
+    embedded = {"url": "/v1/embeddings", "body": {"model": "e", "input": ["a", "b"]}}
+    with pytest.raises(ConfigError, match="; --format openai --on-error skip leaves out what asks for embeddings"):
+        read(embedded, ASKED)
+    requests, _ = read(embedded, ASKED, format="openai", on_error=OnError.SKIP)
+    assert lengths(requests) == [(0, 32, 0)]

@@ -12,6 +12,7 @@ from typing import Any, Final
 from kv_api.blocks import bytes_per_block, tokens_per_hash
 from kv_api.groups import workers_of
 from kv_vllm.recording.before import ConnectorBefore, Opens, path_in
+from kv_vllm.recording.behind import Kept, kept_by
 from kv_vllm.recording.clock import read_clock
 from kv_vllm.recording.traffic import Blocks, Traffic, path_of_replica
 from kv_vllm.translate import describe_group, reads_all
@@ -36,7 +37,9 @@ class TraceConnector(ConnectorBefore):
         parallel = vllm_config.parallel_config
         path = path_in(vllm_config.kv_transfer_config.kv_connector_extra_config, "trace_path")
         path = path_of_replica(path, getattr(parallel, "data_parallel_index", 0))
-        return partial(self._open, path, _blocks_of(vllm_config, kv_cache_config))
+        transfer = config_behind.kv_transfer_config
+        kept = kept_by(transfer.kv_connector, transfer.kv_connector_extra_config)
+        return partial(self._open, path, _blocks_of(vllm_config, kv_cache_config, kept))
 
     def _open(self, path: Path, blocks: Blocks) -> None:
         self.traffic = Traffic(path, blocks, read_clock, _log.warning)
@@ -53,8 +56,15 @@ class TraceConnector(ConnectorBefore):
 
     def update_state_after_alloc(self, request: Any, blocks: Any, num_external_tokens: int) -> None:
         if self.traffic is not None:
-            self.traffic.begin(request, num_external_tokens)
+            groups = blocks.get_block_ids() if num_external_tokens else []
+            self.traffic.begin(request, num_external_tokens, groups[0] if len(groups) == 1 else ())
         self.inner.update_state_after_alloc(request, blocks, num_external_tokens)
+
+    def update_connector_output(self, connector_output: Any) -> None:
+        if self.traffic is not None:
+            self.traffic.fail(connector_output.invalid_block_ids)
+            self.traffic.loaded(connector_output.finished_recving or ())
+        super().update_connector_output(connector_output)
 
     def request_finished(self, request: Any, block_ids: list[int]) -> Any:
         self._end(request)
@@ -76,7 +86,7 @@ class TraceConnector(ConnectorBefore):
             self.traffic.end(request)
 
 
-def _blocks_of(vllm_config: Any, kv_cache_config: Any) -> Blocks:
+def _blocks_of(vllm_config: Any, kv_cache_config: Any, kept: Kept) -> Blocks:
     """The engine's blocks, as the hashes of its requests name them."""
     groups = kv_cache_config.kv_cache_groups
     specs = [group.kv_cache_spec for group in groups]
@@ -86,4 +96,4 @@ def _blocks_of(vllm_config: Any, kv_cache_config: Any) -> Blocks:
         return Blocks(size)
     of_layers = describe_group(specs[0]).page_size_bytes * len(groups[0].layer_names)
     num_bytes = bytes_per_block(kv_cache_config, [of_layers]) * vllm_config.parallel_config.world_size
-    return Blocks(size, num_bytes, kv_cache_config.num_blocks - NULL_BLOCKS)
+    return Blocks(size, num_bytes, kv_cache_config.num_blocks - NULL_BLOCKS, **vars(kept))

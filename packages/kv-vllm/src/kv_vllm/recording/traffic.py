@@ -1,14 +1,16 @@
 """``Traffic``: writes one line for each request of an engine, as a trace that ``kv-sim size`` reads.
 
     {"timestamp": 1790000000000, "input_length": 40, "output_length": 9, "hash_ids": [52, 7],
-     "block_size": 16, "block_bytes": 2097152, "gpu_blocks": 27000, "cached_tokens": 32, "loaded_tokens": 16}
+     "block_size": 16, "block_bytes": 2097152, "gpu_blocks": 27000, "host_bytes": 68719476736, "policy": "lru",
+     "cached_tokens": 32, "loaded_tokens": 16}
 
 These are the fields of Mooncake's traces: milliseconds, tokens, and an id for each full block of the prompt, which
 stands for everything up to its end. Behind them is what the engine's blocks are: of how many tokens, and if all
-are alike and kept for a whole prompt, how many bytes one takes on all workers together, and how many the GPU's
-cache has. The last two are what the engine had of the prompt when it first began with it: all of that, and what of
-it a connector was to load; a request that ended before has neither. An id is made of the first bytes of the
-engine's own hash, so it knows what the engine knows of a prompt (adapter, images, salt), and holds no text.
+are alike and kept for a whole prompt, how many bytes one takes on all workers together, how many the GPU's cache
+has, and what a connector keeps them in (``behind``). The last two are what the engine had of the prompt when it
+first began with it: all of that, and what of it a connector loaded, up to the first block of which that failed; a
+request that ended before has neither. An id is made of the first bytes of the engine's own hash, so it knows what
+the engine knows of a prompt (adapter, images, salt), and holds no text.
 
 **Theory of operation.** What a request sampled is known when it ends, and lines are to be in the order of arrival.
 So a request waits for those before it. If one takes so long that too much waits behind it, it is written with
@@ -23,7 +25,7 @@ those that haven't, by id.
 
 import json
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from os import SEEK_END
 from pathlib import Path
@@ -50,6 +52,9 @@ class Blocks:
     block_bytes: int | None = None
     """On all workers. None, as the next, where blocks are of several kinds, or let go of within a prompt."""
     gpu_blocks: int | None = None
+    host_bytes: int | None = None
+    disk_bytes: int | None = None
+    policy: str | None = None
 
 
 @dataclass(slots=True, eq=False)
@@ -66,6 +71,8 @@ class _Row:
     """Tokens of the prompt that the engine's own cache has, as it last looked."""
     loaded: int | None = None
     """Those that a connector was to load beside them; None before the engine begins with it."""
+    targets: Sequence[int] = ()
+    """The GPU blocks from the first one that is being loaded on."""
 
     @property
     def observed(self) -> dict[str, int]:
@@ -112,11 +119,30 @@ class Traffic:
         if row is not None and row.loaded is None:
             row.in_gpu = in_gpu
 
-    def begin(self, request: Any, to_load: int) -> None:
-        """It got blocks. Those that it gets later, as after a preemption, tell nothing of its prompt."""
+    def begin(self, request: Any, to_load: int, blocks: Sequence[int] = ()) -> None:
+        """It got these blocks. Those that it gets later, as after a preemption, tell nothing of its prompt."""
         row = self._open.get(request.request_id)
-        if row is not None and row.loaded is None:
+        if row is None:
+            return
+        row.targets = ()
+        if row.loaded is None:
             row.loaded = to_load
+            first, size = row.in_gpu // self._block_tokens, self._block_tokens
+            row.targets = tuple(blocks[first : -(-(row.in_gpu + to_load) // size)]) if to_load else ()
+
+    def fail(self, blocks: Collection[int]) -> None:
+        """What was to be loaded into these blocks wasn't: nobody has a prompt from there on."""
+        for row in self._open.values() if blocks else ():
+            place = next((place for place, block in enumerate(row.targets) if block in blocks), None)
+            if place is not None:
+                begin = row.in_gpu - row.in_gpu % self._block_tokens + place * self._block_tokens
+                row.loaded, row.targets = max(0, begin - row.in_gpu), ()
+
+    def loaded(self, requests: Collection[str]) -> None:
+        """Loads of these requests have ended."""
+        for name in requests:
+            if name in self._open:
+                self._open[name].targets = ()
 
     def end(self, request: Any) -> None:
         """A request ended, however."""

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from kv_api import ConfigError
+from kv_offload_cpu.policy import POLICIES
 from kv_sim.command.console import FAILED, FINE, note, say
 from kv_sim.replay.around import Around
 from kv_sim.replay.caches.cache import Setup
@@ -27,6 +28,8 @@ from kv_sim.replay.report.text import replay_lines, size_lines
 from kv_sim.replay.results import results_of
 from kv_sim.replay.sizing import size_trace, usual_capacities
 from kv_sim.replay.stream import replay_stream
+from kv_sim.replay.trace import EngineMemory
+from kv_sim.replay.transfer_config import disk_bytes_for
 from kv_sim.replay.units import Footprint, parse_capacity
 from kv_sim.whole_file import whole_file
 
@@ -54,7 +57,8 @@ def _replay(options: argparse.Namespace, progress: ProgressBar) -> int:
     footprint = selection.footprint_of(options, columns.block_tokens, columns.engine)
     gpu_blocks = selection.gpu_blocks_of(options, footprint, columns.engine)
     policies = selection.policies_of(options)
-    setups = _setups(options, policies, footprint, gpu_blocks, _usual(trace.most_blocks))
+    setups = _own(options, columns.engine, footprint, gpu_blocks)
+    setups += _setups(options, policies, footprint, gpu_blocks, _usual(trace.most_blocks))
     outcomes = replay_all(trace, setups, options.jobs, lambda share: progress.share("replaying", share))
     progress.clear()
     found = results_of(trace, outcomes, footprint)
@@ -165,6 +169,18 @@ def _setups(
         for size in capacities
         for disk in disks or [0]
     ]
+
+
+def _own(
+    options: argparse.Namespace, engine: EngineMemory | None, footprint: Footprint, gpu_blocks: int
+) -> list[Setup]:
+    """What the trace's own server had, where nobody says what is to be replayed, and there is such a policy."""
+    said = (options.capacity, options.disk_capacity, options.servers)
+    if engine is None or engine.policy not in POLICIES or any(one is not None for one in said):
+        return []
+    of_a_block = engine.bytes_per_token * footprint.block_tokens
+    host, disk = engine.host_bytes // of_a_block, engine.disk_bytes // disk_bytes_for(1, of_a_block)
+    return [Setup(engine.policy, host, gpu_blocks, disk=disk)] if host or disk else []
 
 
 def _threshold(offers: int, option: str) -> int:

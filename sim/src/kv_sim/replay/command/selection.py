@@ -80,8 +80,10 @@ def _overruled(options: argparse.Namespace) -> frozenset[EngineField]:
     said = {
         EngineField.BYTES_PER_TOKEN: (options.model, options.bytes_per_token),
         EngineField.GPU_TOKENS: (options.gpu_capacity,),
+        EngineField.BEHIND: (options.capacity, getattr(options, "disk_capacity", None)),
     }
-    return frozenset(field for field, values in said.items() if any(value is not None for value in values))
+    found = {field for field, values in said.items() if any(value is not None for value in values)}
+    return frozenset(found | ({EngineField.BEHIND} if getattr(options, "command", None) == "size" else set()))
 
 
 def bytes_per_token(options: argparse.Namespace, engine: EngineMemory | None) -> tuple[int | None, str | None]:

@@ -7,7 +7,8 @@
                       which ``likely_columns`` are what they are called elsewhere, and ``own_prompts`` text
 ``asked``             what an API was asked, wherever a log keeps it (``answered``: and its answer as text);
                       ``parts``: what its messages say, as text
-``chat``              the prompt that a chat is, and what each answer of a conversation was given to
+``chat``              the prompt that a chat is, and what each answer of a conversation was given to; ``chains``:
+                      what was said before, of requests that only go on
 ``usual``             what some APIs are asked, as most are
 ``messages``          what programs keep of their chats, where answers stand below what they were given to
 ``source``            the files and their lines; ``objects``: what lies in them, as mappings, gathered where

@@ -180,6 +180,11 @@ def has_failed(record: Mapping[str, Any]) -> bool:
     return bool(record.get("error")) or any(map(_FAILED.fullmatch, states))
 
 
+def path_in(record: Mapping[str, Any]) -> str | None:
+    """What of an API a log says was asked."""
+    return next((path for field in PATHS if isinstance(path := record.get(field), str)), None)
+
+
 def left_out_of(record: Mapping[str, Any]) -> str | None:
     """Why a gateway's log says that no model had to go on with it, if it does."""
     if any(isinstance(path := record.get(field), str) and _COUNTS_ONLY.search(path) for field in PATHS):

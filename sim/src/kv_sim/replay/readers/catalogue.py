@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 from kv_api import ConfigError
-from kv_sim.replay.readers.asked import asked_in, object_in
+from kv_sim.replay.readers.asked import asked_in, object_in, path_in
 from kv_sim.replay.readers.chat import is_conversation, is_request
 from kv_sim.replay.readers.format import Container, Format
 from kv_sim.replay.readers.formats.aibrix import AIBRIX
@@ -75,6 +75,24 @@ _REPORTS: Final = (
         ("total_input_tokens", "request_throughput"),
         "the summary of a benchmark; each request is in what vllm bench serve saves with --save-detailed, "
         "SGLang's bench_serving with --output-details",
+    ),
+    *(((name,), _SUMS) for name in ("usage_date_utc", "usage_input_tokens_no_cache")),
+    (("data", "has_more", "next_page"), _SUMS),
+    (
+        ("Metric", "avg"),
+        "the summary of a benchmark; what aiperf sent is in its inputs.json, and each request in its "
+        "profile_export.jsonl",
+    ),
+    *(
+        (
+            names,
+            "what a KV cache stored and dropped, and not what was asked, which TraceConnector writes",
+        )
+        for names in (("block_hashes", "parent_block_hash"), ("ts", "events"))
+    ),
+    (
+        ("source", "action", "args"),
+        "an event of OpenHands, without what its models were asked; that it keeps with log_completions",
     ),
     (
         ("load_summary", "successes"),
@@ -165,6 +183,8 @@ def detect(record: Mapping[str, Any], container: Container, where: str) -> Forma
         own += f"; {unread} is no date that can be read, as 2026-01-31T10:00:00 is"
     if isinstance(record.get("input"), str):
         own += "; --format openai, if it asks for a response and not for an embedding"
+    elif "embedding" in str(path_in(record)):
+        own += "; --format openai --on-error skip leaves out what asks for embeddings"
     raise ConfigError(
         f"{where}: no known format has the {what} {found}{_may_be(record, container)}; "
         f"expected those of {wanted}{own}{skip}"
@@ -235,10 +255,7 @@ def _holds_records(value: Any) -> bool:
 
 
 def _wanted(record: Mapping[str, Any], container: Container) -> str:
-    """What records of known formats have: those that this one has most fields of, by whatever letters.
-
-    Of the others, their names.
-    """
+    """What records of known formats have: those that this one has most fields of, by whatever letters."""
     forms = [one for one in FORMATS.values() if one.lies_in(container)]
     names = {name.lower() for name in record}
     there = {one.name: sum(field.lower() in names for field in one.fields) for one in forms}
@@ -246,5 +263,5 @@ def _wanted(record: Mapping[str, Any], container: Container) -> str:
     near.sort(key=lambda one: (len(one.fields) - there[one.name], -there[one.name]))
     shown = near[:_MOST_SHOWN]
     first = [f"{one.name} ({one.asks_for})" for one in shown]
-    rest = ", ".join(one.name for one in forms if one not in shown)
-    return " or ".join([*first, f"one of the formats {rest}"])
+    others = "other formats" if first else "formats"
+    return " or ".join([*first, f"one of {len(forms) - len(shown)} {others}, which --help lists"])

@@ -141,3 +141,9 @@ def refuse_another_engine(
         raise ConfigError(
             f"{place}: gpu_blocks: room for {size} tokens on the GPU after {before}; {more} --gpu-capacity"
         )
+    behind, once = ((one.host_bytes, one.disk_bytes, one.policy) for one in (told, first))
+    if behind != once and EngineField.BEHIND not in options.overruled:
+        raise ConfigError(
+            f"{place}: host_bytes, disk_bytes, policy: {', '.join(map(str, behind))} after "
+            f"{', '.join(map(str, once))}; {more} --capacity"
+        )

@@ -42,7 +42,7 @@ _LIKELY: Final[Mapping[str, tuple[str, ...]]] = {
     ),
     "ids": ("hash_ids", "block_hashes", "block_ids", "prefix_hashes", "prefix_ids", "blocks", "hashes"),
     "session": ("session_id", "conversation_id", "chat_id", "session"),
-    "model": ("model", "model_name"),
+    "model": ("model", "model_name", "genai_model_name", "model_permaslug"),
     "prompt": (
         *_SURELY_TEXT,
         *("question", "query", "instruction", "inputtext"),

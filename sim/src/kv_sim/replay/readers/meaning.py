@@ -33,7 +33,13 @@ class Meaning:
         if self._options.scope is not IdScope.AUTO:
             is_local = self._options.scope is IdScope.SESSION
         self._evidence.add(record.ids, record.session if is_local else None, str(place))
-        if self._options.scope is IdScope.AUTO and not is_local and record.is_session_local is None:
+        asked_first = record.parent is None  # chats that go on with one are no other sessions
+        if (
+            self._options.scope is IdScope.AUTO
+            and not is_local
+            and record.is_session_local is None
+            and asked_first
+        ):
             self._own_ids.see(record.session, record.ids)
         self._retries.see(record.session if self._form.has_retries else record.name)
 

@@ -28,6 +28,8 @@ _LONGEST_NAME: Final = 40
 
 _SAYS_BETWEEN: Final = re.compile("sep=[,;|\t]?", re.IGNORECASE)
 """A line above a table's names, with which a spreadsheet is told what stands between its columns."""
+_SUMMARY: Final = " (is it the summary that GuideLLM writes? each request is in its JSON)"
+_CLOSED_BEHIND_COMMA: Final = re.compile(r"\s*,\s*[\]}]")
 _COMMENTS: Final = ("#", "//")
 _COMMENT: Final = " (what stands above the records has to go: tail -n +2 leaves out a first line)"
 _DATED: Final = re.compile(r"\[\d{4}-\d\d-\d\d")
@@ -155,7 +157,7 @@ def _document(path: Path, first: str, second: tuple[int, str] | None) -> Iterato
 def _several(path: Path, text: str) -> Iterator[Found]:
     """Documents one after the other, each over many lines, as consoles print them. One that is broken ends it."""
     at, line = 0, 1
-    while (begin := _not_blank(text, at)) < len(text):
+    while (begin := _behind_comma(text, at)) < len(text):
         line += text.count("\n", at, begin)
         value, end = _next_of(text, begin)
         if isinstance(value, list):
@@ -174,6 +176,12 @@ def _next_of(text: str, begin: int) -> tuple[Any, int]:
         return Broken("not JSON, and what follows isn't read"), len(text)
     bad = first_bad_byte(text[begin:end])
     return (value, end) if bad is None else (Broken(NOT_TEXT), end)
+
+
+def _behind_comma(text: str, at: int) -> int:
+    """Where the next document begins: between two there may be a comma, as in a list without its brackets."""
+    begin = _not_blank(text, at)
+    return _not_blank(text, begin + 1) if at and text.startswith(",", begin) else begin
 
 
 def _not_blank(text: str, at: int) -> int:
@@ -196,6 +204,8 @@ def _parsed(text: str) -> tuple[int, Any]:
         return 1, json.loads(text)
     except json.JSONDecodeError as error:
         more = " (each document on a line of its own, as jq -c writes them)" if error.msg == "Extra data" else ""
+        if _CLOSED_BEHIND_COMMA.match(text, len(text[: error.pos].rstrip(", \t\r\n"))):
+            more = " (a comma too many)"
         return error.lineno, Broken(f"not JSON from column {error.colno} on{more}")
     except ValueError:  # Python's own limit
         return 1, Broken(f"a number of more than {sys.get_int_max_str_digits()} digits")
@@ -210,7 +220,7 @@ def _table(path: Path, header: tuple[int, str]) -> Iterator[Found]:
     try:
         table = Table(names)
     except ValueError as error:
-        hint = BEFORE_JSON if '{"' in names else ""
+        hint = BEFORE_JSON if '{"' in names else _SUMMARY if "Run Info" in names else ""
         raise ConfigError(f"{path}:{number}: {error}{hint}") from None
     for line, text, cells in table.rows(islice(all_lines(path), number, None)):
         yield Place(path, line), _row(table, text, cells)

@@ -46,6 +46,8 @@ class EngineField(Enum):
 
     BYTES_PER_TOKEN = "bytes_per_token"
     GPU_TOKENS = "gpu_tokens"
+    BEHIND = "behind"
+    """Host memory and files."""
 
 
 @dataclass(frozen=True)

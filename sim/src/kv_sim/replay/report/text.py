@@ -10,7 +10,7 @@ from kv_sim.replay.caches.curve import Ratios
 from kv_sim.replay.results import CacheCounts, CacheReplay, Replays
 from kv_sim.replay.sizing import Sizing
 from kv_sim.replay.stream import StreamReplays
-from kv_sim.replay.transfer_config import as_argument
+from kv_sim.replay.transfer_config import as_argument, told_apart
 from kv_sim.replay.units import Footprint, counted, show_bytes, show_count
 
 STORED_WHEN_EVICTED: Final = "stored is what the GPU's prefix cache is about to lose"
@@ -254,10 +254,7 @@ def on_each(found: Sizing) -> str:
 
 def engines_told_apart(found: Sizing) -> str | None:
     """What the configuration of each server that shares its disk has besides."""
-    if found.load is None or not found.disk_shared:
-        return None
-    numbers = f"0 to {found.load.servers - 1}"
-    return f'each has a "file_engine" of its own besides, {numbers}, but for replicas of one --data-parallel-size'
+    return None if found.load is None or not found.disk_shared else told_apart(found.load.servers)
 
 
 def nothing_more(found: Sizing) -> str:

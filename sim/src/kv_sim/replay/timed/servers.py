@@ -12,7 +12,7 @@ from kv_sim.replay.columns import Columns
 from kv_sim.replay.fleet import Fleet, Load, RoutedTrace
 from kv_sim.replay.side_by_side import Progress, do_all
 from kv_sim.replay.timed.answers import Answers, answers_of
-from kv_sim.replay.timed.connectors.timed_config import NOTHING, shares_files
+from kv_sim.replay.timed.connectors.timed_config import NOTHING, shares_files, timed_config
 from kv_sim.replay.timed.finished import Finished, finished_of
 from kv_sim.replay.timed.run import Share, replay_once, replay_together
 from kv_sim.replay.timed.settings import Contents, EngineSettings
@@ -62,6 +62,8 @@ def check_together(fleet: Fleet | None, settings: EngineSettings, transfer: Mapp
         raise ConfigError("prefill_servers: with --check-contents each server does both")
     if prefilling and shares_files(transfer):
         raise ConfigError("prefill_servers: where servers share files, each does both")
+    if prefilling and settings.connector is not None:
+        timed_config(settings.connector, settings.tp_size)  # before it is one of several
     if fleet is not None and fleet.disk_shared and not shares_files(transfer):
         raise ConfigError("--disk-shared: no medium of this connector has file_shared")
 
@@ -111,7 +113,9 @@ class _Piece:
 def _replay(trace: Trace, piece: _Piece, tell: Tell) -> list[Finished]:
     settings, transfer, fleet = piece.kind.settings, piece.kind.transfer, piece.fleet
     if fleet is None:
-        return [finished_of(*replay_once(trace, settings, transfer or NOTHING, tell))]
+        if not transfer and settings.connector is None:
+            transfer = NOTHING
+        return [finished_of(*replay_once(trace, settings, transfer, tell))]
     prefilling = settings.prefill_servers
     if not prefilling:
         found = replay_together(_dealt(trace, fleet, tell), settings, transfer, trace.block_tokens)

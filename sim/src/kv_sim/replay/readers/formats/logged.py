@@ -127,6 +127,8 @@ LANGFUSE = Format(
 
 # -- LangSmith -----------------------------------------------------------------------------------
 
+_WITHIN: Final = ("generations", "message", "kwargs", "output", "messages")
+_DEEPEST: Final = 8
 _SAYS: Final = {"SystemMessage": "system", "HumanMessage": "user", "AIMessage": "assistant", "ToolMessage": "tool"}
 
 
@@ -134,6 +136,8 @@ def _parse_langsmith(record: Mapping[str, Any]) -> Iterator[Record]:
     if _kind(record, "run_type") != "llm":
         return
     record = _without_blanks(record)
+    if (usage := _usage_in(json_in(record.get("outputs")), 0)) is not None:
+        record = {"usage": usage, **record}
     inputs = json_in(record.get("inputs"))
     if isinstance(inputs, dict):
         inputs = _plain(inputs)
@@ -154,6 +158,17 @@ def _parse_langsmith(record: Mapping[str, Any]) -> Iterator[Record]:
         has_failed=has_failed(record),
     )
     yield from _requests({**record, "inputs": inputs}, "inputs", request)
+
+
+def _usage_in(outputs: Any, depth: int) -> Any:
+    """The counts that LangChain keeps with an answer, which may be a message, a list, or generations of such."""
+    if isinstance(outputs, list) and depth < _DEEPEST:
+        return next((found for one in outputs if (found := _usage_in(one, depth + 1)) is not None), None)
+    if not isinstance(outputs, dict) or depth >= _DEEPEST:
+        return None
+    if isinstance(outputs.get("usage_metadata"), dict):
+        return outputs["usage_metadata"]
+    return _usage_in([outputs[field] for field in _WITHIN if field in outputs], depth)
 
 
 def _plain(inputs: Mapping[str, Any]) -> Mapping[str, Any]:

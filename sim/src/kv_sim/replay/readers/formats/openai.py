@@ -1,6 +1,7 @@
 """What an API was asked, a record a request: messages, an input or a prompt, alone or in a log."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from functools import partial
 from typing import Any, Final
 
 from kv_sim.replay.readers.answered import answer_in
@@ -15,6 +16,7 @@ from kv_sim.replay.readers.asked import (
     told_in,
     without_request,
 )
+from kv_sim.replay.readers.chains import Chains
 from kv_sim.replay.readers.chat import ANSWERS, is_request, prompts_in, role_of
 from kv_sim.replay.readers.format import Container, Format
 from kv_sim.replay.readers.record import MalformedError, Record, name_of, session_of, text_of, time_of
@@ -25,12 +27,22 @@ _OF_REQUESTS: Final = frozenset(("max_tokens", "max_completion_tokens", "tempera
 
 
 def _parse(record: Mapping[str, Any]) -> Iterator[Record]:
+    return _parsed(record, Chains())
+
+
+def _look_through(records: Iterable[Mapping[str, Any]]) -> Callable[[Mapping[str, Any]], Iterator[Record]]:
+    """How a record is parsed that may go on from one above it: nothing is read beforehand."""
+    return partial(_parsed, chains=Chains())
+
+
+def _parsed(record: Mapping[str, Any], chains: Chains) -> Iterator[Record]:
     if (why := left_out_of(record)) is not None:
         yield Record(None, 0, 0, None, left_out=why)
         return
     asked, answer, tokens = asked_in(record), answer_in(record), answered_in(record)
     if asked is record and (field := without_request(record)) is not None:
         raise MalformedError(f"{field}: expected the JSON of what an API was asked, got {record[field]!r:.40}")
+    asked, chain = chains.whole(record, asked)
     if tokens is not None:
         answer = None
     elif isinstance(record.get("request"), str) and isinstance(record.get("response"), str):
@@ -41,7 +53,7 @@ def _parse(record: Mapping[str, Any]) -> Iterator[Record]:
         0,
         tokens or 0,
         None,
-        session=session_of(record),
+        session=session_of(record) or chain,
         model=text_of(asked, "model") or text_of(record, "model") or _adapter_of(asked),
         answer=answer,
         told_tokens=told_in(record),
@@ -75,6 +87,7 @@ OPENAI = Format(
     Container.JSON,
     (),
     _parse,
+    look_through=_look_through,
     matches=is_request,
     looked_for="messages, input or prompt, maybe in a body",
     is_text=True,

@@ -1,6 +1,7 @@
 """What kv-vllm's ``TraceConnector`` writes of a live engine: Mooncake's fields, and what the engine's blocks are.
 
-How many bytes a block takes, on all workers, and how many the GPU's cache has, are there if all blocks are alike.
+How many bytes a block takes, on all workers, and how many the GPU's cache has, are there if all blocks are alike;
+so is what a connector kept them in, ``host_bytes``, ``disk_bytes`` and ``policy``, if a replay can have the same.
 ``cached_tokens`` of a prompt were there when it began to run, ``loaded_tokens`` of them by a connector.
 """
 
@@ -43,7 +44,15 @@ def _memory(record: Mapping[str, Any], block_tokens: int) -> EngineMemory | None
             f"block_bytes: expected a multiple of block_size, {block_tokens}, of 1 to {MOST_BYTES} bytes a token, "
             f"got {record['block_bytes']}"
         )
-    return EngineMemory(of_a_token, _count(record, "gpu_blocks") * block_tokens)
+    gpu_tokens, policy = _count(record, "gpu_blocks") * block_tokens, record.get("policy")
+    host, disk = (
+        0 if record.get(field) is None else _count(record, field) for field in ("host_bytes", "disk_bytes")
+    )
+    if not host and not disk:
+        return EngineMemory(of_a_token, gpu_tokens)
+    if not isinstance(policy, str) or not policy:
+        raise MalformedError(f"policy: expected the name of one, got {policy!r:.60}")
+    return EngineMemory(of_a_token, gpu_tokens, host, disk, policy)
 
 
 def _count(record: Mapping[str, Any], field: str) -> int:

@@ -11,7 +11,7 @@ from kv_sim.replay.timed.connectors.timed_config import has_files, shares_files
 from kv_sim.replay.timed.replay import EngineReplay
 from kv_sim.replay.timed.settings import Contents, EngineSettings, Sizes
 from kv_sim.replay.timed.sweep import EngineSweep, SweepRun
-from kv_sim.replay.transfer_config import PULLS, as_argument, decode_config, prefill_config
+from kv_sim.replay.transfer_config import PULLS, as_argument, decode_config, prefill_config, told_apart
 from kv_sim.replay.units import counted, show_bytes
 
 MUCH: Final = 0.5
@@ -231,6 +231,8 @@ def _recommendation(found: EngineSweep, *, has_disk: bool) -> Iterator[str]:
     else:
         yield f"recommended: {', '.join(_recommended(run, found.load))}"
         yield f"  the least that was tried and meets {it}"
+        if run.settings.disk_shared and found.load is not None:
+            yield f"  {told_apart(found.load.servers)}"
         yield from _arguments(run.settings)
 
 
@@ -253,7 +255,7 @@ def _arguments(settings: EngineSettings) -> Iterator[str]:
     if settings.prefill_servers:
         yield f"to prefill: {as_argument(prefill_config(transfer))}"
         yield f"to decode: {as_argument(decode_config())}"
-        yield f'  each {PULLS} needs a "host" in its kv_connector_extra_config, by which other servers reach it'
+        yield f'  to prefill, {PULLS} needs a "host" in its kv_connector_extra_config, by which others reach it'
     elif transfer:
         yield as_argument(transfer)
 

@@ -117,6 +117,7 @@ class TracedRequest(SimRequest):
         self.request_id = self.spec.request_id
         self.cache_salt = None
         self.lora_request = None
+        self.mm_features = []
         self.kv_transfer_params = None
         self.num_prompt_tokens = traced.input_tokens
         self.run_order = 0
