@@ -29,6 +29,7 @@ class Cell:
             runner=self.runner,
             # A producer's blocks are freed at once, also under run-ahead, so it may not load then.
             role="kv_both" if run_ahead and drawn.role == "kv_producer" else drawn.role,
+            images=False,  # vLLM takes them only for a model that can see
             zero_new_blocks=drawn.zero_new_blocks and (self.runner == 1 or Trait.ZEROING in subject.traits),
         )
 
