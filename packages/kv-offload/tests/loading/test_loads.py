@@ -47,6 +47,18 @@ class TestLoads:
         meta = connector.build_connector_meta(step(new=[("a", ([1, 2, 3, 4, 5, 6, 7],))], counts={"a": 6}))
         assert meta == plan()  # nothing that was loaded is stored again
 
+    def test_who_only_loads_lets_go_of_what_it_loaded(self, fenced):
+        connector, manager = fenced(role="kv_consumer")
+        a = Request("a", range(9))
+        fill(manager, a, 2)
+        connector.on_new_request(a)
+        assert connector.get_num_new_matched_tokens(a, 0) == (8, True)
+        connector.update_state_after_alloc(a, Blocks([1, 2, 3]), 8)
+        assert list(connector.build_connector_meta(step()).load_jobs) == [0]
+        assert manager.pins.total() == 2
+        report(connector, done=[0])
+        assert not manager.pins.total()
+
     def test_what_lies_before_and_after_a_load_is_stored(self, fenced):
         connector, manager = fenced()
         a = Request("a", range(24))
