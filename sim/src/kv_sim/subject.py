@@ -90,7 +90,7 @@ class Subject:
     keeps_from: int = 1
     """What it keeps, it keeps from the so-manieth time on that it was computed."""
     evicts_oldest: bool = False
-    """Of what it keeps, what was used longest ago is dropped first."""
+    """Of what it keeps, what was used longest ago is dropped first; of one prompt, its end."""
 
     serves_peers: bool = False
     """It serves what other engines computed, by tickets in ``kv_transfer_params``. Where a world has one, that is

@@ -464,13 +464,15 @@ def test_what_was_used_last_is_kept(
     comes = [each for each in sizes.items() for _ in range(subject.keeps_from)]
     again = [(name, size + (name != "r1")) for name, size in sizes.items()]
     least = [(size - 1) // chunk * chunk for _, size in again]
+    beginning = least[0] - chunk if sizes else 0
+    more = [("one-more", chunk)] * subject.keeps_from + [("r1", tokens)] if beginning else []
 
     def all_of(spec: RequestSpec) -> int:
         return (spec.shared_tokens + spec.own_tokens - 1) // chunk * chunk
 
     engine = Engine([request(tokens=tokens)], all_of)
     assert judge(engine, subject, config) == []
-    assert asked(engine) == first + comes + again
+    assert asked(engine) == first + comes + again + more
     engine.finds = lambda spec: all_of(spec) - 1
     room = sum(size for name, size in sizes.items() if name != "r1") // chunk
     assert judge(engine, replace(subject, keeps_from=9), config)[-len(sizes) :] == [
@@ -478,6 +480,41 @@ def test_what_was_used_last_is_kept(
         f"ones of {room} chunks came last, and all have room in {slots} host slots"
         for (name, _), end in zip(again, least, strict=True)
     ]
+
+
+@pytest.mark.parametrize(
+    ("of", "config", "tokens", "least"),
+    [
+        ({}, {}, 9, 4),
+        ({}, {}, 13, 8),
+        ({}, {}, 12, 4),  # a hit ends before the last token
+        ({"blocks_per_chunk": 2}, {"host_slots": 9}, 17, 8),
+        ({"keeps_from": 2}, {}, 9, 4),
+        ({}, {"drafter": "eagle", "spec_tokens": 1}, 13, 4),
+    ],
+)
+def test_for_a_chunk_more_a_prompt_loses_its_end(
+    of: dict[str, Any], config: dict[str, Any], tokens: int, least: int
+) -> None:
+    """And not its beginning, unless a copy failed meanwhile."""
+    subject, world = replace(RECENT, **of), replace(CONFIG, **{"host_slots": 5, **config})
+    more = [("one-more", 4 * subject.blocks_per_chunk)] * subject.keeps_from
+    for found, failed, is_wrong in ((least, 0, False), (least - 1, 0, True), (least - 1, 1, False)):
+        ended = [copies(State.FAILED).copies.ended[0]] * failed
+        engine = Engine([request(tokens=tokens)], lambda spec: 64, copies(), copies(State.FAILED))
+
+        def finds(spec: RequestSpec, made: Engine = engine, then: tuple[int, list[Any]] = (found, ended)) -> int:
+            if more[0] not in asked(made):
+                return 64
+            made.devices[0].copies.ended = then[1]
+            return then[0]
+
+        engine.finds = finds
+        told = judge(engine, subject, world)
+        assert asked(engine)[-1 - len(more) :] == [*more, ("r1", tokens)]
+        beginning = f"request r1 comes again at rest: {found} of its first {least} tokens are found"
+        assert [text.split(", but")[0] for text in told] == [f"HITS  {beginning}"] * is_wrong
+        assert all("one chunk came, for which a prompt's end goes before its beginning" in text for text in told)
 
 
 def test_a_prompt_takes_room_with_all_its_tokens() -> None:

@@ -11,7 +11,8 @@ judged here as well (ACCOUNTING), since only a match says what can be found.
 
 Where there was not room for everything, something is still known of a subject that drops what was used longest
 ago. A request comes, then some whose prompts are new, and all of them again: if they fit together, all of each
-must be found.
+must be found. And for one more chunk a prompt may lose its end, but not its beginning, without which the rest is
+of no use.
 
 A window keeps less, since what slid out of it may never have been stored. But a request that begins with all of an
 earlier prompt must find it: requests with new prompts come, and each once more with a token added. Of states
@@ -222,6 +223,26 @@ def _check_recent(site: Site, spec: RequestSpec, settle: Callable[[], bool]) -> 
                 f"found, but {spec.request_id} and new ones of {room} chunks came last, and all have room in "
                 f"{config.host_slots} host slots",
             )
+    least = (prompt - 1) // chunk_tokens * chunk_tokens - chunk_tokens - proof_tokens
+    if least > 0 and _count_failed(engine) == failed:
+        _check_beginning(site, spec, least, settle)
+
+
+def _check_beginning(site: Site, spec: RequestSpec, least: int, settle: Callable[[], bool]) -> None:
+    """A chunk more comes, and the request once more, which of all that is there was used longest ago."""
+    engine, failed = site.engine, _count_failed(site.engine)
+    more = RequestSpec("one-more", 0, 0, site.subject.blocks_per_chunk * site.config.block_size, 1, 1)
+    for _ in range(site.subject.keeps_from):
+        _ask_again(site, more, settle)
+        if engine.has_work:
+            return  # it never ends, which is LIVENESS
+    found, request = _ask_again(site, spec, settle)
+    if found < least and _count_failed(engine) == failed and not engine.has_work:
+        site.referee.fail(
+            Invariant.HITS,
+            f"request {request.request_id} comes again at rest: {found} of its first {least} tokens are found, "
+            "but since all of it was found one chunk came, for which a prompt's end goes before its beginning",
+        )
 
 
 def _check_windows(site: Site, settle: Callable[[], bool]) -> None:

@@ -207,6 +207,11 @@ class SharedScheduler(SchedulerSide, SupportsHMA):
                     chunk = self._begin(key)
                     if chunk is not None:
                         moves.stores.append((chunk.slot, page))
+            if full > progress.stored_blocks:
+                for index in reversed(
+                    range(full)
+                ):  # a prompt loses its end first: without its beginning it is no use
+                    self._store.use(self._key(names[index]))
             progress.stored_blocks = full
         return moves
 

@@ -1,10 +1,11 @@
-"""Bugs planted in a medium: pins and places that don't come back, or too early, and wrong answers."""
+"""Bugs planted in a medium: pins and places that don't come back, or too early, wrong answers, a wrong order."""
 
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from typing import Any, ClassVar
 
 from kv_api import CanonicalKVCaches, OffloadingManager, OffloadKey, ReqContext, TransferResult
-from kv_offload_cpu import CPUOffloadingManager, CPUOffloadingWorker
+from kv_offload_cpu import CPUOffloadingManager, CPUOffloadingWorker, Run
+from kv_offload_cpu.policy.lru import LRUPolicy
 from kv_sim.offload.host_memory import TimedOffloadingConnector, WorldCPUOffloadingSpec
 
 
@@ -107,3 +108,26 @@ class TellsTwiceSpec(WorldCPUOffloadingSpec):
 
 class JobsToldTwice(TimedOffloadingConnector):
     """A medium's worker reports what ended again when it is asked the next time."""
+
+
+class ChunkByChunk(LRUPolicy):
+    """See `BeginningsLeaveFirst`."""
+
+    def insert(self, keys: Sequence[OffloadKey], slots: Sequence[int], run: Run) -> None:
+        """Each is a request of its own, used after the one before it."""
+        for slot in slots:
+            super().insert((), [slot], Run())
+
+    def access(self, slots: Sequence[int], run: Run) -> None:
+        """The same of what is there."""
+        for slot in slots:
+            super().access([slot], Run())
+
+    def unpin(self, slots: Sequence[int], run: Run) -> None:
+        """The same of what nobody uses any more."""
+        for slot in slots:
+            super().unpin([slot], Run())
+
+
+class BeginningsLeaveFirst(TimedOffloadingConnector):
+    """Chunks leave by their own last use. A prompt's are used in its order, so it loses its beginning first."""

@@ -188,12 +188,23 @@ def _managed(name: str) -> Subject:
     return offloading(without=without, hold_blocks="never", spec_name=name, spec_module_path=media.__name__)
 
 
+_BY_CHUNK: Final = replace(
+    offloading(
+        without=frozenset({Trait.LOSSES, Trait.ZEROING}),
+        hold_blocks="never",
+        eviction_policy="ChunkByChunk",
+        cache_policy_module_path=media.__name__,
+    ),
+    evicts_oldest=True,
+)
+
 _MANAGED: Final = (
     plant(media.PinsNeverReturn, "LMCache#987", _I.CONSERVATION, _managed("KeepsPinsSpec")),
     plant(media.PlacesStayWithheld, "", _I.CONSERVATION, _managed("KeepsPlacesSpec")),
     plant(media.PlacesReturnTooEarly, "#57727", _I.OWNERSHIP, _managed("ForgetsJobsSpec")),
     plant(media.TruthForAResult, "", _I.PROTOCOL, _managed("SaysTrueSpec"), _I.WORK),
     plant(media.JobsToldTwice, "", _I.PROTOCOL, _managed("TellsTwiceSpec")),
+    plant(media.BeginningsLeaveFirst, "#51787", _I.HITS, _BY_CHUNK),
 )
 
 _OFFLOADED: Final = (
