@@ -76,6 +76,19 @@ def test_what_is_on_its_way_here_is_waited_for(two):
     assert second.hits([1, 2, 3]) == 1 == first.hits([1, 2, 3])
 
 
+def test_what_is_on_its_way_here_is_waited_for_where_a_neighbour_has_it_by_now(two):
+    """Both stored it at once. One by one or together, the answer is the same, and can be loaded."""
+    first, second = two
+    second.manager.prepare_store([make_key(2)], second.context)
+    first.store([1, 2, 3])
+    one_by_one = [second.manager.lookup(key, second.context) for key in make_keys([1, 2, 3])]
+    assert one_by_one == [LookupResult.HIT, LookupResult.HIT_PENDING, LookupResult.HIT]
+    assert second.manager.lookup_prefix(make_keys([1, 2, 3]), second.context) == (1, LookupResult.HIT_PENDING)
+    second.manager.complete_store([make_key(2)], second.context)
+    assert second.manager.lookup_prefix(make_keys([1, 2, 3]), second.context) == (3, LookupResult.HIT)
+    second.end_load([1, 2, 3], second.begin_load([1, 2, 3]))
+
+
 def test_what_a_neighbour_has_is_not_stored_twice(two):
     first, second = two
     first.store([1, 2])

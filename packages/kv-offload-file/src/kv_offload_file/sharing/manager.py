@@ -77,8 +77,8 @@ class SharingManager(FileOffloadingManager):
         self._look()
         listed, hits = [*keys], found.hits
         while found.rest is not LookupResult.HIT_PENDING:
-            missed, places, fenced = hits, self._neighbours.places, self._pool.fenced
-            while hits < len(listed) and listed[hits] in places and listed[hits] not in fenced:
+            missed = hits
+            while hits < len(listed) and self._is_elsewhere_only(listed[hits]):
                 hits += 1
             if hits == len(listed):
                 return PrefixLookup(hits, LookupResult.HIT)
@@ -197,6 +197,10 @@ class SharingManager(FileOffloadingManager):
     def _place_of(self, key: OffloadKey) -> int | None:
         """Where a chunk can be borrowed. One can't be that was forgotten here while a job of it is under way."""
         return None if key in self._pool.fenced else self._neighbours.places.get(key)
+
+    def _is_elsewhere_only(self, key: OffloadKey) -> bool:
+        """Whether a chunk can be borrowed and isn't here, nor on its way here: then it is loaded from here."""
+        return key not in self._pool.slot_of and self._place_of(key) is not None
 
     def _not_elsewhere(self, keys: Collection[OffloadKey]) -> list[OffloadKey]:
         """Those of some chunks that are worth a slot here: no neighbour has them, or this engine does, too."""
