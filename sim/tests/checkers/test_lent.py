@@ -9,7 +9,7 @@ import pytest
 from kv_sim_notes import Notes
 
 from kv_sim.checkers import sharing
-from kv_sim.config import STATE, GroupConfig, WorldConfig
+from kv_sim.config import COUNTERPARTS, STATE, GroupConfig, Role, WorldConfig
 from kv_sim.engine.request_spec import RequestSpec
 from kv_sim.examples.catalogue import SHARED
 from kv_sim.memory.copy import State
@@ -54,7 +54,7 @@ class Pair:
         return SimpleNamespace(
             engine=engine,
             subject=self.subject,
-            config=self.config,
+            config=self.config.at(number),
             place=SimpleNamespace(number=number),
             referee=Notes(),
         )
@@ -175,6 +175,14 @@ def test_nobody_is_asked_after_a_reset(number: int) -> None:
     pair.sites[number].engine.served.resets = 1
     assert pair.ask() == [] == pair.calls
     assert sharing.stores_of(pair.here) == [pair.here]
+
+
+@pytest.mark.parametrize(("role", "is_asked"), [("kv_both", True), ("kv_producer", True), ("kv_consumer", False)])
+def test_who_only_loads_stores_nothing_that_another_could_find(role: Role, is_asked: bool) -> None:
+    pair = Pair(32, config=WorldConfig(host_slots=8, engines=2, role=role))
+    assert pair.there.config.role == COUNTERPARTS[role]
+    assert pair.ask() == []
+    assert bool(pair.calls) == is_asked
 
 
 def test_nobody_is_asked_who_may_evict_what_came_last() -> None:

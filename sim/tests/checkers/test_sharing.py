@@ -417,13 +417,27 @@ def test_strangers_are_in_half_of_the_worlds_of_who_claims_them(ranks: bool) -> 
         for seed in range(200)
     ]
     assert {plain.stranger for _, plain in drawn} == {"none"}
-    assert all(replace(one, stranger="none") == plain for one, plain in drawn), "nothing else is another"
-    assert all((one.engines, one.role) == (2, "kv_both") for one, _ in drawn)
+    assert all(replace(one, stranger="none", role=plain.role) == plain for one, plain in drawn), (
+        "no more is another"
+    )
+    assert all((one.engines, plain.engines) == (2, 2) for one, plain in drawn)
+    assert {one.role for one, _ in drawn if one.stranger != "none"} == {"kv_both"}
     kinds = Counter(one.stranger for one, _ in drawn)
     assert set(kinds) == {"none", "model", "path", "dtype", "blocks", *(["ranks"] if ranks else [])}
     assert 60 < kinds["none"] < 140
     assert kinds["model"] + kinds["dtype"] > 1.2 * kinds["path"] > kinds["dtype"] / 2
     assert all(kinds[one] > 10 for one in set(kinds) - {"none"}), "the type takes the place of the model alone"
+
+
+def test_in_some_worlds_one_engine_only_stores_and_the_other_only_loads() -> None:
+    """A quarter each of those that don't run ahead: a producer's blocks are freed at once."""
+    drawn = [config_for(replace(SHARED, traits=frozenset()), Random(seed)) for seed in range(300)]
+    assert {config.role for config in drawn if config.run_ahead} == {"kv_both"}
+    roles = Counter(config.role for config in drawn if not config.run_ahead)
+    assert roles["kv_both"] > 1.4 * max(roles["kv_producer"], roles["kv_consumer"])
+    assert min(roles["kv_producer"], roles["kv_consumer"]) > 20
+    parted = next(config for config in drawn if config.role == "kv_producer")
+    assert (parted.at(0).role, parted.at(1).role) == ("kv_producer", "kv_consumer")
 
 
 # -- who is driven so --------------------------------------------------------------------------

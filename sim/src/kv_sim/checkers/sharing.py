@@ -57,7 +57,7 @@ def check_lent(site: Site, settle: Callable[[], bool]) -> None:
     It is the newest that there is, so it has room: if what was used longest ago goes first.
     """
     sites = stores_of(site)
-    for other in sites[1:] if site.subject.evicts_oldest else ():
+    for other in sites[1:] if site.subject.evicts_oldest and site.config.role != "kv_consumer" else ():
         tokens = min(map(_most_tokens, (site, other)))
         if not tokens or any(device.copies.running for one in sites for device in one.engine.devices):
             return

@@ -207,8 +207,8 @@ def with_strange_peer(config: WorldConfig) -> WorldConfig:
 def with_shared_store(config: WorldConfig, subject: Subject) -> WorldConfig:
     """Two engines that store and load, in one store.
 
-    In half of the worlds, if the connector claims to withstand it, the second is a stranger. Their sizes decide,
-    and how it differs.
+    In half of the worlds, if the connector claims to withstand it, the second is a stranger. Of some others one
+    engine only stores, and the other only loads. Their sizes decide, and how a stranger differs.
     """
     random = Random(repr(("strangers", _sizes(config))))
     kinds: list[Stranger] = ["model", "model", "path", "blocks"]
@@ -217,7 +217,10 @@ def with_shared_store(config: WorldConfig, subject: Subject) -> WorldConfig:
     kind = random.choice(kinds) if is_strange else "none"
     if kind == "model" and Random(repr(("types", _sizes(config)))).random() < 0.5:
         kind = "dtype"
-    return replace(config, engines=2, role="kv_both", stranger=kind)
+    roles: tuple[Role, ...] = ("kv_both", "kv_both", "kv_producer", "kv_consumer")
+    is_parted = kind == "none" and not config.run_ahead  # a producer's blocks are freed at once
+    role = Random(repr(("parted", _sizes(config)))).choice(roles) if is_parted else "kv_both"
+    return replace(config, engines=2, role=role, stranger=kind)
 
 
 def with_loads(config: WorldConfig) -> WorldConfig:

@@ -62,6 +62,7 @@ class WorldSlots:
     def write(self, slot: int, label: Label, bay: int) -> None:
         """Fill a slot. What a restart has lost of a bay can't be written."""
         if not self._lost.isdisjoint(self._pages_of(bay)):
+            self._device.shadow.ranks_that_failed.add(self._device.rank)
             raise OSError(EIO, f"a restart lost what was in bay {bay}")
         self.held[slot] = label, self._device.host[self._pages_of(bay)].copy()
 

@@ -12,6 +12,7 @@ from kv_api import (
 )
 from kv_offload.scheduler.loading.matching import Matching
 from kv_offload.scheduler.outcomes import Outcomes
+from kv_offload.scheduler.state.jobs import STORE, Job
 from kv_offload.scheduler.state.progress import Progress
 from kv_offload.scheduler.state.request_state import RequestState
 from kv_sim.offload.host_memory import TimedOffloadingConnector, TimedWorkerSide
@@ -134,3 +135,19 @@ class EvictionsNotTold(TimedOffloadingConnector):
     """KV events tell what is stored, and never what is gone."""
 
     scheduler_class = _TellsNoEvictions
+
+
+class _KeepsWhatItLoaded(Outcomes):
+    def _complete(self, job: Job) -> None:
+        if job.direction is STORE or self._books.engine.can_store:
+            super()._complete(job)
+
+
+class _OnlyLoads(PartedScheduler):
+    outcomes = _KeepsWhatItLoaded
+
+
+class ConsumersNeverUnpin(TimedOffloadingConnector):
+    """An engine that only loads passes over what ends, since it stores nothing; so its pins never return."""
+
+    scheduler_class = _OnlyLoads

@@ -8,6 +8,7 @@ from kv_sim.examples.catalogue import (
     LAYERWISE,
     MEMORY,
     OFFLOAD_FILE,
+    OFFLOAD_FILE_SHARED,
     P2P,
     P2P_LASTING,
     P2P_TWO,
@@ -267,6 +268,10 @@ _HANDED_OVER: Final = (
     plant(pulls_of_groups.FailedGroupsToldByBlock, "#45474", _I.PROTOCOL, P2P, _I.CONTENT),
 )
 
+_LENT: Final = (
+    plant(offload_books.ConsumersNeverUnpin, "LMCache#2786", _I.CONSERVATION, OFFLOAD_FILE_SHARED, _I.HITS),
+)
+
 _SHARED: Final = (
     plant(shared.KeysWithoutModel, "", _I.HITS, SHARED, _I.CONTENT),
     plant(shared.KeysWithEndOfPath, "", _I.HITS, SHARED, _I.CONTENT),
@@ -293,5 +298,6 @@ PLANTED: Final[tuple[Planted, ...]] = (
     *_FILED,
     *_MANAGED,
     *_HANDED_OVER,
+    *(_LENT if "offload-file-shared" in SUBJECTS else ()),
     *_SHARED,
 )
