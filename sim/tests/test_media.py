@@ -114,8 +114,10 @@ def test_what_a_restart_lost_of_a_bay_is_not_written(device: Device) -> None:
     label, other = Label(OffloadKey(b"a"), 1, 2, 3), Label(OffloadKey(b"b"), 1, 2, 3)
     slots.write(5, label, 1)
     device.restart_copies(forget_host=True)
+    assert not device.shadow.ranks_that_failed
     with pytest.raises(OSError, match="a restart lost what was in bay 1") as raised:
         slots.write(6, other, 1)
+    assert device.shadow.ranks_that_failed == {device.rank}
     assert raised.value.errno == EIO
     with pytest.raises(DamagedError, match="slot 6 holds None"):
         slots.read(6, other, 2)

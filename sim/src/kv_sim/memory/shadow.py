@@ -64,7 +64,8 @@ class Shadow:
         self.hashes_of: dict[str, Words] = {}
         """By request, what its tokens are known by, for messages."""
         self.ranks_that_failed: set[int] = set()
-        """Those whose worker said of a load that it failed: what it moved need not be what others moved."""
+        """Those whose worker said of a load that it failed, or that lost what a file was to get: what was moved
+        there need not be what others moved."""
         self.last_writer: list[dict[int, str]] = [{} for _ in range(ranks)]
         """By rank, GPU block -> who wrote it last, the whole of it or a part."""
         self._parts: list[dict[int, list[Part]]] = [{} for _ in range(ranks)]
