@@ -131,7 +131,7 @@ def test_what_nobody_holds_or_comes_for_is_computed_anew(
 
 
 def test_who_waits_for_blocks_that_nobody_came_for_gets_them_when_their_time_is_over() -> None:
-    """The second one isn't pulled, since the other server has no place to run; the third one fits after it only."""
+    """The second one isn't pulled, since the other server has no place to run; the third one fits after it."""
     long, second, third = (0, 4, 200, [1]), (100, 200, 1, [2]), (101, 200, 1, [3])
     server, transfers = toy(gpu_blocks=80, max_running=1), impatient(1e-4, 30.0, None, None)
     fused, single = (
