@@ -130,6 +130,18 @@ def test_what_nobody_holds_or_comes_for_is_computed_anew(
     assert counts == connector
 
 
+def test_who_waits_for_blocks_that_nobody_came_for_gets_them_when_their_time_is_over() -> None:
+    """The second one isn't pulled, since the other server has no place to run; the third one fits after it."""
+    long, second, third = (0, 4, 200, [1]), (100, 200, 1, [2]), (101, 200, 1, [3])
+    server, transfers = toy(gpu_blocks=80, max_running=1), impatient(1e-4, 30.0, None, None)
+    fused, single = (
+        split(trace_of(long, second, third), replace(server, stepping=one), transfers=transfers)
+        for one in Stepping
+    )
+    assert fused.requests == 3 and fused.connector[EXPIRED_HOLDS] == 2
+    assert comparable(fused) == comparable(single)
+
+
 def test_configurations_of_either_kind_of_server() -> None:
     ours = {"kv_connector_module_path": "kv_vllm", "kv_load_failure_policy": "recompute"}
     alone = {"kv_connector": "P2PConnector", **ours, EXTRA: {}}

@@ -1,6 +1,6 @@
 """Several engines in one time."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 import pytest
@@ -24,15 +24,20 @@ class Engine:
     empty_steps: int = 0
     brings: dict[int, tuple["Engine", int]] = field(default_factory=dict)
     """By moment: a moment that another engine gets then."""
+    quiet: dict[int, int] = field(default_factory=dict)
+    """By moment: until when the others will hear of nothing, if it isn't at once."""
     checked: bool = False
 
     @property
     def moment(self) -> int:
         return self.moments[0] if self.moments else NEVER
 
-    def turn(self, moment: int, until: int) -> None:
+    def news(self, moment: int) -> int:
+        return self.quiet.get(moment, moment)
+
+    def turn(self, moment: int, until: Callable[[], int]) -> None:
+        self.seen.append((self.name, moment, until()))
         assert moment == self.moments.pop(0)
-        self.seen.append((self.name, moment, until))
         if moment in self.brings:
             other, when = self.brings[moment]
             other.moments.append(when)
@@ -55,6 +60,19 @@ def test_who_is_earliest_goes_on_up_to_where_the_others_are() -> None:
     run(engines)
     assert seen == [("a", 1, 3), ("c", 2, 5), ("a", 5, 6), ("c", 5, 6), ("a", 6, 10), ("c", 9, NEVER)]
     assert all(engine.checked for engine in engines)
+
+
+def test_who_takes_quiet_steps_holds_nobody_up() -> None:
+    seen: list[tuple[str, int, int]] = []
+    quiet = Engine("quiet", [2, 9], seen, quiet={2: 7})
+    run([quiet, Engine("busy", [1, 5, 8], seen)])
+    assert seen == [
+        ("busy", 1, 7),
+        ("quiet", 2, 6),
+        ("busy", 5, 9),
+        ("busy", 8, 9),
+        ("quiet", 9, NEVER),
+    ], "but itself goes on no further than the other's clock"
 
 
 def test_who_has_nothing_left_goes_on_when_somebody_brings_something() -> None:

@@ -157,6 +157,9 @@ def test_whatever_begins_or_is_heard_of_is_activity(sender: TimedWire, receiver:
     assert seen == [(0, 0), (1, 0), (1, 1), (2, 1), (2, 2), (2, 3)]
     at(25, sender, receiver)
     assert counted() == seen[-1], "nothing was heard of"
+    sender.serve(hold("c"))
+    assert sender.withdraw("c.1")
+    assert counted() == (4, 3), "its blocks are free again"
 
 
 def test_a_pull_of_which_nothing_will_be_heard_is_noticed(sender: TimedWire, receiver: TimedWire) -> None:

@@ -18,6 +18,9 @@ from kv_sim.replay.transfer_config import disk_config
 OFFLOAD = (
     '{"kv_connector":"OffloadingConnector","kv_role":"kv_both","kv_connector_extra_config":{"cpu_bytes_to_use":1}}'
 )
+PULLS = '{"kv_connector":"P2PConnector","kv_role":"kv_both"}'
+MULTI = '{"kv_connector":"MultiConnector","kv_role":"kv_both"}'
+SPLIT = "--servers 2 --prefill-servers 1"
 TOO_MANY = "blocks, and a replay keeps books of 67108864 at most; choose larger blocks or less memory"
 NAMELESS = "--connector-config.kv_connector: expected a name, got None"
 NAMED = {
@@ -33,7 +36,11 @@ NAMED = {
     "--block-tokens 7": "--block-tokens: got 7, which doesn't divide the trace's blocks of 512 tokens",
     "--max-step-tokens 3": "--max-step-tokens: got 3, less than the 1024 requests that may run at once; ",
     "--connector-config {}": NAMELESS,
-    "--connector-config {} --servers 2 --prefill-servers 1": NAMELESS,
+    f"{SPLIT} --connector-config {{}}": NAMELESS,
+    f"{SPLIT} --connector-config {PULLS}": "--connector-config.kv_connector: P2PConnector moves bytes in a way ",
+    f"{SPLIT} --connector-config {MULTI}": (
+        "--connector-config.kv_connector_extra_config.connectors: expected a list, got None"
+    ),
     f"--connector-config {OFFLOAD}": "cpu_bytes_to_use: 1 bytes are less than one chunk, ",
 }
 """what is typed, and how what is said of it begins"""
@@ -42,6 +49,12 @@ CHECKS = {
     "--step-microseconds 1e14": "check its microseconds",
     "--copy-microseconds 1e14": "check the link's bandwidth and efficiency, and the microseconds of a copy",
     "--disk-microseconds 1e14 --disk-capacity 1TiB": "check its bandwidths and its microseconds",
+    f"{SPLIT} --network-bandwidth 1e-300": (
+        "check the network's bandwidth, the link's efficiency, and the microseconds of a pull"
+    ),
+    f"{SPLIT} --pull-microseconds 1e14": (
+        "check the network's bandwidth, the link's efficiency, and the microseconds of a pull"
+    ),
     "--model Llama-3.1-70B": "choose another GPU, or more of them",
 }
 """what is typed, and how what is said of it ends"""

@@ -137,6 +137,8 @@ class Link:
 
     def next_end(self) -> int | None:
         """When the next job that isn't heard of ends, if none is submitted meanwhile."""
+        if self._submitted == self._polled:
+            return None
         ends = [port.unpolled[0].end for port in self._ports if port.unpolled]
         end = self.lanes.end_of(self)
         return min(ends if end is None else [*ends, end], default=None)

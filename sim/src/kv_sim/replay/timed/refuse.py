@@ -41,6 +41,11 @@ def refuse_too_much(settings: EngineSettings, sizes: Sizes) -> None:
             "the link's bandwidth and efficiency, and the microseconds of a copy",
         ),
         (f"{blocks} blocks on the disk", blocks * disk, "its bandwidths and its microseconds"),
+        (
+            f"a pull of {blocks} blocks",
+            sizes.pull_ns + blocks * sizes.network.block_ns,
+            "the network's bandwidth, the link's efficiency, and the microseconds of a pull",
+        ),
     ):
         if not ns <= MOST_SECONDS * SECOND:
             raise ConfigError(

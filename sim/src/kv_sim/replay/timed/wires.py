@@ -154,6 +154,7 @@ class TimedWire:
         if reader is not None:
             self._stop(reader)
             reader.receiver._tell(now, Told(failed=reader))
+        self.activity += 1
         self._end(hold_id)
         return True
 

@@ -75,16 +75,31 @@ class Drive:
             return engine.clock.now if engine.has_work else NEVER
         return max(engine.clock.now, moment)
 
-    def turn(self, moment: int, until: int) -> None:
+    def news(self, moment: int) -> int:
+        """From when on others may hear of something, if it goes on at that moment and hears of nothing new.
+
+        Who takes quiet steps does nothing to anybody before a request comes, a copy ends or somebody wakes; and no
+        step of those who sleep is shorter than the next one.
+        """
+        if moment == NEVER or not self._fuses or self._step is not None or not self._is_quiet(NEVER):
+            return moment
+        sleepers, costs = self.engine.scheduler.sleepers, self.engine.sizes.step
+        news, alarm = min(self._arrivals.moment, self._next_copy_end()), sleepers.next_alarm()
+        if alarm is not None:
+            shortest = costs.overhead_ns + costs.forward_ns(len(sleepers), sleepers.context, sleepers.context)
+            news = min(news, moment + (alarm - sleepers.steps) * shortest)
+        return max(moment, news)
+
+    def turn(self, moment: int, until: Callable[[], int]) -> None:
         """Go on at a moment: with the step under way, to where its clock moves, with a new one, or quiet ones.
 
-        Before ``until`` nobody else does anything that could be of interest.
+        Before ``until``, which is asked for if it matters, nobody else does anything that could be of interest.
         """
         if self._step is None:
             self.engine.clock.now = moment
             self._let_arrive()
-            if self._fuses and self._is_quiet(until):
-                self._pass_quiet_steps(until)
+            if self._fuses and self._is_quiet(NEVER) and self._is_quiet(limit := until()):
+                self._pass_quiet_steps(limit)
                 return
             self._step = self._take_step()
         if next(self._step, self) is self:
