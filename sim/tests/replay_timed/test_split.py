@@ -92,18 +92,32 @@ def test_servers_that_prefill_have_memory_of_their_own_beside() -> None:
     assert (alone.cpu_hit_tokens, alone.loads.blocks, alone.stores.blocks) == (0, 0, 0)
 
 
-def test_who_decodes_least_gets_the_next_one() -> None:
-    """Of two servers: long, short, and when the short one is done, its server again."""
-    long, rest = (0, 4, 400, [1]), [(1000.0 * n, 4, 2, [10 + n]) for n in range(1, 4)]
-    drives: list[Drive] = []
+@pytest.fixture
+def drives(monkeypatch: pytest.MonkeyPatch) -> list[Drive]:
+    """Those of a fleet: of servers that decode, then of those that prefill."""
+    found: list[Drive] = []
 
     def seen(given: Sequence[Drive]) -> None:
-        drives.extend(given)
+        found.extend(given)
         run_together(given)
 
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("kv_sim.replay.timed.split.run_together", seen)
-        split(trace_of(long, *rest), toy(gpu_blocks=200), decoding=2)
+    monkeypatch.setattr("kv_sim.replay.timed.split.run_together", seen)
+    return found
+
+
+def test_steps_are_single_where_a_connector_may_decide_in_any(drives: list[Drive]) -> None:
+    """One that gives up loads after a time does; the other servers haven't got it."""
+    config = toy().transfer_config()
+    hasty = {**config, EXTRA: {**config[EXTRA], "load_timeout_seconds": 1.0}}
+    for transfer in (config, hasty):
+        split(trace_of((0, 8, 30, [1, 2])), toy(), transfers=SplitTransfers.beside(transfer))
+    assert [drive._fuses for drive in drives] == [True, True, True, False]
+
+
+def test_who_decodes_least_gets_the_next_one(drives: list[Drive]) -> None:
+    """Of two servers: long, short, and when the short one is done, its server again."""
+    long, rest = (0, 4, 400, [1]), [(1000.0 * n, 4, 2, [10 + n]) for n in range(1, 4)]
+    split(trace_of(long, *rest), toy(gpu_blocks=200), decoding=2)
     assert [drive.books.output_tokens for drive in drives] == [400, 2 + 2 + 2, 4]
 
 

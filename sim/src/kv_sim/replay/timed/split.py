@@ -13,7 +13,7 @@ from typing import Any
 
 from kv_p2p.pulling.ticket import WANTED
 from kv_sim.guard import LogCall
-from kv_sim.replay.timed.connectors.timed_config import timed_config
+from kv_sim.replay.timed.connectors.timed_config import decides_in_known_steps, timed_config
 from kv_sim.replay.timed.engine.arrivals import HandedArrivals, TraceArrivals
 from kv_sim.replay.timed.engine.books import Books
 from kv_sim.replay.timed.engine.drive import Drive
@@ -25,7 +25,7 @@ from kv_sim.replay.timed.finished import Finished, finished_of
 from kv_sim.replay.timed.network import Network
 from kv_sim.replay.timed.refuse import refuse_too_much
 from kv_sim.replay.timed.run import Share, scaled
-from kv_sim.replay.timed.settings import EngineSettings, plan
+from kv_sim.replay.timed.settings import EngineSettings, Stepping, plan
 from kv_sim.replay.timed.wires import Wires
 from kv_sim.replay.trace import TraceRequest
 from kv_sim.replay.transfer_config import decode_config, prefill_config
@@ -107,30 +107,30 @@ def replay_split(
     sizes = plan(settings, block_tokens)
     refuse_too_much(settings, sizes)
     names, wires = Names(sizes.parts), Wires(Network(sizes.network, sizes.pull_ns, len(shares) + decoding))
-
     seats = (Seat(number, names, wires=wires) for number in range(len(shares) + decoding))
 
-    def make(written: Mapping[str, Any], log: LogCall, books: Books) -> TimedEngine:
+    def make(written: Mapping[str, Any], log: LogCall, books: Books) -> tuple[TimedEngine, Stepping]:
         seat = next(seats)
-        engine = QuickEngine(sizes, timed_config(written, settings.tp_size, seat), log, seat)
+        timed = timed_config(written, settings.tp_size, seat)
+        engine = QuickEngine(sizes, timed, log, seat)
         engine.link.log, engine.disk.log = books.copy_ended, books.disk_ended
         assert engine.wire is not None, "it was given wires"
         engine.wire.log = books.pull_ended
-        return engine
+        return engine, settings.stepping if decides_in_known_steps(timed) else Stepping.SINGLE
 
     decoders, drives = [], []
     for _ in range(decoding):
         books = Books(sizes)
-        decoders.append(Decoder(make(transfers.decode, books.called, books)))
-        drives.append(
-            Drive(decoders[-1].engine, books, decoders[-1].arrivals, settings.stepping, decoders[-1].end)
-        )
+        engine, stepping = make(transfers.decode, books.called, books)
+        decoder = Decoder(engine)
+        decoders.append(decoder)
+        drives.append(Drive(engine, books, decoder.arrivals, stepping, decoder.end))
     relay = Relay(decoders)
     for share in shares:
         books = Books(sizes)
-        engine = make(transfers.prefill, partial(_log, books, relay), books)
+        engine, stepping = make(transfers.prefill, partial(_log, books, relay), books)
         arrivals = TraceArrivals(scaled(share, settings), books, partial(relay.begin, engine))
-        drives.append(Drive(engine, books, arrivals, settings.stepping, relay.send_on))
+        drives.append(Drive(engine, books, arrivals, stepping, relay.send_on))
     run_together(drives)
     relay.check()
     finished = [finished_of(drive.engine, drive.books) for drive in drives]
