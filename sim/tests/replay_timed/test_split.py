@@ -156,6 +156,18 @@ def test_who_waits_for_blocks_that_nobody_came_for_gets_them_when_their_time_is_
     assert comparable(fused) == comparable(single)
 
 
+def test_who_arrives_where_blocks_are_held_is_waited_for_by_who_decodes() -> None:
+    """Both servers that decode sleep within a block; one has no room for the third, which is held meanwhile."""
+    size = 256
+    busy = [(0, size, 240, [1]), (10, size, 240, [2])]
+    third, fourth = (900, 2 * size, 2, [3, 4]), (2200, size, 2, [5])
+    trace = trace_of(*busy, third, fourth, block_tokens=size)
+    server = toy(gpu_blocks=3, max_step_tokens=2 * size, page_tokens=size)
+    fused, single = (split(trace, replace(server, stepping=one), decoding=2) for one in Stepping)
+    assert fused.requests == 4 and fused.fused_steps > 50
+    assert comparable(fused) == comparable(single)
+
+
 def test_configurations_of_either_kind_of_server() -> None:
     ours = {"kv_connector_module_path": "kv_vllm", "kv_load_failure_policy": "recompute"}
     alone = {"kv_connector": "P2PConnector", **ours, EXTRA: {}}
