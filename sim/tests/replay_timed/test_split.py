@@ -168,6 +168,18 @@ def test_who_arrives_where_blocks_are_held_is_waited_for_by_who_decodes() -> Non
     assert comparable(fused) == comparable(single)
 
 
+def test_who_has_no_room_beside_what_is_held_waits_for_who_decodes_to_wake() -> None:
+    """The second is pulled when the first has ended, which sleeps within a block; then the third has room."""
+    size = 256
+    trace = trace_of(
+        (0, size, 240, [1]), (900, 2 * size, 2, [2, 3]), (1996, 2 * size, 2, [4, 5]), block_tokens=size
+    )
+    server = toy(gpu_blocks=3, max_step_tokens=2 * size, page_tokens=size)
+    fused, single = (split(trace, replace(server, stepping=one)) for one in Stepping)
+    assert fused.requests == 3 and fused.fused_steps > 50 and fused.seconds < 1
+    assert comparable(fused) == comparable(single)
+
+
 def test_configurations_of_either_kind_of_server() -> None:
     ours = {"kv_connector_module_path": "kv_vllm", "kv_load_failure_policy": "recompute"}
     alone = {"kv_connector": "P2PConnector", **ours, EXTRA: {}}

@@ -21,6 +21,7 @@ OTHERS = [
     ("listen_host", "P2PConnector"),
     ("hold_seconds", "P2PConnector"),
     ("max_held_blocks", "P2PConnector"),
+    ("model_name", "P2PConnector"),
     ("pull_seconds", "P2PConnector"),
     ("carrier", "P2PConnector"),
     ("mooncake_protocol", "P2PConnector"),

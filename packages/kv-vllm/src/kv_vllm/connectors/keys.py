@@ -26,6 +26,7 @@ OF_OTHERS: Final = {
     "hold_seconds": "P2PConnector",
     "pull_seconds": "P2PConnector",
     "max_held_blocks": "P2PConnector",
+    "model_name": "P2PConnector",
     "carrier": "P2PConnector",
     "mooncake_protocol": "P2PConnector",
     "mooncake_device": "P2PConnector",
