@@ -14,6 +14,7 @@ from kv_sim.replay.timed import Contents, EngineSettings, Stepping
 from kv_sim.replay.timed.command import OLD_NAMES, add_replay_arguments, add_size_arguments, run, settings_of
 from kv_sim.replay.timed.hardware import find_gpu, find_model
 from kv_sim.replay.timed.settings import plan
+from kv_sim.replay.timed.timing import LinkCosts
 
 EXTRA = "kv_connector_extra_config"
 
@@ -87,6 +88,12 @@ def test_every_number_has_an_option() -> None:
     assert said["capacity"].endswith("one or more (default: --points)")
     goals = "such as ttft-p90=800ms: ttft|tpot|latency|queueing, mean|p50|p90|p95|p99|worst"
     assert said["goal"] == f"what the least memory is looked for with, {goals}"
+
+
+def test_what_a_pull_takes_follows_from_the_network_and_the_gpus() -> None:
+    sizes = plan(EngineSettings(network_bandwidth=2e9, link_efficiency=0.5, tp_size=4, pull_microseconds=7.0), 16)
+    assert sizes.network == LinkCosts(1 / 4, 0.0, sizes.block_bytes, 0)
+    assert sizes.pull_ns == 7000
 
 
 def test_each_size_comes_with_each_number_of_servers_that_prefill() -> None:

@@ -180,6 +180,17 @@ def test_who_has_no_room_beside_what_is_held_waits_for_who_decodes_to_wake() -> 
     assert comparable(fused) == comparable(single)
 
 
+def test_a_pull_that_has_not_begun_may_fail_in_the_middle_of_a_step() -> None:
+    """A step takes a millisecond until its hooks; the other server lets go of what is held after half of one."""
+    size = 256
+    trace = trace_of((0, size, 200, [1]), (10_000, size, 2, [2]), (10_000, size, 2, [3]), block_tokens=size)
+    server = toy(max_step_tokens=2 * size, page_tokens=size, step_microseconds=1000.0, pull_microseconds=3000.0)
+    transfers = impatient(2500e-6, 30.0, None, None)
+    fused, single = (split(trace, replace(server, stepping=one), transfers=transfers) for one in Stepping)
+    assert (fused.connector[FAILED_PULLS], fused.connector[EXPIRED_HOLDS]) == (1, 1)
+    assert comparable(fused) == comparable(single)
+
+
 def test_configurations_of_either_kind_of_server() -> None:
     ours = {"kv_connector_module_path": "kv_vllm", "kv_load_failure_policy": "recompute"}
     alone = {"kv_connector": "P2PConnector", **ours, EXTRA: {}}

@@ -76,7 +76,9 @@ def test_who_pulls_before_the_hold_is_served_waits_for_that(sender: TimedWire, r
     assert (receiver.next_end(), receiver.awaits_others, receiver.is_idle) == (SECOND, True, False)
     sender._clock.now = 40
     sender.serve(hold("a"))
-    assert (receiver.next_end(), sender.next_end(), receiver.awaits_others) == (64, 64, False)
+    assert (receiver.next_end(), sender.next_end(), receiver.awaits_others) == (64, 64, True), "it begins at 40"
+    receiver._clock.now = 40
+    assert not receiver.awaits_others
 
 
 def test_what_is_declined_is_served_no_longer_also_if_it_was_not_served_yet(
@@ -138,6 +140,16 @@ def test_a_pull_of_no_blocks_takes_its_latency(sender: TimedWire, receiver: Time
     sender.serve(hold("a"))
     receiver.pull(pull("a", ()))
     assert receiver.next_end() == LATENCY + 1
+
+
+def test_what_was_given_up_before_it_began_is_read_by_nobody(sender: TimedWire, receiver: TimedWire) -> None:
+    for name in ("a", "b"):
+        sender.serve(hold(name))
+        receiver.pull(pull(name))
+    assert receiver.awaits_others, "the second begins at 24, if it isn't withdrawn before"
+    assert receiver.give_up("b")
+    at(30, sender, receiver)
+    assert sender.withdraw("b.1")
 
 
 def test_whatever_begins_or_is_heard_of_is_activity(sender: TimedWire, receiver: TimedWire) -> None:

@@ -119,8 +119,11 @@ class TimedWire:
 
     @property
     def awaits_others(self) -> bool:
-        """Whether another server may bring something to an end here that it hasn't begun yet."""
-        return bool(self._holds) or any(one.span is None for one in self._pulls.values())
+        """Whether another server may bring something to an end here before that is foreseen.
+
+        It pulls what is held here, serves what is waited for, or lets go of what hasn't begun to come.
+        """
+        return bool(self._holds) or not all(one.has_begun(self._clock.now) for one in self._pulls.values())
 
     def check(self) -> None:
         """Recount."""
