@@ -9,14 +9,7 @@ for everything. Elsewhere the requests come, too, for the other checkers to look
 and all of it is done again: now the first half catches a connector that still serves what it had. KV events are
 judged here as well (ACCOUNTING), since only a match says what can be found.
 
-Where there was not room for everything, something is still known of a subject that drops what was used longest
-ago. A request comes, then some whose prompts are new, and all of them again: if they fit together, all of each
-must be found. And for one more chunk a prompt may lose its end, but not its beginning, without which the rest is
-of no use.
-
-A window keeps less, since what slid out of it may never have been stored. But a request that begins with all of an
-earlier prompt must find it: requests with new prompts come, and each once more with a token added. Of states
-nothing is known, since engines keep few of them.
+Where there was not room for everything, something is still known of what came last, which is ``recent``.
 
 Of engines that share a store all of this is asked at each, of what any of them has stored. ``sharing`` has what
 there is to know of the others.
@@ -28,8 +21,8 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 
 from kv_sim.checkers import sharing
-from kv_sim.config import STATE
-from kv_sim.engine.engine import Engine
+from kv_sim.checkers.asking import ask_again, count_failed, proof_blocks
+from kv_sim.checkers.recent import check_recent, check_windows
 from kv_sim.engine.request import SimRequest
 from kv_sim.engine.request_spec import RequestSpec
 from kv_sim.memory.copy import State
@@ -63,7 +56,7 @@ def check_kept(site: Site, settle: Callable[[], bool]) -> RequestSpec | None:
         return None
     if any(group.window for group in site.config.groups):
         if not engine.has_work:
-            _check_windows(site, settle)
+            check_windows(site, settle)
         return None
     ended = [request for one in sharing.all_of(site) for request in one.engine.outcome.ended]
     room = _room_for_all(site, ended) if _nothing_was_left_out(site) else None
@@ -73,13 +66,13 @@ def check_kept(site: Site, settle: Callable[[], bool]) -> RequestSpec | None:
     tells = _tells(site)
     for spec in probes:
         told = sharing.told_at(site)
-        failed = _count_failed(engine)
-        found, request = _ask_again(site, spec, settle)
+        failed = count_failed(engine)
+        found, request = ask_again(site, spec, settle)
         _compare(site, request, found, stored, room)
-        if tells and _count_failed(engine) == failed:  # else something was dropped since
+        if tells and count_failed(engine) == failed:  # else something was dropped since
             _compare_events(site, request, found, told)
     if site.subject.evicts_oldest and site.config.role == "kv_both" and probes and not engine.has_work:
-        _check_recent(site, probes[0], settle)
+        check_recent(site, probes[0], settle)
     return probes[0] if probes else None
 
 
@@ -88,7 +81,7 @@ def check_forgotten(site: Site, spec: RequestSpec, settle: Callable[[], bool]) -
     engine = site.engine
     is_over = Trait.RESET in site.subject.traits and not engine.has_work
     if is_over and engine.reset(running=False, connector=True):
-        _ask_again(site, spec, settle)
+        ask_again(site, spec, settle)
 
 
 def _tells(site: Site) -> bool:
@@ -106,10 +99,6 @@ def _stored_at(site: Site) -> set[bytes]:
     ended, served = site.engine.outcome.ended, site.engine.served
     times = Counter(name for request in ended if served.is_fair(request) for name in request.prompt_hashes)
     return {name for name, count in times.items() if count >= site.subject.keeps_from}
-
-
-def _count_failed(engine: Engine) -> int:
-    return sum(copy.state is State.FAILED for device in engine.devices for copy in device.copies.ended)
 
 
 def _nothing_was_left_out(site: Site) -> bool:
@@ -177,125 +166,12 @@ def _whole(request: SimRequest) -> RequestSpec:
     )
 
 
-def _ask_again(site: Site, spec: RequestSpec, settle: Callable[[], bool]) -> tuple[int, SimRequest]:
-    """Let a request come once more, to an empty GPU cache. Returns how many of its tokens were found."""
-    engine = site.engine
-    engine.scheduler.blocks.block_pool.reset()
-    engine.served.found.pop(spec.request_id, None)
-    request = engine.add(spec)
-    settle()
-    return engine.served.found.get(spec.request_id, 0), request
-
-
-def _check_recent(site: Site, spec: RequestSpec, settle: Callable[[], bool]) -> None:
-    """A request and two that nobody has seen all stay, if there is room for them.
-
-    The new ones, one of them short, end with a chunk and come again with a token more: a hit ends before the last.
-    """
-    engine, config = site.engine, site.config
-    if any(device.copies.running for device in engine.devices):
-        return  # what is lost keeps its room
-    chunk_tokens = site.subject.blocks_per_chunk * config.block_size
-    prompt = spec.shared_tokens + spec.own_tokens
-    room = config.host_slots // site.subject.blocks_per_chunk - prompt // chunk_tokens
-    room = min(room, (config.longest_request - 2) // chunk_tokens)
-    if room < 1:
-        return
-    failed = _count_failed(engine)
-    sizes = {"unseen": room - 1, "short": 1} if room > 1 else {"short": 1}
-    unseen = [RequestSpec(name, 0, 0, chunks * chunk_tokens, 1, 1) for name, chunks in sizes.items()]
-    for one in (spec, *unseen):
-        for _ in range(site.subject.keeps_from):
-            _ask_again(site, one, settle)
-            if engine.has_work:
-                return  # one never ends, which is LIVENESS
-    longer = [(replace(one, own_tokens=one.own_tokens + 1), one.own_tokens) for one in unseen]
-    proof_tokens = _proof_blocks(site) * config.block_size
-    for again, most in ((spec, (prompt - 1) // chunk_tokens * chunk_tokens), *longer):
-        least = max(0, most - proof_tokens)
-        found, request = _ask_again(site, again, settle)
-        if engine.has_work:
-            return
-        if found < least and _count_failed(engine) == failed:
-            site.referee.fail(
-                Invariant.HITS,
-                f"request {request.request_id} comes again at rest: {found} of its first {least} tokens are "
-                f"found, but {spec.request_id} and new ones of {room} chunks came last, and all have room in "
-                f"{config.host_slots} host slots",
-            )
-    least = (prompt - 1) // chunk_tokens * chunk_tokens - chunk_tokens - proof_tokens
-    if least > 0 and _count_failed(engine) == failed:
-        _check_beginning(site, spec, least, settle)
-
-
-def _check_beginning(site: Site, spec: RequestSpec, least: int, settle: Callable[[], bool]) -> None:
-    """A chunk more comes, and the request once more, which of all that is there was used longest ago."""
-    engine, failed = site.engine, _count_failed(site.engine)
-    more = RequestSpec("one-more", 0, 0, site.subject.blocks_per_chunk * site.config.block_size, 1, 1)
-    for _ in range(site.subject.keeps_from):
-        _ask_again(site, more, settle)
-        if engine.has_work:
-            return  # it never ends, which is LIVENESS
-    found, request = _ask_again(site, spec, settle)
-    if found < least and _count_failed(engine) == failed and not engine.has_work:
-        site.referee.fail(
-            Invariant.HITS,
-            f"request {request.request_id} comes again at rest: {found} of its first {least} tokens are found, "
-            "but since all of it was found one chunk came, for which a prompt's end goes before its beginning",
-        )
-
-
-def _check_windows(site: Site, settle: Callable[[], bool]) -> None:
-    """Prompts that nobody has seen come, one after the other, and each again at once, with a token more.
-
-    They end with a chunk, so whoever stores them when they have ended still has their last window: unless that
-    begins behind the first block of a chunk, which has lost its beginning then.
-    """
-    engine, config, subject = site.engine, site.config, site.subject
-    chunk_tokens = subject.blocks_per_chunk * config.block_size
-    windows = [group.window for group in config.groups if group.window]
-    lost = any((1 - window) % chunk_tokens >= config.block_size for window in windows)
-    if STATE in config.groups or lost or config.role != "kv_both" or config.drops_last_block:
-        return  # with a draft model a hit ends a block earlier, and what a window had there may be gone
-    room = config.host_slots // subject.blocks_per_chunk // len(config.groups)
-    most = min(room, (config.longest_request - 2) // chunk_tokens)
-    if not most or any(device.copies.running for device in engine.devices):
-        return  # what is lost keeps its room
-    failed = _count_failed(engine)
-    for chunks in sorted({1, (most + 1) // 2, most}):
-        if not subject.evicts_oldest and not _empty(site):
-            return
-        new = RequestSpec(f"unseen-{chunks}", 0, 0, chunks * chunk_tokens, 1, 1)
-        for _ in range(subject.keeps_from):
-            _ask_again(site, new, settle)
-        found, request = _ask_again(site, replace(new, own_tokens=new.own_tokens + 1), settle)
-        if engine.has_work:
-            return  # one never ends, which is LIVENESS
-        if found < new.own_tokens and _count_failed(engine) == failed:
-            site.referee.fail(
-                Invariant.HITS,
-                f"request {request.request_id} comes again at rest: {found} of its first {new.own_tokens} tokens "
-                f"are found, but they were computed just now, and {room} chunks of each group have room in "
-                f"{config.host_slots} host slots",
-            )
-
-
-def _proof_blocks(site: Site) -> int:
-    """How much of what is there may not be found, since only what comes after it would show what it is."""
-    return site.subject.blocks_per_chunk if site.config.drops_last_block else 0
-
-
-def _empty(site: Site) -> bool:
-    """Have the connector forget everything, if it can."""
-    return Trait.RESET in site.subject.traits and bool(site.engine.reset(running=False, connector=True))
-
-
 def _compare(site: Site, request: SimRequest, found: int, stored: set[bytes], room: int | None) -> None:
     size = site.config.block_size
     hashes = request.prompt_hashes[: (request.num_prompt_tokens - 1) // size]
     run = next((index for index, block_hash in enumerate(hashes) if block_hash not in stored), len(hashes))
     run -= run % site.subject.blocks_per_chunk
-    run = max(0, run - _proof_blocks(site))
+    run = max(0, run - proof_blocks(site))
     if found < run * size:
         site.referee.fail(
             Invariant.HITS,

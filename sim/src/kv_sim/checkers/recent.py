@@ -1,0 +1,118 @@
+"""What came last must be found, also where there was not room for everything.
+
+So it is with a subject that drops what was used longest ago. A request comes, then some whose prompts are new, and
+all of them again: if they fit together, all of each must be found. And for one more chunk a prompt may lose its
+end, but not its beginning, without which the rest is of no use.
+
+A window keeps less, since what slid out of it may never have been stored. But a request that begins with all of an
+earlier prompt must find it: requests with new prompts come, and each once more with a token added. Of states
+nothing is known, since engines keep few of them.
+"""
+
+from collections.abc import Callable
+from dataclasses import replace
+
+from kv_sim.checkers.asking import ask_again, count_failed, proof_blocks
+from kv_sim.config import STATE
+from kv_sim.engine.request_spec import RequestSpec
+from kv_sim.site import Site
+from kv_sim.subject import Trait
+from kv_sim.violation import Invariant
+
+
+def check_recent(site: Site, spec: RequestSpec, settle: Callable[[], bool]) -> None:
+    """A request and two that nobody has seen all stay, if there is room for them.
+
+    The new ones, one of them short, end with a chunk and come again with a token more: a hit ends before the last.
+    """
+    engine, config = site.engine, site.config
+    if any(device.copies.running for device in engine.devices):
+        return  # what is lost keeps its room
+    chunk_tokens = site.subject.blocks_per_chunk * config.block_size
+    prompt = spec.shared_tokens + spec.own_tokens
+    room = config.host_slots // site.subject.blocks_per_chunk - prompt // chunk_tokens
+    room = min(room, (config.longest_request - 2) // chunk_tokens)
+    if room < 1:
+        return
+    failed = count_failed(engine)
+    sizes = {"unseen": room - 1, "short": 1} if room > 1 else {"short": 1}
+    unseen = [RequestSpec(name, 0, 0, chunks * chunk_tokens, 1, 1) for name, chunks in sizes.items()]
+    for one in (spec, *unseen):
+        for _ in range(site.subject.keeps_from):
+            ask_again(site, one, settle)
+            if engine.has_work:
+                return  # one never ends, which is LIVENESS
+    longer = [(replace(one, own_tokens=one.own_tokens + 1), one.own_tokens) for one in unseen]
+    proof_tokens = proof_blocks(site) * config.block_size
+    for again, most in ((spec, (prompt - 1) // chunk_tokens * chunk_tokens), *longer):
+        least = max(0, most - proof_tokens)
+        found, request = ask_again(site, again, settle)
+        if engine.has_work:
+            return
+        if found < least and count_failed(engine) == failed:
+            site.referee.fail(
+                Invariant.HITS,
+                f"request {request.request_id} comes again at rest: {found} of its first {least} tokens are "
+                f"found, but {spec.request_id} and new ones of {room} chunks came last, and all have room in "
+                f"{config.host_slots} host slots",
+            )
+    least = (prompt - 1) // chunk_tokens * chunk_tokens - chunk_tokens - proof_tokens
+    if least > 0 and count_failed(engine) == failed:
+        _check_beginning(site, spec, least, settle)
+
+
+def _check_beginning(site: Site, spec: RequestSpec, least: int, settle: Callable[[], bool]) -> None:
+    """A chunk more comes, and the request once more, which of all that is there was used longest ago."""
+    engine, failed = site.engine, count_failed(site.engine)
+    more = RequestSpec("one-more", 0, 0, site.subject.blocks_per_chunk * site.config.block_size, 1, 1)
+    for _ in range(site.subject.keeps_from):
+        ask_again(site, more, settle)
+        if engine.has_work:
+            return  # it never ends, which is LIVENESS
+    found, request = ask_again(site, spec, settle)
+    if found < least and count_failed(engine) == failed and not engine.has_work:
+        site.referee.fail(
+            Invariant.HITS,
+            f"request {request.request_id} comes again at rest: {found} of its first {least} tokens are found, "
+            "but since all of it was found one chunk came, for which a prompt's end goes before its beginning",
+        )
+
+
+def check_windows(site: Site, settle: Callable[[], bool]) -> None:
+    """Prompts that nobody has seen come, one after the other, and each again at once, with a token more.
+
+    They end with a chunk, so whoever stores them when they have ended still has their last window: unless that
+    begins behind the first block of a chunk, which has lost its beginning then.
+    """
+    engine, config, subject = site.engine, site.config, site.subject
+    chunk_tokens = subject.blocks_per_chunk * config.block_size
+    windows = [group.window for group in config.groups if group.window]
+    lost = any((1 - window) % chunk_tokens >= config.block_size for window in windows)
+    if STATE in config.groups or lost or config.role != "kv_both" or config.drops_last_block:
+        return  # with a draft model a hit ends a block earlier, and what a window had there may be gone
+    room = config.host_slots // subject.blocks_per_chunk // len(config.groups)
+    most = min(room, (config.longest_request - 2) // chunk_tokens)
+    if not most or any(device.copies.running for device in engine.devices):
+        return  # what is lost keeps its room
+    failed = count_failed(engine)
+    for chunks in sorted({1, (most + 1) // 2, most}):
+        if not subject.evicts_oldest and not _empty(site):
+            return
+        new = RequestSpec(f"unseen-{chunks}", 0, 0, chunks * chunk_tokens, 1, 1)
+        for _ in range(subject.keeps_from):
+            ask_again(site, new, settle)
+        found, request = ask_again(site, replace(new, own_tokens=new.own_tokens + 1), settle)
+        if engine.has_work:
+            return  # one never ends, which is LIVENESS
+        if found < new.own_tokens and count_failed(engine) == failed:
+            site.referee.fail(
+                Invariant.HITS,
+                f"request {request.request_id} comes again at rest: {found} of its first {new.own_tokens} tokens "
+                f"are found, but they were computed just now, and {room} chunks of each group have room in "
+                f"{config.host_slots} host slots",
+            )
+
+
+def _empty(site: Site) -> bool:
+    """Have the connector forget everything, if it can."""
+    return Trait.RESET in site.subject.traits and bool(site.engine.reset(running=False, connector=True))
