@@ -10,14 +10,13 @@ from kv_sim.replay.timed.engine.books import Books
 from kv_sim.replay.timed.engine.engine import TimedEngine
 from kv_sim.replay.timed.link import Traffic
 
-_COUNTS: Final = (
-    *("prompt_tokens", "prompt_blocks", "full_blocks", "output_tokens", "preemptions"),
+_OF_PROMPTS: Final = (
+    *("prompt_tokens", "prompt_blocks", "full_blocks"),
     *("local_tokens", "external_tokens", "disk_tokens", "local_blocks", "external_blocks", "disk_blocks"),
-    *("num_steps", "num_engine_steps"),
 )
-_DURATIONS: Final = ("ttft", "queued", "latency", "load_wait", "per_token")
-_OF_PROMPTS: Final = (*_COUNTS[:3], *_COUNTS[5:11])
 """What was computed and found of prompts."""
+_COUNTS: Final = (*_OF_PROMPTS, "output_tokens", "preemptions", "num_steps", "num_engine_steps")
+_DURATIONS: Final = ("ttft", "queued", "latency", "load_wait", "per_token")
 
 
 @dataclass(frozen=True)
