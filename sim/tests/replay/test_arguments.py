@@ -19,7 +19,7 @@ from kv_sim.replay.command.selection import (
 from kv_sim.replay.readers.naming import IdMeaning, IdScope
 from kv_sim.replay.readers.options import OnError, Partial, TraceOptions, Unsorted
 from kv_sim.replay.readers.sharing import Sharing
-from kv_sim.replay.timed.command import OLD_NAMES
+from kv_sim.replay.timed.arguments import OLD_NAMES
 from kv_sim.replay.trace import EngineMemory
 from kv_sim.replay.units import Footprint
 

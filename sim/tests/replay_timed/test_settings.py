@@ -11,7 +11,8 @@ from kv_sim_timed_traces import answer, toy, trace_of
 
 from kv_api import ConfigError
 from kv_sim.replay.timed import Contents, EngineSettings, Stepping
-from kv_sim.replay.timed.command import OLD_NAMES, add_replay_arguments, add_size_arguments, run, settings_of
+from kv_sim.replay.timed.arguments import OLD_NAMES, add_replay_arguments, add_size_arguments
+from kv_sim.replay.timed.command import run, settings_of
 from kv_sim.replay.timed.hardware import find_gpu, find_model
 from kv_sim.replay.timed.settings import plan
 from kv_sim.replay.timed.timing import LinkCosts

@@ -3,7 +3,8 @@
 import argparse
 
 from kv_sim.replay.timed import EngineSettings
-from kv_sim.replay.timed.command import add_replay_arguments, settings_of
+from kv_sim.replay.timed.arguments import add_replay_arguments
+from kv_sim.replay.timed.command import settings_of
 
 
 def parsed(line: str) -> argparse.Namespace:

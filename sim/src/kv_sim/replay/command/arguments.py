@@ -25,6 +25,7 @@ from kv_sim.replay.routing import Routing
 from kv_sim.replay.units import EXPECTED, NOTHING
 
 TIMED: Final = "kv_sim.replay.timed.command"
+TIMED_ARGUMENTS: Final = "kv_sim.replay.timed.arguments"
 TIMED_REPORT: Final = "kv_sim.replay.report.timed"
 """Engine fidelity, and who shows it. They bring the engine model, so they are imported where it is asked for."""
 
@@ -52,7 +53,7 @@ def add_replay_arguments(parser: argparse.ArgumentParser, typed: Sequence[str]) 
     )
     _add_json(parser)
     if _fidelity(typed) == Fidelity.ENGINE.value:
-        importlib.import_module(TIMED).add_replay_arguments(parser)
+        importlib.import_module(TIMED_ARGUMENTS).add_replay_arguments(parser)
         _add_jobs(parser)
         _refuse_those_of(_add_cache, parser)
     else:
@@ -69,7 +70,7 @@ def add_size_arguments(parser: argparse.ArgumentParser, typed: Sequence[str]) ->
     parser.add_argument("--budget", metavar="SIZE", help="recommend no more than this")
     _add_json(parser)
     if is_engine:
-        importlib.import_module(TIMED).add_size_arguments(parser)
+        importlib.import_module(TIMED_ARGUMENTS).add_size_arguments(parser)
         _add_jobs(parser)
         _refuse_those_of(_add_sizing, parser)
     else:
@@ -78,7 +79,7 @@ def add_size_arguments(parser: argparse.ArgumentParser, typed: Sequence[str]) ->
 
 def only_in_engine(command: str, unknown: Sequence[str]) -> list[str]:
     """Of what a command doesn't know as it was typed, the options that it has with engine fidelity."""
-    timed = importlib.import_module(TIMED)
+    timed = importlib.import_module(TIMED_ARGUMENTS)
     add = {"replay": timed.add_replay_arguments, "size": timed.add_size_arguments}.get(command)
     if add is None:
         return []

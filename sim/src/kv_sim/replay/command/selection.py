@@ -10,7 +10,7 @@ from kv_offload import StoreWhen
 from kv_offload_cpu.policy import find_policy
 from kv_sim.replay.around import Disk
 from kv_sim.replay.command.arguments import (
-    TIMED,
+    TIMED_ARGUMENTS,
     USUAL_DTYPE,
     USUAL_ENGINE_POINTS,
     USUAL_POINTS,
@@ -32,7 +32,7 @@ from kv_sim.replay.units import EXPECTED, NOTHING, Footprint, check_bytes, parse
 
 def take_old_names(options: argparse.Namespace, say: Callable[[str], object]) -> None:
     """Take what was given under a name that an option had as given under its own, and say so."""
-    for old, (new, unit) in importlib.import_module(TIMED).OLD_NAMES.items():
+    for old, (new, unit) in importlib.import_module(TIMED_ARGUMENTS).OLD_NAMES.items():
         value = getattr(options, _attribute(old))
         if value is None:
             continue

@@ -4,7 +4,7 @@
 cache, and on the same server without one; ``sweep_engine`` says the same of several sizes, and who meets a goal.
 
 ========================= =================================================================================
-``command``               from options to ``settings``; what is known of GPUs and models is ``hardware``
+``command``               from ``arguments`` to ``settings``; what is known of GPUs and models is ``hardware``
 ``replay``                with a connector and without; ``sweep``: with more and more memory, for a ``goal``; both
                           are done on ``servers``, side by side
 ``run``                   one trace on one of them, or on several that share files; ``split``: on some that prefill

@@ -1,4 +1,4 @@
-"""The options of ``kv-sim replay --fidelity engine``, and from them to settings."""
+"""From what was typed behind ``--fidelity engine`` to settings, and to what is replayed with them."""
 
 import argparse
 import re
@@ -16,50 +16,18 @@ from kv_sim.replay.fleet import Fleet
 from kv_sim.replay.policies import parse_policies
 from kv_sim.replay.side_by_side import Progress
 from kv_sim.replay.timed.answers import Answers, not_replayed
+from kv_sim.replay.timed.arguments import GPU_NUMBERS, NUMBERS, USUAL
 from kv_sim.replay.timed.goal import EXPECTED as GOAL_EXPECTED
-from kv_sim.replay.timed.goal import MEASURES, STATISTICS, Goal, parse_goals
-from kv_sim.replay.timed.hardware import GPUS, MODELS, Gpu, Model, find_gpu, find_model
+from kv_sim.replay.timed.goal import Goal, parse_goals
+from kv_sim.replay.timed.hardware import Gpu, Model, find_gpu, find_model
 from kv_sim.replay.timed.replay import EngineReplay, replay_engine
 from kv_sim.replay.timed.settings import Contents, EngineSettings, Stepping, plan
 from kv_sim.replay.timed.sweep import EngineSweep, sweep_engine, usual_sizes
 from kv_sim.replay.trace import Trace
-from kv_sim.replay.units import EXPECTED, NOTHING, Footprint, parse_bytes, parse_capacity
+from kv_sim.replay.units import NOTHING, Footprint, parse_bytes, parse_capacity
 from kv_sim.strict import read_option
 
 _T = TypeVar("_T")
-
-_USUAL: Final = EngineSettings()
-
-_NUMBERS: Final[Mapping[str, tuple[str, type, str]]] = {
-    "tp-size": ("tp_size", int, "GPUs that share the model"),
-    "flops-efficiency": ("flops_efficiency", float, "share of --gpu-flops that a forward pass reaches"),
-    "hbm-efficiency": ("hbm_efficiency", float, "share of --hbm-bandwidth that a forward pass reaches"),
-    "link-efficiency": ("link_efficiency", float, "share of --link-bandwidth that copies reach"),
-    "step-microseconds": ("step_microseconds", float, "of each step, beside the forward pass"),
-    "idle-step-microseconds": ("idle_step_microseconds", float, "between looks at copies while nothing runs"),
-    "copy-microseconds": ("copy_microseconds", float, "of each copy, beside its bytes"),
-    "page-tokens": ("page_tokens", int, "tokens of a layer that lie together: the server's block size"),
-    "gpu-memory-utilization": ("gpu_memory_utilization", float, "share of GPU memory for weights and KV"),
-    "block-tokens": ("block_tokens", int, "tokens of a block of the server (default: the trace's)"),
-    "max-step-tokens": ("max_step_tokens", int, "tokens of a step; vLLM's max_num_batched_tokens"),
-    "max-running": ("max_running", int, "requests that run at once; vLLM's max_num_seqs"),
-    "disk-read-bandwidth": ("disk_read_bandwidth", float, "bytes a second from the disk, for all GPUs"),
-    "disk-write-bandwidth": ("disk_write_bandwidth", float, "bytes a second to the disk, for all GPUs"),
-    "disk-microseconds": ("disk_microseconds", float, "of each chunk on the disk, beside its bytes"),
-    "network-bandwidth": ("network_bandwidth", float, "bytes a second of a GPU to other servers, each way"),
-    "pull-microseconds": ("pull_microseconds", float, "of each pull from another server, beside its bytes"),
-    "disk-store-threshold": ("disk_store_threshold", int, "offers until a block goes to the disk"),
-    "arrival-scale": ("arrival_scale", float, "spread arrivals by this factor: 2 halves the load"),
-    "max-model-len": ("max_model_len", int, "tokens of the longest request (default: the model's)"),
-}
-"""option -> (setting, kind, help)"""
-
-OLD_NAMES: Final[Mapping[str, tuple[str, str]]] = {
-    "--limit": ("--requests", ""),
-    "--cpu-bytes-to-use": ("--capacity", ""),
-    "--gpu-blocks": ("--gpu-capacity", "blocks"),
-}
-"""what an option was called -> its name, and the unit that went without saying"""
 
 _CONNECTORS_OWN: Final[Mapping[str, str]] = {
     "--capacity": "cpu_bytes_to_use",
@@ -71,85 +39,13 @@ _CONNECTORS_OWN: Final[Mapping[str, str]] = {
 """option -> what a connector's configuration calls it"""
 
 _TYPED_AS: Final[Mapping[str, str]] = {
-    **{setting: f"--{option}" for option, (setting, _, _) in _NUMBERS.items()},
+    **{setting: f"--{option}" for option, (setting, _, _) in NUMBERS.items()},
     "gpu_blocks": "--gpu-capacity",
     "disk_bytes_to_use": "--disk-capacity",
     "prefill_servers": "--prefill-servers",
     "connector": "--connector-config",
 }
 """setting -> what was typed"""
-
-_GPU_NUMBERS: Final[Mapping[str, tuple[str, str]]] = {
-    "gpu-flops": ("flops", "dense 16-bit operations a second"),
-    "hbm-bandwidth": ("hbm_bandwidth", "bytes a second"),
-    "link-bandwidth": ("link_bandwidth", "bytes a second, each way"),
-}
-
-
-def add_replay_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the options of ``replay``."""
-    group = _add_arguments(parser, "(default 64GiB, or none where there is a disk)")
-    group.add_argument(
-        "--connector-config", metavar="JSON", help="a --kv-transfer-config, in place of sizes and policy"
-    )
-    for old in ("--limit", "--gpu-blocks"):
-        group.add_argument(old, type=int, help=argparse.SUPPRESS)
-    group.add_argument("--cpu-bytes-to-use", help=argparse.SUPPRESS)
-
-
-def add_size_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the options of ``size``."""
-    group = _add_arguments(parser, "(default: --points)")
-    measures, statistics = "|".join(MEASURES), "|".join(STATISTICS)
-    group.add_argument(
-        "--goal",
-        metavar="GOALS",
-        help=f"what the least memory is looked for with, such as {GOAL_EXPECTED}: {measures}, {statistics}",
-    )
-    parser.set_defaults(connector_config=None)
-
-
-def _add_arguments(parser: argparse.ArgumentParser, usual_capacity: str) -> argparse._ArgumentGroup:
-    group = parser.add_argument_group("engine fidelity")
-    group.add_argument("--model", metavar="NAME", help=f"default {_USUAL.model.name}; known: {', '.join(MODELS)}")
-    group.add_argument("--gpu", metavar="NAME", help=f"default {_USUAL.gpu.name}; known: {', '.join(GPUS)}")
-    for option, (_, text) in _GPU_NUMBERS.items():
-        group.add_argument(f"--{option}", type=float, metavar="N", help=f"{text} (default: the GPU's)")
-    group.add_argument("--gpu-memory", metavar="SIZE", help="of one GPU, such as 80GiB (default: the GPU's)")
-    for option, (setting, kind, text) in _NUMBERS.items():
-        usual = getattr(_USUAL, setting)
-        shown = "" if usual is None else f" (default {usual:g})"
-        group.add_argument(f"--{option}", type=kind, metavar="N", help=text + shown)
-    group.add_argument(
-        "--gpu-capacity", metavar="SIZE", help=f"GPU memory for KV, in place of what fits: {EXPECTED}"
-    )
-    group.add_argument(
-        "--capacity", metavar="SIZES", help=f"host memory over all GPUs, one or more {usual_capacity}"
-    )
-    group.add_argument(
-        "--disk-capacity", metavar="SIZES", help="files on a disk behind host memory, one or more (default: none)"
-    )
-    group.add_argument(
-        "--disk-shared",
-        action="store_true",
-        help="each of --servers reads what the others have on the disk, which is one for all (one machine)",
-    )
-    group.add_argument(
-        "--prefill-servers",
-        metavar="COUNTS",
-        help="of --servers, so many compute prompts for the others, which pull them; one or more (default: none)",
-    )
-    group.add_argument("--policy", metavar="NAMES", help=f"one or more, or all (default {_USUAL.eviction_policy})")
-    group.add_argument(
-        "--store-when",
-        choices=[when.value for when in StoreWhen],
-        help="at once (default), or when the GPU's prefix cache is about to lose it",
-    )
-    group.add_argument(
-        "--stepping", choices=[s.value for s in Stepping], help="single: every step through the engine, slowly"
-    )
-    group.add_argument("--check-contents", action="store_true", help="give blocks bytes and check them; slow")
-    return group
 
 
 def run(
@@ -243,7 +139,7 @@ def settings_of(options: argparse.Namespace) -> list[EngineSettings]:
     Wrong values are a ``ConfigError``. What says how a trace is read isn't among them, nor ``--gpu-capacity``.
     """
     given: dict[str, Any] = {"model": _model(options), "gpu": _gpu(options)}
-    for option, (setting, _, _) in _NUMBERS.items():
+    for option, (setting, _, _) in NUMBERS.items():
         value = getattr(options, option.replace("-", "_"))
         if value is not None:
             given[setting] = value
@@ -268,15 +164,15 @@ def settings_of(options: argparse.Namespace) -> list[EngineSettings]:
 
 def _kept(options: argparse.Namespace) -> Iterator[dict[str, Any]]:
     """Who leaves, and how much room there is: every policy with every size."""
-    policies = [_USUAL.eviction_policy] if options.policy is None else parse_policies(options.policy)
+    policies = [USUAL.eviction_policy] if options.policy is None else parse_policies(options.policy)
     for policy in policies:
         find_policy(policy)  # a wrong name is known before anything runs
-    disks = _sizes(options.disk_capacity, "--disk-capacity") or [_USUAL.disk_bytes_to_use]
+    disks = _sizes(options.disk_capacity, "--disk-capacity") or [USUAL.disk_bytes_to_use]
     prefilling = _prefill_servers(options.prefill_servers)
     memories = _sizes(options.capacity, "--capacity", may_be_none=prefilling != [None])
     for policy in policies:
         for disk in disks:
-            usual = 0 if disk else _USUAL.cpu_bytes_to_use
+            usual = 0 if disk else USUAL.cpu_bytes_to_use
             for memory in memories or [usual]:
                 for count in prefilling:
                     sizes = {"cpu_bytes_to_use": memory, "disk_bytes_to_use": disk, "prefill_servers": count}
@@ -307,13 +203,13 @@ def _found(option: str, find: Callable[[str], _T], name: str) -> _T:
 
 
 def _model(options: argparse.Namespace) -> Model:
-    return _USUAL.model if options.model is None else _found("--model", find_model, options.model)
+    return USUAL.model if options.model is None else _found("--model", find_model, options.model)
 
 
 def _gpu(options: argparse.Namespace) -> Gpu:
-    gpu = _USUAL.gpu if options.gpu is None else _found("--gpu", find_gpu, options.gpu)
+    gpu = USUAL.gpu if options.gpu is None else _found("--gpu", find_gpu, options.gpu)
     changed: dict[str, Any] = {}
-    for option, (name, _) in _GPU_NUMBERS.items():
+    for option, (name, _) in GPU_NUMBERS.items():
         value = getattr(options, option.replace("-", "_"))
         if value is not None:
             if not 0 < value < inf:
