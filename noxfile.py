@@ -27,7 +27,7 @@ from typing import Any
 import nox
 
 PYTHONS = ["3.11", "3.12", "3.13"]
-NEWEST = "3.14"
+NEWEST = ["3.14", "3.15"]
 """Supported, too, and tried on request: few machines have them all."""
 
 ROOT = Path(__file__).parent
@@ -308,7 +308,7 @@ def upgraded(session: nox.Session, folder: str) -> None:
 @nox.session(python=NEWEST, default=False)
 @each(list(PROJECTS))
 def newest(session: nox.Session, folder: str) -> None:
-    """Test one package alone on the newest Python."""
+    """Test one package alone on the newest Pythons."""
     install_one(session, folder)
     test_alone(session, folder, *AGAIN)
 

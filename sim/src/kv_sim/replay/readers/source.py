@@ -7,6 +7,7 @@ import io
 import lzma
 import os
 import re
+import sys
 import zlib
 from collections.abc import Iterator
 from importlib import resources
@@ -15,6 +16,11 @@ from typing import IO, Any, Final
 
 from kv_api import ConfigError
 from kv_sim.replay.readers.columnar import has_rows, is_columnar
+
+try:
+    zstd: Any = importlib.import_module("compression.zstd" if sys.version_info >= (3, 14) else "backports.zstd")
+except ImportError:
+    zstd = None
 
 SHIPPED: Final = ("mooncake-conversation", "mooncake-synthetic")
 """Traces that come with this package, by name."""
@@ -62,13 +68,11 @@ _ROTATED: Final = re.compile("[.][0-9]{1,4}$|[.-][0-9]{4}-?[0-9]{2}-?[0-9]{2}([-
 """What the name of a log ends with that another one has taken the place of: app.log.2, app.log-20260131."""
 _TEXT_AND_NUMBER: Final = re.compile(r"([^0-9]*)([0-9]*)")
 
-_PACKED_BYTES: Final = 1 << 14
-
 _NAMES_SHOWN: Final = 3
 _MOST_OF_NOTHING: Final = 1 << 12
 """A file of more bytes isn't looked into, before it is read, for whether there is something in it."""
 
-BrokenFile = (EOFError, lzma.LZMAError, gzip.BadGzipFile, zlib.error)
+BrokenFile = (EOFError, lzma.LZMAError, gzip.BadGzipFile, zlib.error, *([zstd.ZstdError] if zstd else []))
 
 
 def files_of(path: str | Path) -> list[Path]:
@@ -213,56 +217,12 @@ def refuse_by_line(path: Path, line: str) -> None:
 
 
 def _open_zstd(path: Path) -> Any:
-    try:
-        zstandard = importlib.import_module("zstandard")
-    except ImportError:
+    if zstd is None:
         raise ConfigError(
-            f"{path}: packed with zstd, which needs the package zstandard: "
-            "pip install 'kv-sim[zstd]', or unpack it"
-        ) from None
-    # Its own reader takes a file that is cut off for one that ends there.
-    return io.BufferedReader(_Frames(path, zstandard))
-
-
-class _Frames(io.RawIOBase):
-    """What the zstd frames of a file hold, one after the other. A last frame that doesn't end is an error."""
-
-    def __init__(self, path: Path, zstandard: Any) -> None:
-        self._file = path.open("rb")
-        self._zstandard = zstandard
-        self._frame: Any = None
-        self._rest = b""
-
-    def readable(self) -> bool:
-        return True
-
-    def readinto(self, buffer: Any) -> int:
-        room = len(buffer)
-        while not self._rest and (packed := self._file.read(_PACKED_BYTES)):
-            self._rest = self._unpack(packed)
-        if not self._rest and self._frame is not None:
-            raise EOFError("the last frame doesn't end")
-        part, self._rest = self._rest[:room], self._rest[room:]
-        buffer[: len(part)] = part
-        return len(part)
-
-    def close(self) -> None:
-        self._file.close()
-        super().close()
-
-    def _unpack(self, packed: bytes) -> bytes:
-        found = []
-        while packed:
-            if self._frame is None:
-                self._frame = self._zstandard.ZstdDecompressor().decompressobj()
-            try:
-                found.append(self._frame.decompress(packed))
-            except self._zstandard.ZstdError as error:
-                raise EOFError(str(error)) from None
-            if not self._frame.eof:
-                break
-            packed, self._frame = self._frame.unused_data, None
-        return b"".join(found)
+            f"{path}: packed with zstd, which Python reads by itself from 3.14 on, and before with the package "
+            "backports.zstd: pip install 'kv-sim[zstd]', or unpack it"
+        )
+    return zstd.open(path, "rb")
 
 
 def lines_of(path: Path) -> Iterator[tuple[int, str]]:
