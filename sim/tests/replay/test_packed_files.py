@@ -78,4 +78,6 @@ def test_zstd_that_is_damaged(tmp_path, capsys, packed):
     good = pack(text)
     file = tmp_path / "trace.jsonl.zst"
     file.write_bytes(good[:6] + b"\xff" * 40 + good[46:])
-    assert refused(capsys, "replay", file).startswith(f"{file}: truncated or damaged after line 0: Unable to decompress")
+    assert refused(capsys, "replay", file).startswith(
+        f"{file}: truncated or damaged after line 0: Unable to decompress"
+    )
