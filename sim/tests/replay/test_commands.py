@@ -323,7 +323,7 @@ def test_a_size_without_bytes_says_how_to_get_a_configuration(small, capsys):
     assert main(["size", str(small), "--policy", "lru", "--points", "3"]) == 0
     out = capsys.readouterr().out
     assert "--kv-transfer-config" not in out
-    assert "  for GiB and a configuration to paste: --model NAME or --bytes-per-token N\n" in out
+    assert "  for GiB and a configuration to paste: --model NAME or --bytes-per-token SIZE\n" in out
 
 
 @pytest.mark.once

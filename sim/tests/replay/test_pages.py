@@ -153,7 +153,7 @@ def test_what_the_page_of_size_says(small, tmp_path, capsys):
         "2560 tokens in host memory, policy lru",
         "2560 tokens in 5 blocks answer ",
     ]
-    assert "For GiB and a configuration to paste: --model NAME or --bytes-per-token N." in found.texts
+    assert "For GiB and a configuration to paste: --model NAME or --bytes-per-token SIZE." in found.texts
     assert found.rows == [
         ["capacity", "tokens", "lru", "MIN", "+1M tokens"],
         ["5 blocks", "2560", "36.7%", "45.6%", "+0 %"],

@@ -6,7 +6,15 @@ from kv_api import ConfigError
 from kv_sim.replay.models import MODELS
 from kv_sim.replay.report.text import gain_shown, show_seconds
 from kv_sim.replay.timed import MODELS as MODELS_WITH_WEIGHTS
-from kv_sim.replay.units import Footprint, counted, parse_bytes, parse_capacity, show_bytes, show_count
+from kv_sim.replay.units import (
+    Footprint,
+    counted,
+    parse_bytes,
+    parse_bytes_of_a_token,
+    parse_capacity,
+    show_bytes,
+    show_count,
+)
 
 
 @pytest.mark.parametrize(
@@ -141,3 +149,8 @@ def test_bytes_of_a_token_that_no_model_has(size):
 def test_one_of_something_is_not_many():
     said = {0: "0 blocks", 1: "1 block", 2: "2 blocks", 1234: "1,234 blocks"}
     assert {count: counted(count, "block", "blocks") for count in said} == said
+
+
+@pytest.mark.parametrize("text", ["131072", "128KiB", "128 KiB", "131.072kB", "131072B"])
+def test_the_bytes_of_a_token_need_no_unit(text):
+    assert parse_bytes_of_a_token(text, "--bytes-per-token") == 131_072

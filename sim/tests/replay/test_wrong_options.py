@@ -60,6 +60,12 @@ OPTIONS = {
     ),
     ("--model", "qwen3-8b", "--bytes-per-token", "7"): "--model and --bytes-per-token: give one of them",
     ("--bytes-per-token", "0"): "--bytes-per-token: expected 1 to 1099511627776, got 0",
+    ("--bytes-per-token", "2TiB"): "--bytes-per-token: expected 1 to 1099511627776, got 2199023255552",
+    ("--bytes-per-token", "128k"): (
+        "--bytes-per-token 128k: 'k' can mean KB (powers of 1000) or KiB (powers of 1024): say which"
+    ),
+    ("--bytes-per-token", "5000.5"): "--bytes-per-token 5000.5: 5000.5 what? Expected for example 64GiB or 64GB",
+    ("--bytes-per-token", "many"): "--bytes-per-token many: expected a size such as 64GiB or 64GB",
     ("--bytes-per-token", "1" + "0" * 400): f"--bytes-per-token: expected 1 to 1099511627776, got 1{'0' * 400}",
     ("--format", "moncake"): (
         "--format: unknown format 'moncake'; known: aibrix, aiperf, aiperf-inputs, aiperf-turns, azure, "

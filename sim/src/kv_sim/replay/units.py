@@ -19,6 +19,7 @@ _BLOCKS: Final = ("blocks", "block")
 _COUNTS: Final = {"": 1, "k": 1000, "K": 1000, "M": 1000**2, "G": 1000**3}
 _SIZE: Final = re.compile(r"\s*([0-9][0-9_]{0,99}(?:\.[0-9]{1,99})?(?:e[0-9]{1,2})?)\s*([A-Za-z ]*?)\s*")
 """Of so many digits that what is counted or shown of it later fits a float."""
+_NUMBER: Final = re.compile("[0-9]{1,999}")
 
 MOST_BYTES: Final = 1 << 40
 """Of a token: more than any model has, and with as many blocks as there may be a number that fits a float."""
@@ -66,6 +67,13 @@ def parse_bytes(text: str, option: str) -> int:
     if scale is None:
         raise ConfigError(_problem(text, unit, option, f"for example {_IN_BYTES}"))
     return int(number * scale)
+
+
+def parse_bytes_of_a_token(text: str, option: str) -> int:
+    """A number of bytes, also without a unit."""
+    size = int(text) if _NUMBER.fullmatch(text) else parse_bytes(text, option)
+    check_bytes(size, option)
+    return size
 
 
 def parse_capacity(text: str, footprint: Footprint, option: str = "--capacity") -> int:

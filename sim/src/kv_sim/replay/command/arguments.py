@@ -144,7 +144,9 @@ def _add_footprint(parser: argparse.ArgumentParser) -> None:
     model = parser.add_argument_group("what a token takes")
     model.add_argument("--model", metavar="NAME", help=f"{', '.join(MODELS)}, or the path of a {FILE}")
     model.add_argument("--kv-dtype", metavar="TYPE", help=f"{', '.join(DTYPES)} (default {USUAL_DTYPE})")
-    model.add_argument("--bytes-per-token", type=int, metavar="N", help="of all layers, over all workers")
+    model.add_argument(
+        "--bytes-per-token", metavar="SIZE", help="of all layers, over all workers: 131072, or 128KiB"
+    )
 
 
 def _add_policies(parser: argparse.ArgumentParser, usual: str) -> None:

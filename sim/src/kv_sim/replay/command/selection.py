@@ -27,7 +27,7 @@ from kv_sim.replay.readers.turns import Turns
 from kv_sim.replay.routing import USUAL as USUAL_ROUTING
 from kv_sim.replay.routing import find_routing
 from kv_sim.replay.trace import EngineMemory
-from kv_sim.replay.units import EXPECTED, NOTHING, Footprint, check_bytes, parse_capacity
+from kv_sim.replay.units import EXPECTED, NOTHING, Footprint, parse_bytes_of_a_token, parse_capacity
 
 
 def take_old_names(options: argparse.Namespace, say: Callable[[str], object]) -> None:
@@ -93,8 +93,8 @@ def bytes_per_token(options: argparse.Namespace, engine: EngineMemory | None) ->
     if options.bytes_per_token is not None:
         if options.model is not None:
             raise ConfigError("--model and --bytes-per-token: give one of them")
-        check_bytes(options.bytes_per_token, "--bytes-per-token")
-        return options.bytes_per_token, f"{options.bytes_per_token:,} bytes a token"
+        size = parse_bytes_of_a_token(options.bytes_per_token, "--bytes-per-token")
+        return size, f"{size:,} bytes a token"
     if options.model is None:
         return (None, None) if engine is None else (engine.bytes_per_token, str(engine))
     dtype = options.kv_dtype or USUAL_DTYPE

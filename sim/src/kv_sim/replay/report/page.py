@@ -103,7 +103,7 @@ def _answer(found: Sizing) -> str:
     code = (
         f"<pre>{escape(as_argument(config), quote=False)}</pre>{besides}"
         if config is not None
-        else '<p class="soft">For GiB and a configuration to paste: --model NAME or --bytes-per-token N.</p>'
+        else '<p class="soft">For GiB and a configuration to paste: --model NAME or --bytes-per-token SIZE.</p>'
     )
     return (
         '<section class="answer"><h2>Recommended</h2>'

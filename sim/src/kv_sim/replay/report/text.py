@@ -227,7 +227,7 @@ def _recommendation(found: Sizing) -> Iterator[str]:
     yield from _if_evicted(found)
     config = found.config()
     if config is None:
-        yield "  for GiB and a configuration to paste: --model NAME or --bytes-per-token N"
+        yield "  for GiB and a configuration to paste: --model NAME or --bytes-per-token SIZE"
     else:
         numbers = engines_told_apart(found)
         if numbers is not None:
