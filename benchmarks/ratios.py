@@ -1,8 +1,8 @@
 """How exact a replay is: its hit ratios beside those that others measured.
 
 It prints every cell of a table that an independent program measured, and by how much ours differs: each policy
-through the real manager, a block at a time (the textbook's), FIFO by itself, MIN. Then the same policies as a server
-drives them, where a prompt's blocks are offered together. This takes five minutes.
+through the real manager, a block at a time (as in textbooks), FIFO by itself, MIN. Then the same policies as a
+server drives them, where a prompt's blocks are offered together. This takes five minutes.
 
 ``--figure FILE`` draws Figure 9 (Synthetic) of the Mooncake paper beside ours, and does nothing else.
 

@@ -95,10 +95,10 @@ class WorldConfig:
     """Two serve each other what they have computed, or share a store. The second has other blocks, and the other
     role."""
     stranger: Stranger = "none"
-    """How the second engine differs, if nothing of it may be found at the first, nor the other way round: it
-    serves another ``model``, or one whose ``path`` has the same end; or the same with another ``dtype``, in
-    ``blocks`` of another size, or on another number of ``ranks``. Its bytes are others in any case. Of one engine:
-    how that one differs."""
+    """How the second engine differs, if nothing of it may be found at the first, nor the other way round. It
+    serves another ``model``, or one whose ``path`` has the same end. Or it serves the same with another ``dtype``,
+    in ``blocks`` of another size, or on another number of ``ranks``. Its bytes are others in any case. Of one
+    engine: how that one differs."""
     sessions: bool = False
     """Whether some of the requests that arrive are sessions."""
     images: bool = False
