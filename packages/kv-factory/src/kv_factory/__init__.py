@@ -6,7 +6,7 @@ Start at ``KVConnectorFactory`` and ``OffloadingSpecFactory``; ``python -m kv_fa
 ``connectors``     the factory of connectors; ``specs``: the one of offloading specs
 ``fields``         what both read from a configuration
 ``registry``       names that stand for classes; ``installed``: names that installed packages offer
-``loading``        from a name to its class; ``building``: from a class to an instance
+``importing``      from a name to its class; ``building``: from a class to an instance
 ``module_paths``   whether a configuration may name a module instead
 ``transfer_state`` the process's one connector
 ``isolation``      registries and a connector for one test alone
@@ -17,8 +17,8 @@ Start at ``KVConnectorFactory`` and ``OffloadingSpecFactory``; ``python -m kv_fa
 
 from kv_api import KVConnectorBaseType
 from kv_factory.connectors import KVConnectorFactory
+from kv_factory.importing import Offer, Target
 from kv_factory.isolation import isolated
-from kv_factory.loading import Offer, Target
 from kv_factory.module_paths import forbid_module_paths, module_paths_allowed
 from kv_factory.specs import OffloadingSpecFactory
 from kv_factory.transfer_state import (

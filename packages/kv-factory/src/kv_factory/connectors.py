@@ -27,7 +27,7 @@ from kv_api import (
 from kv_factory import fields
 from kv_factory.building import build, call, takes_by_name
 from kv_factory.environment import USE_V1, read_switch
-from kv_factory.loading import Found, Offer
+from kv_factory.importing import Found, Offer
 from kv_factory.log import info
 from kv_factory.module_paths import limit_module_paths
 from kv_factory.registry import LazyRegistry
