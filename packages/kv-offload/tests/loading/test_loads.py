@@ -1,7 +1,7 @@
 """Loads, call by call: promises, and what the engine makes of them."""
 
 import pytest
-from kv_offload_calls import fill, gpu, key, plan, report, run
+from kv_offload_calls import arrive, begin_load, fill, gpu, key, plan, report, run
 from kv_offload_configs import FULL, STATE, WINDOW, Blocks, Request, kv_cache_config, step
 from kv_offload_medium import Slots
 
@@ -80,8 +80,7 @@ class TestLoads:
         fill(manager, a, 2)
         connector.on_new_request(a)
         assert connector.get_num_new_matched_tokens(a, 0) == (8, True)
-        connector.update_state_after_alloc(a, Blocks([1, 2]), 8)
-        connector.build_connector_meta(step())
+        begin_load(connector, a, [1, 2], 8)
         report(connector, done=[0])
         connector.update_state_after_alloc(a, Blocks([1, 2, 3]), 0)
         a.num_computed_tokens = 8
@@ -139,17 +138,14 @@ class TestLoads:
 
     def test_the_first_chunk_decides_where_it_is_needed(self, fenced):
         connector, manager = fenced()
-        a = Request("a", range(17), params={"max_load_tokens": 0})
-        connector.on_new_request(a)
+        a = arrive(connector, Request("a", range(17), params={"max_load_tokens": 0}))
         asked, manager.lookup = [], lambda key, context: asked.append(key) or LookupResult.MISS
         assert connector.get_num_new_matched_tokens(a, 4) == (0, False)
         assert asked == []  # nothing may be loaded
-        b = Request("b", range(6))
-        connector.on_new_request(b)
+        b = arrive(connector, Request("b", range(6)))
         assert connector.get_num_new_matched_tokens(b, 4) == (0, False)
         assert asked == []  # b doesn't fill its second chunk
-        c = Request("c", range(17))
-        connector.on_new_request(c)
+        c = arrive(connector, Request("c", range(17)))
         assert connector.get_num_new_matched_tokens(c, 4) == (0, False)
         assert asked == [key(c, 1)]
 
@@ -428,8 +424,7 @@ class TestLoads:
         connector.on_new_request(a)
         assert connector.get_num_new_matched_tokens(a, 0) == (12, True)
         del manager.resident[key(a, 1)]
-        connector.update_state_after_alloc(a, Blocks([1, 2, 3]), 12)
-        assert connector.build_connector_meta(step()) == plan(loads={0: TransferJob("a", None, gpu(1, 2, 3))})
+        assert begin_load(connector, a, [1, 2, 3], 12) == plan(loads={0: TransferJob("a", None, gpu(1, 2, 3))})
         assert not manager.pins.total()
         report(connector, done=[0], failed=[0])
         manager.resident[key(a, 1)] = 1
@@ -442,8 +437,7 @@ class TestLoads:
         fill(manager, a, 3)
         connector.on_new_request(a)
         assert connector.get_num_new_matched_tokens(a, 0) == (12, True)
-        connector.update_state_after_alloc(a, Blocks([1, 2, 3]), 12)
-        connector.build_connector_meta(step())
+        begin_load(connector, a, [1, 2, 3], 12)
         assert connector.get_num_new_matched_tokens(a, 0) == (0, False)
         connector.build_connector_meta(step())
 
@@ -477,8 +471,7 @@ class TestLoads:
             fill(manager, a, 2)
             connector.on_new_request(a)
             connector.get_num_new_matched_tokens(a, 0)
-            connector.update_state_after_alloc(a, Blocks([1, 2]), 8)
-            connector.build_connector_meta(step())
+            begin_load(connector, a, [1, 2], 8)
             report(connector, done=[0])
             seen = []
             manager.prepare_store = lambda ks, ctx, seen=seen: seen.extend(ks)

@@ -35,6 +35,18 @@ def report(connector, **jobs):
     connector.side.check()
 
 
+def arrive(connector, request):
+    """A request arrives."""
+    connector.on_new_request(request)
+    return request
+
+
+def begin_load(connector, request, table, tokens):
+    """Allocate blocks for tokens that were promised, and plan a step that loads them alone."""
+    connector.update_state_after_alloc(request, Blocks(table), tokens)
+    return connector.build_connector_meta(step())
+
+
 def run(connector, request, table, count=None, local=0):
     """Admit a request without a load and let it compute."""
     connector.get_num_new_matched_tokens(request, local)
