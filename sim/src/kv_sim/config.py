@@ -69,8 +69,9 @@ class WorldConfig:
     tp_size: int = 1
     pp_size: int = 1
     stages: Stages = "alike"
-    """Which layers the stages have: one more of each group on those after the first, or on the first; or, with
-    several groups, every second group and one layer more on every second stage, and the others on the others."""
+    """Which layers the stages have. There may be one more of each group on those after the first, or on the first.
+    With several groups every second stage may have every second group and one layer more, and the other stages the
+    other groups."""
     max_running: int = 4
     max_step_tokens: int = 16
     run_ahead: int = 0

@@ -1,9 +1,8 @@
 """``KVConnectorFactory``: from ``kv_transfer_config`` to a connector of the family and role that is asked for.
 
-There are two generations of this API, and they disagree about who wins when a name is known *and* the
-configuration names a module (``kv_connector_module_path``): in ``create_connector_v0`` and
-``create_connector_v1`` the known name does, in ``create_connector``, ``get_connector_class`` and
-``supports_hma_config`` the module does.
+There are two generations of this API. They disagree about who wins when a name is known *and* the configuration
+names a module (``kv_connector_module_path``). In ``create_connector_v0`` and ``create_connector_v1`` the known
+name does; in ``create_connector``, ``get_connector_class`` and ``supports_hma_config`` the module does.
 
 An engine creates two kinds of connector object: one of role ``SCHEDULER`` beside its scheduler, and one of role
 ``WORKER`` in each worker, used only around the forward pass.

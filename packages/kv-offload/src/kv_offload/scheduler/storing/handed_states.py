@@ -15,7 +15,7 @@ stored as one, since a lookup needs all of them. One within a block is no state 
 **What keeps the bytes.** The copy comes after the step that makes the offer, and whoever gets the block writes it
 in a later step. Where fences hold (see ``describe``), the store is watched from the beginning, and the new owner
 waits for it. Where they don't, holding the blocks of ended requests is no help, since the request lets go of this
-one while it runs: the block is *pinned*, a reference in the engine's own pool, until the store has ended.
+one while it runs. So the block is *pinned* until the store has ended: by a reference in the engine's own pool.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
