@@ -11,7 +11,7 @@ kv_vllm`` compares the testbed and the contract with the installed vLLM.
 ``recording/``        writes down a live engine's calls as a schedule, or its requests as a trace
 ``translate``         every value of ours that vLLM inspects, and what it becomes there
 ``refused``           engines in which our connectors refuse to begin
-``handing_on``        a connector that stands before another one
+``handing_on``        methods that hand each call on to another connector
 ``log``               our lines in vLLM's log
 **beside vLLM**       whether it is still what we take it for
 ``installed``         which vLLM is installed; ``versions``: with which ours work
