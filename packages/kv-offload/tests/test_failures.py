@@ -1,7 +1,7 @@
 """Loads that fail, ids that come back, resets, schedules that break off."""
 
 import pytest
-from kv_offload_calls import arrive, begin_load, fill, gpu, keys, report, run
+from kv_offload_calls import arrive, ask, begin_load, fill, gpu, keys, report, run
 from kv_offload_configs import Blocks, Request, step
 
 from kv_offload.metrics import LOAD_FAILURE, STORE_FAILURE
@@ -305,9 +305,7 @@ class TestLives:
     def test_after_a_reset_what_could_not_be_loaded_may_be(self, fenced):
         connector, manager = fenced()
         a = Request("a", range(9))
-        fill(manager, a, 2)
-        connector.on_new_request(a)
-        assert connector.get_num_new_matched_tokens(a, 0) == (8, True)
+        assert ask(connector, manager, a, 2) == (8, True)
         begin_load(connector, a, [1, 2], 8)
         report(connector, done=[0], failed=[0])
         fill(manager, a, 2)

@@ -2,7 +2,7 @@
 
 import kv_offload_medium
 import pytest
-from kv_offload_calls import arrive, fill, gpu, keys, report, run
+from kv_offload_calls import arrive, ask, gpu, keys, report, run
 from kv_offload_configs import Blocks, Request, step
 from kv_offload_medium import ScriptedSpec, StrictManager
 
@@ -71,9 +71,7 @@ def test_events_may_be_made_while_they_are_taken(fenced):
 def test_whichever_chunk_of_a_promise_is_gone_is_not_promised_again(fenced, place):
     connector, manager = fenced()
     a = Request("a", range(13))
-    fill(manager, a, 3)
-    connector.on_new_request(a)
-    assert connector.get_num_new_matched_tokens(a, 0) == (12, True)
+    assert ask(connector, manager, a, 3) == (12, True)
     gone = keys(a, 3)[place]
     slot = manager.resident.pop(gone)
     connector.update_state_after_alloc(a, Blocks([1, 2, 3]), 12)

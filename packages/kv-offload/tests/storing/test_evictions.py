@@ -4,7 +4,7 @@ import gc
 import weakref
 
 import pytest
-from kv_offload_calls import arrive, fill, gpu, key, keys, plan, report, run
+from kv_offload_calls import arrive, ask, gpu, key, keys, plan, report, run
 from kv_offload_configs import FULL, STATE, WINDOW, Blocks, Request, kv_cache_config, make, step, vllm_config
 from kv_offload_medium import Slots
 from kv_offload_pool import Pool, QueueingPool
@@ -218,9 +218,7 @@ def test_who_is_preempted_leaves_what_it_had(late):
 def test_who_is_loading_leaves_nothing(late):
     connector, manager, pool = late()
     a = Request("a", range(13))
-    fill(manager, a, 3)
-    connector.on_new_request(a)
-    assert connector.get_num_new_matched_tokens(a, 0) == (12, True)
+    assert ask(connector, manager, a, 3) == (12, True)
     connector.update_state_after_alloc(a, Blocks([5, 6, 7]), 12)
     go_on(connector)
     manager.resident.clear()
@@ -233,9 +231,7 @@ def test_who_is_loading_leaves_nothing(late):
 def test_what_was_loaded_is_stored_again_if_the_medium_has_it_no_more(late):
     connector, manager, pool = late()
     a = Request("a", range(13))
-    fill(manager, a, 3)
-    connector.on_new_request(a)
-    connector.get_num_new_matched_tokens(a, 0)
+    ask(connector, manager, a, 3)
     connector.update_state_after_alloc(a, Blocks([5, 6, 7, 8]), 12)
     go_on(connector)
     report(connector, done=[0])

@@ -3,7 +3,7 @@
 from types import SimpleNamespace
 
 import pytest
-from kv_offload_calls import arrive, begin_load, fill, gpu, keys, plan, report, run
+from kv_offload_calls import arrive, ask, begin_load, fill, gpu, keys, plan, report, run
 from kv_offload_configs import FULL, WINDOW, Blocks, Request, kv_cache_config, step
 from kv_offload_medium import Slots
 
@@ -263,9 +263,7 @@ class TestHolds:
     def test_never_while_a_load_is_in_flight(self, held, reset):
         connector, manager = held
         a = Request("a", range(9))
-        fill(manager, a, 1)
-        connector.on_new_request(a)
-        assert connector.get_num_new_matched_tokens(a, 0) == (4, True)
+        assert ask(connector, manager, a, 1) == (4, True)
         begin_load(connector, a, [1], 4)
         if reset:
             connector.reset_cache()

@@ -1,7 +1,7 @@
 """Stores, call by call: what is stored when, and what becomes of it."""
 
 import pytest
-from kv_offload_calls import arrive, fill, gpu, key, keys, plan, report, run
+from kv_offload_calls import arrive, ask, gpu, key, keys, plan, report, run
 from kv_offload_configs import FULL, STATE, WINDOW, Blocks, Request, kv_cache_config, step
 from kv_offload_medium import Slots
 
@@ -158,9 +158,7 @@ class TestStores:
     def test_what_was_loaded_was_not_offered(self, fenced):
         connector, manager = fenced()
         a = Request("a", range(4 * 40))
-        fill(manager, a, 20)
-        connector.on_new_request(a)
-        assert connector.get_num_new_matched_tokens(a, 0) == (80, True)
+        assert ask(connector, manager, a, 20) == (80, True)
         connector.update_state_after_alloc(a, Blocks([*range(1, 21)]), 80)
         loading = connector.build_connector_meta(step())
         report(connector, done=loading.load_jobs)
@@ -371,9 +369,7 @@ class TestStores:
         connector, manager = fenced()
         manager.capacity = 1
         a, b = Request("a", range(5)), Request("b", range(10, 15))
-        fill(manager, a, 1)
-        connector.on_new_request(a)
-        assert connector.get_num_new_matched_tokens(a, 0) == (4, True)
+        assert ask(connector, manager, a, 1) == (4, True)
         connector.update_state_after_alloc(a, Blocks([1, 2]), 4)
         connector.on_new_request(b)
         meta = run(connector, b, [3, 4])

@@ -64,3 +64,9 @@ def fill(manager, request, count, per_chunk=1):
     """Make chunks resident."""
     for chunk in range(count):
         manager.resident[key(request, chunk, per_chunk)] = chunk
+
+
+def ask(connector, manager, request, chunks):
+    """A request arrives of which so many chunks are in the medium: how much of it can be loaded."""
+    fill(manager, request, chunks)
+    return connector.get_num_new_matched_tokens(arrive(connector, request), 0)
