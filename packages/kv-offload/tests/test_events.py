@@ -3,8 +3,8 @@
 from types import SimpleNamespace
 
 import pytest
-from kv_offload_calls import key, report, run
-from kv_offload_configs import FULL, STATE, WINDOW, Blocks, Request, step
+from kv_offload_calls import arrive, begin_load, key, report, run
+from kv_offload_configs import FULL, STATE, WINDOW, Request
 
 from kv_api import BlockRemoved, BlockStored, Locality, Medium, OffloadingEvent
 from kv_api.blocks import hash_extras
@@ -15,8 +15,7 @@ from kv_offload.shape.layout import Group, Layout
 
 def test_events_are_those_of_the_manager(fenced):
     connector, _ = fenced()
-    a = Request("a", range(8))
-    connector.on_new_request(a)
+    a = arrive(connector, Request("a", range(8)))
     run(connector, a, [1, 2])
     report(connector, done=[0])
     hashes = a.block_hashes
@@ -73,8 +72,7 @@ def test_a_connector_for_another_engine_says_what_its_hashes_cover(fenced):
 def test_what_found_no_room_is_not_kept_in_mind(fenced):
     connector, manager = fenced(self_describing_kv_events=True)
     manager.capacity = 1
-    a = Request("a", range(9))
-    connector.on_new_request(a)
+    a = arrive(connector, Request("a", range(9)))
     run(connector, a, [1, 2, 3])
     assert [*connector.side._books.events._payloads] == [key(a, 0)]
 
@@ -88,8 +86,7 @@ def test_what_is_loaded_is_described_as_it_was_when_it_was_stored(fenced):
     assert [event.block_hashes for event in connector.take_events()] == [a.block_hashes]
     connector.on_new_request(b)
     assert connector.get_num_new_matched_tokens(b, 0) == (8, True)
-    connector.update_state_after_alloc(b, Blocks([3, 4]), 8)
-    connector.build_connector_meta(step())
+    begin_load(connector, b, [3, 4], 8)
     report(connector, done=[1])
     connector.reset_cache()
     assert connector.take_events() == [BlockRemoved(a.block_hashes, "CPU", group_idx=0)]
@@ -224,8 +221,7 @@ def test_a_tail_is_noted_once():
 
 def test_who_wants_no_events_keeps_nothing_for_them(fenced):
     connector, _ = fenced(events=False, self_describing_kv_events=True)
-    a = Request("a", range(8))
-    connector.on_new_request(a)
+    a = arrive(connector, Request("a", range(8)))
     run(connector, a, [1, 2])
     assert not connector.side._books.events._payloads
 
@@ -233,8 +229,7 @@ def test_who_wants_no_events_keeps_nothing_for_them(fenced):
 def test_of_a_store_that_failed_nothing_is_kept(fenced):
     connector, _ = fenced(self_describing_kv_events=True)
     for number, failed in enumerate(([0], [])):
-        request = Request(f"r{number}", range(8))
-        connector.on_new_request(request)
+        request = arrive(connector, Request(f"r{number}", range(8)))
         run(connector, request, [1, 2])
         report(connector, done=[number], failed=failed)
         assert len(connector.side._books.events._payloads) == 2 * number

@@ -1,7 +1,7 @@
 """Loads that fail, ids that come back, resets, schedules that break off."""
 
 import pytest
-from kv_offload_calls import fill, gpu, keys, report, run
+from kv_offload_calls import arrive, ask, begin_load, fill, gpu, keys, report, run
 from kv_offload_configs import Blocks, Request, step
 
 from kv_offload.metrics import LOAD_FAILURE, STORE_FAILURE
@@ -61,8 +61,7 @@ class TestFailures:
         run(connector, a, [1])
         run(connector, b, [2])
         assert connector.get_num_new_matched_tokens(c, 0) == (8, True)
-        connector.update_state_after_alloc(c, Blocks([3, 4]), 8)
-        connector.build_connector_meta(step())
+        begin_load(connector, c, [3, 4], 8)
         report(connector, done=[0, 1, 2], failed=[1])
         assert {*manager.resident} == {*keys(a, 1), *keys(c, 2)}
         counted = connector.get_kv_connector_stats().data["data"]
@@ -77,8 +76,7 @@ class TestFailures:
         assert not manager.resident
         # its blocks are somebody else's before that
         connector.request_finished(a, [])
-        b = Request("b", [9])
-        connector.on_new_request(b)
+        b = arrive(connector, Request("b", [9]))
         assert run(connector, b, [2]).jobs_to_flush == {0}
         report(connector, late=[0])
         assert not manager.pins.total()
@@ -96,15 +94,13 @@ class TestFailures:
 
     def test_what_was_stored_before_a_failed_load_is_kept(self, fenced):
         connector, manager = fenced()
-        a = Request("a", range(13))
-        connector.on_new_request(a)
+        a = arrive(connector, Request("a", range(13)))
         run(connector, a, [1], count=4)
         connector.build_connector_meta(step(preempted="a"))
         fill(manager, a, 3)
         del manager.resident[keys(a, 1)[0]]
         assert connector.get_num_new_matched_tokens(a, 4) == (8, True)
-        connector.update_state_after_alloc(a, Blocks([1, 2, 3]), 8)
-        connector.build_connector_meta(step())
+        begin_load(connector, a, [1, 2, 3], 8)
         report(connector, done=[1], failed=[1])
         assert connector.build_connector_meta(step()).jobs_to_flush == set()
         report(connector, done=[0])
@@ -133,13 +129,11 @@ class TestFailures:
 
     def test_stores_on_somebody_elses_failed_load_are_spoilt(self, fenced):
         connector, manager = fenced()
-        a = Request("a", range(16))
-        connector.on_new_request(a)
+        a = arrive(connector, Request("a", range(16)))
         connector.get_num_new_matched_tokens(a, 0)
         connector.update_state_after_alloc(a, Blocks([1, 2, 3, 4]), 0)
         a.num_computed_tokens = 8  # loaded by another connector, in this step
-        b = Request("b", [7] * 8)
-        connector.on_new_request(b)
+        b = arrive(connector, Request("b", [7] * 8))
         connector.build_connector_meta(
             step(new=[("a", ([1, 2, 3, 4],)), ("b", ([5, 6],))], counts={"a": 8, "b": 8})
         )
@@ -151,8 +145,7 @@ class TestFailures:
     @pytest.mark.parametrize(("invalid", "kept"), [([2], 1), ([2, 3], 1), ([3], 2), ([4], 3), ([1, 3], 0)])
     def test_what_ends_before_the_block_that_was_not_filled_is_kept(self, fenced, invalid, kept):
         connector, manager = fenced()
-        a = Request("a", range(12))
-        connector.on_new_request(a)
+        a = arrive(connector, Request("a", range(12)))
         run(connector, a, [1], count=4)
         for block in (2, 3):
             connector.build_connector_meta(step(more=[("a", ([block],))], counts={"a": 4}))
@@ -164,8 +157,7 @@ class TestFailures:
 
     def test_who_has_ended_is_not_kept_either(self, fenced):
         connector, manager = fenced()
-        a = Request("a", range(8))
-        connector.on_new_request(a)
+        a = arrive(connector, Request("a", range(8)))
         run(connector, a, [1, 2])
         connector.request_finished(a, [1, 2])
         report(connector, invalid=[2])
@@ -192,8 +184,7 @@ class TestFailures:
         self.begin(connector, manager)
         connector.build_connector_meta(step())
         connector.reset_cache()
-        b = Request("b", range(13))
-        connector.on_new_request(b)
+        b = arrive(connector, Request("b", range(13)))
         run(connector, b, [5, 6, 7, 8])
         report(connector, done=[1])
         report(connector, done=[0], failed=[0])
@@ -233,8 +224,7 @@ class TestLives:
 
     def test_a_reset_with_jobs_in_flight(self, fenced):
         connector, manager = fenced()
-        a = Request("a", range(8))
-        connector.on_new_request(a)
+        a = arrive(connector, Request("a", range(8)))
         run(connector, a, [1, 2])
         assert connector.reset_cache() is True
         assert manager.resets == ["reset"]
@@ -250,8 +240,7 @@ class TestLives:
 
     def test_a_second_reset_waits_for_the_jobs_of_the_first(self, fenced):
         connector, manager = fenced()
-        a = Request("a", range(8))
-        connector.on_new_request(a)
+        a = arrive(connector, Request("a", range(8)))
         run(connector, a, [1, 2])
         assert (connector.reset_cache(), connector.reset_cache()) == (True, True)
         assert connector.build_connector_meta(step()).jobs_to_end == {0}
@@ -260,8 +249,7 @@ class TestLives:
 
     def test_a_reset_waits_for_every_rank(self, fenced):
         connector, manager = fenced(world_size=2)
-        a = Request("a", range(8))
-        connector.on_new_request(a)
+        a = arrive(connector, Request("a", range(8)))
         run(connector, a, [1, 2])
         connector.reset_cache()
         report(connector, done=[0])
@@ -272,8 +260,7 @@ class TestLives:
 
     def test_a_reset_waits_for_copies_that_were_given_up(self, fenced):
         connector, manager = fenced()
-        a = Request("a", range(8))
-        connector.on_new_request(a)
+        a = arrive(connector, Request("a", range(8)))
         run(connector, a, [1, 2])
         connector.reset_cache()
         connector.build_connector_meta(step())
@@ -285,8 +272,7 @@ class TestLives:
     def test_there_is_work_while_a_job_of_before_a_reset_is_awaited(self, fenced):
         connector, manager = fenced()
         manager.has_pending_work = lambda: False
-        a = Request("a", range(8))
-        connector.on_new_request(a)
+        a = arrive(connector, Request("a", range(8)))
         run(connector, a, [1, 2])
         connector.reset_cache()
         assert connector.build_connector_meta(step()).jobs_to_end == {0}
@@ -297,8 +283,7 @@ class TestLives:
     def test_there_is_work_while_a_job_or_a_fence_is(self, fenced):
         connector, manager = fenced()
         manager.has_pending_work = lambda: False
-        a = Request("a", range(8))
-        connector.on_new_request(a)
+        a = arrive(connector, Request("a", range(8)))
         assert not connector.has_pending_push_work()
         run(connector, a, [1, 2])
         assert connector.has_pending_push_work()
@@ -320,11 +305,8 @@ class TestLives:
     def test_after_a_reset_what_could_not_be_loaded_may_be(self, fenced):
         connector, manager = fenced()
         a = Request("a", range(9))
-        fill(manager, a, 2)
-        connector.on_new_request(a)
-        assert connector.get_num_new_matched_tokens(a, 0) == (8, True)
-        connector.update_state_after_alloc(a, Blocks([1, 2]), 8)
-        connector.build_connector_meta(step())
+        assert ask(connector, manager, a, 2) == (8, True)
+        begin_load(connector, a, [1, 2], 8)
         report(connector, done=[0], failed=[0])
         fill(manager, a, 2)
         assert connector.get_num_new_matched_tokens(a, 0) == (0, False)
@@ -340,8 +322,7 @@ class TestLives:
 
     def test_a_schedule_that_was_not_finished(self, fenced, caplog):
         connector, manager = fenced()
-        a = Request("a", range(8))
-        connector.on_new_request(a)
+        a = arrive(connector, Request("a", range(8)))
         connector.get_num_new_matched_tokens(a, 0)
         assert manager.is_locked
         connector.request_finished(a, [])

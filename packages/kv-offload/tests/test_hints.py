@@ -1,6 +1,6 @@
 """What the medium is told of a request: hints are its own to read, and keys have places."""
 
-from kv_offload_calls import key
+from kv_offload_calls import arrive, key
 from kv_offload_configs import FULL, WINDOW, Request, kv_cache_config
 
 
@@ -9,8 +9,7 @@ def test_hints_reach_the_manager(make, manager):
     told = []
     manager.on_new_request = lambda context: told.append(context) or type(manager).on_new_request(manager, context)
     connector, hints = make(), object()
-    request = Request("a", range(8))
-    connector.on_new_request(request)
+    request = arrive(connector, Request("a", range(8)))
     request = Request("b", range(8))
     request.kv_hints = hints
     connector.on_new_request(request)

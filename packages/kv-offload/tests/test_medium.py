@@ -2,7 +2,7 @@
 
 import kv_offload_medium
 import pytest
-from kv_offload_calls import fill, gpu, keys, report, run
+from kv_offload_calls import arrive, ask, gpu, keys, report, run
 from kv_offload_configs import Blocks, Request, step
 from kv_offload_medium import ScriptedSpec, StrictManager
 
@@ -12,8 +12,7 @@ from kv_offload.metrics import COUNTER, GAUGE
 
 def test_a_reset_has_its_end_told_once_and_nobody_else(fenced):
     connector, manager = fenced()
-    a = Request("a", range(4))
-    connector.on_new_request(a)
+    a = arrive(connector, Request("a", range(4)))
     run(connector, a, [1])
     report(connector)
     report(connector, done=[0])
@@ -27,8 +26,7 @@ def test_who_watches_the_manager_takes_its_place(fenced):
     connector, manager = fenced()
     assert connector.side.manager is manager
     connector.side.manager = watcher = StrictManager()
-    a = Request("a", range(4))
-    connector.on_new_request(a)
+    a = arrive(connector, Request("a", range(4)))
     run(connector, a, [1])
     report(connector, done=[0])
     assert ({*watcher.resident}, manager.resident) == ({*keys(a, 1)}, {})
@@ -53,8 +51,7 @@ def test_a_manager_hears_last_in_a_step_who_arrived_and_who_was_preempted(fenced
 
 def test_events_may_be_made_while_they_are_taken(fenced):
     connector, manager = fenced()
-    a = Request("a", range(4))
-    connector.on_new_request(a)
+    a = arrive(connector, Request("a", range(4)))
     run(connector, a, [1])
     report(connector, done=[0])
     take = manager.take_events
@@ -74,9 +71,7 @@ def test_events_may_be_made_while_they_are_taken(fenced):
 def test_whichever_chunk_of_a_promise_is_gone_is_not_promised_again(fenced, place):
     connector, manager = fenced()
     a = Request("a", range(13))
-    fill(manager, a, 3)
-    connector.on_new_request(a)
-    assert connector.get_num_new_matched_tokens(a, 0) == (12, True)
+    assert ask(connector, manager, a, 3) == (12, True)
     gone = keys(a, 3)[place]
     slot = manager.resident.pop(gone)
     connector.update_state_after_alloc(a, Blocks([1, 2, 3]), 12)

@@ -4,7 +4,7 @@ from types import FunctionType
 from unittest.mock import MagicMock, call
 
 from kv_api import KVConnectorBase_V1, SupportsHMA
-from kv_vllm.handing_on import CALLED, CALLED_WITH_GROUPS, methods_to
+from kv_vllm.handing_on import CALLED, CALLED_WITH_GROUPS, methods_to_inner
 
 
 def methods_of(cls):
@@ -18,7 +18,7 @@ def test_every_method_of_a_connector_object_is_called():
 
 
 def test_a_call_and_its_answer_are_handed_on():
-    front = type("Front", (), methods_to("inner", ["one", "other"]))()
+    front = type("Front", (), methods_to_inner(["one", "other"]))()
     front.inner = MagicMock()
     assert front.one(1, more=2) is front.inner.one.return_value
     assert front.other() is front.inner.other.return_value

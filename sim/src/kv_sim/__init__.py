@@ -1,19 +1,36 @@
 """A testbed for KV connectors: a legal and hostile engine, real bytes, ten invariants, one-line replays.
 
-Start at ``kv_sim.world.World``, or on the command line with ``kv-sim fuzz``.
+Start at ``kv_sim.world.World``, or on the command line with ``kv-sim fuzz``. A world drives one connector, action
+by action, until an invariant breaks or everything has come to rest.
 
-========================== ================================================================================
-a world                    ``world`` over ``world_state``, as ``config`` has it; at a ``site`` is one engine of it.
-                           Its ``subject`` is a connector behind a ``guard``, which marks its ``calls``; it breaks
-                           with a ``violation`` and comes to ``rest``
-what it consists of        ``engine/``, the model, or another of ``engines``; ``memory/``; ``checkers/``
-what happens in it         ``actions``, drawn and counted in ``history/``; ``watching/`` looks at it
-finding failures           ``fuzz``, ``campaign/``, ``conformance/``, ``growth/``; ``pytest_plugin``
-what becomes of one        ``failures/``
-the command                ``cli/``, and what its commands share: ``command/``; what users write is read by
-                           ``strict``, and what they keep is written as a ``whole_file``
-to be driven               ``examples/``; ``offload/``, our own media with a world's copies; ``p2p/``, a world as
-                           the wire between engines; ``zoo/``, each with a mistake
-traces instead of worlds   ``replay/``
-========================== ================================================================================
+=================== =======================================================================================
+**a world**         what it consists of
+``world``           invents a history, or replays one; ``world_state``: all of its state
+``config``          how large and how hostile a world is
+``subject``         the connector that is driven, and what it claims to withstand
+``site``            one engine of a world: its connector, and the checkers that judge it
+``guard``           every call of a connector goes through it; ``calls``: how many there were
+``engine/``         the model of vLLM's engine; ``engines``: this one and others, by name
+``memory/``         the bytes, the copies, and who may touch what
+``checkers/``       judge what happens; ``violation``: what they raise
+**a history**       what happens in a world
+``actions``         everything that can happen; ``history/``: which action comes next, and what it does
+``rest``            how a world is brought to its end
+``watching/``       a history as a log, or as a picture
+``failures/``       a history that failed: made short, saved, reported
+**who runs worlds** for what purpose
+``fuzz``            one seed, one world; ``campaign/``: all connectors, many seeds
+``conformance/``    does a connector do what it claims? ``pytest_plugin``: the same from pytest
+``growth/``         does its work grow with what it should not depend on?
+``zoo/``            connectors with planted bugs: does the testbed find them?
+**connectors**      that come with the testbed
+``examples/``       small ones to copy from
+``offload/``        our offloading connector over the world's copies
+``p2p/``            our connector between engines over the world's wire
+**traces**          no world, but the requests of a real server
+``replay/``         what hit rate and latency a cache buys on them
+**the command**     ``kv-sim``
+``cli/``            its entry and its small commands; ``command/``: what all commands share
+``strict``          reads the JSON that users write; ``whole_file``: writes a file as a whole or not at all
+=================== =======================================================================================
 """

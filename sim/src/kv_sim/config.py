@@ -69,8 +69,9 @@ class WorldConfig:
     tp_size: int = 1
     pp_size: int = 1
     stages: Stages = "alike"
-    """Which layers the stages have: one more of each group on those after the first, or on the first; or, with
-    several groups, every second group and one layer more on every second stage, and the others on the others."""
+    """Which layers the stages have. There may be one more of each group on those after the first, or on the first.
+    With several groups every second stage may have every second group and one layer more, and the other stages the
+    other groups."""
     max_running: int = 4
     max_step_tokens: int = 16
     run_ahead: int = 0
@@ -95,10 +96,10 @@ class WorldConfig:
     """Two serve each other what they have computed, or share a store. The second has other blocks, and the other
     role."""
     stranger: Stranger = "none"
-    """How the second engine differs, if nothing of it may be found at the first, nor the other way round: it
-    serves another ``model``, or one whose ``path`` has the same end; or the same with another ``dtype``, in
-    ``blocks`` of another size, or on another number of ``ranks``. Its bytes are others in any case. Of one engine:
-    how that one differs."""
+    """How the second engine differs, if nothing of it may be found at the first, nor the other way round. It
+    serves another ``model``, or one whose ``path`` has the same end. Or it serves the same with another ``dtype``,
+    in ``blocks`` of another size, or on another number of ``ranks``. Its bytes are others in any case. Of one
+    engine: how that one differs."""
     sessions: bool = False
     """Whether some of the requests that arrive are sessions."""
     images: bool = False

@@ -36,9 +36,9 @@ class Trait(StrEnum):
     """The engine may let go of its GPU memory, once it has paused and has no work left, and have it again later.
     For what serves no peers."""
     KEEPS = "keeps"
-    """A cache of this engine alone, or of those that share a store: it stores every full block of the prompt of a
-    request that ran to its end, drops it only for lack of room, and serves nothing that was not computed here, or
-    at an engine that it shares with, since the last reset here."""
+    """A cache of this engine alone, or of those that share a store. It stores every full block of the prompt of a
+    request that ran to its end, and drops it only for lack of room. It serves nothing that was not computed since
+    the last reset here, at this engine or at one that it shares with."""
     EVENTS = "events"
     """Its KV events say exactly what it can find; with a shared store, those of all engines. Needs ``KEEPS``."""
     COUNTS = "counts"

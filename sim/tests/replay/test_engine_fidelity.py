@@ -73,44 +73,27 @@ def test_old_names_are_of_engine_fidelity_alone(small, capsys):
         assert f"unrecognized arguments: {line}" in capsys.readouterr().err
 
 
-FOREIGN = {
-    "--kv-dtype fp8": "",
-    "--bytes-per-token 7": "",
-    "--cache-policy-module-path json": "--connector-config",
-    "--store-threshold 3": "--connector-config",
-    "--store-threshold 0": "--connector-config",
-    "--store-threshold=3": "--connector-config",
-    "--stream": "",
-    "--html page.html": "",
-}
+FOREIGN = [
+    *(
+        ("replay", option, "")
+        for option in ("--kv-dtype fp8", "--bytes-per-token 7", "--stream", "--html page.html")
+    ),
+    *(("replay", f"--store-threshold{value}", "--connector-config") for value in (" 3", " 0", "=3")),
+    ("replay", "--cache-policy-module-path json", "--connector-config"),
+    *(("size", option, "") for option in ("--kv-dtype fp8", "--bytes-per-token 7", "--html page.html")),
+    ("size", "--cache-policy-module-path json", ""),
+    ("size", "--disk /mnt", "--disk-capacity"),
+    ("size", "--host-capacity 3GiB", "--capacity"),
+]
+"""A command, an option of cache fidelity, and what engine has instead."""
 
-"""an option of cache fidelity: what engine has instead"""
 
-
-@pytest.mark.parametrize("option", FOREIGN)
-def test_engine_fidelity_ignores_no_option_of_the_other(small, capsys, option):
+@pytest.mark.parametrize(("command", "option", "instead"), FOREIGN)
+def test_engine_fidelity_ignores_no_option_of_the_other(small, capsys, command, option, instead):
     name = re.split("[ =]", option)[0]
-    hint = f"engine has {FOREIGN[option]}" if FOREIGN[option] else "--help lists what engine has"
-    assert main(["replay", str(small), *option.split(), "--fidelity", "engine"]) == 2
-    said = f"kv-sim replay: {name} is of --fidelity cache; {hint}\n"
-    assert capsys.readouterr() == ("", said)
-
-
-FOREIGN_TO_SIZE = {
-    "--kv-dtype fp8": "",
-    "--bytes-per-token 7": "",
-    "--cache-policy-module-path json": "",
-    "--disk /mnt": "--disk-capacity",
-    "--host-capacity 3GiB": "--capacity",
-    "--html page.html": "",
-}
-
-
-@pytest.mark.parametrize("option", FOREIGN_TO_SIZE)
-def test_sizing_with_an_engine_ignores_none_either(small, capsys, option):
-    hint = f"engine has {FOREIGN_TO_SIZE[option]}" if FOREIGN_TO_SIZE[option] else "--help lists what engine has"
-    assert main(["size", str(small), *option.split(), "--fidelity", "engine"]) == 2
-    assert capsys.readouterr() == ("", f"kv-sim size: {option.split()[0]} is of --fidelity cache; {hint}\n")
+    hint = f"engine has {instead}" if instead else "--help lists what engine has"
+    assert main([command, str(small), *option.split(), "--fidelity", "engine"]) == 2
+    assert capsys.readouterr() == ("", f"kv-sim {command}: {name} is of --fidelity cache; {hint}\n")
 
 
 @pytest.mark.parametrize("trace", ["none", "engine"])

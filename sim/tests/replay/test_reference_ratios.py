@@ -95,7 +95,7 @@ def test_fifo(traces, is_forward):
 
 @pytest.mark.once
 def test_a_real_policy_is_the_textbook_s_a_block_at_a_time(traces):
-    """The one that differs most from what a server makes of it. benchmarks/replay.py has all policies."""
+    """The one that differs most from what a server makes of it. benchmarks/ratios.py has all policies."""
     columns, _, totals = traces["mooncake-synthetic"]
     found = one_by_one_hits(columns, "sieve", 2196) / totals.blocks
     assert found == pytest.approx(TEXTBOOK["sieve"][2], abs=ROUNDED)

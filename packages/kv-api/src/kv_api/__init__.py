@@ -3,19 +3,31 @@
 Start at ``KVConnectorBase_V1`` (or, to write a connector as two classes, ``TwoSidedConnector``) and
 ``OffloadingSpec``.
 
-========================== ================================================================================
-a connector                ``connector``: what an engine creates; ``scheduler_side`` and ``worker_side``: what each
-                           side is asked, and when; ``side``: what both have; ``contract``: all of this as data
-written as two classes     ``two_sided``
-what it reads              ``config`` and ``engine``; ``blocks`` and ``groups``: what blocks are, and what layers
-                           read of them; ``layout`` and ``pages``: where their bytes are
-what it says               ``metadata``, from one side to the other; ``output``, to the engine; ``events`` and
-                           ``stats``, to others
-an offloading medium       ``offload``; where bytes are: ``load_store_spec``; what it is told: ``offload_config``
-                           and ``offload_request``
-the first family           ``connector_v0``
-of all of them             ``errors`` and how they are worded; ``exports``: names that are imported when used
-========================== ================================================================================
+=================== ===========================================================================
+**a connector**     what an engine creates and calls
+``connector``       the base class
+``scheduler_side``  what the scheduler asks, and when
+``worker_side``     what each worker asks, and when
+``side``            what both sides have
+``two_sided``       a connector written as two classes, one for each side
+``contract``        the calls of a connector as data: a table
+``connector_v0``    the first family, which moves whole requests
+**what it reads**   of an engine
+``config``          its configuration; ``engine``: requests, blocks and steps
+``blocks``          how large blocks are; ``groups``: what the layers of a group read of them
+``layout``          where the bytes of blocks are, as pages; ``pages``: one layer as pages
+**what it says**    to others
+``metadata``        from one side to the other
+``output``          from the workers to the engine
+``events``          which blocks appeared and vanished; ``stats``: numbers, and sources of hits
+**a medium**        where an offloading connector keeps chunks
+``offload``         its manager, its worker, and the spec that makes both
+``offload_config``  what it is told of the engine; ``offload_request``: and of a request
+``load_store_spec`` where the bytes of a job are
+**all of them**     need these
+``errors``          the errors, and their wording
+``exports``         names that are imported at their first use
+=================== ===========================================================================
 
 What only offloading media need is imported when it is first asked for.
 """

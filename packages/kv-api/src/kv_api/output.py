@@ -1,7 +1,7 @@
 """What workers tell the scheduler after a step, and how the reports of all ranks become one.
 
-State of ``KVOutputAggregator``: for each request id in transit, how many ranks have yet to report it, once for
-stores and once for loads; the loads that some rank failed and not every rank has finished; outputs that were
+State of ``KVOutputAggregator``: for each request id in transit, how many ranks have yet to report it (once for
+stores, once for loads); the loads that some rank failed and not every rank has finished; and outputs that were
 deferred from a failed step. An id is reported to the scheduler exactly when its last rank reports it.
 """
 

@@ -127,12 +127,16 @@ class SchedulerSide(ConnectorSide):
     def update_state_after_alloc(self, request: Request, blocks: KVCacheBlocks, num_external_tokens: int) -> None:
         """The request got ``blocks`` (its whole table); load ``num_external_tokens`` of it, now.
 
-        ``num_external_tokens`` decides, never whether ``blocks`` is empty: 0 means "load nothing", and may come
-        with real blocks because another connector loads them, because there was no hit, because this is the
-        second call after an asynchronous load (neither a cancellation nor a miss), or because a session goes on: a
-        request that paused for its next input keeps its blocks, isn't asked about again, and is scheduled as a new
-        one with its whole table. Only this call tells the targets of an asynchronous load; the step's
-        ``SchedulerOutput`` doesn't.
+        ``num_external_tokens`` decides, never whether ``blocks`` is empty. 0 means "load nothing", and may come
+        with real blocks:
+
+        - another connector loads them;
+        - there was no hit;
+        - this is the second call after an asynchronous load, which is neither a cancellation nor a miss;
+        - a session goes on: a request that paused for its next input keeps its blocks, isn't asked about again,
+          and is scheduled as a new one with its whole table.
+
+        Only this call tells the targets of an asynchronous load; the step's ``SchedulerOutput`` doesn't.
         """
 
     def get_external_cache_hit_sources(

@@ -2,22 +2,23 @@
 
 Start at ``KVConnectorFactory`` and ``OffloadingSpecFactory``; ``python -m kv_factory`` shows what they know.
 
-========================== ================================================================================
-``connectors``, ``specs``  the two factories; ``fields``: what they read from a configuration
-``registry``               names that stand for classes; ``installed``: those that other packages offer
-``loading``                from a name to its class; ``module_paths``: whether a module may be named instead
-``building``               from a class to an instance
-``transfer_state``         the process's one connector
-``isolation``              registries and a connector of a test's own
-``listing``                what is known, as rows
-``environment``, ``log``   the switches that are read, and what is logged
-========================== ================================================================================
+================== ================================================================================
+``connectors``     the factory of connectors; ``specs``: the one of offloading specs
+``fields``         what both read from a configuration
+``registry``       names that stand for classes; ``installed``: names that installed packages offer
+``importing``      from a name to its class; ``building``: from a class to an instance
+``module_paths``   whether a configuration may name a module instead
+``transfer_state`` the process's one connector
+``isolation``      registries and a connector for one test alone
+``listing``        the known names as rows, for the command
+``environment``    the environment variables that are read; ``log``: what is logged
+================== ================================================================================
 """
 
 from kv_api import KVConnectorBaseType
 from kv_factory.connectors import KVConnectorFactory
+from kv_factory.importing import Offer, Target
 from kv_factory.isolation import isolated
-from kv_factory.loading import Offer, Target
 from kv_factory.module_paths import forbid_module_paths, module_paths_allowed
 from kv_factory.specs import OffloadingSpecFactory
 from kv_factory.transfer_state import (

@@ -1,9 +1,8 @@
 """``KVConnectorFactory``: from ``kv_transfer_config`` to a connector of the family and role that is asked for.
 
-There are two generations of this API, and they disagree about who wins when a name is known *and* the
-configuration names a module (``kv_connector_module_path``): in ``create_connector_v0`` and
-``create_connector_v1`` the known name does, in ``create_connector``, ``get_connector_class`` and
-``supports_hma_config`` the module does.
+There are two generations of this API. They disagree about who wins when a name is known *and* the configuration
+names a module (``kv_connector_module_path``). In ``create_connector_v0`` and ``create_connector_v1`` the known
+name does; in ``create_connector``, ``get_connector_class`` and ``supports_hma_config`` the module does.
 
 An engine creates two kinds of connector object: one of role ``SCHEDULER`` beside its scheduler, and one of role
 ``WORKER`` in each worker, used only around the forward pass.
@@ -27,7 +26,7 @@ from kv_api import (
 from kv_factory import fields
 from kv_factory.building import build, call, takes_by_name
 from kv_factory.environment import USE_V1, read_switch
-from kv_factory.loading import Found, Offer
+from kv_factory.importing import Found, Offer
 from kv_factory.log import info
 from kv_factory.module_paths import limit_module_paths
 from kv_factory.registry import LazyRegistry

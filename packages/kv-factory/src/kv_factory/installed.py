@@ -7,7 +7,7 @@ needs it.
 from typing import TYPE_CHECKING
 
 from kv_api import ConfigError
-from kv_factory.loading import Offer, Target
+from kv_factory.importing import Offer, Target
 
 if TYPE_CHECKING:
     from importlib.metadata import Distribution

@@ -4,7 +4,7 @@ from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 
 from kv_factory.connectors import KVConnectorFactory
-from kv_factory.loading import Offer
+from kv_factory.importing import Offer
 from kv_factory.module_paths import isolated_module_paths
 from kv_factory.specs import OffloadingSpecFactory
 from kv_factory.transfer_state import isolated_kv_transfer

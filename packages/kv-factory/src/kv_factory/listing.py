@@ -3,7 +3,7 @@
 from typing import NamedTuple
 
 from kv_api import ConfigError
-from kv_factory.loading import place_of
+from kv_factory.importing import place_of
 from kv_factory.registry import LazyRegistry
 
 

@@ -20,8 +20,8 @@ from typing import Any
 
 from kv_api import ConfigError, UnknownNameError
 from kv_api.errors import nearest_name, unknown_name
+from kv_factory.importing import Found, Offer, Target, import_class
 from kv_factory.installed import forget_files, installed_offers
-from kv_factory.loading import Found, Offer, Target, load
 from kv_factory.module_paths import module_paths_allowed, require_module_paths
 
 
@@ -110,14 +110,14 @@ class LazyRegistry:
                 f"{self.kind} {name!r} is offered more than once: {claims}; "
                 "uninstall one, or register the one you want"
             )
-        return load(self.kind, offers[0], self._bases)
+        return import_class(self.kind, offers[0], self._bases)
 
     def get_from_module(self, name: str, module_path: str, key: str) -> Found:
         """The class ``name`` of a module that a configuration names under ``key``, if that is allowed."""
         if not module_path:
             raise ConfigError(f"{key}: expected the name of a module or nothing, got an empty string")
         require_module_paths(f"{self.kind} {name!r}", key, module_path)
-        return load(self.kind, Offer(name, Target(module_path, name), f"from {key}"), self._bases)
+        return import_class(self.kind, Offer(name, Target(module_path, name), f"from {key}"), self._bases)
 
     def get_either(self, name: str, module_path: str | None, key: str, *, prefer_module: bool) -> Found:
         """The class of a name for which a configuration may name a module too.

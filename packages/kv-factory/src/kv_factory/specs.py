@@ -11,7 +11,7 @@ from typing import Any, ClassVar, Final, cast, overload
 from kv_api import KVCacheConfig, OffloadingConfig, OffloadingSpec, VllmConfig
 from kv_factory import fields
 from kv_factory.building import Call, build, call
-from kv_factory.loading import Found, Offer
+from kv_factory.importing import Found, Offer
 from kv_factory.log import info
 from kv_factory.module_paths import limit_module_paths
 from kv_factory.registry import LazyRegistry

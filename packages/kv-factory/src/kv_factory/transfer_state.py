@@ -1,11 +1,10 @@
 """The process's one connector, its *KV transfer group*: made once, found by everyone, ended once.
 
-Theory of operation. A worker calls ``ensure_kv_transfer_initialized`` when it knows its configuration,
-attention layers ask ``has_kv_transfer_group`` and ``get_kv_transfer_group`` in every forward pass, and
-``ensure_kv_transfer_shutdown`` ends it. Reading takes no lock. Making and ending hold one until they are done,
-so that a second thread that wants the same waits for it; a connector that calls either from its own constructor
-or its own ``shutdown`` comes back in the same thread, which is why the lock can be entered again and ``doing``
-is remembered.
+Theory of operation. A worker calls ``ensure_kv_transfer_initialized`` when it knows its configuration, attention
+layers ask ``has_kv_transfer_group`` and ``get_kv_transfer_group`` in every forward pass, and
+``ensure_kv_transfer_shutdown`` ends it. Reading takes no lock. Making and ending hold one until they are done, so
+that a second thread that wants the same waits for it. A connector may call either from its own constructor or its
+own ``shutdown``, in the same thread. That is why the lock can be entered again, and ``doing`` is remembered.
 
 Invariants (``check``): what is held is a connector of one of the two families; outside the lock nothing is
 being done.

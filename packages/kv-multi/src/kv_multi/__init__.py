@@ -1,19 +1,23 @@
 """Several KV connectors as one: the first that has the tokens loads, all of them store.
 
-Start at ``MultiSchedulerSide`` and ``MultiWorkerSide``, whose methods say by which rule the children answer;
-``MultiConnector`` is both under one name.
+Start at ``MultiSchedulerSide`` and ``MultiWorkerSide``. The docstrings of their methods are the rules by which the
+children answer together.
 
-============================= =============================================================================
-``connector``                 both sides; ``questions``: what the class is asked before there is an object
-``children``                  from a configuration to named connectors, whose ``names`` travel
-``side``                      what both sides have; ``quarantine``: which children are switched off
-``scheduler_side``            the scheduler's side; ``requests``: what of it is about one request
-``worker_side``               a worker's side
-``choice``, ``loads``         who loads, and who may say that a load ended; ``blocks``: what it is to fill
-``saves``, ``last_report``    who still stores, and the one report too many that this can bring
-``metadata``, ``params``      what children send each other and clients, as one; ``view``: a child's own part again
-``events``, ``stats``         what they tell and count, by child; ``prom``: the same as metrics
-============================= =============================================================================
+================== ===============================================================================================
+``connector``      both sides under one name
+``questions``      what an engine asks the class before there is an object
+``scheduler_side`` the scheduler's side; ``requests``: its calls about one request
+``worker_side``    a worker's side; ``side``: what both sides have
+``children``       from a configuration to named connectors
+``names``          names in payloads that no child may have
+``quarantine``     which children are switched off
+``choice``         which child loads for a request
+``loads``          loads in flight: who may report the end of one; ``blocks``: the blocks that one fills
+``saves``          who still stores; ``last_report``: of an aborted load and a store, the engine hears once
+``metadata``       what the sides send each other, with a slot for each child; ``view``: what one child sees of it
+``params``         the children's ``kv_transfer_params`` as one dictionary
+``events``         the children's events; ``stats``: their numbers; ``prom``: the same for Prometheus
+================== ===============================================================================================
 """
 
 from kv_multi.connector import MultiConnector

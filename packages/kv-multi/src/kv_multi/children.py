@@ -11,8 +11,8 @@ A child is named by ``name``, or else by its class and its place in the list (``
 engine decides for all of itself (``engine_id``, ``kv_buffer_device``, ``kv_load_failure_policy``) a child takes
 from the parent where it says nothing of its own. Nobody's configuration is changed: a child gets a copy of the
 engine's, with another ``kv_transfer_config`` and a mark that it is a child. By that mark a MultiConnector knows
-that another one calls it (``is_outermost``), also if a child between them hands calls on: that child makes a copy
-of its own configuration and replaces ``kv_transfer_config``, and the mark, which lies beside it, stays.
+that another one calls it (``is_outermost``), also if a child between them hands calls on. That child makes a copy
+of its own configuration and replaces ``kv_transfer_config``; the mark, which lies beside it, stays.
 """
 
 from collections.abc import Mapping, Sequence

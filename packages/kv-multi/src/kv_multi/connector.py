@@ -1,8 +1,8 @@
 """``MultiConnector``: several connectors as one. The first child that has the tokens loads, all of them store.
 
-Every member of the connector interface has a rule by which the children answer it, stated where it is carried out:
-in the side of the object's role (``scheduler_side`` and ``requests``, ``worker_side``, and ``side`` for both), or
-below, with ``questions``, for what is asked of the class. Its role is that of all its children.
+Every member of the connector interface has a rule by which the children answer it. It is stated where it is
+carried out: in the side of the object's role (``scheduler_side`` and ``requests``, ``worker_side``, and ``side``
+for both). For what is asked of the class it is below, and in ``questions``. Its role is that of all its children.
 """
 
 from typing import Any, cast

@@ -1,8 +1,8 @@
 """Who is loading: only the child that was told to load may say that a load ended, once.
 
 An engine counts on one report for each asynchronous load; a second one, or one for a request that isn't waiting,
-kills it. So the scheduler's side (``LoadsInFlight``) tells the workers the loader of each asynchronous load, and a
-worker's side (``LoadReports``) drops every report by anybody else, every second report, and reports of loads it
+kills it. So the scheduler's side (``LoadsInFlight``) tells the workers which child does each asynchronous load. A
+worker's side (``LoadReports``) drops reports by any other child, every second report, and reports of loads that it
 wasn't told of. The load of an aborted request is reported like any other: its blocks are held until then.
 
 When a child is switched off, its loads end as failures: the asynchronous ones are reported as finished and failed.

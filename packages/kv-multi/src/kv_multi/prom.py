@@ -1,10 +1,10 @@
 """The children's Prometheus metrics: registered once for each name, told apart by the label ``child``.
 
 Prometheus refuses to register a metric twice, and children of one class (or of related classes) want the same
-metrics. So each child builds its metrics as it would alone, but for two things: every label list has the label
-``child`` at its end, with the child's name as the value, and a metric that another child has registered before is
-used again instead of registered again. All children have the label, also an only one, so that a dashboard doesn't
-change when a child is added. Children of a nested MultiConnector are named by their path, ``outer/inner``.
+metrics. So each child builds its metrics as it would alone, but for two things. Every label list has the label
+``child`` at its end, with the child's name as the value. And a metric that another child has registered before is
+used again, not registered again. All children have the label, also an only one, so that a dashboard doesn't change
+when a child is added. Children of a nested MultiConnector are named by their path, ``outer/inner``.
 
 A metric has the same labels for everybody, so children that give one metric different labels can't share it. The
 info metric of kv-offload is such a one: its labels say what the child's medium is like. The first child registers

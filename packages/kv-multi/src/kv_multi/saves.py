@@ -9,7 +9,7 @@ A child with ``save: false`` is told so by its role, which becomes ``kv_consumer
 offer data, ``save_kv_layer`` and ``register_finished_partial_tail``, are not called. So a child that obeys its
 role stores nothing, and neither does one that stores in the layer hook. A child that ignores its role and plans
 its stores in its scheduler side, or copies in ``wait_for_save``, still stores. Nothing keeps it from that, since
-all other calls are bookkeeping: a planned store that never ran would be waited for for ever, and blocks that a
+all other calls are bookkeeping. A planned store that never ran would be waited for for ever. And blocks that a
 child holds (True from ``request_finished``) must not be freed under its copy, whatever it was told.
 """
 

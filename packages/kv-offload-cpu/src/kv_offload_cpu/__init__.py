@@ -2,17 +2,23 @@
 
 Start at ``CPUOffloadingSpec``, which makes the manager for the scheduler and the worker for each worker process.
 
-======================== ==================================================================================
-``spec``                 from a configuration (``options``, ``sizing``) to both sides
-``manager``              the scheduler's side, in the order of a chunk's life; ``at_once``: without copies
-``chunks/``              what it keeps: which chunks are there, come in and are waited for
-``policy/``              who leaves; each is a file
-``slots/``               slot numbers, which both of these keep in columns
-``load_store_spec``      what it tells the worker; ``stats`` and ``info``: what both count and publish
-``worker``               the worker's side: jobs become pages, and each is reported once
-``memory``               host memory, of one worker or in a ``shared_region`` of all; what is ``available``
-``copy/``                what moves bytes
-======================== ==================================================================================
+=================== ===================================================================================
+``spec``            from a configuration to both sides
+``options``         what an operator can set; ``sizing``: how many chunks that makes, and of which size
+**deciding**        the scheduler's side
+``manager``         answers the scheduler; ``at_once``: the same without copies, for replays
+``chunks/``         which chunks are there, come in, and are waited for
+``policy/``         which chunk leaves; each policy is a file
+``slots/``          lists and sets of slot numbers, for both of these
+**copying**         the worker's side
+``worker``          turns jobs into pages, and reports each once
+``memory``          the memory itself; ``shared_region``: where all workers share it
+``available``       how much memory the machine has left
+``copy/``           moves the bytes
+**between them**    what one tells the other
+``load_store_spec`` in which slots a job finds its chunks
+``stats``           what is counted; ``info``: what is published once
+=================== ===================================================================================
 
 What needs numpy is imported when it is first asked for.
 """

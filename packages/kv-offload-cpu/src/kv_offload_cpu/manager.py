@@ -1,9 +1,13 @@
 """The scheduler's side of host memory: which chunks are there, which are pinned, which leave.
 
-The manager joins four things that know nothing of each other: the pool, which has the state of every chunk (see
-there for the states and how they are kept); the policy, which has the order in which chunks leave; the tracker,
-which says what is worth storing; and what is told to others, events and counters. How an offer gets its places is
-in ``chunks.intake``.
+The manager joins four things that know nothing of each other:
+
+- the pool has the state of every chunk (see there for the states and how they are kept);
+- the policy has the order in which chunks leave;
+- the tracker says what is worth storing;
+- events and counters tell others what happened.
+
+How an offer gets its places is in ``chunks.intake``.
 
 **Invariants** (``check`` recounts them, and everything below): the policy holds exactly the chunks that are in
 flight or resident. A lookup is a HIT only when every byte landed. A ``prepare_store`` that is refused changes

@@ -1,20 +1,27 @@
 """Files on a disk as an offloading medium: chunks outlive the engine, and are not taken on trust.
 
 Start at ``FileOffloadingSpec``, which makes the manager for the scheduler and the worker for each worker process.
+Both are those of host memory (``kv_offload_cpu``), with what files need in addition.
 
-======================== ==================================================================================
-``spec``                 from a configuration (``options``) to both sides
-``manager``              the scheduler's side: host memory's, which begins with what it finds in the file
-``restore``              what it finds: the chunks that all ranks have
-``folder``               where the files of an engine are; ``layers``: which layers they hold, of a pipeline
-``home``, ``epoch``      whose they are now, and since when they count
-``load_store_spec``      what the manager tells the worker; ``stats`` and ``info``: what both count and publish
-``worker``               the worker's side: host memory's, which knows whose chunks it moves
-``engine``               what moves them, in two moves, by way of ``bays`` of ``staging`` memory
-``lanes``                which chunks go next, each way; ``telling``: which of its problems are logged
-``slot_file``, ``label`` the files of one rank: the bytes, and what each slot says of itself
-``sharing/``             engines of one machine that read each other's chunks
-======================== ==================================================================================
+=================== =========================================================================================
+``spec``            from a configuration (``options``) to both sides
+``folder``          where an engine's files are; ``layers``: which layers of a pipeline they hold
+``home``            whose files they are now; ``epoch``: since when their chunks count
+**deciding**        the scheduler's side
+``manager``         begins with the chunks that it finds in the files; ``restore``: those that all ranks have
+**copying**         the worker's side
+``worker``          tells the engine whose chunks a job moves
+``engine``          moves each chunk in two steps, by way of a bay of memory
+``bays``            the bays; ``staging``: how stores and loads share them
+``lanes``           which chunk goes next in each direction
+``slot_file``       the files of one rank; ``label``: what each slot says of itself
+``telling``         which problems are logged
+**between them**    what one tells the other
+``load_store_spec`` in which slots a job finds its chunks
+``stats``           what is counted; ``info``: what is published once
+**several engines** on one machine
+``sharing/``        they read each other's chunks
+=================== =========================================================================================
 
 What needs numpy is imported when it is first asked for.
 """

@@ -1,14 +1,17 @@
 """The connector that offloads an LLM engine's KV cache: what to store and load, for any offloading medium.
 
-================ ============================================================================================
-``connector``    ``OffloadingConnector``: both sides under one name
-``scheduler/``   the side that decides, and ``worker/``, the one that acts; each says what is where in it
-``describe``     what both know of the engine, and ``shape/``: how requests lie in its groups' blocks and in chunks
-``metadata``     what they tell each other
-``options``      what an operator can set
-``metrics``      what is counted; ``prom``: for Prometheus; ``log``: what is logged
-``clock``        the only place that reads time
-================ ============================================================================================
+================= =========================================================
+``connector``     ``OffloadingConnector``: both sides under one name
+``scheduler/``    the side that decides
+``worker/``       the side that acts
+``describe``      what both know of the engine
+``medium_config`` what a medium is told of it
+``shape/``        how requests lie in blocks and in chunks
+``metadata``      what the sides tell each other
+``options``       what an operator can set
+``metrics``       what is counted; ``prom``: the same for Prometheus
+``log``           what is logged; ``clock``: the only place that reads time
+================= =========================================================
 """
 
 from typing import TYPE_CHECKING, Final

@@ -1,7 +1,7 @@
 """Loads, call by call: promises, and what the engine makes of them."""
 
 import pytest
-from kv_offload_calls import fill, gpu, key, plan, report, run
+from kv_offload_calls import arrive, ask, begin_load, fill, gpu, key, plan, report, run
 from kv_offload_configs import FULL, STATE, WINDOW, Blocks, Request, kv_cache_config, step
 from kv_offload_medium import Slots
 
@@ -50,9 +50,7 @@ class TestLoads:
     def test_who_only_loads_lets_go_of_what_it_loaded(self, fenced):
         connector, manager = fenced(role="kv_consumer")
         a = Request("a", range(9))
-        fill(manager, a, 2)
-        connector.on_new_request(a)
-        assert connector.get_num_new_matched_tokens(a, 0) == (8, True)
+        assert ask(connector, manager, a, 2) == (8, True)
         connector.update_state_after_alloc(a, Blocks([1, 2, 3]), 8)
         assert list(connector.build_connector_meta(step()).load_jobs) == [0]
         assert manager.pins.total() == 2
@@ -77,11 +75,8 @@ class TestLoads:
     def test_what_was_loaded_before_a_preemption_is_stored_where_it_is_gone_and_computed_after_it(self, fenced):
         connector, manager = fenced()
         a = Request("a", range(12))
-        fill(manager, a, 2)
-        connector.on_new_request(a)
-        assert connector.get_num_new_matched_tokens(a, 0) == (8, True)
-        connector.update_state_after_alloc(a, Blocks([1, 2]), 8)
-        connector.build_connector_meta(step())
+        assert ask(connector, manager, a, 2) == (8, True)
+        begin_load(connector, a, [1, 2], 8)
         report(connector, done=[0])
         connector.update_state_after_alloc(a, Blocks([1, 2, 3]), 0)
         a.num_computed_tokens = 8
@@ -113,9 +108,7 @@ class TestLoads:
     def test_all_but_the_last_token(self, fenced):
         connector, manager = fenced()
         a = Request("a", range(8))
-        fill(manager, a, 2)
-        connector.on_new_request(a)
-        assert connector.get_num_new_matched_tokens(a, 0) == (7, True)
+        assert ask(connector, manager, a, 2) == (7, True)
         assert connector.get_num_new_matched_tokens(a, 4) == (3, True)
 
     def test_chunks_are_named_once_somebody_needs_them(self, fenced):
@@ -139,17 +132,14 @@ class TestLoads:
 
     def test_the_first_chunk_decides_where_it_is_needed(self, fenced):
         connector, manager = fenced()
-        a = Request("a", range(17), params={"max_load_tokens": 0})
-        connector.on_new_request(a)
+        a = arrive(connector, Request("a", range(17), params={"max_load_tokens": 0}))
         asked, manager.lookup = [], lambda key, context: asked.append(key) or LookupResult.MISS
         assert connector.get_num_new_matched_tokens(a, 4) == (0, False)
         assert asked == []  # nothing may be loaded
-        b = Request("b", range(6))
-        connector.on_new_request(b)
+        b = arrive(connector, Request("b", range(6)))
         assert connector.get_num_new_matched_tokens(b, 4) == (0, False)
         assert asked == []  # b doesn't fill its second chunk
-        c = Request("c", range(17))
-        connector.on_new_request(c)
+        c = arrive(connector, Request("c", range(17)))
         assert connector.get_num_new_matched_tokens(c, 4) == (0, False)
         assert asked == [key(c, 1)]
 
@@ -179,9 +169,7 @@ class TestLoads:
     def test_as_far_as_its_sender_wants(self, fenced, caplog, wish, found, found_after_8):
         connector, manager = fenced()
         a = Request("a", range(16), params={"max_load_tokens": wish})
-        fill(manager, a, 4)
-        connector.on_new_request(a)
-        assert connector.get_num_new_matched_tokens(a, 0) == (found, found > 0)
+        assert ask(connector, manager, a, 4) == (found, found > 0)
         assert connector.get_num_new_matched_tokens(a, 8) == (found_after_8, found_after_8 > 0)
         ignored = f"expected a whole number of at least 0, got {wish!r}; it is ignored"
         said = [f"request a: kv_transfer_params.max_load_tokens: {ignored}"] if wish in (-1, "4") else []
@@ -298,9 +286,7 @@ class TestLoads:
     def test_a_table_without_a_block_for_it(self, fenced, table, job):
         connector, manager = fenced()
         a = Request("a", range(13))
-        fill(manager, a, 3)
-        connector.on_new_request(a)
-        assert connector.get_num_new_matched_tokens(a, 0) == (12, True)
+        assert ask(connector, manager, a, 3) == (12, True)
         connector.update_state_after_alloc(a, Blocks(table), 12)
         assert connector.build_connector_meta(step()) == plan(loads={0: TransferJob("a", None, job)})
         assert not manager.pins.total()
@@ -424,12 +410,9 @@ class TestLoads:
     def test_what_was_promised_is_gone(self, fenced):
         connector, manager = fenced()
         a = Request("a", range(13))
-        fill(manager, a, 3)
-        connector.on_new_request(a)
-        assert connector.get_num_new_matched_tokens(a, 0) == (12, True)
+        assert ask(connector, manager, a, 3) == (12, True)
         del manager.resident[key(a, 1)]
-        connector.update_state_after_alloc(a, Blocks([1, 2, 3]), 12)
-        assert connector.build_connector_meta(step()) == plan(loads={0: TransferJob("a", None, gpu(1, 2, 3))})
+        assert begin_load(connector, a, [1, 2, 3], 12) == plan(loads={0: TransferJob("a", None, gpu(1, 2, 3))})
         assert not manager.pins.total()
         report(connector, done=[0], failed=[0])
         manager.resident[key(a, 1)] = 1
@@ -439,20 +422,15 @@ class TestLoads:
     def test_while_it_loads_nothing_more_is_promised(self, fenced):
         connector, manager = fenced()
         a = Request("a", range(13))
-        fill(manager, a, 3)
-        connector.on_new_request(a)
-        assert connector.get_num_new_matched_tokens(a, 0) == (12, True)
-        connector.update_state_after_alloc(a, Blocks([1, 2, 3]), 12)
-        connector.build_connector_meta(step())
+        assert ask(connector, manager, a, 3) == (12, True)
+        begin_load(connector, a, [1, 2, 3], 12)
         assert connector.get_num_new_matched_tokens(a, 0) == (0, False)
         connector.build_connector_meta(step())
 
     def test_only_the_last_answer_counts(self, fenced):
         connector, manager = fenced()
         a = Request("a", range(13))
-        fill(manager, a, 3)
-        connector.on_new_request(a)
-        assert connector.get_num_new_matched_tokens(a, 0) == (12, True)
+        assert ask(connector, manager, a, 3) == (12, True)
         manager.answers[key(a, 1)] = LookupResult.HIT_PENDING
         assert connector.get_num_new_matched_tokens(a, 0) == (None, False)
         with pytest.raises(KVError, match=r"^request a: 12 tokens are to be loaded, 0 were promised$"):
@@ -474,11 +452,8 @@ class TestLoads:
             connector, manager = fenced()
             manager.policy = policy
             a = Request("a", range(12))
-            fill(manager, a, 2)
-            connector.on_new_request(a)
-            connector.get_num_new_matched_tokens(a, 0)
-            connector.update_state_after_alloc(a, Blocks([1, 2]), 8)
-            connector.build_connector_meta(step())
+            ask(connector, manager, a, 2)
+            begin_load(connector, a, [1, 2], 8)
             report(connector, done=[0])
             seen = []
             manager.prepare_store = lambda ks, ctx, seen=seen: seen.extend(ks)

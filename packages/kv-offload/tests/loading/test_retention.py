@@ -6,6 +6,7 @@ from itertools import product
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
+from kv_offload_calls import arrive
 from kv_offload_configs import FULL, STATE, WINDOW, Request, kv_cache_config, step
 from kv_offload_reach import is_reachable
 
@@ -183,8 +184,7 @@ def test_where_all_is_reached_every_chunk_is(layout, prompt):
 @pytest.mark.parametrize(("shared", "blocks"), [(16, [13, 14, 19, 20]), (0, [19, 20]), (40, [19, 20])])
 def test_a_request_stores_the_end_of_its_prompts_window(make, manager, shared, blocks):
     connector = make(hold_blocks="never", retention=0, cache=kv_cache_config(((FULL, 4, 0), (WINDOW, 4, 5))))
-    a = Request("a", range(40))
-    connector.on_new_request(a)
+    a = arrive(connector, Request("a", range(40)))
     table = [*range(1, 11)], [*range(11, 21)]
     a.shared_prefix_boundary = shared
     connector.get_num_new_matched_tokens(a, 0)
@@ -195,8 +195,7 @@ def test_a_request_stores_the_end_of_its_prompts_window(make, manager, shared, b
 
 def test_what_others_share_counts_as_far_as_it_may_be_stored(make):
     connector = make(hold_blocks="never", retention=0, cache=kv_cache_config(((FULL, 16, 0), (WINDOW, 4, 13))))
-    a = Request("a", range(40), params={"max_offload_tokens": 24})
-    connector.on_new_request(a)
+    a = arrive(connector, Request("a", range(40), params={"max_offload_tokens": 24}))
     a.shared_prefix_boundary = 32
     connector.get_num_new_matched_tokens(a, 0)
     tables = [1, 2, 3], [*range(11, 21)]

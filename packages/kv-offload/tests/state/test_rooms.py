@@ -3,6 +3,7 @@
 import logging
 
 import pytest
+from kv_offload_calls import arrive
 from kv_offload_configs import FULL, WINDOW, Blocks, Request, kv_cache_config, make, step
 from kv_offload_medium import ScriptedSpec, StrictManager
 
@@ -37,8 +38,7 @@ def told(*rooms):
 
 def begin(connector, name="a"):
     """A request whose first step computes two blocks; the stores of that step."""
-    request = Request(name, range(8))
-    connector.on_new_request(request)
+    request = arrive(connector, Request(name, range(8)))
     assert connector.get_num_new_matched_tokens(request, 0) == (0, False)
     connector.update_state_after_alloc(request, Blocks([1, 2]), 0)
     return request, connector.build_connector_meta(step(new=[(name, ([1, 2],))], counts={name: 8})).store_jobs

@@ -4,7 +4,7 @@ import gc
 import weakref
 
 import pytest
-from kv_offload_calls import fill, gpu, key, keys, plan, report, run
+from kv_offload_calls import arrive, ask, gpu, key, keys, plan, report, run
 from kv_offload_configs import FULL, STATE, WINDOW, Blocks, Request, kv_cache_config, make, step, vllm_config
 from kv_offload_medium import Slots
 from kv_offload_pool import Pool, QueueingPool
@@ -32,8 +32,7 @@ def late(fenced):
 
 def leave(connector, name="a", table=(5, 6, 7), count=13, first=0, **config):
     """A request comes, computes all, samples a token, and ends."""
-    request = Request(name, range(first, first + count), **config)
-    connector.on_new_request(request)
+    request = arrive(connector, Request(name, range(first, first + count), **config))
     assert not run(connector, request, [*table]).store_jobs
     assert connector.request_finished(request, [*table]) == (False, None)
     return request
@@ -99,8 +98,7 @@ def test_it_is_looked_again_when_half_has_been_given_away(late):
     leave(connector)
     pool.next = [*range(30, 30 + LOOKED_AT), 7, 6, 5]
     go_on(connector)
-    b = Request("b", range(100))
-    connector.on_new_request(b)
+    b = arrive(connector, Request("b", range(100)))
     connector.get_num_new_matched_tokens(b, 12)
     connector.update_state_after_alloc(b, Blocks([5, 6, 7, *range(30, 37)]), 0)
     go_on(connector, new=[("b", ([5, 6, 7, *range(30, 37)],))], counts={"b": 28})
@@ -121,8 +119,7 @@ def test_who_left_nothing_is_not_looked_for(late):
 def test_what_somebody_else_got_is_lost(late):
     connector, _, pool = late()
     leave(connector)
-    b = Request("b", range(20, 28))
-    connector.on_new_request(b)
+    b = arrive(connector, Request("b", range(20, 28)))
     run(connector, b, [6, 20])
     pool.next = [7, 6, 5]
     assert stored(go_on(connector)) == [[5, 7]]
@@ -131,8 +128,7 @@ def test_what_somebody_else_got_is_lost(late):
 def test_what_was_given_away_in_the_very_step_is_lost(late):
     connector, _, pool = late()
     leave(connector)
-    b = Request("b", range(20, 28))
-    connector.on_new_request(b)
+    b = arrive(connector, Request("b", range(20, 28)))
     connector.get_num_new_matched_tokens(b, 0)
     connector.update_state_after_alloc(b, Blocks([6, 20]), 0)
     pool.next = [7, 5]
@@ -154,8 +150,7 @@ def test_a_chunk_of_several_blocks_is_stored_whole_or_not_at_all(late, lost, fou
     connector, _, pool = late(blocks_per_chunk=2)
     leave(connector, table=(5, 6, 7, 8, 9), count=21)
     if lost is not None:
-        b = Request("b", range(50, 54))
-        connector.on_new_request(b)
+        b = arrive(connector, Request("b", range(50, 54)))
         run(connector, b, [lost])
     pool.next = [8, 5]
     assert stored(go_on(connector)) == found
@@ -174,14 +169,12 @@ def test_what_is_left_of_a_chunk_does_not_take_anothers_along(late):
     """Of a request that had one of its blocks found on the GPU, and computed the other anew."""
     connector, _, pool = late(blocks_per_chunk=2)
     leave(connector, table=(5, 6), count=9)
-    b = Request("b", [*range(4), *range(70, 75)])
-    connector.on_new_request(b)
+    b = arrive(connector, Request("b", [*range(4), *range(70, 75)]))
     run(connector, b, [5, 16], local=4)
     connector.request_finished(b, [5, 16])
     pool.next = [6, 40]
     assert stored(go_on(connector)) == []
-    c = Request("c", range(20, 24))
-    connector.on_new_request(c)
+    c = arrive(connector, Request("c", range(20, 24)))
     run(connector, c, [11])
     pool.next = [5]
     assert stored(go_on(connector)) == [[5, 16]]
@@ -189,8 +182,7 @@ def test_what_is_left_of_a_chunk_does_not_take_anothers_along(late):
 
 def test_several_groups_are_stored_together(late):
     connector, _, pool = late(cache=kv_cache_config(((FULL, 4, 0), (FULL, 8, 0))))
-    a = Request("a", range(17))
-    connector.on_new_request(a)
+    a = arrive(connector, Request("a", range(17)))
     tables = ([5, 6, 7, 8], [11, 12])
     connector.get_num_new_matched_tokens(a, 0)
     connector.update_state_after_alloc(a, Blocks(*tables), 0)
@@ -206,8 +198,7 @@ def test_several_groups_are_stored_together(late):
 def test_who_is_preempted_leaves_what_it_had(late):
     """What it computes when it goes on lies elsewhere, and is left by itself when it ends."""
     connector, manager, pool = late(offload_prompt_only=False)
-    a = Request("a", range(14), prompt=8)
-    connector.on_new_request(a)
+    a = arrive(connector, Request("a", range(14), prompt=8))
     run(connector, a, [5, 6, 7, 8])
     a.num_computed_tokens = 0  # as vLLM's scheduler has it by then
     go_on(connector, preempted=["a"])
@@ -227,9 +218,7 @@ def test_who_is_preempted_leaves_what_it_had(late):
 def test_who_is_loading_leaves_nothing(late):
     connector, manager, pool = late()
     a = Request("a", range(13))
-    fill(manager, a, 3)
-    connector.on_new_request(a)
-    assert connector.get_num_new_matched_tokens(a, 0) == (12, True)
+    assert ask(connector, manager, a, 3) == (12, True)
     connector.update_state_after_alloc(a, Blocks([5, 6, 7]), 12)
     go_on(connector)
     manager.resident.clear()
@@ -242,9 +231,7 @@ def test_who_is_loading_leaves_nothing(late):
 def test_what_was_loaded_is_stored_again_if_the_medium_has_it_no_more(late):
     connector, manager, pool = late()
     a = Request("a", range(13))
-    fill(manager, a, 3)
-    connector.on_new_request(a)
-    connector.get_num_new_matched_tokens(a, 0)
+    ask(connector, manager, a, 3)
     connector.update_state_after_alloc(a, Blocks([5, 6, 7, 8]), 12)
     go_on(connector)
     report(connector, done=[0])
@@ -272,11 +259,9 @@ def test_whoever_gets_a_block_that_is_being_stored_waits(late):
     leave(connector)
     pool.next = [7, 6]
     assert stored(go_on(connector)) == [[6, 7]]
-    b = Request("b", range(20, 28))
-    connector.on_new_request(b)
+    b = arrive(connector, Request("b", range(20, 28)))
     assert run(connector, b, [20, 21]).jobs_to_flush == set()
-    c = Request("c", range(30, 34))
-    connector.on_new_request(c)
+    c = arrive(connector, Request("c", range(30, 34)))
     assert run(connector, c, [7]).jobs_to_flush == {0}
     report(connector, done=[0])
     assert len(manager.resident) == 2
@@ -296,8 +281,7 @@ def test_what_finds_no_room_is_lost(late):
 def test_of_what_is_found_on_the_gpu_again_the_last_who_had_it_tells(late):
     connector, manager, pool = late()
     leave(connector)
-    b = Request("b", [*range(13), 98, 97, 96, 95])
-    connector.on_new_request(b)
+    b = arrive(connector, Request("b", [*range(13), 98, 97, 96, 95]))
     run(connector, b, [5, 6, 7, 8], local=12)
     pool.next = [40]
     assert stored(go_on(connector)) == []
@@ -353,8 +337,7 @@ def test_without_a_prefix_cache_chunks_are_stored_at_once(manager):
     config.cache_config.enable_prefix_caching = False
     connector = OffloadingConnector(config, KVConnectorRole.SCHEDULER, kv_cache_config())
     connector.bind_gpu_block_pool(Pool())
-    a = Request("a", range(8))
-    connector.on_new_request(a)
+    a = arrive(connector, Request("a", range(8)))
     assert stored(run(connector, a, [1, 2])) == [[1, 2]]
 
 

@@ -3,7 +3,7 @@
 from types import SimpleNamespace
 
 import pytest
-from kv_offload_calls import fill, gpu, keys, plan, report, run
+from kv_offload_calls import arrive, ask, begin_load, fill, gpu, keys, plan, report, run
 from kv_offload_configs import FULL, WINDOW, Blocks, Request, kv_cache_config, step
 from kv_offload_medium import Slots
 
@@ -18,8 +18,7 @@ from kv_offload.shape.layout import Group, Layout
 
 class TestFences:
     def begin(self, connector, name="a", table=(1, 2), first_token=0):
-        a = Request(name, range(first_token, first_token + 8))
-        connector.on_new_request(a)
+        a = arrive(connector, Request(name, range(first_token, first_token + 8)))
         run(connector, a, list(table))
         return a
 
@@ -28,20 +27,17 @@ class TestFences:
         a = self.begin(connector)
         assert not connector.has_pending_block_frees()  # nothing is held for it
         connector.request_finished(a, [1, 2])
-        b = Request("b", [9] * 9)
-        connector.on_new_request(b)
+        b = arrive(connector, Request("b", [9] * 9))
         meta = run(connector, b, [7, 2, 8], count=1)
         assert meta == plan(flush={0})
 
     def test_a_store_may_be_new_and_flushed(self, fenced):
         connector, _ = fenced(offload_prompt_only=False)
-        a = Request("a", range(9), prompt=2)
-        connector.on_new_request(a)
+        a = arrive(connector, Request("a", range(9), prompt=2))
         run(connector, a, [1, 2, 3], count=3)
         a.num_computed_tokens = 8
         connector.request_finished(a, [1, 2, 3])
-        b = Request("b", [9])
-        connector.on_new_request(b)
+        b = arrive(connector, Request("b", [9]))
         assert run(connector, b, [2]) == plan(
             stores={0: TransferJob("a", gpu(1, 2), Slots([0, 1]), is_computed=True)}, flush={0}
         )
@@ -49,8 +45,7 @@ class TestFences:
     def test_a_hit_does_not_wait(self, fenced):
         connector, _ = fenced()
         connector.request_finished(self.begin(connector), [1, 2])
-        b = Request("b", [*range(8), 99])
-        connector.on_new_request(b)
+        b = arrive(connector, Request("b", [*range(8), 99]))
         assert run(connector, b, [1, 2, 3], local=8).jobs_to_flush == set()
 
     def test_blocks_of_other_loads_copies_and_more_tokens_count(self, fenced):
@@ -61,14 +56,12 @@ class TestFences:
         untouched = self.begin(connector, "z", [9, 10], first_token=30)
         for request, table in ((a, [1, 2]), (b, [3, 4]), (c, [5, 6]), (untouched, [9, 10])):
             connector.request_finished(request, table)
-        d = Request("d", [9] * 8)
-        connector.on_new_request(d)
+        d = arrive(connector, Request("d", [9] * 8))
         connector.get_num_new_matched_tokens(d, 0)
         connector.update_state_after_alloc(d, Blocks([1, 8]), 0)
         output = step(more=[("e", ([3],))])
         output.kv_cache_block_copies = [SimpleNamespace(src_block_id=5, dst_block_id=6)]
-        e = Request("e", [1])
-        connector.on_new_request(e)
+        arrive(connector, Request("e", [1]))
         assert connector.build_connector_meta(output).jobs_to_flush == {0, 1, 2}
 
     def test_who_was_never_announced_waits_too(self, fenced):
@@ -92,8 +85,7 @@ class TestFences:
         connector, _ = fenced()
         a = self.begin(connector)
         connector.get_num_new_matched_tokens(a, 0)
-        b = Request("b", [9])
-        connector.on_new_request(b)
+        b = arrive(connector, Request("b", [9]))
         assert run(connector, b, [1]).jobs_to_flush == {0}
 
     def test_who_goes_on_after_a_pause_waits_for_none_of_its_own_blocks(self, fenced):
@@ -109,8 +101,7 @@ class TestFences:
 
     def test_a_session_waits_for_what_slid_out_of_its_window_and_is_its_again(self, make):
         connector = make(hold_blocks="never", cache=kv_cache_config(((WINDOW, 4, 4),)))
-        a = Request("a", range(16))
-        connector.on_new_request(a)
+        a = arrive(connector, Request("a", range(16)))
         connector.get_num_new_matched_tokens(a, 0)
         assert connector.build_connector_meta(step(new=[("a", ([1, 2],))], counts={"a": 8})).store_jobs
         a.num_computed_tokens = 8
@@ -128,8 +119,7 @@ class TestFences:
         a = self.begin(connector)
         report(connector, done=[0])
         connector.request_finished(a, [1, 2])
-        b = Request("b", [9])
-        connector.on_new_request(b)
+        b = arrive(connector, Request("b", [9]))
         assert run(connector, b, [1]).jobs_to_flush == set()
 
     def test_a_window_may_lose_what_is_being_stored(self, make, manager):
@@ -214,14 +204,12 @@ class TestFences:
 
     def test_a_window_leaves_blocks_behind(self, make, manager):
         connector = make(hold_blocks="never", cache=kv_cache_config(((FULL, 4, 0), (WINDOW, 4, 4))))
-        a = Request("a", range(16))
-        connector.on_new_request(a)
+        a = arrive(connector, Request("a", range(16)))
         connector.get_num_new_matched_tokens(a, 0)
         meta = connector.build_connector_meta(step(new=[("a", ([1, 2], [3, 4]))], counts={"a": 7}))
         assert meta.store_jobs[0].src_spec == GPULoadStoreSpec([1, 3], (1, 1), (0, 0))
         a.num_computed_tokens = 7
-        b = Request("b", [99] * 4)
-        connector.on_new_request(b)
+        arrive(connector, Request("b", [99] * 4))
         # the window's blocks 3 and 4 slid out; 4 is given to b before it was stored
         meta = connector.build_connector_meta(
             step(new=[("b", ([8], [4]))], more=[("a", ([5, 6], [7, 9]))], counts={"b": 1, "a": 9})
@@ -233,8 +221,7 @@ class TestFences:
 class TestHolds:
     def test_a_request_is_stored_when_it_has_ended(self, held):
         connector, manager = held
-        a = Request("a", range(9), prompt=8)
-        connector.on_new_request(a)
+        a = arrive(connector, Request("a", range(9), prompt=8))
         assert run(connector, a, [1, 2, 3]) == plan()
         assert connector.request_finished_all_groups(a, ([1, 2, 3],)) == (True, None)
         assert connector.has_pending_block_frees()
@@ -248,8 +235,7 @@ class TestHolds:
 
     def test_what_is_held_is_freed_when_it_was_reported_also_after_a_reset(self, held):
         connector, _ = held
-        a = Request("a", range(9))
-        connector.on_new_request(a)
+        a = arrive(connector, Request("a", range(9)))
         run(connector, a, [1, 2, 3])
         assert connector.request_finished(a, [1, 2, 3]) == (True, None)
         connector.reset_cache()
@@ -277,11 +263,8 @@ class TestHolds:
     def test_never_while_a_load_is_in_flight(self, held, reset):
         connector, manager = held
         a = Request("a", range(9))
-        fill(manager, a, 1)
-        connector.on_new_request(a)
-        assert connector.get_num_new_matched_tokens(a, 0) == (4, True)
-        connector.update_state_after_alloc(a, Blocks([1]), 4)
-        connector.build_connector_meta(step())
+        assert ask(connector, manager, a, 1) == (4, True)
+        begin_load(connector, a, [1], 4)
         if reset:
             connector.reset_cache()
         a.num_computed_tokens = 8
@@ -290,8 +273,7 @@ class TestHolds:
 
     def test_an_end_before_anything(self, held):
         connector, _ = held
-        a = Request("a", range(9))
-        connector.on_new_request(a)
+        a = arrive(connector, Request("a", range(9)))
         assert connector.request_finished(a, []) == (False, None)
         assert connector.request_finished(a, []) == (False, None)
 

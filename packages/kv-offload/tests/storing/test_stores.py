@@ -1,7 +1,7 @@
 """Stores, call by call: what is stored when, and what becomes of it."""
 
 import pytest
-from kv_offload_calls import fill, gpu, key, keys, plan, report, run
+from kv_offload_calls import arrive, ask, gpu, key, keys, plan, report, run
 from kv_offload_configs import FULL, STATE, WINDOW, Blocks, Request, kv_cache_config, step
 from kv_offload_medium import Slots
 
@@ -28,8 +28,7 @@ def three_that_come_together(connector):
 class TestStores:
     def test_as_chunks_become_complete(self, fenced):
         connector, manager = fenced(blocks_per_chunk=2)
-        a = Request("a", range(20))
-        connector.on_new_request(a)
+        a = arrive(connector, Request("a", range(20)))
         assert run(connector, a, [5, 6, 7], count=10) == plan(stores={0: TransferJob("a", gpu(5, 6), Slots([0]))})
         meta = connector.build_connector_meta(step(more=[("a", ([9, 8],))], counts={"a": 10}))
         assert meta == plan(stores={1: TransferJob("a", gpu(7, 9, index=2), Slots([1]))})
@@ -38,8 +37,7 @@ class TestStores:
 
     def test_run_ahead_stores_known_tokens_only(self, fenced):
         connector, _ = fenced(offload_prompt_only=False)
-        a = Request("a", range(6))
-        connector.on_new_request(a)
+        a = arrive(connector, Request("a", range(6)))
         run(connector, a, [1, 2, 3])
         a.num_computed_tokens = 8  # two steps ahead, with drafts: tokens 6 and 7 are not known
         assert connector.build_connector_meta(step(more=[("a", None)], counts={"a": 1})) == plan()
@@ -53,8 +51,7 @@ class TestStores:
         cache = kv_cache_config()
         cache.kv_cache_groups[0].is_eagle_group = is_draft
         connector, _ = fenced(cache=cache, offload_prompt_only=False)
-        a = Request("a", range(8), params={"max_offload_tokens": limit})
-        connector.on_new_request(a)
+        a = arrive(connector, Request("a", range(8), params={"max_offload_tokens": limit}))
         assert run(connector, a, [1, 2, 3, 4]).store_jobs[0].src_spec == gpu(1, 2)  # a prompt's is there already
         stored = []
         for known in (9, 10, 11, 12, 13):
@@ -68,8 +65,7 @@ class TestStores:
         cache = kv_cache_config()
         cache.kv_cache_groups[0].is_eagle_group = True
         connector, _ = fenced(cache=cache, offload_prompt_only=False)
-        a = Request("a", range(8))
-        connector.on_new_request(a)
+        a = arrive(connector, Request("a", range(8)))
         run(connector, a, [1, 2, 3, 4])
         stored = []
         for known, drafts in ((9, 0), (10, 0), (11, 0), (12, 2), (13, 2)):
@@ -83,8 +79,7 @@ class TestStores:
         cache = kv_cache_config()
         cache.kv_cache_groups[0].is_eagle_group = True
         connector, _ = fenced(cache=cache, offload_prompt_only=False)
-        a = Request("a", range(11), prompt=4)
-        connector.on_new_request(a)
+        a = arrive(connector, Request("a", range(11), prompt=4))
         run(connector, a, [1, 2, 3])
         a.tokens += [11, 12]
         a.num_computed_tokens = 12
@@ -94,8 +89,7 @@ class TestStores:
 
     def test_at_the_end_what_drafts_computed_is_left_out(self, fenced):
         connector, manager = fenced(offload_prompt_only=False)
-        a = Request("a", range(7))
-        connector.on_new_request(a)
+        a = arrive(connector, Request("a", range(7)))
         run(connector, a, [1, 2, 3])
         a.tokens.append(7)  # sampled, and computed with a draft after it that was rejected
         a.num_computed_tokens = 9
@@ -105,8 +99,7 @@ class TestStores:
 
     def test_the_prompt_only(self, fenced):
         connector, manager = fenced()
-        a = Request("a", range(12), prompt=8)
-        connector.on_new_request(a)
+        a = arrive(connector, Request("a", range(12), prompt=8))
         assert run(connector, a, [1, 2, 3]).store_jobs[0].src_spec == gpu(1, 2)
         assert connector.request_finished(a, [1, 2, 3]) == (False, None)
         assert connector.build_connector_meta(step(finished="a")) == plan()
@@ -114,8 +107,7 @@ class TestStores:
 
     def test_a_step_that_completes_no_chunk_looks_at_nothing(self, fenced, monkeypatch):
         connector, _ = fenced(offload_prompt_only=False)
-        a = Request("a", range(8))
-        connector.on_new_request(a)
+        a = arrive(connector, Request("a", range(8)))
         run(connector, a, [1, 2, 3])
         a.num_computed_tokens, hashes = 8, a.block_hashes
         looked = []
@@ -133,8 +125,7 @@ class TestStores:
 
     def test_steps_that_went_by_untold_count(self, fenced):
         connector, _ = fenced(offload_prompt_only=False)
-        a = Request("a", range(8))
-        connector.on_new_request(a)
+        a = arrive(connector, Request("a", range(8)))
         run(connector, a, [1, 2, 3])
         connector.side.skip_steps(3)
         a.tokens += range(8, 12)
@@ -144,8 +135,7 @@ class TestStores:
 
     def test_a_prompt_that_grows_is_looked_at_when_twice_as_much_is_known(self, fenced):
         connector, _ = fenced()
-        a = Request("a", range(20), prompt=8)
-        connector.on_new_request(a)
+        a = arrive(connector, Request("a", range(20), prompt=8))
         assert run(connector, a, [1, 2, 3, 4, 5], count=10).store_jobs[0].src_spec == gpu(1, 2)
         stored = []
         for known in range(11, 21):
@@ -157,8 +147,7 @@ class TestStores:
 
     def test_a_long_prompt_waits_for_an_eighth_of_what_it_offered(self, fenced):
         connector, _ = fenced(offload_prompt_only=False)
-        a = Request("a", range(4 * 40))
-        connector.on_new_request(a)
+        a = arrive(connector, Request("a", range(4 * 40)))
         waiting = [0, 2] * 4 + [0, 0, 3] * 3 + [0, 0, 0, 4]
         assert self.chunk_by_chunk(connector, a, 40) == [1] * 16 + waiting + [0, 0, 3], "the last ones wait less"
         a.tokens += range(8)
@@ -169,9 +158,7 @@ class TestStores:
     def test_what_was_loaded_was_not_offered(self, fenced):
         connector, manager = fenced()
         a = Request("a", range(4 * 40))
-        fill(manager, a, 20)
-        connector.on_new_request(a)
-        assert connector.get_num_new_matched_tokens(a, 0) == (80, True)
+        assert ask(connector, manager, a, 20) == (80, True)
         connector.update_state_after_alloc(a, Blocks([*range(1, 21)]), 80)
         loading = connector.build_connector_meta(step())
         report(connector, done=loading.load_jobs)
@@ -181,21 +168,18 @@ class TestStores:
     @pytest.mark.parametrize("tokens", [4 * 19, 4 * 19 + 3])
     def test_the_last_chunk_that_its_sender_wants_waits_for_no_other(self, fenced, tokens):
         connector, _ = fenced()
-        a = Request("a", range(4 * 40), params={"max_offload_tokens": tokens})
-        connector.on_new_request(a)
+        a = arrive(connector, Request("a", range(4 * 40), params={"max_offload_tokens": tokens}))
         assert self.chunk_by_chunk(connector, a, 40) == [1] * 16 + [0, 2, 1] + [0] * 21
 
     def test_a_prompt_that_loses_blocks_one_by_one_waits_for_nothing(self, fenced):
         connector, _ = fenced(cache=kv_cache_config(((FULL, 4, 0), (WINDOW, 4, 200))))
-        a = Request("a", range(4 * 40))
-        connector.on_new_request(a)
+        a = arrive(connector, Request("a", range(4 * 40)))
         assert self.chunk_by_chunk(connector, a, 40) == [2] * 40
 
     def test_a_long_prompt_without_room_for_all_it_offers_waits_for_nothing_more(self, fenced):
         connector, manager = fenced()
         manager.capacity = 17
-        a = Request("a", range(4 * 40))
-        connector.on_new_request(a)
+        a = arrive(connector, Request("a", range(4 * 40)))
         assert self.chunk_by_chunk(connector, a, 18) == [1] * 16 + [0, 1]
         manager.capacity = 99
         report(connector, done=[0])
@@ -204,8 +188,7 @@ class TestStores:
 
     def test_what_a_long_prompt_has_not_offered_it_offers_when_it_ends(self, fenced):
         connector, _ = fenced()
-        a = Request("a", range(4 * 40))
-        connector.on_new_request(a)
+        a = arrive(connector, Request("a", range(4 * 40)))
         assert self.chunk_by_chunk(connector, a, 17) == [1] * 16 + [0]
         connector.request_finished(a, [*range(1, 18)])
         meta = connector.build_connector_meta(step(finished="a"))
@@ -234,16 +217,14 @@ class TestStores:
     )
     def test_as_far_as_its_sender_wants(self, fenced, params, stored):
         connector, manager = fenced()
-        a = Request("a", range(12), params=params)
-        connector.on_new_request(a)
+        a = arrive(connector, Request("a", range(12), params=params))
         run(connector, a, [1, 2, 3])
         assert len(manager.storing) == stored
 
     def test_what_there_was_no_room_for_is_offered_again(self, fenced):
         connector, manager = fenced()
         manager.capacity = 1
-        a = Request("a", range(13))
-        connector.on_new_request(a)
+        a = arrive(connector, Request("a", range(13)))
         assert run(connector, a, [1, 2, 3, 4]).store_jobs[0].src_spec == gpu(1)
         assert manager.log == [("refused", 3)]
         manager.capacity = 2
@@ -262,8 +243,7 @@ class TestStores:
     def test_every_refusal_of_the_medium_is_counted(self, fenced):
         connector, manager = fenced()
         manager.capacity = 1
-        a = Request("a", range(17))
-        connector.on_new_request(a)
+        a = arrive(connector, Request("a", range(17)))
         run(connector, a, [1, 2, 3, 4, 5])
         assert manager.log == [("refused", 4), ("refused", 2)]
         assert connector.get_kv_connector_stats().data["data"][ALLOCATION_FAILURE] == {(): 2}
@@ -305,8 +285,7 @@ class TestStores:
     def test_retries_get_rarer(self, fenced):
         connector, manager = fenced()
         manager.capacity = 0
-        a = Request("a", range(12))
-        connector.on_new_request(a)
+        a = arrive(connector, Request("a", range(12)))
         run(connector, a, [1, 2, 3])
         for _ in range(200):
             connector.build_connector_meta(step(more=[("a", None)], counts={"a": 1}))
@@ -390,9 +369,7 @@ class TestStores:
         connector, manager = fenced()
         manager.capacity = 1
         a, b = Request("a", range(5)), Request("b", range(10, 15))
-        fill(manager, a, 1)
-        connector.on_new_request(a)
-        assert connector.get_num_new_matched_tokens(a, 0) == (4, True)
+        assert ask(connector, manager, a, 1) == (4, True)
         connector.update_state_after_alloc(a, Blocks([1, 2]), 4)
         connector.on_new_request(b)
         meta = run(connector, b, [3, 4])
@@ -434,8 +411,7 @@ class TestStores:
     def test_a_prompt_without_room_is_not_offered_with_each_piece(self, fenced):
         connector, manager = fenced()
         manager.capacity = 0
-        a = Request("a", range(4 * 40))
-        connector.on_new_request(a)
+        a = arrive(connector, Request("a", range(4 * 40)))
         run(connector, a, list(range(1, 41)), count=4)
         steps = [0]
         for number in range(1, 40):
@@ -448,8 +424,7 @@ class TestStores:
     def test_once_there_was_room_it_is_offered_again_soon(self, fenced):
         connector, manager = fenced()
         manager.capacity = 0
-        a = Request("a", range(4 * 40))
-        connector.on_new_request(a)
+        a = arrive(connector, Request("a", range(4 * 40)))
         run(connector, a, list(range(1, 41)), count=4)
         steps = [0]
         for number in range(1, 40):
@@ -464,8 +439,7 @@ class TestStores:
     def test_after_a_reset_it_is_offered_again_at_once(self, fenced):
         connector, manager = fenced()
         manager.capacity = 0
-        a = Request("a", range(4 * 40))
-        connector.on_new_request(a)
+        a = arrive(connector, Request("a", range(4 * 40)))
         run(connector, a, list(range(1, 41)), count=4)
         for _ in range(3):  # in the second it is offered again, and then two steps are passed over
             connector.build_connector_meta(step(more=[("a", None)], counts={"a": 4}))
@@ -484,22 +458,19 @@ class TestStores:
 
     def test_who_never_arrived_is_passed_over(self, fenced):
         connector, _ = fenced()
-        a = Request("a", range(8))
-        connector.on_new_request(a)
+        arrive(connector, Request("a", range(8)))
         output = step(new=[("x", ([7, 8],)), ("a", ([1, 2],))], counts={"x": 8, "a": 8})
         assert [job.src_spec for job in connector.build_connector_meta(output).store_jobs.values()] == [gpu(1, 2)]
 
     def test_local_hits_are_offered(self, fenced):
         connector, _ = fenced()
-        a = Request("a", range(12))
-        connector.on_new_request(a)
+        a = arrive(connector, Request("a", range(12)))
         assert run(connector, a, [1, 2, 3], local=8).store_jobs[0].src_spec == gpu(1, 2, 3)
 
     def test_of_a_chunk_of_states_the_last(self, make, manager):
         groups = ((FULL, 4, 0), (STATE, 4, 0))
         connector = make(hold_blocks="never", blocks_per_chunk=2, cache=kv_cache_config(groups))
-        a = Request("a", range(16))
-        connector.on_new_request(a)
+        a = arrive(connector, Request("a", range(16)))
         connector.get_num_new_matched_tokens(a, 0)
         meta = connector.build_connector_meta(step(new=[("a", ([1, 2, 3, 4], [5, 6, 0, 7]))], counts={"a": 16}))
         assert [job.src_spec for job in meta.store_jobs.values()] == [
@@ -511,8 +482,7 @@ class TestStores:
     def test_what_slid_out_of_a_window_is_stored_from_where_it_was(self, fenced):
         connector, manager = fenced(cache=kv_cache_config(((FULL, 4, 0), (WINDOW, 4, 5))))
         manager.capacity = 0
-        a = Request("a", range(13))
-        connector.on_new_request(a)
+        a = arrive(connector, Request("a", range(13)))
         connector.get_num_new_matched_tokens(a, 0)
         connector.build_connector_meta(step(new=[("a", ([1, 2, 3, 4], [5, 6, 7, 8]))], counts={"a": 13}))
         a.num_computed_tokens = 13
@@ -546,8 +516,7 @@ class TestStores:
 
     def test_a_failed_store_is_dropped(self, fenced):
         connector, manager = fenced()
-        a = Request("a", range(8))
-        connector.on_new_request(a)
+        a = arrive(connector, Request("a", range(8)))
         run(connector, a, [1, 2])
         report(connector, done=[0], failed=[0])
         assert (manager.resident, manager.storing) == ({}, {})
@@ -555,8 +524,7 @@ class TestStores:
 
     def test_a_store_that_was_given_up_stays_in_its_place_until_it_ends(self, fenced):
         connector, manager = fenced()
-        a = Request("a", range(4))
-        connector.on_new_request(a)
+        a = arrive(connector, Request("a", range(4)))
         run(connector, a, [1])
         report(connector, done=[0], failed=[0], unended=[0])
         assert manager.fenced == {key(a, 0): "store"}
@@ -566,8 +534,7 @@ class TestStores:
 
     def test_ranks_are_counted(self, fenced):
         connector, manager = fenced(world_size=3)
-        a = Request("a", range(4))
-        connector.on_new_request(a)
+        a = arrive(connector, Request("a", range(4)))
         run(connector, a, [1])
         report(connector, done=[0])
         report(connector, done=[0], failed=[0])
@@ -578,8 +545,7 @@ class TestStores:
 
     def test_a_consumer_stores_nothing(self, fenced):
         connector, _manager = fenced(role="kv_consumer")
-        a = Request("a", range(8))
-        connector.on_new_request(a)
+        a = arrive(connector, Request("a", range(8)))
         assert run(connector, a, [1, 2]) == plan()
         assert connector.request_finished(a, [1, 2]) == (False, None)
         assert connector.build_connector_meta(step(finished="a")) == plan()

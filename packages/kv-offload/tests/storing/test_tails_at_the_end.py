@@ -1,7 +1,7 @@
 """Tails of a request that is aborted where its tail ends."""
 
 import pytest
-from kv_offload_calls import plan, report
+from kv_offload_calls import arrive, plan, report
 from kv_offload_configs import FULL, STATE, Blocks, kv_cache_config, step
 from kv_offload_medium import Slots
 from kv_offload_tails import CACHE, TABLES, begin, request, tail, tail_jobs
@@ -123,6 +123,5 @@ def test_nobody_and_nothing(tails):
     connector, _ = tails()
     assert connector.register_finished_partial_tail(request(), TABLES, OFFERS) is False
     coarse, _ = tails(kv_cache_config(((FULL, 8, 0), (STATE, 8, 0)), hands_over=True))
-    a = request()
-    coarse.on_new_request(a)
+    a = arrive(coarse, request())
     assert coarse.register_finished_partial_tail(a, TABLES, OFFERS) is False

@@ -35,6 +35,18 @@ def report(connector, **jobs):
     connector.side.check()
 
 
+def arrive(connector, request):
+    """A request arrives."""
+    connector.on_new_request(request)
+    return request
+
+
+def begin_load(connector, request, table, tokens):
+    """Allocate blocks for tokens that were promised, and plan a step that loads them alone."""
+    connector.update_state_after_alloc(request, Blocks(table), tokens)
+    return connector.build_connector_meta(step())
+
+
 def run(connector, request, table, count=None, local=0):
     """Admit a request without a load and let it compute."""
     connector.get_num_new_matched_tokens(request, local)
@@ -52,3 +64,9 @@ def fill(manager, request, count, per_chunk=1):
     """Make chunks resident."""
     for chunk in range(count):
         manager.resident[key(request, chunk, per_chunk)] = chunk
+
+
+def ask(connector, manager, request, chunks):
+    """A request arrives of which so many chunks are in the medium: how much of it can be loaded."""
+    fill(manager, request, chunks)
+    return connector.get_num_new_matched_tokens(arrive(connector, request), 0)

@@ -1,16 +1,17 @@
 """KV connectors between two engines: prefill here, decode there.
 
-``P2PConnector`` is the one for engines of today. What belongs to the first family (``SimpleConnector`` and what it
-is built of) is imported when it is first asked for.
+``P2PConnector`` is the one for engines of today. vLLM's first family (``SimpleConnector`` and its parts) is
+imported when it is first asked for.
 
-==================== ======================================================================================
-``connector``        ``P2PConnector``: its two sides, and the wire between engines, are in ``pulling/``
-``first/``           the first family of connectors, with its pipes and lookup buffers
-``frames``           what goes over a connection, for both
-``sockets``          where they listen and connect
-``extra_config``     what is set in ``kv_connector_extra_config``, read and checked for both
-``clock``, ``log``   the only place that reads time for them, and what they log
-==================== ======================================================================================
+================ ==================================================================
+``connector``    ``P2PConnector``
+``pulling/``     its two sides, and the wire between engines
+``first/``       the first family, with its pipes and lookup buffers
+**for both**     families
+``frames``       what goes over a connection; ``sockets``: listening and connecting
+``extra_config`` reads and checks ``kv_connector_extra_config``
+``log``          what is logged; ``clock``: the only place that reads time
+================ ==================================================================
 """
 
 from typing import TYPE_CHECKING, Final

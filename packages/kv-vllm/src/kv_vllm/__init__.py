@@ -1,25 +1,33 @@
 """Where these packages meet vLLM itself. Importing this imports no vLLM; what needs it comes when it is used.
 
-``OffloadingConnector``, ``P2PConnector``, ``MultiConnector``, ``RecordingConnector`` and ``TraceConnector`` are
-for a ``kv_transfer_config`` with ``kv_connector_module_path: kv_vllm``, ``HostOffloadingSpec`` for vLLM's own
-connector, with ``spec_module_path: kv_vllm``. ``inside_vllm`` makes a connector of your own one of vLLM's.
-``python -m kv_vllm`` compares the testbed and the contract with the installed vLLM.
+For a ``kv_transfer_config`` with ``kv_connector_module_path: kv_vllm``: ``OffloadingConnector``, ``P2PConnector``,
+``MultiConnector``, ``RecordingConnector`` and ``TraceConnector``. With ``spec_module_path: kv_vllm``, for vLLM's
+own connector: ``HostOffloadingSpec``. ``inside_vllm`` makes a connector of your own one of vLLM's. ``python -m
+kv_vllm`` compares the testbed and the contract with the installed vLLM.
 
-========================= =================================================================================
-``connectors/``           ours inside vLLM, and our host memory under vLLM's own
-``recording/``            what a live engine asks its connector, as a schedule; its requests, as a trace
-``smoke/``                one vLLM without our connector and one with it
-``drift/``                where vLLM's classes and ours differ
-``differential/``         the testbed's engine against vLLM's schedulers, call by call
-``driver/``               vLLM's own engine under the testbed; ``host_copy`` and ``world_offload`` are media for
-                          it, named in the schedules that it saves, and ``world_p2p`` is a wire
-``tiers/``                vLLM's tiers below host memory in that engine: whoever writes one proves it here
-``translate``             every value of ours that vLLM inspects, and what it becomes there
-``handing_on``            connectors that stand before another one; ``refused``: engines in which none begins
-``vllm_world``            vLLM's configurations, sized like a world of the testbed; ``vllm_scheduler``: vLLM's
-                          schedulers and requests there
-``installed``             which vLLM there is; ``versions``: with which ours work; ``log``: ours in its log
-========================= =================================================================================
+===================== =========================================================================================
+**inside vLLM**       what a server loads
+``connectors/``       our connectors, and our host memory under vLLM's own connector
+``recording/``        writes down a live engine's calls as a schedule, or its requests as a trace
+``translate``         every value of ours that vLLM inspects, and what it becomes there
+``refused``           engines in which our connectors refuse to begin
+``handing_on``        methods that hand each call on to another connector
+``log``               our lines in vLLM's log
+**beside vLLM**       whether it is still what we take it for
+``installed``         which vLLM is installed; ``versions``: with which ours work
+``drift/``            where vLLM's classes and ours differ
+``differential/``     the testbed's engine against vLLM's schedulers, call by call
+``smoke/``            one vLLM without our connector and one with it
+**under the testbed** vLLM's own engine, for ``kv-sim --engine vllm``
+``driver/``           the engine
+``tiers/``            vLLM's tiers below host memory, in that engine
+``vllm_world``        vLLM's configurations, sized like a world
+``vllm_scheduler``    vLLM's schedulers and requests, for a world
+``host_copy``         a medium for vLLM's ``OffloadingConnector`` there; ``world_offload``: the medium for ours
+``world_p2p``         the wire for our ``P2PConnector`` there
+===================== =========================================================================================
+
+Saved schedules name the last three, which is why they stand here.
 """
 
 from typing import TYPE_CHECKING, Final

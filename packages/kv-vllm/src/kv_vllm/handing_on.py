@@ -11,14 +11,14 @@ CALLED: Final = tuple(row.name for row in CONTRACT if row.kind is Kind.METHOD)
 CALLED_WITH_GROUPS: Final = tuple(row.name for row in HMA_CONTRACT)
 
 
-def methods_to(target: str, names: Iterable[str]) -> dict[str, Callable[..., Any]]:
-    """Methods that call those of the object in the attribute ``target``."""
-    return {name: _method_to(target, name) for name in names}
+def methods_to_inner(names: Iterable[str]) -> dict[str, Callable[..., Any]]:
+    """Methods that call those of the object in the attribute ``inner``."""
+    return {name: _method_to_inner(name) for name in names}
 
 
-def _method_to(target: str, name: str) -> Callable[..., Any]:
+def _method_to_inner(name: str) -> Callable[..., Any]:
     def method(self: Any, *args: Any, **kwargs: Any) -> Any:
-        return getattr(getattr(self, target), name)(*args, **kwargs)
+        return getattr(self.inner, name)(*args, **kwargs)
 
     method.__name__ = name
     return method

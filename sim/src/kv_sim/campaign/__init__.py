@@ -1,5 +1,5 @@
-"""Campaigns: every subject over many seeds, until time is up, for ``kv-sim campaign``.
+"""Campaigns, for ``kv-sim campaign``: every subject over many seeds, until time is up.
 
-``processes`` run the seeds, ``found`` is what came of them: failures, and what of the legal was reached;
-``command`` prints both.
+``processes`` runs the seeds. ``found`` collects the failures, and which legal situations were reached. ``command``
+prints both.
 """

@@ -220,7 +220,7 @@ def _children(transfer: KVTransferConfig) -> Iterator[KVTransferConfig]:
         yield from _children(child)
 
 
-def check_groups(subject: Subject, engine: str = BUILTIN_ENGINE) -> None:
+def check_groups(subject: Subject, engine: str) -> None:
     """Refuse a connector that works with one KV cache group where there are several."""
     transfer = subject.transfer_config(WorldConfig())
     if not find_engine(engine).supports_groups(transfer):

@@ -1,5 +1,5 @@
 """Conformance: does a connector do what it claims? For ``kv-sim conform`` and for pytest.
 
-``scenarios`` says what is tried, ``report`` what is said about it; ``command`` tries all of them on the command
-line, and ``items`` makes tests of them for pytest.
+``scenarios`` are the things that are tried, and ``report`` words the result. ``command`` runs them on the command
+line. ``items`` makes pytest tests of them.
 """

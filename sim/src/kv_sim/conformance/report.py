@@ -138,9 +138,7 @@ def tell_failure(
     telling.tell(failure, line, folder, file_stem(name, failure.seed), say=say, note=note)
 
 
-def line_of_scenario(
-    name: str, extra: str | None, subject: Subject, seed: int, engine: str, actions: int = USUAL_ACTIONS
-) -> str:
+def line_of_scenario(name: str, extra: str | None, subject: Subject, seed: int, engine: str, actions: int) -> str:
     """The command that runs a history of a scenario again, whose traits the subject has."""
     return replay_line(
         name,

@@ -127,7 +127,7 @@ def run_scenario(
     scenario: Scenario,
     *,
     start: int = 0,
-    histories: int = USUAL_HISTORIES,
+    histories: int,
     actions: int = USUAL_ACTIONS,
     engine: str,
 ) -> Outcome:

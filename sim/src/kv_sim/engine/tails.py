@@ -1,7 +1,7 @@
 """States that an engine keeps within blocks: vLLM's, where hashes are finer than the blocks of states.
 
-A request's chunk of computing ends where the last hash of its prompt does, and where others were seen to share its
-tokens: there its block of states has the state of this *boundary*, and gets a name for it. The next step of the
+What a request computes in one step ends at the last hash of its prompt, and where others were seen to share its
+tokens. There its block of states has the state of this *boundary*, and gets a name for it. The next step of the
 request would overwrite that: so it first copies the block into another one, which takes over the name, is in no
 table, and is handed over to the connector. A request that ends in between registers its own block.
 

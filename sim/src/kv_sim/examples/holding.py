@@ -1,7 +1,7 @@
 """``HoldingConnector``: wants the blocks of every request that ended for a while, also of one that never had any.
 
 It keeps nothing. The workers report a request two steps after they were told of it, and one step later once more,
-which they must not; so it is driven only below a MultiConnector, which promises that a second report changes
+which they must not. So it is driven only below a MultiConnector, which promises that a second report changes
 nothing.
 """
 

@@ -1,5 +1,5 @@
-"""What becomes of a failure: ``shrink`` makes it short, ``schedule_file`` keeps it, ``report`` says what it is.
+"""What becomes of a failed history: ``shrink`` makes it short, ``schedule_file`` saves it, ``report`` words it.
 
-``telling`` does all three, in an order in which nothing is lost. ``deadline`` says when shrinking has taken long
-enough, or is to be heard of, and ``limits`` which numbers of a file are too large to be replayed.
+``telling`` does all three, in an order in which nothing is lost. ``deadline`` limits how long shrinking takes.
+``limits`` are the largest numbers that a file may have.
 """

@@ -1,9 +1,9 @@
 """Shrinking: from a history that fails to a short one that fails the same way.
 
 Delta debugging over recorded actions: a change is kept if the same invariant still breaks, and actions that the
-world skipped as no longer legal are left out at once. First runs of actions are removed; then requests are made
-plainer and shorter, and the world plainer; runs of small actions are replaced by one ``step``, ``settle`` or
-``reset``; and copies are renumbered, since those that were removed took their numbers with them. All of this is
+world skipped as no longer legal are left out at once. First runs of actions are removed. Then requests are made
+plainer and shorter, and the world plainer. Runs of small actions are replaced by one ``step``, ``settle`` or
+``reset``. Copies are renumbered, since those that were removed took their numbers with them. All of this is
 repeated until nothing gets simpler. Last, a world whose steps overlap is made to say that its engine runs ahead.
 """
 

@@ -1,6 +1,10 @@
-"""Growth: whether a connector's work in the scheduler, or what it keeps, grows with what it should not depend on.
+"""Growth, for ``kv-sim growth``: does a connector's work, or what it keeps, grow with what it shouldn't depend on?
 
-``situations`` of a ``metered`` world come in several sizes, for requests of several ``models``; its ``meter`` says
-how much work the calls in them are. ``kept`` counts what a connector's objects hold when requests have come and
-gone. ``command`` compares the sizes, for ``kv-sim growth``.
+============== ========================================================================================
+``models``     the models whose requests are tried
+``situations`` what is tried, each in several sizes
+``metered``    a world that counts the work in the calls of a connector; ``meter``: how that is counted
+``kept``       counts what the objects of a connector hold after requests have come and gone
+``command``    compares the sizes, and prints
+============== ========================================================================================
 """

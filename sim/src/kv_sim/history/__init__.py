@@ -1,7 +1,10 @@
 """What happens in a world, action by action.
 
-``draws`` draws the world itself. ``choices`` draws the next action of those that are legal, and ``arrivals`` who
-comes; ``clients`` are what some of them send along; ``router`` gives them the ticket of another one, where engines
-serve each other; ``effects`` are what actions do. ``legal`` lists what a campaign must reach, and
-``coverage`` counts what it did.
+============ =================================================================================
+``draws``    draws the world itself: its sizes, and what the claims of its connector add
+``choices``  draws the next action from those that are legal; ``effects``: what an action does
+``arrivals`` draws the requests; ``clients``: what their clients send along
+``router``   brings tickets from one engine to another
+``legal``    what a campaign must reach; ``coverage``: what it did reach
+============ =================================================================================
 """

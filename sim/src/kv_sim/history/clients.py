@@ -1,7 +1,7 @@
 """``Clients``: what they send in ``kv_transfer_params``, which to an engine may be anything.
 
-vLLM hands on what a request brings, so a connector reads a stranger's words: an object in which a value is
-missing, of another kind, or absurd; or, by ``vllm_xargs``, a text or a list in the place of an object (vLLM 0.32
+vLLM hands on what a request brings, so a connector reads what anybody may have written. In the object a value may
+be missing, of another kind, or absurd. By ``vllm_xargs`` there may be a text or a list in its place (vLLM 0.32
 fails at these in its frontend, unless they are empty). Or a ticket that a router brings has lost a word on the
 way, or has another one. None of that may end an engine, and none of it is a wish that a connector could rightly
 fulfil, so what a world expects stays the same.

@@ -1,8 +1,8 @@
 """What a campaign must reach: every legal (action, state of a request) pair and every named situation, as data.
 
 A pair is legal if some subject's world can take the action while a request is in that state *between* actions.
-What is not legal stands here with its reason; a campaign fails for a legal pair that it never reached, and also
-for one that it did reach although this table says that it can't be: then the table is wrong.
+What is not legal stands here with its reason. A campaign fails for a legal pair that it never reached. It also
+fails for a pair that it did reach although this table says that it can't be: then the table is wrong.
 
 What only a trait brings about is expected if a subject of the campaign claims it.
 """

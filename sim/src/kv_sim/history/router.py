@@ -4,10 +4,10 @@ A request that is to be held for another engine says so, and leaves a ticket whe
 another engine, brings that along. Where there is one engine it pulls from itself.
 
 A router is **fair** if each ticket goes once, to a request for exactly the prompt that it is of, and if no more is
-wanted than can be held beside the longest request: then it may be trusted, and nobody needs a time after which a
-hold ends. Of two engines it asks the one that is to hold for one token, as vLLM's routers do. A router that isn't
-fair, for a connector that claims to withstand it (the trait ``tickets``), also gives a ticket to requests that
-only begin with its prompt, to two requests, to requests of another salt, and long after.
+wanted than can be held beside the longest request. Such a router may be trusted, and nobody needs a time after
+which a hold ends. Of two engines it asks the one that is to hold for one token, as vLLM's routers do. A router
+that isn't fair, for a connector that claims to withstand it (the trait ``tickets``), also gives a ticket to
+requests that only begin with its prompt, to two requests, to requests of another salt, and long after.
 
 Between two engines a fair router goes by names. To vLLM's routers both halves are one request, with one
 ``X-Request-Id``, to which each engine adds a hyphen and eight hex digits; some connectors know by it what belongs

@@ -1,23 +1,34 @@
 """Replay of recorded request traces: what a host cache of some size would have been worth.
 
-In a notebook ``open_trace`` reads a trace, ``replay`` runs it through the real manager, and ``size`` says how much
-memory to buy; they are in ``api``. On the command line it is ``command/``.
+In a notebook use ``open_trace``, ``replay`` and ``size``; they are in ``api``. The command line is in
+``command/``.
 
-======================= ===================================================================================
-**a trace**             ``trace``: what one is, ``columns``: how it is held; ``readers/`` make one of a file;
-                        ``observed``: what its own server answered, by its own count
-**what a token takes**  ``kv_model`` (the sum), ``models`` (by name), ``model_config`` (from a file); ``units``
-                        are what people type
-**what caches answer**  ``caches/``: of one size, of all sizes at once, and what no policy beats; ``policies``
-                        are their names
-**replays**             ``results`` of several; ``parallel`` does them ``side_by_side`` in processes, ``stream``
-                        while a trace is read
-**what to buy**         ``sizing``: all that was tried, with what stands ``around`` it; what is ``recommended``
-                        of it, and its ``transfer_config``
-**several servers**     ``routing``: the ways, ``routers`` say who gets what, ``fleet`` holds their shares
-**with time**           ``timed/``: through the engine model, with a clock
-**told to others**      ``report/`` for people; ``oracle`` for other simulators
-======================= ===================================================================================
+=================== ============================================================================
+**a trace**         requests as a server got them
+``trace``           what a trace is; ``columns``: how one is held in memory
+``readers/``        from files of any format to a trace
+``observed``        what the trace's own server counted as hits
+**KV of a token**   how many bytes it takes
+``kv_model``        the sum; ``models``: of known models; ``model_config``: of a ``config.json``
+``units``           sizes as people type them
+**hit rates**       without time
+``caches/``         what caches answer
+``policies``        the names of eviction policies
+``results``         what a replay returns
+``parallel``        several replays at once; ``side_by_side``: the processes that do them
+``stream``          a replay while the trace is still being read
+**sizing**          what to buy
+``sizing``          tries capacities and policies; ``recommended``: picks one of them
+``around``          the caches around the one that is sized
+``transfer_config`` the ``--kv-transfer-config`` to paste
+**several servers** behind a router
+``routing``         the names of routers; ``routers``: which server gets which request
+``fleet``           each server's share of the trace
+**with time**       latency as well as hit rates
+``timed/``          through the engine model, with a clock
+**output**          for people and programs
+``report/``         text, JSON and a page with charts; ``oracle``: a file for other simulators
+=================== ============================================================================
 """
 
 from typing import TYPE_CHECKING

@@ -1,4 +1,4 @@
-"""``Around``: what stands around the memory that is sized, which is host memory, or files on a disk."""
+"""``Around``: the rest of a server whose host memory is sized, or whose files on a disk."""
 
 from dataclasses import dataclass, replace
 from typing import Final
@@ -17,7 +17,7 @@ class Disk:
 
 @dataclass(frozen=True)
 class Around:
-    """What stands around the memory that is sized, whatever its policy and its size."""
+    """All of a server that stays the same while one of its memories is tried with several policies and sizes."""
 
     gpu_blocks: int = 0
     """Of the GPU's prefix cache, in front of it."""

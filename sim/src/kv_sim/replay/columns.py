@@ -253,21 +253,21 @@ class ColumnsBuilder:
         )
 
     def _spool(self) -> None:
-        with self._file("ids").open("ab") as file:
+        with self._ids_file().open("ab") as file:
             self._ids.tofile(file)
         self._spooled += len(self._ids)
         self._ids = array("q")
 
-    def _file(self, name: str) -> Path:
+    def _ids_file(self) -> Path:
         if self._folder is None:
             self._folder = _Folder()
-        return self._folder.path / name
+        return self._folder.path / "ids"
 
     def _blocks(self) -> Ints:
         if not self._spooled:
             return np.array(self._ids, dtype=np.int64)
         self._spool()
-        return np.memmap(self._file("ids"), dtype=np.int64, mode="r")
+        return np.memmap(self._ids_file(), dtype=np.int64, mode="r")
 
 
 def _moved(

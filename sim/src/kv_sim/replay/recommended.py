@@ -1,7 +1,7 @@
 """Which capacity and which policy to take, of those that were tried.
 
 **The knee** is the capacity at which the best policy's token ratio lies highest above the straight line from
-nothing to room for everything: up to there more room buys more than on average, from there on less. Where nothing
+nothing to room for everything. Up to there more room buys more than on average, from there on less. Where nothing
 lies above that line by more than `WORTH_CHANGING`, as where requests go through all of it in turns, there is none,
 and the least that answers the most is recommended.
 

@@ -3,7 +3,7 @@
 A router sees one request after the other, and knows what it sent where. Servers tell it nothing.
 
 By prefix, what a server has to compute are prompt tokens that it wasn't sent before, of this request and of those
-before; these fade, as servers get on with them, so that about `REMEMBERED` requests a server count.
+before. Those before fade, as servers get on with them, so that about `REMEMBERED` requests a server count.
 """
 
 from collections.abc import Callable, Mapping, Sequence

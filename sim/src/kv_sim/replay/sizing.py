@@ -6,7 +6,7 @@ several servers each gets as much, and hits are those of all.
 **Work shared.** LRU at all capacities comes from one pass over the trace; only capacities below the longest
 prompt, and other policies, are replayed, side by side in processes. With a GPU tier of g blocks in front, an LRU
 of c blocks answers together with it what an LRU of max(c, g) does, since both keep the most recent blocks in the
-same order; and so do files behind host memory, if every prompt fits into either. Media that store what the GPU is
+same order. So do files behind host memory, if every prompt fits into either. Media that store what the GPU is
 about to lose have other blocks than it, and are replayed; so are servers that share their disks.
 """
 

@@ -4,9 +4,9 @@ Requests are read, named and fed to every cache part by part, and a part is gone
 all that stays: hits by tier, what was loaded, stored, evicted, refused. They are what a replay of the whole trace
 counts, to the last block.
 
-What needs the whole trace isn't here: MIN looks ahead, a cache without end and the count of different blocks hold
-every id, the age of a hit needs the last use of every block, a series the time of the last request, and routing by
-prefix who was sent each block.
+What needs the whole trace isn't here: MIN looks ahead. A cache without end, and the count of different blocks,
+hold every id. The age of a hit needs the last use of every block. A series needs the time of the last request, and
+routing by prefix needs to know who was sent each block.
 
 Invariants: the caches of each setup, one on each server, have been fed all requests that were read, each one once.
 """

@@ -1,5 +1,10 @@
-"""Looking at a history: ``watch`` tells what an action changed; ``log`` and ``perfetto`` write it.
+"""A history to look at: ``log`` writes it as text, ``perfetto`` as a Chrome trace.
 
-Of each engine ``engine_lines`` says what is new, and ``engine_tracks`` draws it on ``tracks``. ``brief`` has the
-words for any value, which are the same in every run, and ``describe`` those for worlds, actions and requests.
+================= ==========================================================================
+``watch``         a world that tells watchers what each action changed
+``engine_lines``  the lines of a log about one engine
+``engine_tracks`` the tracks of a trace about one engine; ``tracks``: how tracks are written
+``brief``         any value in a few words, the same in every run
+``describe``      a world, an action, a request or a copy in a line
+================= ==========================================================================
 """

@@ -1,7 +1,11 @@
-"""Which chunks are in host memory: what the manager keeps.
+"""Which chunks are in host memory.
 
-``pool`` has their states and every transition between them, with the jobs ``under_way`` and the ``fences`` of
-slots whose chunk was forgotten. ``intake`` decides what of an offer gets a place, and who leaves for it: it asks
-the ``tracker`` whether a chunk was offered often enough, and a policy, which knows requests by their ``runs``.
-``events`` are for who mirrors the cache.
+============= =============================================================================================
+``pool``      the state of every chunk, and every transition
+``under_way`` the jobs on them; ``fences``: slots that such a job still uses, and whose chunk was forgotten
+``intake``    which chunks of an offer get a place, and which leave for them
+``tracker``   whether a chunk was offered often enough to be stored
+``runs``      the object by which a policy knows a request
+``events``    what a mirror of the cache is told
+============= =============================================================================================
 """

@@ -9,7 +9,7 @@ from kv_api import Medium, OffloadingEvent, OffloadKey
 class EventLog:
     """Events since they were last taken. Applied in their order they turn one set of residents into the next."""
 
-    def __init__(self, medium: Medium = Medium.CPU) -> None:
+    def __init__(self, medium: Medium) -> None:
         self._medium = medium
         self._events: list[OffloadingEvent] = []
 

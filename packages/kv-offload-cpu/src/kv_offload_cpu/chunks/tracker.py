@@ -1,8 +1,8 @@
 """Counts how often each chunk was offered, so that only chunks offered often enough are stored.
 
 Most prompts never come back; with a threshold of two, a chunk costs host memory only from its second request on.
-The tracker remembers ``max_size`` keys and forgets the one offered longest ago, but never for a key of the same
-offer: a prompt longer than the tracker would otherwise wipe out its own counts.
+The tracker remembers ``max_size`` keys, and forgets the one offered longest ago. It never does so for a key of the
+same offer, or a prompt longer than the tracker would wipe out its own counts.
 """
 
 from collections import OrderedDict

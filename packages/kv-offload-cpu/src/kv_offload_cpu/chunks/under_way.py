@@ -2,7 +2,7 @@
 
 A job has no id here: its end is told by the keys that it began with, as a list. Jobs are kept by the last of their
 keys, and two lists of the same key objects are compared at next to no cost. If a job ends with other keys than it
-began with, nobody knows which of the jobs kept here it was, so all of them are forgotten, and whoever asks for one
+began with, nobody knows which of the jobs kept here it was. So all of them are forgotten, and whoever asks for one
 looks up each key.
 """
 

@@ -10,8 +10,8 @@ it is. Otherwise what it uses is appended to its own stretch, and ``_places`` sa
 entry in the old stretch is dead and skipped when it is met. So a use is at most one entry and one list item
 written, whatever the length of the list. Dead entries are swept out before they outnumber the live ones.
 
-What comes *late*, after chunks that lie behind it in its request, is appended all the same, and the order is made
-when it is asked for: once for all that came late, and only from the place of the first of them on.
+What comes *late*, after chunks that lie behind it in its request, is appended all the same. The order is made when
+it is asked for: once for all that came late, and only from the place of the first of them on.
 
 Two lists may divide one pool between them: they share ``places``, and a stretch knows its ``home``.
 

@@ -1,5 +1,9 @@
-"""Slot numbers of host memory, and what is kept by them; nothing here knows what a chunk is.
+"""Slot numbers of host memory, and what is kept by them. Nothing here knows what a chunk is.
 
-``columns`` have an item for each slot, ``free`` are those that hold nothing, ``pins`` count the jobs that use one,
-and ``pick`` reads many at once.
+=========== ========================================
+``columns`` a value for each slot
+``pick``    reads many items in one call
+``free``    the slots that hold nothing
+``pins``    how many jobs use each slot
+=========== ========================================
 """

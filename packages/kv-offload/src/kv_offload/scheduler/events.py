@@ -1,10 +1,10 @@
 """KV events: what a router is told of the medium.
 
 A manager's events name chunks by their keys. vLLM's form of them is a placeholder: the chunk's own hash, and
-neither tokens nor parent. With ``self_describing_kv_events`` a full-attention chunk is told with the hash of each
-of its blocks, its tokens, its parent and what else the hashes cover, as the GPU's own events are; these payloads
-are noted while a request that has the chunk is alive, and kept until the chunk is told to be gone, so that what
-was stored and what is removed are the same hashes. Chunks that share blocks repeat their hashes: who mirrors them
+neither tokens nor parent. With ``self_describing_kv_events`` the event of a full-attention chunk has what the
+GPU's own events have: the hash of each of its blocks, its tokens, its parent, and what else the hashes cover. This
+is noted while a request that has the chunk is alive, and kept until the chunk is told to be gone. So what was
+stored and what is removed are the same hashes. Chunks that share blocks repeat their hashes: who mirrors them
 counts references. A tail, which ends within a block, is told by all of its hashes, as blocks of the tokens of one.
 """
 

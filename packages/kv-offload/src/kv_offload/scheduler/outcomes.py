@@ -1,8 +1,8 @@
 """What became of jobs: chunks become readable or are dropped, pins end, and nobody relies on what failed.
 
-A failed load drops its chunks, makes them misses for its request, lets the request offer everything again, and
-spoils the stores of the same request that were planned since: they may hold what was computed on it. A reset makes
-every job stale, and the medium is told when the last of those has ended.
+A failed load drops its chunks, makes them misses for its request, and lets the request offer everything again. It
+also spoils the stores of that request that were planned since: they may hold what was computed on it. A reset
+makes every job stale, and the medium is told when the last of those has ended.
 """
 
 from collections.abc import Iterable

@@ -1,5 +1,8 @@
-"""How requests lie in chunks, and what chunks are called: what follows from the engine's groups alone. Pure.
+"""How requests lie in chunks, and what chunks are called: follows from the engine's groups alone. Pure.
 
-``layout``: tokens, blocks and chunks of each group. ``naming``: the keys of chunks and tails. ``reach``: which
-chunks of a window anybody may ever need.
+========== ==============================================
+``layout`` the tokens, blocks and chunks of each group
+``naming`` the keys of chunks and tails
+``reach``  which chunks of a window anybody may ever need
+========== ==============================================
 """

@@ -80,8 +80,8 @@ class Group:
     def chunks_needed(self, local: int, boundary: int) -> range:
         """The chunks that must be there so that a request can go on at ``boundary``.
 
-        Those that a load reads; and of a draft model the one with the token at the boundary, too: then the token
-        before was computed with the same one after it (unless somebody's tokens ended between two chunks).
+        Those that a load reads. For a draft model also the one with the token at the boundary: if it is there, the
+        token before was computed with the same one after it (unless somebody's tokens ended between two chunks).
         """
         chunks = self.chunks_of(self.blocks_to_load(local, boundary))
         if not self.is_draft:

@@ -1,9 +1,9 @@
 """Which chunks of a window are worth storing: those that somebody who goes on may reach.
 
 Where an engine keeps everything that it computed, nearly all are. Requests that share a part of the tokens go on
-where a chunk of a full-attention group ends, or a token before if there is a draft model; one that repeats all of
-them, a token before they end. A short window with finer chunks than that never reads some of them. A window that
-begins anew (chunked local attention) may read any.
+where a chunk of a full-attention group ends, or a token before if there is a draft model. A request that repeats
+all of them goes on a token before they end. A short window with finer chunks than that never reads some of them. A
+window that begins anew (chunked local attention) may read any.
 
 But of a window a chunk for every boundary is a lot, and nearly all are never asked for. So an engine may keep only
 what is before the *retained boundaries* (vLLM's ``prefix_cache_retention_interval``), and what it hands over of

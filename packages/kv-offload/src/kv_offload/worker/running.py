@@ -1,10 +1,10 @@
 """The jobs of one worker: what it copies, and what it has yet to tell of those that ended.
 
-A job is *running* from when it is begun until it ends, is refused, or is *given up*. Each of these is told once:
-to the engine (loads between steps, and stores whose blocks are held, by request; failed loads by block or by
-request) and to the scheduler's side (every job, by id). A job that was given up counts as failed, but its copy may
-still be at work; when that ends after all, only the scheduler's side is told. Reports of unknown jobs, and second
-ones, change nothing.
+A job is *running* from when it is begun until it ends, is refused, or is *given up*. Each of these is told once.
+The engine hears of loads between steps and of stores whose blocks are held, by request, and of failed loads, by
+block or by request. The scheduler's side hears of every job, by id. A job that was given up counts as failed, but
+its copy may still be at work; when that ends after all, only the scheduler's side is told. Reports of unknown
+jobs, and second ones, change nothing.
 
 A store is *distrusted* if its blocks may have been written before it had read them: whatever its end, it failed.
 """

@@ -7,8 +7,8 @@
 * Loads are submitted in ``start_load_kv``; those that the step itself needs are waited for there.
 * Before the engine sleeps ``unregister_kv_caches`` waits for all jobs. The caches come back where they were.
 
-Whatever the medium's worker does with a job, refuse it, fail it, report it twice, never end it or raise an
-``OSError`` or ``RuntimeError``, it ends up as a job that ended or failed (``running``). This file is the one edge.
+The medium's worker may refuse a job, fail it, report it twice, never end it, or raise an ``OSError`` or
+``RuntimeError``. Here it is in any case a job that ended or failed (``running``). This file is the one edge.
 """
 
 from collections.abc import Callable, Collection, Iterable

@@ -1,11 +1,11 @@
 """A *ticket*: what a producer says of the blocks that it holds, as it travels through a client to another engine.
 
 In ``kv_transfer_params`` it has the keys that vLLM's routers know (``do_remote_prefill``, ``remote_host``, …), so
-one that works with vLLM's own connectors works with this one. A ticket says whose KV it is, by a digest of the
-prompt and by what its engine says of its model: who sends it along with another prompt, salt or adapter, or to an
-engine of another model, gets no wrong text, but a prompt that is computed as if there were no ticket. Which blocks
-these are only the producer knows: who pulls names their places in the prompt. Of a group with a window the first
-ones are gone, so a ticket says from which place on there are some.
+one that works with vLLM's own connectors works with this one. A ticket says whose KV it is: by a digest of the
+prompt, and by what its engine says of its model. Somebody may send it along with another prompt, salt or adapter,
+or to an engine of another model. They get no wrong text: the prompt is computed as if there were no ticket. Which
+blocks these are only the producer knows: who pulls names their places in the prompt. Of a group with a window the
+first ones are gone, so a ticket says from which place on there are some.
 """
 
 from array import array

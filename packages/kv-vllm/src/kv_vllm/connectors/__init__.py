@@ -1,7 +1,12 @@
 """Our connectors inside an unmodified vLLM, as its ``kv_transfer_config`` names them.
 
-``inside`` is what each of ours needs to be one of vLLM's, with ``one_load``, which keeps from vLLM's scheduler
-what that would wait for in vain. Ours are ``offloading``, with the metrics that vLLM calls deprecated (``prom``)
-and a look at foreign keys (``keys``) and at too little memory (``room``), ``p2p``, and ``multi``, whose children
-may be vLLM's own (``foreign``). ``host_spec`` is the other way round: our host memory under vLLM's own connector.
+============== ============================================================================================
+``inside``     what each of ours needs to be one of vLLM's
+``one_load``   keeps a request of vLLM's scheduler from waiting for ever after a failed load
+``offloading`` ``OffloadingConnector``; ``prom``: the metrics that vLLM calls deprecated
+``keys``       refuses or warns of settings that it doesn't read; ``room``: warns of too little host memory
+``p2p``        ``P2PConnector``
+``multi``      ``MultiConnector``; ``foreign``: children of it that are vLLM's own
+``host_spec``  the other way round: our host memory under vLLM's own connector
+============== ============================================================================================
 """

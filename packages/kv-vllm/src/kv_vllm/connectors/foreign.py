@@ -19,7 +19,7 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorBase_V1
 from vllm.distributed.kv_transfer.kv_connector.v1.base import supports_hma
 
 from kv_api import ConfigError, KVConnectorBase_V1, SupportsHMA
-from kv_vllm.handing_on import CALLED, CALLED_WITH_GROUPS, methods_to
+from kv_vllm.handing_on import CALLED, CALLED_WITH_GROUPS, methods_to_inner
 from kv_vllm.translate import to_vllm
 
 OURS: Final = ("MultiConnector", "OffloadingConnector", "P2PConnector", "RecordingConnector", "TraceConnector")
@@ -77,7 +77,7 @@ def foreign_class(theirs: Any) -> type[ForeignConnector]:
     if supports_hma(theirs):
         bases += (SupportsHMA,)
         names += CALLED_WITH_GROUPS
-    made = type(theirs.__name__, bases, {"theirs": theirs, "__module__": __name__, **methods_to("inner", names)})
+    made = type(theirs.__name__, bases, {"theirs": theirs, "__module__": __name__, **methods_to_inner(names)})
     assert issubclass(made, ForeignConnector), f"{made} of {bases}"
     return made
 

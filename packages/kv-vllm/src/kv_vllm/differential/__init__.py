@@ -1,6 +1,12 @@
 """The testbed's engine against vLLM's schedulers: the same histories, call by call.
 
-``recorder`` writes the testbed's ``trace`` of a history. ``scheduler`` takes one of vLLM's through it, whose
-connector is a ``bridge`` to the script of the trace; ``comparison`` says where the two part. ``matrix`` has the
-cells, and what is left out of them; ``situations`` count what has happened, and ``run`` does it all.
+============== ========================================================================
+``run``        does all of the following
+``matrix``     which schedulers and configurations are compared, and which are left out
+``recorder``   runs a history in the testbed's engine, and writes its ``trace``
+``scheduler``  takes one of vLLM's schedulers through the trace
+``bridge``     its connector, which answers as the trace says
+``comparison`` where the two part
+``situations`` counts what happened
+============== ========================================================================
 """

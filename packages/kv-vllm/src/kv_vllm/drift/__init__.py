@@ -1,4 +1,5 @@
-"""Where the installed vLLM's classes and ours differ: what ``compare`` finds, and what of it is ``intended``.
+"""Where the installed vLLM's classes and ours differ.
 
-``pairs`` says what of ours stands for what of vLLM's.
+``pairs`` says which class of ours stands for which of vLLM's, ``compare`` finds the differences, and ``intended``
+lists those that are meant.
 """

@@ -1,15 +1,23 @@
 """The engine ``vllm`` of the testbed: vLLM's own schedulers and hooks over the testbed's memory.
 
-``engine`` is what a world drives, ``step`` by step; where drafts are computed beside states, ``drafted_states``
-says which block has which state. ``setup`` makes it: a scheduler of vLLM's, which the testbed reads through a
-``view``, and a ``worker`` for each rank, both with a ``connector`` that hands calls on. The ``ledger`` is what
-vLLM doesn't keep, and ``events`` are what its connectors announce. A ``crash`` in vLLM is a violation, and at
-one of its ``known_faults`` a history ends. ``subjects`` are connectors of vLLM's that can be driven: over
-``tensors`` that are the testbed's memory, and with its copies (``host_copy``, ``world_offload``). ``hunt`` looks
-for failures until time is up.
+==================== ===========================================================================================
+**the engine**       as a world drives it
+``engine``           the whole; ``step``: one step of it; ``setup``: how it is made
+``worker``           the worker of a rank; ``connector``: the connector that vLLM gets, which hands each call on
+``view``             vLLM's scheduler as the testbed reads it; ``ledger``: what vLLM doesn't keep
+``events``           KV events of vLLM's connectors
+``drafted_states``   which block has which state, where drafts are computed beside states
+``crash``            turns an error of vLLM's into a violation
+``known_faults``     known faults of vLLM's own, at which a history ends
+**the surroundings** what a connector of vLLM's finds in a server
+``tensors``          the testbed's memory as tensors; ``device``: a device on which nobody waits
+``streams``          streams and events; ``ranks``: groups of ranks
+``layers``           attention layers; ``ports``: ports to listen on
+**connectors**       that are driven
+``subjects``         known ones, with what they claim
+``classes``          any other, by its name; ``hunt``: looks for failures until time is up
+==================== ===========================================================================================
 
-Any other connector of vLLM's base class is found by ``classes``. Of what it would have in a server it gets a rank
-(``ranks``), attention layers (``layers``), ``ports`` to listen on, streams and events (``streams``), and a
-``device`` that waits for nobody. If its package changes vLLM's runner V1, its class names a worker that is changed
-alike (``setup.RUNNER``).
+If the package of a connector changes vLLM's runner V1, its class names a worker that is changed alike
+(``setup.RUNNER``).
 """

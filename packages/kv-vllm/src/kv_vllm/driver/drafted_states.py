@@ -1,10 +1,10 @@
 """``DraftedStates``: which blocks have the states of a request whose drafts are computed, to vLLM's workers.
 
 A state can't be taken back, so each token of a step with drafts leaves a state of its own. The state after the
-known tokens is in the *running* block, which is where the table has the end of the step; the state after each
-draft is in the next one of the blocks behind it, of which a request has as many as there may be drafts. How many
-drafts were right decides from which of them the next step goes on. If a right draft ends a block, the state
-after it is copied to where the table has that block, for requests that look for it later.
+known tokens is in the *running* block: the one that the table has for the end of the step. Behind it a request has
+as many blocks as there may be drafts, and the state after each draft is in the next one of these. How many drafts
+were right decides from which of them the next step goes on. If a right draft ends a block, the state after it is
+copied to where the table has that block, for requests that look for it later.
 
 The scheduler takes blocks out of a table, and moves those of drafts to its end. A worker is told what is added and
 nothing else, so its tables are kept here.

@@ -1,10 +1,10 @@
 """``Setup``: makes what a ``VllmEngine`` consists of, in vLLM's order: the workers first, then the scheduler.
 
-Whose connector it is decides who makes it and what it gets for a layer: one of a class of vLLM's is made by vLLM's
-factory and gets tensors; any other is made by ours and gets the testbed's ``KVCache``. Both get vLLM's
-configuration. A world is a deployment of its own: its model has a name that no other has, for those whose store
-outlives them, and ``{folder}`` in a text of the extra config is a folder of its own, for those with files. Engines
-that share a store have one folder, and a stranger among them has a model of another name.
+A connector of a class of vLLM's is made by vLLM's factory, and gets tensors for the layers. Any other is made by
+our factory, and gets the testbed's ``KVCache``. Both get vLLM's configuration. A world is a deployment of its own.
+Its model has a name that no other has, for connectors whose store outlives them. ``{folder}`` in a text of the
+extra config is a folder of its own, for connectors with files. Engines that share a store have one folder, and a
+stranger among them has a model of another name.
 """
 
 import shutil

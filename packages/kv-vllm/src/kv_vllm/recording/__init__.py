@@ -1,7 +1,17 @@
-"""What a live engine does, written down: all that its connector is asked, or what its requests were.
+"""Writing down what a live engine does: all calls of its connector, or its requests.
 
-``before`` stands before another connector, whose ``stats`` it hands on with that one's name; ``connector`` writes
-down each call, under a header that has the engine as a ``world``, and ``schedule`` makes a schedule of them;
-``trace`` notes each request, which ``traffic`` writes, with ``nothing`` behind it if no connector is; ``behind``
-is what that keeps. ``clock`` says when it arrived. ``lines`` writes each line of both.
+============= ==========================================================================
+``before``    stands before another connector, and hands each call on
+``nothing``   the one behind it, where none is configured
+``stats``     hands on what the one behind it counts
+**all calls** for the testbed
+``connector`` writes each call
+``world``     the header of the file: the engine as a world
+``schedule``  makes a schedule of such a file
+**requests**  for a replay
+``trace``     hears of each request; ``traffic``: writes it
+``behind``    where the connector behind keeps blocks; ``clock``: when a request arrived
+**for both**  kinds of file
+``lines``     writes a line
+============= ==========================================================================
 """

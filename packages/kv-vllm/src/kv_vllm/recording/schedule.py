@@ -14,8 +14,8 @@ tells.
 A request that is longer than a world of these sizes has room for is left out, and counted: where a group has a
 window an engine holds more, since it lets go what slid out. One that was aborted would have gone on only so far.
 
-Not in a schedule at all: which step a copy ended in, if it began in the same one; what a copy did wrong; drafts;
-what no connector is told of: resets of the engine's prefix cache alone, and that a session's next turn arrives.
+Not in a schedule at all: that a copy ended in the step in which it began; what a copy did wrong; drafts. Nor is
+there what no connector is told of: resets of the engine's prefix cache alone, and the next turns of sessions.
 """
 
 import json

@@ -5,12 +5,12 @@
      "cached_tokens": 32, "loaded_tokens": 16}
 
 These are the fields of Mooncake's traces: milliseconds, tokens, and an id for each full block of the prompt, which
-stands for everything up to its end. Behind them is what the engine's blocks are: of how many tokens, and if all
-are alike and kept for a whole prompt, how many bytes one takes on all workers together, how many the GPU's cache
-has, and what a connector keeps them in (``behind``). The last two are what the engine had of the prompt when it
-first began with it: all of that, and what of it a connector loaded, up to the first block of which that failed; a
-request that ended before has neither. An id is made of the first bytes of the engine's own hash, so it knows what
-the engine knows of a prompt (adapter, images, salt), and holds no text.
+stands for everything up to its end. Behind them stands what the engine's blocks are: of how many tokens, and what
+a connector keeps them in (``behind``). If all are alike and kept for a whole prompt, it also stands there how many
+bytes one takes on all workers together, and how many the GPU's cache has. The last two are what the engine had of
+the prompt when it first began with it: all of that, and what of it a connector loaded, up to the first block whose
+load failed. A request that ended before has neither. An id is made of the first bytes of the engine's own hash, so
+it knows what the engine knows of a prompt (adapter, images, salt), and holds no text.
 
 **Theory of operation.** What a request sampled is known when it ends, and lines are to be in the order of arrival.
 So a request waits for those before it. If one takes so long that too much waits behind it, it is written with

@@ -1,10 +1,14 @@
-"""``TieringOffloadingSpec`` of vLLM's, driven: tiers below host memory, over the testbed's copies.
+"""vLLM's ``TieringOffloadingSpec`` under the testbed: tiers below host memory, over the testbed's copies.
 
-``spec`` is what a configuration names (``spec_module_path: kv_vllm.tiers``): vLLM's own manager of tiers, and the
-testbed's copies between GPU and host. A tier is anybody's, unchanged, with its files and threads. Of the host's
-memory it sees ``rows`` of bytes; when its jobs end is the world's to decide, and what it does with its rows is
-watched (``watch``). ``connector`` is ``OffloadingConnector`` for whoever judges a tier, and not vLLM; the tier of
-``memory_tier`` does right, in memory: an example.
+A tier is anybody's, unchanged, with its files and threads. When its jobs end is for the world to decide.
+
+=============== =============================================================================================
+``spec``        what a configuration names (``spec_module_path: kv_vllm.tiers``): vLLM's own manager of tiers
+``rows``        the host memory that a tier sees
+``watch``       watches what a tier does with it
+``connector``   ``OffloadingConnector`` for a test that judges the tier, and not vLLM
+``memory_tier`` an example: a tier in memory that does everything right
+=============== =============================================================================================
 """
 
 from typing import TYPE_CHECKING, Final

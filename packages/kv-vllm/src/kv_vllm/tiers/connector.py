@@ -1,9 +1,10 @@
 """``TieredConnector``: vLLM's ``OffloadingConnector`` over a tier that is to be judged.
 
-It ends a history where vLLM itself goes wrong, so that no tier is blamed for it: where the scheduler's side of
-``OffloadingConnector`` raises, and where its manager of tiers loads the chunks of a prompt in turns for good,
-since host memory hasn't room for all of them. Before 0.33 the connector takes the blocks of a session's later
-turns for further ones; that is mended here. ``tests/schedules`` has all three as they are without this.
+It ends a history where vLLM itself goes wrong, so that no tier is blamed for it. One such place is where the
+scheduler's side of ``OffloadingConnector`` raises. Another is where its manager of tiers loads the chunks of a
+prompt in turns for ever, since host memory hasn't room for all of them. Before 0.33 the connector takes the blocks
+of a session's later turns for further ones; that is mended here. ``tests/schedules`` has all three as they are
+without this.
 """
 
 from collections import Counter

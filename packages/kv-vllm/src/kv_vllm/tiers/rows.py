@@ -1,8 +1,8 @@
 """``Rows``: the host memory of all ranks as a tier sees it, a row of bytes for each chunk.
 
 A tier gets the address of all rows, and nobody sees when it reads and writes. So they are not the ranks' host
-memory itself: a row is filled from there when somebody is told to read it, and is brought back there when somebody
-was told to write it and has. In between it holds what nobody should use.
+memory itself. A row is filled from there before a tier is told to read it, and brought back there after a tier has
+written it. In between it holds what nobody should use.
 """
 
 import mmap

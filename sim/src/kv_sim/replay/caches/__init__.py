@@ -1,11 +1,17 @@
 """What caches of some size answer of a trace. Knows nothing of routing, of time, or of who asks.
 
-======================== ==================================================================================
-**one size**             ``cache``: request by request, by their ``keys``, with the manager of each ``medium``
-                         that a server has; in front the ``gpu_tier``, or one that says what is ``leaving`` it;
-                         ``homes`` are disks that several servers share
-**all sizes at once**    ``stack``, over the ``shape`` of a trace, to a ``curve``
-**what no policy beats** ``bounds``
-**what is said of it**   ``tally``: hits by tier, ages, a series; ``beside``: what the trace's own server counted
-======================== ==================================================================================
+===================== ====================================================================================
+**one size**          request by request
+``cache``             the loop, with the real manager of each medium (``medium``)
+``keys``              the keys of blocks, as connectors make them
+``gpu_tier``          the GPU's own prefix cache in front; ``leaving``: one that stores what it gives away
+``homes``             files that several servers read
+**all sizes at once** only for LRU
+``stack``             one pass over the trace in the form of its ``shape``; the result is a ``curve``
+**bounds**            that no policy beats
+``bounds``            the offline optimum, and a cache that holds everything
+**figures**           from what happened
+``tally``             hits by tier, ages, a series over time
+``beside``            the replay beside the counts of the trace's own server
+===================== ====================================================================================
 """

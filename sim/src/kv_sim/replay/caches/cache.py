@@ -1,15 +1,18 @@
 """Cache fidelity: the real manager and policies of kv_offload_cpu, request by request, without a clock.
 
-Each request is one after the other what an engine and the offloading connector would make of it: as far as the
-GPU's prefix cache has it, nothing is asked; then the leading run of blocks that the manager has is loaded; then
-everything that was not loaded is offered for a store; or, with ``store_when`` ``evicted``, what earlier requests
-left in GPU blocks that are about to be given away. Every copy has ended before the next request comes, so nothing
-is ever in flight or pinned meanwhile: what a real server loses to copies that are late is what engine fidelity is
-for.
+With each request, one after the other, happens what an engine and the offloading connector would do:
+
+- as far as the GPU's prefix cache has it, nothing is asked;
+- then the leading run of blocks that the manager has is loaded;
+- then everything that was not loaded is offered for a store. With ``store_when`` ``evicted`` it is instead what
+  earlier requests left in GPU blocks that are about to be given away.
+
+Every copy has ended before the next request comes, so nothing is ever in flight or pinned meanwhile: what a real
+server loses to copies that are late is what engine fidelity is for.
 
 With files on a disk behind host memory there are two media, as MultiConnector has them with ``load_policy``
-``longest``: the one that has more of the request loads all that it has, of equals host memory, and each is offered
-what it didn't load itself.
+``longest``. The one that has more of the request loads all that it has; if both have as much, host memory does.
+Each is offered what it didn't load itself.
 
 The GPU's prefix cache is an LRU in which, as in vLLM, a request's tail leaves before its head.
 """

@@ -1,6 +1,10 @@
-"""``kv-sim replay`` and ``kv-sim size``: their options, the files that they write, and what they do in turn.
+"""``kv-sim replay`` and ``kv-sim size``.
 
-``arguments`` are the options, and ``foreign`` those of another fidelity, which are refused; ``selection`` says
-what is meant by what was typed. ``run`` reads, replays and reports, with a bar of ``progress``; ``outputs`` are
-the files.
+============= ===============================================================
+``arguments`` their options
+``foreign``   options that don't go with the chosen fidelity, and are refused
+``selection`` what the options mean
+``run``       reads, replays and reports; ``progress``: the bar meanwhile
+``outputs``   the files that they write
+============= ===============================================================
 """

@@ -1,5 +1,5 @@
-"""What is shown of results: as text, as JSON, and as a page with charts. Nothing is worked out here.
+"""How results are shown: as text, as JSON, and as a page with charts. Nothing is worked out here.
 
-``text`` is what is printed, ``as_json`` what ``--json`` writes, and ``page`` what ``--html`` does: with the charts
-of ``chart``, in the ``style`` that they share. Of a replay with time ``timed/`` has the first two.
+``text`` is what is printed, ``as_json`` what ``--json`` writes, and ``page`` what ``--html`` writes, with charts
+(``chart``) and a style sheet (``style``). For a replay with time the first two are in ``timed/``.
 """

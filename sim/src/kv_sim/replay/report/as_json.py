@@ -10,7 +10,7 @@ from kv_sim.replay.sizing import Sizing
 from kv_sim.replay.stream import StreamReplays
 
 
-def replays_as_json(found: Replays | StreamReplays, model: str | None = None) -> Mapping[str, Any]:
+def replays_as_json(found: Replays | StreamReplays, model: str | None) -> Mapping[str, Any]:
     """What ``replay`` found."""
     data = asdict(found) | {"fidelity": "cache", "model": model}
     if isinstance(found, Replays):
@@ -22,7 +22,7 @@ def replays_as_json(found: Replays | StreamReplays, model: str | None = None) ->
     return data
 
 
-def sizing_as_json(found: Sizing, model: str | None = None) -> Mapping[str, Any]:
+def sizing_as_json(found: Sizing, model: str | None) -> Mapping[str, Any]:
     """What ``size`` found."""
     capacities_bytes = [found.footprint.bytes_of(size) for size in found.capacities]
     return asdict(found) | {

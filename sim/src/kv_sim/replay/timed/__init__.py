@@ -1,20 +1,24 @@
 """Engine fidelity: a trace through the engine model and real connectors, under a model of time.
 
 ``replay_engine(trace, settings)`` says how long the requests of a trace would have waited on a server with a host
-cache, and on the same server without one; ``sweep_engine`` says the same of several sizes, and who meets a goal.
+cache, and on the same server without one. ``sweep_engine`` tries several sizes, and says which meet a goal.
 
-========================= =================================================================================
-``command``               from ``arguments`` to ``settings``; what is known of GPUs and models is ``hardware``
-``replay``                with a connector and without; ``sweep``: with more and more memory, for a ``goal``; both
-                          are done on ``servers``, side by side
-``run``                   one trace on one of them, or on several that share files; ``split``: on some that prefill
-                          for others; ``refuse``: what it can't hold
-``engine/``               what runs there: the testbed's engine with a clock, and the loop of its steps
-``connectors/``           those of a server, over media whose copies are timed
-``timing``                what a step and a copy take; ``link``: what copies take that others are in front of, in
-                          ``lanes``; ``wires``: who pulls what from whom, over a ``network``
-``finished``              what is left at the end; ``answers``: what is said of that
-========================= =================================================================================
+=============== ==================================================================================
+``arguments``   what can be typed; ``command``: makes settings of it
+``settings``    all that a replay depends on; ``hardware``: GPUs and models that are known by name
+``refuse``      settings and traces that a replay can't hold
+``replay``      one setting: with the connector, and without it
+``sweep``       more and more memory; ``goal``: what is to be met
+``servers``     replays on several kinds of servers, in several processes
+``run``         one trace on one server, or on several that share files
+``split``       one trace on servers of which some prefill for the others
+``engine/``     the testbed's engine with a clock, and the loop that drives it
+``connectors/`` real connectors whose copies take time
+``timing``      how long a step and a copy take
+``link``        a link that copies wait for; ``lanes``: jobs that wait for each other
+``network``     how long pulls between servers take; ``wires``: the wire that kv-p2p gets
+``finished``    what a replay leaves behind; ``answers``: the figures that are made of it
+=============== ==================================================================================
 """
 
 from kv_sim.replay.timed.answers import Answers, Copies, Spread

@@ -1,9 +1,9 @@
 """A split fleet: some servers prefill, the others decode; both run kv-p2p's connector, and all have one clock.
 
-A request goes to a server that prefills, for one token. When it has that, a ``Relay`` sends it on to a server
-that decodes, with the ticket that came with its end, as vLLM's routers do: to whoever has the fewest requests, of
-equals to the first. That server pulls the prompt's blocks, and everything that the client gets comes from it, the
-first token, too. A request whose blocks weren't held goes on without a ticket, and is computed anew.
+A request goes to a server that prefills, for one token. When it has that, a ``Relay`` sends it on to a server that
+decodes, with the ticket that came with its end, as vLLM's routers do. It goes to the server that has the fewest
+requests; of equals, to the first. That server pulls the prompt's blocks, and everything that the client gets comes
+from it, the first token, too. A request whose blocks weren't held goes on without a ticket, and is computed anew.
 """
 
 from collections.abc import Mapping, Sequence

@@ -1,21 +1,21 @@
 """The engine for KV caches on a CUDA device, and the ways in which it copies a job.
 
-=================== =======================================================================================
-``engine``          streams, events and order; what a method is, and the one that copies each range by itself
-``methods/``        the others: the driver's batched copy, a kernel, and a buffer on the device
-``table``           which method copies which job
-``trial``           whether a method works on this device, and how fast
-``torch_driver``    what all of them ask of torch
-``streams``         streams and events, of what is given at once or noted
-``giver``           a thread for each lane, that gives what was noted
-``call_loop``       the compiled loops by which it does that
-``gather_kernel``   a kernel, in Triton
-``bulk_call``       a kernel of bulk copies, whose source is ``bulk_kernel.cu``
-``plain_call``      a kernel of short programs for the buffer, whose source is ``plain_kernel.cu``
-``kernel_call``     a launch of these as a call of the driver
-``nvrtc``           compiles them, and loads them
-``batch_call``      the driver's batched copy, by cuda-bindings
-=================== =======================================================================================
+================= ============================================================================================
+**the engine**    and what it chooses from
+``engine``        takes jobs, keeps their order; what a method is, and the plainest one: a copy for each range
+``methods/``      the others: the driver's batched copy, a kernel, and a buffer on the device
+``table``         which method copies which job; ``trial``: measures that on this device
+**the device**    as all of them see it
+``torch_driver``  memory, copies and kernels, by torch
+``streams``       streams and events: calls are made at once, or noted
+``giver``         a thread that makes the noted calls; ``call_loop``: its compiled loops
+``batch_call``    the driver's batched copy, by cuda-bindings
+**kernels**       that methods launch
+``gather_kernel`` moves pages; in Triton
+``bulk_call``     moves pages by bulk copies (``bulk_kernel.cu``)
+``plain_call``    moves pages to the buffer, in short programs (``plain_kernel.cu``)
+``kernel_call``   the launch of the latter two as a call of the driver; ``nvrtc``: compiles them
+================= ============================================================================================
 
 Only ``torch_driver``, ``gather_kernel``, ``nvrtc`` and ``batch_call`` import what needs a device.
 """

@@ -5,8 +5,9 @@ many words as the one with the most takes; a function doesn't see those that it 
 driver's, of whole numbers and addresses, and give 0 or an error, at which a list of calls ends.
 
 ``CallLoop`` makes a list of calls. ``Server`` makes those that are published to it, list after list, in a thread
-that is in the compiled loop until its end: it is told of more by a number in memory, and by a file descriptor that
-it reads when there is nothing to do. Numbers in memory are written so that who sees one sees what came before it.
+that is in the compiled loop until its end. A number in memory tells it of more lists, and so does a file
+descriptor, which it reads when there is nothing to do. Numbers in memory are written so that who sees one sees
+what came before it.
 """
 
 import ctypes

@@ -1,18 +1,18 @@
 """The copy engine for KV caches on a CUDA device: streams and events, and no thread of its own.
 
 **Theory of operation.** There are three lanes, each a stream of its own and a queue: stores, loads, and expedited
-loads, which so overtake the others. For a job its lane's stream first waits for what the compute stream was given
-so far, and so does every other stream of its method: a store must see what the model wrote; a load must not be
-overtaken by a write to the block from before, such as zeroing. Then come an event, the copies, and another event.
-A job has ended when that is reached; since a stream keeps its order, only the head of each queue is ever asked.
+loads, which so overtake the others. For a job, its lane's stream and every other stream of its method first wait
+for what the compute stream was given so far. A store must see what the model wrote. A load must not be overtaken
+by an earlier write to the block, such as zeroing. Then come an event, the copies, and another event. A job has
+ended when that is reached; since a stream keeps its order, only the head of each queue is ever asked.
 
 How the copies of a job are given to a stream is a ``Method``, one for each lane: ``EachRange`` here, and the
 others are in ``methods``. Whatever streams and buffers a method uses, a job begins and ends on its lane's stream.
 
-A device may leave what it is given until it is told to go, and who gives it then may be another thread: what
-fails there is heard of at the job's end. A job that fails half way, at its begin or later, is reported as failed,
-and what it was lent given back, once its streams are known to be idle: until then copies that were already given
-to them may run, and read buffers of the method.
+A device may leave what it is given until it is told to go, and who gives it then may be another thread: what fails
+there is heard of at the job's end. A job that fails half way, at its begin or later, is reported as failed once
+its streams are known to be idle; only then is what it was lent given back. Until then copies that were already
+given to them may run, and read buffers of the method.
 
 **Invariants.** A job is in one queue, or it has ended. What a method lent is with one queued job, or given back;
 unless the device couldn't be asked whether it is still in use, then it goes to nobody.

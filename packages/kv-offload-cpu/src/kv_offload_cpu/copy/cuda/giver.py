@@ -1,14 +1,14 @@
 """Gives a lane's streams what was noted for them, in order, while whoever noted it goes on.
 
 The driver takes half a microsecond and more for each copy of a batch, so a job of some hundred megabytes keeps a
-thread for milliseconds: the one that launches the model's own work, if it is the one that submits. And two
-directions at once are more than one thread can give, where copies are small. So calls of the driver are noted, and
-each lane has a giver, with a thread that makes them and never waits for the interpreter.
+thread for milliseconds. If whoever submits the job does this, it is the thread that launches the model's own work.
+And two directions at once are more than one thread can give, where copies are small. So calls of the driver are
+noted, and each lane has a giver, with a thread that makes them and never waits for the interpreter.
 
 **Theory of operation.** What is noted comes into a list, until ``go``. Lists are numbered, and given in their
-order: a short one by ``go`` itself, if no other is under way, since to wake a thread takes as long as some dozens
-of copies; all others by the thread, to which they are published. What Python itself has to do is a call of Python,
-for which the thread must have the interpreter after all.
+order. If no other is under way, ``go`` gives a short one itself, since to wake a thread takes as long as some
+dozens of copies. All others are published to the thread, which gives them. What Python itself has to do is a call
+of Python, for which the thread must have the interpreter after all.
 
 When an entry fails, nothing more is given: what comes after it in its job would be wrong, and where the next job
 begins the giver doesn't know. All lists from that one on count as failed, until ``drain`` has found the lane's

@@ -1,4 +1,9 @@
-"""The engine for KV caches in host memory: ``engine`` has the threads, ``moves`` shares a job among cores.
+"""The engine for KV caches in host memory.
 
-What moves the bytes is ``memmove``, C's and a call of the kernel, or a compiled loop, ``streaming``.
+============= ============================================================
+``engine``    its threads and queues
+``moves``     shares the ranges of a job among cores
+``memmove``   moves ranges by C's ``memmove``, and by a call of the kernel
+``streaming`` moves ranges by a compiled loop
+============= ============================================================
 """

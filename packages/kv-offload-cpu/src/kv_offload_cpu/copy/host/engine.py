@@ -22,7 +22,6 @@ from typing import NamedTuple
 
 from kv_api import Direction
 from kv_offload_cpu.copy.engine import CopyResult, PageCopies, Urgency
-from kv_offload_cpu.copy.host.memmove import BY_C
 from kv_offload_cpu.copy.host.moves import Mover, move
 from kv_offload_cpu.copy.ranges.addresses import moves
 from kv_offload_cpu.copy.ranges.descriptors import CopyPlan, Ranges
@@ -47,8 +46,8 @@ class HostCopyEngine:
         self,
         plan: CopyPlan,
         tensors: list[DeviceTensor],
-        threads: int = 0,
-        mover: Mover = BY_C,
+        threads: int,
+        mover: Mover,
     ) -> None:
         self._plan = plan
         self._tensors = tensors  # keeps them alive

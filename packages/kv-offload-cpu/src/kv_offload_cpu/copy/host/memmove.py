@@ -1,11 +1,11 @@
 """Moving byte ranges by what every system has: C's ``memmove``, and a call of the kernel for the small ones.
 
 Numpy can't do it well: gathering into an array and scattering from it touches each byte twice, and holds the
-interpreter's lock meanwhile. So large ranges are moved one by one by C's ``memmove``, and small ones by the
-thousand by ``process_vm_readv``, which takes lists of ranges and, aimed at one's own process, is a copy in one
-call of the kernel. Both let go of the lock; the second takes it again a thousand times less often, which is what
-counts beside a thread that computes in Python. Where a sandbox forbids that call, or a system lacks it, small
-ranges go by ``memmove`` too.
+interpreter's lock meanwhile. So large ranges are moved one by one by C's ``memmove``. Small ones are moved by the
+thousand by ``process_vm_readv``, which takes lists of ranges; aimed at one's own process, it is a copy in one call
+of the kernel. Both let go of the lock; the second takes it again a thousand times less often, which is what counts
+beside a thread that computes in Python. Where a sandbox forbids that call, or a system lacks it, small ranges go
+by ``memmove`` too.
 """
 
 import ctypes

@@ -12,8 +12,8 @@ calls nothing. Streaming stores are weakly ordered, so it ends in a fence (on x8
 which both wait for them): who hears of its end sees the bytes.
 
 Ranges and jobs of every size go this way. Measured: from 256 bytes on it is faster than the same loop of ordinary
-stores, and below no slower; and to move a job and then to read what it wrote takes together as long as with those,
-which leave it in the caches, or, from 16 MiB on, less.
+stores, and below no slower. Ordinary stores leave the bytes in the caches. Still, to move a job and then to read
+what it wrote takes together no longer than with those, and less from 16 MiB on.
 
 Compiled once in a process; ``find_streaming`` says why where that can't be.
 """

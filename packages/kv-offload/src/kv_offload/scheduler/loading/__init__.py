@@ -1,5 +1,8 @@
 """From a query to a load.
 
-``matching`` takes both. It asks ``lookup`` (complete chunks) and ``tail_lookup`` (an end within a block) how
-far a request can be loaded, and has ``plan`` work out the load that the engine makes of the answer.
+============ ======================================================================
+``matching`` answers a query with a promise, and begins the load
+``lookup``   how far complete chunks go; ``tail_lookup``: and an end within a block
+``plan``     what a load copies: from a promise and the blocks that the engine gave
+============ ======================================================================
 """

@@ -36,7 +36,7 @@ def plan_load(
     tables: Sequence[Sequence[int]],
     local: int,
     boundary: int,
-    tail_hashes: Sequence[bytes] | None = None,
+    tail_hashes: Sequence[bytes] | None,
 ) -> LoadPlan:
     """Load what lies between ``local`` and ``boundary`` tokens into the blocks of ``tables``, by group id.
 

@@ -5,12 +5,13 @@ state groups' have the state there. It is stored under the hash at the boundary,
 and found only if every group's is. What lies before its block has to be there as complete chunks, where a group
 reads it; the states before are not needed.
 
-A tail is looked for in two blocks, each from its end: in the one that the groups that read all tokens end with,
-since that is where another request's prompt ended or left this one; and in the one after the complete chunks on
+A tail is looked for in two blocks, each from its end. One is the block with which the groups that read all tokens
+end: there another request's prompt ended, or left this one. The other is the block after the complete chunks on
 which all groups agree.
 
 A tail that this engine is storing counts as missing. Its bytes are on the GPU, where whoever asks now has found
-them already; but the engine asks with the whole blocks that it found, so a wait for the store would look worth it.
+them already. But the engine only tells of the whole blocks that it found, so a wait for the store would look worth
+it.
 """
 
 from collections.abc import Callable, Collection, Sequence

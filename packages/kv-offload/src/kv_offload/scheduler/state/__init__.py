@@ -1,8 +1,16 @@
-"""What the scheduler's side remembers: ``books``, and what is in them.
+"""What the scheduler's side remembers.
 
-Of a request: ``request_state``, with its ``progress`` (keys, blocks, how far it has come) and the ``sources``
-of its last load. Of the medium: what all ranks have room for (``rooms``). Of jobs: ``jobs``, with those that must
-end before a block is written (``watched``) and the blocks that the engine keeps for one (``pins``). Of blocks: who
-lost one to somebody else (``block_index``), and who may write one now (``fresh``). Of steps: when a request is
-looked at again (``agenda``).
+================= ============================================================
+``books``         all of the following, and the lock of the medium
+``request_state`` one request
+``progress``      of a request: its keys, its blocks, and how far it is stored
+``sources``       of a load: where its tokens come from
+``jobs``          which jobs are under way
+``watched``       which blocks they use that somebody else may get
+``pins``          blocks that the engine keeps for a store
+``fresh``         blocks that somebody may write from this step on
+``block_index``   which block tables list a block
+``rooms``         for how many chunks all ranks have room
+``agenda``        in which step a request is looked at again
+================= ============================================================
 """

@@ -1,10 +1,10 @@
 """What of a request is stored: its chunks' keys, its blocks as far as they are known, and how far it has come.
 
 State of ``GroupProgress``, for one group of one request: ``keys`` grow with the request's block hashes, as far as
-anybody needs them. ``table`` has the GPU block of each of its blocks; 0 where it has none, or no longer: what slid
-out of a window is kept until somebody else gets the block, since it holds its bytes until then. Chunks before
-``cursor`` have been offered to the medium, or never will be: they had no blocks when they were complete.
-``loaded`` came out of the medium in this life of the request.
+anybody needs them. ``table`` has the GPU block of each of its blocks; 0 where it has none, or no longer. What slid
+out of a window stays in the table until somebody else gets the block, since the block holds its bytes until then.
+Chunks before ``cursor`` have been offered to the medium, or never will be: they had no blocks when they were
+complete. ``loaded`` came out of the medium in this life of the request.
 
 What a request *offers* are the chunks that are complete and may be stored. Most often these are all chunks of a
 group from the cursor on, so they are a range, and nothing is done chunk by chunk.

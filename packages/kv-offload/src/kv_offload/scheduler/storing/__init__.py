@@ -1,7 +1,11 @@
 """From what a step computes to stores.
 
-``storing`` stores complete chunks, in ``batches``, and sets the fences of every step. Where chunks are stored when
-their blocks are given away, ``evictions`` keeps what was left in these. ``handed_states`` and ``tails`` store what
-the engine says is worth keeping of states, and of prompts that end within a block; both begin their jobs by
-``boundary_store``.
+================== =====================================================================================
+``storing``        stores complete chunks, and sets the fences of every step
+``batches``        cuts what is offered into stores
+``evictions``      chunks left on the GPU, which are stored when their blocks are about to be given away
+``handed_states``  stores states that the engine hands over
+``tails``          stores ends of prompts that lie within a block
+``boundary_store`` begins a store for either of these two
+================== =====================================================================================
 """

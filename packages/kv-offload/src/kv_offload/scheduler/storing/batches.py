@@ -1,7 +1,7 @@
 """From chunks that are offered to what a store copies.
 
 A *batch* is what one job can name: offers, group after group. A job says where in its request the first block of a
-group lies, and then only how many there are, so a chunk of which just the last block is stored (a state, of
+group lies, and then only how many there are. So a chunk of which just the last block is stored (a state, of
 several blocks) has a batch of its own.
 """
 

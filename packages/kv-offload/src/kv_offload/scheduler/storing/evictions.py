@@ -5,11 +5,11 @@ medium adds nothing until it is larger than the GPU's prefix cache. With ``store
 when its request has let go of it and the first of its blocks comes up among those that the engine gives away next.
 Then the two hold different chunks, and what stays on the GPU anyway is never copied.
 
-A request that ends, or is preempted, *leaves* its chunks here, by block. A block that somebody else gets takes
-its chunk along; of one that the engine doesn't find by its hash nothing is stored: it isn't complete, or wrong. A
+A request that ends, or is preempted, *leaves* its chunks here, by block. A block that somebody else gets takes its
+chunk along; of one that the engine doesn't find by its hash nothing is stored: it isn't complete, or wrong. A
 block that a request finds by its hash is only read, and that request leaves its chunk once more. The engine's
-queue of free blocks is looked at as far as an eighth of all blocks, again when half of them have been given away:
-chunks found there are offered to the medium, and left no longer.
+queue of free blocks is looked at as far as an eighth of all blocks, and again when half of them have been given
+away. Chunks found there are offered to the medium, and left no longer.
 
 The copy begins after the step, and whoever gets a block meanwhile waits for it (a fence). A medium hears of a
 request of its own each time, since the one that computed the chunks prepares nothing any more. What finds no room

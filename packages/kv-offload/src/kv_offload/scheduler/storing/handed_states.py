@@ -3,8 +3,8 @@
 **Theory of operation.** A block of tokens stays in its request's table. A state doesn't: an engine that reuses
 states keeps one only where somebody may go on from it, and says so in the step that computes it, as
 ``kv_connector_block_state.boundary_state_offloads``: of each request, (group, block, tokens before the boundary).
-The next step may already take the block out of the table, so a table doesn't say which state is in which block,
-and an *offer* is taken in the step that makes it or never: nothing is offered again for lack of room, and nothing
+The next step may already take the block out of the table. So a table doesn't say which state is in which block,
+and an *offer* is taken in the step that makes it, or never. Nothing is offered again for lack of room, and nothing
 is left to store when the request ends.
 
 An offer is taken if it ends a chunk of a group that is offloaded, within what may be stored of the request, and if
@@ -15,7 +15,7 @@ stored as one, since a lookup needs all of them. One within a block is no state 
 **What keeps the bytes.** The copy comes after the step that makes the offer, and whoever gets the block writes it
 in a later step. Where fences hold (see ``describe``), the store is watched from the beginning, and the new owner
 waits for it. Where they don't, holding the blocks of ended requests is no help, since the request lets go of this
-one while it runs: the block is *pinned*, a reference in the engine's own pool, until the store has ended.
+one while it runs. So the block is *pinned* until the store has ended: by a reference in the engine's own pool.
 """
 
 from collections.abc import Iterable, Mapping, Sequence

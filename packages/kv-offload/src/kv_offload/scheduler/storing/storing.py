@@ -1,14 +1,14 @@
 """Stores: which chunks are offered, and when; and which jobs are waited for before a block changes hands.
 
-Where a fence protects a block (see ``describe``), chunks are stored as they become complete, and a block that
-somebody else gets while a job uses it has the job in ``jobs_to_flush`` of that step. Otherwise a request is stored
+Where a fence protects a block (see ``describe``), chunks are stored as they become complete. If somebody else gets
+a block while a job uses it, the job is among the ``jobs_to_flush`` of that step. Otherwise a request is stored
 when it has ended, and its blocks are held meanwhile. With ``store_when: evicted`` it leaves its chunks in its
 blocks instead, and these are stored when the engine is about to give the blocks away (``evictions``).
 
 What a step completes is planned request by request, offered to the medium all together, and then begun. If there
-is no room for an offer, it is halved until its beginning fits. The rest is offered again later: whenever a job
-ends, by the request that has waited longest; else after passing over 1, 2, 4, … steps; and a last time when the
-request ends.
+is no room for an offer, it is halved until its beginning fits. The rest is offered again later. Whenever a job
+ends, the request that has waited longest does so. Each request also does so after passing over 1, 2, 4, … steps,
+and a last time when it ends.
 """
 
 import sys

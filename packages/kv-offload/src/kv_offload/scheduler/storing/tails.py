@@ -1,8 +1,8 @@
 """Tails: what each group's block holds up to a boundary within it, stored where the engine hands over the state.
 
 **Theory of operation.** A state at the end of a prompt is overwritten by the step that computes the next tokens.
-An engine whose hashes are finer than blocks keeps it all the same where the prompt's last hash ends (and where
-others were seen to go on): that step first copies its block into another one, which no table has, and hands this
+An engine whose hashes are finer than blocks keeps it all the same, where the prompt's last hash ends and where
+others were seen to go on. That step first copies the block into another one, which no table has. It hands this one
 over beside the states that end chunks (``handed_states``). The tokens up to the boundary are in their groups'
 blocks of the request's table, where more are only appended. All of it is stored as one, under the hash at the
 boundary; what the blocks hold after it is nobody's.

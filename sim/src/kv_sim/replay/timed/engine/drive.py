@@ -5,15 +5,15 @@ comes the forward pass, and at its end the step is processed. So a copy that end
 whose hooks run after it, and a request that waits for it goes on in the step after that one. A step that computes
 nothing is processed at once, and the engine waits ``idle_ns`` before the next.
 
-**Fusing.** A step is *quiet* if taking it would change nothing but the clock and the sleepers: all that run sleep
-(``sleepers``), no copy ends before its hooks ask, nobody's end has still to be told, and no waiting request would
-be treated otherwise than in the step before. The last is so if nobody waits who isn't loading, or if the step
-before was *idle*: nobody who was awake computed anything, nobody was preempted or put off, and no copy began or
-was heard of. (Who is admitted computes or begins to load, who ends has computed, and blocks become free by an end
-or by a copy that is heard of.) Then whoever is first in the queue found no room and finds none again. Quiet steps
-are added up in ``_pass_quiet_steps``; every other step goes through the engine. Where
-neighbours store and evict, whoever waits may find more or less in each step: there no step is idle. Restless
-requests, whose stores the medium refused, never sleep: their connector counts their steps.
+**Fusing.** A step is *quiet* if taking it would change nothing but the clock and the sleepers. That is so if all
+that run sleep (``sleepers``), no copy ends before the hooks of the step ask, every end has been told, and every
+waiting request would be treated as in the step before. The last is so if nobody waits who isn't loading, or if the
+step before was *idle*: nobody who was awake computed anything, nobody was preempted or put off, and no copy began
+or was heard of. (Who is admitted computes or begins to load, who ends has computed, and blocks become free by an
+end or by a copy that is heard of.) Then whoever is first in the queue found no room and finds none again. Quiet
+steps are added up in ``_pass_quiet_steps``; every other step goes through the engine. Where neighbours store and
+evict, whoever waits may find more or less in each step: there no step is idle. Restless requests, whose stores the
+medium refused, never sleep: their connector counts their steps.
 """
 
 from collections.abc import Callable, Iterator

@@ -1,10 +1,9 @@
 """A request of a trace as the engine holds it.
 
 A trace names the blocks of a prompt; no token is ever made. Each name becomes a number, and the number a block
-hash. Blocks that a trace doesn't name, which are those that outputs complete, get numbers that no other request
-has: what one turn of a conversation wrote and the next one reads stands in the names of the next one's prompt, and
-cannot be tied to the tokens of the first one's output. So an output is never found, not even by those that
-continue it.
+hash. A trace doesn't name the blocks that outputs complete. They get numbers that no other request has. The next
+turn of a conversation has such tokens in its prompt, where the trace names them; nothing ties those names to the
+output of the turn before. So an output is never found, not even by those that continue it.
 """
 
 from collections.abc import Iterable, Iterator, Sequence

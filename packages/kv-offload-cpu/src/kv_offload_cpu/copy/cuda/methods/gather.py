@@ -1,8 +1,8 @@
 """A whole job in a kernel, that moves bytes between GPU blocks and host memory itself.
 
-The driver's copies have a price each, which small pages can't pay. A kernel's price is one launch for each group:
-its programs take steps of the job's pages, many at a time, and read or write pinned host memory across the link:
-by ordinary loads and stores, word by word, or by bulk copies, step by step. It occupies multiprocessors for as
+The driver's copies have a price each, which small pages can't pay. A kernel's price is one launch for each group.
+Its programs take steps of the job's pages, many at a time, and read or write pinned host memory across the link:
+word by word with ordinary loads and stores, or step by step with bulk copies. It occupies multiprocessors for as
 long as it runs, so it is few programs, no more than it takes to fill the link.
 """
 

@@ -48,7 +48,7 @@ def place_of(kind: str, offer: Offer) -> str:
     return f"{kind} {offer.name!r} ({offer.target}, {offer.origin})"
 
 
-def load(kind: str, offer: Offer, bases: tuple[type[Any], ...]) -> Found:
+def import_class(kind: str, offer: Offer, bases: tuple[type[Any], ...]) -> Found:
     """Import the class of ``offer``; it must derive from one of ``bases``."""
     place = place_of(kind, offer)
     module_path, attribute = offer.target
