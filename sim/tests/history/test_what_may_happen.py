@@ -214,6 +214,22 @@ def test_a_lost_load_may_write_its_blocks_until_a_step_uses_them(use: Callable[[
         device.copies.advance(copy, 1)
 
 
+def test_a_load_that_is_lost_again_after_it_was_given_up_may_still_write_what_nobody_has_used() -> None:
+    shadow = Shadow(1, Referee())
+    device = Device(0, CONFIG, shadow)
+    slot = device.allocate_host(3)
+    shadow.load_rights.update({1: "r1", 2: "r1", 3: "r1"})
+    load = device.copies.open().submit(Direction.LOAD, [(block, slot) for block in (1, 2, 3)])
+    copy = device.copies.running[load]
+    device.lose(copy)
+    shadow.load_rights.clear()
+    device.copies.find(copy)
+    device.copies.advance(copy, 1)
+    device.take_over([3])
+    device.lose(copy)
+    assert copy.given_up_to == {2}
+
+
 def test_copies_advance_and_settle() -> None:
     made = stored()
     device = made.engine.devices[0]

@@ -220,10 +220,14 @@ class Device:
         self.copies.restart(len(self.host) if forget_host else 0)
 
     def lose(self, copy: Copy) -> None:
-        """A copy is lost. A load may still come to its blocks, while nobody else uses them."""
+        """A copy is lost. A load may still come to its blocks, while nobody else uses them.
+
+        It may have been lost before, and given up, and found: then it may come to what nobody has used since.
+        """
         self.copies.lose(copy)
         if copy.direction is Direction.LOAD:
-            copy.given_up_to = {block for block in copy.blocks_left if block in self.shadow.load_rights}
+            may_write = copy.given_up_to | self.shadow.load_rights.keys()
+            copy.given_up_to = may_write.intersection(copy.blocks_left)
 
     def move_page(self, copy: Copy, block: int, slot: int) -> None:
         """Move one page now, if the shadow allows it."""
