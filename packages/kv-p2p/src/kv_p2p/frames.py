@@ -53,10 +53,13 @@ def send_frame(stream: Stream, header: dict[str, Any], parts: Sequence[Any] = ()
         stream.sendall(view)
 
 
-def recv_frame(stream: Stream, max_bytes: int, into: memoryview | None = None) -> Frame | None:
+def recv_frame(
+    stream: Stream, max_bytes: int, into: memoryview | None = None, *, max_header: int = HEADER_BYTES_MAX
+) -> Frame | None:
     """Read one frame whose parts have at most ``max_bytes`` together. None: the other side has ended.
 
-    The parts lie one after the other: in ``into``, which has so many bytes, or else in memory of their own.
+    The parts lie one after the other: in ``into``, which has so many bytes, or else in memory of their own. Who
+    reads from anybody says how long a ``max_header`` it takes: to read JSON holds up all threads.
     """
     start = bytearray(_START.size)
     if not _fill(stream, start, at_end_ok=True):
@@ -64,9 +67,9 @@ def recv_frame(stream: Stream, max_bytes: int, into: memoryview | None = None) -
     magic, header_bytes, num_parts = _START.unpack(start)
     if magic != MAGIC:
         raise FrameError(f"expected a frame, which begins with {MAGIC!r}, got {bytes(magic)!r}")
-    if header_bytes > HEADER_BYTES_MAX or num_parts > PARTS_MAX:
+    if header_bytes > max_header or num_parts > PARTS_MAX:
         raise FrameError(
-            f"a frame has at most {HEADER_BYTES_MAX} bytes of header and {PARTS_MAX} parts; "
+            f"a frame has at most {max_header} bytes of header and {PARTS_MAX} parts; "
             f"this one has {header_bytes} and {num_parts}"
         )
     sizes = bytearray(_SIZE.size * num_parts)

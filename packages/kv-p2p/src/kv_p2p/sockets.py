@@ -4,7 +4,9 @@ Whatever goes wrong is an ``OSError``, also a host that can't be one, and leaves
 """
 
 import socket
+from typing import Any
 
+from kv_p2p.clock import Clock, read_clock
 from kv_p2p.extra_config import LAST_PORT
 
 
@@ -39,3 +41,31 @@ def connect(host: str, port: int, seconds: float) -> socket.socket:
 def send_at_once(connection: socket.socket) -> None:
     """Don't wait with a small frame until the other side has taken the one before: it may be waiting for this."""
     connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+
+
+class Until:
+    """A connection for so many seconds, however often it is read or written meanwhile. It fits `frames.Stream`.
+
+    A socket's own timeout is for one call alone: who sends a byte now and then could keep a thread for ever.
+    """
+
+    def __init__(self, connection: socket.socket, seconds: float, clock: Clock = read_clock) -> None:
+        self._connection = connection
+        self._clock = clock
+        self._end = clock() + seconds
+
+    def recv_into(self, buffer: Any) -> int:
+        """As the socket does it, if there is time left."""
+        self._limit()
+        return self._connection.recv_into(buffer)
+
+    def sendall(self, data: Any) -> None:
+        """As the socket does it, if there is time left."""
+        self._limit()
+        self._connection.sendall(data)
+
+    def _limit(self) -> None:
+        left = self._end - self._clock()
+        if left <= 0:
+            raise TimeoutError("timed out")
+        self._connection.settimeout(left)

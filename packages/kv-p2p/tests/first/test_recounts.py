@@ -40,7 +40,7 @@ def finds(recounted: Any, break_it: BreakIt) -> str:
         (lambda table: table._unwanted.update({7: None}), "unwanted [7] of [0, 1]"),
         (lambda table: table._unwanted.update({1: None, 0: None}), "unwanted [1, 0] of [0, 1]"),
         (
-            lambda table: table._given_up.update({(token,): None for token in range(GIVEN_UP_MAX + 1)}),
+            lambda table: table._given_up.update(dict.fromkeys(range(GIVEN_UP_MAX + 1))),
             f"{GIVEN_UP_MAX + 1} requests remembered",
         ),
         (lambda table: setattr(table, "_next", 1), "[0, 1] and the next is 1"),

@@ -2,6 +2,8 @@
 
 import socket
 import struct
+import threading
+from contextlib import suppress
 
 import pytest
 from kv_p2p_background import LIMIT_SECONDS, Background
@@ -77,6 +79,23 @@ def test_who_says_nothing_is_not_waited_for(
         assert answer is not None and answer.header == make_refusal("timed out")
         with pytest.raises(RendezvousError, match=r"was refused: timed out$"):
             accepting.result()
+    listener.close()
+
+
+def test_who_says_a_byte_now_and_then_is_not_waited_for_either(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rendezvous, "HELLO_SECONDS", 0.1)
+    listener, pause = Listener(HOST, 0), threading.Event()
+    accepting = Background(listener.accept, 0, LIMIT_SECONDS)
+    with socket.create_connection((HOST, listener.port), LIMIT_SECONDS) as slow:
+        hello = b"KVp1" + struct.pack(">II", 60_000, 0) + b" " * 60_000
+        with suppress(OSError):  # it has hung up
+            for at in range(500):
+                slow.sendall(hello[at : at + 1])
+                pause.wait(0.01)
+        assert at < 499
+    consumer = connect(HOST, listener.port, 0, LIMIT_SECONDS)
+    accepting.result().close()
+    consumer.close()
     listener.close()
 
 

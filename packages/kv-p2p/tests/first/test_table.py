@@ -170,3 +170,10 @@ def test_it_does_not_remember_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
     table.take((1,))
     table.add(entry(2))
     assert (len(table), table.is_over) == (1, False)
+
+
+def test_what_it_remembers_of_a_request_is_not_its_tokens() -> None:
+    """A prompt may have a hundred thousand, and so many requests are remembered."""
+    table = EntryTable(100)
+    table.give_up(tuple(range(100_000)))
+    assert [type(kept) for kept in table._given_up] == [int]

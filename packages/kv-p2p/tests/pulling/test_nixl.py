@@ -236,6 +236,27 @@ def test_it_is_not_forgotten_while_somebody_else_reads_from_it(monkeypatch):
     one.check()
 
 
+def test_of_engines_that_came_and_went_so_many_are_known(monkeypatch):
+    """Each start of one is another agent."""
+    monkeypatch.setattr("kv_p2p.pulling.nixl.MOST_SESSIONS", 3)
+    one, lasting = NixlCarrier("UCX", 30.0, serves=False), NixlCarrier("UCX", 30.0, serves=True)
+    into, slot, names = one.make_slot(10), filled(lasting, b"text"), []
+    for _ in range(9):
+        other = NixlCarrier("UCX", 30.0, serves=True)
+        theirs = filled(other, b"text")
+        one.read(other.session, theirs.address, into, 4)
+        names.append(agent_of(other).name.encode())
+        one.read(lasting.session, slot.address, into, 4)
+        one.check()
+    assert [*agent_of(one).known] == [agent_of(lasting).name.encode(), *names[-2:]]
+    with one._peer(lasting.session), one._peer(other.session):
+        for peer in [NixlCarrier("UCX", 30.0, serves=True) for _ in range(3)]:
+            theirs = filled(peer, b"text")
+            one.read(peer.session, theirs.address, into, 4)
+        assert {agent_of(lasting).name.encode(), names[-1]} < {*agent_of(one).known}
+    one.check()
+
+
 def test_a_read_does_not_wait_for_ever(monkeypatch):
     one, other = pair()
     slot, into = filled(other, b"text"), one.make_slot(10)

@@ -156,7 +156,7 @@ class TestAClientThat:
             (b"GET / HTTP/1.1\r\nHost: a\r\n\r\n", "expected a frame, which begins with b'KVp1', got b'GET '"),
             (b"\x16\x03\x01", "the connection ended after 3 of 12 bytes of a frame"),
             (b"KVp1\0\0\0\2\0\0\0\0[]", "the header of a frame is a JSON object, got list"),
-            (b"KVp1\xff\xff\xff\xff\0\0\0\0", "a frame has at most 16777216 bytes of header and 65536 parts; this "
+            (b"KVp1\xff\xff\xff\xff\0\0\0\0", "a frame has at most 1048576 bytes of header and 65536 parts; this "
              "one has 4294967295 and 0"),
             (b"KVp1\0\0\0\2\0\0\0\1" + b"\xff" * 8 + b"{}", "expected at most 0 bytes, the frame has 18446744"),
             (b"KVp1\0\1\0\0\0\0\0\0" + b"[" * 65536, "the header of a frame is no JSON: "),

@@ -81,7 +81,7 @@ def test_between_receiving_and_writing(worker, raw, monkeypatch):
 
 
 def test_before_its_turn_has_come(worker, raw, monkeypatch):
-    monkeypatch.setattr("kv_p2p.pulling.tcp.client.THREADS", 1)
+    monkeypatch.setattr("kv_p2p.pulling.tcp.lanes.LANE_THREADS", 1)
     here, sent = worker(2), worker(1)
     before = here.blocks
     for name in ("r", "s", "t"):

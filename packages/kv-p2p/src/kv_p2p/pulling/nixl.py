@@ -5,7 +5,9 @@ So it is another one when there are more slots, and whoever reads from one that 
 no server to find each other.
 
 After a read that failed nothing is known of that agent any more: it is learned anew by whoever reads from it next,
-or else it would stay unreachable after its connection had broken once.
+or else it would stay unreachable after its connection had broken once. When many are known, the one from which
+nobody has read for the longest time is forgotten, too: an engine that starts again is another agent, and the one
+before never says that it has gone.
 """
 
 import threading
@@ -25,6 +27,8 @@ DRAM: Final = "DRAM"
 """Host memory, in NIXL's words."""
 UNDER_WAY: Final = "PROC"
 DONE: Final = "DONE"
+MOST_SESSIONS: Final = 256
+"""So many are known at a time, but for those from which somebody reads."""
 POLL_SECONDS: Final = 50e-6
 """A frame takes several times as long where the network is fast."""
 
@@ -41,7 +45,7 @@ class NixlCarrier:
         self._registered: list[Any] = []
         self._session = self._describe()
         self._peers: dict[str, Any] = {}
-        """Names of other agents, by each session of theirs that was learned."""
+        """Names of other agents, by each session of theirs that was learned; the one read from last is last."""
         self._reads: Counter[Any] = Counter()
         """How many read from an agent now."""
         self._broken: set[Any] = set()
@@ -99,10 +103,13 @@ class NixlCarrier:
     def _peer(self, session: str) -> Iterator[Any]:
         """The agent of a session, while somebody reads from it."""
         with self._lock:
-            if session not in self._peers:
-                self._peers[session] = self._agent.add_remote_agent(b64decode(session))
-            peer = self._peers[session]
+            peer = self._peers.pop(session, None)
+            if peer is None:
+                peer = self._agent.add_remote_agent(b64decode(session))
+            self._peers[session] = peer
             self._reads[peer] += 1
+            if len(self._peers) > MOST_SESSIONS:
+                self._forget_one()
         has_read = False
         try:
             yield peer
@@ -114,6 +121,11 @@ class NixlCarrier:
                     self._broken.add(peer)
                 if peer in self._broken and not self._reads[peer]:
                     self._forget(peer)
+
+    def _forget_one(self) -> None:
+        idle = next((peer for peer in self._peers.values() if not self._reads[peer]), None)
+        if idle is not None:
+            self._forget(idle)
 
     def _forget(self, peer: Any) -> None:
         self._broken.discard(peer)

@@ -8,7 +8,8 @@ entries at least, so that an entry that is too big for it alone gets through, to
 
 A request that was answered with nothing is remembered as given up, until it is made again: its entry, when it
 comes after all, is *unwanted*. It is there like any other, but the unwanted make room, the oldest first, before
-anybody has to wait; else they would fill the table for good.
+anybody has to wait; else they would fill the table for good. Only the hash of its tokens is remembered, since a
+prompt may have very many: what has the same one by chance makes room, too.
 
 Invariants (``check``): ``num_bytes`` is the sum over the entries; the index has each entry once, under its
 tokens, and in order; no list in it is empty; what is unwanted is there.
@@ -40,7 +41,7 @@ class EntryTable:
         self._threshold_bytes = threshold_bytes
         self._entries: dict[int, Entry] = {}
         self._by_tokens: dict[Tokens, list[int]] = {}
-        self._given_up: dict[Tokens, None] = {}
+        self._given_up: dict[int, None] = {}
         self._unwanted: dict[int, None] = {}
         self._next = 0
         self.num_bytes = 0
@@ -57,8 +58,9 @@ class EntryTable:
         """Append an entry. Unwanted ones make room, if there is too little."""
         self._entries[self._next] = entry
         self._by_tokens.setdefault(entry.tokens, []).append(self._next)
-        if entry.tokens in self._given_up:
-            del self._given_up[entry.tokens]
+        wanted = hash(entry.tokens)
+        if wanted in self._given_up:
+            del self._given_up[wanted]
             self._unwanted[self._next] = None
         self._next += 1
         self.num_bytes += entry.num_bytes
@@ -68,12 +70,12 @@ class EntryTable:
     def ask(self, asked: Tokens | None) -> None:
         """A request begins: what was given up is wanted again."""
         if asked is not None:
-            self._given_up.pop(asked, None)
+            self._given_up.pop(hash(asked), None)
 
     def give_up(self, asked: Tokens | None) -> None:
         """A request was answered with nothing: the next entry with exactly these tokens is probably unwanted."""
         if asked:
-            self._given_up[asked] = None
+            self._given_up[hash(asked)] = None
             if len(self._given_up) > GIVEN_UP_MAX:
                 del self._given_up[next(iter(self._given_up))]
 

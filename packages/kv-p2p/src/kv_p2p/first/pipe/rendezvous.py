@@ -21,6 +21,8 @@ from kv_p2p.frames import FrameError, recv_frame, send_frame
 
 HELLO_SECONDS: Final = 5.0
 """How long the other side has for a word once there is a connection."""
+HELLO_BYTES: Final = 1 << 16
+"""How long a word may be."""
 RETRY_SECONDS: Final = 0.05
 
 
@@ -69,7 +71,8 @@ class Listener:
                     raise RendezvousError(
                         f"no consumer of rank {rank} came to {self._place} within {seconds:g} s{refused}"
                     ) from None
-                fault = _greet(connection, rank, found, callers, min(HELLO_SECONDS, seconds))
+                left = max(deadline - clock(), 0.001)
+                fault = _greet(connection, rank, found, callers, min(HELLO_SECONDS, left))
                 if fault is not None:
                     caller = log.place_of(*address[:2])
                     refused = f"; {caller} was refused: {fault}"
@@ -93,12 +96,12 @@ def _greet(
     seconds: float,
 ) -> str | None:
     """Hear a caller, and take the connection or say what is wrong with it."""
-    connection.settimeout(seconds)
+    stream = sockets.Until(connection, seconds)
     try:
-        hello = recv_frame(connection, 0)
+        hello = recv_frame(stream, 0, max_header=HELLO_BYTES)
         fault = "it ended without a word" if hello is None else find_fault(hello.header, rank, callers)
         if hello is not None and fault is None:
-            send_frame(connection, dict(WELCOME))
+            send_frame(stream, dict(WELCOME))
             channel = Channel(hello.header["channel"])
             found[channel] = TcpPipe(connection)
             callers[channel] = hello.header["caller"]
@@ -106,7 +109,7 @@ def _greet(
     except OSError as error:
         fault = str(error)
     with suppress(OSError), connection:
-        send_frame(connection, make_refusal(str(fault)))
+        send_frame(sockets.Until(connection, seconds), make_refusal(str(fault)))
     return fault
 
 
@@ -149,10 +152,10 @@ def _call(host: str, port: int, hello: dict[str, object], seconds: float, left: 
 
 def _introduce(connection: socket.socket, place: str, hello: dict[str, object]) -> TcpPipe:
     """Say hello and hear the answer. A connection that just ends is an ``OSError``: nobody is there yet."""
-    connection.settimeout(HELLO_SECONDS)
-    send_frame(connection, hello)
+    stream = sockets.Until(connection, HELLO_SECONDS)
+    send_frame(stream, hello)
     try:
-        answer = recv_frame(connection, 0)
+        answer = recv_frame(stream, 0, max_header=HELLO_BYTES)
     except FrameError as error:
         raise RendezvousError(f"{place} is no producer's port: {error}") from error
     except TimeoutError as error:

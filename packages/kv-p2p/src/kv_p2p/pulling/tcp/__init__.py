@@ -3,6 +3,6 @@
 A pull is one connection. Its client names the hold, the digest of what it expects, its layout, and the blocks that
 it wants, by their places in the hold. The server answers with frames of blocks, or with one that says why not. The
 client says that it has got all, and the hold has ended. ``holds`` decides who may read what; ``server``,
-``client`` and ``wire`` have the threads. ``carried`` is what both say where something else moves the bytes,
-through ``slots``.
+``client`` and ``wire`` have the threads, and a client's are shared out by ``lanes``. ``carried`` is what both say
+where something else moves the bytes, through ``slots``.
 """

@@ -14,30 +14,32 @@ its slots for somebody else while the client was still reading, and then the cli
 
 import socket
 from collections import deque
-from collections.abc import Iterable, Iterator, Sequence
-from typing import Any
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any, Final
 
-from kv_p2p.frames import Frame, FrameError, recv_frame, send_frame
+from kv_p2p.frames import Frame, FrameError, Stream, recv_frame, send_frame
 from kv_p2p.pulling.carrier import Slot
 from kv_p2p.pulling.pages import CachePages
 from kv_p2p.pulling.tcp.slots import SlotPool
 
+SAID_BYTES: Final = 1 << 10
+"""More than a client has to say while it reads."""
 Batch = tuple[int, CachePages, Sequence[int]]
 """A KV cache group's number, its pages, and blocks of it that lie in a slot together."""
 
 
-def send_carried(connection: socket.socket, batches: Iterable[Batch], pool: SlotPool) -> None:
-    """Have all of them read."""
+def send_carried(of_a_frame: Callable[[], Stream], batches: Iterable[Batch], pool: SlotPool) -> None:
+    """Have all of them read. The connection is asked for anew for each frame, since each has its time."""
     with pool.take(2) as slots:
         under_way = 0
         for number, (group, pages, blocks) in enumerate(batches):
             if under_way == len(slots):
-                _confirm(connection)
+                _confirm(of_a_frame)
                 under_way -= 1
             slot = slots[number % len(slots)]
             size = pages.gather_into(blocks, slot.memory)
             send_frame(
-                connection,
+                of_a_frame(),
                 {
                     "status": "blocks",
                     "group": group,
@@ -49,15 +51,15 @@ def send_carried(connection: socket.socket, batches: Iterable[Batch], pool: Slot
             )
             under_way += 1
         for _ in range(under_way):
-            _confirm(connection)
+            _confirm(of_a_frame)
 
 
-def _confirm(connection: socket.socket) -> None:
+def _confirm(of_a_frame: Callable[[], Stream]) -> None:
     """Wait until the client has read the oldest of what was announced."""
-    said = recv_frame(connection, 0)
+    said = recv_frame(of_a_frame(), 0, max_header=SAID_BYTES)
     if said is None or said.header.get("op") != "read":
         raise FrameError("the client ended before it had read all blocks")
-    send_frame(connection, {"status": "kept"})
+    send_frame(of_a_frame(), {"status": "kept"})
 
 
 class CarriedFrames:

@@ -1,14 +1,15 @@
-"""``Client``: pulls blocks from other workers. Some threads do it, each a pull at a time.
+"""``Client``: pulls blocks from other workers. Threads do it, each a pull at a time, a few for each other worker.
 
 A pull is received into memory of its own and written to its blocks a frame at a time, each into the same memory:
 it is written before the next one is read. It may be given up between two frames, and writes nothing after that.
+Memory is taken when an answer has begun to come, by so many at a time.
 """
 
 import socket
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
+from functools import partial
 from typing import Any, Final
 
 from kv_p2p import sockets
@@ -16,14 +17,17 @@ from kv_p2p.frames import Frame, FrameError, recv_frame, send_frame
 from kv_p2p.pulling.metadata import Pull, Source
 from kv_p2p.pulling.pages import WorkerPages
 from kv_p2p.pulling.tcp.carried import CarriedFrames
+from kv_p2p.pulling.tcp.lanes import Lanes
 from kv_p2p.pulling.tcp.server import VERSION, frame_memory
 from kv_p2p.pulling.tcp.slots import SlotPool
 from kv_p2p.pulling.wire import Ended
 
-THREADS: Final = 4
 CONNECT_SECONDS: Final = 5.0
 """How long nobody may answer at all; closing may take as long."""
-
+MOST_RECEIVING: Final = 16
+"""So many pulls receive blocks at a time: each takes the memory of a frame, or a slot of a carrier."""
+MOST_DECLINES: Final = 1000
+"""What waits to be said to a worker that doesn't answer. Beyond that its holds end by themselves."""
 
 NextFrame = Callable[[], Frame | None]
 """Brings the next frame of blocks, or what the other side has to say instead. None: it has ended."""
@@ -63,7 +67,8 @@ class Client:
         self._wake = wake
         self._silence_seconds = silence_seconds
         self._pulls: dict[str, _UnderWay] = {}
-        self._threads = ThreadPoolExecutor(THREADS, f"kv-p2p client {rank}")
+        self._lanes = Lanes(f"kv-p2p client {rank}")
+        self._receiving = threading.Semaphore(MOST_RECEIVING)
 
     def take_ended(self) -> Ended:
         """The pulls that ended since the last call. The caller has the lock."""
@@ -75,7 +80,7 @@ class Client:
         under_way = _UnderWay(pull)
         with self._lock:
             self._pulls[pull.request_id] = under_way
-        self._threads.submit(self._run, under_way)
+        self._lanes.add(pull.source.address, partial(self._run, under_way))
 
     def give_up(self, request_id: str) -> bool:
         """Stop a pull. False: it is writing."""
@@ -132,7 +137,8 @@ class Client:
             if not self._keep(under_way, connection):
                 return
             send_frame(connection, asked)
-            with self._frames(connection, pull) as next_frame:
+            connection.recv(1, socket.MSG_PEEK)  # the answer has begun, or it never comes
+            with self._receiving, self._frames(connection, pull) as next_frame:
                 for group, part in enumerate(pull.parts):
                     here = part.block_ids
                     while here:
@@ -186,23 +192,29 @@ class Client:
 
     def decline(self, source: Source) -> None:
         """Say that nobody wants a hold."""
-        self._threads.submit(self._decline, source)
+        if self._lanes.length(source.address) < MOST_DECLINES:
+            self._lanes.add(source.address, partial(self._decline, source))
 
     def _decline(self, source: Source) -> None:
         with suppress(OSError), self._connect(source) as connection:  # else the hold ends by itself, only later
-            connection.settimeout(min(CONNECT_SECONDS, self._silence_seconds))  # whoever closes waits for it
+            # Whoever closes waits for it, also if what comes is a byte now and then.
+            stream = sockets.Until(connection, min(CONNECT_SECONDS, self._silence_seconds))
             declined = {"op": "decline", "hold": source.hold_id, "digest": source.digest}
-            send_frame(connection, {**declined, "engine": source.address.engine_id})
-            recv_frame(connection, 0)
+            send_frame(stream, {**declined, "engine": source.address.engine_id})
+            recv_frame(stream, 0)
 
     def close(self) -> None:
         """Give everything up. Nobody writes a block after that."""
-        self._threads.shutdown(wait=False, cancel_futures=True)  # else who is stopped begins with the next
+        self._lanes.stop()  # else who is stopped begins with the next
         with self._lock:
             for under_way in self._pulls.values():
                 self._stop(under_way)
             self._pulls.clear()
-        self._threads.shutdown()
+        self._lanes.join()
+
+    def check(self) -> None:
+        """Recount the lanes."""
+        self._lanes.check()
 
 
 def _count_of(header: dict[str, Any], group: int, most: int) -> int:

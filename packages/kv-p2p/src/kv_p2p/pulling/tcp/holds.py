@@ -70,6 +70,10 @@ class HoldTable:
         held.readers += 1
         return found
 
+    def is_closing(self, hold_id: str) -> bool:
+        """Whether nobody new may read a hold that is being read."""
+        return self._held[hold_id].is_closing
+
     def end_read(self, hold_id: str, *, has_all: bool) -> None:
         """A reader has finished. ``has_all``: it got what it wanted, so the hold may end."""
         held = self._held[hold_id]

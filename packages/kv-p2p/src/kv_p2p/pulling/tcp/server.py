@@ -1,12 +1,19 @@
 """``Server``: lets other workers read the blocks held here. One thread accepts, and one serves each client.
 
 A client may come with a ticket of which this worker will hear with its next step: its thread waits for the hold.
+
+Anybody who reaches the port may connect, and a client may be slow, or hang. So all that one may take has an end:
+the time until it has asked, and for each frame; the bytes of what it asks; how many are heard at once, and how
+many are sent blocks. Who comes beyond that waits; but who has not asked yet gives place, the oldest first, or else
+those that never ask would keep out all others. And once the time of a hold is over, nobody reads it for longer
+than a frame may take.
 """
 
 import socket
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
+from math import inf
 from typing import Any, Final
 
 from kv_api import ConfigError
@@ -15,9 +22,10 @@ from kv_p2p.frames import recv_frame, send_frame
 from kv_p2p.log import warn
 from kv_p2p.pulling.carrier import TCP
 from kv_p2p.pulling.pages import CachePages, WorkerPages
-from kv_p2p.pulling.tcp.carried import Batch, send_carried
+from kv_p2p.pulling.tcp.carried import SAID_BYTES, Batch, send_carried
 from kv_p2p.pulling.tcp.holds import HoldTable
 from kv_p2p.pulling.tcp.slots import SlotPool
+from kv_p2p.sockets import Until
 
 VERSION: Final = 2
 FRAME_BYTES: Final = 8 << 20
@@ -26,6 +34,14 @@ PATIENCE_SECONDS: Final = 10.0
 """How long who asks for a hold that is to come waits for it, at most: a worker hears of it with its next step."""
 PAUSE_SECONDS: Final = 1.0
 """Before connections are accepted again when one could not be."""
+ASK_SECONDS: Final = 5.0
+"""How long who has connected may take to ask: our own clients do it at once."""
+ASKED_BYTES: Final = 1 << 20
+"""How long what is asked may be. Most of it is the layout, some tens of bytes for each layer."""
+MOST_CLIENTS: Final = 256
+"""So many are heard at a time: each has a thread, and a file descriptor, of which a process may have 1,024."""
+MOST_READERS: Final = 64
+"""So many of them are sent blocks at a time: each takes the memory of a frame, or two slots of a carrier."""
 
 
 def blocks_per_frame(pages: CachePages) -> int:
@@ -74,6 +90,9 @@ class Server:
         self._slots = slots
         self._patience_seconds = min(PATIENCE_SECONDS, silence_seconds / 2)  # before the other side loses its own
         self._clients: set[socket.socket] = set()
+        self._silent: dict[socket.socket, None] = {}
+        """Those of them that have not asked yet, the oldest first."""
+        self._readers = 0
         self._threads: list[threading.Thread] = []
         self._closed = threading.Event()
         self._listener = _listen(address)
@@ -97,19 +116,31 @@ class Server:
                     self._closed.wait(PAUSE_SECONDS)
                 continue
             with self._changed:
+                self._wait_for_place()
                 if self._closed.is_set():
                     client.close()
                     return
-                client.settimeout(self._silence_seconds)
                 with suppress(OSError):  # it may be gone already, which whoever serves it will see
                     sockets.send_at_once(client)
                 self._clients.add(client)
+                self._silent[client] = None
                 self._start(self._converse, client)
+
+    def _wait_for_place(self) -> None:
+        """Wait until one more may be heard. The lock is held, and let go of meanwhile."""
+        if len(self._clients) >= MOST_CLIENTS and self._silent:
+            oldest = next(iter(self._silent))
+            del self._silent[oldest]
+            with suppress(OSError):  # it may be gone
+                oldest.shutdown(socket.SHUT_RDWR)
+        self._changed.wait_for(lambda: self._closed.is_set() or len(self._clients) < MOST_CLIENTS)
 
     def _converse(self, client: socket.socket) -> None:
         try:
             with client:
-                asked = recv_frame(client, 0)
+                asked = recv_frame(self._soon(client, ASK_SECONDS), 0, max_header=ASKED_BYTES)
+                with self._changed:
+                    self._silent.pop(client, None)
                 if asked is not None:
                     self._answer(client, asked.header)
         except OSError as error:  # the other side tells its user
@@ -118,7 +149,13 @@ class Server:
         finally:
             with self._changed:
                 self._clients.discard(client)
+                self._silent.pop(client, None)
+                self._changed.notify_all()
             self._wake()
+
+    def _soon(self, client: socket.socket, most_seconds: float = inf) -> Until:
+        """A connection over which the next frame has gone before the other side counts as dead."""
+        return Until(client, min(most_seconds, self._silence_seconds))
 
     def _answer(self, client: socket.socket, asked: dict[str, Any]) -> None:
         hold_id, digest = str(asked.get("hold")), str(asked.get("digest"))
@@ -127,18 +164,20 @@ class Server:
                 if not self._is_of_another(asked):
                     self._wait_for(hold_id)
                 self._holds.decline(hold_id, digest)
-            send_frame(client, {"status": "declined"})
+            send_frame(self._soon(client), {"status": "declined"})
             return
         blocks = self._find(asked, hold_id, digest)
         if isinstance(blocks, str):
-            send_frame(client, {"status": "refused", "reason": blocks})
+            send_frame(self._soon(client), {"status": "refused", "reason": blocks})
             return
         has_all = False
         try:
-            has_all = self._send(client, blocks, is_carried="carrier" in asked)
+            has_all = self._send(client, hold_id, blocks, is_carried="carrier" in asked)
         finally:
             with self._changed:
                 self._holds.end_read(hold_id, has_all=has_all)
+                self._readers -= 1
+                self._changed.notify_all()
 
     def _find(self, asked: dict[str, Any], hold_id: str, digest: str) -> list[tuple[int, ...]] | str:
         """The blocks of each group that are asked for, which are read from now on; or why nobody gets them."""
@@ -165,7 +204,15 @@ class Server:
                     f"hold {hold_id!r} did not come to this worker within {self._patience_seconds:g} seconds: its "
                     "engine hangs, or it is of one that was here before"
                 )
-            return self._holds.begin_read(hold_id, digest, places)
+            if not self._changed.wait_for(self._has_room, self._silence_seconds):
+                return f"{MOST_READERS} others are being sent blocks here, and none of them has ended"
+            blocks = self._holds.begin_read(hold_id, digest, places)
+            self._readers += not isinstance(blocks, str)
+            return blocks
+
+    def _has_room(self) -> bool:
+        """Whether one more may be sent blocks."""
+        return self._closed.is_set() or self._readers < MOST_READERS
 
     def _is_of_another(self, asked: dict[str, Any]) -> bool:
         """Whether the ticket says that it is of another engine, from which no hold will come to this worker."""
@@ -178,17 +225,25 @@ class Server:
             lambda: self._closed.is_set() or not self._holds.is_to_come(hold_id), self._patience_seconds
         )
 
-    def _send(self, client: socket.socket, blocks: Sequence[Sequence[int]], *, is_carried: bool) -> bool:
+    def _send(
+        self, client: socket.socket, hold_id: str, blocks: Sequence[Sequence[int]], *, is_carried: bool
+    ) -> bool:
         """Send blocks, each frame from the same memory. True: the client says that it has got all of them."""
+        whole = self._soon(client)
+
+        def of_a_frame() -> Until:
+            with self._changed:
+                return whole if self._holds.is_closing(hold_id) else self._soon(client)
+
         if is_carried:
             assert self._slots is not None, "who asks for a carrier that isn't here, is refused"
-            send_carried(client, self._batches(blocks), self._slots)
+            send_carried(of_a_frame, self._batches(blocks), self._slots)
         else:
             memory = frame_memory(self._pages, [len(of_group) for of_group in blocks])
             for group, pages, some in self._batches(blocks):
                 header = {"status": "blocks", "group": group, "count": len(some)}
-                send_frame(client, header, pages.gather(some, memory))
-        end = recv_frame(client, 0)
+                send_frame(of_a_frame(), header, pages.gather(some, memory))
+        end = recv_frame(of_a_frame(), 0, max_header=SAID_BYTES)
         return end is not None and end.header.get("op") == "done"
 
     def _batches(self, blocks: Sequence[Sequence[int]]) -> Iterator[Batch]:

@@ -103,6 +103,7 @@ class TcpWire:
         """Recount the holds."""
         with self._lock:
             self._holds.check()
+        self._client.check()
         if self._slots is not None:
             self._slots.check()
 
