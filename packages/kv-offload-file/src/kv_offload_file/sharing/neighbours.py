@@ -54,7 +54,7 @@ class Neighbour:
 
         Nothing is known of a neighbour of another epoch.
         """
-        opening = read_opening(self._fd) if self._is_open() else None
+        opening = read_opening(self._fd) if self._is_open() and self._is_current() else None
         if opening is None or opening.epoch != epoch:
             self._forget()
             return 0
@@ -132,6 +132,20 @@ class Neighbour:
             except OSError:
                 return False
         return True
+
+    def _is_current(self) -> bool:
+        """Whether the listing that is open is the one that its engine has now.
+
+        If not, it is closed, and the next look opens that one; but not before all that is borrowed was given back.
+        """
+        try:
+            is_current = os.path.samestat(os.fstat(self._fd), os.stat(self._path))
+        except OSError:  # its home may be gone
+            is_current = False
+        if not is_current and not self._loans:
+            os.close(self._fd)
+            self._fd = -1
+        return is_current
 
     def _learn(self, entries: Iterable[tuple[int, OffloadKey]]) -> None:
         self._whereabouts.add(self._noted(entries))

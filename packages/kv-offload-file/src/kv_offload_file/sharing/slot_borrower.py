@@ -12,9 +12,10 @@ class SlotBorrower(SlotReader):
 
     def is_current(self) -> bool:
         """Whether the files that are open are those that their owner has now."""
+        there = (self._rows, rows_path(self.path.parent, self._rank)), (self._slots, self.path)
         try:
-            return os.path.samestat(os.fstat(self._rows), os.stat(rows_path(self.path.parent, self._rank)))
-        except FileNotFoundError:
+            return all(os.path.samestat(os.fstat(fd), os.stat(path)) for fd, path in there)
+        except OSError:  # the home may be gone, or be something else by now
             return False
 
     def read(self, slot: int, label: Label, into: memoryview) -> None:

@@ -1,6 +1,11 @@
-"""``SharedSlots``: the slots of a worker's own file, and its neighbours', opened when they are asked for."""
+"""``SharedSlots``: the slots of a worker's own file, and its neighbours', opened when they are asked for.
 
-from collections.abc import Callable
+A neighbour may have other files by now, when its home was removed, or its layers are cut otherwise: then these are
+opened. The former ones are closed when nobody reads them any more: until then they keep their room on the disk.
+"""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from threading import Lock
 
 from kv_offload_cpu import HostMemory
@@ -8,7 +13,7 @@ from kv_offload_file.bays import FileSlots
 from kv_offload_file.label import Label
 from kv_offload_file.sharing.place import MOST_ENGINES, slot_of_neighbour
 from kv_offload_file.sharing.slot_borrower import SlotBorrower
-from kv_offload_file.slot_file import DamagedError, GoneError, SlotReader
+from kv_offload_file.slot_file import GoneError, SlotReader
 
 
 class SharedSlots(FileSlots):
@@ -18,9 +23,9 @@ class SharedSlots(FileSlots):
         super().__init__(file, memory)
         self._open_file = open_file
         self._theirs: dict[int, SlotBorrower] = {}
-        self._replaced: list[SlotBorrower] = []
-        """Files of which their owners have others by now. Threads may still read them."""
-        self._opening = Lock()
+        self._readers: dict[SlotBorrower, int] = {}
+        """How many threads read each file, also one that its owner has no more, until nobody reads it."""
+        self._lock = Lock()
 
     def read(self, slot: int, label: Label, bay: int) -> None:
         """Fill a bay with what is in a place."""
@@ -30,29 +35,43 @@ class SharedSlots(FileSlots):
             return
         if found.engine >= MOST_ENGINES:
             raise GoneError(f"chunk {label.key.hex()} of a neighbour's went before it could be borrowed")
-        file = self._file_of(found.engine)
-        try:
+        with self._file_of(found.engine) as file:
             file.read(found.slot, label, self._bytes(bay))
-        except DamagedError:
-            self._forget_if_replaced(found.engine, file)
-            raise
 
     def close(self) -> None:
         """Close all files."""
         super().close()
-        for file in [*self._theirs.values(), *self._replaced]:
+        for file in [*self._readers]:
             file.close()
         self._theirs.clear()
-        self._replaced.clear()
+        self._readers.clear()
 
-    def _file_of(self, engine: int) -> SlotBorrower:
-        with self._opening:
-            if engine not in self._theirs:
-                self._theirs[engine] = self._open_file(engine)
-            return self._theirs[engine]
+    @contextmanager
+    def _file_of(self, engine: int) -> Iterator[SlotBorrower]:
+        """The file that an engine has now, while it is read."""
+        with self._lock:
+            file = self._theirs.get(engine)
+            if file is None or not file.is_current():
+                self._close_what_is_gone()
+                file = self._theirs[engine] = self._open_file(engine)
+                self._readers[file] = 0
+            self._readers[file] += 1
+        try:
+            yield file
+        finally:
+            with self._lock:
+                self._readers[file] -= 1
+                if file not in self._theirs.values():
+                    self._close_unless_read(file)
 
-    def _forget_if_replaced(self, engine: int, file: SlotBorrower) -> None:
-        """Where the owner has begun other files the next read opens those."""
-        with self._opening:
-            if self._theirs.get(engine) is file and not file.is_current():
-                self._replaced.append(self._theirs.pop(engine))
+    def _close_what_is_gone(self) -> None:
+        """Forget the files that their owners have no more, of whichever engine."""
+        for engine, file in [*self._theirs.items()]:
+            if not file.is_current():
+                del self._theirs[engine]
+                self._close_unless_read(file)
+
+    def _close_unless_read(self, file: SlotBorrower) -> None:
+        if not self._readers[file]:
+            del self._readers[file]
+            file.close()
