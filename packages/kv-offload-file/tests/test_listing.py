@@ -544,6 +544,32 @@ def test_a_lock_that_can_not_be_had_is_a_chunk_that_is_not_borrowed(fd, tmp_path
     near.close()
 
 
+def test_who_can_not_be_read_has_nothing_and_is_said_once(fd, tmp_path, monkeypatch, caplog):
+    """The disk of a neighbour's home fails, and the engine goes on."""
+    started(fd).write([1], [b"a"])
+    near = Near(tmp_path)
+    near.seen()
+    really, fails = os.pread, []
+
+    def pread(*args):
+        if fails:
+            raise OSError(errno.EIO, "Input/output error")
+        return really(*args)
+
+    monkeypatch.setattr(os, "pread", pread)
+    for times in (1, 2):
+        fails.append(times)
+        assert not near.borrow(1, b"a") and loans.locked(fd, 40) == []
+        assert [near.seen(), near.seen()] == [{}, {}]
+        assert len(caplog.messages) == times
+        assert caplog.messages[-1].startswith(f"{near._path}: what this neighbour has isn't found: [Errno 5]")
+        fails.clear()
+        assert near.seen() == {1: b"a"} and near.borrow(1, b"a")
+        near.give_back(1)
+    near.check()
+    near.close()
+
+
 BORROWER = """
 import sys
 from pathlib import Path

@@ -6,6 +6,8 @@ is being read (see ``loans``), so that its owner keeps it where it is.
 
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import suppress
+from logging import getLogger
 from pathlib import Path
 from typing import Final
 
@@ -24,6 +26,8 @@ from kv_offload_file.sharing.listing import (
 from kv_offload_file.sharing.place import MOST_ENGINES, NeighbourSlot, place_of
 from kv_offload_file.sharing.whereabouts import Whereabouts
 
+_log = getLogger("kv_offload_file")
+
 LOOK_SECONDS: Final = 0.001
 """What was looked at so short a time ago isn't looked at anew."""
 READ_AT_ONCE: Final = 1 << 13
@@ -40,6 +44,7 @@ class Neighbour:
         self._whereabouts = whereabouts
         self._fd = -1
         self._seen: Opening | None = None
+        self._is_unreadable = False
         self._num_read = 0
         """So many entries, from the first on, have been read at least once."""
         self._keys: list[OffloadKey | None] = []
@@ -52,8 +57,20 @@ class Neighbour:
     def look(self, epoch: int, most: int) -> int:
         """Read what has changed, and ``most`` entries of those that were never read; returns how many these were.
 
-        Nothing is known of a neighbour of another epoch.
+        Nothing is known of a neighbour of another epoch, or whose listing the system can't read.
         """
+        try:
+            count = self._look(epoch, most)
+        except OSError as error:
+            if not self._is_unreadable:
+                _log.error("%s: what this neighbour has isn't found: %s", self._path, error)
+            self._is_unreadable = True
+            self._forget()
+            return 0
+        self._is_unreadable = False
+        return count
+
+    def _look(self, epoch: int, most: int) -> int:
         opening = read_opening(self._fd) if self._is_open() and self._is_current() else None
         if opening is None or opening.epoch != epoch:
             self._forget()
@@ -81,8 +98,9 @@ class Neighbour:
         if slot not in self._loans and not loans.lock(self._fd, slot):
             return False
         self._loans[slot] = self._loans.get(slot, 0) + 1
-        if read_entry(self._fd, slot) == key:
-            return True
+        with suppress(OSError):  # who can't be read has nothing to lend
+            if read_entry(self._fd, slot) == key:
+                return True
         self.give_back(slot)
         return False
 
