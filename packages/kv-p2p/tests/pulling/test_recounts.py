@@ -15,9 +15,9 @@ from kv_p2p.pulling.tcp.wire import TcpWire
     "break_it",
     [
         lambda pool: pool._free.append(pool._free[0]),
-        lambda pool: pool._lost.append(pool._free[0]),
+        lambda pool: pool._lost.append((pool._free[0], bool)),
         lambda pool: pool._free.append(Slot.mapped(10)),
-        lambda pool: pool._lost.append(Slot.mapped(10)),
+        lambda pool: pool._lost.append((Slot.mapped(10), bool)),
     ],
 )
 def test_of_a_pool(break_it):

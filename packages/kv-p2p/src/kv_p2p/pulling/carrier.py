@@ -7,6 +7,7 @@ both sides say over their connection.
 
 import ctypes
 import mmap
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Final, Protocol
 
@@ -38,7 +39,12 @@ class CarrierError(ConnectionError):
 
 
 class LingeringReadError(CarrierError):
-    """The bytes could not be read, and may still arrive: the slot is never to be used again."""
+    """The bytes could not be read, and may still arrive: the slot is of no use until ``has_ended`` says so."""
+
+    def __init__(self, *said: object, has_ended: Callable[[], bool] = lambda: False) -> None:
+        super().__init__(*said)
+        self.has_ended = has_ended
+        """Asked again and again, until it is so."""
 
 
 class Carrier(Protocol):

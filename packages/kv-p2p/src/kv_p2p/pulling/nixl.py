@@ -15,6 +15,7 @@ from base64 import b64decode, b64encode
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from time import monotonic, sleep
 from typing import Any, Final
 from uuid import uuid4
@@ -97,7 +98,16 @@ class NixlCarrier:
         try:
             self._agent.release_xfer_handle(handle)
         except Exception as error:  # NIXL's have no base of their own
-            raise LingeringReadError(f"NIXL can't end a transfer: {type(error).__name__}: {error}") from error
+            said = f"NIXL can't end a transfer: {type(error).__name__}: {error}"
+            raise LingeringReadError(said, has_ended=partial(self._has_ended, handle)) from error
+
+    def _has_ended(self, handle: Any) -> bool:
+        """Whether a transfer that NIXL couldn't end has ended by now."""
+        try:
+            self._release(handle)
+        except LingeringReadError:
+            return False
+        return True
 
     @contextmanager
     def _peer(self, session: str) -> Iterator[Any]:
