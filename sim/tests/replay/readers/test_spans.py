@@ -248,3 +248,14 @@ def test_mlflow_s_traces_have_requests_in_their_data(read, newest):
     assert notes[0] == "format: otel"
     assert any(note.startswith("usage says 90 prompt tokens where") for note in notes)
     assert "requests of 2 models, none of which can use another's blocks: m, none" in notes
+
+
+def test_mlflow_keeps_the_responses_api_s_instructions_and_any_answer_s_own_counts(read):
+    asked = {"input": SAID, "instructions": "z" * 80}
+    counts = {"prompt_tokens": 90, "completion_tokens": 7}
+    requests, notes = read(
+        of_mlflow(1, "CHAT_MODEL", spanInputs=asked),
+        of_mlflow(2, "LLM", spanInputs={"prompt": SAID}, spanOutputs={"usage": counts}),
+    )
+    assert lengths(requests) == [(0, 32 + -(-len("<|system|>" + "z" * 80) // 4), 0), (1, 32, 7)]
+    assert any(note.startswith("usage says 90 prompt tokens where 32 are counted here") for note in notes)

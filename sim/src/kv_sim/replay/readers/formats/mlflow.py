@@ -4,9 +4,12 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 from kv_sim.replay.readers.asked import count_in, counted_beside, inside, json_in
+from kv_sim.replay.readers.cached import cached_of
 
 _KIND: Final = "mlflow.spanType"
 _ASKED: Final = "mlflow.spanInputs"
+_ANSWERED: Final = "mlflow.spanOutputs"
+"""Which has an API's own counts, where MLflow makes none of them."""
 _COUNTS: Final = "mlflow.chat.tokenUsage"
 _OF_WHOM: Final = "mlflow.message.format"
 _APART: Final = "anthropic"
@@ -23,10 +26,13 @@ def as_usual(named: Mapping[str, Any]) -> dict[str, Any]:
 def _usual(named: Mapping[str, Any]) -> dict[str, Any]:
     kind = str(named[_KIND]).strip('"')
     found: dict[str, Any] = {"gen_ai.operation.name": "chat" if kind in _ASKS else kind.lower()}
-    asked, counts = json_in(named.get(_ASKED)), json_in(named.get(_COUNTS))
-    for field in ("input_tokens", "output_tokens", "cache_read_input_tokens"):
+    asked, answered = json_in(named.get(_ASKED)), json_in(named.get(_ANSWERED))
+    counts = json_in(named.get(_COUNTS)) or inside(answered, "usage")
+    for field in ("input_tokens", "output_tokens", "prompt_tokens", "completion_tokens"):
         if (count := inside(counts, field)) is not None:
             found[f"gen_ai.usage.{field}"] = count
+    if (cached := cached_of(counts)) is not None:
+        found["gen_ai.usage.cache_read_input_tokens"] = cached
     if str(named.get(_OF_WHOM)).strip('"') == _APART and found.get(_INPUT) is not None:
         found[_INPUT] += sum(count_in(counts, one) or 0 for one in counted_beside(_INPUT.rpartition(".")[2]))
     messages = next((one for name in ("messages", "prompt", "input") if (one := inside(asked, name))), None)
@@ -35,7 +41,7 @@ def _usual(named: Mapping[str, Any]) -> dict[str, Any]:
     more = {
         "gen_ai.input.messages": messages,
         "gen_ai.tool.definitions": inside(asked, "tools"),
-        "gen_ai.system_instructions": inside(asked, "system"),
+        "gen_ai.system_instructions": inside(asked, "system") or inside(asked, "instructions"),
         "gen_ai.request.model": inside(asked, "model"),
     }
     return found | {name: value for name, value in more.items() if value}
