@@ -5,8 +5,8 @@ request, so that prefixes play no part. All must be equal, block by block; if an
 
 Two things are asked of libCacheSim otherwise than it is used most:
 
-* its Belady keeps what just came in. MIN may let that go at once, so Belady gets room for one block more, and after
-  each request is told to evict down to the capacity.
+* its Belady keeps what just came in. MIN may let that go at once, so Belady gets room for one block more, and
+  after each request is told to evict down to the capacity.
 * its S3-FIFO isn't the published algorithm: while the cache fills for the first time, what finds its small queue
   full goes to main; main gives a block when main is over its share, not when small is below its own; a ghost is
   asked after before there is room rather than then; and nothing fits in a small queue of one block. So its hits

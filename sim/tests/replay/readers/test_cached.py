@@ -114,7 +114,9 @@ def test_guidellm_counts_it_beside_each_request(observed):
     sent = {"request_start_time": 5.5, "prompt_tokens": PROMPT, "output_tokens": 3, "cached_tokens": HAD}
     said = {**sent, "request_args": json.dumps({"body": {key: ASKED[key] for key in ("model", "messages")}})}
     check_half(observed({"benchmarks": [{"requests": {"successful": [said]}}]}), "guidellm")
-    lengths = {"benchmarks": [{"requests": {"successful": [sent], "incomplete": [{**sent, "cached_tokens": None}]}}]}
+    lengths = {
+        "benchmarks": [{"requests": {"successful": [sent], "incomplete": [{**sent, "cached_tokens": None}]}}]
+    }
     _, inputs, seen = observed(lengths, sharing=parse_sharing("none"))
     assert (inputs, seen) == ([PROMPT, PROMPT], [Observation(HAD), NOTHING_SAID])
 
