@@ -212,6 +212,16 @@ def test_a_span_says_it_of_an_event_that_says_what_was_asked(observed):
     check_half(observed(span, event), "otel")
 
 
+def test_langfuse_s_own_client_sends_what_an_api_counted(observed):
+    said = {
+        "type": "generation",
+        "input": json.dumps(ASKED["messages"]),
+        "usage_details": json.dumps(USAGES["OpenAI"]),
+    }
+    attributes = {f"langfuse.observation.{name}": value for name, value in said.items()}
+    check_half(observed({"start_time_unix_nano": 1, "span_id": "1", "attributes": attributes}), "otel")
+
+
 @pytest.mark.parametrize(("whose", "length"), [("anthropic", 15), ("openai", PROMPT)])
 def test_mlflow_keeps_anthropics_counts_as_they_came(observed, whose, length):
     counts = {"input_tokens": length, "cache_read_input_tokens": HAD, "cache_creation_input_tokens": 5}

@@ -261,6 +261,26 @@ def test_mlflow_keeps_the_responses_api_s_instructions_and_any_answer_s_own_coun
     assert any(note.startswith("usage says 90 prompt tokens where 32 are counted here") for note in notes)
 
 
+def test_spans_as_langfuse_s_own_client_sends_them(read):
+    def sent(second, kind, asked, counts):
+        said = {"type": kind, "input": asked, "usage_details": json.dumps(counts), "model.name": "m"}
+        return span(second, {f"langfuse.observation.{name}": value for name, value in said.items()})
+
+    tools = [{"name": "look"}]
+    with_tools = {"tools": tools, "messages": ASKED["messages"]}
+    counts = {"prompt_tokens": 32, "completion_tokens": 7}
+    spans = [
+        sent(0, "generation", json.dumps(ASKED["messages"]), counts),
+        sent(1, "agent", json.dumps(ASKED["messages"]), {}),
+        sent(2, "generation", json.dumps(with_tools), {"input": 40, "output": 7}),
+        sent(3, "generation", SAID, {"input_tokens": 32, "output_tokens": 5, "input_tokens_details": None}),
+    ]
+    requests, notes = read(otlp(*spans))
+    more = -(-len('<|tools|>{"name": "look"}') // 4)
+    assert lengths(requests) == [(0, 32, 7), (2, 32 + more, 7), (3, 32, 5)]
+    assert notes[0] == "format: otel" and not any("2 models" in note for note in notes)
+
+
 def of_logfire(kind, start, said, **more):
     """A record as a console exporter writes it, and Logfire names it."""
     named = {"logfire.span_type": kind, "gen_ai.operation.name": "chat", "gen_ai.request.model": "m"}

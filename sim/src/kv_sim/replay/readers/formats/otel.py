@@ -45,7 +45,7 @@ _SESSIONS: Final = ("gen_ai.conversation.id", "session.id")
 _MODELS: Final = ("gen_ai.request.model", "gen_ai.response.model", "llm.model_name")
 _BROKEN: Final = ("2", "STATUS_CODE_ERROR", "ERROR")
 _KEPT: Final = (*_INPUTS, *_OUTPUTS, *_CACHED, *_SESSIONS, *_MODELS, "error.type")
-_OURS: Final = ("gen_ai.", "llm.", "openinference.", "ai.prompt.", "mlflow.")
+_OURS: Final = ("gen_ai.", "llm.", "openinference.", "ai.prompt.", "mlflow.", "langfuse.observation.")
 
 
 def _look_through(records: Iterable[Mapping[str, Any]]) -> Callable[[Mapping[str, Any]], Iterator[Record]]:
