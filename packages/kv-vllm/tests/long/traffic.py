@@ -84,6 +84,35 @@ def test_what_the_gpu_answers_is_what_the_replay_says(tmp_path, monkeypatch):
     assert BesideSums.of(columns, outcome).apart == 0, "it says of each request what the engine had"
 
 
+def asked_in_every_way():
+    """Prompts that share a beginning, and how each is sampled; the last one's prompt is to be judged, too."""
+    trunk = made_up(7, BLOCK * 4)
+    ways = [{}, {"n": 3}, {"salt": "a"}, {"salt": "a"}, {"salt": "b"}, {"max_tokens": 1}, {"logprobs": 2}, {}]
+    ways += [{"n": 2, "salt": "b"}, {"prompt_logprobs": 1}]
+    return [(trunk + made_up(20 + place, 5 + place), way) for place, way in enumerate(ways)]
+
+
+def test_what_the_gpu_answers_to_requests_of_every_kind(tmp_path, monkeypatch):
+    """Several answers to a prompt are requests of their own; who has a prompt judged reads nothing of it."""
+    from vllm import SamplingParams
+
+    monkeypatch.setenv("VLLM_ENABLE_V1_MULTIPROCESSING", "0")
+    engine = Engine(tracing(tmp_path / "traffic.jsonl"), num_gpu_blocks_override=600)
+    for prompt, way in asked_in_every_way():
+        named = {key: value for key, value in way.items() if key != "salt"}
+        salted = {"cache_salt": way["salt"]} if "salt" in way else {}
+        params = SamplingParams(**{"max_tokens": 2, "seed": 0, "detokenize": False, **named})
+        engine.llm.generate({"prompt_token_ids": prompt, **salted}, params, use_tqdm=False)
+    counted = engine.metric("vllm:prefix_cache_hits")
+    engine.close()
+    columns = open_trace(tmp_path / "traffic.jsonl")
+    outcome = replay_cache(columns, Setup(gpu_blocks=600))
+    *others, judged = zip(columns.observed.cached.tolist(), (BLOCK * outcome.gpu_hits).tolist(), strict=True)
+    assert counted == sum(had for had, _ in others) == 9 * 4 * BLOCK
+    assert len(columns) == 13 and all(had == said for had, said in others)
+    assert judged == (0, 4 * BLOCK), "a replay can't know that it asks for that"
+
+
 def let_copies_end():
     """On busy cores a store may go on beside the next request, whose chunks then find other ones pinned."""
     from vllm.distributed.kv_transfer import get_kv_transfer_group

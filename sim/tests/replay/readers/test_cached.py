@@ -110,6 +110,17 @@ def test_braintrust_counts_it_among_its_metrics(observed):
     check_half(observed(span), "openai")
 
 
+def test_guidellm_counts_it_beside_each_request(observed):
+    sent = {"request_start_time": 5.5, "prompt_tokens": PROMPT, "output_tokens": 3, "cached_tokens": HAD}
+    said = {**sent, "request_args": json.dumps({"body": {key: ASKED[key] for key in ("model", "messages")}})}
+    check_half(observed({"benchmarks": [{"requests": {"successful": [said]}}]}), "guidellm")
+    lengths = {
+        "benchmarks": [{"requests": {"successful": [sent], "incomplete": [{**sent, "cached_tokens": None}]}}]
+    }
+    _, inputs, seen = observed(lengths, sharing=parse_sharing("none"))
+    assert (inputs, seen) == ([PROMPT, PROMPT], [Observation(HAD), NOTHING_SAID])
+
+
 def test_a_proxy_keeps_what_went_over_it(observed):
     body = {"text": json.dumps({"usage": USAGES["OpenAI"]})}
     sent = {"url": "https://one/v1/chat/completions", "postData": {"text": json.dumps(ASKED)}}
@@ -199,6 +210,16 @@ def test_a_span_says_it_of_an_event_that_says_what_was_asked(observed):
     asked = {"gen_ai.operation.name": "chat", "gen_ai.input.messages": json.dumps(ASKED["messages"])}
     event = {"timeUnixNano": "1790000000000000001", **ids, "attributes": asked}
     check_half(observed(span, event), "otel")
+
+
+def test_langfuse_s_own_client_sends_what_an_api_counted(observed):
+    said = {
+        "type": "generation",
+        "input": json.dumps(ASKED["messages"]),
+        "usage_details": json.dumps(USAGES["OpenAI"]),
+    }
+    attributes = {f"langfuse.observation.{name}": value for name, value in said.items()}
+    check_half(observed({"start_time_unix_nano": 1, "span_id": "1", "attributes": attributes}), "otel")
 
 
 @pytest.mark.parametrize(("whose", "length"), [("anthropic", 15), ("openai", PROMPT)])

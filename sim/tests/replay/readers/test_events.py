@@ -121,6 +121,7 @@ def test_a_span_has_events_that_say_what_was_asked(read, name, about):
         },
         {"openinference.span.kind": "LLM", "input.value": json.dumps(ASKED)},
         {"openinference.span.kind": "LLM", "input.value": SAID},
+        {"openinference.span.kind": "LLM", "input.value": json.dumps({"model": "m", "prompt": SAID})},
     ],
 )
 def test_other_conventions_have_it_elsewhere(read, attributes):

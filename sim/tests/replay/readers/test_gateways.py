@@ -40,6 +40,17 @@ def test_what_no_model_had_to_go_on_with_is_left_out_and_said(read, asked):
     assert not any("left out" in note for note in notes)
 
 
+@pytest.mark.parametrize("apart", ["model_parameters", "optional_params"])
+def test_litellm_keeps_tools_and_instructions_beside_the_messages(read, apart):
+    tools = [{"type": "function", "function": {"name": "look", "description": "z" * 80}}]
+    for asked in ({"tools": tools}, {"instructions": SAID}):
+        (whole,), _ = read({**ASKED, **asked})
+        (found,), _ = read({**ASKED, apart: {**asked, "messages": [], "model": "of no account"}})
+        assert found.blocks == whole.blocks and len(whole.blocks) > 2
+    (found,), _ = read({**ASKED, apart: "{}"})
+    assert found.input_tokens == 32
+
+
 def test_a_table_says_it_as_well(tmp_path):
     file = tmp_path / "spent.csv"
     rows = [spent(0), spent(1, cache_hit="True"), spent(2, call_type="embedding"), spent(3, status="failure")]

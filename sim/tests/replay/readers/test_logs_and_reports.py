@@ -188,6 +188,14 @@ def test_messages_of_langchain_lie_in_a_list_or_in_a_batch_of_one(read):
     assert lengths(requests) == [(0, 32, 0)]
 
 
+def test_a_run_of_langsmith_has_tools_among_what_its_model_was_called_with(read):
+    tools = [{"type": "function", "function": {"name": "look", "description": "z" * 80}}]
+    run = {"run_type": "llm", "start_time": "2026-01-31T10:00:02", "inputs": {**ASKED, "tools": tools}}
+    (whole,), _ = read(run)
+    (found,), _ = read({**run, "inputs": ASKED, "extra": {"invocation_params": {"tools": tools}}})
+    assert found.blocks == whole.blocks and found.input_tokens > 32
+
+
 def test_a_run_of_langsmith_may_be_completions_or_as_an_api_is_asked(read):
     run = {"run_type": "llm", "start_time": "2026-01-31T10:00:00", "completion_tokens": 5}
     texts = {**run, "inputs": {"prompts": ["x" * 64, "y" * 8]}}

@@ -3,7 +3,7 @@
 import json
 
 import pytest
-from kv_sim_foreign_traces import ASKED, SAID, lengths, otlp, shared, span
+from kv_sim_foreign_traces import ASKED, SAID, lengths, otlp, shared, span, user
 
 from kv_api import ConfigError
 from kv_sim.replay.readers.naming import IdScope
@@ -248,3 +248,68 @@ def test_mlflow_s_traces_have_requests_in_their_data(read, newest):
     assert notes[0] == "format: otel"
     assert any(note.startswith("usage says 90 prompt tokens where") for note in notes)
     assert "requests of 2 models, none of which can use another's blocks: m, none" in notes
+
+
+def test_mlflow_keeps_the_responses_api_s_instructions_and_any_answer_s_own_counts(read):
+    asked = {"input": SAID, "instructions": "z" * 80}
+    counts = {"prompt_tokens": 90, "completion_tokens": 7}
+    requests, notes = read(
+        of_mlflow(1, "CHAT_MODEL", spanInputs=asked),
+        of_mlflow(2, "LLM", spanInputs={"prompt": SAID}, spanOutputs={"usage": counts}),
+    )
+    assert lengths(requests) == [(0, 32 + -(-len("<|system|>" + "z" * 80) // 4), 0), (1, 32, 7)]
+    assert any(note.startswith("usage says 90 prompt tokens where 32 are counted here") for note in notes)
+
+
+def test_spans_as_langfuse_s_own_client_sends_them(read):
+    def sent(second, kind, asked, counts):
+        said = {"type": kind, "input": asked, "usage_details": json.dumps(counts), "model.name": "m"}
+        return span(second, {f"langfuse.observation.{name}": value for name, value in said.items()})
+
+    tools = [{"name": "look"}]
+    with_tools = {"tools": tools, "messages": ASKED["messages"]}
+    counts = {"prompt_tokens": 32, "completion_tokens": 7}
+    spans = [
+        sent(0, "generation", json.dumps(ASKED["messages"]), counts),
+        sent(1, "agent", json.dumps(ASKED["messages"]), {}),
+        sent(2, "generation", json.dumps(with_tools), {"input": 40, "output": 7}),
+        sent(3, "generation", SAID, {"input_tokens": 32, "output_tokens": 5, "input_tokens_details": None}),
+    ]
+    requests, notes = read(otlp(*spans))
+    more = -(-len('<|tools|>{"name": "look"}') // 4)
+    assert lengths(requests) == [(0, 32, 7), (2, 32 + more, 7), (3, 32, 5)]
+    assert notes[0] == "format: otel" and not any("2 models" in note for note in notes)
+
+
+def of_logfire(kind, start, said, **more):
+    """A record as a console exporter writes it, and Logfire names it."""
+    named = {"logfire.span_type": kind, "gen_ai.operation.name": "chat", "gen_ai.request.model": "m"}
+    named |= {"gen_ai.input.messages": json.dumps([user(said)]), **more}
+    return {
+        "name": "x",
+        "context": {"trace_id": "t", "span_id": f"{kind} {start}"},
+        "start_time": start,
+        "attributes": named,
+    }
+
+
+@pytest.mark.parametrize("dated", [False, True])
+def test_a_stream_of_which_logfire_tells_twice_is_one_request(read, dated):
+    def at(seconds):
+        return f"2026-01-31T10:00:{seconds:06.3f}Z" if dated else NANOSECONDS + round(seconds * 10**9)
+
+    answered = {"gen_ai.usage.input_tokens": 32, "gen_ai.usage.output_tokens": 7}
+    ended = {**answered, "duration": 1.5}
+    records = [
+        of_logfire("span", at(1), SAID),
+        of_logfire("log", at(2.75), SAID, **ended),
+        of_logfire("span", at(3), SAID, **answered),
+        of_logfire("log", at(5), SAID, **ended),
+        of_logfire("span", at(3.25), SAID),
+        of_logfire("span", at(3.5), SAID + "no log"),
+        of_logfire("span", at(3.75), SAID),
+        of_logfire("log", at(6), "no log of a stream", **answered),
+    ]
+    requests, _ = read(*records, unsorted=Unsorted.SORT)
+    expected = [(0, 32, 7), (1.75, 32, 7), (2.25, 34, 0), (2.25, 32, 7), (2.5, 32, 0), (4.75, 10, 7)]
+    assert sorted(lengths(requests)) == sorted(expected)

@@ -9,12 +9,14 @@ _SYSTEM: Final = ("systemInstruction", "system_instruction")
 KEPT: Final = "cachedContent"
 """What names the begin of a prompt that is kept elsewhere."""
 _KEPT: Final = (KEPT, "cached_content")
+_APART: Final = ("model_parameters", "optional_params")
+"""Where LiteLLM has what stands beside ``messages``: in what it logs, and in what it calls its callbacks with."""
 
 
 def as_usual(asked: Mapping[str, Any]) -> Mapping[str, Any]:
     """The same with ``messages`` or a ``prompt``; what is usual already, or none of these, as it is."""
     if not asked.keys().isdisjoint(("messages", "prompt")):
-        return asked
+        return _with_parameters(asked)
     contents = asked.get("contents")
     if isinstance(contents, list) and contents and all(map(_is_content, contents)):
         usual = {**asked, "messages": [*map(_message, contents)]}
@@ -25,6 +27,15 @@ def as_usual(asked: Mapping[str, Any]) -> Mapping[str, Any]:
         return usual if kept is None else {**usual, KEPT: kept}
     if isinstance(asked.get("inputs"), (str, list)) and isinstance(asked.get("parameters"), dict):
         return {**asked, "prompt": asked["inputs"]}
+    return asked
+
+
+def _with_parameters(asked: Mapping[str, Any]) -> Mapping[str, Any]:
+    """With what of it is kept apart, such as tools."""
+    for field in _APART:
+        apart = asked.get(field)
+        if isinstance(apart, dict) and (missing := apart.keys() - asked.keys() - {*PROMPTS}):
+            return {**{name: apart[name] for name in sorted(missing)}, **asked}
     return asked
 
 

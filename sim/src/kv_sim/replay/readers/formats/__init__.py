@@ -3,6 +3,7 @@
 ===================== =====================================================================================
 ``lengths``           several formats that have times and lengths, and no ids
 ``otlp``              of ``otel``: where spans and events lie; ``otel_asked``: what they say was asked;
-                      ``mlflow``: what MLflow's say, in OpenTelemetry's words
+                      ``services``: what MLflow's and Langfuse's say, in OpenTelemetry's words;
+                      ``logfire``: what Logfire's say twice
 ===================== =====================================================================================
 """

@@ -1,9 +1,11 @@
 """GuideLLM's reports: what it sent to a server in each of its benchmarks, one after the other; seconds."""
 
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from typing import Any, Final
 
-from kv_sim.replay.readers.asked import asked_in, for_each, inside
+from kv_sim.replay.readers.asked import asked_in, count_in, for_each, inside
+from kv_sim.replay.readers.cached import cached_of
 from kv_sim.replay.readers.chat import is_request, prompts_in
 from kv_sim.replay.readers.format import Container, Format
 from kv_sim.replay.readers.record import MalformedError, Record, number, text_of, whole
@@ -45,13 +47,20 @@ def _requests(benchmark: Any, index: int) -> Iterator[tuple[int | float, str, Ma
 
 
 def _sent(time: int | float, request: Mapping[str, Any], *, has_failed: bool) -> Iterator[Record]:
-    answer = whole(request, "output_tokens", usual=0)
+    sent = Record(
+        time,
+        0,
+        whole(request, "output_tokens", usual=0),
+        None,
+        told_tokens=count_in(request, "prompt_tokens"),
+        cached_tokens=cached_of(request),
+        has_failed=has_failed,
+    )
     if not is_request(request):
-        yield Record(time, whole(request, "prompt_tokens"), answer, None, has_failed=has_failed)
+        yield replace(sent, input_tokens=whole(request, "prompt_tokens"), told_tokens=None)
         return
     asked = asked_in(request)
-    prompts, model = prompts_in(request, asked), text_of(asked, "model")
-    yield from for_each(prompts, Record(time, 0, answer, None, model=model, has_failed=has_failed))
+    yield from for_each(prompts_in(request, asked), replace(sent, model=text_of(asked, "model")))
 
 
 GUIDELLM = Format(

@@ -143,6 +143,8 @@ def _parse_langsmith(record: Mapping[str, Any]) -> Iterator[Record]:
         inputs = _plain(inputs)
     extra = json_in(record.get("extra"))
     metadata, called = inside(extra, "metadata"), inside(extra, "invocation_params")
+    if isinstance(inputs, dict) and (tools := inside(called, "tools")):
+        inputs = {"tools": tools, **inputs}
     names = ("session_id", "thread_id", "conversation_id")
     session = next((str(name) for field in names if (name := inside(metadata, field)) is not None), None)
     model = inside(metadata, "ls_model_name") or inside(called, "model")

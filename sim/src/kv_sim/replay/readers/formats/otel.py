@@ -15,6 +15,7 @@ from kv_sim.replay.readers.asked import count_in, inside
 from kv_sim.replay.readers.cached import cached_of
 from kv_sim.replay.readers.chat import chat
 from kv_sim.replay.readers.format import Container, Format
+from kv_sim.replay.readers.formats.logfire import Streams, began
 from kv_sim.replay.readers.formats.otel_asked import PROMPT, WHOLE, asked_of
 from kv_sim.replay.readers.formats.otlp import (
     PACKETS,
@@ -44,16 +45,17 @@ _SESSIONS: Final = ("gen_ai.conversation.id", "session.id")
 _MODELS: Final = ("gen_ai.request.model", "gen_ai.response.model", "llm.model_name")
 _BROKEN: Final = ("2", "STATUS_CODE_ERROR", "ERROR")
 _KEPT: Final = (*_INPUTS, *_OUTPUTS, *_CACHED, *_SESSIONS, *_MODELS, "error.type")
-_OURS: Final = ("gen_ai.", "llm.", "openinference.", "ai.prompt.", "mlflow.")
+_OURS: Final = ("gen_ai.", "llm.", "openinference.", "ai.prompt.", "mlflow.", "langfuse.observation.")
 
 
 def _look_through(records: Iterable[Mapping[str, Any]]) -> Callable[[Mapping[str, Any]], Iterator[Record]]:
     """How a record is parsed, when all of them are known: spans of one request may lie in several."""
     above: dict[int, int] = {}
-    asked, telling, pairs = set[int](), set[int](), _Pairs()
+    asked, telling, pairs, streams = set[int](), set[int](), _Pairs(), Streams()
     for record in records:
         with suppress(MalformedError):  # which is said when it is parsed
             for seen in spans_and_events_in(record):
+                streams.see(seen)
                 if seen.own is None:
                     continue
                 if seen.parent is not None:
@@ -66,6 +68,7 @@ def _look_through(records: Iterable[Mapping[str, Any]]) -> Callable[[Mapping[str
 
     def parse(record: Mapping[str, Any]) -> Iterator[Record]:
         found = [seen for seen in spans_and_events_in(record) if _asks(seen) and seen.own not in dull]
+        found = [seen for seen in found if not streams.is_told_again(seen)]
         outer = [one for one in found if one.own is None or counted.isdisjoint(_above(one.own, above))]
         requests = [request for seen in outer if (request := pairs.one_of(seen)) is not None]
         yield from sorted(requests, key=lambda one: one.time or 0)
@@ -129,7 +132,7 @@ def _request(seen: SpanOrEvent) -> Record:
     prompt = asked_of(seen)
     told = first(named, _INPUTS)
     return Record(
-        seen.time,
+        began(seen),
         0 if prompt is not None else whole(named, told or _INPUTS[0]),
         whole(named, first(named, _OUTPUTS) or _OUTPUTS[0], usual=0),
         None,

@@ -20,6 +20,7 @@ _TOOLS: Final = ("llm.tools.", "llm.request.functions.")
 """The second one is OpenLLMetry's."""
 _CALLS: Final = ".tool_calls."
 _VALUE: Final = "input.value"
+_ASKED: Final = ("messages", "prompt")
 _EVENTS: Final = "events"
 _CHOICE: Final = "gen_ai.choice"
 _DEFINED: Final = (
@@ -74,10 +75,10 @@ def _is_answer(event: Mapping[str, Any]) -> bool:
 
 
 def _written(value: Any) -> Any:
-    """Messages, or an object with such, as JSON; or what a user says."""
+    """Messages, or an object with such or a text, as JSON; or what a user says."""
     found = json_in(value)
     if isinstance(found, dict):
-        found = found.get("messages", value)
+        found = next((found[field] for field in _ASKED if field in found), value)
     return user(found)["messages"] if isinstance(found, str) and found else found
 
 

@@ -15,7 +15,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any, Final, NamedTuple
 
 from kv_sim.replay.readers.asked import inside, json_in, objects_in
-from kv_sim.replay.readers.formats.mlflow import as_usual
+from kv_sim.replay.readers.formats.services import as_usual
 from kv_sim.replay.readers.record import number_or_date
 
 STARTS: Final = (

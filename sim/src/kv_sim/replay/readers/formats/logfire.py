@@ -1,0 +1,57 @@
+"""What Logfire writes of an answer that came as a stream: its request a second time, when that had ended.
+
+The span of such a request ends with the call, before anything came, and says what was asked; the other record,
+a log, repeats this and says what was answered, and how long that took. The log is taken for the request, and its
+span left out. They have no name in common, so a span waits for the next log that says the same.
+"""
+
+from collections import Counter
+from typing import Final
+
+from kv_sim.replay.readers.formats.otlp import Named, SpanOrEvent
+from kv_sim.replay.readers.record import Moment
+
+_KIND: Final = "logfire.span_type"
+_TOOK: Final = "duration"
+_SAME: Final = ("gen_ai.request.model", "gen_ai.input.messages", "request_data")
+_ANSWERED: Final = ("gen_ai.response.id", "gen_ai.usage.input_tokens", "gen_ai.output.messages", "response_data")
+_NANOSECONDS: Final = 10**9
+
+
+class Streams:
+    """The logs of one trace that tell of a stream; each stands for a span that is yet to be met, or was."""
+
+    def __init__(self) -> None:
+        self._ended = Counter[int]()
+
+    def see(self, seen: SpanOrEvent) -> None:
+        """Look at a record of the trace."""
+        if _has_ended(seen.named):
+            self._ended[_same(seen.named)] += 1
+
+    def is_told_again(self, seen: SpanOrEvent) -> bool:
+        """Whether this is the span of a stream of which a log tells, too. Each log counts for one."""
+        named = seen.named
+        if named.get(_KIND) != "span" or any(field in named for field in _ANSWERED):
+            return False
+        same = _same(named)
+        self._ended[same] -= 1
+        return self._ended[same] >= 0
+
+
+def began(seen: SpanOrEvent) -> int | float:
+    """When the request of a record began: of a log, before it was written."""
+    time = seen.time
+    if not _has_ended(seen.named):
+        return time
+    took = seen.named[_TOOK]
+    return Moment(time - took) if isinstance(time, Moment) else time - round(took * _NANOSECONDS)
+
+
+def _has_ended(named: Named) -> bool:
+    """Whether a record is the log of a stream."""
+    return named.get(_KIND) == "log" and isinstance(named.get(_TOOK), float)
+
+
+def _same(named: Named) -> int:
+    return hash(tuple(str(named.get(field)) for field in _SAME))

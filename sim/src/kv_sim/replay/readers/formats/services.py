@@ -1,0 +1,74 @@
+"""What MLflow and Langfuse say of a span, in OpenTelemetry's words: they have JSON, under names of their own."""
+
+from collections.abc import Mapping
+from typing import Any, Final
+
+from kv_sim.replay.readers.asked import count_in, counted_beside, inside, json_in
+from kv_sim.replay.readers.cached import cached_of
+
+_MLFLOW: Final = "mlflow.spanType"
+_ASKS: Final = ("CHAT_MODEL", "LLM")
+_OF_WHOM: Final = "mlflow.message.format"
+_APART: Final = "anthropic"
+"""Whose counts are kept as they came: a prompt's length is without what a cache had, or took."""
+_LANGFUSE: Final = "langfuse.observation.type"
+_GENERATION: Final = "generation"
+_INPUT: Final = "gen_ai.usage.input_tokens"
+_COUNTS: Final = {
+    **{name: name for name in ("input_tokens", "output_tokens", "prompt_tokens", "completion_tokens")},
+    **{"input": "input_tokens", "output": "output_tokens"},
+}
+"""The last ones are Langfuse's."""
+
+
+def as_usual(named: Mapping[str, Any]) -> dict[str, Any]:
+    """The same, with what is usual besides; of a span of somebody else, as it is."""
+    if _MLFLOW in named:
+        return {**_of_mlflow(named), **named}
+    if _LANGFUSE in named:
+        return {**_of_langfuse(named), **named}
+    return dict(named)
+
+
+def _of_mlflow(named: Mapping[str, Any]) -> dict[str, Any]:
+    kind = str(named[_MLFLOW]).strip('"')
+    answered = json_in(
+        named.get("mlflow.spanOutputs")
+    )  # with an API's own counts, where MLflow makes none of them
+    counts = json_in(named.get("mlflow.chat.tokenUsage")) or inside(answered, "usage")
+    found = {"gen_ai.operation.name": "chat" if kind in _ASKS else kind.lower(), **_counted(counts)}
+    if str(named.get(_OF_WHOM)).strip('"') == _APART and found.get(_INPUT) is not None:
+        found[_INPUT] += sum(count_in(counts, one) or 0 for one in counted_beside(_INPUT.rpartition(".")[2]))
+    return found | _asked(json_in(named.get("mlflow.spanInputs")))
+
+
+def _of_langfuse(named: Mapping[str, Any]) -> dict[str, Any]:
+    kind = str(named[_LANGFUSE])
+    asked = json_in(named.get("langfuse.observation.input"))
+    return {
+        "gen_ai.operation.name": "chat" if kind == _GENERATION else kind,
+        **_counted(json_in(named.get("langfuse.observation.usage_details"))),
+        **_asked(asked if isinstance(asked, dict) else {"messages": asked}),
+        "gen_ai.request.model": named.get("langfuse.observation.model.name"),
+    }
+
+
+def _counted(counts: Any) -> dict[str, Any]:
+    """How long a prompt and its answer were, and what of it a cache had."""
+    told = [(field, inside(counts, name)) for name, field in _COUNTS.items()]
+    told.append(("cache_read_input_tokens", cached_of(counts)))
+    return {f"gen_ai.usage.{field}": count for field, count in told if count is not None}
+
+
+def _asked(asked: Any) -> dict[str, Any]:
+    """What a model was asked, of the object in which that is."""
+    messages = next((one for name in ("messages", "prompt", "input") if (one := inside(asked, name))), None)
+    if isinstance(messages, str):
+        messages = [{"role": "user", "content": messages}]
+    said = {
+        "gen_ai.input.messages": messages,
+        "gen_ai.tool.definitions": inside(asked, "tools"),
+        "gen_ai.system_instructions": inside(asked, "system") or inside(asked, "instructions"),
+        "gen_ai.request.model": inside(asked, "model"),
+    }
+    return {name: value for name, value in said.items() if value}
