@@ -207,6 +207,7 @@ _MANAGED: Final = (
     plant(media.PlacesReturnTooEarly, "#57727", _I.OWNERSHIP, _managed("ForgetsJobsSpec")),
     plant(media.TruthForAResult, "", _I.PROTOCOL, _managed("SaysTrueSpec"), _I.WORK),
     plant(media.JobsToldTwice, "", _I.PROTOCOL, _managed("TellsTwiceSpec")),
+    plant(media.FencesAreForAll, "#45595", _I.WORK, _managed("WaitsForAllSpec")),
     plant(media.BeginningsLeaveFirst, "#51787", _I.HITS, _BY_CHUNK),
 )
 
