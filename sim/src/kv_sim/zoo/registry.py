@@ -236,6 +236,7 @@ _OFFLOADED: Final = (
     plant(offload_waits.WaitsForFailedStores, "", _I.WORK, _FENCED, _I.LIVENESS),
     plant(offload_waits.PromisesWhatIsOnItsWay, "#56709", _I.HITS, _FENCED),
     plant(offload_waits.SharedLoadsInTurn, "#44294", _I.WORK, _FENCED, _I.LIVENESS),
+    plant(offload_waits.EndsBeforeItsLastStore, "#49671", _I.PROTOCOL, _FENCED),
     plant(offload_waits.RankOffsetTwice, "#50821", _I.GEOMETRY, _OFFSET, _I.CONTENT),
     plant(offload.InStepLoadNotAwaited, "", _I.OWNERSHIP, _IN_STEP, _I.CONTENT),
     plant(offload_states.StatesStoredAfterTheirPass, "", _I.OWNERSHIP, _FENCED, _I.CONTENT),
