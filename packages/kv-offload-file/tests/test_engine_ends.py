@@ -133,6 +133,22 @@ def test_a_copy_of_which_nothing_is_heard_is_given_up_by_who_waited_for_it(rig, 
     assert not rig.stores.tasks
 
 
+@pytest.mark.parametrize("job", [1, 2])
+def test_who_waits_for_stores_waits_for_no_load_and_the_other_way_round(rig, job):
+    waiting = rig.engine._changed.wait
+    rig.engine._changed.wait = lambda: rig.stores.run() or rig.loads.run()
+    rig.submit(1, LOAD, range(2))
+    rig.loads.run()
+    rig.poll()
+    [loading] = rig.inner.jobs
+    rig.submit(2, STORE, [3])
+    [_, storing] = rig.inner.jobs
+    rig.engine.wait({job})
+    assert rig.inner.waited == [{{1: loading, 2: storing}[job]}]
+    rig.engine._changed.wait = waiting
+    assert job in [job_id for job_id, success, _ in rig.poll() if success]
+
+
 def test_a_wait_for_nobody_touches_nothing(rig):
     rig.submit(1, STORE, [0])
     rig.engine.wait({5})

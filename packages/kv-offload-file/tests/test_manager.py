@@ -54,6 +54,14 @@ def store(made, numbers, success=True):
     return output
 
 
+def test_an_offer_is_refused_only_if_free_slots_and_chunks_that_may_leave_do_not_suffice():
+    made = manager()
+    store(made, [1, 2])
+    made.prepare_load(make_keys([1]), REQUEST)
+    assert made.prepare_store(make_keys([5, 6, 7, 8]), REQUEST) is None
+    assert made.prepare_store(make_keys([5, 6, 7]), REQUEST).keys_to_store == make_keys([5, 6, 7])
+
+
 def test_a_worker_is_told_whose_chunks_are_where_and_since_when():
     made = manager()
     stored = store(made, [1, 2]).store_spec

@@ -34,6 +34,19 @@ def test_a_prompt_that_is_all_there_has_no_rest_wherever_its_end_lies(two):
     assert found(first, [1, 3, 4]) == (2, LookupResult.MISS) == found(second, [3, 1, 4])
 
 
+def test_an_offer_is_refused_only_if_what_nobody_reads_does_not_suffice(two):
+    first, second = two
+    first.store([1, 2, 3, 4, 5, 6])
+    assert found(second, [5, 6]) == (2, LookupResult.HIT)
+    for rig, lent in ((second, [5, 6]), (first, [1])):
+        rig.manager.prepare_load(make_keys(lent), rig.context)
+    assert first.manager.prepare_store(make_keys([10, 11, 12, 13]), first.context) is None
+    stored = first.manager.prepare_store(make_keys([10, 11, 12]), first.context)
+    assert stored.evicted_keys == make_keys([4, 3, 2])
+    for rig, lent in ((second, [5, 6]), (first, [1])):
+        rig.manager.complete_load(make_keys(lent), rig.context)
+
+
 def is_hit(rig, key):
     return rig.manager.lookup(key, rig.context) is LookupResult.HIT
 

@@ -63,8 +63,8 @@ class WorldState:
             site = Site(place, config.at(place.number), subject, engine_class, shared, self._called)
             if self.guards_media:
                 guard_media(site.engine.connectors[-1], site.referee)
-                for worker in site.engine.connectors[:-1]:
-                    guard_workers(worker, site.referee)
+                for worker, device in zip(site.engine.connectors, site.engine.devices, strict=False):
+                    guard_workers(worker, site.referee, device.copies)
             self.sites.append(site)
         self._let_devices_know_each_other()
         if subject.shares_store:

@@ -16,7 +16,7 @@ from kv_api import (
     ReqContext,
     RequestOffloadingContext,
 )
-from kv_sim.checkers.medium import MediumGuard, guard_media, sides_of
+from kv_sim.checkers.medium import MOST_OFFERS, MediumGuard, guard_media, sides_of
 from kv_sim.config import BUILTIN_ENGINE, WorldConfig
 from kv_sim.examples.catalogue import SUBJECTS
 from kv_sim.growth.metered import MeteredWorld
@@ -304,3 +304,52 @@ def test_of_a_prefix_only_the_hits_must_be_there() -> None:
     assert not taken.taken
     guard.lookup_prefix([B, A], REQUEST)
     assert taken.taken == [(Invariant.HITS, "the medium's Quick.lookup_prefix finds a chunk whose store goes on")]
+
+
+def test_nothing_is_prepared_for_a_request_that_has_ended() -> None:
+    """Its jobs end, another one of its id may begin, and it may itself."""
+    _, guard, notes = guarded()
+    context = ReqContext("r1")
+
+    def told_of(call: Callable[[], object]) -> list[str]:
+        notes.taken.clear()
+        call()
+        return [said for invariant, said in notes.taken if invariant is PROTOCOL and "is called for" in said]
+
+    calls: list[tuple[str, Callable[[], object]]] = [
+        ("prepare_store", lambda: guard.prepare_store([A], context)),
+        ("prepare_store", lambda: guard.prepare_stores([([A], context)])),
+        ("prepare_load", lambda: guard.prepare_load([A], context)),
+    ]
+    guard.on_new_request(context)
+    assert [told_of(call) for _, call in calls] == [[], [], []]
+    guard.on_request_finished(context)
+    assert told_of(lambda: guard.complete_load([A], context)) == []
+    assert told_of(lambda: guard.prepare_load([A], ReqContext("r1"))) == []
+    for method, call in calls:
+        assert told_of(call) == [
+            f"the medium's Shelves.{method} is called for request r1, of which on_request_finished said that it "
+            "prepares nothing more: a medium may have forgotten it"
+        ]
+    guard.on_new_request(context)
+    assert [told_of(call) for _, call in calls] == [[], [], []]
+
+
+def test_what_was_answered_is_not_offered_again_and_again() -> None:
+    manager, guard, notes = guarded()
+    manager.answer = stored([], [])
+    first, second = ReqContext("r1"), ReqContext("r2")
+    for context in (first, second, first):
+        for _ in range(MOST_OFFERS):
+            guard.prepare_store([A], context)
+        guard.reset_cache()
+    manager.answer = None
+    for _ in range(MOST_OFFERS):
+        guard.prepare_store([B], second)  # what is refused is asked for later
+    manager.answer = stored([], [])
+    for _ in range(MOST_OFFERS):
+        guard.prepare_store([B], second)
+    assert notes.taken == []
+    guard.prepare_store([B], second)
+    said = "prepare_store was asked 21 times for one chunk of request r2, and it answered each time"
+    assert notes.taken == [(Invariant.WORK, f"the medium's Shelves.{said}")]

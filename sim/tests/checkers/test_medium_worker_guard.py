@@ -1,24 +1,27 @@
 """The guard of a medium's worker: what it makes of each answer, and that every worker of a world has one."""
 
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from kv_sim_notes import Notes
 
-from kv_api import BlockIDsLoadStoreSpec, GPULoadStoreSpec, OffloadingWorker, TransferResult
+from kv_api import BlockIDsLoadStoreSpec, Direction, GPULoadStoreSpec, OffloadingWorker, TransferResult
 from kv_offload import OffloadingConnector, OffloadingWorkerSide
 from kv_sim.checkers.conservation import owners
 from kv_sim.checkers.medium import guard_media
 from kv_sim.checkers.medium_worker import WorkerGuard, guard_workers
 from kv_sim.config import WorldConfig
 from kv_sim.examples.catalogue import SUBJECTS
+from kv_sim.memory.copy import Copy
 from kv_sim.world import World
 
 GPU, THERE = GPULoadStoreSpec([1], (1,), (0,)), BlockIDsLoadStoreSpec([2])
 NO_LIST = "expected a list of TransferResult(job_id, success)"
 NO_BOOL = "expected True, and get_finished reports it, or False: it is refused"
 STRANGE = "which it doesn't have: it was reported before, refused or never given"
+COPIES: Any = SimpleNamespace(waited=[])
 
 
 class Worker(OffloadingWorker):
@@ -44,7 +47,7 @@ class Worker(OffloadingWorker):
 
 def guarded() -> tuple[Worker, WorkerGuard, Notes]:
     worker, notes = Worker(), Notes()
-    guard = WorkerGuard(worker, notes)
+    guard = WorkerGuard(worker, notes, COPIES)
     assert guard.submit_store(1, GPU, THERE) is True
     assert guard.submit_load(2, THERE, GPU, expedited=True) is True
     return worker, guard, notes
@@ -128,9 +131,46 @@ def test_a_spec_that_makes_none_is_told() -> None:
     for half in (workers[0].side, scheduler.side):  # type: ignore[attr-defined]
         half.medium_worker = half.manager = None
     notes = Notes()
-    guard_workers(workers[0], notes)
+    guard_workers(workers[0], notes, COPIES)
     guard_media(scheduler, notes)
     assert notes.told == [
         "PROTOCOL  the medium's WorldCPUOffloadingSpec.get_worker answered None, expected a worker",
         "PROTOCOL  the medium's get_manager answered None, expected a manager",
     ]
+
+
+STORES, LOADS = (Copy(number, kind, (), "", 0, owners=("r1",)) for number, kind in enumerate(Direction))
+LAST = ": the engine computes nothing meanwhile"
+
+
+@pytest.mark.parametrize(
+    ("method", "job_ids", "waited", "told_to"),
+    [
+        ("wait", {1}, [STORES], ""),
+        ("wait", {2, 9}, [LOADS], ""),
+        ("let_go", {1, 2}, [LOADS, STORES], ""),
+        ("wait", {1}, [replace(LOADS, errand=print)], ""),
+        ("wait", {1}, [STORES, LOADS], "but it was told to wait for stores"),
+        ("wait", {2}, [STORES], "but it was told to wait for loads"),
+        ("let_go", {1}, [LOADS], "but it was told to wait for stores"),
+        ("wait", {9}, [STORES], "but it was told to wait for nothing under way"),
+        ("get_finished", None, [LOADS], "but it is only asked which jobs have ended"),
+        ("get_finished", None, [], ""),
+    ],
+)
+def test_nobody_waits_for_what_was_not_asked_for(
+    method: str, job_ids: set[int] | None, waited: list[Copy], told_to: str
+) -> None:
+    worker, guard, notes = guarded()
+    COPIES.waited[:] = [LOADS, STORES]  # somebody has before
+
+    def wait(*job_ids: set[int]) -> list[TransferResult]:
+        COPIES.waited += waited
+        return []
+
+    setattr(worker, method, wait)
+    assert getattr(guard, method)(*([job_ids] if job_ids else [])) == (None if method == "wait" else [])
+    wrong = [
+        f"WORK  the medium's Worker.{method} waited for {copy} (of r1), {told_to}{LAST}" for copy in waited[-1:]
+    ]
+    assert notes.told == (wrong if told_to else [])

@@ -290,7 +290,6 @@ def test_a_ticket_of_a_longer_prompt_is_refused() -> None:
         ({"role": "kv_consumer"}, False),
         ({"wanted": False}, False),
         ({"status": Status.FINISHED_ABORTED}, False),
-        ({"computed": SHARED - 1}, False),
         ({"ticket": PARAMS}, False),
     ],
 )
@@ -299,7 +298,7 @@ def test_what_is_wanted_and_there_is_held(changes: dict[str, Any], is_judged: bo
     made = request("r1")
     made.kv_transfer_params = {"do_remote_decode": changes.get("wanted", True)}
     made.status = changes.get("status", Status.FINISHED_STOPPED)
-    made.num_computed_tokens = changes.get("computed", SHARED)
+    made.num_computed_tokens = SHARED
     call = ("request_finished", (made, []), ("ticket" in changes, changes.get("ticket")))
     Tickets(WorldConfig(), Referee(), is_on=True, holds=False).hear(*call)  # nobody said that it holds
     if not is_judged:
@@ -311,6 +310,16 @@ def test_what_is_wanted_and_there_is_held(changes: dict[str, Any], is_judged: bo
         "HITS  request r1: its blocks are wanted by another engine, it ended well and its prompt is computed, "
         "but it got no ticket when it ended"
     )
+
+
+def test_so_is_what_was_preempted_in_its_last_step() -> None:
+    """The engine would take that step again for whose KV is required."""
+    tickets = Tickets(WorldConfig(), Referee(), is_on=True)
+    made = request("r1")
+    made.kv_transfer_params = {"do_remote_decode": True}
+    made.status = Status.FINISHED_STOPPED
+    with pytest.raises(Violation, match="well and was preempted in its last step, which"):
+        tickets.hear("request_finished", (made, []), (False, None))
 
 
 # -- what a worker reports ----------------------------------------------------------------------

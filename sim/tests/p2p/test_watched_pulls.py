@@ -113,6 +113,24 @@ def test_a_pull_that_fails_early_is_told_with_the_time_that_it_had(monkeypatch: 
     )
 
 
+def test_a_pull_whose_blocks_have_come_may_not_fail_however_late_they_are(monkeypatch: pytest.MonkeyPatch) -> None:
+    made = Holding()
+    made.add("r2")
+    made.step()
+    wire, (_, end) = made.worker.wire, made.worker._pulls["r2"]
+    assert not wire.has_filled("r2")
+    while not wire.has_filled("r2"):
+        assert wire.poll().failed == []
+        made.world.take(Kind.SETTLE)
+    assert not wire.has_filled("r3")
+    del made.worker._pulling["r2"]
+    results = KVConnectorTransferResults(finished_recving={"r2"}, failed_recving={"r2"})
+    monkeypatch.setattr(P2PWorkerSide, "get_transfer_results", lambda side, finished: results)
+    made.now = end + 7
+    with pytest.raises(Violation, match="the pull of request r2 failed, but all of its blocks had come"):
+        made.step()
+
+
 @pytest.mark.parametrize(("left", "has_failed"), [(0.5, True), (0, False), (-7, False), (-7, True)])
 def test_a_pull_may_fail_with_a_copy_of_it_or_when_its_time_is_over(
     left: float, has_failed: bool, monkeypatch: pytest.MonkeyPatch

@@ -111,23 +111,24 @@ class FileCopyEngine:
         return results
 
     def wait(self, job_ids: Collection[int]) -> None:
-        self._wait_until(lambda: self._jobs.keys().isdisjoint(job_ids))
+        self._wait_until(job_ids, lambda: self._jobs.keys().isdisjoint(job_ids))
 
     def let_go(self, job_ids: Collection[int]) -> list[int]:
         """Return when none of these touches a GPU block any more, and say which of them are under way still."""
-        self._wait_until(lambda: not any(job.touches_blocks for job in self._under_way(job_ids)))
+        self._wait_until(job_ids, lambda: not any(job.touches_blocks for job in self._under_way(job_ids)))
         return [job.job_id for job in self._under_way(job_ids)]
 
     def _under_way(self, job_ids: Collection[int]) -> list[Job]:
         return [self._jobs[job_id] for job_id in job_ids if job_id in self._jobs]
 
-    def _wait_until(self, is_done: Callable[[], bool]) -> None:
+    def _wait_until(self, job_ids: Collection[int], is_done: Callable[[], bool]) -> None:
+        """Take these jobs on until it is done. Others of their lanes may have the bays that they need."""
         while True:
             self._advance()
             if is_done():
                 return
-            if self._copying:
-                waited = [*self._copying]
+            lanes = {job.direction for job in self._under_way(job_ids)}
+            if waited := [copy for copy, batch in self._copying.items() if batch.job.direction in lanes]:
                 self._inner.wait(waited)
                 self._take_copies()
                 for copy in waited:  # of those that are left nothing will be heard

@@ -5,15 +5,19 @@ isn't evicted, and its place is given to nobody, also not after a reset, until i
 have ended (OWNERSHIP). Places are known where they are numbers, one for each chunk. A chunk whose last store
 goes on, or failed, is no hit (HITS), unless an engine that shares the store has stored it as well.
 
+Of the connector it is judged that it prepares nothing for a request of which it said that it has ended (PROTOCOL),
+and doesn't offer again and again what was answered (WORK).
+
 Keeps, of each chunk in use, how many jobs use it and its place; the places of jobs from before the last reset; and
-which chunks aren't there, and why.
+which chunks aren't there, and why; and who has ended.
 """
 
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from functools import partial
 from itertools import islice
-from typing import Any
+from typing import Any, Final
+from weakref import ref
 
 from kv_api import (
     BlockIDsLoadStoreSpec,
@@ -30,6 +34,9 @@ from kv_api import (
 from kv_offload import OffloadingSchedulerSide
 from kv_sim.checkers.conservation import owners
 from kv_sim.violation import Invariant, Referee
+
+MOST_OFFERS: Final = 50
+"""Times that a request offers one chunk and is answered. A preempted one begins anew; nobody comes near this."""
 
 
 def guard_media(connector: Any, referee: Referee) -> None:
@@ -72,6 +79,10 @@ class MediumGuard:
         """Those of the same medium at other engines, if it is shared."""
         self._has_stored: set[OffloadKey] = set()
         """If it is shared: all chunks of which a store ended well."""
+        self._finished: dict[int, ref[ReqContext]] = {}
+        """Requests that were said to prepare nothing more, by identity."""
+        self._offers: dict[int, Counter[OffloadKey]] = {}
+        """By request: how often each chunk was offered for storing and that was answered."""
 
     def __getattr__(self, name: str) -> Any:
         found = getattr(self.manager, name)
@@ -81,9 +92,16 @@ class MediumGuard:
 
     def on_new_request(self, req_context: ReqContext) -> RequestOffloadingContext:
         """Ask, and check the answer."""
+        self._finished.pop(id(req_context), None)
         answer = self.manager.on_new_request(req_context)
         self._expect("on_new_request", answer, RequestOffloadingContext)
         return answer
+
+    def on_request_finished(self, req_context: ReqContext) -> None:
+        """From now on it prepares nothing more."""
+        self.manager.on_request_finished(req_context)
+        self._finished[id(req_context)] = ref(req_context)
+        self._offers.pop(id(req_context), None)
 
     def lookup(self, key: OffloadKey, req_context: ReqContext) -> LookupResult:
         """Ask, and check the answer."""
@@ -112,6 +130,7 @@ class MediumGuard:
 
     def prepare_load(self, keys: Collection[OffloadKey], req_context: ReqContext) -> LoadStoreSpec:
         """Pin, and note where chunks lie."""
+        self._check_begun("prepare_load", req_context)
         answer = self.manager.prepare_load(keys, req_context)
         self._expect("prepare_load", answer, LoadStoreSpec)
         self._use(keys, answer)
@@ -124,8 +143,10 @@ class MediumGuard:
 
     def prepare_store(self, keys: Collection[OffloadKey], req_context: ReqContext) -> PrepareStoreOutput | None:
         """Make room, and check at whose expense."""
+        self._check_begun("prepare_store", req_context)
         answer = self.manager.prepare_store(keys, req_context)
         if answer is not None:
+            self._count_offers(keys, req_context)
             self._check_store("prepare_store", keys, answer)
         return answer
 
@@ -133,10 +154,13 @@ class MediumGuard:
         """The same of several; one by one, where the manager doesn't do better."""
         if type(self.manager).prepare_stores is OffloadingManager.prepare_stores:
             return OffloadingManager.prepare_stores(self, stores)  # type: ignore[arg-type]
+        for _, req_context in stores:
+            self._check_begun("prepare_stores", req_context)
         answers = self.manager.prepare_stores(stores)
         if len(answers) > len(stores):
             self._fail(f"prepare_stores answered {len(answers)} times to {len(stores)} stores")
-        for (keys, _), answer in zip(stores, answers, strict=False):
+        for (keys, req_context), answer in zip(stores, answers, strict=False):
+            self._count_offers(keys, req_context)
             self._check_store("prepare_stores", keys, answer)
         return answers
 
@@ -155,6 +179,7 @@ class MediumGuard:
         """Everything is forgotten, and what is in use stays where it is."""
         self.manager.reset_cache()
         self._withheld.update(self._place_of.values())
+        self._offers.clear()
         self._users.clear()
         self._place_of.clear()
         self._not_there.clear()
@@ -170,6 +195,26 @@ class MediumGuard:
         return answer
 
     # -- parts of these ------------------------------------------------------------------------
+
+    def _check_begun(self, method: str, req_context: ReqContext) -> None:
+        finished = self._finished.get(id(req_context))
+        if finished is not None and finished() is req_context:
+            self._fail(
+                f"{method} is called for request {req_context.req_id}, of which on_request_finished said that it "
+                "prepares nothing more: a medium may have forgotten it"
+            )
+
+    def _count_offers(self, keys: Iterable[OffloadKey], req_context: ReqContext) -> None:
+        """Who was preempted, or lost what it had, may ask once more; nobody does again and again."""
+        offers = self._offers.setdefault(id(req_context), Counter())
+        offers.update(set(keys))
+        most = max(offers.values(), default=0)
+        if most > MOST_OFFERS:
+            self._fail(
+                f"prepare_store was asked {most} times for one chunk of request {req_context.req_id}, and it "
+                "answered each time",
+                Invariant.WORK,
+            )
 
     def _check_hits(self, method: str, hits: Iterable[OffloadKey]) -> None:
         for key in hits:

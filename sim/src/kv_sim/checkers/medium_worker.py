@@ -2,19 +2,28 @@
 
 A job that it takes is reported once; one that it refuses, or was never given, never. Keeps the jobs that it took
 and has not reported.
+
+And WORK: who asks which jobs have ended waits for none, and who waits for stores doesn't wait for loads, or the
+other way round. Nothing would break, but the engine computes nothing meanwhile. Of one direction jobs may need
+what others have.
 """
 
+from collections.abc import Callable, Collection
+from functools import partial
 from numbers import Integral
-from typing import Any
+from typing import Any, TypeVar
 
-from kv_api import GPULoadStoreSpec, LoadStoreSpec, OffloadingWorker, TransferResult
+from kv_api import Direction, GPULoadStoreSpec, LoadStoreSpec, OffloadingWorker, TransferResult
 from kv_offload import OffloadingWorkerSide
 from kv_sim.checkers.conservation import owners
+from kv_sim.memory.copies import Copies
 from kv_sim.violation import Invariant, Referee
 
+T = TypeVar("T")
 
-def guard_workers(connector: Any, referee: Referee) -> None:
-    """Guard the media's workers of a connector and of its children, as far as they are kv-offload's."""
+
+def guard_workers(connector: Any, referee: Referee, copies: Copies) -> None:
+    """Guard the media's workers of a rank's connector and of its children, as far as they are kv-offload's."""
     for side in owners(connector):
         if isinstance(side, OffloadingWorkerSide):
             if side.medium_worker is None:
@@ -22,20 +31,23 @@ def guard_workers(connector: Any, referee: Referee) -> None:
                 referee.fail(
                     Invariant.PROTOCOL, f"the medium's {spec}.get_worker answered None, expected a worker"
                 )
-            side.medium_worker = WorkerGuard(side.medium_worker, referee)  # type: ignore[assignment, arg-type]
+            guard: Any = WorkerGuard(side.medium_worker, referee, copies)  # type: ignore[arg-type]
+            side.medium_worker = guard
 
 
 class WorkerGuard:
     """One worker, guarded. Unknown attributes are the worker's."""
 
-    def __init__(self, worker: OffloadingWorker, referee: Referee) -> None:
+    def __init__(self, worker: OffloadingWorker, referee: Referee, copies: Copies) -> None:
         self.worker = worker
         self._referee = referee
+        self._copies = copies
         self._name = type(worker).__name__
-        self._under_way: set[int] = set()
+        self._under_way: dict[int, Direction] = {}
 
     def __getattr__(self, name: str) -> Any:
-        return getattr(self.worker, name)
+        found = getattr(self.worker, name)
+        return partial(self._wait, name, found) if name == "let_go" else found  # not all media have it
 
     @property
     def num_chunks(self) -> int | None:
@@ -48,18 +60,21 @@ class WorkerGuard:
 
     def submit_store(self, job_id: int, src_spec: GPULoadStoreSpec, dst_spec: LoadStoreSpec) -> bool:
         """Hand the job on, and check whether it is taken."""
-        return self._submitted("submit_store", job_id, self.worker.submit_store(job_id, src_spec, dst_spec))
+        taken = self.worker.submit_store(job_id, src_spec, dst_spec)
+        return self._submitted("submit_store", job_id, Direction.STORE, taken)
 
     def submit_load(
         self, job_id: int, src_spec: LoadStoreSpec, dst_spec: GPULoadStoreSpec, expedited: bool = False
     ) -> bool:
         """Hand the job on, and check whether it is taken."""
         taken = self.worker.submit_load(job_id, src_spec, dst_spec, expedited=expedited)
-        return self._submitted("submit_load", job_id, taken)
+        return self._submitted("submit_load", job_id, Direction.LOAD, taken)
 
     def get_finished(self) -> list[TransferResult]:
         """Ask, and check that each job comes once."""
+        before = len(self._copies.waited)
         answer: Any = self.worker.get_finished()
+        self._check_waits("get_finished", before, "it is only asked which jobs have ended")
         if not isinstance(answer, (list, tuple)) or not all(_is_result(result) for result in answer):
             self._fail(f"get_finished answered {answer!r}, expected a list of TransferResult(job_id, success)")
             return answer  # type: ignore[no-any-return]
@@ -69,20 +84,40 @@ class WorkerGuard:
                     f"get_finished reports job {result.job_id}, which it doesn't have: it was reported before, "
                     "refused or never given"
                 )
-            self._under_way.discard(result.job_id)
+            self._under_way.pop(result.job_id, None)
         return list(answer)
 
-    def _submitted(self, method: str, job_id: int, taken: Any) -> bool:
+    def wait(self, job_ids: set[int]) -> None:
+        """Let these end, and look at what was waited for."""
+        self._wait("wait", self.worker.wait, job_ids)
+
+    def _wait(self, method: str, wait: Callable[[set[int]], T], job_ids: Collection[int]) -> T:
+        before, asked = len(self._copies.waited), {*job_ids}
+        directions = {self._under_way[job_id] for job_id in asked if job_id in self._under_way}
+        answer = wait(asked)
+        named = " and ".join(f"{kind.value}s" for kind in Direction if kind in directions) or "nothing under way"
+        self._check_waits(method, before, f"it was told to wait for {named}", directions)
+        return answer
+
+    def _check_waits(
+        self, method: str, before: int, told: str, directions: Collection[Direction] = frozenset()
+    ) -> None:
+        for copy in self._copies.waited[before:]:
+            if copy.errand is None and copy.direction not in directions:
+                said = f"{method} waited for {copy} (of {', '.join(copy.owners)}), but {told}"
+                self._fail(f"{said}: the engine computes nothing meanwhile", Invariant.WORK)
+
+    def _submitted(self, method: str, job_id: int, direction: Direction, taken: Any) -> bool:
         if not isinstance(taken, bool):
             self._fail(
                 f"{method} answered {taken!r}, expected True, and get_finished reports it, or False: it is refused"
             )
         elif taken:
-            self._under_way.add(job_id)
+            self._under_way[job_id] = direction
         return taken  # type: ignore[no-any-return]
 
-    def _fail(self, message: str) -> None:
-        self._referee.fail(Invariant.PROTOCOL, f"the medium's {self._name}.{message}")
+    def _fail(self, message: str, invariant: Invariant = Invariant.PROTOCOL) -> None:
+        self._referee.fail(invariant, f"the medium's {self._name}.{message}")
 
 
 def _is_result(result: Any) -> bool:

@@ -227,12 +227,15 @@ class Tickets:
             return
         is_wanted = request.words.get(WANTED) is True and role != "kv_consumer"
         tokens = request.num_prompt_tokens
-        is_there = request.num_computed_tokens >= tokens and self._is_held(self._goes_on_at(tokens), first_tokens)
+        is_there = self._is_held(self._goes_on_at(tokens), first_tokens)
         if self._holds and is_wanted and is_there and request.status is Status.FINISHED_STOPPED:
+            what = "its prompt is computed"
+            if request.num_computed_tokens < tokens:
+                what = "was preempted in its last step, which requires_kv_delivery would have had taken again"
             self._referee.fail(
                 Invariant.HITS,
-                f"request {request.request_id}: its blocks are wanted by another engine, it ended well and its "
-                "prompt is computed, but it got no ticket when it ended",
+                f"request {request.request_id}: its blocks are wanted by another engine, it ended well and "
+                f"{what}, but it got no ticket when it ended",
             )
 
     def _leaves(

@@ -52,7 +52,8 @@ def config_for(subject: Subject, random: Random, engine: str = BUILTIN_ENGINE) -
         config = with_loads(config)
     if Trait.IMAGES in subject.traits and engine == BUILTIN_ENGINE:
         config = with_images(config)
-    return find_engine(engine).fit(with_drafter(with_pauses(with_stages(with_sessions(config)))))
+    config = with_drafter(with_pauses(with_stages(with_sessions(config))))
+    return find_engine(engine).fit(with_little_room(config, subject))
 
 
 def draw_config(random: Random, *, groups: int | None = None) -> WorldConfig:
@@ -170,6 +171,17 @@ def with_two_engines(config: WorldConfig) -> WorldConfig:
     if config.run_ahead and (config.zero_new_blocks or config.hashes_per_block > 1):
         return _with_two(config, "kv_both")
     return _with_two(config, "kv_both", "kv_producer", "kv_consumer")
+
+
+def with_little_room(config: WorldConfig, subject: Subject) -> WorldConfig:
+    """Have a producer preempt that runs ahead: nowhere else may that be somebody whose last step is under way.
+
+    Not if its router has to be trusted, which must find room for what it wants held.
+    """
+    runs_ahead = config.run_ahead > 0 and config.role == "kv_producer" and config.engines > 1
+    if not runs_ahead or config.prefix_caching or Trait.TICKETS not in subject.traits:
+        return config
+    return replace(config, num_blocks=config.num_blocks // 2)
 
 
 def with_producer_and_consumer(config: WorldConfig) -> WorldConfig:

@@ -16,9 +16,9 @@ STATES: Final = {State.RUNNING: "is under way", State.LOST: "was lost"}
 class TimedP2PWorkerSide(P2PWorkerSide):
     """Its time is the steps that computed nothing and in which no copy was under way that will ever end.
 
-    It looks at its own reports: a hold that ends early serves nobody, a pull that fails without a reason is
-    computed instead, and nothing else breaks. And what ends while a copy of it may still move something, maybe one
-    that was lost and is found much later, seldom meets anybody there.
+    It looks at its own reports: a hold that ends early serves nobody; a pull that fails without a reason, or whose
+    blocks have come, is computed instead; and nothing else breaks. And what ends while a copy of it may still move
+    something, maybe one that was lost and is found much later, seldom meets anybody there.
     """
 
     _seconds = 0
@@ -57,6 +57,7 @@ class TimedP2PWorkerSide(P2PWorkerSide):
         wire, now = self.wire, self.clock()
         assert isinstance(wire, WorldWire), f"the wire is {wire!r}"
         self._lost.clear()
+        came = {request_id for request_id in results.failed_recving - wire.failed if wire.has_filled(request_id)}
         for request_id in [name for name in self._holds if name not in self.held_requests]:
             hold_id, end = self._holds.pop(request_id)
             self._must_be_over(wire.forget(Direction.STORE, hold_id), f"request {request_id} is held no longer")
@@ -72,6 +73,8 @@ class TimedP2PWorkerSide(P2PWorkerSide):
                 self._lost.update(pull.block_ids)
                 if request_id not in wire.failed and now < end:
                     self._refuse(f"the pull of request {request_id} failed, but none of its copies did", end - now)
+                if request_id in came:
+                    self._refuse(f"the pull of request {request_id} failed, but all of its blocks had come")
         wire.over.intersection_update(hold_id for hold_id, _ in self._holds.values())
         wire.failed.intersection_update(self._pulls)
         return results

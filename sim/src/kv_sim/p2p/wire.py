@@ -196,6 +196,14 @@ class WorldWire:
                 left += [copy] if copy is not None and not copy.is_over else []
         return left
 
+    def has_filled(self, request_id: str) -> bool:
+        """Whether all blocks of a pull have come. To be asked before it is forgotten."""
+        copies = [copy for copy, one in self.begun.items() if one.to is self and one.pull.request_id == request_id]
+        return any(
+            copy.copy_id in copies and copy.direction is Direction.LOAD and copy.state is State.DONE
+            for copy in self.device.copies.ended
+        )
+
     def wait(self, seconds: float) -> None:
         """Time is the world's."""
 

@@ -11,7 +11,7 @@ in the examples              ``contract``, ``endings``, ``failures``, ``hits``, 
                              where engines share a store, ``shared``
 in kv-offload's connector    ``offload``, ``offload_books``, ``offload_states``, ``offload_waits``
 in media below it            ``media`` (their manager), ``files`` (their copies)
-in kv-p2p's connector        ``pulls``, ``pulls_of_groups``
+in kv-p2p's connector        ``pulls``, ``pulls_of_groups``, ``holds``
 in both, of what clients say ``clients``
 in kv-multi's                ``several``
 ============================ ==============================================================================

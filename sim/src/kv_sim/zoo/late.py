@@ -3,6 +3,7 @@
 from kv_api import KVCacheConfig, KVCaches, KVConnectorMetadata, KVConnectorTransferResults, VllmConfig
 from kv_offload.scheduler.outcomes import Outcomes
 from kv_offload.scheduler.state.jobs import Report
+from kv_p2p import P2PWorkerSide
 from kv_p2p.pulling.options import Options
 from kv_p2p.pulling.wire import Wire
 from kv_sim.offload.host_memory import TimedOffloadingConnector, TimedWorkerSide
@@ -93,3 +94,24 @@ class AbortedPullGoesOn(WorldP2PConnector):
     """A request is aborted whose pull stands still: nobody waits for that, but it isn't told to end."""
 
     worker_class = _ForgetsAborted
+
+
+class _LooksAtTheClock(P2PWorkerSide):
+    def get_transfer_results(self, finished_req_ids: set[str]) -> KVConnectorTransferResults:
+        late = KVConnectorTransferResults()
+        self._end_what_is_late(late)
+        results = super().get_transfer_results(finished_req_ids)
+        results.finished_sending |= late.finished_sending
+        results.finished_recving |= late.finished_recving
+        results.failed_recving |= late.failed_recving
+        return results
+
+
+class _LooksAtTheClockFirst(TimedP2PWorkerSide, _LooksAtTheClock):
+    """It is watched as the right one is."""
+
+
+class GivenUpThoughHere(WorldP2PConnector):
+    """Whose time is over is given up before it is asked what has come, and all of it may have."""
+
+    worker_class = _LooksAtTheClockFirst

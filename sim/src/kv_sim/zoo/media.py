@@ -5,8 +5,15 @@ from typing import Any, ClassVar
 
 from kv_api import CanonicalKVCaches, OffloadingManager, OffloadKey, ReqContext, TransferResult
 from kv_offload_cpu import CPUOffloadingManager, CPUOffloadingWorker, Run
+from kv_offload_cpu.copy.engine import CopyEngine
 from kv_offload_cpu.policy.lru import LRUPolicy
-from kv_sim.offload.host_memory import TimedOffloadingConnector, WorldCPUOffloadingSpec
+from kv_offload_cpu.sizing import HostLayout
+from kv_sim.offload.host_memory import (
+    TimedOffloadingConnector,
+    WorldCopyEngine,
+    WorldCPUOffloadingSpec,
+    WorldMemory,
+)
 
 
 class _Manager(CPUOffloadingManager):
@@ -108,6 +115,24 @@ class TellsTwiceSpec(WorldCPUOffloadingSpec):
 
 class JobsToldTwice(TimedOffloadingConnector):
     """A medium's worker reports what ended again when it is asked the next time."""
+
+
+class _WaitsForAll(WorldCopyEngine):
+    def wait(self, job_ids: Collection[int]) -> None:
+        super().wait([job_id for job_id, _ in self._jobs.values()])
+
+
+class WaitsForAllSpec(WorldCPUOffloadingSpec):
+    """See `FencesAreForAll`."""
+
+    def make_copy_engine(self, kv_caches: CanonicalKVCaches, layout: HostLayout, memory: Any) -> CopyEngine:
+        """Make one that waits for whatever is under way."""
+        device = kv_caches.tensors[0].tensor.device
+        return _WaitsForAll(device, WorldMemory(device, layout))
+
+
+class FencesAreForAll(TimedOffloadingConnector):
+    """Who waits for a job's blocks waits for all that is under way, loads of others and all."""
 
 
 class ChunkByChunk(LRUPolicy):

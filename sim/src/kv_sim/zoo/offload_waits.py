@@ -115,6 +115,22 @@ class SharedLoadsInTurn(TimedOffloadingConnector):
     scheduler_class = _LoadsInTurn
 
 
+class _TellsFirst(PartedScheduler):
+    def request_finished_all_groups(
+        self, request: Request, block_ids: BlockIds
+    ) -> tuple[bool, dict[str, Any] | None]:
+        state = self._books.states.get(request.request_id)
+        if state is not None:
+            self._books.manager.on_request_finished(state.context)
+        return super().request_finished_all_groups(request, block_ids)
+
+
+class EndsBeforeItsLastStore(TimedOffloadingConnector):
+    """A medium is told that a request has ended, and then to store the end of it."""
+
+    scheduler_class = _TellsFirst
+
+
 class TwiceOffsetSpec(WorldCPUOffloadingSpec):
     """A worker's own memory is as large as its rank's part, and is addressed as if it held everyone's."""
 

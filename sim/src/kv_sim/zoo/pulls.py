@@ -5,7 +5,6 @@ from typing import Any, ClassVar
 
 from kv_api import (
     BlockIds,
-    ForwardContext,
     KVCacheBlocks,
     KVCacheConfig,
     KVCaches,
@@ -151,55 +150,6 @@ class LeavesABlock(WorldP2PConnector):
     scheduler_class = _LeavesABlockSide
 
 
-class _FindsAllHere(Consumer):
-    def begin_pull(self, request: Request, blocks: KVCacheBlocks, num_tokens: int) -> None:
-        if not num_tokens:
-            self._tickets.pop(request.request_id, None)
-        super().begin_pull(request, blocks, num_tokens)
-
-
-class _FindsAllHereSide(PartedP2PScheduler):
-    consumer = _FindsAllHere
-
-
-class NotDeclinedWithAllHere(WorldP2PConnector):
-    """Who has all of the prompt itself says nothing, and the other engine holds it until its patience ends."""
-
-    scheduler_class = _FindsAllHereSide
-
-
-class _EndsQuietly(Consumer):
-    def end_request(self, request_id: str) -> None:
-        self._tickets.pop(request_id, None)
-        super().end_request(request_id)
-
-
-class _EndsQuietlySide(PartedP2PScheduler):
-    consumer = _EndsQuietly
-
-
-class NotDeclinedAtTheEnd(WorldP2PConnector):
-    """A request that ends before it got blocks takes its ticket along, and the other engine goes on holding."""
-
-    scheduler_class = _EndsQuietlySide
-
-
-class _HoldsWholeBlocks(Producer):
-    def _is_to_be_held(self, request: Request, tables: tuple[tuple[int, ...], ...]) -> bool:
-        ends_within = request.num_prompt_tokens % self._shape.block_size
-        return not ends_within and super()._is_to_be_held(request, tables)
-
-
-class _HoldsWholeBlocksSide(PartedP2PScheduler):
-    producer = _HoldsWholeBlocks
-
-
-class HoldsWholeBlocks(WorldP2PConnector):
-    """A prompt that ends within a block is never held, although it is wanted."""
-
-    scheduler_class = _HoldsWholeBlocksSide
-
-
 class _FailsWhatCame(TimedP2PWorkerSide):
     def _end_pull(self, request_id: str, results: KVConnectorTransferResults) -> Any:
         pulling = super()._end_pull(request_id, results)
@@ -214,18 +164,6 @@ class FailsWhatCame(WorldP2PConnector):
     """A long pull that filled all of its blocks is reported as failed, so that its prompt is computed."""
 
     worker_class = _FailsWhatCame
-
-
-class _Impatient(TimedP2PWorkerSide):
-    def start_load_kv(self, forward_context: ForwardContext, **kwargs: Any) -> None:
-        super().start_load_kv(forward_context, **kwargs)
-        self._held = {request_id: (hold, end - 4) for request_id, (hold, end) in self._held.items()}
-
-
-class HoldsEndEarly(WorldP2PConnector):
-    """Blocks are held for much less than was said, so that who comes for them later finds nothing."""
-
-    worker_class = _Impatient
 
 
 class _AskedOnce(Consumer):

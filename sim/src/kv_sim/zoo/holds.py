@@ -1,0 +1,81 @@
+"""Planted in kv-p2p's connector: what is to be held for another engine, and for how long."""
+
+from typing import Any
+
+from kv_api import ForwardContext, KVCacheBlocks, Request
+from kv_p2p import P2PSchedulerSide
+from kv_p2p.pulling.consumer import Consumer
+from kv_p2p.pulling.producer import Producer
+from kv_sim.p2p import TimedP2PWorkerSide, WorldP2PConnector
+from kv_sim.zoo.pulls import PartedP2PScheduler
+
+
+class _FindsAllHere(Consumer):
+    def begin_pull(self, request: Request, blocks: KVCacheBlocks, num_tokens: int) -> None:
+        if not num_tokens:
+            self._tickets.pop(request.request_id, None)
+        super().begin_pull(request, blocks, num_tokens)
+
+
+class _FindsAllHereSide(PartedP2PScheduler):
+    consumer = _FindsAllHere
+
+
+class NotDeclinedWithAllHere(WorldP2PConnector):
+    """Who has all of the prompt itself says nothing, and the other engine holds it until its patience ends."""
+
+    scheduler_class = _FindsAllHereSide
+
+
+class _EndsQuietly(Consumer):
+    def end_request(self, request_id: str) -> None:
+        self._tickets.pop(request_id, None)
+        super().end_request(request_id)
+
+
+class _EndsQuietlySide(PartedP2PScheduler):
+    consumer = _EndsQuietly
+
+
+class NotDeclinedAtTheEnd(WorldP2PConnector):
+    """A request that ends before it got blocks takes its ticket along, and the other engine goes on holding."""
+
+    scheduler_class = _EndsQuietlySide
+
+
+class _HoldsWholeBlocks(Producer):
+    def _is_to_be_held(self, request: Request, tables: tuple[tuple[int, ...], ...]) -> bool:
+        ends_within = request.num_prompt_tokens % self._shape.block_size
+        return not ends_within and super()._is_to_be_held(request, tables)
+
+
+class _HoldsWholeBlocksSide(PartedP2PScheduler):
+    producer = _HoldsWholeBlocks
+
+
+class HoldsWholeBlocks(WorldP2PConnector):
+    """A prompt that ends within a block is never held, although it is wanted."""
+
+    scheduler_class = _HoldsWholeBlocksSide
+
+
+class _Impatient(TimedP2PWorkerSide):
+    def start_load_kv(self, forward_context: ForwardContext, **kwargs: Any) -> None:
+        super().start_load_kv(forward_context, **kwargs)
+        self._held = {request_id: (hold, end - 4) for request_id, (hold, end) in self._held.items()}
+
+
+class HoldsEndEarly(WorldP2PConnector):
+    """Blocks are held for much less than was said, so that who comes for them later finds nothing."""
+
+    worker_class = _Impatient
+
+
+class _NobodyWaits(P2PSchedulerSide):
+    requires_kv_delivery = False
+
+
+class DeliveryNotRequired(WorldP2PConnector):
+    """A request that is preempted while its last step is under way ends all the same, and has nothing to hold."""
+
+    scheduler_class = _NobodyWaits
