@@ -351,5 +351,5 @@ def test_what_was_answered_is_not_offered_again_and_again() -> None:
         guard.prepare_store([B], second)
     assert notes.taken == []
     guard.prepare_store([B], second)
-    said = "prepare_store was asked 21 times for one chunk of request r2, and it answered each time"
+    said = "prepare_store was asked 51 times for one chunk of request r2, and it answered each time"
     assert notes.taken == [(Invariant.WORK, f"the medium's Shelves.{said}")]
