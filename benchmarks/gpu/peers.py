@@ -26,7 +26,7 @@ class Loop:
         for target, source, size in rows:
             [result] = self._copy(target, source, size, stream.cuda_stream)
             if int(result):
-                raise RuntimeError(f"cuMemcpyAsync gave error {int(result)}")
+                raise RuntimeError(f"cuMemcpyAsync returned error {int(result)}")
 
 
 class OtherBatches:

@@ -186,9 +186,9 @@ def test_the_output_of_the_chosen_rank_carries_the_joined_report() -> None:
     with pytest.raises(AssertionError, match=r"rank 1 has an output, ranks \[0\] have none"):
         aggregator.aggregate(nothing, output_rank=1)
     for rank in (-1, 2):
-        with pytest.raises(IndexError, match=f"^output_rank: {rank}, of 2 outputs$"):
+        with pytest.raises(IndexError, match=f"^output_rank: got {rank}, but there are 2 outputs$"):
             aggregator.aggregate(nothing, output_rank=rank)
-    with pytest.raises(IndexError, match=r"^output_rank: 0, of 0 outputs$"):
+    with pytest.raises(IndexError, match=r"^output_rank: got 0, but there are 0 outputs$"):
         aggregator.aggregate([])
 
 

@@ -176,8 +176,9 @@ def test_loaded_groups_are_the_prefix_cacheable_ones(connector_class: Any) -> No
     with pytest.raises(RuntimeError, match="created without a kv_cache_config") as caught:
         connector.get_loaded_kv_cache_group_ids(None)
     assert str(caught.value) == (
-        f"{type(getattr(connector, 'side', connector)).__name__} was created without a kv_cache_config: it has to "
-        "take one and hand it to super().__init__, or to override get_loaded_kv_cache_group_ids"
+        f"{type(getattr(connector, 'side', connector)).__name__} was created without a kv_cache_config: its "
+        "__init__ has to take one and pass it to super().__init__, or the class has to override "
+        "get_loaded_kv_cache_group_ids"
     )
 
 
@@ -280,8 +281,8 @@ def test_what_get_finished_may_not_say_is_told_by_its_name(answer: object) -> No
     with pytest.raises(TypeError) as caught:
         Finishing(make_config()).get_transfer_results({"a"})
     assert str(caught.value) == (
-        f"Finishing.get_finished answered {answer!r}, expected a pair: the set of ids whose store ended, and of "
-        "those whose load did; None for none"
+        f"Finishing.get_finished answered {answer!r}, expected a pair of sets: the ids of requests whose store "
+        "ended, and of those whose load ended; None stands for an empty set"
     )
 
 
@@ -397,7 +398,7 @@ def test_a_role_of_somebody_elses_is_refused() -> None:
     assert str(refused.value) == (
         "TwoClassConnector: expected a role of kv_api.KVConnectorRole, got <Role.SCHEDULER: 0> of "
         f"{__name__}; "
-        "for a vLLM make a class of its own kind, with kv_vllm.inside_vllm(TwoClassConnector)"
+        "to run it inside vLLM, wrap the class with kv_vllm.inside_vllm(TwoClassConnector)"
     )
 
 
@@ -409,7 +410,7 @@ def test_a_forgotten_half_is_seen_in_every_process(role: KVConnectorRole, missin
     made = type("Half", (kv_api.TwoSidedConnector,), halves)
     with pytest.raises(
         kv_api.KVError,
-        match=rf"^Half has no {missing}; a connector of two sides names both where it is declared$",
+        match=rf"^Half has no {missing}; a TwoSidedConnector sets scheduler_class and worker_class",
     ):
         made(make_config(), role)
 

@@ -65,8 +65,8 @@ def test_a_block_is_as_long_as_all_workers_parts_of_it(of: Any, of_engine: Any, 
     [
         (
             spec(),
-            "kv_cache_spec SimpleNamespace has no kind: it is no spec of an engine that names one; for vLLM use "
-            "the connector class of kv-vllm",
+            "kv_cache_spec SimpleNamespace has no attribute 'kind', which connectors of this interface read; "
+            "inside vLLM use the connector class of kv-vllm",
         ),
         (
             spec(kind="linear"),

@@ -65,7 +65,7 @@ def test_what_lies_behind_each_page_can_be_its_own_too():
 
 
 HAS = "has shape {} with strides of {} bytes; {}"
-FIRST = "the first dimension should be 4 blocks, or several each"
+FIRST = "its first dimension should be the number of blocks, 4, or a multiple of it"
 
 WRONG = [
     (np.zeros((), np.int8), (), (), FIRST),
@@ -73,9 +73,9 @@ WRONG = [
     (np.zeros((3, 4), np.int8), (3, 4), (4, 1), FIRST),
     (np.zeros((6, 4), np.int8), (6, 4), (4, 1), FIRST),
     (np.zeros((2, 4, 3), np.int8), (2, 4, 3), (12, 3, 1), FIRST),
-    (np.zeros((4, 8), np.int8)[:, ::2], (4, 4), (8, 2), "the bytes of a block should lie together"),
-    (np.zeros((4, 4), np.int8)[:, ::2], (4, 2), (4, 2), "the bytes of a block should lie together"),
-    (np.zeros((8, 8), np.int8)[:, :4], (8, 4), (8, 1), "the 2 parts of each block should lie together"),
+    (np.zeros((4, 8), np.int8)[:, ::2], (4, 4), (8, 2), "the bytes of a block should be contiguous"),
+    (np.zeros((4, 4), np.int8)[:, ::2], (4, 2), (4, 2), "the bytes of a block should be contiguous"),
+    (np.zeros((8, 8), np.int8)[:, :4], (8, 4), (8, 1), "the 2 parts of each block should be contiguous"),
     (np.broadcast_to(np.zeros(4, np.int8), (4, 4)), (4, 4), (0, 1), "blocks of 4 bytes should not overlap"),
 ]
 
@@ -91,7 +91,9 @@ def test_one_block_is_enough():
     for rows in (1, 3):  # the stride of a single block means nothing
         pages = pages_of("l", np.zeros((rows, 8), np.int8)[:1, :4], 1)
         assert (pages.stride_bytes, pages.page_bytes, pages.tensor.shape) == (4, 4, (1, 4))
-    with pytest.raises(ConfigError, match="the first dimension should be 0 blocks, or several each"):
+    with pytest.raises(
+        ConfigError, match="its first dimension should be the number of blocks, 0, or a multiple of it"
+    ):
         pages_of("l", np.zeros((1, 4), np.int8), 0)
 
 

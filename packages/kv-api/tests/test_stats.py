@@ -14,12 +14,12 @@ def test_stats_must_say_what_they_do() -> None:
     stats = kv_api.KVConnectorStats()
     assert stats.to_dict() == {}
     for call, what in (
-        (stats.reset, "how it is reset"),
-        (stats.reduce, "how it is reduced"),
-        (stats.is_empty, "when it is empty"),
-        (lambda: stats.aggregate(stats), "how it is aggregated"),
+        (stats.reset, "reset"),
+        (stats.reduce, "reduce"),
+        (stats.is_empty, "is_empty"),
+        (lambda: stats.aggregate(stats), "aggregate"),
     ):
-        with pytest.raises(NotImplementedError, match=rf"^KVConnectorStats must say {what}$"):
+        with pytest.raises(NotImplementedError, match=rf"^KVConnectorStats has to implement {what}$"):
             call()
 
 

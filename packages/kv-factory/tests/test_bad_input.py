@@ -155,8 +155,8 @@ CONNECTORS: dict[str, tuple[dict[str, Any], str]] = {
     "V0 for V1": (
         {"kv_connector": "V0", "kv_connector_module_path": "kvf_zoo"},
         "connector 'V0' (kvf_zoo:V0, from kv_connector_module_path): "
-        "asked for a V1 connector (KVConnectorBase_V1), found a V0 connector (KVConnectorBase); "
-        "for that one use create_connector_v0, with VLLM_USE_V1=0",
+        "asked for a V1 connector (KVConnectorBase_V1), found a V0 connector (KVConnectorBase); create that "
+        "with create_connector_v0, with VLLM_USE_V1=0",
     ),
     "an abstract class": (
         {"kv_connector": "Abstract", "kv_connector_module_path": "kvf_zoo"},

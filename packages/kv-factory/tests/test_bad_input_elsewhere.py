@@ -211,7 +211,7 @@ def test_a_v1_connector_in_the_place_of_a_v0_one_is_refused(
         KVConnectorFactory.create_connector_v0(0, 0, engine("Two"))
     assert str(refused.value) == (
         "connector 'Two' (kvf_zoo:Two, registered): asked for a V0 connector (KVConnectorBase), "
-        "found a V1 connector (KVConnectorBase_V1); for that one use create_connector"
+        "found a V1 connector (KVConnectorBase_V1); create that with create_connector"
     )
 
 
@@ -222,8 +222,8 @@ def test_one_that_knows_one_group_is_refused_where_there_may_be_several(
     with pytest.raises(ConfigError) as refused:
         KVConnectorFactory.create_connector(engine("Three", hma_off=False), KVConnectorRole.WORKER, None)
     assert str(refused.value) == (
-        "connector 'Three' (kvf_zoo:Three, registered): it works with one KV cache group only, "
-        "and the engine may use several; "
-        "set disable_hybrid_kv_cache_manager=True (--disable-hybrid-kv-cache-manager) or use a connector "
-        "that is a SupportsHMA"
+        "connector 'Three' (kvf_zoo:Three, registered): it supports one KV cache group only, but the engine may "
+        "use several; "
+        "set disable_hybrid_kv_cache_manager=True (--disable-hybrid-kv-cache-manager) or use a connector that "
+        "derives from SupportsHMA"
     )

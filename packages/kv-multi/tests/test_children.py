@@ -113,14 +113,14 @@ LIST = "connectors: expected a non-empty list of KVTransferConfig mappings, got 
         (
             [child(name="a"), child(name="b"), child(name="a")],
             {},
-            "connectors[2]: the name 'a' is that of connectors[0] already; give each a "
-            "kv_connector_extra_config.name of its own",
+            "connectors[2]: the name 'a' is already taken by connectors[0]; give each child its own "
+            "kv_connector_extra_config.name",
         ),
         (
             [child(), child(name="Scripted0")],
             {},
-            "connectors[1]: the name 'Scripted0' is that of connectors[0] already; give each a "
-            "kv_connector_extra_config.name of its own",
+            "connectors[1]: the name 'Scripted0' is already taken by connectors[0]; give each child its own "
+            "kv_connector_extra_config.name",
         ),
         (
             [child(name="")],
@@ -135,8 +135,8 @@ LIST = "connectors: expected a non-empty list of KVTransferConfig mappings, got 
         (
             [child(name="quarantined")],
             {},
-            "connectors[0].kv_connector_extra_config.name: 'quarantined' is reserved, stats list under it who was "
-            "switched off",
+            "connectors[0].kv_connector_extra_config.name: 'quarantined' is reserved: stats list the "
+            "switched-off connectors under it",
         ),
         (
             [child(save="no")],
@@ -146,7 +146,7 @@ LIST = "connectors: expected a non-empty list of KVTransferConfig mappings, got 
         (
             [child(kv_role="kv_producer", save=False)],
             {},
-            "connectors[0]: it is told not to save, but its kv_role is 'kv_producer', which does nothing else; "
+            "connectors[0]: save is false, but its kv_role is 'kv_producer', and a producer only saves; "
             "choices: save true, or kv_role 'kv_both' or 'kv_consumer'",
         ),
         ([child()], {"save": 0}, "kv_connector_extra_config.save: expected bool, got 0 (int)"),

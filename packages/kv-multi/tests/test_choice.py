@@ -90,7 +90,8 @@ def test_a_load_that_nobody_offered_is_refused(scheduler):
     with pytest.raises(RuntimeError) as caught:
         multi.update_state_after_alloc(R, BLOCKS, 8)
     assert str(caught.value) == (
-        "request 'r': told to load 8 tokens, but no connector was chosen: its last query found nothing"
+        "request 'r': the engine loads 8 tokens, but no connector was chosen to load: the last "
+        "get_num_new_matched_tokens found nothing"
     )
 
 
@@ -109,7 +110,8 @@ def test_groups_without_a_choice_are_refused(scheduler):
     with pytest.raises(RuntimeError) as caught:
         multi.get_loaded_kv_cache_group_ids(R)
     assert str(caught.value) == (
-        "request 'r': asked which groups its load fills, but no connector was chosen: its last query found nothing"
+        "request 'r': the engine asks which KV cache groups its load fills, but no connector was chosen to "
+        "load: the last get_num_new_matched_tokens found nothing"
     )
 
 

@@ -85,5 +85,5 @@ def test_several_groups_need_all(scheduler):
     with pytest.raises(RuntimeError) as caught:
         multi.request_finished_all_groups(R, ([1], [2]))
     assert str(caught.value) == (
-        "request 'r' has blocks of 2 KV cache groups, but these connectors know one: Scripted1, far"
+        "request 'r' has blocks of 2 KV cache groups, but these connectors support only one: Scripted1, far"
     )

@@ -206,7 +206,8 @@ def test_which_loads_can_not_be_taken_back(load, is_lost):
     with pytest.raises(LoadLostError) if is_lost else nullcontext() as caught:
         loads.check_can_lose(1)
     assert not is_lost or str(caught.value) == (
-        "requests q, r load within the step, which can't be taken back with several KV cache groups"
+        "requests q, r load within the step; with several KV cache groups the engine can't recompute such a "
+        "load when it fails"
     )
 
 

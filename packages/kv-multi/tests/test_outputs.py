@@ -272,8 +272,8 @@ def test_events_that_do_not_fit_are_refused():
     with pytest.raises(TypeError) as caught:
         events.add_events([A])
     assert str(caught.value) == (
-        "events: expected those of another MultiKVConnectorKVEvents, got a plain list, which doesn't say which "
-        "child each is from"
+        "events: expected a MultiKVConnectorKVEvents, got a plain list, which doesn't say which child each "
+        "event is from"
     )
     with pytest.raises(TypeError) as caught:
         MultiKVConnectorKVEvents({"x": OtherEvents(A)}).merge(events)

@@ -46,9 +46,9 @@ WORKER_CALLS = {
 @pytest.mark.parametrize("answer", [None, 4, (4,), (4, False, 0), "ab"])
 def test_a_child_that_answers_no_pair_is_told_by_its_name(make, answer):
     said = (
-        f"connector 'bad': get_num_new_matched_tokens answered {answer!r}, expected a pair: how many tokens, or "
+        f"connector 'bad': get_num_new_matched_tokens answered {answer!r}, expected a pair: the number of "
+        "tokens, or None, and whether the load is asynchronous"
     )
-    said += "None, and whether they come while the request waits"
     strict = make([child(name="bad"), child(name="good")])
     strict.sub_connectors[0].answers["get_num_new_matched_tokens"] = answer
     with pytest.raises(TypeError) as caught:
@@ -145,7 +145,8 @@ def test_a_report_of_every_worker_is_needed(make):
     with pytest.raises(ValueError, match="quarantine") as caught:
         multi.get_finished_count()
     assert str(caught.value) == (
-        "on_child_error: 'quarantine' needs a report of every worker, but the connectors expect 1; choices: raise"
+        "on_child_error: 'quarantine' needs reports from all workers, but get_finished_count of the connectors "
+        "is 1; choices: raise"
     )
 
 

@@ -228,7 +228,8 @@ def test_different_finished_counts_are_named(make):
     with pytest.raises(ConfigError, match="reports") as caught:
         multi.get_finished_count()
     assert str(caught.value) == (
-        "the connectors expect different numbers of reports of a transfer: 'Scripted0' 2, 'far' 4"
+        "get_finished_count: the connectors expect reports from different numbers of workers: 'Scripted0' 2, "
+        "'far' 4"
     )
 
 

@@ -112,7 +112,7 @@ def test_a_class_that_cannot_rebuild_is_left_out_and_that_is_logged(worker, capl
     with caplog.at_level(logging.DEBUG, "kv_multi"):
         assert MultiConnector.build_kv_connector_stats(payload).data == {}
     assert [(record.name, record.message) for record in caplog.records] == [
-        ("kv_multi", "connector 'Mute0' counts, but its class can't rebuild its stats")
+        ("kv_multi", "connector 'Mute0' sent stats, but its class can't rebuild them")
     ]
 
 

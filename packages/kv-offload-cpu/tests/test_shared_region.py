@@ -133,7 +133,7 @@ def test_workers_that_disagree_on_the_size_are_told(tmp_path):
     with pytest.raises(ConfigError) as caught:
         attach(tmp_path, 1, num_bytes=4096)
     assert str(caught.value) == (
-        f"engine 'engine': worker 1 wants 4098 bytes of shared memory, but {first.path.name} has 8194: "
+        f"engine 'engine': worker 1 expects 4098 bytes of shared memory, but {first.path.name} has 8194: "
         "the workers hold different layers (with pipeline_parallel_size above 1 use host_memory 'private'), their "
         "configurations differ, or two engines have one id"
     )
@@ -146,8 +146,9 @@ def test_workers_that_cut_it_otherwise_are_told(tmp_path):
     with pytest.raises(ConfigError) as caught:
         attach(tmp_path, 1, layout=(1, 1, 4096, 2, 8192))
     assert str(caught.value) == (
-        f"engine 'engine': worker 1 cuts {first.path.name} into [1, 1, 4096, 2, 8192] (chunks, blocks of each, "
-        "bytes of a slot, slots of a row, bytes of a row), and who made it into [2, 1, 2048, 2, 4096]: the "
+        f"engine 'engine': worker 1 expects {first.path.name} to be laid out as [1, 1, 4096, 2, 8192] (chunks, "
+        "blocks of each, bytes of a slot, slots of a row, bytes of a row), but it was created as [2, 1, 2048, "
+        "2, 4096]: the "
         "workers hold different layers (with pipeline_parallel_size above 1 use host_memory 'private'), their "
         "configurations differ, or two engines have one id"
     )
@@ -205,7 +206,7 @@ def test_a_folder_that_nobody_lets_go_of_is_given_up(tmp_path, monkeypatch, hold
     monkeypatch.setattr(shared_region, "time", clock)
     with pytest.raises(ConfigError) as caught:
         attach(tmp_path)
-    assert str(caught.value) == f"shared_memory_dir: '{tmp_path}' is locked since 60 s"
+    assert str(caught.value) == f"shared_memory_dir: '{tmp_path}' has been locked for 60 s"
     assert 60 < clock.passed < 60.2
     assert names(tmp_path) == []
 

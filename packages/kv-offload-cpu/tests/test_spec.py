@@ -199,7 +199,7 @@ WRONG = [
     (
         ConfigError,
         caches_of(LikeTorchs("xpu")),
-        "KV caches: in ['xpu'] memory; there are copy engines for ['cpu', 'cuda']",
+        "KV caches are in memory of ['xpu']; there are copy engines for ['cpu', 'cuda']",
     ),
     (KVError, caches_of(read_only()), "KV cache tensor 0: a read-only array, so nothing can be loaded into it"),
     (KVError, caches_of([1]), "KV cache tensor 0: expected an array of numpy or a tensor of torch, got list"),

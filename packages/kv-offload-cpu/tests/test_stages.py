@@ -96,14 +96,18 @@ def test_what_is_fenced_cannot_be_limited_either():
     stored(manager, [1])
     manager.prepare_load([make_offload_key(b"1", 0)], request)
     manager.reset_cache()
-    with pytest.raises(KVError, match=r"limit_chunks: 0 chunks are held, 1 fenced"):
+    with pytest.raises(
+        KVError, match=r"limit_chunks: the manager has to be empty, but it has 0 chunks and 1 fenced slots"
+    ):
         manager.limit_chunks(2)
 
 
 def test_what_is_held_already_cannot_be_limited():
     manager = CPUOffloadingManager(3)
     stored(manager, [1, 2])
-    with pytest.raises(KVError, match=r"limit_chunks: 2 chunks are held, 0 fenced"):
+    with pytest.raises(
+        KVError, match=r"limit_chunks: the manager has to be empty, but it has 2 chunks and 0 fenced slots"
+    ):
         manager.limit_chunks(2)
     for wrong in (0, True, 1.5):
         with pytest.raises(ConfigError, match="limit_chunks: expected a whole number of at least 1"):

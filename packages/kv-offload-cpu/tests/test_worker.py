@@ -124,7 +124,9 @@ def test_a_job_that_was_waited_for_and_never_ends_has_failed(engine, worker, cap
     worker.submit_load(1, CHUNKS, BLOCKS)
     worker.submit_load(2, CHUNKS, BLOCKS)
     worker.wait({1})
-    assert caplog.record_tuples == [("kv_offload_cpu", ERROR, "load job 1 is lost: its copy ended, or never will")]
+    assert caplog.record_tuples == [
+        ("kv_offload_cpu", ERROR, "load job 1 is lost: the copy engine has ended without a result for it")
+    ]
     assert worker.get_finished() == [TransferResult(1, False)]
     engine.results = [CopyResult(1, True)]  # after all
     assert worker.get_finished() == []
@@ -192,7 +194,7 @@ def test_memory_is_released_even_when_the_engine_cannot_shut_down(engine, memory
 def test_mistakes_are_named_and_change_nothing(engine, worker):
     worker.submit_store(1, BLOCKS, CHUNKS)
     wrong = {
-        "load job 1: there is a store job 1 still running": lambda: worker.submit_load(1, CHUNKS, BLOCKS),
+        "load job 1: a store job 1 is still running": lambda: worker.submit_load(1, CHUNKS, BLOCKS),
         "store job 2: expected a CPULoadStoreSpec, got GPULoadStoreSpec": lambda: worker.submit_store(
             2, BLOCKS, BLOCKS
         ),

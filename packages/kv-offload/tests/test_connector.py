@@ -54,7 +54,7 @@ def test_specs_of_another_engine():
     connector = VendorConnector(vllm_config(), KVConnectorRole.SCHEDULER, cache)
     (group,) = connector.side._books.layout.groups
     assert (group.kind, group.tokens_per_block, group.window_tokens) == (AttentionKind.SLIDING_WINDOW, 16, 32)
-    with pytest.raises(ConfigError, match="Vendor has no kind"):
+    with pytest.raises(ConfigError, match="Vendor has no attribute 'kind'"):
         OffloadingConnector(vllm_config(), KVConnectorRole.SCHEDULER, cache)
 
 

@@ -331,7 +331,8 @@ class TestLives:
             (
                 "kv_offload",
                 "books.py",
-                "the last schedule was not finished: unlocking the offloading manager that it had locked",
+                "the previous step was begun but never built (build_connector_meta); unlocking the offloading "
+                "manager",
             )
         ]
         assert not manager.is_locked

@@ -279,7 +279,7 @@ def test_a_block_that_workers_share_is_as_long_as_all_their_parts():
     assert engine.config.worker_kv_bytes_per_block == 32 + 32, "what one worker has"
     assert (engine.layout.tokens_per_hash, engine.layout.grain_tokens) == (4, 8)
     config.kv_transfer_config.kv_connector_extra_config["block_size"] = 16
-    with pytest.raises(ConfigError, match=r"the groups have blocks of \[8, 4\] tokens"):
+    with pytest.raises(ConfigError, match=r"the KV cache groups have blocks of \[8, 4\] tokens"):
         describe_engine(config, cache)
 
 
@@ -329,11 +329,12 @@ class FullAttentionSpec:
 REFUSED = [
     (
         {"block_size": 6},
-        f"{WHERE}.block_size: got 6, which is no multiple of the GPU's block size 4; the next one is 8",
+        f"{WHERE}.block_size: got 6, which is not a multiple of the GPU's block size 4; the next multiple is 8",
     ),
     (
         {"block_size": 8, "groups": ((FULL, 4, 0), (FULL, 8, 0))},
-        f"{WHERE}.block_size: got 8, but the groups have blocks of [4, 8] tokens; use blocks_per_chunk",
+        f"{WHERE}.block_size: got 8, but the KV cache groups have blocks of [4, 8] tokens; set blocks_per_chunk "
+        "instead",
     ),
     (
         {"retention": -1},
@@ -351,8 +352,8 @@ REFUSED = [
     ),
     (
         {"spec": FullAttentionSpec()},
-        "kv_cache_spec FullAttentionSpec has no kind: it is no spec of an engine that names one; for vLLM use the "
-        "connector class of kv-vllm",
+        "kv_cache_spec FullAttentionSpec has no attribute 'kind', which connectors of this interface read; "
+        "inside vLLM use the connector class of kv-vllm",
     ),
     (
         {"spec": spec(kind="linear")},
@@ -364,10 +365,13 @@ REFUSED = [
     ),
     (
         {"groups": ((FULL, 4, 0), (FULL, 4, 0)), "host": 1},
-        "kv_cache_config.kv_cache_groups[1]: its blocks are of a pool of their own in host memory (host_resident, "
-        "as with HiSparse); OffloadingConnector knows the GPU's pool only",
+        "kv_cache_config.kv_cache_groups[1]: its blocks are in host memory already (host_resident, as with "
+        "HiSparse); OffloadingConnector supports blocks of the GPU's pool only",
     ),
-    ({"none": True}, "kv_cache_config: no group can be found by hashes, so there is nothing to offload"),
+    (
+        {"none": True},
+        "kv_cache_config: no KV cache group takes part in prefix caching, so there is nothing to offload",
+    ),
 ]
 
 

@@ -1,7 +1,8 @@
-"""What an engine's blocks are: how many tokens one hash of a request stands for, and what one block takes.
+"""Facts about an engine's blocks: how many tokens one block hash covers, and how many bytes a block takes.
 
-Engines say it in several places, of which any may be missing: what is nearest to the cache counts. What a block's
-hash covers beside tokens no engine says at all: a connector asks a hook of its own for it, ``hash_extras``.
+An engine's configuration gives them in several places, any of which may be missing; the place nearest to the
+cache wins. What a block hash covers besides tokens stands in no configuration, so a connector asks a hook of its
+own, ``hash_extras``.
 """
 
 from collections.abc import Callable, Sequence
@@ -12,13 +13,13 @@ from kv_api.engine import Request
 from kv_api.errors import ConfigError
 
 HashExtras: TypeAlias = Callable[[Request, range], tuple[Any, ...] | None]
-"""Says of some tokens of a request, which have one hash, what `hash_extras` does."""
+"""The type of `hash_extras`: ``(request, tokens of one hash) -> what else the hash covers``."""
 
 
 def tokens_per_hash(vllm_config: Any, kv_cache_config: Any, block_sizes: Sequence[int]) -> int:
     """Tokens that one block hash of a request covers. ``block_sizes``: tokens of a block of each group.
 
-    Where nothing is said of it, it is as many as all sizes have in common.
+    Where the engine doesn't say it, this is the greatest common divisor of ``block_sizes``.
     """
     size = getattr(kv_cache_config, "hash_block_size", None)
     size = size or getattr(vllm_config.cache_config, "hash_block_size", None)
@@ -33,11 +34,11 @@ def tokens_per_hash(vllm_config: Any, kv_cache_config: Any, block_sizes: Sequenc
 
 
 def bytes_per_block(kv_cache_config: Any, bytes_of_groups: Sequence[int]) -> int:
-    """What one block id stands for on one worker, in all tensors together.
+    """Bytes that one block id takes on one worker, over all tensors.
 
-    Where tensors have strides, all of them lie in one allocation, and each says the size of that. Where there are
-    none, groups share what there is, and the largest of ``bytes_of_groups`` (a block in all layers of a group)
-    says it.
+    Tensors that have a ``block_stride`` all lie in one allocation, and the ``size`` of each is that of the whole
+    allocation. Without tensors the groups share the memory, so the largest of ``bytes_of_groups`` (a block in all
+    layers of a group) counts.
     """
     tensors = getattr(kv_cache_config, "kv_cache_tensors", None)
     if tensors and kv_cache_config.num_blocks:
@@ -48,10 +49,11 @@ def bytes_per_block(kv_cache_config: Any, bytes_of_groups: Sequence[int]) -> int
 
 
 def hash_extras(request: Request, tokens: range) -> tuple[Any, ...] | None:
-    """What the hash of ``tokens`` covers beside them and all before them: an entry of an event's ``extra_keys``.
+    """What the hash of ``tokens`` covers besides tokens: an entry of an event's ``extra_keys``.
 
-    The name of the request's adapter; each of its images and the like of which a token is among them, with the
-    place at which that begins, counted from the first of them; and its salt where it begins. None: nothing.
+    In this order: the name of the request's adapter; each image (or other multimodal input) that overlaps
+    ``tokens``, with its offset from the first of them; the request's salt, if ``tokens`` begins the prompt. None:
+    none of these.
     """
     adapter, salt = request.lora_request, request.cache_salt
     found: list[Any] = [adapter.lora_name] if adapter is not None else []

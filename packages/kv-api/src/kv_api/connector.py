@@ -1,8 +1,9 @@
 """``KVConnectorBase_V1``: what an engine creates, once as its scheduler's side and once in each worker.
 
-One class lives two lives: the object of role ``SCHEDULER`` is asked what ``SchedulerSide`` lists, the objects of
-role ``WORKER`` what ``WorkerSide`` lists. A connector may override both here, or be written as two classes and
-joined with ``kv_api.two_sided``. What is asked of the class itself, before any object exists, stands below.
+One class serves two roles. On the object of role ``SCHEDULER`` the engine calls the methods of ``SchedulerSide``,
+on the objects of role ``WORKER`` those of ``WorkerSide``. A connector may override both here, or be written as
+two classes and joined with ``kv_api.two_sided``. Below are the class methods, which the engine calls before any
+object exists.
 """
 
 from abc import ABC, abstractmethod
@@ -16,14 +17,14 @@ from kv_api.worker_side import WorkerSide
 
 
 class KVConnectorRole(Enum):
-    """Which of its two lives a connector object lives."""
+    """The role of a connector object: the scheduler's, or a worker's."""
 
     SCHEDULER = 0
     WORKER = 1
 
 
 class KVConnectorBase_V1(SchedulerSide, WorkerSide):  # noqa: N801 - vLLM's name
-    """Base class of every connector. Abstract are the seven methods that no connector can do without."""
+    """Base class of every connector. Seven methods are abstract: every connector has to implement them."""
 
     def __init__(
         self,
@@ -36,7 +37,7 @@ class KVConnectorBase_V1(SchedulerSide, WorkerSide):  # noqa: N801 - vLLM's name
 
     @property
     def role(self) -> KVConnectorRole:
-        """Which life this object lives."""
+        """The role that this object was created for."""
         return self._role
 
     @classmethod
@@ -53,7 +54,7 @@ class KVConnectorBase_V1(SchedulerSide, WorkerSide):  # noqa: N801 - vLLM's name
 
     @classmethod
     def supports_sleep_mode(cls, kv_transfer_config: TransferConfig) -> bool:
-        """Whether the connector survives that the KV caches are unmapped and mapped again."""
+        """Whether the connector still works after the engine unmapped its KV caches and mapped them again."""
         return True
 
     @classmethod
@@ -80,7 +81,10 @@ class SupportsHMA(ABC):
     def request_finished_all_groups(
         self, request: Request, block_ids: BlockIds
     ) -> tuple[bool, dict[str, Any] | None]:
-        """As ``request_finished``, with the blocks of every group. Called in its place."""
+        """Like ``request_finished``, with the blocks of every group.
+
+        The engine calls it instead of ``request_finished``.
+        """
 
 
 def supports_hma(connector: object) -> bool:

@@ -1,7 +1,8 @@
 """``KVConnectorBase``: the first family of connectors, which move whole requests between two engines.
 
-The producer's engine sends after its prefill, the consumer's engine receives in its place. A pipe and a lookup
-buffer usually lie underneath, because the two engines handle requests in different orders.
+The producer's engine sends the KV after a prefill; the consumer's engine receives it instead of doing the
+prefill. A pipe and a lookup buffer usually lie underneath, because the two engines handle requests in different
+orders.
 """
 
 from abc import ABC, abstractmethod
@@ -38,10 +39,11 @@ class KVConnectorBase(ABC):
     def recv_kv_caches_and_hidden_states(
         self, model_executable: Any, model_input: Any, kv_caches: list[Tensor]
     ) -> tuple[Any, bool, Any]:
-        """Fill ``kv_caches`` in place of a prefill.
+        """Fill ``kv_caches`` instead of doing a prefill.
 
-        Returns the hidden states, whether the forward pass can be left out altogether, and the model input to
-        use. Left out only if everything arrived; otherwise the input says what is still to be computed.
+        Returns the hidden states, whether the engine can skip the forward pass, and the model input to use. The
+        engine can skip it only if everything arrived; otherwise the model input says what is still to be
+        computed.
         """
 
 

@@ -1,9 +1,9 @@
 """What a connector reads from an engine: structural types, nothing to import or convert.
 
-Each protocol names only the attributes that connectors really use, as read-only properties,
-so a vLLM object, a simulator object and a ``SimpleNamespace`` in a test all fit. What a connector looks for and
-can do without (``getattr`` with a default: states to store, blocks to pin) is not here. Tensors and
-other things that belong to a framework are ``Any``: this package knows no framework.
+Each protocol names only the attributes that connectors really use, as read-only properties, so a vLLM object, a
+simulator object and a ``SimpleNamespace`` in a test all fit. Optional attributes, which a connector reads by
+``getattr`` with a default (states to store, blocks to pin), are not here. Tensors and other things that belong to
+a framework are ``Any``: this package knows no framework.
 """
 
 from collections.abc import Mapping, Sequence
@@ -25,7 +25,7 @@ class LoRARequest(Protocol):
 
 
 class Request(Protocol):
-    """One request, as the scheduler holds it. It changes under the connector: copy what must last.
+    """One request, as the scheduler holds it. The scheduler keeps changing it: copy what must last.
 
     ``block_hashes`` has one entry for each *full* block of ``hash_block_size`` tokens, chained over the
     whole prefix, salt and adapter; it may lag behind ``num_computed_tokens`` under run-ahead.

@@ -1,8 +1,8 @@
 """The errors that users of a connector see, and how they are worded.
 
-Each names the value, the place it came from and the choices there were. Those that have a
-name of ours are ``KVError``; those that a user's configuration causes are ``ValueError`` too, which is what
-vLLM raises in their place.
+Each error names the value, the place it came from and the valid choices. The errors that these packages declare
+derive from ``KVError``. Those caused by a user's configuration also derive from ``ValueError``, which is what
+vLLM raises for them.
 """
 
 from collections.abc import Collection, Iterable
@@ -10,13 +10,16 @@ from functools import lru_cache
 from typing import Final
 
 ALIKE: Final = 0.6
-"""From which likeness on a known name is worth naming to somebody who made a mistake."""
+"""How similar (0 to 1) a known name has to be for an error to suggest it."""
 MISSPELT: Final = 0.85
-"""From which likeness on a foreign key is no foreign key, but a known one with a slip of the pen."""
+"""How similar (0 to 1) an unknown key has to be to a known one to count as a misspelling of it."""
 
 
 class KVError(Exception):
-    """Base of all errors that these packages declare. A broken promise of an engine can be a plain one, too."""
+    """Base of all errors that these packages declare.
+
+    When an engine breaks the contract, a built-in error may come instead.
+    """
 
 
 class ConfigError(KVError, ValueError):
@@ -45,10 +48,12 @@ def did_you_mean(value: object, known: Iterable[str]) -> str:
 
 
 def refuse_misspelt(given: Iterable[object], known: Collection[str], *, where: str, hint: str = "") -> None:
-    """Refuse a key that is nearly a known one, or has its letters in another order. Others are let be.
+    """Refuse a key that is almost a known key, or has the letters of one in another order.
 
-    Somebody else may read them. So may those that are a known one with more words before or after it: nobody
-    writes that by mistake.
+    Other keys are accepted.
+
+    Somebody else may read those. A known key with more words before or after it is accepted too: nobody writes
+    that by mistake.
     """
     names = frozenset(known)
     for key in given:

@@ -29,7 +29,8 @@ class BlockStored(KVCacheEvent):
     """Blocks became available in ``medium``, in the order of their tokens.
 
     ``extra_keys`` and ``lookahead_token_ids`` have one entry for each hash. ``group_idx`` and the
-    ``kv_cache_spec_*`` fields describe the group; ``session_id`` says who caused the event, not who owns what.
+    ``kv_cache_spec_*`` fields describe the group; ``session_id`` names the session that caused the event, not the
+    owner of the blocks.
     """
 
     block_hashes: list[BlockHash]

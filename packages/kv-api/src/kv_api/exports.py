@@ -1,4 +1,4 @@
-"""Names that a package exports, and imports when somebody asks for them: so it costs what is used of it."""
+"""Lazy exports: a package imports the module of an exported name when the name is first used."""
 
 from collections.abc import Callable, Mapping
 from importlib import import_module
@@ -7,7 +7,7 @@ from typing import Any
 from kv_api.errors import did_you_mean
 
 MOST_LISTED = 20
-"""A package with more names than these lists none of them in an error."""
+"""An error lists the names of a package only if there are no more than this."""
 
 
 def imported_later(package: dict[str, Any], module_of: Mapping[str, str]) -> Callable[[str], Any]:

@@ -1,7 +1,7 @@
-"""What the layers of a KV cache group are, in our words: how much of what came before they read, in which blocks.
+"""KV cache groups, described independently of the engine: how far back layers read, and the size of blocks.
 
-It is the one thing of an engine's configuration that depends on the engine's own classes. So a connector that has
-to know asks a hook of its own, ``describe_group``, which a connector for another engine replaces.
+No other part of an engine's configuration depends on the engine's own classes. So a connector asks a hook of its
+own for it, ``describe_group``, which a connector for another engine overrides.
 """
 
 from collections.abc import Callable
@@ -18,34 +18,36 @@ class GroupDescription:
 
     kind: AttentionKind
     tokens_per_block: int
-    """Over all workers that share the tokens of a request. Only where a spec says so itself (``dcp_sharded``) is
-    it what one of them has of a block: then ``described`` multiplies."""
+    """Tokens of a block, over all workers that share a request's tokens. The spec of a ``dcp_sharded`` group
+    gives the tokens of one worker; `described` multiplies them."""
     window_tokens: int = 0
-    """Sliding window: tokens that are read or kept, the computed one among them."""
+    """Sliding window: how many tokens are read or kept, including the token that is computed."""
     page_size_bytes: int = 0
-    """One block of one layer on one worker."""
+    """Bytes of one block of one layer on one worker."""
     restart_tokens: int = 0
-    """A window that doesn't slide: it begins anew every so many tokens."""
+    """For chunked attention, whose window doesn't slide: the window begins anew after so many tokens. 0: it
+    slides."""
     is_handed_over: bool = False
-    """States: the engine hands over each one worth keeping (``handed_states``); else they stay in block tables."""
+    """Groups of states: whether the engine hands over each state worth keeping (``handed_states``). If not,
+    states stay in block tables."""
 
 
 DescribeGroup = Callable[[Any], GroupDescription]
-"""(a group's ``kv_cache_spec``) -> what it is."""
+"""The type of `describe_group`: from a group's ``kv_cache_spec``."""
 
 
 def described(vllm_config: Any, kv_cache_spec: Any, describe: DescribeGroup) -> GroupDescription:
-    """What ``describe`` says of a group, with the tokens of a block over all workers.
+    """The answer of ``describe`` for a group, with the tokens of a block over all workers.
 
-    Under decode context parallelism a block id stands for a block of each of so many workers, which hold its
-    tokens by turns. Layers may be left out of that: then each worker holds all of them.
+    Under decode context parallelism a block id stands for one block on each of several workers, which hold its
+    tokens by turns. Layers may be exempt from that: then each worker holds all tokens.
     """
     found = describe(kv_cache_spec)
     return replace(found, tokens_per_block=found.tokens_per_block * workers_of(vllm_config, kv_cache_spec))
 
 
 def workers_of(vllm_config: Any, kv_cache_spec: Any) -> int:
-    """How many workers have each a part of the tokens of a group's block, as its spec says itself."""
+    """How many workers share the tokens of a group's block, according to its spec."""
     if not getattr(kv_cache_spec, "dcp_sharded", False):
         return 1
     return int(getattr(vllm_config.parallel_config, "decode_context_parallel_size", 1))
@@ -56,8 +58,8 @@ def describe_group(kv_cache_spec: Any) -> GroupDescription:
     kind = getattr(kv_cache_spec, "kind", None)
     if kind is None:
         raise ConfigError(
-            f"kv_cache_spec {type(kv_cache_spec).__name__} has no kind: it is no spec of an engine that names "
-            "one; for vLLM use the connector class of kv-vllm"
+            f"kv_cache_spec {type(kv_cache_spec).__name__} has no attribute 'kind', which connectors of this "
+            "interface read; inside vLLM use the connector class of kv-vllm"
         )
     if kind not in list(AttentionKind):
         raise ConfigError(f"kv_cache_spec.kind: got {kind!r}; choices: {', '.join(AttentionKind)}")

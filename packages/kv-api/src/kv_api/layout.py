@@ -70,7 +70,7 @@ class CanonicalPageMapping:
 
 @dataclass
 class CanonicalKVCacheRef:
-    """Where one layer, or several with one page, finds its bytes: a tensor and the unpadded page size."""
+    """Where the bytes of a layer (or of several that share a page) are: a tensor, and the unpadded page size."""
 
     tensor_idx: int
     page_size_bytes: int

@@ -1,4 +1,7 @@
-"""``LoadStoreSpec``: where the bytes of a job are, as a manager tells a worker; here by the numbers of blocks."""
+"""``LoadStoreSpec``: where the bytes of a job are, as a manager tells a worker.
+
+The classes here give block numbers.
+"""
 
 import struct
 from array import array

@@ -45,7 +45,7 @@ class LookupResult(Enum):
 
 
 class PrefixLookup(NamedTuple):
-    """How many leading keys are hits, and what the first other one is (HIT if there is none)."""
+    """How many leading keys are hits, and the result for the first key that isn't (HIT if all are)."""
 
     hits: int
     rest: LookupResult
@@ -76,7 +76,7 @@ class OffloadingEvent:
     """Name of the secondary tier it is about; None: the primary one."""
     removal_expected: bool = False
     metadata_only: bool = False
-    """A place was given back that never held anything readable; nobody has to be told."""
+    """The place of a chunk was freed before it held readable bytes, so routers need not be told."""
 
 
 _NO_LOCK = nullcontext()
@@ -103,7 +103,9 @@ class OffloadingManager(ABC):
         """Whether a chunk can be loaded now. Changes nothing, and promises nothing once the lock is released."""
 
     def lookup_prefix(self, keys: Collection[OffloadKey], req_context: ReqContext) -> PrefixLookup:
-        """What ``lookup`` says of each key up to the first that is no hit. A medium can do better than one by one.
+        """The same as ``lookup`` for each key, up to the first that is not a hit.
+
+        A medium may override it to be faster.
 
         vLLM's managers don't have this method.
         """
@@ -142,10 +144,10 @@ class OffloadingManager(ABC):
         """
 
     def prepare_stores(self, stores: Sequence[StoreOffer]) -> list[PrepareStoreOutput]:
-        """What ``prepare_store`` says of one store after the other, up to the first that is refused.
+        """The same as ``prepare_store`` for one store after the other, up to the first that is refused.
 
-        The refused one and those after it are not in the answer, and nothing was done for them. A medium can do
-        better than one by one. vLLM's managers don't have this method.
+        The answer leaves out the refused store and those after it, for which nothing was done. A medium may
+        override it to be faster. vLLM's managers don't have this method.
         """
         outputs = []
         for keys, req_context in stores:
@@ -178,8 +180,9 @@ class OffloadingManager(ABC):
     def limit_chunks(self, num_chunks: int) -> bool:
         """Use the first ``num_chunks`` places and no others. Returns whether it does; by default it can't.
 
-        Called at most once, before the first store, with the room that every rank has: the stages of a pipeline
-        hold different layers, so chunks of theirs are of different sizes. vLLM's managers don't have this method.
+        Called at most once, before the first store, with the number of chunks for which every rank has room: the
+        stages of a pipeline hold different layers, so their chunks have different sizes. vLLM's managers don't
+        have this method.
         """
         return False
 
@@ -224,17 +227,20 @@ class OffloadingWorker(ABC):
     """Moves the bytes of one medium, asynchronously, in one worker process. Jobs are known by their id."""
 
     num_chunks: int | None = None
-    """For how many chunks this rank has room. None: not said. vLLM's workers don't have it."""
+    """For how many chunks this rank has room. None: unknown. vLLM's workers don't have it."""
 
     @abstractmethod
     def submit_store(self, job_id: int, src_spec: GPULoadStoreSpec, dst_spec: LoadStoreSpec) -> bool:
-        """Begin a copy GPU → medium, after everything that the device was given before. False: refused."""
+        """Begin a copy GPU → medium, which runs after all work that the device got before. False: refused."""
 
     @abstractmethod
     def submit_load(
         self, job_id: int, src_spec: LoadStoreSpec, dst_spec: GPULoadStoreSpec, expedited: bool = False
     ) -> bool:
-        """Begin a copy medium → GPU. ``expedited``: the step waits for it, so let it overtake. False: refused."""
+        """Begin a copy medium → GPU.
+
+        ``expedited``: the step waits for it, so it may overtake others. False: refused.
+        """
 
     @abstractmethod
     def get_finished(self) -> list[TransferResult]:
@@ -242,13 +248,15 @@ class OffloadingWorker(ABC):
 
     @abstractmethod
     def wait(self, job_ids: set[int]) -> None:
-        """Return when these jobs have ended. Unknown and ended ones are no matter."""
+        """Return when these jobs have ended. Unknown ids are ignored."""
 
     def let_go(self, job_ids: set[int]) -> Collection[int]:
-        """Return when none of these jobs touches GPU blocks any more, and say which of them go on without.
+        """Wait until none of these jobs touches GPU blocks any more.
 
-        It is for media that first copy a store's bytes to some other memory, and from there to their place. Any
-        other medium just waits for the jobs to end; then none goes on.
+        Returns the jobs that still go on without them.
+
+        It is for media that copy a store's bytes to staging memory first, and from there to their place. Any
+        other medium just waits until the jobs end, and returns none.
         """
         self.wait(job_ids)
         return ()
@@ -267,7 +275,8 @@ class OffloadingSpec(ABC):
     extra_keys: ClassVar[frozenset[str]] = frozenset()
     """The keys of ``kv_connector_extra_config`` that are the medium's own.
 
-    A connector has its keys in the same mapping, and refuses what looks like one of them, or of these, misspelt.
+    The connector's own keys are in the same mapping. It refuses a key that looks like a misspelling of any of
+    them.
     """
 
     def __init__(self, config: OffloadingConfig) -> None:

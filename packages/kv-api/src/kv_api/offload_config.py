@@ -13,7 +13,7 @@ class OffloadingGroupConfig:
     layer_names: tuple[str, ...]
     group_id: int
     sliding_window_size_in_chunks: int | None = None
-    """Chunks that a request needs of this group; None: all of them."""
+    """How many of its last chunks a request needs of this group (sliding window). None: all."""
 
 
 @dataclass(frozen=True)
@@ -49,7 +49,8 @@ class OffloadingParallelConfig:
     is_parallelism_agnostic: bool
     """Whether stored bytes mean the same under another spread."""
     cp_kv_cache_interleave_size: int = 1
-    """Tokens in a row that one worker has, where workers share those of a block. vLLM's has no such field."""
+    """Consecutive tokens on one worker, where workers share the tokens of a block. vLLM's class has no such
+    field."""
 
 
 @dataclass(frozen=True)
@@ -67,7 +68,7 @@ class OffloadingConfig:
     replicated_layout: bool = False
     """Every worker holds the same bytes, so one copy is enough."""
     canonical_layout: bool = False
-    """Topology-free pages were asked for."""
+    """Whether pages that don't depend on the parallelism were asked for."""
     kv_cache_layout: str | None = None
 
 

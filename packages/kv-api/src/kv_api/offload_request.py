@@ -41,7 +41,7 @@ class Locality(Enum):
 
 
 class TierMatcher(NamedTuple):
-    """Describes tiers; what is None, here or there, matches anything."""
+    """Describes tiers. A field that is None, here or in the tier, matches anything."""
 
     medium: Medium | None = None
     locality: Locality | None = None
@@ -70,29 +70,29 @@ TierFilter.ALL = TierFilter((TierMatcher(),))
 
 
 _REACH = 1024
-"""How many keys are searched for the one that is asked for, before the positions of all of them are noted."""
+"""How many keys are searched for a key before the positions of all keys are noted."""
 
 
 @dataclass(slots=True)
 class _DerivedPositions:
-    """Keys of chunks that lie one after the other.
+    """Keys of a request's chunks that follow one another without a gap, so that their positions can be derived.
 
-    Callers go through a request with one group from its first token on. So a key that is asked for mostly lies
-    within ``_REACH`` places after the one that was found last; if it doesn't, the positions of all keys are noted,
-    once. While a request grows, each step asks for the last key that there was and for the first new one: these
-    two are looked at first. With several groups a key is mostly another group's, so all are noted at once.
+    With one group, callers go through a request from its first token on. A key is therefore mostly found within
+    ``_REACH`` places after the last one found; otherwise the positions of all keys are noted, once. While a
+    request grows, each step asks for the last known key and the first new key: these two are tried first. With
+    several groups a key mostly belongs to another group, so all positions are noted at once.
     """
 
     keys: Sequence[OffloadKey]
     tokens_per_chunk: int
     place: int = 0
-    """Of the key that was found last."""
+    """Index of the key that was found last."""
     border: int = 0
-    """Where the first new key may be."""
+    """Index at which the first new key may be."""
     num_noted: int = 0
 
     def find(self, key: OffloadKey, positions: dict[OffloadKey, int]) -> int | None:
-        """Where the chunk of ``key`` ends, which is not in ``positions``. What was set there stays."""
+        """Where the chunk of ``key`` ends. ``key`` is not in ``positions``, whose entries stay."""
         keys, border, count = self.keys, self.border, len(self.keys)
         if border < count and keys[border] == key:
             self.border = count
@@ -111,7 +111,7 @@ class _DerivedPositions:
         return self.border * self.tokens_per_chunk
 
     def go_on(self, last: OffloadKey, new: OffloadKey) -> bool:
-        """Whether ``new`` is the first new key and ``last`` the one before it. Then both count as found."""
+        """Whether ``new`` is the first new key and ``last`` the key before it. If so, both count as found."""
         keys, border, count = self.keys, self.border, len(self.keys)
         if 0 < border < count and keys[border] == new and keys[border - 1] == last:
             self.place, self.border = border - 1, count
@@ -119,7 +119,7 @@ class _DerivedPositions:
         return False
 
     def note(self, positions: dict[OffloadKey, int]) -> None:
-        """Note where the chunks end whose keys are new. What was set there stays."""
+        """Note in ``positions`` where the chunks of new keys end. Entries that are there stay."""
         first, stop, size = self.num_noted + 1, len(self.keys) + 1, self.tokens_per_chunk
         if first < stop:
             new = dict(zip(self.keys[first - 1 :], range(first * size, stop * size, size), strict=True))
@@ -155,9 +155,9 @@ class ReqContext:
         self._key_positions[key] = end_token
 
     def derive_offload_key_positions(self, keys: Sequence[OffloadKey], tokens_per_chunk: int) -> None:
-        """The chunks of ``keys`` lie one after the other from token 0 on, so their positions need no noting.
+        """Tell that the chunks of ``keys`` follow one another from token 0, so their positions can be derived.
 
-        ``keys`` is kept, and may grow at its end. Most are never asked for, and these cost nothing. vLLM's class
+        ``keys`` is kept, and may grow at its end. A key that is never asked for costs nothing. vLLM's class
         doesn't have this method.
         """
         self._derived.append(_DerivedPositions(keys, tokens_per_chunk))

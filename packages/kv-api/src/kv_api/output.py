@@ -93,7 +93,7 @@ class KVOutputAggregator:
         ``None`` when that rank has none. Any other rank without an output is a broken step.
         """
         if not 0 <= output_rank < len(outputs):
-            raise IndexError(f"output_rank: {output_rank}, of {len(outputs)} outputs")
+            raise IndexError(f"output_rank: got {output_rank}, but there are {len(outputs)} outputs")
         chosen = outputs[output_rank]
         if chosen is None:
             return None

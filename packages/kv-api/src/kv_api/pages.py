@@ -2,7 +2,8 @@
 
 A layer's tensor has blocks as its first dimension, maybe some for each block of the engine, and whatever its
 attention backend made of the rest, as long as the bytes of one block lie together. Nothing is copied, and neither
-torch nor numpy is imported: whoever hands in a tensor has done so. A subclass of a numpy array stays one.
+torch nor numpy is imported here: the caller, who has a tensor, has imported it. A subclass of a numpy array stays
+one.
 """
 
 import sys
@@ -29,9 +30,9 @@ def is_torch(value: object) -> bool:
 
 
 def lie_in_one(one: Any, other: Any) -> bool:
-    """Whether the bytes between two views belong to the same memory, if one lies between the blocks of the other.
+    """Whether two views belong to one allocation, so that the bytes between them belong to it, too.
 
-    They don't between torch tensors with storages of their own, nor around a subclass, which may watch its reads.
+    They don't if they are torch tensors with separate storages, or of a subclass, which may watch its reads.
     """
     torch, numpy = sys.modules.get("torch"), sys.modules.get("numpy")
     if type(one) is type(other) is getattr(torch, "Tensor", None):
@@ -40,7 +41,10 @@ def lie_in_one(one: Any, other: Any) -> bool:
 
 
 def pages_of(name: str, cache: Any, num_blocks: int, page_bytes: int = 0) -> Pages:
-    """The pages of one layer. ``page_bytes`` counts where a layer's tensors are several parts of a page."""
+    """The pages of one layer.
+
+    ``page_bytes`` is used for a layer that has several tensors, each a part of a page.
+    """
     if isinstance(cache, list | tuple) and cache and page_bytes and all(map(is_torch, cache)):
         first = min(cache, key=lambda part: part.data_ptr())
         stride = first.stride(0) * first.element_size()
@@ -60,7 +64,7 @@ def pages_of(name: str, cache: Any, num_blocks: int, page_bytes: int = 0) -> Pag
 
 
 def widened(pages: Pages, page_bytes: int) -> Pages:
-    """The same blocks, and of each as much of the memory from its page on as ``page_bytes`` says."""
+    """The same blocks with pages of ``page_bytes``, each of which begins where the block's page begins now."""
     size = (pages.tensor.shape[0], page_bytes)
     if is_torch(pages.tensor):
         return pages._replace(page_bytes=page_bytes, tensor=pages.tensor.as_strided(size, (pages.stride_bytes, 1)))
@@ -72,20 +76,21 @@ def widened(pages: Pages, page_bytes: int) -> Pages:
 def _measure(
     name: str, shape: Sequence[int], strides: Sequence[int], item_bytes: int, num_blocks: int
 ) -> tuple[int, int]:
-    """The distance of two blocks and the bytes of one, where a block lies together."""
+    """The distance between two blocks, and the bytes of a block, whose bytes must be contiguous."""
     described = f"layer {name!r} has shape {tuple(shape)} with strides of {tuple(strides)} bytes"
     if not shape or num_blocks < 1 or shape[0] < num_blocks or shape[0] % num_blocks:
         raise ConfigError(
-            f"register_kv_caches: {described}; the first dimension should be {num_blocks} blocks, or several each"
+            f"register_kv_caches: {described}; its first dimension should be the number of blocks, "
+            f"{num_blocks}, or a multiple of it"
         )
     page = item_bytes
     for stride, count in sorted(zip(strides[1:], shape[1:], strict=True)):
         if count > 1 and stride != page:
-            raise ConfigError(f"register_kv_caches: {described}; the bytes of a block should lie together")
+            raise ConfigError(f"register_kv_caches: {described}; the bytes of a block should be contiguous")
         page *= count
     parts = shape[0] // num_blocks
     if parts > 1 and strides[0] != page:
-        raise ConfigError(f"register_kv_caches: {described}; the {parts} parts of each block should lie together")
+        raise ConfigError(f"register_kv_caches: {described}; the {parts} parts of each block should be contiguous")
     stride = strides[0] if shape[0] > 1 else page
     if stride < page:
         raise ConfigError(f"register_kv_caches: {described}; blocks of {page} bytes should not overlap")

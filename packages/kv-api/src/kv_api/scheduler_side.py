@@ -1,6 +1,6 @@
 """The scheduler's side of a connector: it decides what is loaded and stored, and moves no byte.
 
-One object lives beside the engine's scheduler and is called by nobody else, from one thread. A request passes
+One object lives beside the engine's scheduler. Only the scheduler calls it, from one thread. A request passes
 through it in this order: ``on_new_request`` · ``get_num_new_matched_tokens`` (any number of times) ·
 ``update_state_after_alloc`` · ``build_connector_meta`` of every step · ``request_finished``. Reports of the
 workers come back through ``update_connector_output``. Under run-ahead a step is scheduled before the one before
@@ -38,7 +38,10 @@ class SchedulerSide(ConnectorSide):
     # -- start ---------------------------------------------------------------------------------
 
     def bind_kv_cache_manager(self, kv_cache_manager: KVCacheManager) -> None:
-        """Take the scheduler's cache manager. Called once, after construction; passes its pool on."""
+        """Take the scheduler's cache manager.
+
+        Called once, after construction; hands its pool to ``bind_gpu_block_pool``.
+        """
         self._kv_cache_manager = kv_cache_manager
         self.bind_gpu_block_pool(kv_cache_manager.block_pool)
 
@@ -75,7 +78,7 @@ class SchedulerSide(ConnectorSide):
 
     @property
     def requires_kv_delivery(self) -> bool:
-        """Whether a finished request's KV must reach somebody, rather than being a cache entry.
+        """Whether a finished request's KV must be delivered to another engine, rather than being a cache entry.
 
         When it must, the engine recomputes a request that was preempted before its hand-over. By default
         producers require it; a cache in role ``kv_both`` returns False.
@@ -90,7 +93,7 @@ class SchedulerSide(ConnectorSide):
     # -- a request comes, is matched and gets its blocks --------------------------------------
 
     def on_new_request(self, request: Request) -> None:
-        """A request was added. Called once for each life of an id; an id may come back later."""
+        """A request was added. Called once for each request; a later request may have the same id."""
 
     @abstractmethod
     def get_num_new_matched_tokens(self, request: Request, num_computed_tokens: int) -> tuple[int | None, bool]:
@@ -115,8 +118,8 @@ class SchedulerSide(ConnectorSide):
         """
         if self._kv_cache_config is None:
             raise RuntimeError(
-                f"{type(self).__name__} was created without a kv_cache_config: it has to take one and hand it to "
-                "super().__init__, or to override get_loaded_kv_cache_group_ids"
+                f"{type(self).__name__} was created without a kv_cache_config: its __init__ has to take one and "
+                "pass it to super().__init__, or the class has to override get_loaded_kv_cache_group_ids"
             )
         cacheable: tuple[int, ...] | None = getattr(self._kv_cache_config, "prefix_cacheable_group_ids", None)
         if cacheable is not None:
@@ -175,7 +178,9 @@ class SchedulerSide(ConnectorSide):
     # -- a request ends ------------------------------------------------------------------------
 
     def request_finished(self, request: Request, block_ids: list[int]) -> tuple[bool, dict[str, Any] | None]:
-        """A request ended or was aborted; its blocks are freed next. Called once, in any state.
+        """A request ended or was aborted; its blocks are freed next.
+
+        Called once, whatever state the request is in.
 
         Returns ``(hold, params)``. ``hold`` True keeps the blocks until the workers report the id in
         ``finished_sending``; never while a load of the same request is in flight, because then whichever report
@@ -186,10 +191,13 @@ class SchedulerSide(ConnectorSide):
     def register_finished_partial_tail(
         self, request: Request, block_ids: BlockIds, partial_tail_offloads: PartialTails
     ) -> bool:
-        """Offer the states of a request that ends within a block. True: its blocks stay until that is reported.
+        """Offer the states of a request that ends within a block.
 
-        Called just before ``request_finished``, of a request that ends exactly where a prompt's last hash does. If
-        either call holds, there is one report in ``finished_sending``, after all stores of both.
+        True: its blocks stay until the store is reported.
+
+        Called just before ``request_finished``, of a request that ends exactly where a prompt's last hash ends.
+        If either call answers True, the request is reported once in ``finished_sending``, after the stores of
+        both calls.
         """
         return False
 
@@ -200,11 +208,13 @@ class SchedulerSide(ConnectorSide):
         return False
 
     def has_pending_block_frees(self) -> bool:
-        """Whether transfers will soon free blocks, so that waiting beats preempting."""
+        """Whether transfers will soon free blocks, so that the scheduler should wait instead of preempting."""
         return False
 
     def reset_cache(self) -> bool | None:
-        """Forget what is stored: nothing stored before is served after. Running jobs may still finish.
+        """Forget what is stored: nothing that was stored before may be loaded afterwards.
+
+        Running jobs may still finish.
 
         True: done. False: refused. None: this connector can't. Only False makes the engine's reset fail.
         """

@@ -43,19 +43,19 @@ class KVConnectorStats:
 
     def reset(self) -> None:
         """Forget what was counted."""
-        raise NotImplementedError(f"{type(self).__name__} must say how it is reset")
+        raise NotImplementedError(f"{type(self).__name__} has to implement reset")
 
     def aggregate(self, other: "KVConnectorStats") -> "KVConnectorStats":
         """Add what ``other`` counted and return the sum; it may change and return ``self``."""
-        raise NotImplementedError(f"{type(self).__name__} must say how it is aggregated")
+        raise NotImplementedError(f"{type(self).__name__} has to implement aggregate")
 
     def reduce(self) -> dict[str, Any]:
         """A few representative numbers for a line in the log."""
-        raise NotImplementedError(f"{type(self).__name__} must say how it is reduced")
+        raise NotImplementedError(f"{type(self).__name__} has to implement reduce")
 
     def is_empty(self) -> bool:
         """Whether nothing was counted."""
-        raise NotImplementedError(f"{type(self).__name__} must say when it is empty")
+        raise NotImplementedError(f"{type(self).__name__} has to implement is_empty")
 
 
 class CountedStats(KVConnectorStats):

@@ -91,11 +91,14 @@ class TwoSidedConnector(KVConnectorBase_V1):
         if not isinstance(role, KVConnectorRole):
             raise ConfigError(
                 f"{name}: expected a role of kv_api.KVConnectorRole, got {role!r} of {type(role).__module__}; "
-                f"for a vLLM make a class of its own kind, with kv_vllm.inside_vllm({name})"
+                f"to run it inside vLLM, wrap the class with kv_vllm.inside_vllm({name})"
             )
         for side, kind in (("scheduler_class", SchedulerSide), ("worker_class", WorkerSide)):
             if not hasattr(self, side):
-                raise KVError(f"{name} has no {side}; a connector of two sides names both where it is declared")
+                raise KVError(
+                    f"{name} has no {side}; a TwoSidedConnector sets scheduler_class and worker_class in its "
+                    "class body"
+                )
             found = getattr(self, side)
             if not (isinstance(found, type) and issubclass(found, kind)):
                 raise KVError(f"{name}.{side}: expected a class derived from {kind.__name__}, got {found!r}")

@@ -41,9 +41,9 @@ class WorkerSide(ConnectorSide):
     def unregister_kv_caches(self) -> None:
         """Let go of the KV caches before the engine sleeps. May be repeated.
 
-        The engine has paused, its steps have come back, and it has asked ``has_pending_push_work``: transfers of
-        who answers that have ended. But an engine in the caller's own process (``InprocClient``) makes no steps
-        for it: there they may be under way.
+        The engine has paused, all its steps have returned, and it has asked ``has_pending_push_work``; a
+        connector that implements that has no transfers under way. An engine in the caller's own process
+        (``InprocClient``) takes no steps for that, so transfers may still be under way there.
         """
 
     def restore_kv_caches(self) -> None:
@@ -56,13 +56,13 @@ class WorkerSide(ConnectorSide):
         """Take the platform's way to copy blocks between device and host buffers."""
 
     def get_handshake_metadata(self) -> KVConnectorHandshakeMetadata | None:
-        """What peers need to reach this worker; asked at the start, and when it woke. None: nothing."""
+        """What peers need to reach this worker; asked at the start, and after each wake-up. None: nothing."""
         return None
 
     # -- begin of a step -----------------------------------------------------------------------
 
     def handle_preemptions(self, kv_connector_metadata: KVConnectorMetadata) -> None:
-        """Finish what must be finished before this step may overwrite blocks. Called in every step.
+        """Wait for the copies that must end before this step may overwrite their blocks. Called in every step.
 
         It comes before ``bind_connector_metadata``, with the same metadata. Runner V2 zeroes and copies blocks
         *before* it, so there it protects only against what the forward pass writes.
@@ -114,7 +114,7 @@ class WorkerSide(ConnectorSide):
 
     @abstractmethod
     def wait_for_save(self) -> None:
-        """Let the step's stores begin, and wait for those that can't outlive it.
+        """Begin the step's stores, and wait for those that must end within the step.
 
         Called once a step, an empty one too, with metadata bound. An asynchronous store must keep its source
         blocks (held or fenced) until it has read them.
@@ -123,8 +123,9 @@ class WorkerSide(ConnectorSide):
     def get_finished(self, finished_req_ids: set[str]) -> tuple[set[str] | None, set[str] | None]:
         """Ids whose asynchronous store, and whose asynchronous load, ended since the last call.
 
-        ``finished_req_ids`` ended in this step; a finished store must belong to an id of this or an earlier
-        call. Each id once, and every asynchronous load, also that of an aborted request: the engine waits.
+        ``finished_req_ids`` are the requests that ended in this step; a store is reported only for an id of this
+        or an earlier call. Report each id once. Report every asynchronous load, even of an aborted request: the
+        engine waits for it.
         """
         return None, None
 
@@ -133,17 +134,18 @@ class WorkerSide(ConnectorSide):
         answer: Any = self.get_finished(finished_req_ids)
         if not _is_pair_of_ids(answer):
             raise TypeError(
-                f"{type(self).__name__}.get_finished answered {answer!r}, expected a pair: the set of ids whose "
-                "store ended, and of those whose load did; None for none"
+                f"{type(self).__name__}.get_finished answered {answer!r}, expected a pair of sets: the ids of "
+                "requests whose store ended, and of those whose load ended; None stands for an empty set"
             )
         stored, loaded = answer
         return KVConnectorTransferResults(finished_sending=set(stored or ()), finished_recving=set(loaded or ()))
 
     def get_block_ids_with_load_errors(self) -> set[int]:
-        """Blocks that a load should have filled and didn't, since the last call.
+        """Blocks that loads failed to fill, since the last call.
 
-        Not later than the report that the request's load ended; in-step loads: in that step. Only blocks that
-        this connector's load was to write. Models of one group only; others use ``failed_recving``.
+        Report them no later than the end of the request's load; for an in-step load, in the same step. Report
+        only blocks that a load of this connector was to write. For models with one group only; others use
+        ``failed_recving``.
         """
         return set()
 

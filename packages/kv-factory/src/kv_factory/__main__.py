@@ -20,11 +20,11 @@ classes as entry points in the groups kv_connectors and kv_offload_specs.
 
 
 UNREAD = 141
-"""The exit code when whoever reads the list has seen enough: a shell's own for that."""
+"""The exit code when the reader of the output closes it early (a broken pipe), as a shell reports it."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Print the list; it is no failure when something in it can't be imported, only when there is no list."""
+    """Print the list. Fails only when there is no list, not when a class in it can't be imported."""
     parser = argparse.ArgumentParser(prog="python -m kv_factory", description=__doc__)
     parser.add_argument("--json", action="store_true", help="print a JSON array, an object for each name")
     options = parser.parse_args(arguments)

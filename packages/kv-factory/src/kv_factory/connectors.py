@@ -1,8 +1,8 @@
-"""``KVConnectorFactory``: from ``kv_transfer_config`` to a connector of the family and role that is asked for.
+"""``KVConnectorFactory``: makes the connector that a ``kv_transfer_config`` names, for one role.
 
-There are two generations of this API. They disagree about who wins when a name is known *and* the configuration
-names a module (``kv_connector_module_path``). In ``create_connector_v0`` and ``create_connector_v1`` the known
-name does; in ``create_connector``, ``get_connector_class`` and ``supports_hma_config`` the module does.
+There are two generations of this API. They differ when a name is registered *and* the configuration names a
+module (``kv_connector_module_path``). ``create_connector_v0`` and ``create_connector_v1`` use the registered
+name; ``create_connector``, ``get_connector_class`` and ``supports_hma_config`` use the module.
 
 An engine creates two kinds of connector object: one of role ``SCHEDULER`` beside its scheduler, and one of role
 ``WORKER`` in each worker, used only around the forward pass.
@@ -55,7 +55,10 @@ class KVConnectorFactory:
 
     @classmethod
     def register_connector(cls, name: str, module_path: str, class_name: str) -> None:
-        """Make ``name`` stand for a class, whose module is imported at first use. A second time is an error."""
+        """Make ``name`` stand for a class, whose module is imported at first use.
+
+        Registering a name twice is an error.
+        """
         cls._registry.register(name, module_path, class_name)
 
     @classmethod
@@ -81,8 +84,8 @@ class KVConnectorFactory:
     def supports_hma_config(cls, kv_transfer_config: TransferConfig, *, allow_module_paths: bool = True) -> bool:
         """Whether the configured connector works with several KV cache groups.
 
-        A class for which that depends on more than itself has a class method
-        ``all_children_support_hma(kv_transfer_config)``, which is asked.
+        If that depends on the configuration, the class has a class method
+        ``all_children_support_hma(kv_transfer_config)``, which is asked instead.
         """
         transfer = fields.checked_transfer_config(kv_transfer_config)
         with limit_module_paths(allow_module_paths=allow_module_paths):
@@ -126,7 +129,7 @@ class KVConnectorFactory:
         *,
         allow_module_paths: bool = True,
     ) -> KVConnectorBase_V1:
-        """Make a connector as engines do today; the configuration's module path wins.
+        """Make a connector as engines do today; a module path in the configuration wins over a registered name.
 
         It is made as ``(config, role, kv_cache_config)``, or as ``(config, role)`` when its class takes no
         more. An engine that works with several KV cache groups is refused a connector that doesn't.
@@ -137,9 +140,9 @@ class KVConnectorFactory:
             found = cls._find_family(transfer, _V1, prefer_module=True)
             if fields.wants_hma(config) and not _supports_hma(found.loaded, transfer):
                 raise ConfigError(
-                    f"{found.place}: it works with one KV cache group only, and the engine may use several; set "
-                    "disable_hybrid_kv_cache_manager=True (--disable-hybrid-kv-cache-manager) or use a connector "
-                    "that is a SupportsHMA"
+                    f"{found.place}: it supports one KV cache group only, but the engine may use several; set "
+                    "disable_hybrid_kv_cache_manager=True (--disable-hybrid-kv-cache-manager) or use a "
+                    "connector that derives from SupportsHMA"
                 )
             _log(found, _V1, f"role {role.name}", transfer)
             by_name = call("(config, role, kv_cache_config)", config, role, kv_cache_config=kv_cache_config)
@@ -154,7 +157,7 @@ class KVConnectorFactory:
 
     @classmethod
     def isolated(cls, installed: Iterable[Offer] | None = None) -> AbstractContextManager[None]:
-        """Begin with nothing registered and put everything back; ``installed`` stands for all entry points."""
+        """Begin with nothing registered, and restore all at the end; ``installed`` replaces all entry points."""
         return cls._registry.isolated(installed)
 
     @classmethod
@@ -170,7 +173,7 @@ class KVConnectorFactory:
             use = "create_connector_v0, with VLLM_USE_V1=0" if other == _V0 else "create_connector"
             raise ConfigError(
                 f"{found.place}: asked for a {asked} connector ({_BASES[asked].__name__}), "
-                f"found a {other} connector ({_BASES[other].__name__}); for that one use {use}"
+                f"found a {other} connector ({_BASES[other].__name__}); create that with {use}"
             )
         return found
 

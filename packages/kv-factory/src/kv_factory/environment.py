@@ -10,7 +10,7 @@ ALLOW_MODULE_PATHS = "KV_FACTORY_ALLOW_MODULE_PATHS"
 
 
 class Switch(NamedTuple):
-    """Whether a switch is on, and the words for why, after its name."""
+    """Whether a switch is on, and why, as words that follow its name."""
 
     on: bool
     why: str

@@ -61,16 +61,16 @@ def connector_module_path(transfer: TransferConfig) -> str | None:
 def wants_hma(config: object) -> bool:
     """Whether the engine works with several KV cache groups.
 
-    As in vLLM, a switch that was left at None is on: an engine that can do without turns it off before it
-    creates a connector. An engine that has no such switch (no ``scheduler_config``, say) knows nothing of
-    groups: off.
+    As in vLLM, a switch that is None counts as on: an engine that doesn't need it turns it off before it creates
+    a connector. An engine without the switch (for example without ``scheduler_config``) doesn't support groups:
+    off.
     """
     scheduler = getattr(config, "scheduler_config", None)
     return not getattr(scheduler, "disable_hybrid_kv_cache_manager", True)
 
 
 def extra_config(config: object) -> Mapping[str, Any]:
-    """The connector's own settings: given as such, or those of an offloading or of an engine's configuration."""
+    """The connector's own settings: given directly, or in an offloading or engine configuration."""
     if isinstance(config, Mapping):
         return config
     if getattr(config, "extra_config", _MISSING) is not _MISSING:

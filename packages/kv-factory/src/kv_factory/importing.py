@@ -1,6 +1,6 @@
-"""From an offer (this name is that class of that module) to the class, or to an error that says what is wrong.
+"""Imports the class that an offer stands for (a name, a module, a class), or says in an error why it can't.
 
-No state and no locks: Python's own import system sees to it that a module runs once, whichever threads ask for it.
+It has no state and no locks: Python's import system runs a module once, whichever threads ask for it.
 """
 
 from functools import reduce
@@ -29,7 +29,7 @@ class Target(NamedTuple):
 
 
 class Offer(NamedTuple):
-    """One way to get a class for a name: where the class is, and who said so."""
+    """One way to get a class for a name: where the class is, and who offers it (a registration or a package)."""
 
     name: str
     target: Target
@@ -88,7 +88,7 @@ def _brief(error: BaseException) -> str:
 
 
 def _missing(module: ModuleType, module_path: str, attribute: str, bases: tuple[type[Any], ...]) -> str:
-    """Say that a module lacks ``attribute`` and what it has in its place."""
+    """Say that a module lacks ``attribute``, and which classes it has instead."""
     if getattr(getattr(module, "__spec__", None), "_initializing", False):
         return f"module {module_path!r} has no {attribute!r} yet: it is still being imported (a circular import?)"
     public = {name: value for name, value in vars(module).items() if not name.startswith("_")}

@@ -28,8 +28,9 @@ from kv_factory.module_paths import module_paths_allowed, require_module_paths
 class LazyRegistry:
     """Names of one kind of class.
 
-    ``kind`` is its word in errors, ``group`` that of its entry points; every class derives from one of ``bases``;
-    ``packages`` says which package has a well-known name that may not be installed.
+    ``kind`` is the word for such a class in errors, ``group`` the group of its entry points. Every class derives
+    from one of ``bases``. ``packages`` maps well-known names to the packages that have them, which may not be
+    installed.
     """
 
     def __init__(
@@ -68,7 +69,10 @@ class LazyRegistry:
             )
 
     def offers(self, name: str) -> tuple[Offer, ...]:
-        """Who offers ``name``: the registration alone, else each entry point. More than one is a clash."""
+        """The offers of ``name``: only the registration if there is one, else every entry point.
+
+        Several are a clash.
+        """
         with self._lock:
             registered = self._registered.get(name)
         return (registered,) if registered else self._entry_points().get(name, ())
@@ -120,9 +124,9 @@ class LazyRegistry:
         return import_class(self.kind, Offer(name, Target(module_path, name), f"from {key}"), self._bases)
 
     def get_either(self, name: str, module_path: str | None, key: str, *, prefer_module: bool) -> Found:
-        """The class of a name for which a configuration may name a module too.
+        """The class of a name for which a configuration may also name a module.
 
-        The module is asked first, or only about a name that is not known, as ``prefer_module`` says.
+        With ``prefer_module`` the module is used first, otherwise only for a name that is not known.
         """
         if module_path is not None and (prefer_module or not module_path or not self.offers(name)):
             return self.get_from_module(name, module_path, key)

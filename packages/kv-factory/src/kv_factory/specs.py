@@ -1,6 +1,6 @@
 """``OffloadingSpecFactory``: from the connector's extra config to an offloading spec.
 
-``spec_name`` is looked up first; only a name that is not known is taken from ``spec_module_path``.
+``spec_name`` is looked up among the known names first; only an unknown name is taken from ``spec_module_path``.
 """
 
 from collections.abc import Iterable, Mapping
@@ -40,7 +40,10 @@ class OffloadingSpecFactory:
 
     @classmethod
     def register_spec(cls, name: str, module_path: str, class_name: str) -> None:
-        """Make ``name`` stand for a class, whose module is imported at first use. A second time is an error."""
+        """Make ``name`` stand for a class, whose module is imported at first use.
+
+        Registering a name twice is an error.
+        """
         cls._registry.register(name, module_path, class_name)
 
     @classmethod
@@ -55,7 +58,7 @@ class OffloadingSpecFactory:
         *,
         allow_module_paths: bool = True,
     ) -> type[OffloadingSpec]:
-        """The class that extra config stands for, given as such or within a configuration that has it."""
+        """The class that extra config names; it is given directly, or within a configuration."""
         with limit_module_paths(allow_module_paths=allow_module_paths):
             return cls._find(fields.extra_config(extra_config)).loaded
 
@@ -92,7 +95,7 @@ class OffloadingSpecFactory:
 
     @classmethod
     def isolated(cls, installed: Iterable[Offer] | None = None) -> AbstractContextManager[None]:
-        """Begin with nothing registered and put everything back; ``installed`` stands for all entry points."""
+        """Begin with nothing registered, and restore all at the end; ``installed`` replaces all entry points."""
         return cls._registry.isolated(installed)
 
     @classmethod

@@ -1,13 +1,13 @@
-"""The process's one connector, its *KV transfer group*: made once, found by everyone, ended once.
+"""The one connector of a worker process, its *KV transfer group*: created once, used everywhere, shut down once.
 
 Theory of operation. A worker calls ``ensure_kv_transfer_initialized`` when it knows its configuration, attention
 layers ask ``has_kv_transfer_group`` and ``get_kv_transfer_group`` in every forward pass, and
 ``ensure_kv_transfer_shutdown`` ends it. Reading takes no lock. Making and ending hold one until they are done, so
-that a second thread that wants the same waits for it. A connector may call either from its own constructor or its
-own ``shutdown``, in the same thread. That is why the lock can be entered again, and ``doing`` is remembered.
+that a second thread that wants the same waits for it. A connector's own constructor or ``shutdown`` may call
+either function in the same thread. That is why the lock is reentrant, and why ``doing`` says what is going on.
 
-Invariants (``check``): what is held is a connector of one of the two families; outside the lock nothing is
-being done.
+Invariants (``check``): the connector is of one of the two families; outside the lock nothing is being created or
+shut down.
 """
 
 import threading  # noqa: TID251 - the worker's threads share one connector
@@ -31,7 +31,7 @@ from kv_factory.environment import USE_V1, read_switch
 
 
 class KVTransferStateError(KVError, RuntimeError):
-    """The process's connector was asked for when there is none, or made while it is being made."""
+    """The process's connector was asked for when there is none, or was to be created while it is being created."""
 
 
 class _TransferState:
@@ -44,7 +44,7 @@ class _TransferState:
 
     @contextmanager
     def while_doing(self, what: str) -> Iterator[None]:
-        """Note what is being done, for a call that comes back in the same thread."""
+        """Remember what is going on, for a call that comes back in the same thread."""
         self.doing = what
         try:
             yield
@@ -93,10 +93,11 @@ def ensure_kv_transfer_initialized(
 ) -> None:
     """Make the process's connector, unless there is one or this engine transfers no KV.
 
-    ``VLLM_USE_V1`` chooses the family. V1 has the role of a worker, and is made by ``create_connector`` when a
-    ``kv_cache_config`` is given and by ``create_connector_v1`` when not; V0 is made with this worker's rank and
-    local rank. ``broadcast_engine_id`` gets this rank's ``engine_id`` and returns that of the first one, which
-    is then written to the configuration, so that all workers of an engine have the same.
+    ``VLLM_USE_V1`` chooses the family. A V1 connector gets the worker's role, and is created by
+    ``create_connector`` if a ``kv_cache_config`` is given, else by ``create_connector_v1``. A V0 connector is
+    created with this worker's rank and local rank. ``broadcast_engine_id`` gets this rank's ``engine_id`` and
+    returns that of the first rank. It is written to the configuration, so that all workers of an engine have the
+    same.
     """
     if has_kv_transfer_group():
         return
@@ -118,7 +119,7 @@ def ensure_kv_transfer_initialized(
 
 
 def ensure_kv_transfer_shutdown() -> None:
-    """End the process's connector, if there is one. It is gone afterwards, even when ending it raises."""
+    """Shut down the process's connector, if there is one. It is gone afterwards, even when ``shutdown`` raises."""
     with _state.lock:
         connector = _state.connector
         if connector is None or _state.doing:
@@ -135,7 +136,7 @@ def ensure_kv_transfer_shutdown() -> None:
 
 @contextmanager
 def isolated_kv_transfer() -> Iterator[None]:
-    """Begin without a connector; at the end shut down the one there is and put back the one there was."""
+    """Begin without a connector; at the end shut down the new one, and restore the one from before."""
     with _state.lock:
         before, _state.connector = _state.connector, None
     try:
@@ -161,8 +162,9 @@ def _create(config: VllmConfig, kv_cache_config: KVCacheConfig | None, allow: bo
 def _ranks(parallel: Any) -> tuple[int, int]:
     """This worker's rank, and its rank on its machine.
 
-    The latter is ``local_rank``, which few configurations have, or follows from how many workers a machine has
-    (``local_world_size``); where neither is known there is one machine, and the two are the same.
+    The rank on its machine is ``local_rank``, which few configurations have, or follows from the number of
+    workers on a machine (``local_world_size``). If neither is known, there is one machine, and both ranks are the
+    same.
     """
     rank = getattr(parallel, "rank", None)
     if rank is None:

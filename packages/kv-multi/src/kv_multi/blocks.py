@@ -1,17 +1,20 @@
-"""Which blocks a load is to fill, so that they can be named when the load is lost; and a table without any."""
+"""Which blocks a load has to fill, so that they can be reported when the load is lost."""
 
 from typing import TypeVar
 
 from kv_api import BlockIds, KVCacheBlocks, VllmConfig
 
 Ids = TypeVar("Ids", list[int], BlockIds)
-"""Block ids as ``request_finished`` gets them, or as its form for all groups does."""
+"""Block ids as ``request_finished`` or ``request_finished_all_groups`` gets them."""
 
 
 def blocks_to_load(
     vllm_config: VllmConfig, blocks: KVCacheBlocks, num_computed_tokens: int, num_external_tokens: int
 ) -> tuple[int, ...] | None:
-    """The blocks of the tokens behind the GPU's own. None with several groups: an id may be of any of them."""
+    """The blocks of the tokens after the GPU's own.
+
+    None with several groups, where a block id doesn't name its group.
+    """
     tables = blocks.get_block_ids()
     if len(tables) != 1:
         return None
@@ -21,14 +24,14 @@ def blocks_to_load(
 
 
 def none_of(block_ids: Ids) -> Ids:
-    """The same table without blocks."""
+    """A block table of the same form without blocks."""
     if isinstance(block_ids, list):
         return []
     return tuple([] for _ in block_ids)
 
 
 def _tokens_per_block(vllm_config: VllmConfig) -> int:
-    """Under context parallelism, which not every engine has, one block id stands for a block of every rank."""
+    """Tokens of one block id: under context parallelism it stands for one block on every rank."""
     parallel = vllm_config.parallel_config
     ranks: int = getattr(parallel, "decode_context_parallel_size", 1)
     ranks *= getattr(parallel, "prefill_context_parallel_size", 1)

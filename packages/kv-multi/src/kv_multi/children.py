@@ -4,15 +4,15 @@ Everything is configured inside ``kv_connector_extra_config``, where vLLM's own 
 
 * the parent's has ``connectors``, a list with the ``KVTransferConfig`` of each child, and may have ``load_policy``
   and ``on_child_error``;
-* a child's may have ``name`` and ``save``. The child sees them too, and a MultiConnector that isn't to save passes
-  that on to its own children.
+* a child's may have ``name`` and ``save``. The child sees them too, and a MultiConnector with ``save: false``
+  passes that on to its own children.
 
-A child is named by ``name``, or else by its class and its place in the list (``OffloadingConnector0``). What an
-engine decides for all of itself (``engine_id``, ``kv_buffer_device``, ``kv_load_failure_policy``) a child takes
-from the parent where it says nothing of its own. Nobody's configuration is changed: a child gets a copy of the
-engine's, with another ``kv_transfer_config`` and a mark that it is a child. By that mark a MultiConnector knows
-that another one calls it (``is_outermost``), also if a child between them hands calls on. That child makes a copy
-of its own configuration and replaces ``kv_transfer_config``; the mark, which lies beside it, stays.
+A child is named by ``name``, or else by its class and its place in the list (``OffloadingConnector0``). Settings
+of the whole engine (``engine_id``, ``kv_buffer_device``, ``kv_load_failure_policy``) a child inherits from the
+parent, unless it sets them itself. No configuration is changed in place: a child gets a copy of the engine's,
+with another ``kv_transfer_config`` and a mark that it is a child. By that mark a MultiConnector knows that
+another one calls it (``is_outermost``), even through a wrapping child between them: the wrapper copies its
+configuration and replaces ``kv_transfer_config``, but the mark beside it stays.
 """
 
 from collections.abc import Mapping, Sequence
@@ -42,20 +42,20 @@ _CHILD: Final = "kv_multi_child"
 """The attribute of an engine's configuration that marks the copy of a child."""
 
 _OWN_KEYS: Final = ("connectors", "load_policy", "on_child_error", "name", "save")
-"""What a MultiConnector reads of its own extra config. The last two it has as a child of another one."""
+"""The keys that a MultiConnector reads in its own extra config; the last two if it is itself a child."""
 
 _Choice = TypeVar("_Choice", bound=StrEnum)
 
 
 class LoadPolicy(StrEnum):
-    """Which of the children that have tokens loads them."""
+    """Which child loads, if several have tokens."""
 
     FIRST = "first"
     LONGEST = "longest"
 
 
 class OnChildError(StrEnum):
-    """What becomes of an exception that a child raises."""
+    """What happens when a child raises an exception."""
 
     RAISE = "raise"
     QUARANTINE = "quarantine"
@@ -88,7 +88,7 @@ class Child(NamedTuple):
 
 
 def parse_options(extra_config: Mapping[str, Any]) -> Options:
-    """The parent's settings. A key that looks like one of them, and is none, is refused."""
+    """The parent's settings. A key that looks like a misspelling of one is refused."""
     refuse_misspelt(extra_config, _OWN_KEYS, where="kv_connector_extra_config")
     return Options(
         _choice("load_policy", extra_config.get("load_policy", LoadPolicy.FIRST), LoadPolicy),
@@ -97,7 +97,7 @@ def parse_options(extra_config: Mapping[str, Any]) -> Options:
 
 
 def has_children(extra_config: Mapping[str, Any]) -> bool:
-    """Whether any child is configured; questions to the class have an answer without one."""
+    """Whether any child is configured."""
     return bool(extra_config.get("connectors"))
 
 
@@ -132,7 +132,7 @@ def child_vllm_config(vllm_config: VllmConfig, child: ChildConfig) -> VllmConfig
 
 
 def is_outermost(vllm_config: VllmConfig) -> bool:
-    """Whether whoever has this configuration is called by an engine, and not from within a MultiConnector."""
+    """Whether the connector with this configuration is called by an engine, and not by a MultiConnector."""
     return getattr(vllm_config, _CHILD, None) is not True
 
 
@@ -142,7 +142,7 @@ def build_children(
     role: KVConnectorRole,
     kv_cache_config: KVCacheConfig | None,
 ) -> tuple[Child, ...]:
-    """Make the connectors. What one raises is noted with its place and passed on."""
+    """Create the connectors. If one raises, its place in the list is added to the exception."""
     children = []
     for config in configs:
         own_config = child_vllm_config(vllm_config, config)
@@ -174,10 +174,10 @@ def _parse_child(index: int, values: Any, inherited: Mapping[str, Any], parent_s
 
 
 def _consumer(where: str, transfer: KVTransferConfig) -> KVTransferConfig:
-    """The configuration of a child that isn't to store anything: its role says so to itself."""
+    """The configuration of a child with ``save: false``: its role, ``kv_consumer``, tells it not to store."""
     if transfer.kv_role == "kv_producer":
         raise ConfigError(
-            f"{where}: it is told not to save, but its kv_role is 'kv_producer', which does nothing else; "
+            f"{where}: save is false, but its kv_role is 'kv_producer', and a producer only saves; "
             "choices: save true, or kv_role 'kv_both' or 'kv_consumer'"
         )
     return replace(transfer, kv_role="kv_consumer")
@@ -209,7 +209,7 @@ def _check_name(where: str, name: object) -> None:
     if not isinstance(name, str) or not name:
         raise ConfigError(f"{place}: expected a non-empty str, got {name!r} ({type(name).__name__})")
     if name == QUARANTINED:
-        raise ConfigError(f"{place}: {name!r} is reserved, stats list under it who was switched off")
+        raise ConfigError(f"{place}: {name!r} is reserved: stats list the switched-off connectors under it")
 
 
 def _refuse_equal_names(children: Sequence[ChildConfig]) -> None:
@@ -217,8 +217,8 @@ def _refuse_equal_names(children: Sequence[ChildConfig]) -> None:
     for child in children:
         if child.name in first:
             raise ConfigError(
-                f"connectors[{child.place}]: the name {child.name!r} is that of connectors[{first[child.name]}] "
-                "already; give each a kv_connector_extra_config.name of its own"
+                f"connectors[{child.place}]: the name {child.name!r} is already taken by "
+                f"connectors[{first[child.name]}]; give each child its own kv_connector_extra_config.name"
             )
         first[child.name] = child.place
 

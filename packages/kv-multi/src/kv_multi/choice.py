@@ -1,8 +1,9 @@
-"""Who loads: the one child whose answer to the last query of a request was taken.
+"""Which child loads for a request: the one whose answer to the request's last query was taken.
 
-State: at most one ``Match`` for each request id. A query replaces it: one that finds nothing, or that a child
-can't answer yet, leaves none. It is forgotten when the request ends. It is *not* forgotten when the request is
-preempted, because it may be preempted and matched again before the step that reports the preemption is planned.
+State: at most one ``Match`` for each request id. Every query replaces it; a query that finds nothing, or that a
+child can't answer yet, removes it. It is forgotten when the request ends. It is *not* forgotten when the request
+is preempted, because it may be preempted and matched again before the step that reports the preemption is
+planned.
 """
 
 from collections.abc import Iterable
@@ -18,7 +19,7 @@ class Match(NamedTuple):
     num_tokens: int
     asynchronous: bool
     num_computed_tokens: int
-    """What the query said the GPU has; the tokens of the match follow these."""
+    """Tokens that the GPU had at the query; the tokens of the match follow them."""
 
 
 class Choices:
@@ -31,9 +32,9 @@ class Choices:
     def decide(
         self, request_id: str, num_computed_tokens: int, answers: Iterable[tuple[int | None, bool]]
     ) -> tuple[int | None, bool]:
-        """Take one of the children's answers, which come in the children's order.
+        """Choose among the children's answers, which come in the children's order.
 
-        ``answers`` are drawn one by one, and the first None ends it, so the children after that one aren't asked.
+        ``answers`` is consumed lazily: after the first None the remaining children aren't asked.
         """
         self._matches.pop(request_id, None)
         best: Match | None = None
@@ -52,7 +53,7 @@ class Choices:
         return self._matches.get(request_id)
 
     def forget(self, request_id: str) -> None:
-        """The request ended, or its id begins another life."""
+        """The request ended, or a new request has its id."""
         self._matches.pop(request_id, None)
 
     def check(self, num_children: int) -> None:

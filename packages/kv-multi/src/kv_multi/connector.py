@@ -2,7 +2,8 @@
 
 Every member of the connector interface has a rule by which the children answer it. It is stated where it is
 carried out: in the side of the object's role (``scheduler_side`` and ``requests``, ``worker_side``, and ``side``
-for both). For what is asked of the class it is below, and in ``questions``. Its role is that of all its children.
+for both). The rules for class methods are below, and in ``questions``. All children have the role of the
+MultiConnector.
 """
 
 from typing import Any, cast
@@ -61,27 +62,30 @@ class MultiConnector(TwoSidedHMAConnector):
 
     @classmethod
     def get_required_kvcache_layout(cls, vllm_config: VllmConfig) -> str | None:
-        """What those that want one want. Different wishes are an error that names who wants what."""
+        """The layout that any child requires. If children require different layouts, the error names each."""
         return questions.required_layout(vllm_config)
 
     @classmethod
     def requires_piecewise_for_cudagraph(cls, extra_config: dict[str, Any]) -> bool:
-        """Whether any does."""
+        """Whether any child does."""
         return questions.any_requires_piecewise(extra_config)
 
     @classmethod
     def supports_sleep_mode(cls, kv_transfer_config: TransferConfig) -> bool:
-        """Whether all do."""
+        """Whether all children do."""
         return questions.all_support_sleep_mode(kv_transfer_config)
 
     @classmethod
     def all_children_support_hma(cls, kv_transfer_config: TransferConfig) -> bool:
-        """Whether all do. The factory asks, since being a ``SupportsHMA`` says nothing of the children."""
+        """Whether all children do.
+
+        The factory asks this, since the class itself always derives from ``SupportsHMA``.
+        """
         return questions.all_support_hma(kv_transfer_config)
 
     @classmethod
     def build_kv_connector_stats(cls, data: dict[str, Any] | None = None) -> KVConnectorStats | None:
-        """Each one's class builds its part; the payload says which class that is."""
+        """Each child's class builds its part; the payload names that class."""
         return MultiKVConnectorStats() if data is None else rebuild(data)
 
     @classmethod
@@ -92,6 +96,6 @@ class MultiConnector(TwoSidedHMAConnector):
         labelnames: list[str],
         per_engine_labelvalues: dict[int, list[object]],
     ) -> KVConnectorPromMetrics | None:
-        """Each one's class, with the label ``child``; a metric that several want is registered once."""
+        """Metrics of each child's class, with the label ``child``; a metric of several is registered once."""
         children = questions.children_of(vllm_config)
         return build_metrics(vllm_config, children, metric_types, labelnames, per_engine_labelvalues)

@@ -1,9 +1,9 @@
 """The workers' KV events, kept by child.
 
-An engine joins the containers of its workers by ``add_events(other.get_all_events())`` and ``increment_workers``:
-all that travels between two containers is a list of events. So ours is a list that remembers whose events they are
-(``EventsByChild``), and each child's events stay in the container that the child made, which is what the child's
-scheduler side gets to see.
+An engine joins the containers of its workers by ``add_events(other.get_all_events())`` and ``increment_workers``,
+so only a list of events travels between two containers. Ours is a list that remembers which child each event is
+from (``EventsByChild``). Each child's events stay in the container that the child made, and its scheduler side
+gets that container.
 """
 
 from collections.abc import Mapping
@@ -22,9 +22,8 @@ class EventsByChild(list[KVCacheEvent]):
 class MultiKVConnectorKVEvents(KVConnectorKVEvents):
     """A container for each child that has events.
 
-    ``_joined``: the children whose events were added since the workers were counted last. Only their containers
-    count another worker then, since a child's events are common when every worker that has a container for the
-    child saw them.
+    ``_joined``: the children whose events were added since the last ``increment_workers``. Only their containers
+    count another worker: a child's event is common if every worker that has a container for the child saw it.
     """
 
     def __init__(self, containers: Mapping[str, KVConnectorKVEvents]) -> None:
@@ -35,8 +34,8 @@ class MultiKVConnectorKVEvents(KVConnectorKVEvents):
     def add_events(self, events: list[KVCacheEvent]) -> None:
         if not isinstance(events, EventsByChild):
             raise TypeError(
-                "events: expected those of another MultiKVConnectorKVEvents, got a plain list, which doesn't say "
-                "which child each is from"
+                "events: expected a MultiKVConnectorKVEvents, got a plain list, which doesn't say which child "
+                "each event is from"
             )
         for name, container in events.containers.items():
             mine = self.containers.get(name)

@@ -1,4 +1,4 @@
-"""One report too many: a request that is aborted while it loads, and that a child still wants to store.
+"""Two reports of one request: it is aborted while it loads, and a child still wants to store it.
 
 The engine holds the blocks of an aborted request while its load is in flight, and frees them at the *first*
 report of either kind; the second one kills it. A worker can't prevent that: when the request is aborted, its
@@ -7,7 +7,7 @@ on it, joined over all workers. So the first of the two is taken out of the outp
 the blocks.
 
 State: for each such request the kinds of report that are still to come. Only the outermost of nested
-MultiConnectors does this (``children.is_outermost``); to the others their parent is the engine, and takes both.
+MultiConnectors does this (``children.is_outermost``); an inner one reports both to its parent.
 """
 
 from kv_api import KVConnectorOutput
@@ -22,11 +22,11 @@ class LastReport:
         self._missing: dict[str, list[str]] = {}
 
     def watch(self, request_id: str) -> None:
-        """Both reports of this request are still to come."""
+        """From now on, wait for both reports of this request."""
         self._missing[request_id] = list(_FIELDS)
 
     def forget(self, request_id: str) -> None:
-        """The id begins another life."""
+        """A new request has this id."""
         self._missing.pop(request_id, None)
 
     def filter(self, output: KVConnectorOutput) -> None:
@@ -43,7 +43,7 @@ class LastReport:
             assert missing and set(missing) <= set(_FIELDS), f"{request_id}: misses {missing}"
 
     def _cross_out(self, request_id: str, name: str) -> bool:
-        """Note a report of a request. Whether its other one is still to come."""
+        """Note a report of a request; True if its other report is still to come."""
         missing = self._missing.get(request_id)
         if missing is None or name not in missing:
             return False

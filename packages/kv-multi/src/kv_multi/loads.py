@@ -1,13 +1,13 @@
-"""Who is loading: only the child that was told to load may say that a load ended, once.
+"""Loads in flight: only the child that was told to load may report the load's end, and only once.
 
 An engine counts on one report for each asynchronous load; a second one, or one for a request that isn't waiting,
 kills it. So the scheduler's side (``LoadsInFlight``) tells the workers which child does each asynchronous load. A
 worker's side (``LoadReports``) drops reports by any other child, every second report, and reports of loads that it
 wasn't told of. The load of an aborted request is reported like any other: its blocks are held until then.
 
-When a child is switched off, its loads end as failures: the asynchronous ones are reported as finished and failed.
-Of those within the step the blocks are reported, which a model of one group understands in that same step; with
-several groups nothing in the interface can take back such a load, so it isn't survived.
+When a child is switched off, its loads end as failures. Asynchronous loads are reported as finished and failed.
+For loads within the step the blocks are reported, which an engine handles in the same step if the model has one
+group. With several groups the interface has no way to take back such a load, so it is a ``LoadLostError``.
 """
 
 from collections.abc import Iterable, Mapping
@@ -18,7 +18,7 @@ from kv_multi.metadata import PlannedLoad
 
 
 class LoadLostError(KVError, RuntimeError):
-    """A child failed in the middle of a load that can't be taken back."""
+    """A child failed during a load within the step, which the engine can't recompute."""
 
 
 class EndedLoads(NamedTuple):
@@ -29,9 +29,10 @@ class EndedLoads(NamedTuple):
 
 
 class LoadsInFlight:
-    """Scheduler's side. ``_running``: asynchronous loads that no worker output has reported yet, with the loader.
+    """Scheduler's side.
 
-    ``_untold``: loads that the next metadata will tell.
+    ``_running``: asynchronous loads that aren't reported yet, with the child that loads. ``_untold``: loads that
+    go into the next metadata.
     """
 
     def __init__(self) -> None:
@@ -49,22 +50,22 @@ class LoadsInFlight:
         return self._running.get(request_id)
 
     def tell(self) -> dict[str, PlannedLoad]:
-        """What is new since the last call, for the step's metadata."""
+        """The loads since the last call, for the step's metadata."""
         told, self._untold = self._untold, {}
         return told
 
     def finish(self, request_ids: Iterable[str]) -> None:
-        """All workers reported these."""
+        """All workers have reported the end of these loads."""
         for request_id in request_ids:
             self._running.pop(request_id, None)
 
     def forget(self, request_id: str) -> None:
-        """The id begins another life."""
+        """A new request has this id."""
         self._running.pop(request_id, None)
         self._untold.pop(request_id, None)
 
     def check_can_lose(self, child: int) -> None:
-        """Refuse to go on without ``child`` when a load of the coming step can't do without it."""
+        """Raise if ``child``, now switched off, has a load in the coming step that can't be taken back."""
         check_can_lose(self._untold, child)
 
     def check(self, num_children: int) -> None:
@@ -77,9 +78,10 @@ class LoadsInFlight:
 
 
 class LoadReports:
-    """Worker's side. ``_waiting``: asynchronous loads that weren't reported in this process.
+    """Worker's side.
 
-    ``_in_step``: loads within the current step, until the blocks that failed are collected.
+    ``_waiting``: asynchronous loads that this process hasn't reported yet. ``_in_step``: loads within the current
+    step, until the blocks that failed are collected.
     """
 
     def __init__(self) -> None:
@@ -95,7 +97,7 @@ class LoadReports:
         self._waiting.update((request_id, load) for request_id, load in loads.items() if load.asynchronous)
 
     def report(self, child: int, finished: Iterable[str], failed: Iterable[str]) -> None:
-        """Asynchronous loads of a child that ended, and those that won't succeed."""
+        """Take a child's report: its asynchronous loads that ended, and those that failed."""
         self._failed.update(request_id for request_id in failed if self._loads(child, request_id))
         for request_id in finished:
             if self._loads(child, request_id):
@@ -103,7 +105,7 @@ class LoadReports:
                 self._finished.add(request_id)
 
     def abandon(self, child: int) -> None:
-        """A child was switched off: what it was loading has failed."""
+        """A child was switched off: its loads have failed."""
         check_can_lose(self._in_step, child)
         for load in (*self._in_step.values(), *self._waiting.values()):
             if load.child == child:
@@ -135,7 +137,7 @@ class LoadReports:
 
 
 def check_can_lose(loads: Mapping[str, PlannedLoad], child: int) -> None:
-    """Refuse when ``child`` does a load within the step whose failure nobody can be told of."""
+    """Raise if ``child`` does a load within the step whose failure can't be reported."""
     lost = [
         request_id
         for request_id, load in loads.items()
@@ -143,6 +145,6 @@ def check_can_lose(loads: Mapping[str, PlannedLoad], child: int) -> None:
     ]
     if lost:
         raise LoadLostError(
-            f"requests {', '.join(sorted(lost))} load within the step, which can't be taken back with several KV "
-            "cache groups"
+            f"requests {', '.join(sorted(lost))} load within the step; with several KV cache groups the engine "
+            "can't recompute such a load when it fails"
         )

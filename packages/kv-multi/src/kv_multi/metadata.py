@@ -1,4 +1,4 @@
-"""What a MultiConnector's two sides send each other: one slot for each child, and what only the parent knows.
+"""What a MultiConnector's two sides send each other: one slot for each child, and the parent's own data.
 
 Slots are in the order of the configuration, which is the same in every process.
 """
@@ -11,7 +11,7 @@ from kv_api import KVConnectorHandshakeMetadata, KVConnectorMetadata, KVConnecto
 
 
 class PlannedLoad(NamedTuple):
-    """One load of a step: who does it, and what is to be said if that child is switched off."""
+    """One load of a step: which child does it, and what to report if that child is switched off."""
 
     child: int
     asynchronous: bool
@@ -24,13 +24,13 @@ class MultiKVConnectorMetadata(KVConnectorMetadata):
     """Scheduler -> workers. The first two fields are vLLM's, the others make them exact."""
 
     metadata: tuple[KVConnectorMetadata | None, ...]
-    """What each child's scheduler side has to say. None: the child is switched off."""
+    """The metadata of each child's scheduler side. None: the child is switched off."""
     extra_async_saves: dict[str, int] | None = None
     """Request id -> how many children beyond the first still store. For readers of vLLM's format only."""
     async_saves: dict[str, tuple[int, ...]] = field(default_factory=dict)
-    """Request id -> the children that hold its blocks; told once, after the request ended."""
+    """Request id -> the children that hold its blocks; sent once, after the request ended."""
     loads: dict[str, PlannedLoad] = field(default_factory=dict)
-    """Request id -> its load; told once. Loads within the step are told only where a child may be switched off."""
+    """Request id -> its load; sent once. Loads within the step are sent only if a child may be switched off."""
     quarantined: dict[str, str] = field(default_factory=dict)
     """Name of each child that is switched off -> why."""
 

@@ -7,7 +7,7 @@ from kv_api import KVError
 
 
 class ParamsClashError(KVError, RuntimeError):
-    """Two children want to put something under one key of a request's output."""
+    """Two children set the same key of a request's ``kv_transfer_params``."""
 
 
 def merge_params(by_child: Mapping[str, dict[str, Any]]) -> dict[str, Any] | None:

@@ -25,7 +25,7 @@ MetricTypes = dict[type[PromMetric], type[PromMetric]]
 LabelValues = dict[int, list[object]]
 
 _Registered: TypeAlias = tuple[tuple[str, ...], PromMetric]
-"""The labels of a metric, and it."""
+"""A registered metric, with its labels."""
 
 
 class MultiKVConnectorPromMetrics(KVConnectorPromMetrics):
@@ -84,7 +84,7 @@ def _named(values: Sequence[object], name: str, *, nested: bool) -> list[object]
 def _registered_once(
     metric_type: Callable[..., PromMetric], registered: dict[str, _Registered], child: str
 ) -> Callable[..., PromMetric]:
-    """Stands in for a metric class where ``child`` asks: what one before it has asked for is there already."""
+    """Replaces a metric class for ``child``: a metric that an earlier child has registered is returned again."""
 
     def register(name: str, documentation: str, labelnames: Sequence[str] = (), **kwargs: Any) -> PromMetric:
         labels = tuple(labelnames)

@@ -1,15 +1,17 @@
-"""Who is switched off: the one place where a child's exception is caught, if the configuration says so.
+"""Quarantine: catches the exceptions of children and switches those children off, if so configured.
 
 With ``on_child_error: raise`` nothing is caught. With ``quarantine`` a child that raises in a method of a request
-or of a step is switched off in its process: logged once, named in stats, never called again, and answered for by
-the neutral value that its caller gives here. Construction, registration and shutdown are never guarded.
+or of a step is switched off in its process: it is logged once, named in stats, and never called again; instead of
+its answer callers get a neutral value that they pass to ``ask``. Construction, registration and shutdown are
+never guarded.
 
-A copy that goes on after its child is gone would write into blocks that belong to others by then. So switching
-off *is* shutting down: ``shutdown`` finishes or cancels every transfer, and only after it returned may loads be
-reported as failed and stores as over. A child that can't even be shut down is not survived.
+A copy that goes on after its child is switched off would write into blocks that belong to other requests by then.
+So switching off means shutting down: ``shutdown`` finishes or cancels every transfer, and only after it has
+returned may loads be reported as failed and stores as ended. If ``shutdown`` raises, too, the exception is
+raised.
 
-State: ``_reasons``, the children that are off, with why; ``_told``, those that the other side (scheduler, workers)
-knows of.
+State: ``_reasons``, the children that are off, and why; ``_told``, those of which the other side (scheduler,
+workers) has been told.
 """
 
 import logging
@@ -55,7 +57,7 @@ class Quarantine:
             return neutral
 
     def obey(self, reasons: Mapping[str, str]) -> None:
-        """Switch off the children that another process switched off."""
+        """Switch off the children that another process has switched off."""
         for child in self._children:
             if child.name in reasons and child.name not in self._reasons:
                 self._switch_off(child, reasons[child.name], None)
@@ -65,19 +67,19 @@ class Quarantine:
         return child.name in self._reasons
 
     def live(self) -> Iterator[Child]:
-        """The children that are not."""
+        """The children that are not switched off."""
         return (child for child in self._children if child.name not in self._reasons)
 
     def reasons(self) -> dict[str, str]:
-        """Who is off, and why."""
+        """The children that are off, and why."""
         return dict(self._reasons)
 
     def untold(self) -> dict[str, str]:
-        """Of those, the children that the other side has not been told of, as far as is known here."""
+        """The children that are off and of which the other side has not been told yet."""
         return {name: reason for name, reason in self._reasons.items() if name not in self._told}
 
     def mark_told(self, names: Iterable[str]) -> None:
-        """The other side knows of these."""
+        """The other side has been told of these."""
         self._told.update(names)
 
     def check(self) -> None:

@@ -1,4 +1,4 @@
-"""What an engine asks the class, before any object exists, by the configuration alone."""
+"""What an engine asks the class before any object exists, answered from the configuration alone."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -22,7 +22,7 @@ def children_of(vllm_config: VllmConfig) -> tuple[ChildConfig, ...]:
 
 
 def required_layout(vllm_config: VllmConfig) -> str | None:
-    """The one layout that those children want who want one."""
+    """The layout that children require; None if no child requires one."""
     wanted = {}
     for child in children_of(vllm_config):
         layout = child.connector_class.get_required_kvcache_layout(child_vllm_config(vllm_config, child))
@@ -35,7 +35,7 @@ def required_layout(vllm_config: VllmConfig) -> str | None:
 
 
 def any_requires_piecewise(extra_config: Mapping[str, Any]) -> bool:
-    """Whether any child works in the layer hooks. No child: no."""
+    """Whether any child works in the layer hooks. False without children."""
     return has_children(extra_config) and any(
         child.connector_class.requires_piecewise_for_cudagraph(child.transfer.kv_connector_extra_config)
         for child in parse_connectors(extra_config)
@@ -43,14 +43,14 @@ def any_requires_piecewise(extra_config: Mapping[str, Any]) -> bool:
 
 
 def all_support_sleep_mode(transfer: TransferConfig) -> bool:
-    """Whether all children survive an engine's sleep. No child: no."""
+    """Whether all children support an engine's sleep. False without children."""
     return has_children(transfer.kv_connector_extra_config) and all(
         child.connector_class.supports_sleep_mode(child.transfer) for child in parse_children(transfer)
     )
 
 
 def all_support_hma(transfer: TransferConfig) -> bool:
-    """Whether all children, and theirs, work with several KV cache groups. No child: no."""
+    """Whether all children, at any depth, work with several KV cache groups. False without children."""
     return has_children(transfer.kv_connector_extra_config) and all(
         KVConnectorFactory.supports_hma_config(child.transfer) for child in parse_children(transfer)
     )

@@ -1,7 +1,8 @@
 """The scheduler's side of a MultiConnector, as far as one request is concerned: from its arrival to its end.
 
-It keeps four small books, each with its own file and invariants: ``choice`` (the match of each request), ``loads``
-(who is loading), ``saves`` (who holds blocks) and ``last_report`` (two reports of one request).
+Its state is in four objects, each with its own file and invariants: ``choice`` (the match of each request),
+``loads`` (loads in flight), ``saves`` (which children hold blocks) and ``last_report`` (two reports of one
+request).
 """
 
 from collections.abc import Callable
@@ -34,7 +35,7 @@ Finish = tuple[bool, dict[str, Any] | None]
 
 
 class MultiRequests(MultiSide, SchedulerSide, SupportsHMA):
-    """What becomes of a request's questions, blocks and end."""
+    """The calls of the scheduler's side that are about one request."""
 
     role: ClassVar[KVConnectorRole] = KVConnectorRole.SCHEDULER
 
@@ -52,17 +53,18 @@ class MultiRequests(MultiSide, SchedulerSide, SupportsHMA):
     # -- a request comes, is matched and gets its blocks --------------------------------------
 
     def on_new_request(self, request: Request) -> None:
-        """Each."""
+        """Call every child."""
         for book in (self._choices, self._holds, self._loads, self._last_report):
             book.forget(request.request_id)
         for child in self._children:
             self._quarantine.ask(child, child.connector.on_new_request, None, request)
 
     def get_num_new_matched_tokens(self, request: Request, num_computed_tokens: int) -> tuple[int | None, bool]:
-        """The answer of the first that has tokens, or with ``load_policy: longest`` of the first that has most.
+        """The answer of the first child that has tokens (``load_policy: longest``: of the first that has most).
 
-        That one is the chosen one from now on, until the next query or the end of the request; a query that finds
-        nothing leaves none. The first None is the answer at once, ``(None, False)``, and the rest isn't asked.
+        That child is the chosen one until the next query or the end of the request; after a query that finds
+        nothing no child is chosen. If a child answers None, the answer is ``(None, False)`` at once, and the
+        remaining children aren't asked.
         """
         answers = (
             self._quarantine.ask(
@@ -73,18 +75,18 @@ class MultiRequests(MultiSide, SchedulerSide, SupportsHMA):
         return self._choices.decide(request.request_id, num_computed_tokens, answers)
 
     def get_loaded_kv_cache_group_ids(self, request: Request) -> tuple[int, ...]:
-        """The chosen one's. An error when none was chosen."""
+        """The answer of the chosen child. An error if none is chosen."""
         match = self._choices.get(request.request_id)
         if match is None:
             raise RuntimeError(
-                f"request {request.request_id!r}: asked which groups its load fills, but no connector was chosen: "
-                "its last query found nothing"
+                f"request {request.request_id!r}: the engine asks which KV cache groups its load fills, but no "
+                "connector was chosen to load: the last get_num_new_matched_tokens found nothing"
             )
         chosen = self._children[match.child]
         return self._quarantine.ask(chosen, chosen.connector.get_loaded_kv_cache_group_ids, (), request)
 
     def update_state_after_alloc(self, request: Request, blocks: KVCacheBlocks, num_external_tokens: int) -> None:
-        """Each gets the blocks; the chosen one with the tokens, the others with 0."""
+        """Every child gets the blocks; the chosen one with the number of tokens, the others with 0."""
         loader = self._start_load(request.request_id, blocks, num_external_tokens) if num_external_tokens else None
         for child in self._children:
             own_tokens = num_external_tokens if child.place == loader else 0
@@ -97,7 +99,7 @@ class MultiRequests(MultiSide, SchedulerSide, SupportsHMA):
     def get_external_cache_hit_sources(
         self, request: Request, num_external_tokens: int
     ) -> dict[CacheHitSource, int]:
-        """The chosen one's; of unknown source when none was chosen."""
+        """The answer of the chosen child; of unknown source if none is chosen."""
         unknown = super().get_external_cache_hit_sources(request, num_external_tokens)
         match = self._choices.get(request.request_id)
         if match is None:
@@ -110,8 +112,8 @@ class MultiRequests(MultiSide, SchedulerSide, SupportsHMA):
         match = self._choices.get(request_id)
         if match is None:
             raise RuntimeError(
-                f"request {request_id!r}: told to load {num_tokens} tokens, but no connector was chosen: its last "
-                "query found nothing"
+                f"request {request_id!r}: the engine loads {num_tokens} tokens, but no connector was chosen to "
+                "load: the last get_num_new_matched_tokens found nothing"
             )
         if match.asynchronous or self._quarantine.may_happen:
             block_ids = None
@@ -123,15 +125,19 @@ class MultiRequests(MultiSide, SchedulerSide, SupportsHMA):
     # -- a request ends ------------------------------------------------------------------------
 
     def request_finished(self, request: Request, block_ids: list[int]) -> Finish:
-        """Each. True when any says so, parameters merged; two that set one key are an error that names them.
+        """Call every child. True if any child holds the blocks; their parameters are merged.
 
-        When the load of the request is in flight the answer is False, as the contract wants it: the blocks are
-        held for the load, and freed when both it and every child's store were reported (``last_report``).
+        If two children set the same parameter, the error names both. While the request's load is in flight the
+        answer is False, as the contract demands: the engine holds the blocks for the load, and frees them when
+        the load and every child's store were reported (``last_report``).
         """
         return self._finish(request, block_ids, lambda child: child.connector.request_finished)
 
     def request_finished_all_groups(self, request: Request, block_ids: BlockIds) -> Finish:
-        """As ``request_finished``. When any child knows one group only, each is called for that one group."""
+        """Like ``request_finished``.
+
+        If any child supports one group only, every child is called for that one group.
+        """
         without = [child.name for child in self._children if not supports_hma(child.connector)]
         if not without:
             return self._finish(
@@ -140,14 +146,14 @@ class MultiRequests(MultiSide, SchedulerSide, SupportsHMA):
         if len(block_ids) != 1:
             raise RuntimeError(
                 f"request {request.request_id!r} has blocks of {len(block_ids)} KV cache groups, but these "
-                f"connectors know one: {', '.join(without)}"
+                f"connectors support only one: {', '.join(without)}"
             )
         return self.request_finished(request, block_ids[0])
 
     def register_finished_partial_tail(
         self, request: Request, block_ids: BlockIds, partial_tail_offloads: PartialTails
     ) -> bool:
-        """Each that saves; True when any says so, and then those are waited for."""
+        """Call every child that saves. True if any child answers so; those children's reports are awaited."""
         holders = [
             child.place
             for child in self._children
@@ -204,11 +210,11 @@ class MultiRequests(MultiSide, SchedulerSide, SupportsHMA):
 def _get_num_new_matched_tokens(
     child: Child, request: Request, num_computed_tokens: int
 ) -> tuple[int | None, bool]:
-    """A child's answer, which has to be one."""
+    """A child's answer, checked to be a pair."""
     answer: Any = child.connector.get_num_new_matched_tokens(request, num_computed_tokens)
     if not (isinstance(answer, (tuple, list)) and len(answer) == 2):
         raise TypeError(
-            f"connector {child.name!r}: get_num_new_matched_tokens answered {answer!r}, expected a pair: how many "
-            "tokens, or None, and whether they come while the request waits"
+            f"connector {child.name!r}: get_num_new_matched_tokens answered {answer!r}, expected a pair: the "
+            "number of tokens, or None, and whether the load is asynchronous"
         )
     return cast("tuple[int | None, bool]", answer)

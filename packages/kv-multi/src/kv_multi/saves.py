@@ -1,9 +1,9 @@
-"""Who still stores: a finished request's blocks are held until the last child that wants them has reported.
+"""Holds of finished requests: their blocks are held until the last child that still stores them has reported.
 
 The scheduler's side (``Holds``) knows which children answered True when the request ended, and tells the workers
-*which*, not how many: a report that comes twice, late, from a child that wasn't storing or for a request nobody
-knows can then be told from the one that is waited for. Each worker's side (``SaveReports``) counts for its own
-process: it reports a request once, when the last of those children has.
+*which*, not how many: so a report that is repeated, late, of a child that isn't storing or of an unknown request
+can be told from an awaited one. Each worker's side (``SaveReports``) counts for its own process: it reports a
+request once, when the last of those children has reported it.
 
 A child with ``save: false`` is told so by its role, which becomes ``kv_consumer``, and the two hooks that only
 offer data, ``save_kv_layer`` and ``register_finished_partial_tail``, are not called. So a child that obeys its
@@ -27,7 +27,7 @@ class Holds:
         self._untold: dict[str, tuple[int, ...]] = {}
 
     def add(self, request_id: str, children: Iterable[int]) -> None:
-        """These children, too, hold the blocks of ``request_id``."""
+        """Add children that hold the blocks of ``request_id``."""
         held = tuple(sorted({*self._held.get(request_id, ()), *children}))
         if held:
             self._held[request_id] = self._untold[request_id] = held
@@ -37,17 +37,17 @@ class Holds:
         return self._held.get(request_id, ())
 
     def tell(self) -> dict[str, tuple[int, ...]]:
-        """What is new since the last call, for the step's metadata."""
+        """The holds since the last call, for the step's metadata."""
         told, self._untold = self._untold, {}
         return told
 
     def release(self, request_ids: Iterable[str]) -> None:
-        """All workers reported these."""
+        """All workers have reported these requests."""
         for request_id in request_ids:
             self._held.pop(request_id, None)
 
     def forget(self, request_id: str) -> None:
-        """The id begins another life."""
+        """A new request has this id."""
         self._held.pop(request_id, None)
         self._untold.pop(request_id, None)
 
@@ -71,13 +71,13 @@ class SaveReports:
         self._done: set[str] = set()
 
     def expect(self, async_saves: Mapping[str, tuple[int, ...]]) -> None:
-        """Take what a step's metadata tells. An id that is told again lives again."""
+        """Take the holds in a step's metadata. An id that comes again is a new request."""
         for request_id, children in async_saves.items():
             self._waiting[request_id] = set(children)
             self._done.discard(request_id)
 
     def report(self, child: int, request_ids: Iterable[str]) -> None:
-        """A child's stores of these requests ended. What it doesn't hold changes nothing."""
+        """A child's stores of these requests ended. Requests that it doesn't hold are ignored."""
         for request_id in request_ids:
             waiting = self._waiting.get(request_id)
             if waiting is None or child not in waiting:
@@ -88,7 +88,7 @@ class SaveReports:
                 self._done.add(request_id)
 
     def abandon(self, child: int) -> None:
-        """A child was switched off: it holds nothing any more."""
+        """A child was switched off: its holds end."""
         self.report(child, [*self._waiting])
 
     def take(self) -> set[str]:

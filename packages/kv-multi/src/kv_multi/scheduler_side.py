@@ -1,6 +1,6 @@
-"""The scheduler's side of a MultiConnector: its start, what it tells and learns in every step, what it is asked.
+"""The scheduler's side of a MultiConnector: its start, each step's metadata and reports, and questions.
 
-What concerns one request is in ``requests``. Where several children answer, the rule is stated at the method.
+Calls about one request are in ``requests``. Each method's docstring is the rule by which the children answer.
 """
 
 from collections.abc import Iterable
@@ -27,58 +27,66 @@ class MultiSchedulerSide(MultiRequests):
     # -- start ---------------------------------------------------------------------------------
 
     def bind_kv_cache_manager(self, kv_cache_manager: KVCacheManager) -> None:
-        """Each."""
+        """Call every child."""
         for child in self._children:
             child.connector.bind_kv_cache_manager(kv_cache_manager)
 
     def bind_gpu_block_pool(self, gpu_block_pool: BlockPool) -> None:
-        """Each. ``bind_kv_cache_manager`` doesn't come here: each child passes its pool on itself."""
+        """Call every child.
+
+        ``bind_kv_cache_manager`` doesn't call this: each child passes the pool on by itself.
+        """
         for child in self._children:
             child.connector.bind_gpu_block_pool(gpu_block_pool)
 
     def get_finished_count(self) -> int | None:
-        """What all say; None when any says so. Different numbers are an error that names who said what."""
+        """The number on which all children agree; None if any answers None.
+
+        If they disagree, the error names each.
+        """
         counts = {child.name: child.connector.get_finished_count() for child in self._children}
         different = set(counts.values())
         if None in different:
             return None
         if len(different) > 1:
             said = ", ".join(f"{name!r} {count}" for name, count in counts.items())
-            raise ConfigError(f"the connectors expect different numbers of reports of a transfer: {said}")
+            raise ConfigError(
+                f"get_finished_count: the connectors expect reports from different numbers of workers: {said}"
+            )
         [count] = different
         if self._quarantine.may_happen:
             raise ConfigError(
-                f"on_child_error: 'quarantine' needs a report of every worker, but the connectors expect {count}; "
-                "choices: raise"
+                "on_child_error: 'quarantine' needs reports from all workers, but get_finished_count of the "
+                f"connectors is {count}; choices: raise"
             )
         return count
 
     def set_xfer_handshake_metadata(self, metadata: dict[int, KVConnectorHandshakeMetadata]) -> None:
-        """Each gets its own workers' metadata, by name, and nobody else's; one that has none gets ``{}``."""
+        """Each child gets only its own workers' metadata, found by its name; a child that has none gets ``{}``."""
         for child in self._children:
             child.connector.set_xfer_handshake_metadata(handshakes_for(child, metadata))
 
     def set_xfer_handshake_metadata_pp_aware(
         self, metadata: dict[tuple[int, int], KVConnectorHandshakeMetadata]
     ) -> None:
-        """As ``set_xfer_handshake_metadata``."""
+        """Like ``set_xfer_handshake_metadata``."""
         for child in self._children:
             child.connector.set_xfer_handshake_metadata_pp_aware(handshakes_for(child, metadata))
 
     @property
     def requires_kv_delivery(self) -> bool:
-        """Whether any does."""
+        """Whether any child does."""
         return any(child.connector.requires_kv_delivery for child in self._children)
 
     @property
     def supports_divergent_local_hybrid_hits(self) -> bool:
-        """Whether all do."""
+        """Whether all children do."""
         return all(child.connector.supports_divergent_local_hybrid_hits for child in self._children)
 
     # -- every step ----------------------------------------------------------------------------
 
     def build_connector_meta(self, scheduler_output: SchedulerOutput) -> MultiKVConnectorMetadata:
-        """A slot for each; None for one that is switched off."""
+        """One slot for each child; None for a child that is switched off."""
         slots = tuple(
             self._quarantine.ask(child, child.connector.build_connector_meta, None, scheduler_output)
             for child in self._children
@@ -90,9 +98,10 @@ class MultiSchedulerSide(MultiRequests):
         return MultiKVConnectorMetadata(slots, extra or None, async_saves, self._loads.tell(), quarantined)
 
     def update_connector_output(self, connector_output: KVConnectorOutput) -> None:
-        """Each, with a copy that has its own payloads, no other's transfers, and all blocks that weren't filled.
+        """Every child gets a copy with its own payloads and transfers, and all blocks that weren't filled.
 
-        The engine's object stays as it is, but for the first of two reports of a request (``last_report``).
+        The engine's object is unchanged, except that the first of two reports of a request is taken out
+        (``last_report``).
         """
         meta = connector_output.kv_connector_worker_meta
         if meta is not None:
@@ -110,24 +119,27 @@ class MultiSchedulerSide(MultiRequests):
         self._last_report.filter(connector_output)
 
     def take_events(self) -> Iterable[KVCacheEvent]:
-        """All of all, in order."""
+        """The events of all children, in the children's order."""
         drained = [self._quarantine.ask(child, _take_events, [], child) for child in self._children]
         return chain.from_iterable(drained)
 
     # -- questions at any time ------------------------------------------------------------------
 
     def has_pending_push_work(self) -> bool:
-        """Whether any has, or the workers don't know yet that a child is switched off."""
+        """Whether any child has, or the workers haven't been told yet that a child is switched off."""
         asked = [self._quarantine.ask(c, c.connector.has_pending_push_work, False) for c in self._children]
         return any(asked) or bool(self._quarantine.untold())
 
     def has_pending_block_frees(self) -> bool:
-        """Whether any has."""
+        """Whether any child has."""
         asked = [self._quarantine.ask(c, c.connector.has_pending_block_frees, False) for c in self._children]
         return any(asked)
 
     def reset_cache(self) -> bool | None:
-        """Each; False if any says so, else None if any can't. One that is switched off serves nothing any more."""
+        """Call every child.
+
+        False if any answers False, else None if any answers None. Switched-off children don't count.
+        """
         answers = [self._quarantine.ask(child, child.connector.reset_cache, True) for child in self._children]
         if any(answer is False for answer in answers):
             return False

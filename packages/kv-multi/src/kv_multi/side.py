@@ -1,4 +1,4 @@
-"""What both sides of a MultiConnector have: the children of their role, and who of them is switched off.
+"""What both sides of a MultiConnector have: the children of their role, and which of them are switched off.
 
 Every child is asked through ``quarantine``; "each" means every child in the order of the configuration, and one
 that is switched off is left out.
@@ -35,10 +35,10 @@ class MultiSide(ConnectorSide):
 
     @abstractmethod
     def _on_switch_off(self, child: Child) -> None:
-        """A child was shut down, since it raised."""
+        """Called after a child raised and was shut down."""
 
     def get_kv_connector_stats(self) -> KVConnectorStats | None:
-        """Each one's, under its name, and who is switched off. None when there is nothing."""
+        """Each child's stats under its name, and which children are switched off. None when there is nothing."""
         counted = {
             child.name: self._quarantine.ask(child, child.connector.get_kv_connector_stats, None)
             for child in self._children
@@ -46,7 +46,7 @@ class MultiSide(ConnectorSide):
         return collect(counted, self._origins, self._quarantine.reasons())
 
     def shutdown(self) -> None:
-        """Each, whatever the others raise; what they raised is raised at the end."""
+        """Shut down every child, whatever others raise; their errors are raised at the end."""
         shut_down_all(list(self._quarantine.live()))
 
     @abstractmethod

@@ -1,4 +1,4 @@
-"""What the children count, each under its own name, also when two of them are of one class.
+"""The children's stats, each under the child's name, even if two children are of one class.
 
 A payload (``to_dict``) has for each child its data and what identifies its class, because the process that logs it
 has only the payload: ``{name: {"kv_connector": …, "kv_connector_module_path": …, "data": …}}``. Children that are
@@ -92,7 +92,7 @@ class MultiKVConnectorStats(KVConnectorStats):
 
 
 def origins(children: tuple[ChildConfig, ...]) -> dict[str, Origin]:
-    """What class each configured child is."""
+    """The class of each configured child."""
     return {
         child.name: Origin(child.transfer.kv_connector, child.transfer.kv_connector_module_path)
         for child in children
@@ -102,7 +102,7 @@ def origins(children: tuple[ChildConfig, ...]) -> dict[str, Origin]:
 def collect(
     by_name: Mapping[str, KVConnectorStats | None], known: Mapping[str, Origin], off: Mapping[str, str]
 ) -> MultiKVConnectorStats | None:
-    """Put together what the children of one object counted. None: nothing at all."""
+    """Join the stats of the children of one object. None: nothing was counted."""
     data: dict[str, Any] = {name: stats for name, stats in by_name.items() if stats is not None}
     if off:
         data[QUARANTINED] = QuarantineStats(dict(off))
@@ -126,7 +126,7 @@ def rebuild(payload: Mapping[str, Any]) -> MultiKVConnectorStats:
         origin, child_data = open_envelope(name, value)
         stats = _build(name, origin, child_data)
         if stats is None:
-            _log.debug("connector %r counts, but its class can't rebuild its stats", name)
+            _log.debug("connector %r sent stats, but its class can't rebuild them", name)
             continue
         data[name] = stats
         found_origins[name] = origin

@@ -1,7 +1,7 @@
-"""What one child gets to see of something that all workers' MultiConnectors sent: its own, as if it were alone.
+"""The view of one child of what the workers' MultiConnectors sent: only its own part, as if it were alone.
 
-But for ``invalid_block_ids``: each child is told all blocks that weren't filled, by whosever load. What it stores
-of such a block is wrong, too.
+An exception is ``invalid_block_ids``: each child gets all blocks that weren't filled, whichever child loaded
+them, since storing such a block would be wrong for any child.
 """
 
 from collections.abc import Mapping

@@ -1,8 +1,9 @@
 """A worker's side of a MultiConnector: every call reaches every child, every report reaches the engine once.
 
-It keeps two books, ``saves`` (whose report of a finished request is missing) and ``loads`` (who is loading), and
-asks every child through ``quarantine``. What another process switched off arrives with the step's metadata, and is
-obeyed in ``handle_preemptions`` already: from then on its copies have ended, before the step writes a block.
+Its state is in ``saves`` (which children haven't yet reported a finished request) and ``loads`` (loads in
+flight); every child is called through ``quarantine``. Which children another process has switched off arrives
+with the step's metadata. They are switched off here in ``handle_preemptions``, so their copies end before the
+step writes a block.
 """
 
 from contextlib import AbstractContextManager
@@ -39,7 +40,7 @@ from kv_multi.side import MultiSide
 
 
 class MultiWorkerSide(MultiSide, WorkerSide):
-    """Joins the worker sides of several connectors. Whether it has metadata is the answer of all of them."""
+    """Joins the worker sides of several connectors. It has metadata bound whenever they have."""
 
     role: ClassVar[KVConnectorRole] = KVConnectorRole.WORKER
 
@@ -49,14 +50,14 @@ class MultiWorkerSide(MultiSide, WorkerSide):
         self._loads = LoadReports()
 
     def _on_switch_off(self, child: Child) -> None:
-        """A child is gone, and its copies with it: nobody waits for it any more."""
+        """A child was shut down and its copies have ended: no report of it is awaited any more."""
         self._loads.abandon(child.place)
         self._saves.abandon(child.place)
 
     # -- start and sleep -----------------------------------------------------------------------
 
     def get_mem_pool_context(self) -> AbstractContextManager[Any] | None:
-        """The only one's. Two are an error that names them."""
+        """The context of the only child that has one. If several have one, the error names them."""
         found = {
             child.name: context
             for child in self._children
@@ -70,27 +71,27 @@ class MultiWorkerSide(MultiSide, WorkerSide):
         return next(iter(found.values()), None)
 
     def register_kv_caches(self, kv_caches: KVCaches) -> None:
-        """Each."""
+        """Call every child."""
         for child in self._children:
             child.connector.register_kv_caches(kv_caches)
 
     def unregister_kv_caches(self) -> None:
-        """Each."""
+        """Call every child."""
         for child in self._quarantine.live():
             child.connector.unregister_kv_caches()
 
     def restore_kv_caches(self) -> None:
-        """Each."""
+        """Call every child."""
         for child in self._quarantine.live():
             child.connector.restore_kv_caches()
 
     def set_host_xfer_buffer_ops(self, copy_operation: CopyBlocksOp) -> None:
-        """Each."""
+        """Call every child."""
         for child in self._children:
             child.connector.set_host_xfer_buffer_ops(copy_operation)
 
     def get_handshake_metadata(self) -> KVConnectorHandshakeMetadata | None:
-        """Each one's that has any, by name. None when none has."""
+        """The metadata of each child that has any, by name. None if no child has any."""
         found = {
             child.name: metadata
             for child in self._children
@@ -101,13 +102,13 @@ class MultiWorkerSide(MultiSide, WorkerSide):
     # -- begin of a step -----------------------------------------------------------------------
 
     def handle_preemptions(self, kv_connector_metadata: KVConnectorMetadata) -> None:
-        """Each, with its slot."""
+        """Call every child with its slot."""
         metadata = self._take(kv_connector_metadata)
         for child, own in zip(self._children, metadata.metadata, strict=True):
             self._quarantine.ask(child, _handle_preemptions, None, child, own)
 
     def bind_connector_metadata(self, connector_metadata: KVConnectorMetadata) -> None:
-        """Each, with its slot; what the scheduler says of stores and loads is taken over."""
+        """Every child gets its slot; the scheduler's list of holds and loads is taken over."""
         metadata = self._take(connector_metadata)
         super().bind_connector_metadata(metadata)
         self._saves.expect(metadata.async_saves)
@@ -129,50 +130,50 @@ class MultiWorkerSide(MultiSide, WorkerSide):
         return metadata
 
     def start_load_kv(self, forward_context: ForwardContext, **kwargs: Any) -> None:
-        """Each."""
+        """Call every child."""
         for child in self._children:
             self._quarantine.ask(child, child.connector.start_load_kv, None, forward_context, **kwargs)
 
     # -- forward pass --------------------------------------------------------------------------
 
     def wait_for_layer_load(self, layer_name: str) -> None:
-        """Each."""
+        """Call every child."""
         for child in self._children:
             self._quarantine.ask(child, child.connector.wait_for_layer_load, None, layer_name)
 
     def save_kv_layer(
         self, layer_name: str, kv_layer: Tensor, attn_metadata: AttentionMetadata, **kwargs: Any
     ) -> None:
-        """Each that saves."""
+        """Call every child that saves."""
         for child in self._children:
             if child.saves:
                 save = child.connector.save_kv_layer
                 self._quarantine.ask(child, save, None, layer_name, kv_layer, attn_metadata, **kwargs)
 
     def finish_forward(self) -> None:
-        """Each."""
+        """Call every child."""
         for child in self._children:
             self._quarantine.ask(child, child.connector.finish_forward, None)
 
     def reset_capture_state(self) -> None:
-        """Each."""
+        """Call every child."""
         for child in self._children:
             self._quarantine.ask(child, child.connector.reset_capture_state, None)
 
     # -- end of a step -------------------------------------------------------------------------
 
     def wait_for_save(self) -> None:
-        """Each, also one that doesn't save (``saves``)."""
+        """Call every child, even one that doesn't save (see ``saves``)."""
         for child in self._children:
             self._quarantine.ask(child, child.connector.wait_for_save, None)
 
     def get_finished(self, finished_req_ids: set[str]) -> tuple[set[str] | None, set[str] | None]:
-        """As ``get_transfer_results``; None where nothing ended."""
+        """Like ``get_transfer_results``; None where nothing ended."""
         results = self.get_transfer_results(finished_req_ids)
         return results.finished_sending or None, results.finished_recving or None
 
     def get_transfer_results(self, finished_req_ids: set[str]) -> KVConnectorTransferResults:
-        """A store when the last child that holds the request reported it, a load when its loader did; once."""
+        """A store ends with the report of the last child that holds the request, a load with its loader's."""
         nothing = KVConnectorTransferResults()
         for child in self._children:
             own = self._quarantine.ask(child, child.connector.get_transfer_results, nothing, finished_req_ids)
@@ -182,14 +183,14 @@ class MultiWorkerSide(MultiSide, WorkerSide):
         return KVConnectorTransferResults(self._saves.take(), loads.finished, loads.failed)
 
     def get_block_ids_with_load_errors(self) -> set[int]:
-        """Those of all children together, and the blocks of loads that were lost with a child."""
+        """The failed blocks of all children, and those of loads that were lost when a child was switched off."""
         failed: set[int] = set()
         for child in self._children:
             failed |= self._quarantine.ask(child, child.connector.get_block_ids_with_load_errors, set())
         return failed | self._loads.take_failed_blocks()
 
     def get_kv_connector_kv_cache_events(self) -> KVConnectorKVEvents | None:
-        """Each one's, kept apart by name. None when none has any."""
+        """The events of each child, by name. None if no child has any."""
         found = {
             child.name: events
             for child in self._children
@@ -199,7 +200,7 @@ class MultiWorkerSide(MultiSide, WorkerSide):
         return MultiKVConnectorKVEvents(found) if found else None
 
     def build_connector_worker_meta(self) -> KVConnectorWorkerMetadata | None:
-        """A slot for each. None when all have None and no child was switched off."""
+        """One slot for each child. None if all answer None and no child was switched off."""
         slots = tuple(
             self._quarantine.ask(child, child.connector.build_connector_worker_meta, None)
             for child in self._children
@@ -210,7 +211,7 @@ class MultiWorkerSide(MultiSide, WorkerSide):
         return MultiKVConnectorWorkerMetadata(slots, news)
 
     def clear_connector_metadata(self) -> None:
-        """Each, and its own."""
+        """Clear the metadata of every child, and its own."""
         for child in self._children:
             self._quarantine.ask(child, child.connector.clear_connector_metadata, None)
         super().clear_connector_metadata()

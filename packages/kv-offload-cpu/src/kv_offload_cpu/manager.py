@@ -224,7 +224,10 @@ class CPUOffloadingManager(OffloadingManager):
         pool = self._pool
         if num_chunks < pool.capacity:
             if pool.slot_of or pool.fenced:
-                raise KVError(f"limit_chunks: {len(pool.slot_of)} chunks are held, {len(pool.fenced)} fenced")
+                raise KVError(
+                    f"limit_chunks: the manager has to be empty, but it has {len(pool.slot_of)} chunks and "
+                    f"{len(pool.fenced)} fenced slots"
+                )
             self._lay_out(num_chunks)
             if self._info_of is not None:
                 self._info = self._info_of(num_chunks)

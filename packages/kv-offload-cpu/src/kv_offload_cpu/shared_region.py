@@ -103,15 +103,16 @@ class SharedRegion:
         size = os.fstat(self._fd).st_size
         if size != self._file_bytes:
             raise ConfigError(
-                f"engine {engine_id!r}: worker {rank} wants {self._file_bytes} bytes of shared memory, but "
+                f"engine {engine_id!r}: worker {rank} expects {self._file_bytes} bytes of shared memory, but "
                 f"{self.path.name} has {size}: {_WHY}"
             )
         cut = os.pread(self._fd, len(self._layout), size - len(self._layout))
         if cut != self._layout:
             ours, theirs = (list(struct.unpack(f"<{len(cut) // 8}q", packed)) for packed in (self._layout, cut))
             raise ConfigError(
-                f"engine {engine_id!r}: worker {rank} cuts {self.path.name} into {ours} (chunks, blocks of each, "
-                f"bytes of a slot, slots of a row, bytes of a row), and who made it into {theirs}: {_WHY}"
+                f"engine {engine_id!r}: worker {rank} expects {self.path.name} to be laid out as {ours} "
+                "(chunks, blocks of each, bytes of a slot, slots of a row, bytes of a row), but it was created "
+                f"as {theirs}: {_WHY}"
             )
         if os.pread(self._fd, 1, num_bytes + rank) != b"\0":
             raise ConfigError(
@@ -140,7 +141,9 @@ def _locked(folder: Path) -> Iterator[None]:
         deadline = time.monotonic() + _PATIENCE_SECONDS
         while not _try_lock(fd):
             if time.monotonic() > deadline:
-                raise ConfigError(f"shared_memory_dir: {str(folder)!r} is locked since {_PATIENCE_SECONDS:.0f} s")
+                raise ConfigError(
+                    f"shared_memory_dir: {str(folder)!r} has been locked for {_PATIENCE_SECONDS:.0f} s"
+                )
             time.sleep(_PAUSE_SECONDS)
         yield
     finally:

@@ -99,7 +99,11 @@ class CPUOffloadingWorker(OffloadingWorker):
         for job_id in mine:
             if job_id in self._running:
                 self.counts.lost += 1
-                _log.error("%s job %d is lost: its copy ended, or never will", self._running[job_id].value, job_id)
+                _log.error(
+                    "%s job %d is lost: the copy engine has ended without a result for it",
+                    self._running[job_id].value,
+                    job_id,
+                )
                 self._end(CopyResult(job_id, success=False))
 
     def take_counts(self) -> dict[str, int]:
@@ -137,7 +141,7 @@ class CPUOffloadingWorker(OffloadingWorker):
         if self._is_shut_down:
             raise KVError(f"{job}: submitted after shutdown")
         if job_id in self._running:
-            raise KVError(f"{job}: there is a {self._running[job_id].value} job {job_id} still running")
+            raise KVError(f"{job}: a {self._running[job_id].value} job {job_id} is still running")
         # By what it has, not by its class: vLLM's CPULoadStoreSpec will do, too.
         chunk_ids = getattr(chunks, "block_ids", None)
         if chunk_ids is None or isinstance(chunks, GPULoadStoreSpec):

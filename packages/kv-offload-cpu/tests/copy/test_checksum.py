@@ -91,7 +91,11 @@ def test_a_failed_load_is_reported_once_beside_others(worker, caplog):
         worker._memory.bytes[chunk * ROW] ^= 1
     worker.submit_load(2, STORED.cpu_spec, STORED.gpu_spec)
     assert caplog.record_tuples == [
-        ("kv_offload_cpu", ERROR, "load job 2 failed: 2 pages changed in memory, of chunks [1, 2]")
+        (
+            "kv_offload_cpu",
+            ERROR,
+            "load job 2 failed: 2 pages changed in host memory (wrong checksum), of chunks [1, 2]",
+        )
     ]
     good = Job(((), (1,)), ((), (0,)), (0, 1))
     worker.submit_load(3, good.cpu_spec, good.gpu_spec)

@@ -45,8 +45,11 @@ def test_a_device_has_several(asked):
 
 
 WRONG = {
-    "KV caches: in ['cpu', 'cuda'] memory; there are copy engines for ['cpu', 'cuda']": (AUTO, on("cpu", "cuda")),
-    "KV caches: in ['xpu'] memory; there are copy engines for ['cpu', 'cuda']": (CUDA, on("xpu")),
+    "KV caches are in memory of ['cpu', 'cuda']; there are copy engines for ['cpu', 'cuda']": (
+        AUTO,
+        on("cpu", "cuda"),
+    ),
+    "KV caches are in memory of ['xpu']; there are copy engines for ['cpu', 'cuda']": (CUDA, on("xpu")),
     "copy_engine: 'cuda-gather' can't copy KV caches in cpu memory; use 'host' or 'host-stream'": (
         GATHER,
         on("cpu"),
@@ -311,9 +314,9 @@ class Fails(Enabled):
     [
         (Lacks(), "no batched copy here"),
         (Pageable(), "host memory is not pinned"),
-        (Idles(), "of 16 ranges of 16 bytes 2"),
-        (Spoils(SourceOrder.ANY), "of 16 ranges of 16 bytes 1 bytes came back changed"),
-        (Spoils(SourceOrder.STREAM), "of 16 ranges of 16 bytes 1 bytes came back changed"),
+        (Idles(), "of 16 ranges of 16 bytes, 2"),
+        (Spoils(SourceOrder.ANY), "of 16 ranges of 16 bytes, 1 bytes came back changed"),
+        (Spoils(SourceOrder.STREAM), "of 16 ranges of 16 bytes, 1 bytes came back changed"),
         *[
             (Fails(name), name)
             for name in ("copy_batch", "new_table", "hold", "mark_compute", "mark", "go", "wait_for", "drain")

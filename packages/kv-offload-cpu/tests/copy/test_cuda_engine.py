@@ -197,7 +197,7 @@ def test_a_job_that_cannot_begin_fails_once_its_stream_is_idle(machine, method, 
     machine.submit(3, STORE, one_block(3))
     machine.device.run()
     assert sorted(machine.finished()) == [(1, True), (2, False), (3, True)]
-    assert caplog.record_tuples == errors(f"job 2 failed at its begin: RuntimeError: {method} failed")
+    assert caplog.record_tuples == errors(f"job 2 failed at the begin of its copy: RuntimeError: {method} failed")
 
 
 @pytest.mark.parametrize("failing", [{"is_reached"}, {"is_reached", "wait_for", "drain"}])
@@ -209,7 +209,7 @@ def test_a_device_that_is_lost_fails_its_jobs_and_hangs_nobody(machine, failing,
     assert machine.finished() == [(1, False), (2, False)]
     undrained = "a stream can't be drained: RuntimeError: drain failed"
     waits = [f"job {job_id} can't be waited for: RuntimeError: wait_for failed" for job_id in (1, 2)]
-    ends = [f"job {job_id} failed at its end: RuntimeError: is_reached failed" for job_id in (1, 2)]
+    ends = [f"job {job_id} failed at the end of its copy: RuntimeError: is_reached failed" for job_id in (1, 2)]
     if "drain" in failing:
         expected = [waits[0], undrained, waits[1], undrained, ends[0], undrained, ends[1], undrained]
     else:

@@ -172,7 +172,7 @@ def test_who_only_asks_hears_of_what_the_thread_has_given(setting):
     setting.device.wrong = {2}
     setting.note(2, 1000)
     setting.giver.go()
-    with pytest.raises(RuntimeError, match=r"^cuThing gave error 700$"):
+    with pytest.raises(RuntimeError, match=r"^cuThing returned error 700$"):
         until(lambda: setting.giver.is_given(2))
 
 
@@ -190,7 +190,7 @@ def test_what_a_drain_gives_may_fail_and_is_told_afterwards(setting, copies):
     setting.device.wrong = {1}
     setting.note(1, copies)
     setting.giver.drain(lambda: None)
-    with pytest.raises(RuntimeError, match=r"^cuThing gave error 700$"):
+    with pytest.raises(RuntimeError, match=r"^cuThing returned error 700$"):
         setting.giver.is_given(1)
 
 
@@ -215,11 +215,11 @@ def test_after_a_failure_nothing_is_given_until_the_streams_are_idle(setting, co
         setting.note(10 * number)
         setting.giver.go()
     setting.note(5)
-    with pytest.raises(RuntimeError, match=r"^cuThing gave error 700$"):
+    with pytest.raises(RuntimeError, match=r"^cuThing returned error 700$"):
         setting.giver.wait_for(4)
     assert setting.giver.is_given(1)
     for number in (2, 3, 4):
-        with pytest.raises(RuntimeError, match=r"^cuThing gave error 700$"):
+        with pytest.raises(RuntimeError, match=r"^cuThing returned error 700$"):
             setting.giver.is_given(number)
     waited = []
     setting.giver.drain(lambda: waited.append(list(setting.device.seen)))
@@ -249,7 +249,7 @@ def test_an_error_of_python_is_that_of_its_list_and_of_no_other(setting, copies)
     setting.device.wrong = {7}
     setting.note(7, copies)
     setting.giver.go()
-    with pytest.raises(RuntimeError, match=r"^cuThing gave error 700$"):
+    with pytest.raises(RuntimeError, match=r"^cuThing returned error 700$"):
         setting.giver.wait_for(2)
 
 
@@ -304,11 +304,11 @@ def test_a_thread_that_cannot_get_to_the_device_hangs_nobody():
         setting.note(number, 1000)
         setting.giver.go()
     for number in (1, 2):
-        with pytest.raises(RuntimeError, match="the thread that gives copies has ended"):
+        with pytest.raises(RuntimeError, match="the thread that issues copies has ended"):
             setting.giver.wait_for(number)
     setting.note(3)
     setting.giver.go()
-    with pytest.raises(RuntimeError, match="the thread that gives copies has ended"):
+    with pytest.raises(RuntimeError, match="the thread that issues copies has ended"):
         setting.giver.is_given(3)
     setting.giver.drain(lambda: None)
     setting.giver._server._around = setting.device.on_device
@@ -325,7 +325,7 @@ def test_a_thread_that_cannot_get_to_the_device_is_drained_at_once():
     setting.giver._server._around = lambda: None  # which is no place to be
     setting.note(1, 1000)
     setting.giver.drain(lambda: None)
-    with pytest.raises(RuntimeError, match="the thread that gives copies has ended"):
+    with pytest.raises(RuntimeError, match="the thread that issues copies has ended"):
         setting.giver.is_given(1)
 
 

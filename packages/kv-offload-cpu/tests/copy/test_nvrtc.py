@@ -110,7 +110,8 @@ def test_a_driver_that_refuses_is_quoted(on_driver, call, failing, said):
     with pytest.raises(ConfigError) as caught:
         call()
     assert (
-        str(caught.value) == f"copy_engine: the driver takes no kernel {said.format(f'{failing} gave error 700')}"
+        str(caught.value)
+        == f"copy_engine: the driver can't run a kernel {said.format(f'{failing} returned error 700')}"
     )
 
 

@@ -187,7 +187,7 @@ def test_pages_are_in_as_many_tensors_as_those_of_the_group_with_the_most():
 
 def test_a_slot_is_one_of_a_row():
     for slot in (-1, 2):
-        with pytest.raises(KVError, match=f"^slot {slot}: chunks have 2$"):
+        with pytest.raises(KVError, match=f"^slot {slot}: a row has 2$"):
             CopyPlan([TensorPages(8, 64, 64)], [], HostLayout(4, 2, 128, 2, 256), slot)
 
 

@@ -95,7 +95,7 @@ def test_an_event_that_the_device_has_not_reached_is_not(noted, bindings, monkey
     assert not noted.is_reached(event)
     for error in (1, 719):
         answers["cuEventQuery"] = error
-        with pytest.raises(RuntimeError, match=rf"^cuEventQuery gave error {error}$"):
+        with pytest.raises(RuntimeError, match=rf"^cuEventQuery returned error {error}$"):
             noted.is_reached(event)
 
 
@@ -182,7 +182,7 @@ def test_events_that_know_their_time_are_others(noted, bindings):
     go(noted, stream)
     bindings.events[begin.handle].at, bindings.events[end.handle].at = 1000.0, 3500.0
     assert noted.seconds_between(begin, end) == 2.5
-    with pytest.raises(RuntimeError, match=r"^cuEventElapsedTime gave error 400$"):
+    with pytest.raises(RuntimeError, match=r"^cuEventElapsedTime returned error 400$"):
         noted.seconds_between(plain, end)
     handle = plain.handle
     del plain
@@ -202,7 +202,7 @@ def test_a_call_that_fails_is_told_by_who_is_asked_for_what_comes_after(noted, b
     after = noted.mark(stream)
     noted.go(stream)
     for ask in (noted.wait_for, noted.is_reached):
-        with pytest.raises(RuntimeError, match=r"^cuMemcpyAsync gave error 1$"):
+        with pytest.raises(RuntimeError, match=r"^cuMemcpyAsync returned error 1$"):
             ask(after)
     assert noted.is_reached(before)
     assert bindings.events[after.handle].at is None

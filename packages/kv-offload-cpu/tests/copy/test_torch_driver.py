@@ -224,7 +224,7 @@ def test_memory_that_the_driver_does_not_register_is_not_pinned(make, registry, 
     driver = make()
     assert not driver.is_pinned
     assert [record.getMessage() for record in caplog.records] == [
-        "host memory is not pinned, copies will be slower: cudaHostRegister gave error 2"
+        "host memory is not pinned, copies will be slower: cudaHostRegister returned error 2"
     ]
     driver.shutdown()
     assert registry.calls == []
@@ -318,7 +318,7 @@ def test_what_a_noted_call_reads_is_kept_until_it_was_made(make):
 @pytest.mark.parametrize(
     ("lacking", "said"),
     [
-        ("loop", "a loop that gives them needs something"),
+        ("loop", "a native loop for that needs something"),
         ("bindings", "copy_engine: a call of the driver needs cuda-bindings"),
     ],
 )
@@ -334,7 +334,9 @@ def test_who_cannot_have_threads_gives_at_once_and_the_log_says_why(make, monkey
 
         monkeypatch.setattr("kv_offload_cpu.copy.cuda.streams.load_bindings", load_bindings)
     assert not make(notes=True).notes
-    assert [record.getMessage() for record in caplog.records] == [f"copies are given by who submits them: {said}"]
+    assert [record.getMessage() for record in caplog.records] == [
+        f"the submitting thread itself issues copies: {said}"
+    ]
 
 
 @pytest.mark.parametrize(("notes", "kernels"), [(False, Kernels.GATHER), (True, Kernels.PLAIN)])
@@ -357,7 +359,7 @@ def test_a_buffer_has_tritons_kernel_where_there_is_no_compiler(make, monkeypatc
     driver.enable_stages()
     assert driver.stage_kernels is Kernels.GATHER
     assert [record.getMessage() for record in caplog.records] == [
-        "copies by way of a buffer need the interpreter for each piece: no NVRTC here"
+        "staged copies hold the interpreter for each piece: no NVRTC here"
     ]
     steps = driver.new_steps(np.zeros(5, np.int64), 1, 1, driver.stage_kernels)
     assert {kernel.kind for kernel in steps.kernels.values()} == {Kernels.GATHER}

@@ -207,9 +207,9 @@ KERNELS, BATCHES = {GATHER, STAGED}, {BATCH, STAGED}
     [
         (Device(lacks=["kernels"]), KERNELS, "no kernels here"),
         (Device(lacks=["batches"]), BATCHES, "no batches here"),
-        (Device(idles=lambda direction, *_: direction is LOAD), KERNELS, "of 16 ranges of 16 bytes 2"),
-        (Device(idles=lambda direction, *_: direction is STORE), KERNELS, "of 16 ranges of 16 bytes 2"),
-        (Device(idles=lambda *job: job == (STORE, 16, 64)), {GATHER}, "of 16 ranges of 64 bytes 10"),
+        (Device(idles=lambda direction, *_: direction is LOAD), KERNELS, "of 16 ranges of 16 bytes, 2"),
+        (Device(idles=lambda direction, *_: direction is STORE), KERNELS, "of 16 ranges of 16 bytes, 2"),
+        (Device(idles=lambda *job: job == (STORE, 16, 64)), {GATHER}, "of 16 ranges of 64 bytes, 10"),
         (Device(spoils=["kernels"]), KERNELS, "of 16 ranges of 16 bytes"),
         (Device(spoils=["batches"]), BATCHES, "of 16 ranges of 16 bytes"),
     ],
@@ -235,7 +235,7 @@ def test_without_any_method_ranges_go_one_by_one(clock):
     ("name", "value", "reason", "left"),
     [
         ("is_pinned", False, "host memory is not pinned", []),
-        ("mapped_shift", 4096, "the device has host memory at other addresses", [BATCH]),
+        ("mapped_shift", 4096, "the device sees host memory at other addresses than the host", [BATCH]),
     ],
 )
 def test_a_kernel_is_tried_only_where_it_finds_host_memory(name, value, reason, left, clock, caplog):
@@ -281,7 +281,7 @@ def test_bytes_that_another_trial_left_are_not_taken_for_copied(clock, caplog):
     assert {row.method for row in rows_of(method)} == {BATCH}
     told = [record.getMessage() for record in caplog.records]
     for name in ("cuda-gather", "cuda-staged"):
-        start = f"copy_engine: 'cuda-best' does without {name!r}: of 128 ranges of 64 bytes "
+        start = f"copy_engine: 'cuda-best' does without {name!r}: of 128 ranges of 64 bytes, "
         assert any(message.startswith(start) for message in told)
 
 
@@ -305,7 +305,7 @@ def test_bytes_that_a_smaller_job_left_are_not_taken_for_copied(direction, clock
     best(clock(Once(direction)))
     told = [record.getMessage() for record in caplog.records]
     for name in ("cuda-gather", "cuda-staged"):
-        start = f"copy_engine: 'cuda-best' does without {name!r}: of 64 ranges of 16 bytes 2"
+        start = f"copy_engine: 'cuda-best' does without {name!r}: of 64 ranges of 16 bytes, 2"
         assert any(message.startswith(start) for message in told), told
 
 
@@ -315,7 +315,7 @@ def test_each_try_sends_other_bytes(clock, caplog, monkeypatch):
     loads = iter(range(1000))
     best(clock(Device(idles=lambda direction, *_: direction is LOAD and next(loads) >= trial_module.TIMES)))
     told = [record.getMessage() for record in caplog.records]
-    reason = "of 16 ranges of 16 bytes 256 bytes came back changed"
+    reason = "of 16 ranges of 16 bytes, 256 bytes came back changed"
     assert f"copy_engine: 'cuda-best' does without 'cuda-gather': {reason}" in told
 
 

@@ -274,8 +274,8 @@ def test_no_more_chunks_are_in_flight_than_may_be():
 # Errors
 
 IN_FLIGHT, RESIDENT, PINNED, DROPPED, UNKNOWN = range(5)
-LOAD = "only what a lookup calls a HIT can be loaded"
-COMPLETE = "each prepare_load is ended by one complete_load"
+LOAD = "only chunks for which lookup answers HIT can be loaded"
+COMPLETE = "complete_load has to be called once for each prepare_load"
 
 
 @pytest.fixture

@@ -114,12 +114,14 @@ def _group_ids(kv_cache_config: KVCacheConfig) -> tuple[int, ...]:
     if ids is None:
         ids = range(len(kv_cache_config.kv_cache_groups))
     if not ids:
-        raise ConfigError("kv_cache_config: no group can be found by hashes, so there is nothing to offload")
+        raise ConfigError(
+            "kv_cache_config: no KV cache group takes part in prefix caching, so there is nothing to offload"
+        )
     for group_id in ids:
         if getattr(kv_cache_config.kv_cache_groups[group_id], "host_resident", False):
             raise ConfigError(
-                f"kv_cache_config.kv_cache_groups[{group_id}]: its blocks are of a pool of their own in host "
-                "memory (host_resident, as with HiSparse); OffloadingConnector knows the GPU's pool only"
+                f"kv_cache_config.kv_cache_groups[{group_id}]: its blocks are in host memory already "
+                "(host_resident, as with HiSparse); OffloadingConnector supports blocks of the GPU's pool only"
             )
     return tuple(ids)
 
@@ -129,14 +131,14 @@ def _blocks_per_chunk(options: Options, block_sizes: list[int]) -> int:
         return options.blocks_per_chunk or 1
     if len(set(block_sizes)) > 1:
         raise ConfigError(
-            f"kv_connector_extra_config.block_size: got {options.block_size}, but the groups have blocks of "
-            f"{block_sizes} tokens; use blocks_per_chunk"
+            f"kv_connector_extra_config.block_size: got {options.block_size}, but the KV cache groups have "
+            f"blocks of {block_sizes} tokens; set blocks_per_chunk instead"
         )
     if options.block_size % block_sizes[0]:
         above = -(-options.block_size // block_sizes[0]) * block_sizes[0]
         raise ConfigError(
-            f"kv_connector_extra_config.block_size: got {options.block_size}, which is no multiple of the GPU's "
-            f"block size {block_sizes[0]}; the next one is {above}"
+            f"kv_connector_extra_config.block_size: got {options.block_size}, which is not a multiple of the "
+            f"GPU's block size {block_sizes[0]}; the next multiple is {above}"
         )
     return options.block_size // block_sizes[0]
 
@@ -181,9 +183,15 @@ def _stores_late(options: Options, vllm_config: VllmConfig, layout: Layout, *, h
     if options.store_when is not StoreWhen.EVICTED:
         return False
     if holds_blocks:
-        why = "blocks are held until they are stored, for which they have to be stored at once: hold_blocks never"
+        why = (
+            "hold_blocks keeps blocks until they are stored, so they have to be stored at once; set hold_blocks "
+            "to 'never'"
+        )
     elif not layout.reads_back_only:
-        why = "a group has a window or states, of which single blocks are given away: store_when computed"
+        why = (
+            "the engine frees single blocks of a sliding window or of states while their request runs; set "
+            "store_when to 'computed'"
+        )
     else:
         return bool(getattr(vllm_config.cache_config, "enable_prefix_caching", True))
     raise ConfigError(f"kv_connector_extra_config.store_when: got 'evicted', but {why}")

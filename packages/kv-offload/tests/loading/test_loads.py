@@ -433,17 +433,24 @@ class TestLoads:
         assert ask(connector, manager, a, 3) == (12, True)
         manager.answers[key(a, 1)] = LookupResult.HIT_PENDING
         assert connector.get_num_new_matched_tokens(a, 0) == (None, False)
-        with pytest.raises(KVError, match=r"^request a: 12 tokens are to be loaded, 0 were promised$"):
+        with pytest.raises(
+            KVError, match=r"^request a: the engine loads 12 tokens, but get_num_new_matched_tokens promised 0"
+        ):
             connector.update_state_after_alloc(a, Blocks([1, 2, 3]), 12)
         connector.build_connector_meta(step())
 
     def test_nobody_promised(self, fenced):
         connector, _manager = fenced()
         a = Request("a", range(13))
-        with pytest.raises(KVError, match=r"^request a: 4 tokens to load, nobody asked for it$"):
+        with pytest.raises(
+            KVError,
+            match=r"^request a: the engine loads 4 tokens, but never called get_num_new_matched_tokens",
+        ):
             connector.update_state_after_alloc(a, Blocks([1]), 4)
         connector.on_new_request(a)
-        with pytest.raises(KVError, match=r"^request a: 4 tokens are to be loaded, 0 were promised$"):
+        with pytest.raises(
+            KVError, match=r"^request a: the engine loads 4 tokens, but get_num_new_matched_tokens promised 0"
+        ):
             connector.update_state_after_alloc(a, Blocks([1]), 4)
         connector.build_connector_meta(step())
 

@@ -22,4 +22,7 @@ def test_a_pool_that_lacks_anything_is_left_alone(known):
 def test_nothing_is_pinned_without_a_pool():
     with pytest.raises(KVError) as raised:
         Pins().pin(3, (4, 5))
-    assert str(raised.value) == "blocks [4, 5] are to be pinned, and the engine has told no pool that can"
+    assert (
+        str(raised.value)
+        == "blocks [4, 5] can't be pinned: the engine has bound no block pool that can pin (bind_gpu_block_pool)"
+    )

@@ -148,5 +148,6 @@ def test_a_medium_that_mixes_groups_is_told():
     with pytest.raises(KVError) as error:
         chosen(progress, [range(2), range(2)], [first[0], second[0], first[1]])
     assert str(error.value) == (
-        "prepare_store: keys_to_store mixes the chunks of groups [0, 1, 0]; expected group after group"
+        "prepare_store: keys_to_store mixes chunks of groups [0, 1, 0]; expected all chunks of one group before "
+        "those of the next"
     )

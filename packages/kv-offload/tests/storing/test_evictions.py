@@ -352,15 +352,18 @@ def test_who_stores_nothing_needs_no_queue(late, more):
     [
         (
             {"hold_blocks": "always"},
-            "blocks are held until they are stored, for which they have to be stored at once: hold_blocks never",
+            "hold_blocks keeps blocks until they are stored, so they have to be stored at once; set hold_blocks "
+            "to 'never'",
         ),
         (
             {"cache": kv_cache_config(((FULL, 4, 0), (WINDOW, 4, 8)))},
-            "a group has a window or states, of which single blocks are given away: store_when computed",
+            "the engine frees single blocks of a sliding window or of states while their request runs; set "
+            "store_when to 'computed'",
         ),
         (
             {"cache": kv_cache_config(((FULL, 4, 0), (STATE, 4, 0)))},
-            "a group has a window or states, of which single blocks are given away: store_when computed",
+            "the engine frees single blocks of a sliding window or of states while their request runs; set "
+            "store_when to 'computed'",
         ),
     ],
 )
@@ -380,7 +383,7 @@ def test_an_engine_whose_pool_has_no_queue_is_refused(fenced, queue):
         connector.bind_gpu_block_pool(pool)
     assert str(refused.value) == (
         "kv_connector_extra_config.store_when: got 'evicted', but the engine's Pool doesn't say which blocks it "
-        "gives away next; choose computed"
+        "evicts next; choose 'computed'"
     )
 
 
@@ -388,7 +391,9 @@ def test_an_engine_that_tells_no_pool_is_refused_when_something_was_left(fenced)
     connector, _ = fenced(store_when="evicted")
     go_on(connector)
     leave(connector)
-    with pytest.raises(ConfigError, match="got 'evicted', and the engine told no pool"):
+    with pytest.raises(
+        ConfigError, match=r"got 'evicted', but the engine has bound no block pool \(bind_gpu_block_pool\)"
+    ):
         go_on(connector)
 
 

@@ -291,7 +291,8 @@ def test_nothing_is_pinned_without_a_pool():
     pins = Pins()
     pins.unpin(3)
     with pytest.raises(
-        KVError, match="blocks \\[4, 5\\] are to be pinned, and the engine has told no pool that can"
+        KVError,
+        match=r"blocks \[4, 5\] can't be pinned: the engine has bound no block pool that can pin",
     ):
         pins.pin(3, [4, 5])
     pins.check(())

@@ -230,7 +230,9 @@ class ChunkPool:
             slots = self.find(keys)
         except KeyError as error:
             state = self.describe(error.args[0])
-            raise KVError(f"prepare_load: {state}; only what a lookup calls a HIT can be loaded") from None
+            raise KVError(
+                f"prepare_load: {state}; only chunks for which lookup answers HIT can be loaded"
+            ) from None
         if slots:
             self._loads.begin(self._found[0], slots)
         return slots, self.pins.pin(slots)
@@ -322,4 +324,4 @@ class ChunkPool:
 
 
 def _ended_by_nobody(state: str) -> KVError:
-    return KVError(f"complete_load: {state}; each prepare_load is ended by one complete_load")
+    return KVError(f"complete_load: {state}; complete_load has to be called once for each prepare_load")

@@ -51,7 +51,12 @@ class ChecksummingEngine:
         if len(wrong):
             self.mismatches += len(wrong)
             chunks = np.unique(copies.chunks[wrong]).tolist()
-            _log.error("load job %d failed: %d pages changed in memory, of chunks %s", job_id, len(wrong), chunks)
+            _log.error(
+                "load job %d failed: %d pages changed in host memory (wrong checksum), of chunks %s",
+                job_id,
+                len(wrong),
+                chunks,
+            )
             self._results.append(CopyResult(job_id, success=False))
         else:
             self.inner.submit(job_id, direction, copies, urgency=urgency)

@@ -93,7 +93,7 @@ def fitting_device(asked: CopyEngineChoice, tensors: list[DeviceTensor]) -> str:
         return "cpu"
     devices = sorted({tensor.device for tensor in tensors})
     if len(devices) != 1 or devices[0] not in _FITTING:
-        raise ConfigError(f"KV caches: in {devices} memory; there are copy engines for {sorted(_FITTING)}")
+        raise ConfigError(f"KV caches are in memory of {devices}; there are copy engines for {sorted(_FITTING)}")
     fitting = _FITTING[devices[0]]
     if asked is not CopyEngineChoice.AUTO and asked not in fitting:
         names = " or ".join(repr(choice.value) for choice in fitting)
@@ -165,7 +165,7 @@ def _tried(driver: Any, asked: CopyEngineChoice, choice: CopyEngineChoice, shape
             raise ConfigError("host memory is not pinned")
         _enable(driver, choice)
         if driver.mapped_shift and choice in (*_NEED_KERNELS, *_NEED_BULK, *_NEED_STAGES):
-            raise ConfigError("the device has host memory at other addresses")
+            raise ConfigError("the device sees host memory at other addresses than the host")
         stream = driver.new_stream()
         with closing(Trial(driver, stream, shape)) as trial:
             return trial.run(partial(METHODS[choice], driver, stream))

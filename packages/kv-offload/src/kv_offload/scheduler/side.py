@@ -107,7 +107,8 @@ class OffloadingSchedulerSide(SchedulerSide, SupportsHMA):
             return
         if state is None:
             raise KVError(
-                f"request {request.request_id}: {num_external_tokens} tokens to load, nobody asked for it"
+                f"request {request.request_id}: the engine loads {num_external_tokens} tokens, but never called "
+                "get_num_new_matched_tokens for this request"
             )
         books.open_region()
         self._matching.begin_load(state, tables, num_external_tokens)

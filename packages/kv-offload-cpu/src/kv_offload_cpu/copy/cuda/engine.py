@@ -245,5 +245,5 @@ class CudaCopyEngine:
         return is_idle
 
     def _fail(self, job_id: int, what: str, error: Exception) -> None:
-        _log.error("job %d failed at its %s: %s: %s", job_id, what, type(error).__name__, error)
+        _log.error("job %d failed at the %s of its copy: %s: %s", job_id, what, type(error).__name__, error)
         self._results.append(CopyResult(job_id, success=False))

@@ -148,7 +148,7 @@ class Giver:
                 self._broken = self._failure(calls.function(broken[1]), broken[2])
             self._end_list(number)
         if self._waiting and self._server.is_lost:
-            self._broken = RuntimeError("the thread that gives copies has ended; its error is in the output")
+            self._broken = RuntimeError("the thread that issues copies has ended; its error was printed to stderr")
             while self._waiting:
                 self._end_list(self._waiting.popleft().number)
 
@@ -176,4 +176,4 @@ class Giver:
 
     def _failure(self, function: int, error: int) -> Exception:
         raised, self._raised = self._raised, None
-        return raised or RuntimeError(f"{self._name_of(function)} gave error {error}")
+        return raised or RuntimeError(f"{self._name_of(function)} returned error {error}")

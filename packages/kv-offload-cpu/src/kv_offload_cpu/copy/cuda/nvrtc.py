@@ -107,7 +107,7 @@ class Loaded:
         result, *answers = getattr(self._driver, name)(*arguments)
         if int(result):
             raise ConfigError(
-                f"copy_engine: the driver takes no {self._source.kind}: {name} gave error {int(result)}; "
+                f"copy_engine: the driver can't run a {self._source.kind}: {name} returned error {int(result)}; "
                 f"{self._source.instead}"
             )
         return answers

@@ -43,7 +43,7 @@ class Functions:
 
     def __call__(self, name: str, *arguments: int) -> None:
         if error := self.result(name, *arguments):
-            raise RuntimeError(f"{name} gave error {error}")
+            raise RuntimeError(f"{name} returned error {error}")
 
     def result(self, name: str, *arguments: int) -> int:
         """What a function gives for whole numbers and addresses, of which it always takes as many."""
@@ -212,7 +212,7 @@ class Noted:
             return False
         result = self._functions.result("cuEventQuery", event.handle)
         if result not in (0, _NOT_READY):
-            raise RuntimeError(f"cuEventQuery gave error {result}")
+            raise RuntimeError(f"cuEventQuery returned error {result}")
         return not result
 
     def wait_for(self, event: Mark) -> None:

@@ -81,12 +81,12 @@ def _streams(device: torch.device, *, notes: bool) -> AtOnce | Noted:
         return AtOnce(of_torch, functions)
     loop = find_loop()
     if isinstance(loop, Unavailable):
-        _log.log(loop.level, "copies are given by who submits them: a loop that gives them %s", loop.reason)
+        _log.log(loop.level, "the submitting thread itself issues copies: a native loop for that %s", loop.reason)
         return AtOnce(of_torch, functions)
     try:
         return Noted(of_torch, functions, loop)
     except ConfigError as error:
-        _log.info("copies are given by who submits them: %s", error)
+        _log.info("the submitting thread itself issues copies: %s", error)
         return AtOnce(of_torch, functions)
 
 
@@ -148,7 +148,7 @@ class TorchDriver:
             try:
                 self._load(Kernels.PLAIN, PlainCall)
             except ConfigError as error:
-                _log.info("copies by way of a buffer need the interpreter for each piece: %s", error)
+                _log.info("staged copies hold the interpreter for each piece: %s", error)
             else:
                 self.stage_kernels = Kernels.PLAIN
                 return
@@ -286,7 +286,7 @@ class TorchDriver:
             return False
         if result:
             _log.warning(
-                "host memory is not pinned, copies will be slower: cudaHostRegister gave error %d", result
+                "host memory is not pinned, copies will be slower: cudaHostRegister returned error %d", result
             )
         return not result
 

@@ -158,7 +158,7 @@ class Trial:
             found[Case(direction, size, num_ranges)] = seconds
         wrong = np.count_nonzero(sent != came)
         if wrong:
-            raise RuntimeError(f"of {num_ranges} ranges of {size} bytes {wrong} bytes came back changed")
+            raise RuntimeError(f"of {num_ranges} ranges of {size} bytes, {wrong} bytes came back changed")
         return found
 
     def _time(self, method: Method, direction: Direction, copies: PageCopies) -> float:

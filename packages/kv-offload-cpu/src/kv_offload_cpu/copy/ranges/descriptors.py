@@ -83,7 +83,7 @@ class CopyPlan:
         self.host_address = host_address
         self.slot_begin = slot * layout.slot_bytes
         if not 0 <= slot < layout.slots_per_row:
-            raise KVError(f"slot {slot}: chunks have {layout.slots_per_row}")
+            raise KVError(f"slot {slot}: a row has {layout.slots_per_row}")
         self.parts = [self._parts(group, refs) for group, refs in enumerate(group_data_refs)]
         self._ranges_a_page = [len(parts.sizes) for parts in self.parts]
         self._bytes_a_page = [int(parts.sizes.sum()) for parts in self.parts]

@@ -155,7 +155,8 @@ class Matching:
         books, promise = self._books, state.promise
         if tokens > promise.tokens:
             raise KVError(
-                f"request {state.context.req_id}: {tokens} tokens are to be loaded, {promise.tokens} were promised"
+                f"request {state.context.req_id}: the engine loads {tokens} tokens, but "
+                f"get_num_new_matched_tokens promised {promise.tokens}"
             )
         boundary = promise.local + tokens
         tail_hashes = state.request.block_hashes if promise.is_tail and tokens == promise.tokens else None

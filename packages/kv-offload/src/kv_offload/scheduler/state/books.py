@@ -156,7 +156,10 @@ class Books:
     def lock(self) -> AbstractContextManager[Any]:
         """The manager's lock, for calls outside of a step's planning."""
         if self._region is not None:
-            warn("the last schedule was not finished: unlocking the offloading manager that it had locked")
+            warn(
+                "the previous step was begun but never built (build_connector_meta); unlocking the offloading "
+                "manager"
+            )
             self.close_region()
         return self.manager.lock
 

@@ -51,7 +51,10 @@ class Pins:
     def pin(self, job_id: int, block_ids: Sequence[int]) -> None:
         """Keep these until the job has ended."""
         if self._pool is None:
-            raise KVError(f"blocks {[*block_ids]} are to be pinned, and the engine has told no pool that can")
+            raise KVError(
+                f"blocks {[*block_ids]} can't be pinned: the engine has bound no block pool that can pin "
+                "(bind_gpu_block_pool)"
+            )
         blocks = [self._pool.blocks[block] for block in block_ids]
         self._pool.touch(blocks)
         self._blocks_of[job_id] = blocks

@@ -102,7 +102,8 @@ def chosen(progress: Progress, batch: Batch, wanted: Sequence[OffloadKey]) -> Ba
     if places != sorted(places, key=lambda pair: pair[0]):
         groups = [progress.groups[place].group.group_id for place, _ in places]
         raise KVError(
-            f"prepare_store: keys_to_store mixes the chunks of groups {groups}; expected group after group"
+            f"prepare_store: keys_to_store mixes chunks of groups {groups}; expected all chunks of one group "
+            "before those of the next"
         )
     found: list[list[int]] = [[] for _ in batch]
     for place, chunk in places:

@@ -67,7 +67,7 @@ class Evictions:
         if not hasattr(free, "iter_blocks_after"):
             raise ConfigError(
                 "kv_connector_extra_config.store_when: got 'evicted', but the engine's "
-                f"{type(pool).__name__} doesn't say which blocks it gives away next; choose computed"
+                f"{type(pool).__name__} doesn't say which blocks it evicts next; choose 'computed'"
             )
         self._free = free
         self._look_ahead = look_ahead(pool.num_gpu_blocks)
@@ -114,7 +114,10 @@ class Evictions:
     def _coming_up(self) -> Iterator[Left]:
         """The chunks of which a block is among the next ones, whole ones only. They are left no longer."""
         if self._free is None:
-            raise ConfigError("kv_connector_extra_config.store_when: got 'evicted', and the engine told no pool")
+            raise ConfigError(
+                "kv_connector_extra_config.store_when: got 'evicted', but the engine has bound no block pool "
+                "(bind_gpu_block_pool)"
+            )
         looked_at = [*islice(self._free.iter_blocks_after(None), self._look_ahead)]
         self._ahead = len(looked_at)
         for block in looked_at:
