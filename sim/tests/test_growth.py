@@ -253,11 +253,11 @@ def test_a_connector_whose_work_does_not_grow(growth: Callable[..., tuple[int, s
     code, out = growth("later")
     assert (code, out.splitlines()[-1]) == (0, "nothing grows")
     title, header, *rows = out.splitlines()[:-1]
-    assert title == "LaterConnector: bytecodes in the calls of its scheduler's side"
+    assert title == "LaterConnector: bytecodes executed in the calls of its scheduler's side"
     assert header.split() == ["full", "attention", "of", "for", "a", "growth"]
     works, (kept, header, *sides) = rows[: len(SITUATIONS)], rows[len(SITUATIONS) :]
     assert [row.strip().split("  ")[0] for row in works] == [*SITUATIONS]
-    assert kept == "things that its objects hold when requests of one prompt have come and gone"
+    assert kept == "objects that each side still holds after rounds of requests with one prompt"
     assert header == "full attention      2 rounds  6 rounds  10 rounds  a round"
     assert [(row.split("  ")[1], row.split()[-1]) for row in sides] == [
         ("scheduler's side", "0.00"),
@@ -292,14 +292,14 @@ def test_the_table_is_what_was_measured(
     monkeypatch.setattr("kv_sim.growth.command.measure_kept", kept)
     assert main(["growth", "memory"]) == 1
     assert capsys.readouterr().out.splitlines() == [
-        "MemoryConnector: bytecodes in the calls of its scheduler's side",
+        "MemoryConnector: bytecodes executed in the calls of its scheduler's side",
         "full attention               of                                   for a  growth",
         "  a quiet one                blocks    1: 101  8: 108  64: 164     step    1.62",
         "  a loud one                 requests   4: 20   5: 25    8: 40  request    2.00",
         "full attention and a window  of                                   for a  growth",
         "  a quiet one                blocks    1: 202  8: 209  64: 265     step    1.31",
         "  a loud one                 requests   4: 19   5: 24    8: 39  request    2.05",
-        "things that its objects hold when requests of one prompt have come and gone",
+        "objects that each side still holds after rounds of requests with one prompt",
         "full attention               4 rounds  8 rounds  24 rounds  a round",
         "  scheduler's side                  5        11         11     0.00",
         "  worker's side                     3         7         23     1.00",
@@ -357,7 +357,10 @@ def test_what_is_wrong_is_not_measured(growth: Callable[..., tuple[int, str]]) -
     code, out = growth("broken_connectors:Stillborn", "--traits", "none")
     assert code == 1
     assert out.startswith("FAIL a prompt's last steps, full attention: NO-CRASH")
-    assert out.endswith("it is no use to measure what is wrong: kv-sim conform broken_connectors:Stillborn\n")
+    assert out.endswith(
+        "growth isn't measured for a connector that breaks an invariant: kv-sim conform "
+        "broken_connectors:Stillborn\n"
+    )
 
 
 @pytest.mark.once

@@ -96,8 +96,8 @@ def test_one_of_vllms_is_sent_to_its_engine(monkeypatch: pytest.MonkeyPatch) -> 
     with pytest.raises(ConfigError) as found:
         selection.choose_subject("of_vllms:Theirs")
     assert str(found.value) == (
-        "--connector 'of_vllms:Theirs': it derives from vLLM's own base class, so vLLM's engine has to drive it: "
-        "--engine vllm, in pytest --kv-engine vllm, from the package kv-vllm"
+        "--connector 'of_vllms:Theirs': it derives from vLLM's own base class, so only vLLM's engine can drive "
+        "it: --engine vllm, in pytest --kv-engine vllm (package kv-vllm)"
     )
     with pytest.raises(ConfigError, match="Nobodys is no connector"):
         selection.choose_subject("of_vllms:Nobodys")

@@ -92,7 +92,7 @@ FAILURE = Failure(MEMORY, WorldConfig(), [], Violation(Invariant.WORK, "m"), 1)
     [
         (outcome(), ("ranks", "made", 3, 7, "holds")),
         (outcome(failure=FAILURE), ("ranks", "made", 3, 7, "breaks WORK")),
-        (outcome(Claim.PROBED, histories=0), ("ranks", "probed", 0, 7, "no world shows it")),
+        (outcome(Claim.PROBED, histories=0), ("ranks", "probed", 0, 7, "no history tries it")),
         (outcome(Claim.PROBED, histories=0, refusal="why"), ("ranks", "probed", 0, 7, "can't be tried")),
     ],
 )
@@ -138,8 +138,8 @@ def test_how_a_probe_broke_can_be_seen() -> None:
 
 
 def test_notes() -> None:
-    nothing = "no match ever found anything, so no load was tried: does it store what it should?"
-    vacuous = "no reset_cache answered True, so nothing shows that a reset forgets what was stored"
+    nothing = "no match found any tokens, so no load was tried: does the connector store what it should?"
+    vacuous = "no reset_cache returned True, so this run doesn't show that a reset forgets what was stored"
     everything, enough = Subject("X"), {name: 20 for name in SITUATION_NEEDS if name != FORGETS}
     assert notes(everything, enough) == [nothing, vacuous]
     assert notes(everything, {**enough, "match: load in the step": 0, "an empty step": 3}) == [nothing, vacuous]
@@ -149,9 +149,9 @@ def test_notes() -> None:
     peers, loads = replace(everything, serves_peers=True), {**enough, name: 1, FORGETS: 1}
     assert notes(peers, loads) == []
     assert notes(peers, {**loads, PULLED: 0, NOT_PULLED: 21}) == [
-        "no load by a ticket ended well (21 failed), and then a prompt is computed: "
-        "nothing shows what other engines get",
-        f"holds: what it is about ({PULLED}) never came up: --histories tries more",
+        "no load by a ticket succeeded (21 failed, and their prompts were computed), so this run doesn't show "
+        "what other engines get",
+        f"holds: its situations ({PULLED}) never came up: --histories N tries more",
     ]
     unclaimed = replace(everything, traits=everything.traits - {Trait.RESET})
     assert notes(unclaimed, {**enough, name: 1}) == ["not claimed, so not tried: reset"]

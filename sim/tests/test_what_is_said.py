@@ -389,7 +389,7 @@ def test_a_failure_that_its_actions_alone_do_not_explain(tmp_path: Path, monkeyp
     monkeypatch.setattr("kv_sim.failures.telling._fails_again", lambda *_: next(answers))
     tell(found, "kv-sim fuzz", tmp_path, "f", say=lambda _: None, note=notes.append)
     (said,) = notes
-    assert said.startswith(f"taken 3 times more, these actions break {found.violation.invariant} 1 times: ")
+    assert said.startswith(f"replayed 3 times, these actions break {found.violation.invariant} 1 times: ")
 
 
 def test_who_waits_for_a_failure_to_be_shrunk_hears_how_far_it_is(

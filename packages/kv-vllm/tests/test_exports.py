@@ -58,7 +58,7 @@ def test_versions_that_were_tried_are_not_compared(version):
 
 def test_another_version_is_compared():
     assert judge_version((0, 34), no_drift) == (
-        "nobody has tried vLLM 0.34 with these connectors, only 0.32, 0.33; its interface is the same"
+        "these connectors were tested with vLLM 0.32, 0.33, not with 0.34; the interface is the same"
     )
 
 
@@ -66,7 +66,7 @@ def test_a_version_that_cannot_work_is_refused_with_what_drift_prints():
     with pytest.raises(ConfigError) as refused:
         judge_version((0, 34), drift)
     assert str(refused.value) == (
-        "vLLM 0.34 has another connector interface than 0.32, 0.33:\n"
+        "the connector interface of vLLM 0.34 differs from that of 0.32, 0.33:\n"
         "vLLM 0.34: 1 intended differences, 1 others\n"
         "  DRIFT     KVConnectorBase_V1.get_more: missing here"
     )
@@ -90,7 +90,7 @@ def test_the_installed_version_is_judged_once_by_the_interface(monkeypatch, capl
     assert [(record.name, record.getMessage()) for record in caplog.records] == [
         (
             "kv_vllm",
-            "nobody has tried vLLM 0.34 with these connectors, only 0.32, 0.33; its interface is the same",
+            "these connectors were tested with vLLM 0.32, 0.33, not with 0.34; the interface is the same",
         )
     ]
 

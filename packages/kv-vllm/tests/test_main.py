@@ -109,10 +109,10 @@ def test_an_unknown_subject_to_fuzz_is_named_with_those_of_vllm(capsys):
         (["--minutes", "nan"], "--minutes: a finite number, got nan"),
         (["--call-timeout", "-1"], "--call-timeout: at least 0 seconds, got -1"),
         (["--seed", "x"], "--seed: a seed is a whole number or 0x…, got 'x'"),
-        (["--extra", "{}"], "--extra is about one connector: name it with --connector"),
-        (["--traits", "ranks"], "--traits is about one connector: name it with --connector"),
-        (["--two-engines"], "--two-engines is about one connector: name it with --connector"),
-        (["--shares-store"], "--shares-store is about one connector: name it with --connector"),
+        (["--extra", "{}"], "--extra applies to one connector: name it with --connector"),
+        (["--traits", "ranks"], "--traits applies to one connector: name it with --connector"),
+        (["--two-engines"], "--two-engines applies to one connector: name it with --connector"),
+        (["--shares-store"], "--shares-store applies to one connector: name it with --connector"),
         (["--save", __file__], f"--save {__file__}: {__file__} is no folder"),
     ],
 )
@@ -346,7 +346,7 @@ def test_a_smoke_test_of_a_connector_of_ones_own(monkeypatch, capsys):
     assert asked == [(None, {"enforce_eager": False}, {"kv_connector": "Mine"})]
     assert main(["smoke", "--kv-transfer-config", "{}"]) == 2
     assert len(asked) == 1 and capsys.readouterr().err == (
-        "kv_vllm: --kv-transfer-config: expected an object with kv_connector, a name; got {}\n"
+        "kv_vllm: --kv-transfer-config: expected an object with the name of a connector as kv_connector; got {}\n"
     )
     assert main(["smoke", "--kv-transfer-config", ""]) == 2
     assert len(asked) == 1 and "--kv-transfer-config: this is no JSON: " in capsys.readouterr().err

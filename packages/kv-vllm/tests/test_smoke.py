@@ -215,10 +215,10 @@ def test_one_that_does_not_start_is_told(name, breaks, runs):
     with pytest.raises(MissingError) as error:
         smoke("m", {"breaks": {name: breaks}}, lambda line: None)
     why = {
-        "without": "without a connector: there is nothing to run it on?",
-        "with": "with OffloadingConnector, and without it didn't: what it printed says why",
+        "without": "without a connector: can it run on this machine at all?",
+        "with": "with OffloadingConnector, but not without it: see what it printed",
     }
-    assert str(error.value) == f"vLLM ended with {breaks[0]} {why[name]}"
+    assert str(error.value) == f"vLLM ended with exit code {breaks[0]} {why[name]}"
 
 
 def test_a_connector_of_ones_own(runs):
@@ -226,7 +226,7 @@ def test_a_connector_of_ones_own(runs):
     assert smoke("m", {}, lines.append, mine)
     assert [run[1] for run in runs] == [None, mine]
     assert lines[1].startswith("vLLM with Mine: ") and lines[2].endswith(" tokens loaded by Mine")
-    with pytest.raises(MissingError, match=r"^vLLM ended with 1 with Mine, and without it didn't: "):
+    with pytest.raises(MissingError, match=r"^vLLM ended with exit code 1 with Mine, but not without it: "):
         smoke("m", {"breaks": {"with": (1, False)}}, lines.append, mine)
 
 
@@ -239,7 +239,7 @@ def test_what_is_typed_for_a_connector_is_an_object_that_names_one():
         with pytest.raises(ConfigError) as error:
             read_transfer(text)
         assert str(error.value) == (
-            f"--kv-transfer-config: expected an object with kv_connector, a name; got {text}"
+            f"--kv-transfer-config: expected an object with the name of a connector as kv_connector; got {text}"
         )
     with pytest.raises(ConfigError, match=r"^--kv-transfer-config: this is no JSON: Expecting value: line 1"):
         read_transfer("Mine")

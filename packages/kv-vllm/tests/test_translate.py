@@ -216,8 +216,8 @@ def test_kinds_of_groups(translate):
     with pytest.raises(ConfigError) as refused:
         translate.describe_group(specs.CrossAttentionSpec(**size))
     assert str(refused.value) == (
-        "a KV cache group of CrossAttentionSpec (cross_attention) is of a kind that no connector of ours knows; "
-        "choices: chunked_local_attention, full_attention, mamba, mla_attention, sliding_window, "
+        "a KV cache group of CrossAttentionSpec (cross_attention) is of a kind that these connectors don't "
+        "support; choices: chunked_local_attention, full_attention, mamba, mla_attention, sliding_window, "
         "sliding_window_mla"
     )
     states = {"block_size": 16, "shapes": ((4, 8), (2,)), "dtypes": (torch.float32, torch.float32)}
@@ -227,8 +227,8 @@ def test_kinds_of_groups(translate):
     with pytest.raises(ConfigError) as refused:
         translate.describe_group(specs.MambaSpec(**states, mamba_cache_mode="all"))
     assert str(refused.value) == (
-        "a KV cache group of MambaSpec has mamba_cache_mode 'all', in which vLLM hands no states over; "
-        "choices: align (--mamba-cache-mode align, with prefix caching)"
+        "a KV cache group of MambaSpec has mamba_cache_mode 'all', in which vLLM doesn't cache states by "
+        "prefix; choices: align (--mamba-cache-mode align, with prefix caching)"
     )
 
 

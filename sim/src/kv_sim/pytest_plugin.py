@@ -34,31 +34,42 @@ def pytest_addoption(parser: "pytest.Parser") -> None:
         metavar="NAME",
         help="test this offloading medium: module:Class, or an installed one",
     )
-    group.addoption("--kv-extra", metavar="JSON", help="settings to add to its kv_connector_extra_config")
-    group.addoption("--kv-traits", metavar="A,B", help="what it claims to withstand, or none (the default)")
+    group.addoption(
+        "--kv-extra", metavar="JSON", help="settings to add to the connector's kv_connector_extra_config"
+    )
+    group.addoption(
+        "--kv-traits", metavar="A,B", help="what the connector claims to support, or none (the default)"
+    )
     group.addoption(
         "--kv-serves-peers",
         action="store_const",
         const=1,
-        help="it serves other engines by tickets in kv_transfer_params; here it pulls from itself",
+        help="the connector serves other engines by tickets in kv_transfer_params; here one engine pulls from "
+        "itself",
     )
     group.addoption(
         "--kv-two-engines",
         dest="kv_serves_peers",
         action="store_const",
         const=2,
-        help="the same with two engines in a world: for one that can't pull from itself",
+        help="the same with two engines, for a connector that can't pull from itself",
     )
     group.addoption(
         "--kv-shares-store",
         action="store_true",
         default=None,
-        help="two engines in a world share its store, without tickets",
+        help="run two engines that share the connector's store, without tickets",
     )
     group.addoption("--kv-engine", metavar="NAME", help="which engine drives it (default builtin)")
-    group.addoption("--kv-histories", type=int, metavar="N", help="histories of each scenario (default 100)")
+    group.addoption(
+        "--kv-histories", type=int, metavar="N", help="how many histories to run for each scenario (default 100)"
+    )
     group.addoption("--kv-seed", metavar="N", help="the first seed (default 0; 0x… is one, too)")
-    group.addoption("--kv-save", metavar="DIR", help="where to put schedules of failures (default: rootdir)")
+    group.addoption(
+        "--kv-save",
+        metavar="DIR",
+        help="folder for schedule files of failures (default: rootdir)",
+    )
 
 
 def pytest_configure(config: "pytest.Config") -> None:

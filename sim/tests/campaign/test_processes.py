@@ -140,7 +140,7 @@ def test_who_does_not_end_when_it_is_told_to_is_given_up(on: Any, ended: int) ->
     machine = on(Machine(6, *[LAST] * ended, PATIENCE_SECONDS, 0.5, LAST))
     with pytest.raises(RuntimeError) as raised:
         run_campaign(PLAN)
-    assert str(raised.value) == f"{2 - ended} of 2 workers didn't end in 20 s"
+    assert str(raised.value) == f"{2 - ended} of 2 worker processes didn't end within 20 s"
     assert (machine.now, machine.script) == (BEGIN + 26.5, [LAST])
 
 
@@ -162,7 +162,7 @@ def test_what_a_process_sent_before_it_ended_is_taken_and_that_it_sent_no_last_b
     taken: list[int] = []
     with pytest.raises(RuntimeError) as raised:
         run_campaign(PLAN, lambda campaign: taken.append(campaign.steps))
-    assert str(raised.value) == "1 of 2 workers ended without a last word: exit codes [0, -9]"
+    assert str(raised.value) == "1 of 2 worker processes ended before they reported: exit codes [0, -9]"
     assert (taken, machine.script) == ([0, 0, 0, 3], [])
 
 

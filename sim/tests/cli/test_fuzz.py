@@ -153,7 +153,7 @@ def test_where_nothing_can_be_saved_nothing_runs(
     assert kv_sim(f"kv-sim {command} --save leads") == (2, "", refused)
     for lacks in (os.W_OK, os.X_OK):  # which root never does
         monkeypatch.setattr(os, "access", lambda path, mode, lacks=lacks: not (path == tmp_path and mode & lacks))
-        refused = f"kv-sim {name}: --save a/b: it can't be made in {tmp_path}\n"
+        refused = f"kv-sim {name}: --save a/b: no permission to create it in {tmp_path}\n"
         assert kv_sim(f"kv-sim {command} --save a/b") == (2, "", refused)
     check_folder("--save", str(tmp_path))  # where one works already is no reason not to run
 

@@ -70,7 +70,7 @@ def test_options_stand_in_this_order(name: str) -> None:
 
 def test_every_trait_can_be_claimed() -> None:
     [traits] = [action for action in commands().choices["fuzz"]._actions if action.dest == "traits"]
-    assert traits.help == f"what it claims: {', '.join(Trait)}, or none"
+    assert traits.help == f"what the connector claims to support: {', '.join(Trait)}, or none"
 
 
 def test_versions_are_those_that_are_installed(capsys: pytest.CaptureFixture[str]) -> None:

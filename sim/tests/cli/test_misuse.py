@@ -6,29 +6,29 @@ import pytest
 from kv_sim_command_lines import Result
 
 MISUSES = [
-    ("fuzz --connector latr", "unknown connector 'latr'; did you mean 'later'?; one of your own is module:Class"),
+    ("fuzz --connector latr", "unknown connector 'latr'; did you mean 'later'?; write your own as module:Class"),
     ("fuzz --connector latr", "did you mean 'later'?"),
     ("fuzz --connector :Later", "expected module:Class"),
     ("fuzz --connector no.such:Later", "there is no module 'no'"),
     ("fuzz --connector kv_sim.examples.later:LaterConector", "did you mean 'LaterConnector'?"),
     ("fuzz --connector kv_sim.world:World", "World is no connector"),
-    ("fuzz --connector broken_connectors:Homeless", "can't be created: worker side: KeyError: 'home' (broken_"),
+    ("fuzz --connector broken_connectors:Homeless", "can't create it: worker side: KeyError: 'home' (broken_"),
     ("fuzz --connector MultiConnector", "connectors: expected a non-empty list"),
     ("fuzz --connector later --extra '[1'", "--extra: no JSON: Expecting ',' delimiter at column 3"),
     *(
         (
             f"{command}memory --spec nowhere:Nothing",
-            "memory takes no offloading medium, so 'Nothing' would not be ",
+            "memory uses no offloading medium, so 'Nothing' would not be ",
         )
         for command in ("conform ", "growth ")
     ),
     (
         "conform p2p+offload --spec kv_sim.offload:WorldCPUOffloadingSpec",
-        "p2p+offload takes no offloading medium, so 'WorldCPUOffloadingSpec' would not be tried; OffloadingConn",
+        "p2p+offload uses no offloading medium, so 'WorldCPUOffloadingSpec' would not be tested; leave the",
     ),
     (
         """fuzz --connector later --extra '{"spec_name": "X"}'""",
-        "later takes no offloading medium, so 'X' would not",
+        "later uses no offloading medium, so 'X' would not",
     ),
     ("conform --spec nowhere:Nothing", "there is no module 'nowhere'"),
     ("conform offload --spec nowhere:Nothing", "there is no module 'nowhere'"),
@@ -70,17 +70,17 @@ MISUSES = [
     ("fuzz --connector later --traits rank", "did you mean 'ranks'?"),
     ("fuzz --connector later --traits ,", "--traits: expected names"),
     ("fuzz --connector later --traits groups", "with several KV cache groups"),
-    ("fuzz --extra {}", "--extra is about one connector"),
-    ("fuzz --traits ranks", "--traits is about one connector"),
+    ("fuzz --extra {}", "--extra applies to one connector"),
+    ("fuzz --traits ranks", "--traits applies to one connector"),
     ("fuzz --seed x", "--seed: a seed is a whole number or 0x…, got 'x'"),
     ("fuzz --seeds 7", "--seeds: expected A-B, got '7'"),
     ("fuzz --seeds 7-3", "--seeds: 3 comes before 7"),
-    ("fuzz --seeds 1-2 --seed 1", "--seeds names every seed already"),
+    ("fuzz --seeds 1-2 --seed 1", "--seeds already says which seeds to run"),
     ("fuzz --histories 0", "--histories: more than 0, got 0"),
     ("fuzz --actions -1", "--actions: more than 0, got -1"),
     ("fuzz --without CONTNT", "unknown checker 'CONTNT'; known: CONTENT, "),
     ("fuzz --without CONTNT", "did you mean 'CONTENT'?"),
-    ("fuzz --perfetto x.json", "--perfetto writes one history"),
+    ("fuzz --perfetto x.json", "--perfetto writes the history of one connector"),
     ("fuzz --connector later --perfetto no/x.json", "there is no such folder"),
     ("fuzz --engine vlm", "unknown engine 'vlm'; known: builtin"),
     ("fuzz --engine buildin", "did you mean 'builtin'?"),

@@ -38,7 +38,7 @@ def run(what: str) -> subprocess.CompletedProcess[str]:
     [
         (
             "[threading.Thread(target=threading.Event().wait, name=name).start() for name in ('push', 'pull')]",
-            "note: threads are left that no shutdown ended, and not waited for: pull, push\n",
+            "note: these threads still run after shutdown, and are not waited for: pull, push\n",
         ),
         ("threading.Thread(target=threading.Event().wait, args=(0.01,)).start()", ""),
         ("threading.Thread(target=threading.Event().wait, daemon=True).start()", ""),
@@ -65,7 +65,7 @@ def test_a_thread_that_ends_the_process_says_where() -> None:
         "exit_code_of('it', lambda: threading.Thread(target=lambda: os._exit(9)).run())"
     )
     assert ended.returncode == 9
-    assert ended.stderr.startswith("note: somebody called os._exit(9):\n  File ")
+    assert ended.stderr.startswith("note: a connector or a library called os._exit(9):\n  File ")
     assert "in <lambda>" in ended.stderr
 
 

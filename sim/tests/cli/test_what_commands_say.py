@@ -43,9 +43,9 @@ def run(
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        ("fuzz --perfetto x", "--perfetto writes one history: name its connector with --connector"),
+        ("fuzz --perfetto x", "--perfetto writes the history of one connector: name it with --connector"),
         ("fuzz --connector later --perfetto no/x", "--perfetto no/x: there is no such folder"),
-        ("fuzz --connector later --perfetto .", "--perfetto .: this is a folder, and a file is written"),
+        ("fuzz --connector later --perfetto .", "--perfetto .: this is a folder, expected the path of a file"),
         ("fuzz --histories 0", "--histories: more than 0, got 0"),
         ("campaign --minutes inf", "--minutes: a finite number, got inf"),
         (
@@ -71,7 +71,9 @@ def test_what_is_refused(run: Callable[..., Result], tmp_path: Path, words: str,
 def test_a_trace_that_was_not_written_is_said(run: Callable[..., Result], tmp_path: Path) -> None:
     code, out, err = run("fuzz", "--connector", "later", "--seeds", "1-2", "--perfetto", "t.json")
     assert (code, err) == (0, "")
-    assert out.splitlines()[1:] == ["t.json was not written: no history failed; --seed N writes that one's"]
+    assert out.splitlines()[1:] == [
+        "t.json was not written, since no history failed; --seed N writes that of one seed"
+    ]
     assert not (tmp_path / "t.json").exists()
     code, out, _ = run("fuzz", "--connector", "later", "--seed", "1", "--perfetto", "t.json")
     assert (code, len(out.splitlines())) == (0, 1)
@@ -83,8 +85,8 @@ def test_who_claims_nothing_is_told_of_all_claims(run: Callable[..., Result]) ->
     name = "broken_connectors:Hasty"
     _, out, _ = run("fuzz", "--connector", name, "--seed", "0")
     assert out.splitlines()[0] == (
-        f"note: {name} claims no traits, so its worlds are plain; "
-        "--traits groups,states,fine,ranks,failures,losses,repeats,zeroing,reset,sleep,keeps,events,counts,"
+        f"note: {name} claims no traits, so only plain worlds are tried; to claim some: --traits "
+        "groups,states,fine,ranks,failures,losses,repeats,zeroing,reset,sleep,keeps,events,counts,"
         "clients,images"
     )
     _, out, _ = run("fuzz", "--connector", name, "--seed", "0", "--serves-peers")

@@ -68,8 +68,8 @@ def test_seeds(seed: str | None, seeds: str | None, histories: int | None, found
 @pytest.mark.parametrize(
     ("args", "message"),
     [
-        (("1", "1-2", None), "--seeds names every seed already: leave out --seed and --histories"),
-        ((None, "1-2", 3), "--seeds names every seed already: leave out --seed and --histories"),
+        (("1", "1-2", None), "--seeds already says which seeds to run: leave out --seed and --histories"),
+        ((None, "1-2", 3), "--seeds already says which seeds to run: leave out --seed and --histories"),
         ((None, "1..2", None), "--seeds: expected A-B, got '1..2'"),
         ((None, "1-2-3", None), "--seeds: expected A-B, got '1-2-3'"),
         ((None, "5-3", None), "--seeds: 3 comes before 5"),
@@ -205,8 +205,8 @@ def test_a_module_that_needs_vllm_is_sent_to_its_engine(tmp_path: Path, monkeypa
     monkeypatch.syspath_prepend(str(tmp_path))
     message = refused(selection.choose_subject, "for_a_vllm:Connector")
     assert message.endswith(
-        "No module named 'vllm'; one that is written for vLLM is driven by vLLM's engine, where there is a vLLM: "
-        "--engine vllm, in pytest --kv-engine vllm, from the package kv-vllm"
+        "No module named 'vllm'; a connector written for vLLM needs an installed vLLM and the package kv-vllm: "
+        "--engine vllm, in pytest --kv-engine vllm"
     )
 
 
@@ -242,11 +242,11 @@ def test_subjects_by_name() -> None:
 @pytest.mark.parametrize(
     ("args", "message"),
     [
-        ((None, "{}", None), "--extra is about one connector: name it with --connector"),
-        ((None, None, "none"), "--traits is about one connector: name it with --connector"),
+        ((None, "{}", None), "--extra applies to one connector: name it with --connector"),
+        ((None, None, "none"), "--traits applies to one connector: name it with --connector"),
         (
             ("later", None, "ranks,holds"),
-            "--traits: 'holds' is of connectors that serve other engines: --serves-peers",
+            "--traits: 'holds' is a trait of connectors that serve other engines: --serves-peers",
         ),
         ((":X", None, None), "--connector ':X': expected module:Class"),
         (("x:", None, None), "--connector 'x:': expected module:Class"),
@@ -260,11 +260,12 @@ def test_subjects_by_name() -> None:
         ),
         (
             ("my.store.X", None, None),
-            "--connector: unknown connector 'my.store.X'; one of your own is module:Class, as in my.store:X",
+            "--connector: unknown connector 'my.store.X'; write your own as module:Class, as in my.store:X",
         ),
         (
             (HASTY, None, "groups"),
-            "Hasty can't be used with several KV cache groups (the trait 'groups'): its class is no SupportsHMA",
+            "Hasty can't be used with several KV cache groups (the trait 'groups'): its class doesn't derive "
+            "from SupportsHMA",
         ),
     ],
 )
@@ -278,9 +279,11 @@ def test_what_serves_peers_is_told_so() -> None:
     told = selection.choose_subject("later", traits="tickets,ranks", serves_peers=1)
     assert told == replace(LATER, traits=frozenset({Trait.RANKS, Trait.TICKETS}), serves_peers=True)
     assert selection.choose_subjects("later", None, None, serves_peers=1)["later"].serves_peers
-    with pytest.raises(ConfigError, match="--traits: 'sleep' is of connectors that serve no other engines"):
+    with pytest.raises(
+        ConfigError, match="--traits: 'sleep' is a trait of connectors that serve no other engines"
+    ):
         selection.choose_subject("later", traits="sleep", serves_peers=1)
-    with pytest.raises(ConfigError, match="--serves-peers is about one connector: name it with --connector"):
+    with pytest.raises(ConfigError, match="--serves-peers applies to one connector: name it with --connector"):
         selection.choose_subjects(None, None, None, serves_peers=1)
 
 
@@ -288,7 +291,7 @@ def test_or_that_its_worlds_have_two_engines() -> None:
     assert (selection.choose_subject("p2p").engines, selection.choose_subject("p2p-two-engines").engines) == (1, 2)
     told = selection.choose_subject("later", serves_peers=2)
     assert told == replace(LATER, serves_peers=True, engines=2, traits=LATER.traits - {Trait.SLEEP})
-    with pytest.raises(ConfigError, match="--two-engines is about one connector: name it with --connector"):
+    with pytest.raises(ConfigError, match="--two-engines applies to one connector: name it with --connector"):
         selection.choose_subjects(None, None, None, serves_peers=2)
 
 
@@ -297,7 +300,7 @@ def test_a_stranger_is_a_second_engine() -> None:
     assert two.traits == {Trait.STRANGERS}
     assert Trait.STRANGERS in selection.choose_subject("p2p-two-engines").traits
     assert Trait.STRANGERS not in selection.choose_subject("p2p-two-engines", serves_peers=1).traits
-    with pytest.raises(ConfigError, match="'strangers' is of connectors that are driven in two engines"):
+    with pytest.raises(ConfigError, match="'strangers' is a trait of connectors that are driven in two engines"):
         selection.choose_subject("p2p", traits="strangers", serves_peers=1)
 
 
@@ -314,38 +317,38 @@ def test_or_that_its_engines_share_a_store() -> None:
     assert selection.choose_subject("p2p", shares_store=True).serves_peers is False
     with pytest.raises(
         ConfigError,
-        match="--traits: 'strangers' is of connectors that are driven in two engines: --two-engines or --",
+        match="--traits: 'strangers' is a trait of connectors that are driven in two engines: --two-engines or --",
     ):
         selection.choose_subject("later", traits="strangers")
     with pytest.raises(
-        ConfigError, match="--traits: 'holds' is of connectors that serve other engines: --serves-p"
+        ConfigError, match="--traits: 'holds' is a trait of connectors that serve other engines: --serves-p"
     ):
         selection.choose_subject("later", traits="holds", shares_store=True)
     for peers, option in (1, "--serves-peers"), (2, "--two-engines"):
-        words = f"^{option} and --shares-store: a connector is tried in one way at a time$"
+        words = f"^{option} and --shares-store exclude each other: give one of them$"
         with pytest.raises(ConfigError, match=words):
             selection.choose_subject("later", serves_peers=peers, shares_store=True)
         with pytest.raises(ConfigError, match=words):
             selection.choose_subject("shared", serves_peers=peers)
-    with pytest.raises(ConfigError, match="--shares-store is about one connector: name it with --connector"):
+    with pytest.raises(ConfigError, match="--shares-store applies to one connector: name it with --connector"):
         selection.choose_subjects(None, None, None, shares_store=True)
 
 
 def test_an_unknown_connector() -> None:
     message = refused(selection.choose_subject, "latr")
     assert message.startswith(
-        "--connector: unknown connector 'latr'; did you mean 'later'?; one of your own is module:Class, and "
-        "kv-sim subjects lists the testbed's; installed connectors, known: MultiConnector, "
+        "--connector: unknown connector 'latr'; did you mean 'later'?; write your own as module:Class; kv-sim "
+        "subjects lists those of the testbed; installed connectors, known: MultiConnector, "
     )
     assert refused(selection.choose_subject, "x").startswith(
-        "--connector: unknown connector 'x'; one of your own is module:Class, and "
+        "--connector: unknown connector 'x'; write your own as module:Class; kv-sim "
     )
 
 
 def test_a_connector_that_cannot_be_made() -> None:
     message = refused(selection.choose_subject, "broken_connectors:Homeless", '{"a": 1}')
     assert message.startswith(
-        "--connector 'broken_connectors:Homeless': it can't be created: worker side: KeyError: 'home' ("
+        "--connector 'broken_connectors:Homeless': can't create it: worker side: KeyError: 'home' ("
     )
     assert message.endswith(' (its kv_connector_extra_config is {"a": 1}; --extra adds to it)')
 

@@ -185,7 +185,7 @@ def test_an_endless_loop_is_told_and_not_shrunk(
         "start_load_kv: DidNotReturn: it hasn't returned for 0.05 s (--call-timeout) (test_watchdog.py:"
         in printed.out
     )
-    assert "note: it is not shrunk: each try would take as long\n" in printed.err
+    assert "note: the history is not shrunk: each attempt would take as long\n" in printed.err
 
 
 @pytest.mark.parametrize("command", [["conform"], ["fuzz", "--connector"]], ids=" ".join)
@@ -208,7 +208,7 @@ def test_sys_exit_where_nobody_guards_is_no_answer(
 ) -> None:
     monkeypatch.setattr(cli, "COMMANDS", {**cli.COMMANDS, "subjects": lambda options: sys.exit(0)})
     assert main(["subjects"]) == 3
-    assert capsys.readouterr().err == "kv-sim subjects: somebody called sys.exit(0) in the middle\n"
+    assert capsys.readouterr().err == "kv-sim subjects: a connector or a library called sys.exit(0)\n"
 
 
 @pytest.mark.parametrize("seconds", ["-1", "inf", "nan"])

@@ -105,7 +105,7 @@ def test_a_probe_fails_nothing(conform: Callable[..., tuple[int, str]]) -> None:
     ("name", "words"),
     [
         ("Alone", "fewer than 1000 blocks"),
-        ("Choosy", "it can't be created: worker side: RuntimeError: one rank is enough (broken_connectors.py:"),
+        ("Choosy", "can't create it: worker side: RuntimeError: one rank is enough (broken_connectors.py:"),
     ],
 )
 def test_a_world_that_is_refused_breaks_no_probe(
@@ -117,7 +117,7 @@ def test_a_world_that_is_refused_breaks_no_probe(
     assert len(said) == 15, "all others were tried"
     assert said["ranks"].endswith("can't be tried")
     assert f"\nnote: ranks: {words}" in out
-    assert "note: ranks: what it is about" not in out
+    assert "note: ranks: its situations" not in out
 
 
 @pytest.mark.once
@@ -129,7 +129,7 @@ def test_a_probe_says_how_many_worlds_were_refused(conform: Callable[..., tuple[
     assert (outcome.failure, outcome.refusal, 0 < tried < 8) == (None, None, True)
     assert outcome.refused == {words: 8 - tried}
     lines = report.summary_lines(alone, [outcome])
-    assert f"note: ranks: of 8 worlds {8 - tried} were refused, as in: {words}" in lines
+    assert f"note: ranks: of 8 worlds, {8 - tried} were refused, for example: {words}" in lines
     code, out = conform("broken_connectors:Alone", "--traits", "ranks", "--histories", "2")
     assert (code, out) == (2, "kv-sim conform: fewer than 1000 blocks\n"), "who claims it is told"
 
@@ -288,7 +288,7 @@ def test_it_is_said_what_hardly_came_up(lost: int, came: str) -> None:
     situations = {**COUNTED, "a copy is lost": lost, "a restart loses host memory": 1}
     [said, unclaimed] = report.notes(subject, situations)
     about = "a copy is lost, a lost copy is found, a load that stands still is aborted"
-    assert said == f"losses: what it is about ({about}) {came}: --histories tries more"
+    assert said == f"losses: its situations ({about}) {came}: --histories N tries more"
     assert unclaimed.startswith("not claimed")
     assert report.notes(subject, {**situations, "a lost copy is found": 20 - lost}) == [unclaimed]
     fewer = report.notes(subject, {**situations, "a lost copy is found": 20, "a restart loses host memory": 0})
@@ -299,10 +299,10 @@ def test_of_what_was_probed_it_is_said_too_and_not_after_a_broken_claim() -> Non
     subject = Subject("A", traits=frozenset())
     assert len(report.notes(subject, COUNTED)) == 1
     said, _ = report.notes(subject, COUNTED, frozenset({Trait.STATES, None}))
-    assert said.startswith("states: what it is about (a state within a block is handed over, match: a load ends")
+    assert said.startswith("states: its situations (a state within a block is handed over, match: a load ends")
     assert len(report.notes(subject, COUNTED, frozenset({Trait.STATES}), is_whole=False)) == 1
 
 
 def test_what_forgets_at_a_reset_has_its_own_note() -> None:
     [said, _] = report.notes(Subject("A", traits=frozenset({Trait.RESET})), COUNTED)
-    assert said == "no reset_cache answered True, so nothing shows that a reset forgets what was stored"
+    assert said == "no reset_cache returned True, so this run doesn't show that a reset forgets what was stored"

@@ -59,7 +59,7 @@ def test_options_become_a_plan(tmp_path: Path) -> None:
         ({"extra": "["}, "--kv-extra: no JSON: Expecting value at column 2"),
         (
             {"connector": "a.b"},
-            "--kv-connector: unknown connector 'a.b'; one of your own is module:Class, as in a:b",
+            "--kv-connector: unknown connector 'a.b'; write your own as module:Class, as in a:b",
         ),
         (
             {"connector": None, "spec": "a.b"},
@@ -232,7 +232,7 @@ def test_a_world_that_is_refused_counts_in_a_probe_and_ends_what_is_claimed(
             scenarios.run_scenario(OFFLOAD, scenario, start=5, histories=1, engine=BUILTIN_ENGINE)
         return
     assert (outcome.seed, outcome.histories, outcome.failure) == (4, 3, made[4])
-    assert outcome.refused == {"it can't be created: no": 2}
+    assert outcome.refused == {"can't create it: no": 2}
     assert outcome.refusal is None
     outcome = scenarios.run_scenario(OFFLOAD, scenario, start=5, histories=3, engine=BUILTIN_ENGINE)
     refused = {"too few": 1, "too many": 2}
@@ -249,7 +249,7 @@ def test_a_scenario_whose_trait_no_world_shows_gives_up(monkeypatch: pytest.Monk
     monkeypatch.setattr(scenarios, "_shows", shows)
     outcome = scenarios.run_scenario(OFFLOAD, RANKS, start=3, histories=2, engine=BUILTIN_ENGINE)
     assert looked == list(range(3, 3 + 2 * scenarios.MOST_SEEDS))
-    assert report.row_of(outcome) == ("ranks", "made", 0, 0, "no world shows it")
+    assert report.row_of(outcome) == ("ranks", "made", 0, 0, "no history tries it")
 
 
 def test_the_line_to_paste_names_engine_and_traits(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -286,7 +286,7 @@ def test_a_summary_says_of_each_probe_how_many_worlds_were_refused_as_in_most_of
     notes = [line for line in lines if line.startswith("note: ")]
     assert notes[:3] == [
         "note: c: never",
-        "note: a: of 6 worlds 3 were refused, as in: twice",
-        "note: d: of 5 worlds 4 were refused, as in: often",
+        "note: a: of 6 worlds, 3 were refused, for example: twice",
+        "note: d: of 5 worlds, 4 were refused, for example: often",
     ]
     assert not any("were refused" in note for note in notes[3:])

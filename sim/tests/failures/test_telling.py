@@ -51,7 +51,7 @@ def test_another_failure_is_not_the_same_one_again(
     tell(found, "kv-sim fuzz", tmp_path, "f", say=lambda _: None, note=notes.append, without=without)
     assert asked == [(found.subject, found.config, found.history, without)] * 3
     told = [note.partition(":")[0] for note in notes]
-    assert told == ([] if again is None else [f"taken 3 times more, these actions break HITS {again} times"])
+    assert told == ([] if again is None else [f"replayed 3 times, these actions break HITS {again} times"])
 
 
 def test_that_shrinking_took_too_long_is_said(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -60,7 +60,7 @@ def test_that_shrinking_took_too_long_is_said(tmp_path: Any, monkeypatch: pytest
     monkeypatch.setattr("kv_sim.failures.telling.replay", lambda *args: (None, violation))
     monkeypatch.setattr("kv_sim.failures.telling.within", lambda seconds: asked.append(seconds) or (lambda: False))
     tell(failing(Kind.STEP), "kv-sim fuzz", tmp_path, "f", say=lambda _: None, note=notes.append)
-    assert notes == ["after 300 s of shrinking this is as short as it got: a replay takes long"]
+    assert notes == ["shrinking ended after 300 s, since each replay takes long; a shorter history may exist"]
     assert asked == [300]
 
 

@@ -68,9 +68,9 @@ def test_workers_that_were_told_to_end_have_some_time_for_it() -> None:
     computing, ended = SimpleNamespace(exitcode=None), SimpleNamespace(exitcode=0)
     for end in (None, now + 3600):
         assert not _next_batch(nothing, [computing, ended], 1, end).is_last
-    with pytest.raises(RuntimeError, match="1 of 2 workers didn't end in 20 s"):
+    with pytest.raises(RuntimeError, match="1 of 2 worker processes didn't end within 20 s"):
         _next_batch(nothing, [computing, ended], 1, now)
-    with pytest.raises(RuntimeError, match="1 of 2 workers ended without a last word"):
+    with pytest.raises(RuntimeError, match="1 of 2 worker processes ended before they reported"):
         _next_batch(nothing, [SimpleNamespace(exitcode=-9), ended], 1, None)
 
 

@@ -117,11 +117,9 @@ def test_every_option_says_what_it_is():
             takes_text = action.nargs is None and not action.choices
             assert bool(action.metavar) == takes_text, action.option_strings
     said = {action.dest: action.help for action in parsers[0]._actions}
-    assert said["policy"] == "arc, lru, s3fifo, sieve, or all (default lru)"
-    assert (
-        said["capacity"] == "host memory, one or more, with commas: 20000blocks, 10Mtokens, 64GiB or 64GB; or none"
-    )
-    assert said["kv_dtype"] == "bf16, fp16, fp8, int8 (default bf16)"
+    assert said["policy"] == "eviction policies: arc, lru, s3fifo, sieve, or all (default lru)"
+    assert said["capacity"] == "sizes of host memory, with commas: 20000blocks, 10Mtokens, 64GiB or 64GB; or none"
+    assert said["kv_dtype"] == "the type of KV numbers: bf16, fp16, fp8, int8 (default bf16)"
     assert said["trace"].endswith("a folder of files, or a shipped one: mooncake-conversation, mooncake-synthetic")
     assert (
         "weka, lmcache, bailian, recorded, servegen, lmbench, mooncake, baseten, dynamo, aibrix, aiperf, "
@@ -133,7 +131,7 @@ def test_every_option_says_what_it_is():
     )
     for parser, points in ((parsers[2], 20), (parsers[3], 8)):
         [text] = [action.help for action in parser._actions if action.dest == "points"]
-        assert text == f"try so many capacities (default {points})"
+        assert text == f"how many capacities to try (default {points})"
     timed = {action.dest: action.help for action in parsers[1]._actions}
     assert timed["model"].startswith("default Llama-3.1-8B; known: Llama-3.1-8B, ")
     cache, engine = ({name for one in shown(parser) for name in one.option_strings} for parser in parsers[:2])
@@ -225,4 +223,6 @@ def test_help_is_that_of_the_fidelity_that_was_typed(fidelity, option, capsys):
 def test_of_several_options_of_another_fidelity_the_first_is_named(capsys):
     typed = ["replay", "x.jsonl", "--fidelity", "engine", "--store-threshold", "1", "--stream"]
     assert main(typed) == 2
-    assert capsys.readouterr().err.startswith("kv-sim replay: --store-threshold is of --fidelity cache; ")
+    assert capsys.readouterr().err.startswith(
+        "kv-sim replay: --store-threshold works with --fidelity cache only; "
+    )

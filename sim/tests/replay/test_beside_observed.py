@@ -250,20 +250,21 @@ HAD = "  its own server had 0.308 of the tokens of 3 requests (0.205 in the GPU'
 def test_a_replay_has_a_table_of_it(trace, capsys):
     lines = printed(capsys, "replay", trace, "--capacity", "5blocks,9blocks", "--gpu-capacity", "1block")
     assert lines[2] == HAD
-    at, had = lines.index("beside what the trace's own server had:"), ("it", "had")
+    at, had = lines.index("compared with the hits that the trace's own server counted:"), ("it", "had")
     assert [line.split() for line in lines[at + 1 : at + 4]] == [
         ["policy", "memory", "token", *had, "GPU", "token", *had, "loaded", "token", *had, "apart"],
         ["lru", "5", "blocks", "0.410", "0.308", "0.103", "0.205", "0.308", "0.103", "0.103"],
         ["lru", "9", "blocks", "0.513", "0.308", "0.103", "0.205", "0.410", "0.103", "0.205"],
     ]
     assert (
-        "It had: by its own count, of the same prompts. Apart: tokens of which only one of the two had." in lines
+        "It had: what that server counted, for the same prompts. Apart: tokens that only one of the two had."
+        in lines
     )
 
 
 def test_a_disk_behind_it_has_a_column(trace, capsys):
     lines = printed(capsys, "replay", trace, "--capacity", "1block", "--disk-capacity", "5blocks")
-    at = lines.index("beside what the trace's own server had:")
+    at = lines.index("compared with the hits that the trace's own server counted:")
     assert lines[at + 1].split()[:4] == ["policy", "memory", "disk", "token"]
     assert lines[at + 2].split()[:6] == ["lru", "1", "block", "5", "blocks", "0.410"]
 
@@ -272,7 +273,7 @@ def test_where_nothing_was_loaded_one_number_is_enough(tmp_path, capsys):
     file = write(tmp_path / "traffic.jsonl", records_of(PROMPTS, ((0, 0), (0, 0), (8, 0), (8, 0))))
     lines = printed(capsys, "replay", file, "--capacity", "none", "--gpu-capacity", "5blocks")
     assert lines[2] == "  its own server had 0.333 of the tokens of 4 requests"
-    at = lines.index("beside what the trace's own server had:")
+    at = lines.index("compared with the hits that the trace's own server counted:")
     assert [line.split() for line in lines[at + 1 : at + 3]] == [
         ["policy", "memory", "token", "it", "had", "apart"],
         ["lru", "0", "blocks", "0.333", "0.333", "0.000"],

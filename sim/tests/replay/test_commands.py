@@ -36,7 +36,7 @@ def test_the_table_of_a_replay(small, capsys):
     assert lines[:4] == [
         "  format: mooncake",
         "  qwen3-8b: 36 layers × 2 (K and V) × 8 KV heads × 128 × 2 bytes (bf16) = 147,456 bytes a token",
-        "an infinite cache answers: 0.455 of blocks, 0.456 of tokens, 0.571 of full blocks",
+        "an infinite cache would hit: 0.455 of blocks, 0.456 of tokens, 0.571 of full blocks",
         "",
     ]
     assert [list(row) for row in zip(*table, strict=True)] == [
@@ -62,7 +62,7 @@ def test_the_table_of_a_replay_behind_a_gpu_and_without_bytes(small, capsys):
         main(["replay", str(small), "--policy", "arc", "--capacity", "5blocks", "--gpu-capacity", "2blocks"]) == 0
     )
     assert capsys.readouterr().out.splitlines()[2:] == [
-        "an infinite cache answers: 0.455 of blocks, 0.456 of tokens, 0.571 of full blocks",
+        "an infinite cache would hit: 0.455 of blocks, 0.456 of tokens, 0.571 of full blocks",
         "",
         "policy  blocks  tokens  memory  block  token  full block  GPU token  CPU token    MIN  "
         "loaded  stored  evicted  refused  age  90 %",
@@ -71,7 +71,7 @@ def test_the_table_of_a_replay_behind_a_gpu_and_without_bytes(small, capsys):
         "",
         "Ratios are hits of host memory and the GPU's prefix cache: "
         "of all blocks, of all prompt tokens, of all full blocks.",
-        "MIN: the most that any policy could answer, by token. Age: since a hit's last use, median and 90 %.",
+        "MIN: the most that any policy could hit, by token. Age: since a hit's last use, median and 90 %.",
     ]
 
 
@@ -117,7 +117,7 @@ def test_what_one_more_buys_without_a_gpu(small, capsys, options, rows, ends):
     lines = capsys.readouterr().out.splitlines()
     head = 3 if options else 2
     assert lines[head + 1 : head + 10] == ["", "hits by prompt tokens:", *rows, "", ends]
-    assert lines[head] == "an infinite cache answers: 0.455 of blocks, 0.456 of tokens, 0.571 of full blocks"
+    assert lines[head] == "an infinite cache would hit: 0.455 of blocks, 0.456 of tokens, 0.571 of full blocks"
 
 
 def test_the_table_of_size(small, capsys):
@@ -128,7 +128,7 @@ def test_the_table_of_size(small, capsys):
         "small.jsonl: 4 requests in 6 s, 5584 prompt tokens, 11 blocks of 512 tokens, 6 different ones",
         "  format: mooncake",
         "  1,000 bytes a token",
-        "an infinite cache answers: 0.455 of blocks, 0.456 of tokens, 0.571 of full blocks",
+        "an infinite cache would hit: 0.455 of blocks, 0.456 of tokens, 0.571 of full blocks",
         "the GPU's prefix cache alone (2 blocks): 0.182 of blocks, 0.183 of tokens, 0.286 of full blocks",
         "",
         "hits by prompt tokens:",
@@ -140,7 +140,7 @@ def test_the_table_of_size(small, capsys):
         "",
         "recommended: lru, 4 blocks = 2048 tokens = 1.95 MiB",
         "  the knee: up to here more room buys more than on average, from here on less",
-        "  answers 0.364 of blocks, 0.367 of tokens, 0.571 of full blocks",
+        "  hits 0.364 of blocks, 0.367 of tokens, 0.571 of full blocks",
         '--kv-transfer-config \'{"kv_connector": "OffloadingConnector", "kv_connector_module_path": "kv_vllm", '
         '"kv_role": "kv_both", "kv_load_failure_policy": "recompute", '
         '"kv_connector_extra_config": {"cpu_bytes_to_use": 2048000, "eviction_policy": "lru"}}\'',
@@ -354,7 +354,7 @@ def test_nothing_comes_back_beside_the_gpu(small, capsys):
     assert capsys.readouterr().out.endswith(
         "recommended: no host memory beside the GPU's prefix cache\n"
         "  the budget: up to there host memory answers nothing\n"
-        "  with --store-when evicted lru, 3 blocks answer 0.367 of tokens\n"
+        "  with --store-when evicted lru, 3 blocks would hit 0.367 of tokens\n"
     )
 
 

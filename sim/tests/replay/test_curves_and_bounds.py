@@ -189,7 +189,10 @@ def test_piles_can_be_recounted(requests):
 def test_ids_that_are_no_prefix_ids_are_refused(requests, text):
     with pytest.raises(ConfigError) as caught:
         shape_of(trace_of(requests))
-    assert str(caught.value) == f"made: {text}: these aren't prefix ids; --ids block chains them"
+    assert (
+        str(caught.value)
+        == f"made: {text}, so these ids don't name prefixes; --ids block reads them as ids of blocks"
+    )
 
 
 def test_who_says_nothing_of_a_setup_has_no_cache_at_all():

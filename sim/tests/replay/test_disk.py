@@ -133,7 +133,7 @@ def test_what_size_says_of_a_disk(small, capsys):
         "",
         "recommended: lru, 4 blocks = 2048 tokens = 1.95 MiB of disk",
         "  the knee: up to here more room buys more than on average, from here on less",
-        "  answers 0.364 of blocks, 0.367 of tokens, 0.571 of full blocks",
+        "  hits 0.364 of blocks, 0.367 of tokens, 0.571 of full blocks",
     ]
     [text] = re.fullmatch("--kv-transfer-config '(.*)'", lines[-1]).groups()
     config = KVTransferConfig(**json.loads(text))
@@ -259,7 +259,7 @@ def test_the_tables_of_a_replay_with_a_disk(small, capsys):
         "lru     1.46 MiB       6    3072  2.93 MiB  2.44 MiB  2.93 MiB        0        0",
         "",
         "Ratios are hits of host memory and the disk: of all blocks, of all prompt tokens, of all full blocks.",
-        "MIN: the most that any policy could answer, by token. Age: since a hit's last use, median and 90 %.",
+        "MIN: the most that any policy could hit, by token. Age: since a hit's last use, median and 90 %.",
     ]
     assert main([*command, "--disk-capacity", "6blocks", "--gpu-capacity", "2blocks", "--json", "-"]) == 0
     run = json.loads(capsys.readouterr().out)["runs"][0]
@@ -298,8 +298,9 @@ def test_in_a_notebook(small):
 @pytest.mark.parametrize(
     ("command", "options", "problem"),
     [
-        ("size", "--host-capacity 2blocks", "--host-capacity lies in front of --disk, which isn't given; "
-         "--capacity is host memory"),
+        ("size", "--host-capacity 2blocks",
+         "--host-capacity is the host memory in front of --disk, which isn't given; without a disk give "
+         "--capacity"),
         ("size", "--disk=", "--disk: expected a folder of the server, got nothing"),
         ("size", "--disk /kv --host-capacity 2", "--host-capacity 2: 2 what? "
          "Expected 20000blocks, 10Mtokens, 64GiB or 64GB"),
@@ -308,8 +309,9 @@ def test_in_a_notebook(small):
          "--disk-store-threshold: expected at least 0, got -1"),
         ("replay", "--disk-capacity 2", "--disk-capacity 2: 2 what? "
          "Expected 20000blocks, 10Mtokens, 64GiB or 64GB"),
-        ("replay", "--disk-capacity 268435457blocks --stream", "--disk-capacity: that is 268435457 blocks, and "
-         "--stream keeps books of 268435456 at most; without it they are no more than the trace has"),
+        ("replay", "--disk-capacity 268435457blocks --stream",
+         "--disk-capacity: that is 268435457 blocks, and --stream supports 268435456 at most; without --stream "
+         "only blocks of the trace count"),
     ],
 )  # fmt: skip
 def test_what_can_not_be_meant_is_refused(small, capsys, command, options, problem):

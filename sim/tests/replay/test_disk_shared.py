@@ -328,9 +328,9 @@ def test_what_a_replay_says(small, capsys, tmp_path):
     said = capsys.readouterr().out.splitlines()
     assert said[2:6] == [
         "  2 servers, routing round-robin: the busiest got 1.09 × the prompt tokens of the average",
-        "  each reads what the others have on their disks, and stores no more of it",
-        "an infinite cache on each server answers: 0.182 of blocks, 0.183 of tokens, 0.286 of full blocks",
-        "one for all of them: 0.455 of blocks, 0.456 of tokens, 0.571 of full blocks",
+        "  each server loads what the others have on their disks, and doesn't store it again",
+        "an infinite cache on each server would hit: 0.182 of blocks, 0.183 of tokens, 0.286 of full blocks",
+        "one infinite cache for all servers would hit: 0.455 of blocks, 0.456 of tokens, 0.571 of full blocks",
     ]
     assert said[7:13] == [
         "policy  blocks  tokens  memory      disk  block  token  full block  CPU token  disk token  "
@@ -346,7 +346,7 @@ def test_what_a_replay_says(small, capsys, tmp_path):
     assert said[13].split() == ["lru", "0", "blocks", "4", "2048", "-", "2", "3", "6", "0", "0"]
     assert "Neighbours: the other servers' disks. Borrowed: loaded from these, and not counted in loaded." in said
     text = page.read_text()
-    assert "<li>each reads what the others have on their disks, and stores no more of it</li>" in text
+    assert "<li>each server loads what the others have on their disks, and doesn't store it again</li>" in text
     assert "<th>by neighbours</th><th>borrowed</th>" in text and "<td>27.3%</td><td>3 blocks</td>" in text
     assert "</svg>neighbours' disks</li>" in text.replace("&#x27;", "'")
     assert main([*command, "--json", "-"]) == 0
@@ -375,9 +375,9 @@ def test_what_size_recommends(small, capsys, tmp_path):
     sized += ["--capacity", "1block,2blocks,3blocks,4blocks"]
     assert main([*sized, *SHARED, "--html", str(page)]) == 0
     said = capsys.readouterr().out.splitlines()
-    assert said[4] == "  each reads what the others have on their disks, and stores no more of it"
+    assert said[4] == "  each server loads what the others have on their disks, and doesn't store it again"
     assert said[8:-2] == [
-        "hits by prompt tokens, of all servers; sizes are of each:",
+        "hits by prompt tokens, over all servers; sizes are per server:",
         "blocks  tokens      disk    lru    MIN    +1 GiB",
         "1          512   500 KiB  0.092  0.367      +0 %",
         "2         1024  1000 KiB  0.092  0.456  +57.7k %",
@@ -386,7 +386,7 @@ def test_what_size_recommends(small, capsys, tmp_path):
         "",
         "recommended: lru, 3 blocks = 1536 tokens = 1.46 MiB of disk on each of 2 servers, 2.93 MiB in all",
         "  the knee: up to here more room buys more than on average, from here on less",
-        "  answers 0.364 of blocks, 0.367 of tokens, 0.571 of full blocks",
+        "  hits 0.364 of blocks, 0.367 of tokens, 0.571 of full blocks",
         '  each has a "file_engine" of its own besides, 0 to 1, but for replicas of one --data-parallel-size',
     ]
     [config] = re.fullmatch("--kv-transfer-config '(.*)'", said[-2]).groups()
@@ -416,11 +416,11 @@ def test_in_a_notebook(small):
     for ask, disk in ((replay, "disk_capacity"), (size, "disk")):
         with pytest.raises(ConfigError, match=rf"^disk_shared is for {disk}, which isn't given$"):
             ask(small, servers=2, disk_shared=True)
-    with pytest.raises(ConfigError, match=r"^--disk-shared: one server shares with nobody; --servers says"):
+    with pytest.raises(ConfigError, match=r"^--disk-shared needs several servers; --servers says"):
         size(small, disk="/kv", disk_shared=True)
 
 
-ONE = "--disk-shared: one server shares with nobody; --servers says how many there are"
+ONE = "--disk-shared needs several servers; --servers says how many"
 
 
 @pytest.mark.parametrize(
@@ -429,7 +429,7 @@ ONE = "--disk-shared: one server shares with nobody; --servers says how many the
         ("replay --disk-capacity 4blocks", "--disk-shared is for --servers, which isn't given"),
         ("replay --disk-capacity 4blocks --servers 1", ONE),
         (f"replay --disk-capacity 4blocks --servers {MOST_ENGINES + 1}",
-         f"--disk-shared: at most {MOST_ENGINES} servers can, got {MOST_ENGINES + 1}"),
+         f"--disk-shared: at most {MOST_ENGINES} servers can share a disk, got {MOST_ENGINES + 1}"),
         ("replay --capacity 4blocks --servers 2", "--disk-shared is for --disk-capacity, which isn't given"),
         ("replay --stream --capacity 4blocks --servers 2",
          "--disk-shared is for --disk-capacity, which isn't given"),

@@ -93,7 +93,7 @@ def test_engine_fidelity_ignores_no_option_of_the_other(small, capsys, command, 
     name = re.split("[ =]", option)[0]
     hint = f"engine has {instead}" if instead else "--help lists what engine has"
     assert main([command, str(small), *option.split(), "--fidelity", "engine"]) == 2
-    assert capsys.readouterr() == ("", f"kv-sim {command}: {name} is of --fidelity cache; {hint}\n")
+    assert capsys.readouterr() == ("", f"kv-sim {command}: {name} works with --fidelity cache only; {hint}\n")
 
 
 @pytest.mark.parametrize("trace", ["none", "engine"])

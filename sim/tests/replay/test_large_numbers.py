@@ -17,7 +17,7 @@ REQUESTS = [
 ]
 HUGE = str(10**20)
 CONFIG = json.dumps({"kv_connector": "OffloadingConnector", "kv_role": "kv_both"})
-SLOW = "and a replay's clock takes no more than a day at once; check {causes}"
+SLOW = "more than the day that one step of a replay's clock may take; check {causes}"
 GPU = SLOW.format(causes="the GPU's FLOP/s, bandwidth and efficiencies")
 LINK = SLOW.format(causes="the link's bandwidth and efficiency, and the microseconds of a copy")
 
@@ -38,14 +38,14 @@ def run(tmp_path, capsys):
 
 ENGINE = {
     ("--gpu-capacity", f"{2**26 + 1}blocks"): (
-        "--gpu-capacity: that is 67108865 blocks, and a replay keeps books of 67108864 at most; choose larger "
-        "blocks or less memory"
+        "--gpu-capacity: that is 67108865 blocks, and a replay supports 67108864 at most; choose larger blocks "
+        "or less memory"
     ),
     ("--gpu-capacity", f"{HUGE}blocks"): f"--gpu-capacity: expected at most 2147483647, got {HUGE}",
     ("--max-step-tokens", str(2**31)): "--max-step-tokens: expected at most 2147483647, got 2147483648",
     ("--capacity", "5000TiB"): (
-        "--capacity: that is 81920000 blocks, and a replay keeps books of 67108864 at most; choose larger "
-        "blocks or less memory"
+        "--capacity: that is 81920000 blocks, and a replay supports 67108864 at most; choose larger blocks or "
+        "less memory"
     ),
     ("--step-microseconds", "1e300"): "--step-microseconds: expected at most 1e+15, got 1e+300",
     ("--step-microseconds", "86401e6"): (
@@ -150,7 +150,9 @@ def test_as_long_as_a_step_may_take():
     ):
         refuse_too_much(settings, replace(sizes, step=replace(quick, **slow)))
         slower = {name: ns + max(1, ns // 1000) for name, ns in slow.items()}
-        with pytest.raises(ConfigError, match=r"could take 8\.6[45]e\+04 s, and a replay's clock takes no more"):
+        with pytest.raises(
+            ConfigError, match=r"could take 8\.6[45]e\+04 s, more than the day that one step of a replay's clock"
+        ):
             refuse_too_much(settings, replace(sizes, step=replace(quick, **slower)))
 
 
@@ -184,6 +186,6 @@ def test_an_oracle_has_room_for_136_years(tmp_path, capsys, seconds, code):
 def test_a_stream_keeps_books_of_its_capacity(run):
     assert run("replay", "--stream", "--capacity", "268435457blocks") == (
         2,
-        "kv-sim replay: --capacity: that is 268435457 blocks, and --stream keeps books of 268435456 at most; "
-        "without it they are no more than the trace has\n",
+        "kv-sim replay: --capacity: that is 268435457 blocks, and --stream supports 268435456 at most; without "
+        "--stream only blocks of the trace count\n",
     )

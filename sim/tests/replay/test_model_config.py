@@ -99,35 +99,42 @@ def test_what_is_kept_of_a_token(config: dict[str, object], expected: KVModel) -
         ({**LLAMA, "hidden_size": 4097}, "4097 numbers of a token are no multiple of 32 heads"),
         (
             {**LLAMA, "kv_heads_of_it": 8},
-            "kv_heads_of_it: only num_key_value_heads, num_kv_heads, n_head_kv, kv_n_heads, multi_query_group_num "
-            "are known to say how many heads keep K and V",
+            "kv_heads_of_it: the number of KV heads is read from num_key_value_heads, num_kv_heads, n_head_kv, "
+            "kv_n_heads, multi_query_group_num only",
         ),
         ({**LLAMA, "layer_types": 5}, "layer_types: expected a list, got 5"),
         ({**LLAMA, "v_head_dim": 64}, "v_head_dim: a head keeps 128 numbers for K and 64 for V"),
-        ({**LLAMA, "sliding_window": 4096}, "sliding_window: layers forget what is 4096 tokens back"),
+        (
+            {**LLAMA, "sliding_window": 4096},
+            "sliding_window: its layers drop KV after 4096 tokens, so the bytes of a token aren't constant",
+        ),
         (
             {**LLAMA, "is_encoder_decoder": True},
-            "is_encoder_decoder: what is kept of an encoder is of no token of the decoder",
+            "is_encoder_decoder: an encoder's KV belongs to no token of the decoder, so the bytes of a token "
+            "can't be told",
         ),
         (
             {**LLAMA, "mamba_d_state": 16},
-            "mamba_d_state: not all of its layers keep K and V of each token, and nothing else",
+            "mamba_d_state: some of its layers keep something else than K and V of each token",
         ),
         (
             {**DEEPSEEK, "index_head_dim": 128},
-            "index_head_dim: not all of its layers keep K and V of each token, and nothing else",
+            "index_head_dim: some of its layers keep something else than K and V of each token",
         ),
         ({**DEEPSEEK, "qk_rope_head_dim": None}, "it has no qk_rope_head_dim"),
-        ({**DEEPSEEK, "model_type": "minicpm3"}, "model_type: of minicpm3, vLLM doesn't keep the latent alone"),
+        (
+            {**DEEPSEEK, "model_type": "minicpm3"},
+            "model_type: for minicpm3 vLLM doesn't keep only the latent of MLA",
+        ),
         (
             {**LLAMA, "layer_types": ["full_attention", "sliding_attention"] * 16},
-            "its layers are of several kinds (16 full_attention, 16 sliding_attention), so what a token takes "
-            "changes as others follow; those that keep all take 65,536 bytes in bf16",
+            "its layers are of several kinds (16 full_attention, 16 sliding_attention), so the KV bytes of a "
+            "token change as later tokens follow; those that keep all take 65,536 bytes in bf16",
         ),
         (
             {**LLAMA, "layers_block_type": ["mamba"] * 31 + ["attention"]},
-            "its layers are of several kinds (1 attention, 31 mamba), so what a token takes changes as others "
-            "follow; those that keep all take 4,096 bytes in bf16",
+            "its layers are of several kinds (1 attention, 31 mamba), so the KV bytes of a token change as "
+            "later tokens follow; those that keep all take 4,096 bytes in bf16",
         ),
     ],
 )
@@ -140,7 +147,7 @@ def test_what_is_no_one_number_is_refused(config: dict[str, object], problem: st
 @pytest.mark.parametrize("more", [{"layer_types": ["sliding_attention"]}, {"global_head_dim": 512}])
 def test_no_number_is_told_of_layers_that_keep_all_where_there_are_none_or_others(more: dict[str, object]) -> None:
     kinds = {"layer_types": ["full_attention", "sliding_attention"]}
-    with pytest.raises(ConfigError, match=r"changes as others follow$"):
+    with pytest.raises(ConfigError, match=r"as later tokens follow$"):
         model_of({**LLAMA, **kinds, **more})
 
 
@@ -158,8 +165,8 @@ def test_a_file_or_the_folder_that_it_is_in(tmp_path: Path) -> None:
         ("", " is no JSON: Expecting value: line 1 column 1 (char 0)"),
         (
             "{}",
-            ": it has none of num_hidden_layers, n_layer, n_layers, num_layers; "
-            "--bytes-per-token says what a token takes",
+            ": it has none of num_hidden_layers, n_layer, n_layers, num_layers; give the KV bytes of a token "
+            "with --bytes-per-token",
         ),
     ],
 )
@@ -185,7 +192,10 @@ def test_from_the_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str
         in capsys.readouterr().out
     )
     assert main([*replay, "--model", str(tmp_path), "--fidelity", "engine"]) == 2
-    assert "only its KV cache is known; with parameters and heads, too: Llama-3.1" in capsys.readouterr().err
+    assert (
+        "only its KV cache size is known, not its parameters; models with both: Llama-3.1"
+        in capsys.readouterr().err
+    )
 
 
 def test_what_a_number_of_each_type_takes() -> None:

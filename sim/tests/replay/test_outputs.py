@@ -96,7 +96,7 @@ def test_a_minus_is_a_file_but_for_json(small, tmp_path, capsys, monkeypatch):
 def test_a_folder_is_no_file_to_write(small, tmp_path, capsys, name):
     command, *options, option = COMMANDS[name]
     said = refused(capsys, command, small, *options, option, tmp_path)
-    assert said == f"{option} {tmp_path}: this is a folder, and a file is written"
+    assert said == f"{option} {tmp_path}: this is a folder, expected the path of a file"
 
 
 @pytest.mark.parametrize("name", COMMANDS)

@@ -300,10 +300,13 @@ def test_what_a_replay_says_of_servers(small, capsys):
     assert "  2 servers, routing round-robin: the busiest got 1.09 × the prompt tokens of the average" in said
     assert (
         said[3]
-        == "an infinite cache on each server answers: 0.182 of blocks, 0.183 of tokens, 0.286 of full blocks"
+        == "an infinite cache on each server would hit: 0.182 of blocks, 0.183 of tokens, 0.286 of full blocks"
     )
-    assert said[4] == "one for all of them: 0.455 of blocks, 0.456 of tokens, 0.571 of full blocks"
-    assert "Sizes are of each server; hits and what was moved, of all together." in said
+    assert (
+        said[4]
+        == "one infinite cache for all servers would hit: 0.455 of blocks, 0.456 of tokens, 0.571 of full blocks"
+    )
+    assert "Sizes are per server; hits and traffic are totals over all servers." in said
     assert main([*command, "--json", "-"]) == 0
     found = json.loads(capsys.readouterr().out)
     assert found["load"] == {"routing": "round-robin", "requests": [2, 2], "tokens": [3048, 2536]}
@@ -326,13 +329,13 @@ def test_what_a_size_says_of_servers(small, capsys, tmp_path):
     page = tmp_path / "page.html"
     assert main([*command, "--points", "3", "--html", str(page)]) == 0
     said = capsys.readouterr().out.splitlines()
-    assert "hits by prompt tokens, of all servers; sizes are of each:" in said
+    assert "hits by prompt tokens, over all servers; sizes are per server:" in said
     [recommended] = [line for line in said if line.startswith("recommended")]
     assert recommended.endswith(" on each of 2 servers")
     text = page.read_text()
     assert " on each of 2 servers, policy lru</p>" in text and "<dt>servers</dt><dd>2</dd>" in text
     assert "<dt>reusable tokens</dt><dd>45.6%</dd>" in text and "<dt>reusable on one</dt><dd>45.6%</dd>" in text
-    assert "2 servers, routing prefix: " in text and "Sizes are of each server.</li>" in text
+    assert "2 servers, routing prefix: " in text and "Sizes are per server.</li>" in text
     assert main(["size", str(small), "--bytes-per-token", "1000", "--jobs", "1", "--html", str(page)]) == 0
     assert "server" not in capsys.readouterr().out and "servers" not in page.read_text()
 
@@ -380,7 +383,8 @@ REFUSED = {
         "--routing: unknown routing 'prefx'; known: prefix, round-robin, session; did you mean 'prefix'?"
     ),
     ("--servers", "2", "--routing", "session"): (
-        "small.jsonl: --routing session, and no request says of which it is; also: round-robin, prefix"
+        "small.jsonl: --routing session, but no request of the trace names its session; other routings: "
+        "round-robin, prefix"
     ),
 }
 
@@ -401,9 +405,7 @@ def test_a_stream_remembers_no_prefixes(small, capsys):
     command = ["replay", str(small), "--stream", "--capacity", "3blocks", "--servers", "2", "--routing", "prefix"]
     assert main(command) == 2
     said = capsys.readouterr().err
-    assert (
-        said == "kv-sim replay: small.jsonl: --stream keeps nothing of the trace, which --routing prefix needs\n"
-    )
+    assert said == "kv-sim replay: small.jsonl: --stream doesn't keep the trace, which --routing prefix needs\n"
 
 
 def test_one_server_is_routed_by_whatever(small, capsys):

@@ -159,7 +159,7 @@ def test_without_memory_there_is_the_gpu_alone():
 
 
 def test_without_a_gpu_s_cache_nothing_is_evicted():
-    with pytest.raises(ConfigError, match=r"^store_when: got 'evicted', .* there is none: gpu_blocks is 0"):
+    with pytest.raises(ConfigError, match=r"^store_when: got 'evicted', .* but gpu_blocks is 0"):
         replay_cache(trace_of([[1]]), Setup("lru", 4, store_when=EVICTED))
 
 
@@ -223,15 +223,15 @@ def test_the_report_of_size(turns, capsys, tmp_path):
     assert main(command) == 0
     out = capsys.readouterr().out
     late = replay(turns, capacity=40, gpu_capacity=40, store_when="evicted").token_ratio
-    assert f"  with --store-when evicted lru, 40 blocks answer {late:.3f} of tokens\n" in out
+    assert f"  with --store-when evicted lru, 40 blocks would hit {late:.3f} of tokens\n" in out
     assert f"--store-when evicted lru, 40 blocks answer {late:.1%}" in unescape(
         page.read_text().replace("<code>", "").replace("</code>", "").replace("<b>", "").replace("With ", "")
     )
     assert main([*command, "--store-when", "evicted"]) == 0
     out = capsys.readouterr().out
-    assert "  stored is what the GPU's prefix cache is about to lose\n" in out
+    assert "  blocks are stored when the GPU's prefix cache is about to evict them\n" in out
     assert "with --store-when evicted" not in out
-    assert "stored is what the GPU's prefix cache is about to lose" in unescape(page.read_text())
+    assert "blocks are stored when the GPU's prefix cache is about to evict them" in unescape(page.read_text())
     config = json.loads(out.partition("--kv-transfer-config '")[2].partition("'\n")[0])
     assert parse_options(config["kv_connector_extra_config"]).store_when is EVICTED
 
@@ -241,7 +241,7 @@ def test_the_report_of_replay(turns, capsys, more):
     command = ["replay", str(turns), *GPU, "--capacity", "40blocks", *more]
     assert main([*command, "--store-when", "evicted"]) == 0
     out = capsys.readouterr().out
-    assert "\nStored is what the GPU's prefix cache is about to lose.\n" in out
+    assert "\nBlocks are stored when the GPU's prefix cache is about to evict them.\n" in out
     assert main([*command, "--store-when", "evicted", "--json", "-"]) == 0
     [run] = json.loads(capsys.readouterr().out)["runs"]
     servers = 2 if "--servers" in more else 1
@@ -256,8 +256,8 @@ def test_the_report_of_replay(turns, capsys, more):
 def test_what_is_evicted_takes_a_gpu(turns, capsys, command):
     assert main([command, str(turns), "--store-when", "evicted"]) == 2
     assert capsys.readouterr().err == (
-        f"kv-sim {command}: --store-when evicted: stored is what the GPU's prefix cache is about to lose, and "
-        "there is none; --gpu-capacity says how large it is\n"
+        f"kv-sim {command}: --store-when evicted stores what the GPU's prefix cache is about to evict, but "
+        "there is no such cache; give its size with --gpu-capacity\n"
     )
 
 

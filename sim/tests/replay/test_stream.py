@@ -80,7 +80,7 @@ def test_the_time_of_a_stream_begins_with_its_first_request(tmp_path):
 
 def test_a_stream_keeps_books_of_so_many_blocks(tmp_path, monkeypatch):
     monkeypatch.setattr(stream, "MOST_BLOCKS", 6)
-    file, said = write(tmp_path / "trace.jsonl", [[1]]), "that is 7 blocks, and --stream keeps books of 6 at most"
+    file, said = write(tmp_path / "trace.jsonl", [[1]]), "that is 7 blocks, and --stream supports 6 at most"
     stream.replay_stream(open_stream(file), [Setup("lru", 6, disk=6)], Footprint(4, 10))
     for option, setup in (("--capacity", Setup("lru", 7)), ("--disk-capacity", Setup("lru", 6, disk=7))):
         with pytest.raises(ConfigError, match=f"^{option}: {said}; "):
@@ -181,22 +181,23 @@ def test_the_table_of_a_stream(small, capsys):
 
 
 REFUSED = {
-    (): "--stream needs --capacity: usual sizes are shares of a trace that was read to its end",
-    ("--capacity", "5blocks", "--html", "page.html"): "--stream keeps nothing of the trace, which --html needs",
+    (): "--stream needs --capacity: the default sizes are fractions of the whole trace, which --stream doesn't "
+    "keep",
+    ("--capacity", "5blocks", "--html", "page.html"): "--stream doesn't keep the trace, which --html needs",
     (
         "--capacity",
         "5blocks",
         "--write-oracle",
         "o",
-    ): "--stream keeps nothing of the trace, which --write-oracle needs",
+    ): "--stream doesn't keep the trace, which --write-oracle needs",
     (
         "--capacity",
         "5blocks",
         "--fidelity",
         "engine",
-    ): "--stream is of --fidelity cache; --help lists what engine has",
+    ): "--stream works with --fidelity cache only; --help lists what engine has",
     ("--capacity", "5blocks", "--unsorted", "sort"): (
-        "small.jsonl: --stream takes requests in the order of the file, and these have to be sorted first"
+        "small.jsonl: --stream reads requests in the order of the file, but these have to be sorted by time"
     ),
     ("--capacity", "5blocks", "--store-threshold", "-1"): "--store-threshold: expected at least 0, got -1",
 }
@@ -229,7 +230,7 @@ def test_records_that_are_sessions_are_no_stream(tmp_path, session):
     file.write_text(f"{session}\n")
     with pytest.raises(ConfigError) as refused:
         stream.replay_stream(open_stream(file), [Setup("lru", 5)], Footprint(64, None))
-    said = "--stream takes requests in the order of the file, and these have to be sorted first"
+    said = "--stream reads requests in the order of the file, but these have to be sorted by time"
     assert str(refused.value) == f"sessions.jsonl: {said}"
 
 

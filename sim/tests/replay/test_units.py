@@ -66,8 +66,8 @@ def test_every_unit_of_bytes():
 @pytest.mark.parametrize(
     ("text", "problem"),
     [
-        ("3blocks", "expected a number of bytes here, for example 64GiB or 64GB"),
-        ("3M tokens", "expected a number of bytes here, for example 64GiB or 64GB"),
+        ("3blocks", "expected a size in bytes, for example 64GiB or 64GB"),
+        ("3M tokens", "expected a size in bytes, for example 64GiB or 64GB"),
         (" 3 ", "3 what? Expected for example 64GiB or 64GB"),
         ("3Xb", "unknown unit 'Xb'; expected for example 64GiB or 64GB"),
         ("3Mb", "'Mb' would be bits: say MB (powers of 1000) or MiB (powers of 1024)"),

@@ -42,7 +42,10 @@ OPTIONS = {
     ("--capacity", "1e100blocks"): (
         "--capacity 1e100blocks: expected a size such as 20000blocks, 10Mtokens, 64GiB or 64GB"
     ),
-    ("--capacity", "64GiB"): "--capacity 64GiB: bytes of what? Say --model or --bytes-per-token",
+    (
+        "--capacity",
+        "64GiB",
+    ): "--capacity 64GiB: the bytes of a token are unknown; give --model or --bytes-per-token",
     ("--capacity", "100tokens"): "--capacity 100tokens: less than one block of 512 tokens",
     ("--capacity", "1MiB", "--bytes-per-token", "131072"): (
         "--capacity 1MiB: less than one block of 512 tokens, which takes 64 MiB"
@@ -81,7 +84,7 @@ OPTIONS = {
     ("--block-size", "100000001"): "--block-size: expected at most 100000000, got 100000001",
     ("--requests", "0"): "--requests: expected at least 1, got 0",
     ("--seed", "7"): "--seed is for --assume-sharing, which isn't given",
-    ("--kv-dtype", "fp8", "--bytes-per-token", "7"): "--kv-dtype is for --model, which isn't given",
+    ("--kv-dtype", "fp8", "--bytes-per-token", "7"): "--kv-dtype needs --model, which isn't given",
     ("--stagger", "-1"): "--stagger: expected at least 0 seconds, got -1",
     ("--stagger", "nan"): "--stagger: expected at least 0 seconds, got nan",
     ("--stagger", "inf"): "--stagger: expected at least 0 seconds, got inf",

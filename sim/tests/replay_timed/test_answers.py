@@ -67,7 +67,7 @@ def test_the_table_has_both_columns() -> None:
     assert rows["time to first token, mean"][0] != rows["time to first token, mean"][1]
     assert seen == [0.5, 1.0]
     last = [*timed_lines(replay_engine(TRACE, toy(gpu_blocks=5, limit=1, contents=Contents.CHECKED)))][-1]
-    assert last == "contents were checked: every slot that was read held what it should"
+    assert last == "contents were checked: every slot that was read held the right KV"
     unchecked = timed_lines(replay_engine(TRACE, toy(gpu_blocks=5, limit=1)))
     assert not any("contents" in line for line in unchecked)
 

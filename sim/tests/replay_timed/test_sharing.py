@@ -312,11 +312,11 @@ def test_one_server_shares_with_nobody() -> None:
     with pytest.raises(ConfigError) as caught:
         timed_config(transfer, 1)
     assert str(caught.value) == (
-        "connector.kv_connector_extra_config.file_shared: with whom? --servers N --disk-shared has others on the "
-        "machine; without this a server has its files for itself"
+        "connector.kv_connector_extra_config.file_shared: there is no other server to share with; add --servers "
+        "N --disk-shared"
     )
 
 
 def test_a_connector_that_does_not_share_is_not_shared() -> None:
-    with pytest.raises(ConfigError, match="--disk-shared: no medium of this connector has file_shared"):
+    with pytest.raises(ConfigError, match="--disk-shared: no medium of this connector sets file_shared"):
         replay_engine(NOBODY, sharing(disk_shared=False), fleet=Fleet(2, disk_shared=True))

@@ -93,8 +93,7 @@ def test_servers_that_share_files_are_replayed_together(monkeypatch: pytest.Monk
     assert alone.with_connector.disk_writes.blocks == 9 * 10
     lines = [*timed_lines(alone)]
     assert (
-        "          one for all servers, each of which reads what the others have there, and stores no more of it"
-        in lines
+        "          one for all servers; each loads what the others have there, and doesn't store it again" in lines
     )
     assert [line.split()[2:] for line in lines if line.startswith("chunks borrowed")] == [["90", "0"]]
     quick, slow = (answers.ttft.mean for answers in (one.runs[0].answers, one.without))
@@ -164,22 +163,22 @@ def test_servers_that_prefill_for_others_are_recommended_if_that_keeps_a_promise
         (
             {"prefill_servers": 1},
             None,
-            "prefill_servers: got 1, with --servers 1; of these at least one has to decode",
+            "prefill_servers: got 1, with --servers 1; at least one server has to decode",
         ),
         (
             {"prefill_servers": 3},
             Fleet(3),
-            "prefill_servers: got 3, with --servers 3; of these at least one has to decode",
+            "prefill_servers: got 3, with --servers 3; at least one server has to decode",
         ),
         (
             {"prefill_servers": 1, "contents": Contents.CHECKED},
             Fleet(3),
-            "prefill_servers: with --check-contents each server does both",
+            "prefill_servers: not possible with --check-contents",
         ),
         (
             {"prefill_servers": 1, "disk_bytes_to_use": 1 << 20, "disk_shared": True},
             Fleet(3, disk_shared=True),
-            "prefill_servers: where servers share files, each does both",
+            "prefill_servers: not possible where servers share files",
         ),
     ],
 )
@@ -324,8 +323,8 @@ def test_who_waits_in_the_queue_is_told_so() -> None:
         return [*timed_lines(replace(base, runs=runs))][-2:]
 
     assert said(0.5, 0.1) == [
-        "  with the most of it 50% of the time to first token is spent in the queue:",
-        "  fewer requests for each server (--servers, --arrival-scale) would change more",
+        "  even with the most memory, 50% of the time to first token is spent in the queue:",
+        "  more servers (--servers) or fewer requests (--arrival-scale) would help more",
     ]
     assert not any("queue" in line for line in said(0.49, 0.9))
 
@@ -341,7 +340,7 @@ def test_what_is_shown_of_a_disk_and_of_several_servers() -> None:
     assert head.split()[:6] == ["policy", "memory", "disk", "GPU", "CPU", "disk"]
     [none] = [line for line in lines if line.startswith("none")]
     assert none.split()[:6] == ["none", "-", "-", *["0.000"] * 3]
-    assert "hits by prompt tokens, and times of requests; sizes are of each server:" in lines
+    assert "hits by prompt tokens, and times of requests; sizes are per server:" in lines
     assert lines[-1] == "recommended: no host memory or disk, since a server without any meets it"
     hard = replace(found, without=replace(found.without, queueing=replace(found.without.queueing, mean=99.0)))
     [said] = [line for line in [*timed_lines(hard)] if line.startswith("recommended")]
@@ -522,12 +521,24 @@ def test_size_takes_a_goal(file: str, capsys: pytest.CaptureFixture[str]) -> Non
 
 
 WRONG = {
-    (): "--fidelity engine: what is the memory to achieve? Say --goal, such as ttft-p90=800ms",
+    (): "--fidelity engine: give the goal that the memory has to meet: --goal, such as ttft-p90=800ms",
     ("--goal", "ttft-p90"): "--goal ttft-p90: expected MEASURE-STATISTIC=TIME, such as ttft-p90=800ms",
-    ("--goal", "ttft-p90=1s", "--budget", "1GiB", "--capacity", "1GiB"): "--budget and --capacity or "
-    "--disk-capacity: give one of them",
-    ("--goal", "ttft-p90=1s", "--budget", "1GiB", "--disk-capacity", "1GiB"): "--budget and --capacity or "
-    "--disk-capacity: give one of them",
+    (
+        "--goal",
+        "ttft-p90=1s",
+        "--budget",
+        "1GiB",
+        "--capacity",
+        "1GiB",
+    ): "--budget can't be combined with --capacity or --disk-capacity",
+    (
+        "--goal",
+        "ttft-p90=1s",
+        "--budget",
+        "1GiB",
+        "--disk-capacity",
+        "1GiB",
+    ): "--budget can't be combined with --capacity or --disk-capacity",
     ("--goal", "ttft-p90=1s", "--points", "3", "--capacity", "1GiB"): "--points and --capacity: give one of them",
     (
         "--goal",

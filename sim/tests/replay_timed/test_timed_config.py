@@ -18,7 +18,7 @@ from kv_sim.replay.transfer_config import disk_config
 
 EXTRA = "kv_connector_extra_config"
 OFFLOADING = {"kv_connector": "OffloadingConnector", EXTRA: {"cpu_bytes_to_use": PAGE}}
-NO_MODEL = "moves bytes in a way that has no timing model; OffloadingConnector has one, and MultiConnector of such"
+NO_MODEL = "has no timing model; OffloadingConnector has one, and a MultiConnector of OffloadingConnectors"
 
 
 @pytest.mark.parametrize(
@@ -38,7 +38,7 @@ NO_MODEL = "moves bytes in a way that has no timing model; OffloadingConnector h
         ),
         (
             {**OFFLOADING, EXTRA: {"spec_name": "TieringOffloadingSpec"}},
-            f"connector.{EXTRA}.spec_name: 'TieringOffloadingSpec' is a medium that has no timing model; "
+            f"connector.{EXTRA}.spec_name: 'TieringOffloadingSpec' is a medium without a timing model; "
             "CPUOffloadingSpec and FileOffloadingSpec have one",
         ),
         (

@@ -21,7 +21,7 @@ OFFLOAD = (
 PULLS = '{"kv_connector":"P2PConnector","kv_role":"kv_both"}'
 MULTI = '{"kv_connector":"MultiConnector","kv_role":"kv_both"}'
 SPLIT = "--servers 2 --prefill-servers 1"
-TOO_MANY = "blocks, and a replay keeps books of 67108864 at most; choose larger blocks or less memory"
+TOO_MANY = "blocks, and a replay supports 67108864 at most; choose larger blocks or less memory"
 NAMELESS = "--connector-config.kv_connector: expected a name, got None"
 NAMED = {
     "--capacity 0GiB": "--capacity: expected a whole number of at least 1, got 0",
@@ -34,10 +34,10 @@ NAMED = {
     "--gpu-capacity 900000000blocks": f"--gpu-capacity: that is 900000000 {TOO_MANY}",
     "--page-tokens 7": "--page-tokens: got 7, which doesn't divide blocks of 512 tokens",
     "--block-tokens 7": "--block-tokens: got 7, which doesn't divide the trace's blocks of 512 tokens",
-    "--max-step-tokens 3": "--max-step-tokens: got 3, less than the 1024 requests that may run at once; ",
+    "--max-step-tokens 3": "--max-step-tokens: got 3, less than the 1024 requests that may run at once, ",
     "--connector-config {}": NAMELESS,
     f"{SPLIT} --connector-config {{}}": NAMELESS,
-    f"{SPLIT} --connector-config {PULLS}": "--connector-config.kv_connector: P2PConnector moves bytes in a way ",
+    f"{SPLIT} --connector-config {PULLS}": "--connector-config.kv_connector: P2PConnector has no timing model; ",
     f"{SPLIT} --connector-config {MULTI}": (
         "--connector-config.kv_connector_extra_config.connectors: expected a list, got None"
     ),
@@ -119,7 +119,7 @@ GPUS_SHOWN = "A10, A100-40, A100-80, B200, GH200, H100, H100-PCIe, H200, L4, L40
         ("--model lama", f"--model: unknown model 'lama'; known: {MODELS_SHOWN}"),
         (
             "--model DeepSeek-V3",
-            "--model: model 'DeepSeek-V3': only its KV cache is known; with parameters and heads, too: "
+            "--model: model 'DeepSeek-V3': only its KV cache size is known, not its parameters; models with both: "
             f"{MODELS_SHOWN}",
         ),
         ("--gpu-flops 0", "--gpu-flops: expected more than 0, got 0"),
@@ -148,8 +148,14 @@ GPUS_SHOWN = "A10, A100-40, A100-80, B200, GH200, H100, H100-PCIe, H200, L4, L40
             "--tp-size 3",
             "--tp-size: got 3, which neither divides the 8 KV heads of Llama-3.1-8B nor is a multiple of them",
         ),
-        ("--capacity 5blocks", "--capacity 5blocks: expected a number of bytes here, for example 64GiB or 64GB"),
-        ("--capacity 1Mtokens", "--capacity 1Mtokens: expected a number of bytes here, for example 64GiB or 64GB"),
+        (
+            "--capacity 5blocks",
+            "--capacity 5blocks: expected a size in bytes, for example 64GiB or 64GB",
+        ),
+        (
+            "--capacity 1Mtokens",
+            "--capacity 1Mtokens: expected a size in bytes, for example 64GiB or 64GB",
+        ),
         ("--capacity 5gigs", "--capacity 5gigs: unknown unit 'gigs'; expected for example 64GiB or 64GB"),
         ("--capacity 1GiB,2", "--capacity 2: 2 what? Expected for example 64GiB or 64GB"),
         ("--capacity 1GiB,", "--capacity : expected a size such as 64GiB or 64GB"),
@@ -222,12 +228,13 @@ def test_wrong_options(line: str, message: str) -> None:
         ({"page_tokens": 100}, "page_tokens: got 100, which doesn't divide blocks of 512 tokens"),
         (
             {"max_step_tokens": 100},
-            "max_step_tokens: got 100, less than the 1024 requests that may run at once; "
-            "then not all of them could decode in one step",
+            "max_step_tokens: got 100, less than the 1024 requests that may run at once, each of which decodes "
+            "a token in a step",
         ),
         (
             {"model": find_model("Llama-3.1-70B")},
-            "Llama-3.1-70B on 1 × H100: 73.60 GiB of GPU memory may be used and its weights take 131.42 GiB, "
+            "Llama-3.1-70B on 1 × H100: 73.60 GiB of GPU memory may be used, and the model's weights take "
+            "131.42 GiB, "
             "which leaves no room for a block of 0.16 GiB; choose another GPU, or more of them",
         ),
     ],

@@ -100,7 +100,7 @@ def test_a_folder_is_refused_before_anything_runs(
         assert main([*command, "--perfetto", "."]) == 2
         out, err = capfd.readouterr()
         assert out == ""
-        assert err == f"kv-sim {command[0]}: --perfetto .: this is a folder, and a file is written\n"
+        assert err == f"kv-sim {command[0]}: --perfetto .: this is a folder, expected the path of a file\n"
 
 
 class Unable(Watcher):

@@ -51,7 +51,7 @@ def _folder(key: str, value: object) -> str:
     if "\0" in path:
         raise ConfigError(f"{key}: {path!r}: no folder's name has a NUL in it")
     if path.startswith("~"):
-        raise ConfigError(f"{key}: {path!r}: no shell reads this ~; write the whole path")
+        raise ConfigError(f"{key}: {path!r}: ~ is not expanded here; write the full path")
     return path
 
 

@@ -267,7 +267,7 @@ def test_what_is_no_cache():
         CachePages({"layer0": [1, 2]}, BLOCKS)
     said = "register_kv_caches: layer 'layer0' is a list; expected a torch tensor or a numpy array"
     assert str(raised.value) == said
-    with pytest.raises(ConfigError, match="the first dimension should be 7 blocks"):
+    with pytest.raises(ConfigError, match="its first dimension should be the number of blocks, 7"):
         CachePages(plain(1), 7)
 
 

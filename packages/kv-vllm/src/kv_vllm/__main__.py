@@ -42,24 +42,45 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m kv_vllm", description=__doc__.partition("\n")[0])
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     one = commands.add_parser("differential", help="compare the testbed's engine with vLLM's schedulers")
-    one.add_argument("--subject", type=_names, action="extend", metavar="A,B", help="default: the three examples")
-    one.add_argument("--seeds", type=_seeds, default=range(500), metavar="A-B", help="from A to B (default 0-499)")
-    one.add_argument("--runner", type=int, choices=(1, 2), help="only this model runner")
-    one.add_argument("--async", dest="is_async", choices=("yes", "no"), help="only AsyncScheduler, or Scheduler")
+    one.add_argument(
+        "--subject",
+        type=_names,
+        action="extend",
+        metavar="A,B",
+        help="which subjects of the testbed (default: the three examples)",
+    )
+    one.add_argument(
+        "--seeds", type=_seeds, default=range(500), metavar="A-B", help="the seeds from A to B (default 0-499)"
+    )
+    one.add_argument(
+        "--runner", type=int, choices=(1, 2), help="compare only with this model runner (default: both)"
+    )
+    one.add_argument(
+        "--async",
+        dest="is_async",
+        choices=("yes", "no"),
+        help="yes: only vLLM's AsyncScheduler; no: only its Scheduler (default: both)",
+    )
     one.set_defaults(run=_differential)
     drift = commands.add_parser("drift", help="compare the contract with the installed vLLM's classes")
     drift.set_defaults(run=_drift)
-    _add_fuzz(commands.add_parser("fuzz", help="drive connectors by vLLM's engine until time is up"))
-    smoke = commands.add_parser("smoke", help="run vLLM without and with a connector, and compare")
-    smoke.add_argument("--model", metavar="MODEL", help="as for vLLM (default: a tiny one, made on the spot)")
+    _add_fuzz(commands.add_parser("fuzz", help="fuzz connectors in vLLM's engine for some minutes"))
+    smoke = commands.add_parser("smoke", help="run vLLM with and without a connector, and compare the outputs")
+    smoke.add_argument(
+        "--model", metavar="MODEL", help="the model, as for vLLM (default: a tiny one, which is generated)"
+    )
     smoke.add_argument(
         "--kv-transfer-config", metavar="JSON", help="the connector, as for vLLM (default: ours, with 1 GiB)"
     )
-    smoke.add_argument("--eager", action="store_true", help="without compilation and graphs: faster to start")
+    smoke.add_argument(
+        "--eager", action="store_true", help="run vLLM without compilation and graphs: faster to start"
+    )
     smoke.set_defaults(run=_smoke)
-    schedule = commands.add_parser("schedule", help="make a schedule of what a RecordingConnector wrote down")
-    schedule.add_argument("calls", metavar="CALLS", help="the file of calls")
-    schedule.add_argument("schedule", metavar="SCHEDULE", help="where the schedule goes")
+    schedule = commands.add_parser(
+        "schedule", help="turn the calls that a RecordingConnector wrote into a schedule file"
+    )
+    schedule.add_argument("calls", metavar="CALLS", help="the file that the RecordingConnector wrote")
+    schedule.add_argument("schedule", metavar="SCHEDULE", help="the schedule file to write")
     schedule.set_defaults(run=_schedule)
     options, unknown = parser.parse_known_args(arguments)
     if unknown:
@@ -86,25 +107,37 @@ def _start() -> int:
 
 def _add_fuzz(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
-        "--subject", type=_names, action="extend", metavar="A,B", help="default: some of vLLM's own"
+        "--subject",
+        type=_names,
+        action="extend",
+        metavar="A,B",
+        help="which subjects (default: some of vLLM's own connectors)",
     )
-    parser.add_argument("--connector", metavar="NAME", help="another one: module:Class, or a name that vLLM knows")
-    parser.add_argument("--extra", metavar="JSON", help="settings to add to its kv_connector_extra_config")
-    parser.add_argument("--traits", metavar="A,B", help="what it claims to withstand, or none (the default)")
-    by_tickets = "it serves other engines by tickets in kv_transfer_params"
+    parser.add_argument(
+        "--connector",
+        metavar="NAME",
+        help="a connector that is not a subject: module:Class, or a name that vLLM knows",
+    )
+    parser.add_argument(
+        "--extra", metavar="JSON", help="settings to add to the connector's kv_connector_extra_config"
+    )
+    parser.add_argument(
+        "--traits", metavar="A,B", help="what the connector claims to support, or none (the default)"
+    )
+    by_tickets = "the connector serves other engines by tickets in kv_transfer_params"
     parser.add_argument("--serves-peers", action="store_const", const=1, help=by_tickets)
     parser.add_argument(
         "--two-engines",
         dest="serves_peers",
         action="store_const",
         const=2,
-        help="the same with two engines in a world: for one that can't pull from itself",
+        help="the same with two engines, for a connector that can't pull from itself",
     )
     parser.add_argument(
         "--shares-store",
         action="store_true",
         default=None,
-        help="two engines in a world share its store, without tickets",
+        help="run two engines that share the connector's store, without tickets",
     )
     parser.add_argument(
         "--without", type=_names, action="extend", default=[], metavar="A,B", help="switch these checkers off"
@@ -114,11 +147,15 @@ def _add_fuzz(parser: argparse.ArgumentParser) -> None:
         type=float,
         default=60.0,
         metavar="S",
-        help="as of kv-sim fuzz (default 60; 0: no call is ended)",
+        help="end a connector's call after S seconds (default 60; 0: never), as in kv-sim fuzz",
     )
-    parser.add_argument("--minutes", type=float, default=10.0, metavar="M", help="for all of them (default 10)")
+    parser.add_argument(
+        "--minutes", type=float, default=10.0, metavar="M", help="how long to fuzz, over all subjects (default 10)"
+    )
     parser.add_argument("--seed", default="0", metavar="N", help="the first seed (default 0)")
-    parser.add_argument("--save", default=".", metavar="DIR", help="where to put schedules of failures")
+    parser.add_argument(
+        "--save", default=".", metavar="DIR", help="folder for schedule files of failures (default: this folder)"
+    )
     parser.set_defaults(run=_fuzz)
 
 

@@ -34,7 +34,7 @@ def vllm_version() -> tuple[int, int]:
         raise MissingError(f"this needs the installed vLLM, and none can be imported: {error}") from error
     found = re.match(r"(\d+)\.(\d+)", text)
     if found is None:
-        raise MissingError(f"the installed vLLM has version {text!r}, from which nothing can be told")
+        raise MissingError(f"the installed vLLM has version {text!r}; expected a version like 0.33.0")
     return int(found[1]), int(found[2])
 
 

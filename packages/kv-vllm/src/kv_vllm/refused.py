@@ -22,9 +22,10 @@ def refuse_worker_of_another_engine(vllm_config: Any) -> None:
     if getattr(config, "instance_id", None) == getattr(vllm_config, "instance_id", ""):
         return
     raise ConfigError(
-        f"{vllm_config.kv_transfer_config.kv_connector}: the worker side in this process, a "
-        f"{type(worker).__name__}, is that of another engine, which vLLM keeps if that one failed to start; use a "
-        "new process, or call vllm.distributed.kv_transfer.ensure_kv_transfer_shutdown() before the next engine"
+        f"{vllm_config.kv_transfer_config.kv_connector}: the worker-side connector in this process, a "
+        f"{type(worker).__name__}, belongs to another engine. vLLM keeps it when that engine fails to start; "
+        "use a new process, or call vllm.distributed.kv_transfer.ensure_kv_transfer_shutdown() before the next "
+        "engine"
     )
 
 
@@ -38,8 +39,8 @@ def refuse_loads_that_nothing_reads(vllm_config: Any) -> None:
         return
     if not vllm_config.cache_config.enable_prefix_caching:
         raise ConfigError(
-            f"{transfer.kv_connector}: with MLA vLLM computes no prompt from its middle on here (it has turned "
-            "prefix caching off), so what is loaded would be passed over, and outputs be wrong"
+            f"{transfer.kv_connector}: on this CPU vLLM computes every prompt of an MLA model from its start "
+            "(it has turned prefix caching off), so it would ignore loaded KV, and outputs would be wrong"
         )
 
 
@@ -53,4 +54,4 @@ def refuse_context_parallelism(vllm_config: Any, *, shares_tokens: bool) -> None
         size = getattr(parallel, name, 1)
         if size != 1:
             connector = vllm_config.kv_transfer_config.kv_connector
-            raise ConfigError(f"parallel_config.{name}: got {size}; {connector} works with 1 only")
+            raise ConfigError(f"parallel_config.{name}: got {size}; {connector} supports only 1")

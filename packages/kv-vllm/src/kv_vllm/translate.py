@@ -200,7 +200,7 @@ def describe_group(kv_cache_spec: Any) -> GroupDescription:
     if kind not in KINDS:
         known = ", ".join(sorted(known.value for known in KINDS))
         raise ConfigError(
-            f"a KV cache group of {name} ({kind.value}) is of a kind that no connector of ours knows; "
+            f"a KV cache group of {name} ({kind.value}) is of a kind that these connectors don't support; "
             f"choices: {known}"
         )
     layer = kv_cache_spec
@@ -235,8 +235,8 @@ def _describe_states(kv_cache_spec: Any, layer: Any) -> GroupDescription:
     assert isinstance(layer, MambaSpec), f"{name} is of kind {KVCacheSpecKind.MAMBA.value}"
     if layer.mamba_cache_mode != "align":
         raise ConfigError(
-            f"a KV cache group of {name} has mamba_cache_mode {layer.mamba_cache_mode!r}, in which vLLM hands no "
-            "states over; choices: align (--mamba-cache-mode align, with prefix caching)"
+            f"a KV cache group of {name} has mamba_cache_mode {layer.mamba_cache_mode!r}, in which vLLM doesn't "
+            "cache states by prefix; choices: align (--mamba-cache-mode align, with prefix caching)"
         )
     return GroupDescription(
         AttentionKind.STATE_SPACE,

@@ -29,8 +29,8 @@ def judge_version(version: tuple[int, int], look_for_drift: Callable[[Callable[[
     lines: list[str] = []
     if not look_for_drift(lines.append):
         told = "\n".join(line for line in lines if not line.startswith("  intended"))
-        raise ConfigError(f"vLLM {number} has another connector interface than {tried}:\n{told}")
-    return f"nobody has tried vLLM {number} with these connectors, only {tried}; its interface is the same"
+        raise ConfigError(f"the connector interface of vLLM {number} differs from that of {tried}:\n{told}")
+    return f"these connectors were tested with vLLM {tried}, not with {number}; the interface is the same"
 
 
 @cache

@@ -113,7 +113,7 @@ def test_what_nobody_knows_is_not_handed_on_either(base, cache):
         P2PConnector(config_of("P2PConnector", {}), base.KVConnectorRole.SCHEDULER, cache)
     assert str(refused.value) == (
         "kv_cache_config.kv_cache_groups[1]: a KV cache group of CrossAttentionSpec (cross_attention) is of a "
-        "kind that no connector of ours knows; choices: chunked_local_attention, full_attention, mamba, "
+        "kind that these connectors don't support; choices: chunked_local_attention, full_attention, mamba, "
         "mla_attention, sliding_window, sliding_window_mla"
     )
 
@@ -151,7 +151,7 @@ def test_what_it_does_not_work_with(base, cache):
         OffloadingConnector(
             config_of("OffloadingConnector", extra, **{name: 2}), base.KVConnectorRole.SCHEDULER, cache
         )
-    assert str(refused.value) == f"parallel_config.{name}: got 2; OffloadingConnector works with 1 only"
+    assert str(refused.value) == f"parallel_config.{name}: got 2; OffloadingConnector supports only 1"
 
 
 @pytest.mark.parametrize(("is_shared", "tokens"), [(True, 32), (False, 16)])
@@ -192,8 +192,8 @@ def test_loads_that_vllm_passes_over_are_refused(base, cache, monkeypatch):
     with pytest.raises(ConfigError) as refused:
         OffloadingConnector(config, base.KVConnectorRole.SCHEDULER, cache)
     assert str(refused.value) == (
-        "OffloadingConnector: with MLA vLLM computes no prompt from its middle on here (it has turned prefix "
-        "caching off), so what is loaded would be passed over, and outputs be wrong"
+        "OffloadingConnector: on this CPU vLLM computes every prompt of an MLA model from its start (it has "
+        "turned prefix caching off), so it would ignore loaded KV, and outputs would be wrong"
     )
 
 

@@ -52,15 +52,16 @@ def make(base, cache):
 def test_what_another_connector_was_to_have_is_refused(make, key, whose, role):
     with pytest.raises(ConfigError) as refused:
         make({**OWN, key: "x"}, role=role)
-    assert str(refused.value) == f"{IN}.{key}: a key of {whose}, not of OffloadingConnector"
+    assert str(refused.value) == f"{IN}.{key}: this key belongs to {whose}, not to OffloadingConnector"
 
 
 def test_a_connector_that_vllm_has_replaced_is_said_to_be(make):
     with pytest.raises(ConfigError) as refused:
         make({**OWN, "trace_path": "t.jsonl"}, size=0.5)
     assert str(refused.value) == (
-        f"{IN}.trace_path: a key of TraceConnector, not of OffloadingConnector; --kv-offloading-size (0.5) makes "
-        "vLLM put OffloadingConnector in the place of what is configured: leave it out, and give cpu_bytes_to_use"
+        f"{IN}.trace_path: this key belongs to TraceConnector, not to OffloadingConnector; --kv-offloading-size "
+        "(0.5) makes vLLM replace the configured connector by OffloadingConnector: leave that option out, and "
+        "set cpu_bytes_to_use instead"
     )
 
 

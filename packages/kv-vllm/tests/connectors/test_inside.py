@@ -129,7 +129,7 @@ def test_context_parallelism_is_refused_where_a_connector_does_not_know_of_it(
     with expected as raised:
         refuse_context_parallelism(config, shares_tokens=shares_tokens)
     if refused:
-        assert str(raised.value) == f"parallel_config.{refused}; Mine works with 1 only"
+        assert str(raised.value) == f"parallel_config.{refused}; Mine supports only 1"
 
 
 @pytest.mark.parametrize(("name", "shares_tokens"), [("Offloading", True), ("Multi", True), ("P2P", False)])

@@ -52,9 +52,9 @@ def host(chunks=1, per_chunk=1, size=7):
 
 def warned(blocks, twice, now):
     return [
-        f"OffloadingConnector: host memory has room for {blocks} blocks, the GPU's prefix cache for 8. What is "
-        "used last is in both, so next to nothing will be found in host memory; twice the GPU's would be "
-        f"cpu_bytes_to_use {twice} (now {now}), and with store_when 'evicted' it would have what the GPU loses"
+        f"OffloadingConnector: host memory has room for {blocks} blocks, and the GPU's prefix cache for 8. Both "
+        "keep the most recently used blocks, so host memory will have almost no hits. Set cpu_bytes_to_use to "
+        f"{twice} (twice the GPU's; now {now}), or store_when to 'evicted', which stores what the GPU evicts"
     ]
 
 

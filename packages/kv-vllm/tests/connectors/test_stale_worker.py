@@ -53,8 +53,8 @@ def test_a_worker_of_another_engine_is_refused(kept, base, cache, tmp_path, name
             configured(name, extras(tmp_path)[name], "now"), base.KVConnectorRole.SCHEDULER, cache
         )
     assert str(refused.value) == (
-        f"{name}: the worker side in this process, a SimpleNamespace, is that of another engine, which vLLM keeps "
-        "if that one failed to start; use a new process, or call "
+        f"{name}: the worker-side connector in this process, a SimpleNamespace, belongs to another engine. vLLM "
+        "keeps it when that engine fails to start; use a new process, or call "
         "vllm.distributed.kv_transfer.ensure_kv_transfer_shutdown() before the next engine"
     )
     assert not [*tmp_path.iterdir()]

@@ -327,7 +327,7 @@ def test_an_illegal_report_is_the_connectors_fault_and_not_a_crash_of_vllms(monk
 
 
 ALONE = "a failed load is recomputed, after which vLLM itself goes wrong"
-SHARED = "several requests share a failed block, and vLLM counts it as computed for one"
+SHARED = "several requests share a block whose load failed, and vLLM counts it as computed for one of them"
 
 
 @pytest.mark.parametrize(

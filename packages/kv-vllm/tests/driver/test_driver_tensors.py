@@ -220,7 +220,7 @@ def test_a_tensor_that_lies_elsewhere_is_refused():
     from kv_vllm.driver.tensors import device_of
 
     with pytest.raises(
-        ConfigError, match=r"^the testbed copies what lies on its own devices, and this tensor doesn't$"
+        ConfigError, match=r"^the testbed can copy only tensors on its own devices, and this tensor is on another$"
     ):
         device_of(torch.zeros(3))
 

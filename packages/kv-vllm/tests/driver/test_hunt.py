@@ -18,7 +18,7 @@ from kv_sim.violation import Invariant, TookTooLong, Violation
 from kv_sim.zoo.registry import PLANTED
 from kv_vllm.driver.hunt import Found, hunt, kind_of, show_found
 
-NOTHING = "no match ever found anything, so no load was tried: does it store what it should?"
+NOTHING = "no match found any tokens, so no load was tried: does the connector store what it should?"
 
 
 @pytest.mark.parametrize(
@@ -90,9 +90,9 @@ def test_nothing_found_is_said(tmp_path):
     assert not show_found("Some", Found(), tmp_path, lines.append)
     assert lines[3:] == ["Some: 0 histories, 0 failures"], "of nothing that ran, nothing is to be known"
     assert not show_found("Some", Found(1, situations=loads, serves_peers=True), tmp_path, lines.append)
-    assert lines[5].startswith("  note: no load by a ticket ended well (0 failed)")
+    assert lines[5].startswith("  note: no load by a ticket succeeded (0 failed")
     assert not show_found("Some", Found(1, situations=loads, shares_store=True), tmp_path, lines.append)
-    assert lines[7].startswith("  note: nothing that one engine stored was loaded at the other")
+    assert lines[7].startswith("  note: no engine loaded what the other had stored")
     assert show_found("Some", Found(3, counts=Counter({"rare": 1, "kind": 2})), tmp_path, lines.append)
     assert lines[8:] == ["Some: 3 histories, 3 failures", "  2 times: kind", "  1 times: rare"]  # of itself enough
     assert list(tmp_path.iterdir()) == []

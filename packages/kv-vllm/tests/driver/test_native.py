@@ -139,7 +139,7 @@ def test_several_groups_are_for_those_who_know_them(children, knows):
 
 def test_a_connector_of_vllms_is_not_for_the_testbeds_own_engine():
     with pytest.raises(
-        ConfigError, match=r"derives from vLLM's own base class, so vLLM's engine has to drive it: .*"
+        ConfigError, match=r"derives from vLLM's own base class, so only vLLM's engine can drive it: .*"
     ):
         selection.choose_subject(f"{EXAMPLE}:ExampleConnector")
 
@@ -205,7 +205,7 @@ def test_whether_its_work_grows(name, code, said, monkeypatch, capsys):
     monkeypatch.setattr("kv_sim.growth.command.situations_for", lambda subject: one)
     assert kv_sim(["growth", f"kv_vllm_threads:{name}", "--engine", "vllm"]) == code
     out = capsys.readouterr().out.splitlines()
-    assert out[0] == f"{name}: bytecodes in the calls of its scheduler's side"
+    assert out[0] == f"{name}: bytecodes executed in the calls of its scheduler's side"
     assert out[-1].startswith(said)
 
 

@@ -339,7 +339,7 @@ def test_a_tier_says_of_a_load_that_fails_in_the_middle_what_it_has_loaded():
 def test_a_tier_is_not_blamed_for_a_prompt_that_host_memory_has_no_room_for():
     schedule = read_schedule(SCHEDULES / "tiers-ask-again-for-good.jsonl")
     assert "ask again" in str(replay(schedule.subject, schedule.config, schedule.history).violation)
-    with pytest.raises(HistoryEnds, match="vLLM loads a prompt's chunks into host memory in turns"):
+    with pytest.raises(HistoryEnds, match="host memory has too little room for a prompt's chunks"):
         World(schedule.config, with_tier(memory_tier())).replay(schedule.history)
     said = str(replay(with_tier(memory_tier("FindsInVain", "kv_vllm_tiers")), WORLD, PUSHED_OUT).violation)
     assert "ask again" in said, "a tier that loads in vain is"

@@ -260,8 +260,7 @@ def test_before_one_that_knows_one_group_only(name, before, told, base, cache):
     with pytest.raises(ConfigError) as refused:
         before(config, base.KVConnectorRole.SCHEDULER, cache)
     assert str(refused.value) == (
-        "ExampleConnector works with one KV cache group only, and there are 2; "
-        "set --disable-hybrid-kv-cache-manager"
+        "ExampleConnector supports one KV cache group only, but there are 2; set --disable-hybrid-kv-cache-manager"
     )
 
 
@@ -303,7 +302,7 @@ def test_a_path_is_written_whole(name, before, base, cache):
     config = config_of(name, {"connector": BEHIND, KEYS[name]: "~/there"})
     with pytest.raises(ConfigError) as refused:
         before(config, base.KVConnectorRole.SCHEDULER, cache)
-    assert str(refused.value) == f"{IN}.{KEYS[name]}: '~/there': no shell reads this ~; write the whole path"
+    assert str(refused.value) == f"{IN}.{KEYS[name]}: '~/there': ~ is not expanded here; write the full path"
 
 
 @pytest.fixture

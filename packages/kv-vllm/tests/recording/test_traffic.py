@@ -244,7 +244,7 @@ def test_a_file_of_something_else_is_refused_and_stays_as_it_is(make, tmp_path, 
     with pytest.raises(ConfigError) as refused:
         make()
     assert str(refused.value) == (
-        f"kv_connector_extra_config.trace_path: {file} has something else in it than a trace of requests"
+        f"kv_connector_extra_config.trace_path: {file} exists and is not a trace of requests; choose another file"
     )
     assert file.read_text() == text
 

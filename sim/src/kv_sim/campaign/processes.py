@@ -148,11 +148,11 @@ def _next_batch(batches: Any, workers: list[Any], left: int, end: float | None) 
         codes = [worker.exitcode for worker in workers]
         if all(code is not None for code in codes) and batches.empty():
             raise RuntimeError(
-                f"{left} of {len(workers)} workers ended without a last word: exit codes {codes}"
+                f"{left} of {len(workers)} worker processes ended before they reported: exit codes {codes}"
             ) from None
         if end is not None and time.monotonic() > end:
             raise RuntimeError(
-                f"{left} of {len(workers)} workers didn't end in {PATIENCE_SECONDS:.0f} s"
+                f"{left} of {len(workers)} worker processes didn't end within {PATIENCE_SECONDS:.0f} s"
             ) from None
         return Batch()
     return batch

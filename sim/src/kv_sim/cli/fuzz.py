@@ -42,10 +42,13 @@ def fuzz(options: argparse.Namespace) -> int:
     )
     make_world(options)
     if options.perfetto and len(subjects) > 1:
-        raise ConfigError("--perfetto writes one history: name its connector with --connector")
+        raise ConfigError("--perfetto writes the history of one connector: name it with --connector")
     if options.connector and not subjects[options.connector].traits:
         possible = ",".join(subjects[options.connector].possible_traits)
-        say(f"note: {options.connector} claims no traits, so its worlds are plain; --traits {possible}")
+        say(
+            f"note: {options.connector} claims no traits, so only plain worlds are tried; to claim some: "
+            f"--traits {possible}"
+        )
     code = FINE
     for name, subject in subjects.items():
         code = max(code, _fuzz_one(options, name, subject, seeds, without))
@@ -85,7 +88,7 @@ def _fuzz_one(
         if little is not None and len(seeds) >= ENOUGH_TO_LOAD:
             note(little)
     if options.perfetto and len(seeds) > 1:
-        say(f"{options.perfetto} was not written: no history failed; --seed N writes that one's")
+        say(f"{options.perfetto} was not written, since no history failed; --seed N writes that of one seed")
     return FINE
 
 

@@ -89,28 +89,32 @@ def parser_of(commands: Mapping[str, Command], typed: Sequence[str] = ()) -> arg
         return one
 
     _add_fuzz(command("fuzz", "run histories until an invariant breaks"))
-    traced = command("replay", "replay a request trace on a host cache, and say what it would have answered")
+    traced = command("replay", "replay a request trace on a host cache, and print its hit rate and traffic")
     add_replay_arguments(traced, typed)
-    sized = command("size", "say how much host memory a trace is worth, and how to configure it")
+    sized = command("size", "find how much host memory pays off for a trace, and print the configuration")
     add_size_arguments(sized, typed)
     _add_replay_schedule(command("replay-schedule", "replay a schedule file, maybe onto another connector"))
-    _add_conform(command("conform", "try everything that a connector claims, claim by claim"))
-    _add_growth(command("growth", "say whether a connector's work, or what it keeps, grows"))
-    _add_campaign(command("campaign", "run all subjects for long, and say what was reached"))
-    _add_zoo(command("zoo", "hunt the planted bugs, and say who caught each"))
+    _add_conform(command("conform", "test a connector against each trait that it claims"))
+    _add_growth(
+        command("growth", "measure whether a connector's work per step, or its memory, grows without bound")
+    )
+    _add_campaign(command("campaign", "run all subjects for a long time, and list which situations were reached"))
+    _add_zoo(command("zoo", "hunt the planted bugs, and say which checker caught each"))
     command("subjects", "list the connectors that the testbed knows")
     return parser
 
 
 def _add_fuzz(parser: argparse.ArgumentParser) -> None:
     _add_connector(parser)
-    parser.add_argument("--seed", metavar="N", help="run this seed (0x… is one, too)")
-    parser.add_argument("--seeds", metavar="A-B", help="run the seeds from A to B")
-    parser.add_argument("--histories", type=int, metavar="N", help=f"run N seeds (default {USUAL_HISTORIES})")
+    parser.add_argument("--seed", metavar="N", help="run one history, of this seed (decimal or 0x…)")
+    parser.add_argument("--seeds", metavar="A-B", help="run one history for each seed from A to B")
+    parser.add_argument("--histories", type=int, metavar="N", help=f"run N histories (default {USUAL_HISTORIES})")
     _add_actions(parser)
     _add_views(parser)
     _add_save(parser)
-    parser.add_argument("--digest", action="store_true", help="print a fingerprint of each history")
+    parser.add_argument(
+        "--digest", action="store_true", help="print a digest of each history: same seed, same digest"
+    )
     _add_without(parser)
     _add_engine(parser, BUILTIN_ENGINE, f"which engine drives the connector (default {BUILTIN_ENGINE})")
 
@@ -118,16 +122,22 @@ def _add_fuzz(parser: argparse.ArgumentParser) -> None:
 def _add_replay_schedule(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("file", metavar="FILE")
     _add_connector(parser)
-    _add_engine(parser, None, "another engine than the file names")
+    _add_engine(parser, None, "drive the connector by this engine instead of the one in the file")
     _add_views(parser)
 
 
 def _add_conform(parser: argparse.ArgumentParser) -> None:
     _add_name(parser)
     _add_peers(parser)
-    parser.add_argument("--probe", action="store_true", help="try also what it doesn't claim")
-    parser.add_argument("--keep-going", action="store_true", help="try the other claims, too, if one is broken")
-    parser.add_argument("--histories", type=int, metavar="N", help="histories of each scenario (default 100)")
+    parser.add_argument(
+        "--probe", action="store_true", help="also try the traits that the connector doesn't claim"
+    )
+    parser.add_argument(
+        "--keep-going", action="store_true", help="go on with the other claims after one is broken"
+    )
+    parser.add_argument(
+        "--histories", type=int, metavar="N", help="how many histories to run for each scenario (default 100)"
+    )
     parser.add_argument("--seed", default="0", metavar="N", help="the first seed (default 0)")
     _add_actions(parser)
     _add_engine(parser, BUILTIN_ENGINE, f"which engine drives it (default {BUILTIN_ENGINE})")
@@ -142,15 +152,17 @@ def _add_growth(parser: argparse.ArgumentParser) -> None:
 
 
 def _add_zoo(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("names", nargs="*", metavar="BUG", help="only these")
-    parser.add_argument("--list", action="store_true", help="say what they are, and hunt nothing")
+    parser.add_argument("names", nargs="*", metavar="BUG", help="hunt only these planted bugs (default: all)")
+    parser.add_argument("--list", action="store_true", help="list the planted bugs, and run nothing")
     parser.add_argument("--jobs", type=int, default=num_cores(), metavar="J", help="processes (default: cores)")
     parser.add_argument("--seed", default="0", metavar="N", help="the first seed (default 0)")
 
 
 def _add_campaign(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--minutes", type=float, metavar="M", help=f"how long (default {USUAL_MINUTES:g})")
-    parser.add_argument("--histories", type=int, metavar="N", help="how many histories of each subject instead")
+    parser.add_argument(
+        "--histories", type=int, metavar="N", help="run N histories of each subject, instead of --minutes"
+    )
     parser.add_argument("--jobs", type=int, default=num_cores(), metavar="J", help="processes (default: cores)")
     _add_engine(parser, BUILTIN_ENGINE, f"which engine drives the connectors (default {BUILTIN_ENGINE})")
     parser.add_argument("--seed", default="0", metavar="N", help="the first seed (default 0)")
@@ -159,28 +171,42 @@ def _add_campaign(parser: argparse.ArgumentParser) -> None:
 
 
 def _add_connector(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--connector", metavar="NAME", help="a known subject, module:Class, or an installed one")
+    parser.add_argument(
+        "--connector",
+        metavar="NAME",
+        help="a subject of the testbed, module:Class, or the name of an installed connector",
+    )
     _add_claims(parser)
     _add_peers(parser)
 
 
 def _add_name(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
-        "name", nargs="?", metavar="NAME", help="module:Class, a known subject, or an installed one"
+        "name",
+        nargs="?",
+        metavar="NAME",
+        help="the connector: module:Class, a subject of the testbed, or the name of an installed connector",
     )
-    parser.add_argument("--spec", metavar="NAME", help="an offloading medium, below OffloadingConnector")
+    parser.add_argument(
+        "--spec", metavar="NAME", help="the offloading medium to test, used by OffloadingConnector"
+    )
     _add_claims(parser)
 
 
 def _add_claims(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--extra", metavar="JSON", help="settings to add to its kv_connector_extra_config")
-    parser.add_argument("--traits", metavar="A,B", help=f"what it claims: {', '.join(Trait)}, or none")
+    parser.add_argument(
+        "--extra", metavar="JSON", help="settings to add to the connector's kv_connector_extra_config"
+    )
+    parser.add_argument(
+        "--traits", metavar="A,B", help=f"what the connector claims to support: {', '.join(Trait)}, or none"
+    )
     parser.add_argument(
         "--call-timeout",
         type=float,
         default=USUAL_SECONDS,
         metavar="S",
-        help=f"a call that takes longer is ended, and a violation (default {USUAL_SECONDS:g} seconds; 0: none is)",
+        help=f"end a connector's call after S seconds and report a violation (default {USUAL_SECONDS:g}; 0: "
+        "never)",
     )
 
 
@@ -189,17 +215,21 @@ def _add_peers(parser: argparse.ArgumentParser) -> None:
         PEERS[1],
         action="store_const",
         const=1,
-        help="it serves other engines by tickets in kv_transfer_params; here it pulls from itself",
+        help="the connector serves other engines by tickets in kv_transfer_params; here one engine pulls from "
+        "itself",
     )
     parser.add_argument(
         PEERS[2],
         dest="serves_peers",
         action="store_const",
         const=2,
-        help="the same with two engines in a world: for one that can't pull from itself",
+        help="the same with two engines, for a connector that can't pull from itself",
     )
     parser.add_argument(
-        SHARES, action="store_true", default=None, help="two engines in a world share its store, without tickets"
+        SHARES,
+        action="store_true",
+        default=None,
+        help="run two engines that share the connector's store, without tickets",
     )
 
 
@@ -208,12 +238,18 @@ def _add_engine(parser: argparse.ArgumentParser, usual: str | None, text: str) -
 
 
 def _add_actions(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--actions", type=int, default=USUAL_ACTIONS, metavar="N", help="actions of a history")
+    parser.add_argument(
+        "--actions",
+        type=int,
+        default=USUAL_ACTIONS,
+        metavar="N",
+        help="how many actions a history has (default %(default)s)",
+    )
 
 
 def _add_views(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--log", action="store_true", help="print the history (of many: the one that fails)")
-    parser.add_argument("--perfetto", metavar="FILE", help="write it as a trace for ui.perfetto.dev")
+    parser.add_argument("--log", action="store_true", help="print the history; of several, the one that fails")
+    parser.add_argument("--perfetto", metavar="FILE", help="write the history as a trace for ui.perfetto.dev")
 
 
 def _add_without(parser: argparse.ArgumentParser) -> None:
@@ -223,4 +259,6 @@ def _add_without(parser: argparse.ArgumentParser) -> None:
 
 
 def _add_save(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--save", default=".", metavar="DIR", help="where to put schedules of failures")
+    parser.add_argument(
+        "--save", default=".", metavar="DIR", help="folder for schedule files of failures (default: this folder)"
+    )

@@ -53,7 +53,7 @@ def end_with(code: int) -> None:
     with suppress(AttributeError, OSError, ValueError):
         if names:
             sys.stderr.write(
-                f"note: threads are left that no shutdown ended, and not waited for: {', '.join(names)}\n"
+                f"note: these threads still run after shutdown, and are not waited for: {', '.join(names)}\n"
             )
     atexit._run_exitfuncs()
     for stream in (sys.stdout, sys.stderr):

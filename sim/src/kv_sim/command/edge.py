@@ -26,7 +26,7 @@ def exit_code_of(name: str, run: Callable[[], int]) -> int:
         note("interrupted")
         return INTERRUPTED
     except SystemExit as error:  # out of reach of what guards a connector's calls; it must not look like an answer
-        print(f"{name}: somebody called sys.exit({error.code!r}) in the middle", file=sys.stderr)
+        print(f"{name}: a connector or a library called sys.exit({error.code!r})", file=sys.stderr)
         return BROKEN
     except BrokenPipeError:  # whoever reads has seen enough
         return UNREAD

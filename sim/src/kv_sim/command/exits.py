@@ -24,7 +24,7 @@ def exits_are_raised() -> Iterator[None]:
         if os.getpid() == process:
             if is_within_a_call(frame):
                 raise SystemExit(f"os._exit({code})")
-            print(f"note: somebody called os._exit({code}):", file=sys.stderr)
+            print(f"note: a connector or a library called os._exit({code}):", file=sys.stderr)
             print_stack(frame, file=sys.stderr)
             sys.stderr.flush()
         end(code)

@@ -60,7 +60,7 @@ def refuse_what_is_about_one(
     given_to = {"--extra": extra, "--traits": traits, PEERS[serves_peers or 1]: serves_peers, SHARES: shares_store}
     for option, given in given_to.items():
         if given is not None:
-            raise ConfigError(f"{option} is about one connector: name it with --connector")
+            raise ConfigError(f"{option} applies to one connector: name it with --connector")
 
 
 def choose_name(options: argparse.Namespace) -> tuple[str, str | None]:
@@ -87,7 +87,7 @@ def choose_subject(
     """
     subject = _named(connector, engine)
     if serves_peers and (shares_store or subject.shares_store):
-        raise ConfigError(f"{PEERS[serves_peers]} and {SHARES}: a connector is tried in one way at a time")
+        raise ConfigError(f"{PEERS[serves_peers]} and {SHARES} exclude each other: give one of them")
     if shares_store:
         kept = subject.traits - OF_PEERS
         subject = replace(subject, shares_store=True, serves_peers=False, engines=MOST_ENGINES, traits=kept)
@@ -102,7 +102,7 @@ def choose_subject(
     for trait in sorted(subject.traits.difference(subject.possible_traits)):
         whose = "serve no other engines" if trait in NOT_OF_PEERS else f"serve other engines: {PEERS[1]}"
         whose = f"are driven in two engines: {PEERS[2]} or {SHARES}" if trait in OF_TWO else whose
-        raise ConfigError(f"--traits: {trait.value!r} is of connectors that {whose}")
+        raise ConfigError(f"--traits: {trait.value!r} is a trait of connectors that {whose}")
     _check_class(connector, subject, engine)
     if extra is not None:
         _check_medium(connector, parse_extra(extra), subject, engine)
@@ -140,14 +140,14 @@ def _named(connector: str, engine: str) -> Subject:
         if "." in connector:
             module, _, attribute = connector.rpartition(".")
             raise ConfigError(
-                f"--connector: unknown connector {connector!r}; one of your own is module:Class, as in "
+                f"--connector: unknown connector {connector!r}; write your own as module:Class, as in "
                 f"{module}:{attribute}"
             ) from None
         meant = did_you_mean(connector, SUBJECTS)
         others = str(error).replace(f"unknown connector {connector!r}; ", "")
         raise ConfigError(
-            f"--connector: unknown connector {connector!r}{meant}; one of your own is module:Class, and kv-sim "
-            f"subjects lists the testbed's; installed connectors, {others}"
+            f"--connector: unknown connector {connector!r}{meant}; write your own as module:Class; kv-sim "
+            f"subjects lists those of the testbed; installed connectors, {others}"
         ) from None
 
 
@@ -165,7 +165,7 @@ def _check_class(connector: str, subject: Subject, engine: str) -> None:
                 _refuse_own_copies(connector, child, engine)
             return  # it is for a history to report
         raise ConfigError(
-            f"--connector {connector!r}: it can't be created: {violation.message} "
+            f"--connector {connector!r}: can't create it: {violation.message} "
             f"(its kv_connector_extra_config is {json.dumps(subject.extra_config)}; --extra adds to it)"
         ) from None
 
@@ -181,8 +181,8 @@ def _check_medium(connector: str, extra: dict[str, Any], subject: Subject, engin
     except (ConfigError, Violation):
         return
     raise ConfigError(
-        f"{connector} takes no offloading medium, so {extra['spec_name']!r} would not be tried; "
-        "OffloadingConnector does, and --spec is about that where no connector is named"
+        f"{connector} uses no offloading medium, so {extra['spec_name']!r} would not be tested; leave the "
+        "connector out, and --spec tests it with OffloadingConnector"
     )
 
 
@@ -192,14 +192,14 @@ def _refuse_own_copies(connector: str, transfer: KVTransferConfig, engine: str) 
     except ConfigError as error:
         if "No module named 'vllm" in str(error):
             raise ConfigError(
-                f"{error}; one that is written for vLLM is driven by vLLM's engine, where there is a vLLM: "
-                "--engine vllm, in pytest --kv-engine vllm, from the package kv-vllm"
+                f"{error}; a connector written for vLLM needs an installed vLLM and the package kv-vllm: "
+                "--engine vllm, in pytest --kv-engine vllm"
             ) from None
         if not _is_vllms(transfer):
             raise
         raise ConfigError(
-            f"--connector {connector!r}: it derives from vLLM's own base class, so vLLM's engine has to drive it: "
-            "--engine vllm, in pytest --kv-engine vllm, from the package kv-vllm"
+            f"--connector {connector!r}: it derives from vLLM's own base class, so only vLLM's engine can drive "
+            "it: --engine vllm, in pytest --kv-engine vllm (package kv-vllm)"
         ) from None
     problem = why_not_driven(found, transfer)
     if problem is not None:
@@ -226,7 +226,7 @@ def check_groups(subject: Subject, engine: str) -> None:
     if not find_engine(engine).supports_groups(transfer):
         raise ConfigError(
             f"{subject.kv_connector} can't be used with several KV cache groups (the trait 'groups'): "
-            "its class is no SupportsHMA"
+            "its class doesn't derive from SupportsHMA"
         )
 
 

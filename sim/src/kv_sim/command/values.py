@@ -114,14 +114,14 @@ def check_folder(option: str, folder: str | None) -> None:
     if not os.path.isdir(nearest):
         raise ConfigError(f"{option} {folder}: {nearest} is no folder")
     if nearest is not place and not os.access(nearest, os.W_OK | os.X_OK):
-        raise ConfigError(f"{option} {folder}: it can't be made in {nearest}")
+        raise ConfigError(f"{option} {folder}: no permission to create it in {nearest}")
 
 
 def choose_seeds(seed: str | None, seeds: str | None, histories: int | None, usual: int) -> range:
     """The seeds to run: ``--seed N``, ``--seeds A-B`` (both ends too), or ``--histories`` from N or 0."""
     if seeds is not None:
         if seed is not None or histories is not None:
-            raise ConfigError("--seeds names every seed already: leave out --seed and --histories")
+            raise ConfigError("--seeds already says which seeds to run: leave out --seed and --histories")
         found = re.fullmatch(r"(\w+)-(\w+)", seeds)
         if found is None:
             raise ConfigError(f"--seeds: expected A-B, got {seeds!r}")

@@ -22,6 +22,6 @@ def make_world(options: argparse.Namespace) -> Callable[..., World]:
         if not Path(options.perfetto).resolve().parent.is_dir():
             raise ConfigError(f"--perfetto {options.perfetto}: there is no such folder")
         if Path(options.perfetto).is_dir():
-            raise ConfigError(f"--perfetto {options.perfetto}: this is a folder, and a file is written")
+            raise ConfigError(f"--perfetto {options.perfetto}: this is a folder, expected the path of a file")
         watchers.append(Perfetto(Path(options.perfetto)))
     return partial(WatchedWorld, watchers=watchers) if watchers else World

@@ -55,7 +55,7 @@ def _refused_worlds(outcomes: Sequence[Outcome]) -> Iterator[str]:
         if outcome.refusal is None and outcome.refused:
             worlds, [(words, _)] = outcome.refused.total(), outcome.refused.most_common(1)
             tried = worlds + outcome.histories
-            yield f"{outcome.scenario.name}: of {tried} worlds {worlds} were refused, as in: {words}"
+            yield f"{outcome.scenario.name}: of {tried} worlds, {worlds} were refused, for example: {words}"
 
 
 def row_of(outcome: Outcome) -> tuple[str, str, int, int, str]:
@@ -66,7 +66,7 @@ def row_of(outcome: Outcome) -> tuple[str, str, int, int, str]:
     elif outcome.refusal is not None:
         said = "can't be tried"
     elif not outcome.histories:
-        said = "no world shows it"
+        said = "no history tries it"
     else:
         said = "holds"
     claim = "made" if scenario.claim is Claim.MADE else "probed"
@@ -105,7 +105,7 @@ def notes(
         shown = (subject.traits | tried).intersection(subject.possible_traits) - refused
         found += _hardly_shown(shown, situations)
     if is_whole and Trait.RESET in subject.traits | tried and not situations.get(FORGETS):
-        found.append("no reset_cache answered True, so nothing shows that a reset forgets what was stored")
+        found.append("no reset_cache returned True, so this run doesn't show that a reset forgets what was stored")
     unclaimed = [trait.value for trait in subject.possible_traits if trait not in subject.traits | tried]
     if unclaimed:
         found.append(f"not claimed, so not tried: {', '.join(unclaimed)}")
@@ -119,7 +119,7 @@ def _hardly_shown(traits: frozenset[Trait | None], situations: Mapping[str, int]
         times = sum(situations.get(name, 0) for name in about)
         if trait in traits and about and times < HARDLY:
             came = f"came up {'once' if times == 1 else f'{times} times'}" if times else "never came up"
-            yield f"{trait}: what it is about ({', '.join(about)}) {came}: --histories tries more"
+            yield f"{trait}: its situations ({', '.join(about)}) {came}: --histories N tries more"
 
 
 def tell_failure(

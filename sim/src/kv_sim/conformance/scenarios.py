@@ -175,5 +175,5 @@ def _tried(outcome: Outcome, subject: Subject, seed: int, actions: int, engine: 
     violation = None if run.failure is None else run.failure.violation
     if outcome.scenario.claim is Claim.MADE or not isinstance(violation, NotCreated):
         return run
-    outcome.refused[f"it can't be created: {violation.message}"] += 1
+    outcome.refused[f"can't create it: {violation.message}"] += 1
     return None

@@ -38,7 +38,7 @@ def tell(
     for text in found.violation.notes:
         note(text)
     if isinstance(found.violation, TookTooLong):
-        note("it is not shrunk: each try would take as long")
+        note("the history is not shrunk: each attempt would take as long")
         shrunk = found
     else:
         shrunk = _shrunk(found, note, without)
@@ -61,13 +61,13 @@ def _shrunk(found: Failure, note: Say, without: frozenset[Invariant]) -> Failure
 
     shrunk = shrink(found, without=without, goes_on=goes_on, tells=tells)
     if not goes_on():
-        note(f"after {MOST_SECONDS} s of shrinking this is as short as it got: a replay takes long")
+        note(f"shrinking ended after {MOST_SECONDS} s, since each replay takes long; a shorter history may exist")
     again = sum(_fails_again(shrunk, without) for _ in range(TIMES_AGAIN))
     if again < TIMES_AGAIN:
         note(
-            f"taken {TIMES_AGAIN} times more, these actions break {shrunk.violation.invariant} {again} times: "
-            "something else decides, too, such as a thread of the connector's own, a clock, or what another "
-            "history left; a replay may pass"
+            f"replayed {TIMES_AGAIN} times, these actions break {shrunk.violation.invariant} {again} times: the "
+            "outcome also depends on something else, such as a thread of the connector, a clock, or state left "
+            "by another history; a replay may pass"
         )
     return shrunk
 

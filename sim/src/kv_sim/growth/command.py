@@ -55,12 +55,12 @@ def growth(options: argparse.Namespace) -> int:
             sides += [(model_name, side) for side in measure_kept(make)]
         except (Violation, HistoryEnds) as error:
             say(f"FAIL {what}, {model_name}: {error}")
-            say(f"it is no use to measure what is wrong: kv-sim conform {name}")
+            say(f"growth isn't measured for a connector that breaks an invariant: kv-sim conform {name}")
             return FAILED
-    say(f"{subject.kv_connector}: bytecodes in the calls of its scheduler's side")
+    say(f"{subject.kv_connector}: bytecodes executed in the calls of its scheduler's side")
     for text in aligned(_cells(rows), left=2):
         say(text)
-    say("things that its objects hold when requests of one prompt have come and gone")
+    say("objects that each side still holds after rounds of requests with one prompt")
     for text in aligned(_kept_cells(sides)):
         say(text)
     grown = [_complaint(row) for row in rows if row.growth > MOST]

@@ -27,15 +27,15 @@ def why_little_is_shown(
 ) -> str | None:
     """What one should know before one believes that nothing is wrong."""
     if not any(situations.get(name) for name in LOADS):
-        return "no match ever found anything, so no load was tried: does it store what it should?"
+        return "no match found any tokens, so no load was tried: does the connector store what it should?"
     if serves_peers and not situations.get(PULLED):
         times = situations.get(NOT_PULLED, 0)
         return (
-            f"no load by a ticket ended well ({times} failed), and then a prompt is computed: "
-            "nothing shows what other engines get"
+            f"no load by a ticket succeeded ({times} failed, and their prompts were computed), so "
+            "this run doesn't show what other engines get"
         )
     if shares_store and not situations.get(LENT):
-        return "nothing that one engine stored was loaded at the other: nothing shows that they share a store"
+        return "no engine loaded what the other had stored, so this run doesn't show that they share a store"
     return None
 
 

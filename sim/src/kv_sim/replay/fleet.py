@@ -39,9 +39,11 @@ class Fleet:
         if not 1 <= self.servers <= MOST_SERVERS:
             raise ConfigError(f"--servers: expected 1 to {MOST_SERVERS}, got {self.servers}")
         if self.disk_shared and self.servers == 1:
-            raise ConfigError("--disk-shared: one server shares with nobody; --servers says how many there are")
+            raise ConfigError("--disk-shared needs several servers; --servers says how many")
         if self.disk_shared and self.servers > MOST_ENGINES:
-            raise ConfigError(f"--disk-shared: at most {MOST_ENGINES} servers can, got {self.servers}")
+            raise ConfigError(
+                f"--disk-shared: at most {MOST_ENGINES} servers can share a disk, got {self.servers}"
+            )
 
     @property
     def needs_sessions(self) -> bool:
@@ -227,7 +229,9 @@ def has_sessions(columns: Columns) -> bool:
 def refuse_no_sessions(name: str) -> NoReturn:
     """Nothing can be routed by sessions."""
     others = ", ".join(one.value for one in Routing if one is not Routing.SESSION)
-    raise ConfigError(f"{name}: --routing session, and no request says of which it is; also: {others}")
+    raise ConfigError(
+        f"{name}: --routing session, but no request of the trace names its session; other routings: {others}"
+    )
 
 
 def _known(requests: Ints, users: Ints) -> Ints:

@@ -58,14 +58,19 @@ def read_model(path: Path) -> KVModel:
     try:
         return model_of(config)
     except ConfigError as error:
-        raise ConfigError(f"--model: {str(file)!r}: {error}; --bytes-per-token says what a token takes") from error
+        raise ConfigError(
+            f"--model: {str(file)!r}: {error}; give the KV bytes of a token with --bytes-per-token"
+        ) from error
 
 
 def model_of(config: Mapping[str, Any]) -> KVModel:
     """The same of what such a file has in it."""
     config = _text_of(config)
     if config.get("is_encoder_decoder"):
-        raise ConfigError("is_encoder_decoder: what is kept of an encoder is of no token of the decoder")
+        raise ConfigError(
+            "is_encoder_decoder: an encoder's KV belongs to no token of the decoder, so the bytes of a token "
+            "can't be told"
+        )
     model = KVModel(_required(config, _LAYERS), *_attention(config))
     _refuse_uneven(config, model)
     return model
@@ -86,13 +91,11 @@ def _attention(config: Mapping[str, Any]) -> tuple[int, int, int]:
     """Heads, their size, and how many tensors."""
     if config.get("kv_lora_rank") is not None:
         if config.get("model_type") in _EXPANDED:
-            raise ConfigError(f"model_type: of {config['model_type']}, vLLM doesn't keep the latent alone")
+            raise ConfigError(f"model_type: for {config['model_type']} vLLM doesn't keep only the latent of MLA")
         return 1, _required(config, ("kv_lora_rank",)) + _required(config, ("qk_rope_head_dim",)), 1
     unknown = [name for name in config if {"kv", "heads"} <= {*name.split("_")} and name not in _KV_HEADS]
     if unknown:
-        raise ConfigError(
-            f"{unknown[0]}: only {', '.join(_KV_HEADS)} are known to say how many heads keep K and V"
-        )
+        raise ConfigError(f"{unknown[0]}: the number of KV heads is read from {', '.join(_KV_HEADS)} only")
     query_heads = _required(config, _QUERY_HEADS)
     heads = _number(config, _KV_HEADS)
     if heads is None or (config.get("multi_query") and not config.get("new_decoder_architecture")):
@@ -125,13 +128,17 @@ def _refuse_uneven(config: Mapping[str, Any], model: KVModel) -> None:
             else ""
         )
         raise ConfigError(
-            f"its layers are of several kinds ({told}), so what a token takes changes as others follow{hint}"
+            f"its layers are of several kinds ({told}), so the KV bytes of a token change as later tokens "
+            f"follow{hint}"
         )
     if not kinds and config.get("sliding_window") and config.get("use_sliding_window", True):
-        raise ConfigError(f"sliding_window: layers forget what is {config['sliding_window']} tokens back")
+        raise ConfigError(
+            f"sliding_window: its layers drop KV after {config['sliding_window']} tokens, so the bytes of a "
+            "token aren't constant"
+        )
     found = next((name for name in _UNEVEN if config.get(name)), None)
     if found is not None:
-        raise ConfigError(f"{found}: not all of its layers keep K and V of each token, and nothing else")
+        raise ConfigError(f"{found}: some of its layers keep something else than K and V of each token")
 
 
 def _required(config: Mapping[str, Any], names: tuple[str, ...]) -> int:

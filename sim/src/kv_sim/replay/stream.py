@@ -70,14 +70,15 @@ def replay_stream(
     """Replay through all setups side by side, in one go through the file."""
     if opening.sorts:
         raise ConfigError(
-            f"{opening.name}: --stream takes requests in the order of the file, and these have to be sorted first"
+            f"{opening.name}: --stream reads requests in the order of the file, but these have to be sorted by "
+            "time"
         )
     for setup in setups:
         for option, blocks in (("--capacity", setup.capacity), ("--disk-capacity", setup.disk)):
             if blocks > MOST_BLOCKS:
                 raise ConfigError(
-                    f"{option}: that is {blocks} blocks, and --stream keeps books of {MOST_BLOCKS} at most; "
-                    "without it they are no more than the trace has"
+                    f"{option}: that is {blocks} blocks, and --stream supports {MOST_BLOCKS} at most; without "
+                    "--stream only blocks of the trace count"
                 )
     fleet = fleet or Fleet()
     dealer = _Dealer(fleet, opening)
@@ -125,7 +126,7 @@ class _Dealer:
     def __init__(self, fleet: Fleet, opening: Opening) -> None:
         if fleet.servers > 1 and fleet.routing is Routing.PREFIX:
             raise ConfigError(
-                f"{opening.name}: --stream keeps nothing of the trace, which --routing {fleet.routing.value} needs"
+                f"{opening.name}: --stream doesn't keep the trace, which --routing {fleet.routing.value} needs"
             )
         self._fleet = fleet
         self._name = opening.name

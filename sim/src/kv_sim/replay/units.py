@@ -63,7 +63,7 @@ def parse_bytes(text: str, option: str) -> int:
     number, unit = _split(text, option, _IN_BYTES)
     scale = _byte_scale(unit)
     if scale is None and _count_unit(unit)[1] is not None:
-        raise ConfigError(f"{option} {text}: expected a number of bytes here, for example {_IN_BYTES}")
+        raise ConfigError(f"{option} {text}: expected a size in bytes, for example {_IN_BYTES}")
     if scale is None:
         raise ConfigError(_problem(text, unit, option, f"for example {_IN_BYTES}"))
     return int(number * scale)
@@ -82,7 +82,9 @@ def parse_capacity(text: str, footprint: Footprint, option: str = "--capacity") 
     scale = _byte_scale(unit)
     if scale is not None:
         if footprint.block_bytes is None:
-            raise ConfigError(f"{option} {text}: bytes of what? Say --model or --bytes-per-token")
+            raise ConfigError(
+                f"{option} {text}: the bytes of a token are unknown; give --model or --bytes-per-token"
+            )
         blocks = int(number * scale) // footprint.block_bytes
     else:
         prefix, kind = _count_unit(unit)

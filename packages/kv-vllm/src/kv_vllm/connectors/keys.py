@@ -52,11 +52,11 @@ def refuse_keys_of_others(vllm_config: Any) -> None:
         why = ""
         if size is not None:
             why = (
-                f"; --kv-offloading-size ({size:g}) makes vLLM put OffloadingConnector in the place of what is "
-                "configured: leave it out, and give cpu_bytes_to_use"
+                f"; --kv-offloading-size ({size:g}) makes vLLM replace the configured connector by "
+                "OffloadingConnector: leave that option out, and set cpu_bytes_to_use instead"
             )
         raise ConfigError(
-            f"kv_connector_extra_config.{key}: a key of {whose[key]}, not of OffloadingConnector{why}"
+            f"kv_connector_extra_config.{key}: this key belongs to {whose[key]}, not to OffloadingConnector{why}"
         )
 
 
@@ -65,9 +65,9 @@ def warn_of_vllms_option(vllm_config: Any) -> None:
     size = getattr(vllm_config.cache_config, "kv_offloading_size", None)
     if size is not None:
         _log.warning(
-            "--kv-offloading-size (%g): this is OffloadingConnector in the role kv_both, also if another "
-            "kv_connector (P2PConnector, say) or another role was configured, since vLLM puts it in the place of "
-            "any; to have that one, leave the option out",
+            "--kv-offloading-size (%g): vLLM replaces any configured kv_connector and kv_role by "
+            "OffloadingConnector and kv_both; to use another connector, such as P2PConnector, leave the option "
+            "out",
             size,
         )
 
@@ -79,7 +79,8 @@ def warn_of_unread_keys(extra: Mapping[str, Any]) -> None:
     unread = sorted(str(key) for key in extra if key not in _known(extra))
     if unread:
         _log.warning(
-            "OffloadingConnector: without effect in kv_connector_extra_config: %s; neither it nor %s reads them",
+            "OffloadingConnector: these keys of kv_connector_extra_config have no effect: %s; neither it nor %s "
+            "reads them",
             ", ".join(unread),
             OffloadingSpecFactory.get_spec_cls(extra).__name__,
         )

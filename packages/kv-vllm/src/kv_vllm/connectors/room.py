@@ -25,9 +25,9 @@ def warn_of_little_room(manager: OffloadingManager, vllm_config: Any, kv_cache_c
     if in_host <= on_gpu:
         size = facts["cpu_kv_cache_size_bytes"]
         _log.warning(
-            "OffloadingConnector: host memory has room for %d blocks, the GPU's prefix cache for %d. What is used "
-            "last is in both, so next to nothing will be found in host memory; twice the GPU's would be "
-            "cpu_bytes_to_use %d (now %d), and with store_when 'evicted' it would have what the GPU loses",
+            "OffloadingConnector: host memory has room for %d blocks, and the GPU's prefix cache for %d. Both "
+            "keep the most recently used blocks, so host memory will have almost no hits. Set cpu_bytes_to_use "
+            "to %d (twice the GPU's; now %d), or store_when to 'evicted', which stores what the GPU evicts",
             in_host,
             on_gpu,
             -(-2 * on_gpu * size // in_host),

@@ -23,7 +23,9 @@ def end_at_shared_failure(vllm: Scheduler, report: KVConnectorOutput) -> None:
     tables = (vllm.kv_cache_manager.get_block_ids(r.request_id) for r in vllm.running)
     held = Counter(block for groups in tables for block in {block for table in groups for block in table})
     if any(held[block] > 1 for block in report.invalid_block_ids):
-        raise HistoryEnds("several requests share a failed block, and vLLM counts it as computed for one")
+        raise HistoryEnds(
+            "several requests share a block whose load failed, and vLLM counts it as computed for one of them"
+        )
 
 
 def end_at_broken_session(

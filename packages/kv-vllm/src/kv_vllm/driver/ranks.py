@@ -45,7 +45,7 @@ class Ranks:
         """An error, but only when it is called: a connector may keep the method for later."""
         raise ConfigError(
             f"{name} of the group {self.unique_name!r}: the {self.world_size} ranks of a world share one "
-            "process, so none can hear another; a connector that needs it can be tried with one rank"
+            "process, so collectives between them don't work; try such a connector with one rank"
         )
 
 

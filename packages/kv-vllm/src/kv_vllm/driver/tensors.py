@@ -178,6 +178,6 @@ def device_of(tensor: torch.Tensor) -> TensorDevice:
     """The device whose memory a tensor shows. Whoever asks for it copies through it, and not by address."""
     device = _DEVICES.get(tensor.untyped_storage().data_ptr())
     if device is None:
-        raise ConfigError("the testbed copies what lies on its own devices, and this tensor doesn't")
+        raise ConfigError("the testbed can copy only tensors on its own devices, and this tensor is on another")
     device.is_read_by_address = False
     return device

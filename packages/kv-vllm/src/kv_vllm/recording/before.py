@@ -47,7 +47,7 @@ class ConnectorBefore(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
         self._behind = transfer.kv_connector, transfer.kv_connector_module_path
         if len(kv_cache_config.kv_cache_groups) > 1 and not KVConnectorFactory.supports_hma_config(transfer):
             raise ConfigError(
-                f"{transfer.kv_connector} works with one KV cache group only, and there are "
+                f"{transfer.kv_connector} supports one KV cache group only, but there are "
                 f"{len(kv_cache_config.kv_cache_groups)}; set --disable-hybrid-kv-cache-manager"
             )
         # What is wrong is said before the one behind it takes memory. Files are opened when that one is there:
@@ -166,7 +166,7 @@ def path_in(extra: Mapping[str, Any], key: str) -> Path:
         raise ConfigError(f"kv_connector_extra_config.{key}: expected the path of a file, got {path!r}")
     if path.startswith("~"):
         raise ConfigError(
-            f"kv_connector_extra_config.{key}: {path!r}: no shell reads this ~; write the whole path"
+            f"kv_connector_extra_config.{key}: {path!r}: ~ is not expanded here; write the full path"
         )
     return Path(path)
 

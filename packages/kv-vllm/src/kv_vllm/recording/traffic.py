@@ -215,7 +215,8 @@ def _appended(path: Path) -> Any:
         if file.read(len(_BEGIN)) != _BEGIN:
             file.close()
             raise ConfigError(
-                f"kv_connector_extra_config.trace_path: {path} has something else in it than a trace of requests"
+                f"kv_connector_extra_config.trace_path: {path} exists and is not a trace of requests; choose "
+                "another file"
             )
         file.seek(-1, SEEK_END)
         if file.read(1) != b"\n":  # the engine was killed as it wrote its last line

@@ -108,7 +108,9 @@ def read_transfer(text: str) -> dict[str, Any]:
     except ValueError as error:
         raise ConfigError(f"--kv-transfer-config: this is no JSON: {error}") from None
     if not isinstance(transfer, dict) or not isinstance(transfer.get("kv_connector"), str):
-        raise ConfigError(f"--kv-transfer-config: expected an object with kv_connector, a name; got {text}")
+        raise ConfigError(
+            f"--kv-transfer-config: expected an object with the name of a connector as kv_connector; got {text}"
+        )
     return transfer
 
 
@@ -151,10 +153,10 @@ def _in_a_process(
     done = subprocess.run([sys.executable, "-m", "kv_vllm.smoke.run", given], check=False, env=environment)
     if done.returncode or not out.exists():
         if transfer is None:
-            ended = "without a connector: there is nothing to run it on?"
+            ended = "without a connector: can it run on this machine at all?"
         else:
-            ended = f"with {transfer['kv_connector']}, and without it didn't: what it printed says why"
-        raise MissingError(f"vLLM ended with {done.returncode} {ended}")
+            ended = f"with {transfer['kv_connector']}, but not without it: see what it printed"
+        raise MissingError(f"vLLM ended with exit code {done.returncode} {ended}")
     return Told(**json.loads(out.read_text()))
 
 

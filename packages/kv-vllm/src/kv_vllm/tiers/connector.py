@@ -45,7 +45,8 @@ class TieredConnector(OffloadingConnector):  # type: ignore[misc]
             loads = sum((watch.loads for watch in watches_of(self.connector_scheduler.manager)), Counter[bool]())
             if loads[True] and not loads[False]:
                 raise HistoryEnds(
-                    "vLLM loads a prompt's chunks into host memory in turns, which has too little room"
+                    "host memory has too little room for a prompt's chunks, so vLLM loads them into it again "
+                    "and again"
                 )
         return tokens, is_async
 

@@ -156,8 +156,8 @@ class CacheRun:
         stores_late = setup.store_when is StoreWhen.EVICTED
         if stores_late and not setup.gpu_blocks:
             raise ConfigError(
-                "store_when: got 'evicted', which is what a GPU's prefix cache is about to lose, "
-                "and there is none: gpu_blocks is 0"
+                "store_when: got 'evicted', which stores what the GPU's prefix cache is about to evict, but "
+                "gpu_blocks is 0"
             )
         self.setup = setup
         self._most_blocks = max(1, most_blocks)

@@ -104,7 +104,8 @@ def _refuse_other_ids(columns: Columns, request_of: Requests, place: Ints, befor
         raise ConfigError(
             f"{columns.name}: request {int(request_of[place[first]]) + 1} has id "
             f"{int(columns.blocks[place[first]])} after other ids than request "
-            f"{int(request_of[before[first]]) + 1}: these aren't prefix ids; --ids block chains them"
+            f"{int(request_of[before[first]]) + 1}, so these ids don't name prefixes; --ids block reads them as "
+            "ids of blocks"
         )
 
 

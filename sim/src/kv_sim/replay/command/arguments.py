@@ -49,7 +49,7 @@ def add_replay_arguments(parser: argparse.ArgumentParser, typed: Sequence[str]) 
     _add_trace(parser)
     _add_fidelity(parser)
     parser.add_argument(
-        "--write-oracle", metavar="FILE", help="write the trace as libCacheSim's oracleGeneral, too"
+        "--write-oracle", metavar="FILE", help="also write the trace in libCacheSim's format oracleGeneral"
     )
     _add_json(parser)
     if _fidelity(typed) == Fidelity.ENGINE.value:
@@ -66,8 +66,8 @@ def add_size_arguments(parser: argparse.ArgumentParser, typed: Sequence[str]) ->
     _add_fidelity(parser)
     is_engine = _fidelity(typed) == Fidelity.ENGINE.value
     usual = USUAL_ENGINE_POINTS if is_engine else USUAL_POINTS
-    parser.add_argument("--points", type=int, metavar="N", help=f"try so many capacities (default {usual})")
-    parser.add_argument("--budget", metavar="SIZE", help="recommend no more than this")
+    parser.add_argument("--points", type=int, metavar="N", help=f"how many capacities to try (default {usual})")
+    parser.add_argument("--budget", metavar="SIZE", help="recommend at most this much memory")
     _add_json(parser)
     if is_engine:
         importlib.import_module(TIMED_ARGUMENTS).add_size_arguments(parser)
@@ -100,66 +100,104 @@ def _add_trace(parser: argparse.ArgumentParser) -> None:
         "trace", metavar="TRACE", help=f"a file, a folder of files, or a shipped one: {', '.join(SHIPPED)}"
     )
     reading = parser.add_argument_group("how the trace is read")
-    reading.add_argument("--format", metavar="NAME", help=f"instead of by its contents: {', '.join(FORMATS)}")
     reading.add_argument(
-        "--columns", metavar="PARTS", help=f"or which of its columns is what: {', '.join(f'{p}=…' for p in PARTS)}"
+        "--format",
+        metavar="NAME",
+        help=f"the trace's format (default: recognised by its contents): {', '.join(FORMATS)}",
     )
-    reading.add_argument("--time-unit", metavar="UNIT", help="s, ms, us or ns (default: the format's)")
-    reading.add_argument("--block-size", type=int, metavar="N", help="tokens of a block (default: the format's)")
-    reading.add_argument("--partial-block", choices=_values(Partial), default="keep", help="a last block not full")
+    reading.add_argument(
+        "--columns",
+        metavar="PARTS",
+        help=f"for other formats, which column has what: {', '.join(f'{p}=…' for p in PARTS)}",
+    )
+    reading.add_argument(
+        "--time-unit", metavar="UNIT", help="the unit of times: s, ms, us or ns (default: the format's)"
+    )
+    reading.add_argument("--block-size", type=int, metavar="N", help="tokens in a block (default: the format's)")
+    reading.add_argument(
+        "--partial-block",
+        choices=_values(Partial),
+        default="keep",
+        help="what to do with a last block that isn't full",
+    )
     reading.add_argument(
         "--ids",
         choices=_values(IdMeaning),
         default="auto",
-        help="what an id names: a prefix, or a block by itself",
+        help="what an equal id means: an equal prefix, or only an equal block",
     )
     reading.add_argument(
-        "--id-scope", choices=_values(IdScope), default="auto", help="where equal ids mean equal blocks"
+        "--id-scope", choices=_values(IdScope), default="auto", help="how far equal ids mean equal blocks"
     )
-    reading.add_argument("--on-error", choices=_values(OnError), default="stop", help="at a malformed record")
-    reading.add_argument("--unsorted", choices=_values(Unsorted), default="stop", help="at times that go back")
+    reading.add_argument(
+        "--on-error", choices=_values(OnError), default="stop", help="what to do at a malformed record"
+    )
+    reading.add_argument(
+        "--unsorted",
+        choices=_values(Unsorted),
+        default="stop",
+        help="what to do with a request that is earlier than the one before it",
+    )
     reading.add_argument(
         "--turns",
         choices=_values(Turns),
         default="auto",
-        help="what a session's later turn has: all, or what it adds",
+        help="what a later turn of a session contains: the whole prompt, or only what it adds",
     )
-    reading.add_argument("--tokenizer", metavar="FILE", help="a model's tokenizer.json, by which text is cut")
-    reading.add_argument("--stagger", type=float, default=0.0, metavar="S", help="seconds from session to session")
-    reading.add_argument("--requests", type=int, metavar="N", help="only the first N requests")
     reading.add_argument(
-        "--assume-sharing", metavar="HOW", help="for traces without ids: none, or zipf:prefixes=…"
+        "--tokenizer", metavar="FILE", help="the model's tokenizer.json, which turns text into tokens"
     )
-    reading.add_argument("--seed", type=int, metavar="N", help="for --assume-sharing (default 0)")
-    fleet = parser.add_argument_group("who gets the requests")
+    reading.add_argument(
+        "--stagger",
+        type=float,
+        default=0.0,
+        metavar="S",
+        help="for traces without times: seconds between the starts of sessions",
+    )
+    reading.add_argument("--requests", type=int, metavar="N", help="replay only the first N requests")
+    reading.add_argument(
+        "--assume-sharing",
+        metavar="HOW",
+        help="which prompts share prefixes, in a trace without block ids: none, or zipf:prefixes=…",
+    )
+    reading.add_argument("--seed", type=int, metavar="N", help="the seed of --assume-sharing (default 0)")
+    fleet = parser.add_argument_group("servers and routing")
     fleet.add_argument(
-        "--servers", type=int, metavar="N", help="so many servers, each with all of this (default: one)"
+        "--servers", type=int, metavar="N", help="replay N servers, each with the memory given here (default 1)"
     )
     fleet.add_argument(
-        "--routing", metavar="HOW", help=f"{', '.join(_values(Routing))} (default {USUAL_ROUTING.value})"
+        "--routing",
+        metavar="HOW",
+        help=f"how requests go to servers: {', '.join(_values(Routing))} (default {USUAL_ROUTING.value})",
     )
 
 
 def _add_footprint(parser: argparse.ArgumentParser) -> None:
-    model = parser.add_argument_group("what a token takes")
+    model = parser.add_argument_group("KV bytes of a token")
     model.add_argument("--model", metavar="NAME", help=f"{', '.join(MODELS)}, or the path of a {FILE}")
-    model.add_argument("--kv-dtype", metavar="TYPE", help=f"{', '.join(DTYPES)} (default {USUAL_DTYPE})")
     model.add_argument(
-        "--bytes-per-token", metavar="SIZE", help="of all layers, over all workers: 131072, or 128KiB"
+        "--kv-dtype", metavar="TYPE", help=f"the type of KV numbers: {', '.join(DTYPES)} (default {USUAL_DTYPE})"
+    )
+    model.add_argument(
+        "--bytes-per-token",
+        metavar="SIZE",
+        help="KV bytes of one token, summed over layers and workers: 131072, or 128KiB",
     )
 
 
 def _add_policies(parser: argparse.ArgumentParser, usual: str) -> None:
     known = ", ".join(POLICIES)
-    parser.add_argument("--policy", default=usual, metavar="NAMES", help=f"{known}, or all (default {usual})")
-    parser.add_argument("--cache-policy-module-path", metavar="MODULE", help="where another policy is found")
+    parser.add_argument(
+        "--policy", default=usual, metavar="NAMES", help=f"eviction policies: {known}, or all (default {usual})"
+    )
+    parser.add_argument("--cache-policy-module-path", metavar="MODULE", help="the module of a policy of your own")
 
 
 def _add_gpu(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--gpu-capacity",
         metavar="SIZE",
-        help=f"the GPU's prefix cache in front, or {NOTHING} (default: what the trace says, or {NOTHING})",
+        help=f"the size of the GPU's prefix cache, or {NOTHING} (default: as recorded in the trace, or {NOTHING})",
     )
 
 
@@ -167,7 +205,7 @@ def _add_disk_shared(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--disk-shared",
         action="store_true",
-        help="each of --servers reads what the others have on their disks (they are on one machine)",
+        help="the servers are on one machine, and each loads what another stored on disk, too",
     )
 
 
@@ -176,19 +214,23 @@ def _add_store_when(parser: argparse.ArgumentParser) -> None:
         "--store-when",
         choices=_values(StoreWhen),
         default=StoreWhen.COMPUTED.value,
-        help="at once (default), or when the GPU's prefix cache is about to lose it",
+        help="when a block is stored: once it is computed (default), or when the GPU's prefix cache is about to "
+        "evict it",
     )
 
 
 def _add_json(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
-        "--json", metavar="FILE", help="write everything as JSON; - prints it instead of the table"
+        "--json", metavar="FILE", help="write the whole result as JSON; - prints it in place of the table"
     )
 
 
 def _add_fidelity(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
-        "--fidelity", choices=_values(Fidelity), default=Fidelity.CACHE.value, help="cache (default) or engine"
+        "--fidelity",
+        choices=_values(Fidelity),
+        default=Fidelity.CACHE.value,
+        help="cache: hits and traffic only (default); engine: a whole engine with a clock",
     )
 
 
@@ -205,27 +247,31 @@ def _add_cache(parser: argparse.ArgumentParser) -> None:
     _add_footprint(parser)
     _add_policies(parser, USUAL_POLICY)
     parser.add_argument(
-        "--capacity", metavar="SIZES", help=f"host memory, one or more, with commas: {EXPECTED}; or {NOTHING}"
+        "--capacity", metavar="SIZES", help=f"sizes of host memory, with commas: {EXPECTED}; or {NOTHING}"
     )
     _add_gpu(parser)
     parser.add_argument(
         "--disk-capacity",
         metavar="SIZES",
-        help="files on a disk behind host memory, one or more, with commas (default: none)",
+        help="sizes of files on a disk behind host memory, with commas (default: none)",
     )
     _add_disk_shared(parser)
     parser.add_argument(
-        "--store-threshold", type=int, default=0, metavar="N", help="store a block from its N-th offer on"
+        "--store-threshold",
+        type=int,
+        default=0,
+        metavar="N",
+        help="store a block only when it is offered for the N-th time",
     )
     parser.add_argument(
-        "--disk-store-threshold", type=int, metavar="N", help="the same of the disk (default: store all)"
+        "--disk-store-threshold", type=int, metavar="N", help="the same for the disk (default: store all)"
     )
     _add_store_when(parser)
     parser.add_argument(
         "--stream",
         action="store_true",
-        help="keep nothing of the trace: memory is bounded by --capacity; no MIN, no infinite cache, no ages, no "
-        "hits over time, which need all of it",
+        help="don't keep the trace in memory, for very large traces; leaves out MIN, the infinite cache, ages "
+        "and hits over time",
     )
     _add_jobs(parser)
     _add_page(parser)
@@ -237,7 +283,7 @@ def _add_sizing(parser: argparse.ArgumentParser) -> None:
     _add_policies(parser, ",".join(ALL_POLICIES))
     parser.add_argument("--capacity", metavar="SIZES", help=f"the capacities to sweep, with commas: {EXPECTED}")
     parser.add_argument(
-        "--disk", metavar="FOLDER", help="size files in this folder of the server instead of host memory"
+        "--disk", metavar="FOLDER", help="size files in FOLDER (a folder of the server) instead of host memory"
     )
     parser.add_argument("--host-capacity", metavar="SIZE", help="host memory in front of --disk (default: none)")
     _add_disk_shared(parser)

@@ -19,7 +19,7 @@ def refuse_foreign(options: argparse.Namespace) -> None:
     for option in getattr(options, "foreign", ()):
         same = SAME_IN_ENGINE[options.command].get(option)
         instead = f"engine has {same}" if same else "--help lists what engine has"
-        raise ConfigError(f"{option} is of --fidelity cache; {instead}")
+        raise ConfigError(f"{option} works with --fidelity cache only; {instead}")
 
 
 def add_refused(parser: argparse.ArgumentParser, other: argparse.ArgumentParser) -> None:

@@ -24,7 +24,7 @@ def check_outputs(options: argparse.Namespace) -> None:
         if not Path(os.path.realpath(place)).parent.is_dir():
             raise ConfigError(f"{option} {place}: there is no such folder")
         if Path(place).is_dir():
-            raise ConfigError(f"{option} {place}: this is a folder, and a file is written")
+            raise ConfigError(f"{option} {place}: this is a folder, expected the path of a file")
     if outputs:
         refuse_same(outputs, options.trace, files_of(options.trace))
 

@@ -124,9 +124,12 @@ def _read(options: argparse.Namespace, progress: ProgressBar) -> Columns:
 def _replay_stream(options: argparse.Namespace, progress: ProgressBar) -> int:
     for option, place in (("--html", options.html), ("--write-oracle", options.write_oracle)):
         if place is not None:
-            raise ConfigError(f"--stream keeps nothing of the trace, which {option} needs")
+            raise ConfigError(f"--stream doesn't keep the trace, which {option} needs")
     if options.capacity is None and options.disk_capacity is None:
-        raise ConfigError("--stream needs --capacity: usual sizes are shares of a trace that was read to its end")
+        raise ConfigError(
+            "--stream needs --capacity: the default sizes are fractions of the whole trace, which --stream "
+            "doesn't keep"
+        )
     opening = open_stream(options.trace, selection.trace_options(options))
     footprint = selection.footprint_of(options, opening.block_tokens, opening.engine)
     gpu_blocks = selection.gpu_blocks_of(options, footprint, opening.engine)

@@ -89,7 +89,7 @@ def _overruled(options: argparse.Namespace) -> frozenset[EngineField]:
 def bytes_per_token(options: argparse.Namespace, engine: EngineMemory | None) -> tuple[int | None, str | None]:
     """The bytes of a token, and the sum that they come from; as the trace says, where nobody else does."""
     if options.kv_dtype is not None and options.model is None:
-        raise ConfigError("--kv-dtype is for --model, which isn't given")
+        raise ConfigError("--kv-dtype needs --model, which isn't given")
     if options.bytes_per_token is not None:
         if options.model is not None:
             raise ConfigError("--model and --bytes-per-token: give one of them")
@@ -128,8 +128,8 @@ def store_when_of(options: argparse.Namespace, gpu_blocks: int) -> StoreWhen:
     when = StoreWhen(options.store_when)
     if when is StoreWhen.EVICTED and not gpu_blocks:
         raise ConfigError(
-            "--store-when evicted: stored is what the GPU's prefix cache is about to lose, and there is none; "
-            "--gpu-capacity says how large it is"
+            "--store-when evicted stores what the GPU's prefix cache is about to evict, but there is no such "
+            "cache; give its size with --gpu-capacity"
         )
     return when
 
@@ -161,7 +161,8 @@ def disk_of(options: argparse.Namespace, footprint: Footprint) -> Disk | None:
     if options.disk is None:
         if options.host_capacity is not None:
             raise ConfigError(
-                "--host-capacity lies in front of --disk, which isn't given; --capacity is host memory"
+                "--host-capacity is the host memory in front of --disk, which isn't given; without a disk give "
+                "--capacity"
             )
         return None
     if not options.disk:

@@ -72,7 +72,7 @@ def _head(found: Replays | Sizing, model: str | None) -> Iterator[str]:
     if sized.store_when is StoreWhen.EVICTED:
         notes.append(STORED_WHEN_EVICTED)
     if found.load is not None:
-        notes.append(f"{found.load}. Sizes are of each server.")
+        notes.append(f"{found.load}. Sizes are per server.")
     if found.disk_shared:
         notes.append(DISK_SHARED)
     if found.observed is not None:

@@ -13,8 +13,8 @@ from kv_sim.replay.stream import StreamReplays
 from kv_sim.replay.transfer_config import as_argument, told_apart
 from kv_sim.replay.units import Footprint, counted, show_bytes, show_count
 
-STORED_WHEN_EVICTED: Final = "stored is what the GPU's prefix cache is about to lose"
-DISK_SHARED: Final = "each reads what the others have on their disks, and stores no more of it"
+STORED_WHEN_EVICTED: Final = "blocks are stored when the GPU's prefix cache is about to evict them"
+DISK_SHARED: Final = "each server loads what the others have on their disks, and doesn't store it again"
 
 
 def show_seconds(seconds: float) -> str:
@@ -52,10 +52,10 @@ def trace_lines(found: Replays | Sizing | StreamReplays, model: str | None) -> I
     if isinstance(found, StreamReplays):
         return
     if load is None:
-        yield f"an infinite cache answers: {ratios_shown(found.infinite)}"
+        yield f"an infinite cache would hit: {ratios_shown(found.infinite)}"
     else:
-        yield f"an infinite cache on each server answers: {ratios_shown(found.infinite)}"
-        yield f"one for all of them: {ratios_shown(found.infinite_shared)}"
+        yield f"an infinite cache on each server would hit: {ratios_shown(found.infinite)}"
+        yield f"one infinite cache for all servers would hit: {ratios_shown(found.infinite_shared)}"
 
 
 def ratios_shown(ratios: Ratios) -> str:
@@ -78,7 +78,7 @@ def replay_lines(found: Replays | StreamReplays, model: str | None) -> Iterator[
         yield from _table(list(_disk_cells(run, shared=shared)) for run in found.runs)
         yield ""
     if found.observed is not None:
-        yield "beside what the trace's own server had:"
+        yield "compared with the hits that the trace's own server counted:"
         yield from _table(list(_beside_cells(run, found.observed, has_disk=has_disk)) for run in found.runs)
         yield ""
     where = ["host memory"] + ["the disk"] * has_disk + ["the GPU's prefix cache"] * has_gpu
@@ -86,13 +86,13 @@ def replay_lines(found: Replays | StreamReplays, model: str | None) -> Iterator[
     if found.runs[0].setup.store_when is StoreWhen.EVICTED:
         yield f"{STORED_WHEN_EVICTED[0].upper()}{STORED_WHEN_EVICTED[1:]}."
     if found.observed is not None:
-        yield "It had: by its own count, of the same prompts. Apart: tokens of which only one of the two had."
+        yield "It had: what that server counted, for the same prompts. Apart: tokens that only one of the two had."
     if found.load is not None:
-        yield "Sizes are of each server; hits and what was moved, of all together."
+        yield "Sizes are per server; hits and traffic are totals over all servers."
     if shared:
         yield "Neighbours: the other servers' disks. Borrowed: loaded from these, and not counted in loaded."
     if not isinstance(found, StreamReplays):
-        yield "MIN: the most that any policy could answer, by token. Age: since a hit's last use, median and 90 %."
+        yield "MIN: the most that any policy could hit, by token. Age: since a hit's last use, median and 90 %."
 
 
 def listed(words: Sequence[str]) -> str:
@@ -188,7 +188,7 @@ def size_lines(found: Sizing, model: str | None) -> Iterator[str]:
         size = size_shown(found.footprint, found.disk.host_blocks)
         yield f"host memory ({size}){beside}, without the disk: {ratios_shown(found.without)}"
     yield ""
-    yield f"hits by prompt tokens{'' if found.load is None else ', of all servers; sizes are of each'}:"
+    yield f"hits by prompt tokens{'' if found.load is None else ', over all servers; sizes are per server'}:"
     yield from aligned(_size_rows(found))
     yield ""
     yield from _recommendation(found)
@@ -223,7 +223,7 @@ def _recommendation(found: Sizing) -> Iterator[str]:
     much = f"{_blocks(chosen.capacity)} = {show_count(tokens)} tokens{memory}{on_disk}{on_each(found)}"
     yield f"recommended: {chosen.policy}, {much}"
     yield f"  {found.reason}"
-    yield f"  answers {ratios_shown(chosen.ratios)}"
+    yield f"  hits {ratios_shown(chosen.ratios)}"
     yield from _if_evicted(found)
     config = found.config()
     if config is None:
@@ -240,7 +240,7 @@ def _if_evicted(found: Sizing) -> Iterator[str]:
     late = found.if_evicted
     if late is not None and found.gains_if_evicted:
         much = f"{late.policy}, {_blocks(late.capacity)}"
-        yield f"  with --store-when evicted {much} answer {late.ratios.token:.3f} of tokens"
+        yield f"  with --store-when evicted {much} would hit {late.ratios.token:.3f} of tokens"
 
 
 def on_each(found: Sizing) -> str:

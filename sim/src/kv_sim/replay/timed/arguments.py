@@ -55,7 +55,7 @@ def add_replay_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the options of ``replay``."""
     group = _add_arguments(parser, "(default 64GiB, or none where there is a disk)")
     group.add_argument(
-        "--connector-config", metavar="JSON", help="a --kv-transfer-config, in place of sizes and policy"
+        "--connector-config", metavar="JSON", help="a --kv-transfer-config, instead of sizes and policy"
     )
     for old in ("--limit", "--gpu-blocks"):
         group.add_argument(old, type=int, help=argparse.SUPPRESS)
@@ -69,7 +69,7 @@ def add_size_arguments(parser: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--goal",
         metavar="GOALS",
-        help=f"what the least memory is looked for with, such as {GOAL_EXPECTED}: {measures}, {statistics}",
+        help=f"find the least memory that meets these goals, such as {GOAL_EXPECTED}: {measures}, {statistics}",
     )
     parser.set_defaults(connector_config=None)
 
@@ -80,38 +80,54 @@ def _add_arguments(parser: argparse.ArgumentParser, usual_capacity: str) -> argp
     group.add_argument("--gpu", metavar="NAME", help=f"default {USUAL.gpu.name}; known: {', '.join(GPUS)}")
     for option, (_, text) in GPU_NUMBERS.items():
         group.add_argument(f"--{option}", type=float, metavar="N", help=f"{text} (default: the GPU's)")
-    group.add_argument("--gpu-memory", metavar="SIZE", help="of one GPU, such as 80GiB (default: the GPU's)")
+    group.add_argument(
+        "--gpu-memory", metavar="SIZE", help="memory of one GPU, such as 80GiB (default: the GPU's)"
+    )
     for option, (setting, kind, text) in NUMBERS.items():
         usual = getattr(USUAL, setting)
         shown = "" if usual is None else f" (default {usual:g})"
         group.add_argument(f"--{option}", type=kind, metavar="N", help=text + shown)
     group.add_argument(
-        "--gpu-capacity", metavar="SIZE", help=f"GPU memory for KV, in place of what fits: {EXPECTED}"
+        "--gpu-capacity",
+        metavar="SIZE",
+        help=f"GPU memory for KV, such as {EXPECTED} (default: what the weights leave)",
     )
     group.add_argument(
-        "--capacity", metavar="SIZES", help=f"host memory over all GPUs, one or more {usual_capacity}"
+        "--capacity", metavar="SIZES", help=f"sizes of host memory over all GPUs, with commas {usual_capacity}"
     )
     group.add_argument(
-        "--disk-capacity", metavar="SIZES", help="files on a disk behind host memory, one or more (default: none)"
+        "--disk-capacity",
+        metavar="SIZES",
+        help="sizes of files on a disk behind host memory, with commas (default: none)",
     )
     group.add_argument(
         "--disk-shared",
         action="store_true",
-        help="each of --servers reads what the others have on the disk, which is one for all (one machine)",
+        help="the servers are on one machine with one disk, and each loads what another stored there, too",
     )
     group.add_argument(
         "--prefill-servers",
         metavar="COUNTS",
-        help="of --servers, so many compute prompts for the others, which pull them; one or more (default: none)",
+        help="how many of --servers prefill for the others, which pull the KV and decode; one or more counts "
+        "(default: none)",
     )
-    group.add_argument("--policy", metavar="NAMES", help=f"one or more, or all (default {USUAL.eviction_policy})")
+    group.add_argument(
+        "--policy",
+        metavar="NAMES",
+        help=f"eviction policies, with commas, or all (default {USUAL.eviction_policy})",
+    )
     group.add_argument(
         "--store-when",
         choices=[when.value for when in StoreWhen],
-        help="at once (default), or when the GPU's prefix cache is about to lose it",
+        help="when a block is stored: once it is computed (default), or when the GPU's prefix cache is about to "
+        "evict it",
     )
     group.add_argument(
-        "--stepping", choices=[s.value for s in Stepping], help="single: every step through the engine, slowly"
+        "--stepping",
+        choices=[s.value for s in Stepping],
+        help="single: simulate every step one by one, slowly (the default skips steps that change nothing)",
     )
-    group.add_argument("--check-contents", action="store_true", help="give blocks bytes and check them; slow")
+    group.add_argument(
+        "--check-contents", action="store_true", help="give blocks real bytes and check them at every step; slow"
+    )
     return group

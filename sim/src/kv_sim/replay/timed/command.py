@@ -75,14 +75,16 @@ def size(
             sizes = usual_sizes(trace, every[0], fleet, points, budget)
             every = [replace(one, cpu_bytes_to_use=size) for one in every for size in sizes]
         elif budget is not None:
-            raise ConfigError("--budget and --capacity or --disk-capacity: give one of them")
+            raise ConfigError("--budget can't be combined with --capacity or --disk-capacity")
         return _swept(trace, every, goals, options, progress, fleet)
 
 
 def goals_of(options: argparse.Namespace) -> tuple[Goal, ...]:
     """What is to be achieved."""
     if options.goal is None:
-        raise ConfigError(f"--fidelity engine: what is the memory to achieve? Say --goal, such as {GOAL_EXPECTED}")
+        raise ConfigError(
+            f"--fidelity engine: give the goal that the memory has to meet: --goal, such as {GOAL_EXPECTED}"
+        )
     return parse_goals(options.goal)
 
 

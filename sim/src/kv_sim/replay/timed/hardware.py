@@ -111,7 +111,9 @@ def find_model(name: str) -> Model:
     """A model by name."""
     if name.lower() in KV_MODELS.keys() - {known.lower() for known in MODELS} or Path(name).exists():
         known = ", ".join(sorted(MODELS))
-        raise ConfigError(f"model {name!r}: only its KV cache is known; with parameters and heads, too: {known}")
+        raise ConfigError(
+            f"model {name!r}: only its KV cache size is known, not its parameters; models with both: {known}"
+        )
     return _find("model", name, MODELS)
 
 

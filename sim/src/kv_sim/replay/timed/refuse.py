@@ -49,8 +49,8 @@ def refuse_too_much(settings: EngineSettings, sizes: Sizes) -> None:
     ):
         if not ns <= MOST_SECONDS * SECOND:
             raise ConfigError(
-                f"{what} could take {_seconds(ns)}, and a replay's clock takes no more than a day at once; "
-                f"check {causes}"
+                f"{what} could take {_seconds(ns)}, more than the day that one step of a replay's clock may "
+                f"take; check {causes}"
             )
 
 
@@ -66,8 +66,8 @@ def refuse_too_late(index: int, seconds: float) -> None:
 def _check_count(name: str, blocks: int) -> None:
     if blocks > MOST_BLOCKS:
         raise ConfigError(
-            f"{name}: that is {blocks} blocks, and a replay keeps books of {MOST_BLOCKS} at most; "
-            "choose larger blocks or less memory"
+            f"{name}: that is {blocks} blocks, and a replay supports {MOST_BLOCKS} at most; choose larger "
+            "blocks or less memory"
         )
 
 

@@ -56,16 +56,16 @@ def check_together(fleet: Fleet | None, settings: EngineSettings, transfer: Mapp
     servers, prefilling = 1 if fleet is None else fleet.servers, settings.prefill_servers or 0
     if prefilling >= servers:
         raise ConfigError(
-            f"prefill_servers: got {prefilling}, with --servers {servers}; of these at least one has to decode"
+            f"prefill_servers: got {prefilling}, with --servers {servers}; at least one server has to decode"
         )
     if prefilling and settings.contents is Contents.CHECKED:
-        raise ConfigError("prefill_servers: with --check-contents each server does both")
+        raise ConfigError("prefill_servers: not possible with --check-contents")
     if prefilling and shares_files(transfer):
-        raise ConfigError("prefill_servers: where servers share files, each does both")
+        raise ConfigError("prefill_servers: not possible where servers share files")
     if prefilling and settings.connector is not None:
         timed_config(settings.connector, settings.tp_size)  # before it is one of several
     if fleet is not None and fleet.disk_shared and not shares_files(transfer):
-        raise ConfigError("--disk-shared: no medium of this connector has file_shared")
+        raise ConfigError("--disk-shared: no medium of this connector sets file_shared")
 
 
 def shares_of(trace: Trace, fleet: Fleet | None, limit: int | None) -> Shares:

@@ -198,8 +198,8 @@ def plan(settings: EngineSettings, trace_block_tokens: int) -> Sizes:
     max_step_tokens = settings.max_step_tokens or settings.gpu.step_tokens
     if max_step_tokens < max_running:
         raise ConfigError(
-            f"max_step_tokens: got {max_step_tokens}, less than the {max_running} requests that may run at once; "
-            "then not all of them could decode in one step"
+            f"max_step_tokens: got {max_step_tokens}, less than the {max_running} requests that may run at "
+            "once, each of which decodes a token in a step"
         )
     model = settings.model
     kv_bytes = model.kv_bytes_per_token(settings.tp_size)
@@ -258,7 +258,8 @@ def _count_blocks(settings: EngineSettings, block_bytes: int) -> int:
     blocks = (usable - model.weight_bytes) // block_bytes
     if blocks < 1:
         raise ConfigError(
-            f"{model.name} on {ranks} × {gpu.name}: {_gib(usable)} of GPU memory may be used and its weights take "
+            f"{model.name} on {ranks} × {gpu.name}: {_gib(usable)} of GPU memory may be used, and the model's "
+            "weights take "
             f"{_gib(model.weight_bytes)}, which leaves no room for a block of {_gib(block_bytes)}; "
             "choose another GPU, or more of them"
         )

@@ -16,9 +16,7 @@ from kv_sim.replay.units import counted, show_bytes
 
 MUCH: Final = 0.5
 """Of the time to first token; who spends it in the queue isn't helped by memory."""
-SHARED: Final = (
-    "          one for all servers, each of which reads what the others have there, and stores no more of it"
-)
+SHARED: Final = "          one for all servers; each loads what the others have there, and doesn't store it again"
 _TTFT: Final = ("mean", "p50", "p90", "p99")
 
 
@@ -36,7 +34,7 @@ def _replay_lines(found: EngineReplay) -> Iterator[str]:
     yield from aligned(rows(_columns(found), disk=has_disk, shared=is_shared))
     notes = [*_refused(found.with_connector)]
     if found.settings.contents is Contents.CHECKED:
-        notes.append("contents were checked: every slot that was read held what it should")
+        notes.append("contents were checked: every slot that was read held the right KV")
     yield from ["", *notes] if notes else []
 
 
@@ -69,7 +67,7 @@ def _sweep_lines(found: EngineSweep) -> Iterator[str]:
     yield from ([] if found.load is None else _pull_lines([run.settings for run in found.runs], found.load))
     yield ""
     yield from (f"goal: {goal}" for goal in found.goals)
-    of_each = "" if found.load is None else "; sizes are of each server"
+    of_each = "" if found.load is None else "; sizes are per server"
     yield f"hits by prompt tokens, and times of requests{of_each}:"
     yield from aligned(_sweep_rows(found, has_disk=has_disk))
     refused = [*_refused(found.without)]
@@ -265,8 +263,8 @@ def _queue(found: EngineSweep) -> Iterator[str]:
     answers = max(found.runs, key=lambda run: run.size).answers
     queued = answers.queueing.mean / answers.ttft.mean if answers.ttft.mean else 0.0
     if queued >= MUCH:
-        yield f"  with the most of it {queued:.0%} of the time to first token is spent in the queue:"
-        yield "  fewer requests for each server (--servers, --arrival-scale) would change more"
+        yield f"  even with the most memory, {queued:.0%} of the time to first token is spent in the queue:"
+        yield "  more servers (--servers) or fewer requests (--arrival-scale) would help more"
 
 
 def _size(count: int) -> str:

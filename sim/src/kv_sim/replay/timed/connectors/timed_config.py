@@ -121,8 +121,8 @@ def _timed(written: object, place: str, role: str | None, ranks: int, seat: Seat
     if issubclass(found, MultiConnector):
         return {**config, _EXTRA: _timed_children(config, dict(extra), place, ranks, seat)}
     raise ConfigError(
-        f"{place}.kv_connector: {found.__name__} moves bytes in a way that has no timing model; "
-        "OffloadingConnector has one, and MultiConnector of such"
+        f"{place}.kv_connector: {found.__name__} has no timing model; OffloadingConnector has one, and a "
+        "MultiConnector of OffloadingConnectors"
     )
 
 
@@ -137,7 +137,7 @@ def _timed_offloading(
     spec = extra.get(_SPEC, "CPUOffloadingSpec")
     if spec not in _MEDIA:
         raise ConfigError(
-            f"{place}.{_EXTRA}.{_SPEC}: {spec!r} is a medium that has no timing model; "
+            f"{place}.{_EXTRA}.{_SPEC}: {spec!r} is a medium without a timing model; "
             f"{' and '.join(_MEDIA)} have one"
         )
     timed_spec, package = _MEDIA[spec]
@@ -152,8 +152,8 @@ def _timed_offloading(
         if extra.get(SHARED):
             if seat is None or seat.machine is None:
                 raise ConfigError(
-                    f"{place}.{_EXTRA}.{SHARED}: with whom? --servers N --disk-shared has others on the machine; "
-                    "without this a server has its files for itself"
+                    f"{place}.{_EXTRA}.{SHARED}: there is no other server to share with; add --servers N "
+                    "--disk-shared"
                 )
             extra |= {NUMBER: seat.number, FOLDERS: seat.machine.folders}
         staging = extra.get(STAGING, FileOptions.file_staging_bytes)
