@@ -260,14 +260,17 @@ def test_sources_and_stats_are_judged() -> None:
     connector.answer = {CacheHitSource.HOST: 4}
     assert guard.get_external_cache_hit_sources(REQUEST, 8) is connector.answer
     assert notes.take() == [
-        "ACCOUNTING  request r1: 8 tokens are loaded, but their sources are counted as {'host': 4}"
+        "ACCOUNTING  request r1: 8 tokens are loaded, but get_external_cache_hit_sources answered {'host': 4}"
     ]
     for stats, told in (
         (None, []),
         (Stats({"seen": 1}), []),
         (
             Stats({"seen": 1, "lost": 2}),
-            ["ACCOUNTING  stats {'seen': 1, 'lost': 2} arrive as {'seen': 1} where they are shown"],
+            [
+                "ACCOUNTING  stats {'seen': 1, 'lost': 2} become {'seen': 1} by to_dict and "
+                "build_kv_connector_stats"
+            ],
         ),
     ):
         connector.answer = stats

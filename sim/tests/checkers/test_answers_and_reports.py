@@ -40,11 +40,11 @@ def test_what_may_be_answered_to_a_match(answer: Any) -> None:
         ((4, False, 0), "which is no pair (tokens, is asynchronous)"),
         ((4, 0), "whose second part is neither True nor False"),
         ((None, None), "whose second part is neither True nor False"),
-        ((None, True), "'ask again' and asynchronous at once"),
+        ((None, True), "which is 'ask again' and asynchronous at once"),
         ((-1, False), "whose first part is neither an int of 0 or more nor None"),
         ((True, False), "whose first part is neither an int of 0 or more nor None"),
         ((4.0, False), "whose first part is neither an int of 0 or more nor None"),
-        ((0, True), "an asynchronous load of nothing"),
+        ((0, True), "which is an asynchronous load of 0 tokens"),
         ((5, False), "but at most 4 of its 9 tokens can be loaded so"),
         ((6, True), "but at most 5 of its 9 tokens can be loaded so"),
     ],
@@ -79,8 +79,7 @@ def test_what_any_of_the_workers_says_all_of_them_say(name: str) -> None:
     for reports in ([Nothing(), Nothing()], [None, Nothing(), Nothing()], [Nothing(), None, Nothing()]):
         protocol.check_joined(map(said, reports), said(None), notes)
         assert notes.take() == [
-            "PROTOCOL  what the workers report, joined: Nothing.aggregate answered None, "
-            "expected what both of them say"
+            "PROTOCOL  Nothing.aggregate answered None, expected the joined reports of two workers"
         ]
 
 

@@ -50,17 +50,17 @@ SITUATIONS: tuple[tuple[Invariant, Callable[[Referee], None], str], ...] = (
     (
         I.CONSERVATION,
         breaches.books_that_are_wrong,
-        "at rest the books of MemoryScheduler are wrong: free 61 + in use 2 != 64, or one counts twice***",
+        "at rest, MemoryScheduler.check() fails: free 61 + in use 2 != 64, or one counts twice***",
     ),
     (
         I.CONSERVATION,
         breaches.books_that_are_wrong_for_a_while,
-        "at rest the books of MemoryScheduler are wrong: until it forgets***",
+        "at rest, MemoryScheduler.check() fails: until it forgets***",
     ),
     (
         I.CONSERVATION,
         breaches.books_that_a_reset_at_rest_leaves_wrong,
-        "at rest the books of MemoryScheduler are wrong: free 61 + in use 2 != 64, or one counts twice***",
+        "at rest, MemoryScheduler.check() fails: free 61 + in use 2 != 64, or one counts twice***",
     ),
     (
         I.LIVENESS,
@@ -105,7 +105,7 @@ SITUATIONS: tuple[tuple[Invariant, Callable[[Referee], None], str], ...] = (
     (
         I.PROTOCOL,
         breaches.an_asynchronous_nothing,
-        ASKED + "0) answered (0, True), an asynchronous load of nothing",
+        ASKED + "0) answered (0, True), which is an asynchronous load of 0 tokens",
     ),
     (
         I.PROTOCOL,
@@ -159,17 +159,17 @@ SITUATIONS: tuple[tuple[Invariant, Callable[[Referee], None], str], ...] = (
     (
         I.ACCOUNTING,
         lies.sources_that_do_not_add_up,
-        "request r1: 8 tokens are loaded, but their sources are counted as {'host': 4}",
+        "request r1: 8 tokens are loaded, but get_external_cache_hit_sources answered {'host': 4}",
     ),
     (
         I.ACCOUNTING,
         lies.a_source_of_nothing,
-        "request r1: 8 tokens are loaded, but their sources are counted as {'host': 8, 'disk': 0}",
+        "request r1: 8 tokens are loaded, but get_external_cache_hit_sources answered {'host': 8, 'disk': 0}",
     ),
     (
         I.ACCOUNTING,
         lies.stats_that_arrive_as_others,
-        "stats {'loads': 3} arrive as {'loads': 0} where they are shown",
+        "stats {'loads': 3} become {'loads': 0} by to_dict and build_kv_connector_stats",
     ),
     (
         I.ACCOUNTING,
@@ -191,7 +191,8 @@ SITUATIONS: tuple[tuple[Invariant, Callable[[Referee], None], str], ...] = (
     (
         I.ACCOUNTING,
         lies.announced_twice,
-        "an event stores block b***of group None in CPU, which was stored before and not removed since",
+        "an event stores block b***of group None in CPU, which an earlier event stored, and no event has "
+        "removed since",
     ),
     (
         I.ACCOUNTING,
@@ -202,17 +203,17 @@ SITUATIONS: tuple[tuple[Invariant, Callable[[Referee], None], str], ...] = (
     (
         I.ACCOUNTING,
         lies.bytes_that_are_not_counted,
-        "vllm:kv_offload_store_size_sum adds up to 32, but 1 store copies that ended well moved 64 bytes",
+        "vllm:kv_offload_store_size_sum adds up to 32, but 1 store copies that succeeded moved 64 bytes",
     ),
     (
         I.ACCOUNTING,
         breaches.bytes_that_are_not_counted_at_rest,
-        "vllm:kv_offload_load_bytes adds up to ***, but *** load copies that ended well moved *** bytes",
+        "vllm:kv_offload_load_bytes adds up to ***, but *** load copies that succeeded moved *** bytes",
     ),
     (
         I.ACCOUNTING,
         lies.a_share_that_stays_in_use,
-        "nothing is under way, but these shares are in use: "
+        "no job is under way, but these gauges are not all 0: "
         "{'vllm:kv_offload_cpu_cache_usage_perc': 0.0, "
         "'vllm:kv_offload_cpu_cache_write_usage_perc': 0.0, "
         "'vllm:kv_offload_cpu_cache_read_usage_perc': 0.25}",
@@ -220,20 +221,20 @@ SITUATIONS: tuple[tuple[Invariant, Callable[[Referee], None], str], ...] = (
     (
         I.ACCOUNTING,
         lies.a_whole_that_is_not_its_parts,
-        "the first of these is the sum of the others: {'vllm:kv_offload_cpu_cache_usage_perc': "
+        "the first of these metrics should be the sum of the others: {'vllm:kv_offload_cpu_cache_usage_perc': "
         "0.5, 'vllm:kv_offload_cpu_cache_write_usage_perc': 0, "
         "'vllm:kv_offload_cpu_cache_read_usage_perc': 0}",
     ),
     (
         I.HITS,
         lies.what_was_just_used_is_gone,
-        "request r0 comes again at rest: 0 of its first 8 tokens are found, but r0 and new ones "
-        "of 2 chunks came last, and all have room in 4 host slots",
+        "request r0 comes again at rest: 0 of its first 8 tokens are found, but r0 and new requests of 2 chunks "
+        "came last, and all of them fit in 4 host slots",
     ),
     (
         I.CONSERVATION,
         lies.half_a_connector,
-        "everything is at rest, and of FlakyScheduler with its workers 1 of 2 are switched off",
+        "at rest, 1 of 2 objects of FlakyScheduler and its workers are switched off, expected all or none",
     ),
     (I.GEOMETRY, lies.ranks_that_differ, "ranks 0 and 1 disagree: a store of block 9 ran on one of them only"),
     (I.GEOMETRY, lies.a_slot_that_is_not_there, "rank 0: store copy 0 uses host slot 4 of 4"),

@@ -39,7 +39,7 @@ def test_all_events_of_all_children_arrive() -> None:
         assert [list(child.take_events()) for child in children] == [["a", "b"], ["b"]]
         checker.check_events(told)
         first = "'a'" if lost == 3 else "'b'"
-        whole = f"ACCOUNTING  children told 3 events, of which {lost} are lost, such as {first}"
+        whole = f"ACCOUNTING  the children reported 3 events, of which {lost} got lost, such as {first}"
         assert notes.take() == ([whole] if lost else [])
         checker.check_events("")
         assert notes.take() == [], "they were told once"
@@ -50,7 +50,8 @@ def test_a_hit_has_the_sources_that_a_child_says() -> None:
         notes, checker, children = family()
         known = [] if asked is None else [children[asked].get_external_cache_hit_sources("r1", 8)]
         checker.check_sources("r1", answer)
-        whole = f"ACCOUNTING  request r1: the sources of its hit are {answer}, but children said {known}"
+        asked_of = "request r1: get_external_cache_hit_sources"
+        whole = f"ACCOUNTING  {asked_of} answered {answer}, but the children answered {known}"
         assert notes.take() == ([] if is_right else [whole])
         checker.check_sources("r2", answer)
         assert notes.take()[0].endswith("children said []"), "what they said was of another hit"

@@ -234,7 +234,7 @@ def test_a_thread_that_still_runs_is_told(stop: threading.Event) -> None:
     with pytest.raises(Violation) as raised:
         end_with(lambda: (thread(stop, name="sender 7"), thread(stop, name="a")))
     assert str(raised.value) == (
-        "CONSERVATION  every side was shut down, and threads still run that are no daemons: a, sender …"
+        "CONSERVATION  every side was shut down, but these threads still run, and are not daemons: a, sender …"
     )
 
 

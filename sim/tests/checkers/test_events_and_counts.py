@@ -59,7 +59,7 @@ class Tier(Enum):
 def test_sources_are_positive_and_add_up(answer: Any, told: str | None) -> None:
     notes = Notes()
     accounting.check_sources("r1", 8, answer, notes)
-    whole = f"ACCOUNTING  request r1: 8 tokens are loaded, but their sources are counted as {told}"
+    whole = f"ACCOUNTING  request r1: 8 tokens are loaded, but get_external_cache_hit_sources answered {told}"
     assert notes.told == ([whole] if told else [])
 
 
@@ -95,7 +95,9 @@ def test_stats_arrive_as_they_were_sent() -> None:
     for stats in sent:
         accounting.check_stats(connector, stats, notes)  # type: ignore[arg-type]
     assert connector.asked == [{"a": 1}, {"strange": 1}, {"a": 1, "lost": 2}]  # type: ignore[attr-defined]
-    assert notes.told == ["ACCOUNTING  stats {'a': 1, 'lost': 2} arrive as {'a': 1} where they are shown"]
+    assert notes.told == [
+        "ACCOUNTING  stats {'a': 1, 'lost': 2} become {'a': 1} by to_dict and build_kv_connector_stats"
+    ]
 
 
 BLOCK_BYTES = 64
@@ -147,7 +149,7 @@ def test_the_bytes_that_are_counted_are_those_of_copies_that_ended_well() -> Non
     ):
         counted.take(Stats(numbers))
     counted.check(HAPPENED)
-    wrong = "ACCOUNTING  vllm:kv_offload_load_bytes adds up to 0, but 1 load copies that ended well moved 64 bytes"
+    wrong = "ACCOUNTING  vllm:kv_offload_load_bytes adds up to 0, but 1 load copies that succeeded moved 64 bytes"
     assert notes.take() == [wrong]
     counted.take(Stats({LOADED[0]: 64}))
     counted.check(HAPPENED)
@@ -155,7 +157,7 @@ def test_the_bytes_that_are_counted_are_those_of_copies_that_ended_well() -> Non
     counted.take(Stats(dict.fromkeys(RIGHT, 1)))
     counted.check(HAPPENED)
     assert notes.take() == [
-        f"ACCOUNTING  {name} adds up to {sum_ + 1}, but {copies} {way} copies that ended well moved {sum_} bytes"
+        f"ACCOUNTING  {name} adds up to {sum_ + 1}, but {copies} {way} copies that succeeded moved {sum_} bytes"
         for names, sum_, copies, way in ((LOADED, 64, 1, "load"), (STORED, 320, 2, "store"))
         for name in names
     ]
@@ -181,7 +183,7 @@ def test_shares_of_the_memory_add_up(shares: tuple[float | None, ...], adds_up: 
     }
     Counted(notes, is_on=True).take(Stats(numbers))
     shown = dict(zip((WHOLE, WRITTEN, READ), (0 if share is None else share for share in shares), strict=True))
-    told = f"ACCOUNTING  the first of these is the sum of the others: {shown}"
+    told = f"ACCOUNTING  the first of these metrics should be the sum of the others: {shown}"
     assert notes.told == ([] if adds_up else [told])
 
 
@@ -212,7 +214,7 @@ def test_the_last_shares_are_nothing_if_nothing_is_under_way() -> None:
     HAPPENED[0].copies.has_unheard = False
     counted.check(HAPPENED)
     shown = {WHOLE: 0.5, WRITTEN: 0, READ: 0.5}
-    assert notes.take() == [f"ACCOUNTING  nothing is under way, but these shares are in use: {shown}"]
+    assert notes.take() == [f"ACCOUNTING  no job is under way, but these gauges are not all 0: {shown}"]
     counted.take(Stats({WHOLE: 0.0}))
     counted.check(HAPPENED)
     assert notes.take() == []
@@ -243,10 +245,12 @@ def test_what_children_count_adds_up() -> None:
     HAPPENED[0].copies.has_unheard = False
     counted.check(HAPPENED)
     shown = {WHOLE: 0.5, WRITTEN: 0, READ: 0.5}
-    assert notes.take() == [f"ACCOUNTING  a: nothing is under way, but these shares are in use: {shown}"]
+    assert notes.take() == [f"ACCOUNTING  a: no job is under way, but these gauges are not all 0: {shown}"]
     counted.take(Stats({"a": {WHOLE: 0.0}, "c": {"d": {WHOLE: 0.5}}}))
     shown = {WHOLE: 0.5, WRITTEN: 0, READ: 0}
-    assert notes.take() == [f"ACCOUNTING  d: c: the first of these is the sum of the others: {shown}"]
+    assert notes.take() == [
+        f"ACCOUNTING  d: c: the first of these metrics should be the sum of the others: {shown}"
+    ]
     counted.take(Stats({"a": {STORED[0]: 1}, "c": {"d": {WHOLE: 0.0}}}))
     counted.check(HAPPENED)
     (told,) = notes.take()
@@ -281,7 +285,10 @@ def removed(*names: bytes, group: int | None = None, medium: str = "CPU") -> Blo
 
 
 GONE = "ACCOUNTING  an event removes block b'%s' of group %s from %s, which no event had stored"
-TWICE = "ACCOUNTING  an event stores block b'%s' of group %s in %s, which was stored before and not removed since"
+TWICE = (
+    "ACCOUNTING  an event stores block b'%s' of group %s in %s, which an earlier event stored, and no event has "
+    "removed since"
+)
 
 
 @pytest.mark.parametrize("is_exact", [False, True])

@@ -63,7 +63,7 @@ class Loading:
 def test_those_that_may_be_named_are_told_in_order() -> None:
     step: Any = SimpleNamespace(sync_targets={"r1": [16, 3]})
     shadow: Any = SimpleNamespace(load_rights=(24,), owner=lambda block: "nobody")
-    with pytest.raises(Violation, match=r"to fill; these are: 3, 16, 24$"):
+    with pytest.raises(Violation, match=r"to fill; those are: 3, 16, 24$"):
         check_failed_blocks(0, {1}, step, shadow, Referee())
 
 
@@ -84,8 +84,8 @@ def test_a_block_of_a_request_that_nothing_befell() -> None:
     (other,) = made.world.engine.scheduler.blocks.tables["r3"].groups
     made.told[0] = {other[0], *made.table}
     assert made.breaks(Kind.STEP) == (
-        f"worker 0 side, get_block_ids_with_load_errors: block {other[0]} (of request r3) is none that a load "
-        f"under way is to fill; these are: {filled}"
+        f"worker 0 side, get_block_ids_with_load_errors: block {other[0]} (of request r3) is not one that a "
+        f"load under way has to fill; those are: {filled}"
     )
 
 
@@ -94,8 +94,8 @@ def test_where_nothing_is_loaded() -> None:
     made.act(Kind.STEP)
     made.told[0] = {20}
     assert made.breaks(Kind.STEP) == (
-        "worker 0 side, get_block_ids_with_load_errors: block 20 (of nobody) is none that a load under way is to "
-        "fill; these are: none"
+        "worker 0 side, get_block_ids_with_load_errors: block 20 (of nobody) is not one that a load under way "
+        "has to fill; those are: none"
     )
 
 

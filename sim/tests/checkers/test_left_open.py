@@ -26,7 +26,7 @@ from kv_sim.violation import Invariant, Violation
 from kv_sim.world import World
 
 HISTORY = [Action(Kind.ADD, {"spec": RequestSpec("r1", 0, 9, 0, 1, 1).to_json()}), Action(Kind.STEP)]
-SAID = "every side was shut down, and these are still open: "
+SAID = "every side was shut down, but these are still open: "
 
 
 class OpeningScheduler(MemoryScheduler):

@@ -59,7 +59,7 @@ def test_no_ticket_is_taken_that_came_before_a_reset(kind: Any) -> None:
     pulls(tickets, other, {kind.HOST: 8})
     with pytest.raises(Violation) as raised:
         pulls(tickets, made, {kind.HOST: 4, kind.P2P: 4})
-    said = "HITS  request r2: 8 tokens are pulled by a ticket that came before the last reset"
+    said = "HITS  request r2: 8 tokens are pulled by a ticket from before the last reset"
     assert str(raised.value) == said
     pulls(tickets, comes(tickets, "r2"))
 
@@ -86,7 +86,7 @@ def test_what_was_held_is_pulled_by_nobody_who_begins_after_it() -> None:
     with pytest.raises(Violation) as raised:
         ends(tickets, made)
     assert str(raised.value) == (
-        "HITS  request r2: what was held when the cache was reset is pulled in a step after that"
+        "HITS  request r2: blocks that were held when the cache was reset are pulled in a later step"
     )
     ends(tickets, made)
 
@@ -99,7 +99,7 @@ def test_another_request_with_the_id_of_one_that_was_too_late() -> None:
     pulls(tickets, made)
     ends(tickets, comes(tickets, "r2"))
     pulls(tickets, made)
-    with pytest.raises(Violation, match="request r2: what was held when the cache was reset is pulled"):
+    with pytest.raises(Violation, match="request r2: blocks that were held when the cache was reset are pulled"):
         ends(tickets, made)
 
 
@@ -130,5 +130,5 @@ def test_several_that_were_too_late_are_told_in_order() -> None:
     for name in names:
         pulls(tickets, comes(tickets, name))
     tickets.hear("update_connector_output", (KVConnectorOutput(finished_recving=set(names)),), None)
-    said = "what was held when the cache was reset is pulled in a step after that"
+    said = "blocks that were held when the cache was reset are pulled in a later step"
     assert notes.told == [f"HITS  request {name}: {said}" for name in names]

@@ -43,10 +43,10 @@ def guarded(kind: type[Shelves] = Shelves) -> tuple[Shelves, MediumGuard, Taken]
 
 
 WRONG: list[tuple[str, Callable[[MediumGuard], object], object, str]] = [
-    ("on_new_request", lambda g: g.on_new_request(REQUEST), None, "None, which is no RequestOffloadingContext"),
-    ("lookup", lambda g: g.lookup(A, REQUEST), True, "True, which is no LookupResult"),
-    ("lookup", lambda g: g.lookup_prefix([A], REQUEST), None, "None, which is no LookupResult"),
-    ("prepare_load", lambda g: g.prepare_load([A], REQUEST), [1], "[1], which is no LoadStoreSpec"),
+    ("on_new_request", lambda g: g.on_new_request(REQUEST), None, "None, expected a RequestOffloadingContext"),
+    ("lookup", lambda g: g.lookup(A, REQUEST), True, "True, expected a LookupResult"),
+    ("lookup", lambda g: g.lookup_prefix([A], REQUEST), None, "None, expected a LookupResult"),
+    ("prepare_load", lambda g: g.prepare_load([A], REQUEST), [1], "[1], expected a LoadStoreSpec"),
 ]
 
 
@@ -67,7 +67,7 @@ def test_a_limit_is_kept_or_not(answer: Any) -> None:
     manager, guard, notes = guarded()
     manager.limit_chunks = lambda num_chunks: answer  # type: ignore[method-assign]
     assert guard.limit_chunks(3) is answer
-    told = [(PROTOCOL, "the medium's Shelves.limit_chunks answered None, which is no bool")]
+    told = [(PROTOCOL, "the medium's Shelves.limit_chunks answered None, expected a bool")]
     assert notes.taken == (told if answer is None else [])
 
 
@@ -115,7 +115,7 @@ def test_hits_of_a_prefix_are_a_prefix_lookup(answer: object) -> None:
     guard = MediumGuard(manager, Referee())
     manager.answer = answer
     with pytest.raises(
-        Violation, match=r"Quick.lookup_prefix answered .*, which is no (PrefixLookup|LookupResult)$"
+        Violation, match=r"Quick.lookup_prefix answered .*, expected a (PrefixLookup|LookupResult)$"
     ):
         guard.lookup_prefix([A, B], REQUEST)
 
@@ -150,7 +150,7 @@ def test_several_stores_are_judged_like_one_after_the_other() -> None:
     manager.answer = [stored([A], [1]), stored([C], [1])]
     guard.prepare_stores([([A], REQUEST), ([B, C], REQUEST), ([D], REQUEST)])
     assert notes.taken == [
-        (OWNERSHIP, "the medium's Quick.prepare_stores gives away what a job still uses: place 1")
+        (OWNERSHIP, "the medium's Quick.prepare_stores gives a new chunk a place that a job still uses: place 1")
     ]
     manager.answer = [stored([], [])] * 2
     guard.prepare_stores([([A], REQUEST)])
@@ -187,7 +187,10 @@ def test_nothing_in_use_leaves_or_has_its_place_given_away(what: str) -> None:
     manager.answer = stored([C], [8], [B, D])
     guard.prepare_store([C], REQUEST)
     evicts = (OWNERSHIP, "the medium's Shelves.prepare_store evicts chunks that jobs read or write: place 8")
-    gives = (OWNERSHIP, "the medium's Shelves.prepare_store gives away what a job still uses: place 8")
+    gives = (
+        OWNERSHIP,
+        "the medium's Shelves.prepare_store gives a new chunk a place that a job still uses: place 8",
+    )
     assert notes.taken == [evicts, gives]
     guard.complete_store([C], REQUEST)
     notes.taken.clear()
@@ -226,8 +229,8 @@ def test_a_reset_gives_no_place_away_before_jobs_have_ended() -> None:
     manager.answer = stored([A, C], [4, 5], [B])
     guard.prepare_store([A, C], REQUEST)
     said = (
-        "the medium's Shelves.prepare_store gives away what a job from before the reset may still use, since "
-        "on_reset_flushed was not called: place 4"
+        "the medium's Shelves.prepare_store gives a new chunk a place that a job from before the reset may "
+        "still use, since on_reset_flushed was not called: place 4"
     )
     assert notes.taken == [(OWNERSHIP, said)], "nothing of before is known, so B may leave"
     guard.complete_store([A, C], REQUEST)

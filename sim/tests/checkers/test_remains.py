@@ -204,7 +204,7 @@ class Wrong:
 def test_books_are_recounted_of_a_connector_of_its_half_and_of_its_children() -> None:
     one = engine(Two(Half("a")), Plain(), Wrong(Two(Half()), Wrong(Two(Half("b"))), Half("c")))
     conservation.check_books(one)
-    whole = "CONSERVATION  at rest the books of {} are wrong: {}"
+    whole = "CONSERVATION  at rest, {}.check() fails: {}"
     told = [message.split("\n")[0] for message in one.referee.told]
     books = (("Half", "a"), ("Wrong", "itself"), ("Wrong", "itself"), ("Half", "b"), ("Half", "c"))
     assert told == [whole.format(*book) for book in books]
@@ -216,7 +216,7 @@ def test_a_medium_is_recounted_with_its_connector(monkeypatch: pytest.MonkeyPatc
         raise AssertionError("one too many")
 
     monkeypatch.setattr(part, "check", check)
-    with pytest.raises(Violation, match=r"at rest the books of .* are wrong: one too many"):
+    with pytest.raises(Violation, match=r"at rest, .*.check() fails: one too many"):
         World(WorldConfig(), SUBJECTS["offload"]).rest()
 
 
@@ -225,17 +225,17 @@ def test_a_medium_is_recounted_with_its_connector(monkeypatch: pytest.MonkeyPatc
     [
         ((Half, Half, Half), None),
         ((Ended, Ended, Ended), None),
-        ((Ended, Half, Half), "Half with its workers 1 of 3"),
-        ((Ended, Half, Ended), "Ended with its workers 2 of 3"),
+        ((Ended, Half, Half), "1 of 3 objects of Half"),
+        ((Ended, Half, Ended), "2 of 3 objects of Ended"),
         ((Plain, Half), None),  # a side that can't be switched off
-        ((Plain, Ended), "Ended with its workers 1 of 2"),
+        ((Plain, Ended), "1 of 2 objects of Ended"),
     ],
 )
 def test_a_half_is_switched_off_on_all_sides(halves: tuple[type, ...], told: str | None) -> None:
     """The scheduler's is the last."""
     one = engine(*(Wrong(Two(Half()), Two(half())) for half in halves))
     conservation.check_sides(one)
-    whole = f"CONSERVATION  everything is at rest, and of {told} are switched off"
+    whole = f"CONSERVATION  at rest, {told} and its workers are switched off, expected all or none"
     assert one.referee.told == ([whole] if told else [])
 
 

@@ -83,8 +83,8 @@ class Halfway(CPUOffloadingManager):
 @pytest.mark.parametrize("chunks", [1, 3, MOST_CHUNKS - 1, MOST_CHUNKS])
 def test_a_store_that_is_refused_changes_nothing(chunks: int) -> None:
     said = (
-        f"at rest the medium's Halfway finds {chunks} chunks, and {chunks - 1} of them when prepare_store has "
-        f"refused {MOST_CHUNKS} more: it is all or nothing"
+        f"at rest the medium's Halfway finds {chunks} chunks, but only {chunks - 1} of them after "
+        f"prepare_store refused {MOST_CHUNKS} more: it has to be all or nothing"
     )
     expected = [(Invariant.HITS, said)] if chunks < MOST_CHUNKS else []  # where no offer is refused
     assert room_of(Halfway(chunks, "lru")) == expected
@@ -108,8 +108,8 @@ class Stuck(CPUOffloadingManager):
 
 def test_nor_does_it_keep_others_waiting() -> None:
     said = (
-        f"at rest the medium's Stuck finds 3 chunks, and 0 of them when prepare_store has refused {MOST_CHUNKS} "
-        "more: it is all or nothing"
+        f"at rest the medium's Stuck finds 3 chunks, but only 0 of them after prepare_store refused "
+        f"{MOST_CHUNKS} more: it has to be all or nothing"
     )
     assert room_of(Stuck(3, "lru")) == [(Invariant.HITS, said)]
 

@@ -32,7 +32,7 @@ def test_who_leaves_a_ticket_is_held(tickets: Tickets) -> None:
     with pytest.raises(Violation) as raised:
         ends(tickets, "r2", is_held=False, params={**PARAMS, "remote_request_id": "r2.2"})
     assert raised.value.invariant is Invariant.HITS
-    assert raised.value.message == "request r2: it left a ticket when it ended, but its blocks aren't held"
+    assert raised.value.message == "request r2: it got a ticket when it ended, but its blocks aren't held"
 
 
 @pytest.mark.parametrize("change", ["none", "its time was over", "a reset", "a reset that workers know of"])
@@ -49,7 +49,7 @@ def test_or_it_hands_on_one_of_blocks_that_are(change: str, tickets: Tickets) ->
     with pytest.raises(Violation) as raised:
         ends(tickets, "r2", is_held=False)
     assert raised.value.message == (
-        "request r2: it left a ticket when it ended, but its blocks aren't held; those of request r1, whose "
+        "request r2: it got a ticket when it ended, but its blocks aren't held; those of request r1, whose "
         "ticket it is, were withdrawn"
     )
 

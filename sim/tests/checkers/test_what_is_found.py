@@ -476,8 +476,8 @@ def test_what_was_used_last_is_kept(
     engine.finds = lambda spec: all_of(spec) - 1
     room = sum(size for name, size in sizes.items() if name != "r1") // chunk
     assert judge(engine, replace(subject, keeps_from=9), config)[-len(sizes) :] == [
-        f"HITS  request {name} comes again at rest: {end - 1} of its first {end} tokens are found, but r1 and new "
-        f"ones of {room} chunks came last, and all have room in {slots} host slots"
+        f"HITS  request {name} comes again at rest: {end - 1} of its first {end} tokens are found, but r1 and "
+        f"new requests of {room} chunks came last, and all of them fit in {slots} host slots"
         for (name, _), end in zip(again, least, strict=True)
     ]
 
@@ -514,7 +514,10 @@ def test_for_a_chunk_more_a_prompt_loses_its_end(
         assert asked(engine)[-1 - len(more) :] == [*more, ("r1", tokens)]
         beginning = f"request r1 comes again at rest: {found} of its first {least} tokens are found"
         assert [text.split(", but")[0] for text in told] == [f"HITS  {beginning}"] * is_wrong
-        assert all("one chunk came, for which a prompt's end goes before its beginning" in text for text in told)
+        assert all(
+            "one chunk was stored, for which the prompt's end should be evicted before its beginning" in text
+            for text in told
+        )
 
 
 def test_a_prompt_takes_room_with_all_its_tokens() -> None:

@@ -57,7 +57,7 @@ def test_who_begins_with_a_prompt_finds_it(
     engine.finds = lambda spec: spec.own_tokens - 2
     assert judge(engine, subject, config) == [
         f"HITS  request unseen-{size} comes again at rest: {size * chunk - 1} of its first {size * chunk} tokens "
-        f"are found, but they were computed just now, and {room} chunks of each group have room in "
+        f"are found, but they were computed just now, and {room} chunks of each group fit in "
         f"{config.host_slots} host slots"
         for size in sizes
     ]

@@ -346,7 +346,8 @@ def test_a_source_that_nobody_counts(source: Any, shown: str) -> None:
     with pytest.raises(Violation) as raised:
         check_sources("r1", 4, {source: 4}, Referee())
     assert str(raised.value) == (
-        f"ACCOUNTING  request r1: {shown} is no source of a hit; known: device, host, p2p, disk, "
+        f"ACCOUNTING  request r1: get_external_cache_hit_sources names {shown}, which is not a source of hits; "
+        "known: device, host, p2p, disk, "
         "external_unspecified"
     )
 
@@ -383,8 +384,8 @@ def test_what_does_not(params: Any, kind: str) -> None:
     with pytest.raises(Violation) as raised:
         come_to_rest(made)
     assert str(raised.value) == (
-        f"PROTOCOL  request r1: request_finished puts a {kind} into its output, which doesn't reach the process "
-        "that answers its client"
+        f"PROTOCOL  request r1: request_finished puts a {kind} into kv_transfer_params, which can't be sent to "
+        "the process that answers the client"
     )
 
 

@@ -125,7 +125,7 @@ def test_a_thousand_steps_in_a_row_may_change_nothing(
             "still remembers it",
         ),
         ("KeepingConnector", "GPU blocks [1] (of nobody) are never freed"),
-        ("MiscountingConnector", "at rest the books of MiscountingSide are wrong: one too many"),
+        ("MiscountingConnector", "at rest, MiscountingSide.check() fails: one too many"),
     ],
 )
 def test_who_keeps_something_at_the_end_is_caught(name: str, message: str) -> None:

@@ -1,4 +1,4 @@
-"""The scheduler's side of host memory: which chunks are there, which are pinned, which leave.
+"""The scheduler's side of host memory: which chunks are there, which are pinned, which are evicted.
 
 The manager joins four things that know nothing of each other:
 
@@ -52,7 +52,7 @@ MOST_CHUNKS: Final = 2**31 - 1
 
 
 class CPUOffloadingManager(OffloadingManager):
-    """Manages ``num_chunks`` slots of host memory, or of whatever ``medium`` a subclass says.
+    """Manages ``num_chunks`` slots of host memory, or of the ``medium`` that a subclass names.
 
     ``cache_policy`` is one of `policy.POLICIES`, or an attribute of the module ``cache_policy_module_path``. With
     a ``store_threshold`` of 2 or more a chunk is stored only when it is offered for that many-th time;
@@ -116,7 +116,7 @@ class CPUOffloadingManager(OffloadingManager):
         return LookupResult.HIT_PENDING if slot in self._pool.in_flight else LookupResult.HIT
 
     def lookup_prefix(self, keys: Collection[OffloadKey], req_context: ReqContext) -> PrefixLookup:
-        """What ``lookup`` says of each key up to the first that is no hit, in one call."""
+        """The same as ``lookup`` for each key, up to the first that is not a hit, in one call."""
         first = self._pool.first_miss(keys)
         if first is None:
             return PrefixLookup(len(keys), LookupResult.HIT)
@@ -136,7 +136,7 @@ class CPUOffloadingManager(OffloadingManager):
         return self.places(keys, slots)
 
     def places(self, keys: Collection[OffloadKey], slots: list[int]) -> LoadStoreSpec:
-        """What a worker is told of where the chunks of ``keys`` are: in ``slots``."""
+        """Tell a worker where the chunks of ``keys`` are: in ``slots``."""
         return CPULoadStoreSpec(pack(slots))
 
     def complete_load(self, keys: Collection[OffloadKey], req_context: ReqContext) -> None:
@@ -154,7 +154,7 @@ class CPUOffloadingManager(OffloadingManager):
         return None if stored is None else self._prepared(stored)
 
     def prepare_stores(self, stores: Sequence[StoreOffer]) -> list[PrepareStoreOutput]:
-        """If none of the chunks is known and all can have places, all stores are placed together."""
+        """The same as ``prepare_store`` for each store; all at once if all chunks are new and there is room."""
         if len(stores) == 1:
             only = self.prepare_store(*stores[0])
             return [] if only is None else [only]
@@ -188,7 +188,7 @@ class CPUOffloadingManager(OffloadingManager):
 
     @contextmanager
     def sparing(self, slots: Sequence[int]) -> Generator[None]:
-        """No chunk leaves meanwhile that is in one of these slots, for a medium that others read, too."""
+        """A context in which no chunk in these slots is evicted, for a medium that other engines read, too."""
         pool = self._pool
         known = [slot for slot in slots if slot < pool.capacity]
         idle = pool.not_pinned([slot for slot in known if pool.slot_of.get(pool.key_of[slot]) == slot])
@@ -205,7 +205,7 @@ class CPUOffloadingManager(OffloadingManager):
     def restore(self, stores: Iterable[tuple[list[OffloadKey], list[int]]]) -> None:
         """Make chunks resident whose bytes are in their slots already, as if stored one store after the other.
 
-        For a manager that nobody has asked anything, of a medium that outlives an engine.
+        For a new manager of a medium that outlives an engine.
         """
         listed = [*stores]
         filled = [slot for _, slots in listed for slot in slots]
@@ -219,7 +219,7 @@ class CPUOffloadingManager(OffloadingManager):
                 self._events.stored(keys)
 
     def limit_chunks(self, num_chunks: int) -> bool:
-        """Use the first ``num_chunks`` slots and no others, of a manager that holds nothing yet."""
+        """Use only the first ``num_chunks`` slots. The manager must be empty."""
         _check_at_least("limit_chunks", num_chunks, 1)
         pool = self._pool
         if num_chunks < pool.capacity:

@@ -1,6 +1,7 @@
-"""``CPUOffloadingSpec``: host memory as an offloading medium, from a configuration to its manager and its workers.
+"""``CPUOffloadingSpec``: host memory as an offloading medium; makes its manager and its workers.
 
-Importing this, and making the manager, needs nothing but kv_api. What has bytes is imported by ``get_worker``.
+Importing this, and making the manager, needs nothing but kv_api. The modules that handle bytes are imported by
+``get_worker``.
 """
 
 import mmap
@@ -105,7 +106,7 @@ class CPUOffloadingSpec(OffloadingSpec):
         return self._worker
 
     def worker_layout(self) -> HostLayout:
-        """What this worker maps: all slots of the rows, or in memory of its own only its own."""
+        """The layout of this worker's memory: all slots of a row if it is shared, else only the worker's own."""
         whole = self.layout
         if self.shares_memory:
             return whole

@@ -1,10 +1,9 @@
 """The worker of host memory: turns a connector's jobs into pages, has an engine copy them, reports each job once.
 
-**Theory of operation.** A job is *running* from its submission until the worker first hears of its end. It hears
-that from the engine. A job that was waited for, and of which the engine has nothing to say, is lost. The first
-word counts; results of jobs that are not running (late, repeated, never submitted here) are counted as strays and
-dropped. What the device did wrong is a failed result and never an exception; a job that makes no sense is a
-``KVError`` and changes nothing.
+**Theory of operation.** A job is *running* from its submission until the copy engine reports its end. A job for
+which the worker waited, but which the engine doesn't report, is lost. Only the first result counts: results of
+jobs that are not running (late, repeated, never submitted here) are counted as strays and dropped. An error of
+the device is a failed result and never an exception; an invalid job is a ``KVError`` and changes nothing.
 
 **Invariants** (``check``): no job is running and ended. Jobs submitted = running + ended + reported.
 """

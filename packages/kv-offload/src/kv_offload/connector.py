@@ -29,7 +29,7 @@ class OffloadingConnector(TwoSidedHMAConnector):
     worker_class = OffloadingWorkerSide
 
     def build_side(self, side_class: Any, vllm_config: VllmConfig, kv_cache_config: KVCacheConfig | None) -> Any:
-        """A side is also made of what the engine is, and of the medium that its configuration names."""
+        """Make a side; it also gets the description of the engine and the medium that the configuration names."""
         engine = describe_engine(vllm_config, kv_cache_config, self.describe_group, self.hash_extras)
         spec = OffloadingSpecFactory.create_spec(engine.config)
         return side_class(vllm_config, kv_cache_config, engine, spec)
@@ -45,9 +45,9 @@ class OffloadingConnector(TwoSidedHMAConnector):
 
     @classmethod
     def hash_extras(cls, request: Request, tokens: range) -> tuple[Any, ...] | None:
-        """What the hash of ``tokens`` of a request covers beside them: ``extra_keys`` of events.
+        """What the hash of ``tokens`` of a request covers besides these tokens: the ``extra_keys`` of events.
 
-        The place to override for an engine whose hashes cover more than an adapter and a salt (images). Only asked
+        Override it for an engine whose hashes cover other things than an adapter, images and a salt. Only called
         with ``self_describing_kv_events``.
         """
         return hash_extras(request, tokens)

@@ -1,4 +1,4 @@
-"""From an engine's configuration to what this connector knows of it.
+"""Reads from an engine's configuration what this connector needs to know of the engine.
 
 What is not in ``kv_api``'s protocols is read with ``getattr`` and a default, so that a small engine need not have
 it. What kind of layers a KV cache group has is for ``kv_api.groups`` to say, and what blocks are for
@@ -35,15 +35,17 @@ class EngineDescription:
     can_load: bool
     can_store: bool
     holds_blocks: bool
-    """Stores hold the blocks of ended requests; otherwise they are fenced."""
+    """True: the blocks of ended requests are held until they are stored. False: stores are fenced."""
     stores_late: bool
-    """What is computed is stored when its blocks are given away; else at once, or when its request has ended."""
+    """True: chunks are stored when the engine is about to give their blocks away. False: at once, or when the
+    request ends."""
     fails_requests: bool
-    """Whether failed loads are told by request: with several groups, offloaded or not, and with states. By block,
-    an engine would go on where the first failed one begins, and there may be no state."""
+    """Whether failed loads are reported by request: with several groups, offloaded or not, and with states. If
+    they were reported by block, an engine would go on at the first failed block, where there may be no state."""
     world_size: int
     has_stages: bool
-    """Whether ranks may hold different layers: then the scheduler's side was told of the first one's only."""
+    """Whether ranks may hold different layers. Then the scheduler's side knows only the layers of the first rank.
+    """
     hash_extras: HashExtras
 
 
@@ -155,10 +157,11 @@ def _retention_tokens(vllm_config: VllmConfig) -> int | None:
 
 
 def _must_hold(options: Options, vllm_config: VllmConfig, kv_cache_config: KVCacheConfig, layout: Layout) -> bool:
-    """Whether a freed block may be written before a fence in ``handle_preemptions`` is reached.
+    """Whether somebody may write a freed block before ``handle_preemptions`` can wait for its copy (a fence).
 
-    Runner V1 zeroes and copies blocks after it, runner V2 before. Where nothing is ever zeroed and no block is
-    copied on write (no states, and hashes as long as blocks) it makes no difference. Not known is taken for yes.
+    Runner V1 zeroes and copies blocks after that call, runner V2 before it. It makes no difference where no block
+    is zeroed or copied on write (no states, and hashes as long as blocks). If the runner isn't known, the answer
+    is yes.
 
     Blocks of states that are handed over can't be held, since their request lets go of them while it runs: where
     others are held, these are pinned (``handed_states``).
@@ -176,7 +179,9 @@ def _must_hold(options: Options, vllm_config: VllmConfig, kv_cache_config: KVCac
 
 
 def _stores_late(options: Options, vllm_config: VllmConfig, layout: Layout, *, holds_blocks: bool) -> bool:
-    """Whether chunks are stored when their blocks are given away. Nobody may write these before a fence.
+    """Whether chunks are stored when their blocks are given away.
+
+    It needs fences: the new owner waits for the copy.
 
     Without a prefix cache nothing stays on the GPU when its request has ended, and there is nothing to wait for.
     """

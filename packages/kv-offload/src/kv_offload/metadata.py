@@ -40,13 +40,13 @@ class OffloadingConnectorMetadata(KVConnectorMetadata):
     load_jobs: dict[int, TransferJob] = field(default_factory=dict)
     store_jobs: dict[int, TransferJob] = field(default_factory=dict)
     jobs_to_flush: set[int] = field(default_factory=set)
-    """Their GPU blocks are somebody else's now: fences."""
+    """Jobs whose GPU blocks belong to another request now: fences."""
     jobs_to_end: set[int] = field(default_factory=set)
-    """Their places in the medium may be somebody else's now."""
+    """Jobs whose places in the medium may be given to other chunks now."""
 
     @property
     def has_fences(self) -> bool:
-        """Whether anybody must be waited for."""
+        """Whether the step has to wait for any job."""
         return bool(self.jobs_to_flush or self.jobs_to_end)
 
     def goes_first(self, job_id: int) -> bool:

@@ -16,14 +16,14 @@ from kv_factory import OffloadingSpecFactory
 
 
 class HoldBlocks(StrEnum):
-    """How the blocks of a request are kept for a store that still reads them when the request lets go of them."""
+    """How blocks are protected while a store still reads them, although their request has freed them."""
 
     AUTO = "auto"
     """``always``, unless the engine's configuration says that ``never`` is sound."""
     ALWAYS = "always"
     """Store when a request has ended, and hold its blocks meanwhile."""
     NEVER = "never"
-    """Store while it is computed; who gets a block first waits for its copy (a fence)."""
+    """Store chunks as they are computed; whoever gets a freed block waits for its copy first (a fence)."""
 
 
 class StoreWhen(StrEnum):
@@ -42,12 +42,13 @@ _LEAST_AHEAD: Final = 16
 
 
 def look_ahead(num_gpu_blocks: int) -> int:
-    """How many blocks of an engine's queue are looked at with ``evicted``: the first of those that go next."""
+    """With ``evicted``: how many blocks at the front of the engine's queue of free blocks are looked at."""
     return max(_LEAST_AHEAD, num_gpu_blocks // _LOOK_AHEAD)
 
 
 NO_OPTIONS: Final = ("spec_name", "spec_module_path", "canonical_layout", "name")
-"""Keys of the connector's that aren't read here: its medium, what that is told, its name among other children."""
+"""Keys of the connector that are read elsewhere: its medium, the medium's settings, its name in a MultiConnector.
+"""
 
 
 @dataclass(frozen=True)
@@ -61,11 +62,12 @@ class Options:
     offload_prompt_only: bool = True
     self_describing_kv_events: bool = False
     sync_load_budget_bytes: int = 0
-    """What may be loaded within a step, by step and worker."""
+    """Bytes that may be loaded within a step, per step and worker."""
     hold_blocks: HoldBlocks = HoldBlocks.AUTO
     store_when: StoreWhen = StoreWhen.COMPUTED
     load_timeout_seconds: float = 0.0
-    """After how long a load counts as failed; 0: never, since a copy that ends later writes blocks of others."""
+    """Seconds after which a load counts as failed. 0: never, since a copy that ends later may write blocks of
+    another request."""
     store_timeout_seconds: float | None = None
     """The same for a store, which is harmless when it ends later; not given: as for loads."""
     max_deferred_lookups: int = 50

@@ -198,9 +198,9 @@ def test_an_id_that_comes_again_is_held_for_good():
 
 def test_ask_again_and_asynchronous_is_said_at_once():
     found = found_in(STORED, subject=LMCACHE, lags=1)
-    assert found is not None and found.endswith("answered (None, True), 'ask again' and asynchronous at once"), (
-        found
-    )
+    assert found is not None and found.endswith(
+        "answered (None, True), which is 'ask again' and asynchronous at once"
+    ), found
     assert found_in(LOADS, lags=1) is None
 
 

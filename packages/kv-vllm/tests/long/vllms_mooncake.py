@@ -188,7 +188,7 @@ def test_the_end_of_a_worker_waits_for_its_own_socket():
 def test_what_it_leaves_open_is_told():
     failure, _ = run(replace(MOONCAKE, kv_connector="MooncakeConnector", module_path=MODULE), range(3))
     assert failure.violation.invariant is Invariant.CONSERVATION
-    assert failure.violation.message.startswith("every side was shut down, and these are still open: ")
+    assert failure.violation.message.startswith("every side was shut down, but these are still open: ")
 
 
 def test_the_command(capsys):

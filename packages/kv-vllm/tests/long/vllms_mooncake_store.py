@@ -136,7 +136,7 @@ def test_events_do_not_tell_what_is_gone(how):
     history = [*STORED, reset if how == "reset" else gone, comes("r2")]
     found = found_in(history, subject=MENDED, traits=TELLS | {Trait.RESET})
     assert found.startswith("ACCOUNTING  an event stores block "), found
-    assert found.endswith("which was stored before and not removed since"), found
+    assert found.endswith("which an earlier event stored, and no event has removed since"), found
 
 
 def gone(world):

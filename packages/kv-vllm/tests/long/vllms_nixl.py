@@ -113,7 +113,7 @@ def test_a_mistake_in_it_is_found(name, traits, invariants):
 def test_what_it_leaves_open_is_told():
     failure, _ = run(NIXL, range(5), frozenset())
     assert failure.violation.invariant is Invariant.CONSERVATION
-    assert failure.violation.message.startswith("every side was shut down, and these are still open: ")
+    assert failure.violation.message.startswith("every side was shut down, but these are still open: ")
 
 
 def test_the_command(capsys):

@@ -92,7 +92,7 @@ def test_one_prompt_of_two_is_stored_twice():
     both = [comes("r1"), comes("r2", skip_reading_prefix_cache=True)]
     found = found_in(both, traits=EVENTS)
     assert found.startswith("ACCOUNTING  an event stores block "), found
-    assert found.endswith("which was stored before and not removed since")
+    assert found.endswith("which an earlier event stored, and no event has removed since")
     assert found_in(both, traits=EVENTS, name="Mended") is None
 
 
@@ -104,7 +104,7 @@ def test_nobody_ends_it_and_its_file_stays(tmp_path):
     assert SimpleCPUOffloadConnector.shutdown is KVConnectorBase_V1.shutdown
     settings = {**DISK, "disk_path": f"{tmp_path}/disk"}
     found = found_in([comes("r1")], name="Unended", **settings)
-    assert found.startswith("CONSERVATION  every side was shut down, and these are still open: "), found
+    assert found.startswith("CONSERVATION  every side was shut down, but these are still open: "), found
     [file] = tmp_path.iterdir()
     assert any(file.read_bytes())
     file.unlink()

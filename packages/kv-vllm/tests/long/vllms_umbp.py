@@ -74,7 +74,7 @@ def test_events_do_not_tell_of_a_reset():
     reset = Action(Kind.RESET, {"running": False, "connector": True})
     found = found_in([*STORED, reset, comes("r2")], subject=MENDED, traits=TELLS | {Trait.RESET})
     assert found.startswith("ACCOUNTING  an event stores block "), found
-    assert found.endswith("which was stored before and not removed since"), found
+    assert found.endswith("which an earlier event stored, and no event has removed since"), found
 
 
 def test_events_remove_what_none_has_stored():

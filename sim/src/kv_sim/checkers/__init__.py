@@ -1,7 +1,7 @@
-"""What a history is judged by, beyond what the engine model, its memory and its guard notice themselves.
+"""Checkers: what judges a history, besides the engine model, its memory and its guard.
 
-``violation.Invariant`` names the ten invariants, and ARCHITECTURE.md says which file looks after which. Whoever
-finds one broken tells the ``violation.Referee``, which raises. A checker is called by who sees what it judges:
+``violation.Invariant`` names the ten invariants, and ARCHITECTURE.md says which file looks after which. Code that
+finds one broken calls the ``violation.Referee``, which raises. Checkers are called from these places:
 
 ========================= =================================================================================
 at every call             by the ``guard`` in front of a connector: the shape of an answer (``answers``), what it

@@ -1,10 +1,10 @@
-"""ACCOUNTING: what a connector counts and announces is what happened.
+"""ACCOUNTING: a connector's stats and KV events agree with what happened.
 
-The sources of a hit add up to the hit. Stats are the same numbers in the process that shows them. KV events
-describe a cache that could exist: nothing is removed that was not announced before, and what a mirror holds after
-all events is what the connector says is resident (``hits``). Of subjects that claim ``Trait.EVENTS`` nothing is
-announced twice, and what is told of a block is true; of those that claim ``Trait.COUNTS`` the bytes counted are
-those of the copies that ended well, and at rest no share of the memory is in use.
+The sources of a hit add up to the hit. Stats have the same numbers after they are sent to the process that shows
+them. KV events describe a cache that could exist: only what was stored is removed, and a mirror of the cache,
+after all events, holds what the connector finds (``hits``). A subject that claims ``Trait.EVENTS`` announces
+nothing twice, and its events describe blocks correctly. A subject that claims ``Trait.COUNTS`` counts the bytes
+of the copies that succeeded, and at rest its gauges show no memory in use.
 """
 
 from collections import Counter
@@ -31,30 +31,33 @@ SOURCES: Final = tuple(source.value for source in CacheHitSource)
 
 
 def check_sources(request_id: str, tokens: int, answer: Any, referee: Referee) -> None:
-    """The counts of ``get_external_cache_hit_sources`` are positive, add up, and are of sources that are known."""
+    """The counts of ``get_external_cache_hit_sources`` are positive, add up, and have known sources."""
     counts = dict(answer)
     for source in counts:
         if getattr(source, "value", source) not in SOURCES:
             referee.fail(
                 Invariant.ACCOUNTING,
-                f"request {request_id}: {source!r} is no source of a hit; known: {', '.join(SOURCES)}",
+                f"request {request_id}: get_external_cache_hit_sources names {source!r}, which is not a source "
+                f"of hits; known: {', '.join(SOURCES)}",
             )
     if sum(counts.values()) != tokens or any(count <= 0 for count in counts.values()):
         named = {str(getattr(source, "value", source)): count for source, count in counts.items()}
         referee.fail(
             Invariant.ACCOUNTING,
-            f"request {request_id}: {tokens} tokens are loaded, but their sources are counted as {named}",
+            f"request {request_id}: {tokens} tokens are loaded, but get_external_cache_hit_sources answered "
+            f"{named}",
         )
 
 
 def check_stats(connector: type[KVConnectorBase_V1], stats: KVConnectorStats | None, referee: Referee) -> None:
-    """The class can rebuild the stats from what crosses to the process that shows them, if it can at all."""
+    """If the class can rebuild stats from their payload, the rebuilt stats are the same."""
     if stats is None or stats.is_empty():
         return
     rebuilt = connector.build_kv_connector_stats(stats.to_dict())
     if rebuilt is not None and rebuilt.reduce() != stats.reduce():
         referee.fail(
-            Invariant.ACCOUNTING, f"stats {stats.reduce()} arrive as {rebuilt.reduce()} where they are shown"
+            Invariant.ACCOUNTING,
+            f"stats {stats.reduce()} become {rebuilt.reduce()} by to_dict and build_kv_connector_stats",
         )
 
 
@@ -72,7 +75,7 @@ ROUNDING: Final = 1e-9
 
 
 class Counted:
-    """What the stats of all steps add up to, of a connector that claims ``Trait.COUNTS``."""
+    """The sums of all steps' stats, for a connector that claims ``Trait.COUNTS``."""
 
     def __init__(self, referee: Referee, *, is_on: bool) -> None:
         self._referee = referee
@@ -96,11 +99,12 @@ class Counted:
         whole, *parts = shares.values()
         if abs(whole - sum(parts)) > ROUNDING:
             self._referee.fail(
-                Invariant.ACCOUNTING, f"{whose}the first of these is the sum of the others: {shares}"
+                Invariant.ACCOUNTING,
+                f"{whose}the first of these metrics should be the sum of the others: {shares}",
             )
 
     def check(self, devices: Sequence[Device]) -> None:
-        """Compare with what happened, when nothing is under way but what was lost; or it was found too late."""
+        """Compare the sums with the copies; called when no copy is under way, except lost ones."""
         if not self._is_on:
             return
         copies = [(copy, device.block_bytes) for device in devices for copy in device.copies.ended]
@@ -113,13 +117,13 @@ class Counted:
                     self._referee.fail(
                         Invariant.ACCOUNTING,
                         f"{name} adds up to {self._sums[name]}, but {len(done)} {direction.value} copies that "
-                        f"ended well moved {moved} bytes",
+                        f"succeeded moved {moved} bytes",
                     )
         is_busy = any(device.copies.running or device.copies.has_unheard for device in devices)
         for whose, shares in self._shares.items() if not is_busy else ():
             if any(shares.values()):
                 self._referee.fail(
-                    Invariant.ACCOUNTING, f"{whose}nothing is under way, but these shares are in use: {shares}"
+                    Invariant.ACCOUNTING, f"{whose}no job is under way, but these gauges are not all 0: {shares}"
                 )
 
 
@@ -132,7 +136,7 @@ def _by_child(numbers: Mapping[str, Any], whose: str = "") -> Iterator[tuple[str
 
 
 class _Block(NamedTuple):
-    """What an event may tell of a block."""
+    """What an event may say about a block."""
 
     before: bytes | None
     """The block before it."""
@@ -150,7 +154,7 @@ class _Block(NamedTuple):
 
 
 class Mirror:
-    """What a router would believe after the events so far."""
+    """A router's view of the cache after the events so far."""
 
     def __init__(self, referee: Referee, *, is_exact: bool = False, is_shared: bool = False) -> None:
         """``is_shared``: others fill the same store. Who lets go of a block need not have told of it then."""
@@ -164,7 +168,7 @@ class Mirror:
         self.blocks: Counter[tuple[Any, ...]] = Counter()
 
     def know(self, request: SimRequest) -> None:
-        """A request arrives: its blocks may be told of."""
+        """A request arrives: events may name its blocks."""
         if not self._is_exact:
             return
         adapter, salt, images = request.spec.adapter, request.spec.salt, request.images_by_hash()
@@ -196,7 +200,7 @@ class Mirror:
                 self._referee.fail(
                     Invariant.ACCOUNTING,
                     f"an event stores block {block_hash!r} of group {event.group_idx} in {event.medium}, which "
-                    "was stored before and not removed since",
+                    "an earlier event stored, and no event has removed since",
                 )
             self.blocks[key] += 1
         if event.token_ids and event.block_hashes and all(name in self._known for name in event.block_hashes):
@@ -217,8 +221,8 @@ class Mirror:
         if event.extra_keys is not None and list(event.extra_keys) != extras:  # vLLM's connector tells none
             self._referee.fail(
                 Invariant.ACCOUNTING,
-                f"of blocks {event.block_hashes!r} an event tells the extra keys {event.extra_keys}, "
-                f"but they are {extras}",
+                f"of blocks {event.block_hashes!r} an event tells the extra keys {event.extra_keys}, but they "
+                f"are {extras}",
             )
 
     def _remove(self, event: BlockRemoved) -> None:

@@ -1,7 +1,7 @@
-"""PROTOCOL: the shape of what a connector answers, looked at before anybody unpacks it.
+"""PROTOCOL: the shape of a connector's answers, checked before the engine unpacks them.
 
-``SHAPES`` has the methods whose answers the engine takes apart. ``protocol`` judges what well-shaped answers say,
-and words what is wrong with those to a match, of which more is demanded.
+``SHAPES`` has the methods whose answers the engine unpacks. ``protocol`` judges the contents of well-shaped
+answers, and also the shape of answers to a match.
 """
 
 import re
@@ -22,17 +22,17 @@ class Shape(NamedTuple):
 
 
 def shown(answer: Any) -> str:
-    """An answer as messages have it: not too long, and the same in every run."""
+    """An answer as text for a message: not too long, and the same in every run."""
     return re.sub(r" at 0x[0-9a-fA-F]+", "", _SHORT.repr(answer))
 
 
 def complaint(name: str, answer: Any) -> str:
-    """What is said of an answer whose shape is wrong."""
+    """The message about an answer of a wrong shape."""
     return f"{name} answered {shown(answer)}, expected {SHAPES[name].words}"
 
 
 def not_run(name: str, answer: Any) -> str | None:
-    """What is said of a method that hasn't even begun: it is written as a coroutine, or has a ``yield``."""
+    """The message about a method that didn't run, since it is a coroutine or a generator."""
     if isinstance(answer, (CoroutineType, AsyncGeneratorType)):
         return f"{name} answered a coroutine, which nobody awaits: write it without async"
     if isinstance(answer, GeneratorType) and name != "take_events":

@@ -1,4 +1,4 @@
-"""How an engine at rest is asked again for what its connector must have."""
+"""Repeats requests at an engine at rest, to see what its connector still finds."""
 
 from collections.abc import Callable
 
@@ -10,7 +10,7 @@ from kv_sim.site import Site
 
 
 def ask_again(site: Site, spec: RequestSpec, settle: Callable[[], bool]) -> tuple[int, SimRequest]:
-    """Let a request come once more, to an empty GPU cache. Returns how many of its tokens were found."""
+    """Repeat a request with an empty GPU cache. Returns how many of its tokens were found."""
     engine = site.engine
     engine.scheduler.blocks.block_pool.reset()
     engine.served.found.pop(spec.request_id, None)
@@ -25,5 +25,5 @@ def count_failed(engine: Engine) -> int:
 
 
 def proof_blocks(site: Site) -> int:
-    """How much of what is there may not be found, since only what comes after it would show what it is."""
+    """How many blocks at the end a match may leave out: of a draft model, only later tokens identify them."""
     return site.subject.blocks_per_chunk if site.config.drops_last_block else 0

@@ -10,7 +10,7 @@ from kv_sim.world_state import WorldState
 
 
 def check(world: WorldState) -> None:
-    """Let copies and requests end, which must be possible, and judge what there is then."""
+    """Let all copies and requests end (LIVENESS: they must), and judge the state after that."""
     if not _comes_to_rest(world):
         return
     for site in world.sites:

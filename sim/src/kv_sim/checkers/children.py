@@ -1,8 +1,8 @@
-"""ACCOUNTING, of a connector that has others below it: what a child tells arrives, and a hit has its sources.
+"""ACCOUNTING for a connector with children: their events arrive, and a hit has the sources that the child names.
 
-Such a connector has the attribute ``sub_connectors`` on its scheduler's side. What these answer to their parent is
-noted here, and compared with what the parent tells the engine. Where a child may be switched off nothing is
-compared, since the parent may leave out what that child told last.
+Such a connector has the attribute ``sub_connectors`` on its scheduler's side. The children's answers to their
+parent are noted here, and compared with the parent's answers to the engine. If a child may be switched off,
+nothing is compared, since the parent may drop that child's last answer.
 """
 
 from collections import Counter
@@ -14,7 +14,7 @@ from kv_sim.violation import Invariant, Referee
 
 
 class Children:
-    """What the children of one connector told since their parent was last asked."""
+    """Answers of the children of one connector since the parent's last answer."""
 
     def __init__(self, connector: KVConnectorBase_V1, referee: Referee, *, is_on: bool) -> None:
         self._referee = referee
@@ -40,20 +40,22 @@ class Children:
         return sources
 
     def check_events(self, told: Iterable[Any]) -> None:
-        """All that the children told is among what their parent told."""
+        """The parent's events include all events of its children."""
         given, self._events = self._events, []
         left = Counter(map(repr, given)) - Counter(map(repr, told))
         if left:
             self._referee.fail(
                 Invariant.ACCOUNTING,
-                f"children told {len(given)} events, of which {left.total()} are lost, such as {next(iter(left))}",
+                f"the children reported {len(given)} events, of which {left.total()} got lost, such as "
+                f"{next(iter(left))}",
             )
 
     def check_sources(self, request_id: str, answer: Any) -> None:
-        """A hit comes from where a child says that it does."""
+        """The parent's sources of a hit are those of a child."""
         known, self._sources = self._sources, []
         if self._is_on and dict(answer) not in [dict(sources) for sources in known]:
             self._referee.fail(
                 Invariant.ACCOUNTING,
-                f"request {request_id}: the sources of its hit are {dict(answer)}, but children said {known}",
+                f"request {request_id}: get_external_cache_hit_sources answered {dict(answer)}, but the "
+                f"children answered {known}",
             )

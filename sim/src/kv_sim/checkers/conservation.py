@@ -1,4 +1,4 @@
-"""CONSERVATION: when everything has ended, nothing is left: no block held, no right, no trace of a request.
+"""CONSERVATION: after all requests and copies have ended no block is held, and no object remembers a request.
 
 Three judges: the engine's own books, what a connector's objects remember, and a connector's recount of itself.
 """
@@ -12,7 +12,7 @@ from kv_sim.violation import Invariant
 
 
 def check_engine(engine: Engine) -> None:
-    """The engine's own books are empty, or a connector kept something from being freed."""
+    """The engine holds no blocks and no loads any more; otherwise a connector kept them from being freed."""
     scheduler, referee = engine.scheduler, engine.referee
     pool = scheduler.blocks.block_pool
     held = [block for block, count in enumerate(pool.ref_counts) if count]
@@ -25,7 +25,7 @@ def check_engine(engine: Engine) -> None:
 
 
 def check_connectors(engine: Engine) -> None:
-    """No connector object remembers a request that has ended, but for one whose copy never did."""
+    """No connector object remembers a request that has ended, unless a copy of it was lost."""
     lost = {owner for device in engine.devices for copy in device.copies.running.values() for owner in copy.owners}
     ended = {r.request_id for r in engine.outcome.ended if f"request {r.request_id}" not in lost}
     for connector in engine.connectors:
@@ -38,7 +38,7 @@ def check_connectors(engine: Engine) -> None:
 
 
 def check_books(engine: Engine) -> None:
-    """A connector that can recount its books (a method ``check`` that asserts) finds them right."""
+    """The ``check`` of every connector object that has one passes: it recounts the object's state and asserts."""
     for connector in engine.connectors:
         for owner in owners(connector):
             check = getattr(owner, "check", None)
@@ -48,19 +48,19 @@ def check_books(engine: Engine) -> None:
                 check()
             except AssertionError as error:
                 engine.referee.fail(
-                    Invariant.CONSERVATION, f"at rest the books of {type(owner).__name__} are wrong: {error}"
+                    Invariant.CONSERVATION, f"at rest, {type(owner).__name__}.check() fails: {error}"
                 )
 
 
 def check_sides(engine: Engine) -> None:
-    """A connector one side of which was switched off (``has_ended``) is switched off on all of them."""
+    """If one side of a connector is switched off (``has_ended``), all its sides are."""
     for sides in zip(*map(owners, engine.connectors), strict=True):
         ended = [side for side in sides if getattr(side, "has_ended", False)]
         if ended and len(ended) < len(sides):
             engine.referee.fail(
                 Invariant.CONSERVATION,
-                f"everything is at rest, and of {type(sides[-1]).__name__} with its workers {len(ended)} of "
-                f"{len(sides)} are switched off",
+                f"at rest, {len(ended)} of {len(sides)} objects of {type(sides[-1]).__name__} and its workers "
+                "are switched off, expected all or none",
             )
 
 

@@ -1,12 +1,12 @@
-"""What must hold of the end of an engine: NO-CRASH and CONSERVATION are judged.
+"""The end of an engine: shutdown must not crash (NO-CRASH), and must leave nothing behind (CONSERVATION).
 
 Each object of the connector is shut down once, the workers' before the scheduler's, whatever the others raise.
-Then no thread may be left that keeps a server's process from ending: one that began in this history and is no
-daemon. Threads of ``concurrent.futures`` keep no process, since the interpreter wakes them when it ends.
+Then no thread may be left that keeps a server's process from ending: a non-daemon thread begun in this history.
+Threads of ``concurrent.futures`` keep no process, since the interpreter wakes them when it ends.
 
-Nothing may be left open either (``left_open``). What a library opens when it is first needed stays open for good,
-but only once in a process. So where something is left the same history is taken again, and only what is left then
-is told.
+Nothing may be left open either (``left_open``). A library may open something at its first use and keep it, but
+only once in a process. So if something is left open, the same history is run again, and only what that leaves
+open is reported.
 """
 
 import gc
@@ -29,11 +29,11 @@ PATIENCE_SECONDS: Final = 1.0
 LOOKS: Final = 50
 """How often it is looked whether they have."""
 COLLECTING_SECONDS: Final = 10.0
-"""Collecting what nobody can reach any more takes far less, unless something waits for ever when it is closed."""
+"""A limit for garbage collection, which takes far less unless some object waits for ever when it is closed."""
 
 
 Again: TypeAlias = Callable[[], Counter[str] | None]
-"""What the same history leaves open when it is taken again; None: it can't be."""
+"""What the same history leaves open when it is run again; None: it can't be run again."""
 
 
 class Ending:
@@ -68,7 +68,7 @@ class Ending:
             self._check_left_open(referee, again)
 
     def break_off(self, engines: Sequence[Engine]) -> None:
-        """Shut everything down after something else was found, which is what is told."""
+        """Shut everything down after a violation was found; only that one is reported."""
         self._made = Holdings.now().segments_since(self._before)
         for guard in _guards(engines):
             with suppress(Violation, HistoryEnds, TestbedError):
@@ -99,7 +99,7 @@ class Ending:
             names = ", ".join(
                 f"{name} ({count} times)" if count > 1 else name for name, count in sorted(left.items())
             )
-            referee.fail(Invariant.CONSERVATION, f"every side was shut down, and these are still open: {names}")
+            referee.fail(Invariant.CONSERVATION, f"every side was shut down, but these are still open: {names}")
 
     def _new_threads(self) -> list[threading.Thread]:
         return [thread for thread in threading.enumerate() if thread not in self._threads_before]
@@ -112,7 +112,8 @@ class Ending:
         if names:
             referee.fail(
                 Invariant.CONSERVATION,
-                f"every side was shut down, and threads still run that are no daemons: {', '.join(sorted(names))}",
+                "every side was shut down, but these threads still run, and are not daemons: "
+                f"{', '.join(sorted(names))}",
             )
 
     def _should_end(self, thread: threading.Thread) -> bool:

@@ -1,9 +1,8 @@
 """GEOMETRY: the ranks of one engine do the same: each moved the same blocks the same way.
 
-Where a rank puts what it stores, and in how many copies it moves it, is its own business: it may have room of its
-own that it gives back as its own copies end. A rank that found nothing to load, or gave up a copy by a clock of
-its own, has to say so, and then needn't have moved what others did; nor need the same rank of the other engine, if
-it pulls from one.
+Each rank may choose the places of what it stores, and the number of copies: it may manage its own room. A rank
+that reports a failed load or copy (nothing to load, a timeout) needn't have moved what other ranks did; nor need
+the same rank of another engine that pulls from it.
 """
 
 from collections import Counter

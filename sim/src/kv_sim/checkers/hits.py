@@ -1,18 +1,17 @@
-"""HITS: what a connector finds is what it has, no more and no less.
+"""HITS: a connector finds exactly what it has stored, no more and no less.
 
 It has two halves, both for subjects that claim ``Trait.KEEPS``. *No more* is judged at every match (``served``):
-each block of a hit was computed since the last reset that reported success. (Of who only claims ``Trait.RESET``,
-nothing that a reset forgot is a hit.) *No less* is judged here, at rest:
-requests that ended come once more, to an engine whose own prefix cache is empty, and the longest possible prefix
-must be found. Which one that is, is known where nothing had to be left out: no copy failed, and the host had room
-for everything. Elsewhere the requests come, too, for the other checkers to look at. Then the connector is reset
-and all of it is done again: now the first half catches a connector that still serves what it had. KV events are
-judged here as well (ACCOUNTING), since only a match says what can be found.
+each block of a hit was computed since the last reset that reported success. (If a subject only claims
+``Trait.RESET``: nothing from before a reset is a hit.) *No less* is judged here, at rest: requests that ended
+come once more, to an engine whose own prefix cache is empty, and the longest possible prefix must be found. That
+prefix is known if no copy failed and the host had room for everything. Otherwise the requests are repeated all
+the same, for the other checkers. Then the connector is reset and the requests are repeated again: now *no more*
+catches a connector that still serves what it had. KV events are judged here as well (ACCOUNTING), since only a
+match says what can be found.
 
-Where there was not room for everything, something is still known of what came last, which is ``recent``.
+If there was not room for everything, ``recent`` still checks the most recent requests.
 
-Of engines that share a store all of this is asked at each, of what any of them has stored. ``sharing`` has what
-there is to know of the others.
+Engines that share a store are each asked for what any of them has stored (``sharing``).
 """
 
 from collections import Counter
@@ -31,7 +30,7 @@ from kv_sim.subject import Trait
 from kv_sim.violation import Invariant
 
 MOST_PROBES = 4
-"""Requests that come once more. Most prompts are prefixes of others."""
+"""How many requests are repeated. Most prompts are prefixes of others."""
 
 
 @dataclass(frozen=True)
@@ -102,7 +101,7 @@ def _stored_at(site: Site) -> set[bytes]:
 
 
 def _nothing_was_left_out(site: Site) -> bool:
-    """Whether every copy that a connector may have made ended well, here and where the same store is."""
+    """Whether every copy succeeded, here and at engines that share the store."""
     if site.config.role != "kv_both":
         return False  # a consumer need not store, a producer need not load
     if site.engine.served.strangers:
@@ -182,7 +181,7 @@ def _compare(site: Site, request: SimRequest, found: int, stored: set[bytes], ro
 
 
 def _compare_events(site: Site, request: SimRequest, found: int, told: set[bytes]) -> None:
-    """What was found had been announced, and the first block that wasn't found had not."""
+    """By the events the blocks that were found are stored, and the first block that wasn't found is not."""
     size, factor = site.config.block_size, site.subject.blocks_per_chunk
     hashes = request.prompt_hashes[: (request.num_prompt_tokens - 1) // size]
     for index in range(factor - 1, len(hashes), factor):  # a chunk is told by its last block

@@ -1,8 +1,8 @@
-"""What of the operating system's is in use: open descriptors, child processes, segments of shared memory.
+"""The operating system's resources in use: open descriptors, child processes, segments of shared memory.
 
 ``Holdings`` is one look at it, from ``/proc`` and ``/dev/shm``. Where these are missing, as they are on anything
-but Linux, nothing is seen, and so nothing is judged. By what two looks differ was taken in between by somebody: by
-a connector, or by Python, a library or the testbed, when they first needed it. ``ending`` finds out who.
+but Linux, nothing is seen, and so nothing is judged. The difference of two looks was opened in between: by a
+connector, or by Python, a library or the testbed at its first use. ``ending`` finds out which.
 
 Segments of shared memory are everybody's on the machine. This process's are those that it has open or mapped.
 """

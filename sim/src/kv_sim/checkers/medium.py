@@ -1,15 +1,15 @@
-"""Stands between kv-offload's connector and the manager of its medium, and judges what the manager does.
+"""A guard between kv-offload's connector and the manager of its medium, which judges the manager's answers.
 
 Its answers are what ``kv_api.OffloadingManager`` says that they are (PROTOCOL). A chunk that a job reads or writes
 isn't evicted, and its place is given to nobody, also not after a reset, until it is known that jobs from before it
 have ended (OWNERSHIP). Places are known where they are numbers, one for each chunk. A chunk whose last store
 goes on, or failed, is no hit (HITS), unless an engine that shares the store has stored it as well.
 
-Of the connector it is judged that it prepares nothing for a request of which it said that it has ended (PROTOCOL),
-and doesn't offer again and again what was answered (WORK).
+The connector is judged, too: it must not prepare anything for a request after ``on_request_finished`` (PROTOCOL),
+and must not offer a chunk again and again (WORK).
 
-Keeps, of each chunk in use, how many jobs use it and its place; the places of jobs from before the last reset; and
-which chunks aren't there, and why; and who has ended.
+State: for each chunk in use its place and how many jobs use it; the places of jobs from before the last reset;
+which chunks aren't there, and why; and which requests have ended.
 """
 
 from collections import Counter
@@ -142,7 +142,7 @@ class MediumGuard:
         self._release(keys)
 
     def prepare_store(self, keys: Collection[OffloadKey], req_context: ReqContext) -> PrepareStoreOutput | None:
-        """Make room, and check at whose expense."""
+        """Make room, and check which chunks are evicted."""
         self._check_begun("prepare_store", req_context)
         answer = self.manager.prepare_store(keys, req_context)
         if answer is not None:
@@ -242,11 +242,13 @@ class MediumGuard:
             self._fail(f"{method} evicts chunks that jobs read or write: {which}", Invariant.OWNERSHIP)
         places = set(_places_in(answer.store_spec, stored))
         if taken := places.intersection(self._place_of.values()):
-            self._fail(f"{method} gives away what a job still uses: {_places(taken)}", Invariant.OWNERSHIP)
+            self._fail(
+                f"{method} gives a new chunk a place that a job still uses: {_places(taken)}", Invariant.OWNERSHIP
+            )
         if taken := places & self._withheld:
             self._fail(
-                f"{method} gives away what a job from before the reset may still use, since on_reset_flushed "
-                f"was not called: {_places(taken)}",
+                f"{method} gives a new chunk a place that a job from before the reset may still use, since "
+                f"on_reset_flushed was not called: {_places(taken)}",
                 Invariant.OWNERSHIP,
             )
         self._use(stored, answer.store_spec)
@@ -266,7 +268,7 @@ class MediumGuard:
 
     def _expect(self, method: str, answer: object, kind: type) -> None:
         if not isinstance(answer, kind):
-            self._fail(f"{method} answered {answer!r}, which is no {kind.__name__}")
+            self._fail(f"{method} answered {answer!r}, expected a {kind.__name__}")
 
     def _fail(self, message: str, invariant: Invariant = Invariant.PROTOCOL) -> None:
         self._referee.fail(invariant, f"the medium's {self._name}.{message}")

@@ -1,11 +1,11 @@
-"""Stands between kv-offload's connector and a worker of its medium: PROTOCOL, of what the worker answers.
+"""A guard between kv-offload's connector and a worker of its medium, which judges the worker's answers (PROTOCOL).
 
-A job that it takes is reported once; one that it refuses, or was never given, never. Keeps the jobs that it took
-and has not reported.
+A job that the worker accepts is reported exactly once; a job that it refused or never got is never reported.
+State: the jobs that are accepted and not reported.
 
-And WORK: who asks which jobs have ended waits for none, and who waits for stores doesn't wait for loads, or the
-other way round. Nothing would break, but the engine computes nothing meanwhile. Of one direction jobs may need
-what others have.
+And WORK: ``get_finished`` waits for no job, and waiting for stores doesn't wait for loads, or the other way
+round. Nothing would break, but the engine would compute nothing meanwhile. (A job may have to wait for others of
+its own direction.)
 """
 
 from collections.abc import Callable, Collection

@@ -1,11 +1,11 @@
-"""PROTOCOL: what a connector answers and reports is what the contract allows.
+"""PROTOCOL: a connector's answers and reports are those that the contract allows.
 
-An answer to a match names a count within the request, and never an asynchronous nothing. The end of a load is
-reported once, for a request whose load was announced; the end of a store once, for a request that is held. Blocks
-that a load left unfilled are reported while the load goes on: an engine would take other blocks from requests
-whose loads went well. A failed load is reported while it goes on, too: an engine would remember a request that
-loads nothing, and take its next load for the one that failed. And a step that was decided stays as it is. A real
-engine asserts some of these, and silently frees the wrong blocks on others.
+An answer to a match is a number of tokens within the request, and never an asynchronous load of 0 tokens. The end
+of a load is reported once, for a request whose load was announced; the end of a store once, for a request that is
+held. Blocks that a load left unfilled are reported while the load goes on: an engine would take other blocks from
+requests whose loads went well. A failed load is reported while it goes on, too: an engine would remember a
+request that loads nothing, and take its next load for the one that failed. And a connector must not change the
+step (``SchedulerOutput``). A real engine asserts some of these, and silently frees the wrong blocks on others.
 """
 
 from collections.abc import Iterable, Iterator, Mapping
@@ -25,7 +25,7 @@ from kv_sim.violation import Invariant, Referee
 
 
 class KnowsRequests(Protocol):
-    """A scheduler, as far as it is asked here."""
+    """The part of a scheduler that is used here."""
 
     @property
     def requests(self) -> Mapping[str, SimRequest]:
@@ -48,11 +48,11 @@ def check_match(request: SimRequest, local: int, answer: object, referee: Refere
     if not isinstance(is_async, bool):
         return refuse("whose second part is neither True nor False")
     if count is None:
-        return (None, False) if not is_async else refuse("'ask again' and asynchronous at once")
+        return (None, False) if not is_async else refuse("which is 'ask again' and asynchronous at once")
     if not is_count(count):
         return refuse("whose first part is neither an int of 0 or more nor None")
     if count == 0 and is_async:
-        return refuse("an asynchronous load of nothing")
+        return refuse("which is an asynchronous load of 0 tokens")
     most = request.num_tokens - local - (0 if is_async else 1)
     if count > most:
         return refuse(f"but at most {most} of its {request.num_tokens} tokens can be loaded so")
@@ -88,15 +88,14 @@ def check_reports(scheduler: KnowsRequests, results: KVConnectorTransferResults,
 
 
 def check_joined(reports: Iterable[KVConnectorOutput], joined: KVConnectorOutput, referee: Referee) -> None:
-    """Check that what several workers say is said by all of them together, too."""
+    """Check that joining the stats and the metadata of several workers doesn't lose them."""
     told = list(reports)
     for name in ("kv_connector_stats", "kv_connector_worker_meta"):
         said = next((part for report in told if (part := getattr(report, name)) is not None), None)
         if said is not None and getattr(joined, name) is None:
             referee.fail(
                 Invariant.PROTOCOL,
-                f"what the workers report, joined: {type(said).__name__}.aggregate answered None, expected what "
-                "both of them say",
+                f"{type(said).__name__}.aggregate answered None, expected the joined reports of two workers",
             )
 
 
@@ -112,8 +111,8 @@ def check_failed_blocks(rank: int, failed: Iterable[int], step: Step, shadow: Sh
             known = ", ".join(map(str, sorted(filled))) or "none"
             referee.fail(
                 Invariant.PROTOCOL,
-                f"worker {rank} side, get_block_ids_with_load_errors: block {block} (of {shadow.owner(block)}) is "
-                f"none that a load under way is to fill; these are: {known}",
+                f"worker {rank} side, get_block_ids_with_load_errors: block {block} (of {shadow.owner(block)}) "
+                f"is not one that a load under way has to fill; those are: {known}",
             )
 
 
@@ -180,17 +179,19 @@ def check_step(before: Mapping[str, Any], output: object, referee: Referee) -> N
 
 
 PLAIN: Final = (str, bytes, bool, int, float, Enum, type(None))
-"""Values that reach who asked, in another process. So do containers and dataclasses of them, and arrays."""
+"""Types of values that can be sent to the client's process; so can containers and dataclasses of them, and
+arrays.
+"""
 
 
 def check_params(request_id: str, params: object, referee: Referee) -> None:
-    """What ``request_finished`` puts into a request's output goes to another process, and there to a client."""
+    """Check the params of ``request_finished``, which go to another process, and from there to a client."""
     foreign = next(_foreign(params), None)
     if foreign is not None:
         referee.fail(
             Invariant.PROTOCOL,
-            f"request {request_id}: request_finished puts a {type(foreign).__name__} into its output, which "
-            "doesn't reach the process that answers its client",
+            f"request {request_id}: request_finished puts a {type(foreign).__name__} into kv_transfer_params, "
+            "which can't be sent to the process that answers the client",
         )
 
 

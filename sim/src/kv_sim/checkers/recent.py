@@ -1,8 +1,8 @@
-"""What came last must be found, also where there was not room for everything.
+"""The most recent requests must be found, even if there was not room for everything.
 
-So it is with a subject that drops what was used longest ago. A request comes, then some whose prompts are new, and
-all of them again: if they fit together, all of each must be found. And for one more chunk a prompt may lose its
-end, but not its beginning, without which the rest is of no use.
+This holds for a subject that evicts what was used longest ago. A request comes, then some with new prompts, then
+all of them again: if they fit together, each must be found completely. If one more chunk is stored, a prompt may
+lose its end, but not its beginning, without which the rest is useless.
 
 A window keeps less, since what slid out of it may never have been stored. But a request that begins with all of an
 earlier prompt must find it: requests with new prompts come, and each once more with a token added. Of states
@@ -21,7 +21,7 @@ from kv_sim.violation import Invariant
 
 
 def check_recent(site: Site, spec: RequestSpec, settle: Callable[[], bool]) -> None:
-    """A request and two that nobody has seen all stay, if there is room for them.
+    """A request and two with new prompts are all found, if there is room for them.
 
     The new ones, one of them short, end with a chunk and come again with a token more: a hit ends before the last.
     """
@@ -53,7 +53,8 @@ def check_recent(site: Site, spec: RequestSpec, settle: Callable[[], bool]) -> N
             site.referee.fail(
                 Invariant.HITS,
                 f"request {request.request_id} comes again at rest: {found} of its first {least} tokens are "
-                f"found, but {spec.request_id} and new ones of {room} chunks came last, and all have room in "
+                f"found, but {spec.request_id} and new requests of {room} chunks came last, and all of them fit "
+                "in "
                 f"{config.host_slots} host slots",
             )
     least = (prompt - 1) // chunk_tokens * chunk_tokens - chunk_tokens - proof_tokens
@@ -62,7 +63,7 @@ def check_recent(site: Site, spec: RequestSpec, settle: Callable[[], bool]) -> N
 
 
 def _check_beginning(site: Site, spec: RequestSpec, least: int, settle: Callable[[], bool]) -> None:
-    """A chunk more comes, and the request once more, which of all that is there was used longest ago."""
+    """One more chunk is stored, then the least recently used request is repeated."""
     engine, failed = site.engine, count_failed(site.engine)
     more = RequestSpec("one-more", 0, 0, site.subject.blocks_per_chunk * site.config.block_size, 1, 1)
     for _ in range(site.subject.keeps_from):
@@ -74,12 +75,13 @@ def _check_beginning(site: Site, spec: RequestSpec, least: int, settle: Callable
         site.referee.fail(
             Invariant.HITS,
             f"request {request.request_id} comes again at rest: {found} of its first {least} tokens are found, "
-            "but since all of it was found one chunk came, for which a prompt's end goes before its beginning",
+            "but since all of it was found only one chunk was stored, for which the prompt's end should be "
+            "evicted before its beginning",
         )
 
 
 def check_windows(site: Site, settle: Callable[[], bool]) -> None:
-    """Prompts that nobody has seen come, one after the other, and each again at once, with a token more.
+    """New prompts come one after the other, and each is repeated at once with one more token.
 
     They end with a chunk, so whoever stores them when they have ended still has their last window: unless that
     begins behind the first block of a chunk, which has lost its beginning then.
@@ -108,7 +110,7 @@ def check_windows(site: Site, settle: Callable[[], bool]) -> None:
             site.referee.fail(
                 Invariant.HITS,
                 f"request {request.request_id} comes again at rest: {found} of its first {new.own_tokens} tokens "
-                f"are found, but they were computed just now, and {room} chunks of each group have room in "
+                f"are found, but they were computed just now, and {room} chunks of each group fit in "
                 f"{config.host_slots} host slots",
             )
 

@@ -106,8 +106,8 @@ class _Room:
         after = self._found(before)
         if len(after) < len(before):
             self._fail(
-                f"finds {len(before)} chunks, and {len(after)} of them when prepare_store has refused "
-                f"{MOST_CHUNKS} more: it is all or nothing",
+                f"finds {len(before)} chunks, but only {len(after)} of them after prepare_store refused "
+                f"{MOST_CHUNKS} more: it has to be all or nothing",
                 Invariant.HITS,
             )
 

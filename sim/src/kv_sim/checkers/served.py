@@ -1,10 +1,10 @@
-"""HITS, at every match: what a connector finds was computed, since the last reset that reported success.
+"""HITS, at every match: what a connector finds was computed since the last successful reset.
 
-Of a cache of this engine alone all of that is known (``Trait.KEEPS``). Of who only says that a reset works
-(``Trait.RESET``) it is known what a reset forgot: that nobody may find again before somebody has computed it.
-Kept by the engine as its requests go on, and asked by ``guard``. What must be found is ``hits``.
+For a cache of one engine alone all of that is known (``Trait.KEEPS``). For a subject that only claims that a
+reset works (``Trait.RESET``), only this is known: what a reset forgot must not be found before it is computed
+again. Kept by the engine as its requests go on, and asked by ``guard``. What must be found is ``hits``.
 
-What was found can be loaded, too: of a cache of this engine alone no load fails before a copy has.
+What is found can be loaded, too: in a cache of one engine alone a load fails only if a copy has failed.
 
 Where engines share a store, each may find what any of them computed since its own last reset; that another one
 was reset says nothing of it, but what it had may be gone then.
@@ -20,7 +20,7 @@ from kv_sim.violation import Invariant, Referee
 
 
 class Served:
-    """What may be found, and what must be."""
+    """The tokens that a match may find, and those that it must find."""
 
     def __init__(
         self,
@@ -79,7 +79,7 @@ class Served:
         return bool(self.shares_with or self.strangers)
 
     def reset(self, requests: Iterable[SimRequest]) -> None:
-        """The connector said that it forgot everything. What the living have on the GPU may be stored anew."""
+        """The connector reported a successful reset. What running requests have on the GPU may be stored again."""
         self._forgotten |= self._computed
         self._computed.clear()
         self._own.clear()
@@ -169,11 +169,12 @@ class Served:
             return
         self._referee.fail(
             Invariant.HITS,
-            f"the load of {', '.join(what)} failed, but no copy ever did: it was found, and couldn't be loaded",
+            f"the load of {', '.join(what)} failed, although no copy has failed: what was found couldn't be "
+            "loaded",
         )
 
     def is_fair(self, request: SimRequest) -> bool:
-        """Whether the connector saw the request run from the beginning to the end, with nothing in between."""
+        """Whether the request ran to its own end with no preemption or reset in between."""
         ran = request.status is Status.FINISHED_STOPPED and not request.num_preemptions
         return ran and id(request) not in self._unfair
 

@@ -1,4 +1,4 @@
-"""HITS, where engines share a store: what one has stored, another one finds, once both have heard of it.
+"""HITS, where engines share a store: each finds what another has stored, once both have taken a few steps.
 
 A store of one engine may end, for its connector, with a step after the one in which its last copy has ended; and
 another engine may look only now and then for what there is. An engine with nothing to do takes no steps. So before
@@ -28,13 +28,13 @@ def all_of(site: Site) -> list[Site]:
 
 
 def stores_of(site: Site) -> list[Site]:
-    """Those of which an engine must find what they store."""
+    """The engines whose stored chunks an engine must find."""
     was_reset = any(one.engine.served.resets for one in all_of(site))
     return [site] if was_reset else all_of(site)
 
 
 def told_at(site: Site) -> set[bytes]:
-    """The blocks that there are by the events of an engine, and of those that share its store."""
+    """The blocks that are stored according to the events of an engine and of those that share its store."""
     for one in all_of(site):
         one.engine.take_events()
     return {key[-1] for one in all_of(site) for key in one.engine.mirror.blocks}
@@ -52,7 +52,7 @@ def let_all_hear(sites: Sequence[Site], settle: Callable[[], bool]) -> bool:
 
 
 def check_lent(site: Site, settle: Callable[[], bool]) -> None:
-    """A prompt that nobody has seen is computed here, and then comes elsewhere, with a token more.
+    """A new prompt is computed at this engine, and then repeated at another one with one more token.
 
     It is the newest that there is, so it has room: if what was used longest ago goes first.
     """

@@ -1,4 +1,4 @@
-"""HITS, where engines serve each other: what is wanted is held, and a live ticket is good for all that is held.
+"""HITS, where engines serve each other: blocks that are wanted are held, and a valid ticket gets all of them.
 
 Nothing breaks if a connector holds nothing, refuses a ticket or takes only a part: the prompt is computed. So that
 it holds and takes is demanded here, in the words of vLLM's routers, wherever it can have no reason not to: the
@@ -39,7 +39,7 @@ class Issued:
     first_tokens: tuple[int, ...]
     """Of each KV cache group: from which token on it is held. What is before has slid out of a window."""
     is_spent: bool = False
-    """Somebody took it, or won't."""
+    """The ticket was used, or can't be used any more."""
 
 
 class Tickets:
@@ -141,7 +141,7 @@ class Tickets:
         if request_id in self._stale:
             self._referee.fail(
                 Invariant.HITS,
-                f"request {request_id}: {tokens} tokens are pulled by a ticket that came before the last reset",
+                f"request {request_id}: {tokens} tokens are pulled by a ticket from before the last reset",
             )
         elif self._carries.get(request_id) in self._before_reset:
             self._too_late.add(request_id)
@@ -153,7 +153,7 @@ class Tickets:
         for request_id in sorted(ended - output.failed_recving):
             self._referee.fail(
                 Invariant.HITS,
-                f"request {request_id}: what was held when the cache was reset is pulled in a step after that",
+                f"request {request_id}: blocks that were held when the cache was reset are pulled in a later step",
             )
 
     def _spend_what_is_meant(self, request: SimRequest) -> None:
@@ -256,7 +256,7 @@ class Tickets:
         whose = f"; those of request {holder.request_id}, whose ticket it is, were withdrawn" if holder else ""
         self._referee.fail(
             Invariant.HITS,
-            f"request {request.request_id}: it left a ticket when it ended, but its blocks aren't held{whose}",
+            f"request {request.request_id}: it got a ticket when it ended, but its blocks aren't held{whose}",
         )
 
 

@@ -1,7 +1,7 @@
 """WORK: retries and waiting are bounded.
 
-Who answers "ask again" for ever starves a request without any error. And who waits for an asynchronous load where
-it is begun keeps the whole engine from computing meanwhile, which is what it was asynchronous for.
+A connector that answers "ask again" for ever starves a request without any error. A worker that waits for an
+asynchronous load in ``start_load_kv`` keeps the whole engine from computing meanwhile.
 """
 
 from collections.abc import Iterable
@@ -16,7 +16,7 @@ MOST_RETRIES = 60
 
 
 class Retries:
-    """Counts how often each request was put off."""
+    """Counts how often in a row each request got the answer "ask again"."""
 
     def __init__(self, referee: Referee) -> None:
         self._referee = referee

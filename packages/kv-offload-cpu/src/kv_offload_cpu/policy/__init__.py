@@ -10,8 +10,8 @@
 ``base`` is what all of them are asked. They are built of ``recency``, an order in which a request's chunks stay
 together, and of queues (``fifo``); what is pinned when its turn comes is ``parked``.
 
-No policy is the best everywhere: it depends on how much of the traffic comes back, and when.
-Any other name is an attribute of the module that ``cache_policy_module_path`` names: a subclass of `CachePolicy`.
+No policy is the best for all traffic: it depends on how many prompts are repeated, and when. Any other name is an
+attribute of the module that ``cache_policy_module_path`` names: a subclass of `CachePolicy`.
 """
 
 import importlib
@@ -42,11 +42,11 @@ POLICIES: Final[dict[str, type[CachePolicy]]] = {
     "s3fifo": S3FIFOPolicy,
     "sieve": SievePolicy,
 }
-"""Ours, by the name that ``eviction_policy`` has."""
+"""The policies of this package, by the name that ``eviction_policy`` gives."""
 
 
 def find_policy(name: str, module_path: str | None = None) -> type[CachePolicy]:
-    """The class of a policy. Our names win; ``module_path`` is only imported for others."""
+    """The class of a policy. ``module_path`` is imported only for names that aren't in `POLICIES`."""
     if name in POLICIES:
         return POLICIES[name]
     if module_path is None:

@@ -1,9 +1,8 @@
-"""What an eviction policy is asked, and what it may rely on.
+"""The interface of eviction policies: what they are asked, and what they may rely on.
 
-A policy decides the order in which chunks leave. To it a chunk is a slot, a number below ``capacity``: what it
-knows of a chunk it keeps in a list or a bytearray, in which a step costs a fraction of what a dictionary of keys
-would take. Keys are given where a chunk comes in, and ``key_of`` has those of all slots, for policies that
-remember what they evicted.
+A policy decides the order in which chunks are evicted. It knows a chunk by its slot, a number below ``capacity``,
+and keeps its state in a list or a bytearray, which is much faster than a dictionary of keys. Keys are given where
+a chunk comes in, and ``key_of`` has those of all slots, for policies that remember what they evicted.
 
 It holds a chunk from ``insert`` until ``make_room`` names it or ``remove`` takes it, so also while it is in
 flight.
@@ -25,7 +24,7 @@ from kv_offload_cpu.slots.pins import Pins
 
 
 def _unknown(slot: int) -> None:
-    """The position of a chunk when nobody knows it."""
+    """The default position of a chunk: unknown."""
 
 
 class Run:
@@ -41,7 +40,7 @@ class Run:
         self.position = position
 
     def close(self) -> None:
-        """The request is over: let go of what it knew, since a policy keeps the run for as long as its chunks."""
+        """The request is over: free what it refers to, since a policy keeps the run as long as its chunks."""
         self.position = _unknown
 
     def is_before(self, slot: int, other: int) -> bool:
@@ -98,7 +97,7 @@ class CachePolicy(ABC):
         """Forget these chunks, all of them held. They failed rather than being evicted: don't remember them."""
 
     def finish(self, run: Run) -> None:
-        """The request is over."""
+        """The request has ended."""
 
     @abstractmethod
     def clear(self) -> None:

@@ -1,4 +1,4 @@
-"""Chunks that an eviction passed over, since they are pinned: in no order until they come back."""
+"""Parked chunks: pinned chunks that an eviction passed over; they are in no order until they are unpinned."""
 
 from collections.abc import Sequence
 

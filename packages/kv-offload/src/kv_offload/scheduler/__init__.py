@@ -1,4 +1,4 @@
-"""The scheduler's side: what is loaded, what is stored, and who waits for whom. Pure.
+"""The scheduler's side: decides what is loaded, what is stored, and which step waits for which copy. Pure.
 
 ============ =================================================================
 ``side``     takes the engine's calls, and hands each to one of the next three

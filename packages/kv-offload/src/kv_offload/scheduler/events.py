@@ -1,11 +1,11 @@
-"""KV events: what a router is told of the medium.
+"""KV events: tells routers what is in the medium.
 
 A manager's events name chunks by their keys. vLLM's form of them is a placeholder: the chunk's own hash, and
 neither tokens nor parent. With ``self_describing_kv_events`` the event of a full-attention chunk has what the
-GPU's own events have: the hash of each of its blocks, its tokens, its parent, and what else the hashes cover. This
-is noted while a request that has the chunk is alive, and kept until the chunk is told to be gone. So what was
-stored and what is removed are the same hashes. Chunks that share blocks repeat their hashes: who mirrors them
-counts references. A tail, which ends within a block, is told by all of its hashes, as blocks of the tokens of one.
+GPU's own events have: the hash of each of its blocks, its tokens, its parent, and what else the hashes cover.
+This is noted while a request that has the chunk is alive, and kept until an event says that the chunk is gone, so
+both events have the same hashes. Chunks that share blocks repeat their hashes, so a router has to count
+references. A tail, which ends within a block, is told by all of its hashes, as blocks of the tokens of one.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -53,7 +53,7 @@ class _Payload:
 
 
 class EventTranslator:
-    """Turns a manager's events into KV events. ``_payloads`` has those of chunks that may be told of."""
+    """Turns a manager's events into KV events. ``_payloads`` has the contents of chunks that events may name."""
 
     def __init__(self, layout: Layout, hash_extras: HashExtras, *, is_describing: bool) -> None:
         self._groups = {group.group_id: group for group in layout.groups}
@@ -63,7 +63,10 @@ class EventTranslator:
         self._payloads: dict[OffloadKey, _Payload] = {}
 
     def note(self, request: Request, group: Group, chunks: Iterable[int], keys: Sequence[OffloadKey]) -> None:
-        """Note what some of a request's chunks hold, while somebody knows. ``keys`` are those of all of them."""
+        """Note what some of a request's chunks hold, while the request is alive.
+
+        ``keys`` has the keys of all its chunks.
+        """
         if not self.is_describing or group.kind is not AttentionKind.FULL:
             return
         size = group.tokens_per_chunk

@@ -1,4 +1,4 @@
-"""What became of jobs: chunks become readable or are dropped, pins end, and nobody relies on what failed.
+"""Outcomes of jobs: chunks become readable or are dropped, pins end, and failed copies are made good.
 
 A failed load drops its chunks, makes them misses for its request, and lets the request offer everything again. It
 also spoils the stores of that request that were planned since: they may hold what was computed on it. A reset

@@ -68,11 +68,14 @@ class OffloadingSchedulerSide(SchedulerSide, SupportsHMA):
     def set_xfer_handshake_metadata_pp_aware(
         self, metadata: dict[tuple[int, int], KVConnectorHandshakeMetadata]
     ) -> None:
-        """Our workers have none. vLLM's MultiConnector brings everybody that of one child, of all stages."""
+        """Ignored: these workers send no handshake metadata.
+
+        vLLM's MultiConnector hands one child's metadata to every child.
+        """
 
     @property
     def manager(self) -> OffloadingManager:
-        """The medium's manager. One that watches it takes its place here, before the first request arrives."""
+        """The medium's manager. A wrapper that watches it is set here, before the first request arrives."""
         return self._books.manager
 
     @manager.setter
@@ -123,7 +126,7 @@ class OffloadingSchedulerSide(SchedulerSide, SupportsHMA):
     # -- every step ------------------------------------------------------------------------------
 
     def skip_steps(self, steps: int) -> None:
-        """Steps went by untold: for replays, which leave out those in which no decision can fall.
+        """Count steps that weren't reported: replays leave out steps in which nothing can be decided.
 
         In each of them every running request may compute one token, and none of them fills a chunk.
         """
@@ -203,7 +206,7 @@ class OffloadingSchedulerSide(SchedulerSide, SupportsHMA):
 
     @property
     def requires_kv_delivery(self) -> bool:
-        """Never: a store that doesn't happen is a miss later."""
+        """False: a store that doesn't happen is only a miss later."""
         return False
 
     def has_pending_push_work(self) -> bool:

@@ -1,4 +1,6 @@
-"""How requests lie in chunks, and what chunks are called: follows from the engine's groups alone. Pure.
+"""How a request's tokens are divided into chunks, and the keys of chunks.
+
+Depends only on the engine's groups. Pure.
 
 ========== ==============================================
 ``layout`` the tokens, blocks and chunks of each group

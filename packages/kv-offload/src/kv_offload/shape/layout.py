@@ -1,4 +1,4 @@
-"""How the tokens of a request lie in blocks and chunks of each KV cache group.
+"""How the tokens of a request are divided into blocks and chunks of each KV cache group.
 
 Positions are tokens from the start of the request. A *boundary* is a number of tokens after which computing may go
 on when everything before it that a group still reads is in the GPU's blocks.
@@ -31,7 +31,8 @@ class Group:
     bytes_per_block: int = 0
     """Of one worker, over all layers of the group."""
     is_handed_over: bool = False
-    """States: the engine hands over each one worth keeping, and a block table doesn't say where one is."""
+    """Groups of states: the engine hands over each state worth keeping; block tables don't say where a state is.
+    """
     is_draft: bool = False
     """Layers of a draft model (EAGLE, MTP): what they keep of a token depends on the token after it."""
 
@@ -107,10 +108,10 @@ class Layout:
     retention_tokens: int | None = None
     """Windows are worth keeping every so many tokens (``reach``); None: all of them."""
     shares_tokens: bool = False
-    """Whether several workers have each a part of the tokens of a block."""
+    """Whether several workers share the tokens of a block."""
 
     reads_back_only: bool = field(init=False, repr=False)
-    """Whether every group reads all that came before."""
+    """Whether every group reads all previous tokens."""
     reaches_all: bool = field(init=False, repr=False)
     """Whether a lookup may need every chunk: all of them end at the same tokens, where somebody may go on.
 

@@ -1,4 +1,4 @@
-"""From block hashes to keys: the hash of a chunk or a tail, and behind it which group's it is.
+"""From block hashes to keys: the hash at the end of a chunk or a tail, followed by its group.
 
 Python adds two ``bytes`` by way of the buffer protocol, which costs more than copying them. Hashes come from one
 function and are of one length, so many of them are joined with the suffix between them, and cut again, in two
@@ -31,7 +31,7 @@ def names(hashes: Sequence[bytes], suffix: bytes) -> Sequence[OffloadKey]:
 
 
 def tail_key(layout: Layout, group: Group, hashes: Sequence[bytes], boundary: int) -> OffloadKey:
-    """What the tail of a group is stored under."""
+    """The key of the tail of a group."""
     return OffloadKey(hashes[boundary // layout.tokens_per_hash - 1] + group.key_suffix)
 
 

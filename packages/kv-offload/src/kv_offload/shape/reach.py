@@ -1,4 +1,4 @@
-"""Which chunks of a window are worth storing: those that somebody who goes on may reach.
+"""Which chunks of a sliding window are worth storing: those that a later request may read.
 
 Where an engine keeps everything that it computed, nearly all are. Requests that share a part of the tokens go on
 where a chunk of a full-attention group ends, or a token before if there is a draft model. A request that repeats

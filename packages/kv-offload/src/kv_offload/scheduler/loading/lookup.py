@@ -30,13 +30,13 @@ class Match(NamedTuple):
     waits: bool = False
     """The boundary needs chunks that aren't readable yet."""
     is_tail: bool = False
-    """It is within a block, at the end of a tail."""
+    """The boundary is within a block, at the end of a tail."""
     awaited: OffloadKey | None = None
-    """A complete chunk of those that aren't readable yet: the one that is likely to be the last."""
+    """One of the complete chunks that aren't readable yet: probably the last to become readable."""
 
 
 Counts = Callable[[LookupResult], bool]
-"""Whether an answer counts as a hit."""
+"""A function: whether an answer counts as a hit."""
 
 
 class Answers:

@@ -1,9 +1,9 @@
-"""Promises and loads: how far a request can be loaded, and the job for what the engine made of the answer.
+"""Promises and loads: how far a request can be loaded, and the job for what the engine then allocated.
 
 From the first query of a step to ``build_connector_meta`` the manager is locked, and stores, which alone evict,
-are planned at the end of that time: so nothing leaves between a promise and its load. Every chunk is asked for
-once more all the same; if one is gone, the load is sent without a source, fails in the workers, and the engine
-computes what was promised.
+are planned at the end of that time: so nothing leaves between a promise and its load. Every chunk is looked up
+once more all the same. If one is gone, the load is sent without a source and fails in the workers, and the engine
+computes those tokens.
 """
 
 from collections.abc import Mapping, Sequence
@@ -128,7 +128,7 @@ class Matching:
         return state.deferrals < self._books.engine.options.max_deferred_lookups
 
     def end_deferral(self, state: RequestState, now: float) -> None:
-        """The request doesn't wait for an answer any more."""
+        """The request no longer waits for an answer."""
         state.awaited = None
         if state.deferred_since is not None:
             self._books.stats.observe(LOOKUP_ASYNC_DELAY, now - state.deferred_since)
@@ -137,7 +137,7 @@ class Matching:
     def _charge_step(self, local: int, boundary: int) -> bool:
         """Charge the budget of what a step loads itself, if it may load this. Whether it does.
 
-        Never with several groups or states: a load of the step that fails has no way back there.
+        Never with several groups or states, where the engine can't recompute a load within the step that fails.
         """
         books = self._books
         budget = books.engine.options.sync_load_budget_bytes

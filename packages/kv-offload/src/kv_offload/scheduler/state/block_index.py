@@ -1,8 +1,8 @@
 """From a GPU block to the block tables that list it, for all requests and groups that may lose single blocks.
 
-Nobody tells the connector when a request loses a block that slid out of its window, or that held an earlier state:
-the engine just gives the block to somebody else, for whom it is fresh. So each fresh block is looked up here, and
-a step costs what its own blocks cost, however many requests there are.
+The engine doesn't tell the connector when a request loses a block that slid out of its window, or that held an
+earlier state. It just gives the block to another request, for which it is fresh. So each fresh block is looked up
+here, and a step costs what its own blocks cost, however many requests there are.
 
 **Theory of operation.** A *place* is a table, which is a list, and an index in it; null blocks have none. Nearly
 always a block has one place, in ``_place_of``. Requests that found the same blocks on the GPU share them: what a
@@ -41,7 +41,7 @@ class BlockIndex:
         places.update(new)
 
     def remove(self, table: Table) -> None:
-        """Nobody needs to know what becomes of a table."""
+        """Stop tracking a table."""
         blocks = [block for block in dict.fromkeys(table) if block]
         if self._more and not self._more.keys().isdisjoint(blocks):
             shared = [block for block in blocks if block in self._more]
@@ -61,7 +61,7 @@ class BlockIndex:
             del self._more[block]
 
     def vacate(self, blocks: Set[int]) -> None:
-        """Somebody else got these: whoever had them has them no longer."""
+        """Other requests got these blocks: remove them from the tables that had them."""
         for block in self._place_of.keys() & blocks:
             table, index = self._place_of.pop(block)
             table[index] = 0

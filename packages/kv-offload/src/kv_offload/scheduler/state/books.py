@@ -89,7 +89,7 @@ class Books:
             self.agenda.hasten(state.context.req_id)
 
     def refuse_store(self, state: RequestState) -> None:
-        """There was no room for what a request offered. One that has ended offers nothing more."""
+        """There was no room for what a request offered. A request that has ended offers nothing more."""
         state.refuse_store(self.agenda.step)
         if self.states.get(state.context.req_id) is state:
             self._awaits_room[state] = None
@@ -100,7 +100,7 @@ class Books:
         self._awaits_room.pop(state, None)
 
     def prepare_store(self, keys: Collection[OffloadKey], context: ReqContext) -> PrepareStoreOutput | None:
-        """Ask the manager for places. Before it is known what ranks have room for, there are none."""
+        """Ask the manager for places. There are none before every rank has reported its room."""
         return self.manager.prepare_store(keys, context) if self.rooms.may_store else None
 
     def prepare_stores(self, offers: Sequence[StoreOffer]) -> list[PrepareStoreOutput]:
@@ -108,7 +108,7 @@ class Books:
         return self.manager.prepare_stores(offers) if self.rooms.may_store else []
 
     def take_rooms(self, rooms: Sequence[RankRoom]) -> None:
-        """Ranks told what they have room for: every request that waits for room offers again in the next step."""
+        """Ranks reported their room: every request that waits for room offers again in the next step."""
         self.rooms.take(rooms, self.manager)
         if rooms and self.rooms.may_store:
             for state in [*self._awaits_room]:

@@ -1,4 +1,4 @@
-"""The book of jobs: who is copying what, how many workers have yet to say that it ended, which blocks it reads.
+"""The book of jobs: the jobs under way, how many workers have yet to report each, and which blocks each uses.
 
 **Theory of operation.** A job gets an id when it is planned; ids only grow. Each worker reports its end once, so
 it is *done* after ``world_size`` reports, and has failed if any of them says so. A worker may also give a load up:
@@ -66,7 +66,7 @@ class Report:
     is_first_failure: bool
     is_done: bool
     is_stale: bool
-    """What it moved is of no use, so nobody has to be told that it ended."""
+    """The job is from before a reset, so its end has no consequences."""
 
 
 class JobBook:
@@ -124,7 +124,7 @@ class JobBook:
         return job
 
     def release(self, owner: RequestState) -> None:
-        """Others may get what a request's stores read, from now on."""
+        """From now on others may get the blocks that a request's stores read."""
         for job in self._kept.pop(owner, {}).values():
             self._watch(job)
 
@@ -141,7 +141,7 @@ class JobBook:
         return job
 
     def report(self, job_id: int, ended: int, failed: int = 0, unended: int = 0) -> Report | None:
-        """``ended`` workers say that a job ended. None: nobody waits for it."""
+        """``ended`` workers report the end of a job. None: no such job is under way."""
         job = self.live.get(job_id)
         is_stale = job is None
         if job is None:

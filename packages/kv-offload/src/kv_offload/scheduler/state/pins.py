@@ -1,11 +1,11 @@
-"""Pins on GPU blocks: references in the engine's own pool, so that nobody else gets a block that a store reads.
+"""Pins on GPU blocks: references in the engine's own pool, which keep a block until a store has read it.
 
-The pool is the engine's, and is told to this side at start (``bind_gpu_block_pool``); it is vLLM's to look at:
+The pool is the engine's, which hands it over at start (``bind_gpu_block_pool``). It has vLLM's attributes:
 ``blocks`` by id, ``touch`` adds a reference to each of some blocks, ``free_blocks`` takes one away. The engine
-counts what is pinned as in use: it waits instead of preempting (``has_pending_block_frees``), and refuses to reset
-its prefix cache meanwhile.
+counts what is pinned as in use: it waits instead of preempting (``has_pending_block_frees``), and refuses to
+reset its prefix cache meanwhile.
 
-**Invariant** (``check``): pinned are the blocks of jobs whose end is still to be reported, and of no others.
+**Invariant** (``check``): exactly the blocks of jobs whose end is still to be reported are pinned.
 """
 
 from collections.abc import Collection, Sequence
@@ -40,16 +40,16 @@ class Pins:
         self._blocks_of: dict[int, list[Any]] = {}
 
     def bind(self, pool: BlockPool) -> None:
-        """This is the engine's pool. One that can't pin is left alone."""
+        """Take the engine's pool. It is ignored if its blocks can't be pinned."""
         self._pool = pool if is_pinning(pool) else None
 
     @property
     def can_pin(self) -> bool:
-        """Whether the engine has told its pool, and that can."""
+        """Whether the engine has handed over a pool whose blocks can be pinned."""
         return self._pool is not None
 
     def pin(self, job_id: int, block_ids: Sequence[int]) -> None:
-        """Keep these until the job has ended."""
+        """Pin these blocks until the job has ended."""
         if self._pool is None:
             raise KVError(
                 f"blocks {[*block_ids]} can't be pinned: the engine has bound no block pool that can pin "
@@ -66,7 +66,7 @@ class Pins:
             self._pool.free_blocks(blocks)
 
     def unpin_all(self) -> None:
-        """Nobody reports to this side any more: whoever has switched it off goes on with the engine's pool."""
+        """Unpin everything, since this side was switched off and gets no reports any more."""
         for job_id in [*self._blocks_of]:
             self.unpin(job_id)
 

@@ -1,4 +1,4 @@
-"""What of a request is stored: its chunks' keys, its blocks as far as they are known, and how far it has come.
+"""How far a request is stored: the keys of its chunks, its known blocks, and which chunks were offered.
 
 State of ``GroupProgress``, for one group of one request: ``keys`` grow with the request's block hashes, as far as
 anybody needs them. ``table`` has the GPU block of each of its blocks; 0 where it has none, or no longer. What slid

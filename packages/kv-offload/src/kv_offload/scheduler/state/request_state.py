@@ -1,7 +1,7 @@
 """What the scheduler's side knows of one request, in one life of its id.
 
-A request id identifies nobody for long: one request may end and another begin under the same id within one step.
-So a life is this object. Jobs refer to the object, and the table from ids to lives has only lives that go on.
+A request id may be reused: one request may end and another begin with the same id within one step. So a life is
+this object. Jobs refer to the object, and the table from ids to lives has only lives that go on.
 
 A *promise* is the last answer to a query, and is replaced by the next one. It pins nothing: from the query to the
 allocation the manager's lock is held, and what was a hit is asked for once more before it is pinned. ``refused``
@@ -42,7 +42,7 @@ class Promise(NamedTuple):
     tokens: int
     in_step: bool = False
     is_tail: bool = False
-    """They end within a block, with a tail."""
+    """The promised tokens end within a block, with a tail."""
 
 
 @dataclass(slots=True, eq=False)

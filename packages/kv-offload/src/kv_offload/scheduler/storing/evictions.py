@@ -1,4 +1,4 @@
-"""Stores in the last moment: what requests left in GPU blocks, when the engine is about to give these away.
+"""Stores at the last moment: chunks that requests left in GPU blocks, just before the engine gives these away.
 
 **Theory of operation.** What is stored as soon as it is computed is in the medium while the GPU has it, too: so a
 medium adds nothing until it is larger than the GPU's prefix cache. With ``store_when: evicted`` a chunk is stored
@@ -12,8 +12,8 @@ queue of free blocks is looked at as far as an eighth of all blocks, and again w
 away. Chunks found there are offered to the medium, and left no longer.
 
 The copy begins after the step, and whoever gets a block meanwhile waits for it (a fence). A medium hears of a
-request of its own each time, since the one that computed the chunks prepares nothing any more. What finds no room
-is lost, and so is what the engine gives away unseen: more than those blocks in one step.
+request of its own each time, since the one that computed the chunks prepares nothing any more. Chunks that find
+no room are lost, and so are chunks in blocks beyond that eighth which the engine gives away in one step.
 
 **Invariant** (``check``): a chunk that was left lies in the blocks for which it was left.
 """
@@ -62,7 +62,7 @@ class Evictions:
         """How many blocks that were looked at have not been given away."""
 
     def bind(self, pool: BlockPool) -> None:
-        """This is the engine's pool."""
+        """Take the engine's pool."""
         free = getattr(pool, "free_block_queue", None)
         if not hasattr(free, "iter_blocks_after"):
             raise ConfigError(
@@ -73,7 +73,7 @@ class Evictions:
         self._look_ahead = look_ahead(pool.num_gpu_blocks)
 
     def leave(self, plan: Plan) -> None:
-        """A request has let go of what is planned; it has a life of its own (`detached`)."""
+        """A request left these chunks; the plan doesn't depend on the request any more (`detached`)."""
         for batch in plan.batches:
             for place, chunks in enumerate(batch):
                 progress = plan.state.progress.groups[place]
@@ -82,13 +82,13 @@ class Evictions:
                     self._left.update(dict.fromkeys(progress.blocks_of(chunk), left))
 
     def vacate(self, fresh: Set[int]) -> None:
-        """Somebody got these blocks."""
+        """Other requests got these blocks."""
         self._ahead -= len(fresh)
         for block in self._left.keys() & fresh:
             del self._left[block]
 
     def forget(self, states: Iterable[RequestState] | None = None) -> None:
-        """What these left is of no use; None: what anybody left."""
+        """Forget the chunks that these requests left; None: all chunks."""
         if states is None:
             self._left.clear()
         else:
@@ -97,11 +97,11 @@ class Evictions:
 
     @property
     def owners(self) -> list[RequestState]:
-        """Those who left something."""
+        """The requests that left chunks."""
         return [*{id(left.state): left.state for left in self._left.values()}.values()]
 
     def plans(self) -> list[Plan]:
-        """What is to be stored now, and is no longer left."""
+        """Take out the chunks that have to be stored now."""
         if not self._left or self._ahead > self._look_ahead // 2:
             return []
         chunks: dict[RequestState, list[set[int]]] = {}

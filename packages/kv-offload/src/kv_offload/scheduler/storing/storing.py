@@ -1,4 +1,4 @@
-"""Stores: which chunks are offered, and when; and which jobs are waited for before a block changes hands.
+"""Stores: which chunks are offered, and when; and which jobs have to end before a block gets a new owner.
 
 Where a fence protects a block (see ``describe``), chunks are stored as they become complete. If somebody else gets
 a block while a job uses it, the job is among the ``jobs_to_flush`` of that step. Otherwise a request is stored
@@ -83,7 +83,7 @@ class Storing:
         books.meta.jobs_to_flush.update(books.jobs.touching(fresh))
 
     def store_what_is_due(self, output: SchedulerOutput) -> None:
-        """Store what this step completes; or, where that is left for later, what lies in blocks that go next."""
+        """Store what this step completes; with ``evicted``, what is in the blocks that the engine evicts next."""
         if self.evictions is None:
             self._store_what_is_computed(output)
         else:
