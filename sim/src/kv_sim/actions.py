@@ -9,7 +9,7 @@ from enum import StrEnum
 from typing import Any, Final
 
 USUAL_ACTIONS: Final = 80
-"""Of a history, unless somebody says otherwise."""
+"""Actions of a history by default."""
 
 
 class Kind(StrEnum):
@@ -32,15 +32,15 @@ class Kind(StrEnum):
     PROCESS = "process"
     """The output of the oldest step goes back to the scheduler."""
     SETTLE = "settle"
-    """Every copy that can end does."""
+    """Every copy that can end ends."""
     FINISH = "finish"
-    """A copy ends well."""
+    """A copy succeeds."""
     ADVANCE = "advance"
     """A copy moves some pages."""
     FAIL = "fail"
     """A copy fails; after some pages, if it had advanced: torn."""
     SPOIL = "spoil"
-    """The next copy, or the next load, that a rank's worker waits for fails."""
+    """Make the next copy, or the next load, fail for which a rank's worker waits."""
     LOSE = "lose"
     """A copy doesn't end."""
     FIND = "find"
@@ -48,15 +48,15 @@ class Kind(StrEnum):
     REPEAT = "repeat"
     """The end of a copy is reported once more."""
     RESTART = "restart"
-    """What moves a rank's bytes restarts: every copy under way fails, and its host memory may be lost."""
+    """A rank's copy engine restarts: every copy under way fails, and the rank's host memory may be lost."""
     RESET = "reset"
     """``reset_prefix_cache``, maybe with the running requests, maybe with the connector."""
     PAUSE = "pause"
-    """Nobody new is scheduled, or nobody at all."""
+    """The engine pauses: it schedules no new requests, or none at all."""
     SLEEP = "sleep"
-    """An engine that has paused, and has come to rest, lets go of its GPU memory."""
+    """A paused engine without work releases its GPU memory."""
     WAKE = "wake"
-    """It goes on after a pause; if it slept, its GPU memory is there again, without what was in it."""
+    """The engine goes on after a pause; if it slept, it has GPU memory again, without the old contents."""
 
 
 @dataclass(frozen=True)

@@ -1,7 +1,7 @@
 """Calls of connectors: whether one is being made now, and how many there were.
 
-Who ends a call from outside asks here: every command of ``kv-sim`` has a timer that does, and a stand-in for
-``os._exit``. The functions that call connectors are marked, so that nobody has to import them to tell.
+Code that ends a call from outside asks here: the timer that every command of ``kv-sim`` has, and the stand-in for
+``os._exit``. The functions that call connectors are marked, so that this module needn't import them.
 """
 
 from collections.abc import Callable

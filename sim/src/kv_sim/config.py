@@ -8,16 +8,18 @@ from kv_api import ConfigError
 
 BUILTIN_ENGINE = "builtin"
 NULL = 0
-"""The block of GPU memory that stands for none: for what slid out of a window."""
+"""The null block: its id stands for no block, for example for one that slid out of a window."""
 WORD_BYTES = 8
 """Bytes of a slot: what one layer keeps of one token."""
 
 
 MOST_ENGINES: Final = 2
 BLOCKS_MORE: Final = 7
-"""How many the second engine of a world has more than the first."""
+"""How many more blocks the second engine of a world has than the first."""
 MIDDLING_BLOCK: Final = 4
-"""Tokens of a block: a stranger of such, or smaller ones, has larger ones; else smaller ones."""
+"""Tokens of a block: a stranger with another block size has larger blocks if the engine's are no larger than
+this, else smaller ones.
+"""
 
 Role = Literal["kv_both", "kv_consumer", "kv_producer"]
 Stages = Literal["alike", "more_later", "more_first", "groups_apart"]
@@ -28,7 +30,7 @@ COUNTERPARTS: Final[Mapping[Role, Role]] = {
     "kv_consumer": "kv_producer",
     "kv_producer": "kv_consumer",
 }
-"""By the role of an engine: that of the one that it serves, or that serves it."""
+"""The role of the other engine of a world, by the role of the first."""
 
 
 @dataclass(frozen=True)
@@ -48,22 +50,22 @@ STATE = GroupConfig("state", 2)
 
 @dataclass(frozen=True)
 class WorldConfig:
-    """All sizes of a world. Small ones on purpose: every boundary is near."""
+    """All sizes of a world. They are small on purpose, so that every boundary is near."""
 
     engine: str = BUILTIN_ENGINE
-    """Who schedules: the testbed's own model of vLLM, or an engine that an installed package offers."""
+    """The engine: the testbed's own model of vLLM, or one that an installed package offers."""
     num_blocks: int = 24
     """GPU blocks, the null block among them."""
     block_size: int = 4
     hashes_per_block: int = 1
-    """More than one: what the GPU has may end within a block. Only in a world with one group of all tokens, or one
-    beside states that are handed over. vLLM does it for models with states, whose requests hardly ever end where a
-    state was kept."""
+    """If more than one, a hit in the GPU's prefix cache may end within a block. Only in a world with one group of
+    all tokens, or one beside states that are handed over. vLLM does it for models with states, whose requests
+    hardly ever end where a state was kept."""
     groups: tuple[GroupConfig, ...] = (GroupConfig(),)
     hands_over_states: bool = False
     """The engine tells the connector of each state that it keeps, in the step that computes it."""
     prefix_caching: bool = True
-    """Whether the GPU's blocks are found by requests that come later."""
+    """Whether the engine has a prefix cache on the GPU."""
     layers: int = 1
     """Of each group on each rank, where all stages of the pipeline are alike."""
     tp_size: int = 1
@@ -109,7 +111,7 @@ class WorldConfig:
     trouble: int = 1
     """How much more often than usual copies fail."""
     silent: frozenset[str] = field(default_factory=frozenset)
-    """What never happens in this world, of ``history.draws.SWARM`` (swarm testing)."""
+    """Which actions of ``history.draws.SWARM`` never happen in this world (swarm testing)."""
 
     def __post_init__(self) -> None:
         if self.engines > MOST_ENGINES:
@@ -181,7 +183,7 @@ class WorldConfig:
 
     @property
     def most_layers(self) -> int:
-        """How many layers of a group the rank has that has the most."""
+        """Layers of a group on the rank that has the most of them."""
         return max(max(self.layers_of(rank)) for rank in range(0, self.world_size, self.tp_size))
 
     @property
@@ -217,7 +219,7 @@ class WorldConfig:
 
     @property
     def draft_group(self) -> int | None:
-        """Whose last layer is a draft model's."""
+        """The group whose last layer is the draft model's."""
         if not self.draft_slots:
             return None
         return max((number for number, group in enumerate(self.groups) if group != STATE), default=None)

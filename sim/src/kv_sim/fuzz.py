@@ -1,6 +1,6 @@
-"""Fuzzing: one seed, one world. A history that failed is made again by ``replay``, from its actions.
+"""Fuzzing: one seed, one world. ``replay`` repeats a history from its actions.
 
-Both are functions of their arguments alone. What is done with a failure is in ``failures``.
+Both depend on their arguments alone. Failures are handled in ``failures``.
 """
 
 from collections.abc import Callable, Sequence
@@ -31,7 +31,7 @@ class Failure:
 
 @dataclass
 class Run:
-    """What became of one world."""
+    """The result of one world."""
 
     coverage: Coverage
     steps: int
@@ -40,10 +40,10 @@ class Run:
 
 
 class Replayed(NamedTuple):
-    """What became of a history that was made again."""
+    """The result of a repeated history."""
 
     world: World | None
-    """None: it broke while it was set up."""
+    """None: the world failed while it was set up."""
     violation: Violation | None
 
 

@@ -1,4 +1,4 @@
-"""``Guard``: stands between the engine and a connector, and turns what goes wrong in a call into a violation.
+"""``Guard``: wraps a connector for the engine, and turns an error in a call into a violation.
 
 It forwards every call, writes it into the history's log, catches what the connector raises (NO-CRASH) and checks
 the answers that the contract restricts (PROTOCOL, ACCOUNTING, WORK, HITS).
@@ -36,7 +36,7 @@ LogCall = Callable[[str, str, tuple[Any, ...], Any], None]
 
 
 class HistoryEnds(Exception):  # noqa: N818 - no error: the history just goes no further
-    """A connector raised, or its answer can't be used, and the checker is switched off: there is no going on."""
+    """The history can't go on: a connector raised, or answered nonsense, and that checker is switched off."""
 
 
 class NotCreated(Violation):
@@ -61,7 +61,7 @@ def create(config: Any, role: KVConnectorRole, kv_cache_config: Any, referee: Re
 
 @contextmanager
 def crashes(referee: Referee, what: str) -> Iterator[None]:
-    """Run code of a connector: what it raises is a violation."""
+    """Run code of a connector; an exception becomes a violation."""
     try:
         yield
     except (Violation, HistoryEnds, TestbedError):
@@ -72,7 +72,7 @@ def crashes(referee: Referee, what: str) -> Iterator[None]:
 
 
 def crash(referee: Referee, what: str, error: BaseException) -> Violation | HistoryEnds:
-    """What a connector's exception is raised as."""
+    """The violation for a connector's exception."""
     message = f"{what}: {_told(error)}"
     if Invariant.NO_CRASH in referee.switched_off:
         return HistoryEnds(message)
@@ -117,7 +117,7 @@ class Guard:
         return checked
 
     def get_external_cache_hit_sources(self, request: Any, num_external_tokens: int) -> Any:
-        """Ask, and check the sum."""
+        """Call it, and check the sum."""
         answer = self.call("get_external_cache_hit_sources", request, num_external_tokens)
         accounting.check_sources(request.request_id, num_external_tokens, answer, self._referee)
         if self._children is not None:
@@ -125,7 +125,7 @@ class Guard:
         return answer
 
     def get_kv_connector_stats(self) -> Any:
-        """Ask, and check that what was counted arrives where it is shown."""
+        """Call it, and check that the stats survive the way to the process that shows them."""
         answer = self.call("get_kv_connector_stats")
         if answer is not None:
             with crashes(self._referee, f"{self._side} side, what its stats say"):
@@ -141,11 +141,11 @@ class Guard:
                 accounting.check_stats(type(self.connector), counted.aggregate(more), self._referee)
 
     def has_connector_metadata(self) -> bool:
-        """Ask what a layer asks each time, and write nothing down."""
+        """Call it without a log entry: every layer calls it."""
         return bool(self._ask("has_connector_metadata"))
 
     def build_connector_meta(self, scheduler_output: Any) -> Any:
-        """Ask, and see to it that the step stays what it was."""
+        """Call it, and check that it doesn't change the step."""
         before = protocol.step_as_it_is(scheduler_output)
         answer = self.call("build_connector_meta", scheduler_output)
         protocol.check_step(before, scheduler_output, self._referee)
@@ -159,7 +159,7 @@ class Guard:
         return answer
 
     def take_events(self) -> list[Any]:
-        """Ask for all of them, and check that they are events."""
+        """Call it, and check that the answer is a list of events."""
         answer = self._ask("take_events")
         if isinstance(answer, Iterable) and not isinstance(answer, (str, bytes)):
             with crashes(self._referee, f"{self._side} side, the events of take_events"):
@@ -207,7 +207,7 @@ class Guard:
 
 
 def called_at(error: BaseException) -> str | None:
-    """Which method of a connector was being called when this was raised, by whom; None: none was."""
+    """Which method of a connector was being called, and by which side, when this was raised. None: no method."""
     trace, found = error.__traceback__, None
     while trace is not None:
         frame = trace.tb_frame
@@ -218,7 +218,7 @@ def called_at(error: BaseException) -> str | None:
 
 
 def _let_a_debugger_end(error: BaseException) -> None:
-    """Who quits a debugger within a connector interrupts the testbed; the connector raised nothing."""
+    """Quitting a debugger within a connector interrupts the testbed, and isn't the connector's exception."""
     debugger = sys.modules.get("bdb")
     if debugger is not None and isinstance(error, debugger.BdbQuit):
         raise KeyboardInterrupt from error

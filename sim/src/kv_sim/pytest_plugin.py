@@ -20,7 +20,7 @@ ABOUT_IT = (
     "--kv-seed",
     "--kv-save",
 )
-"""Options that say more of what is tested."""
+"""Options about the connector that is tested."""
 
 
 def pytest_addoption(parser: "pytest.Parser") -> None:

@@ -21,11 +21,11 @@ others wait for these one after the other; or it may move one block in each step
 PATIENCE = 25
 """Steps without any progress after which the client of a session that waits for room gives up."""
 LAST_CALL = 8
-"""The same for who comes for what is held. Some holds end before, by their own time."""
+"""The same before a request comes for held blocks. Some holds end earlier, by their own timeout."""
 
 
 def come_to_rest(world: WorldState) -> bool:
-    """Take quiet steps until nothing is left to do. False: there always is."""
+    """Take steps without new work until nothing is left to do. False: that never happens."""
     standing_still = 0  # steps without progress
     last_call = LAST_CALL  # after how many of them somebody comes for what is held
     fewest_left = _left(world)  # turns and ends of requests
@@ -93,7 +93,7 @@ def _progress(world: WorldState) -> list[tuple[object, ...]]:
 
 
 def _come_for_what_is_held(world: WorldState) -> None:
-    """Let a request arrive for what is held of another one, if anything is that nobody has come for."""
+    """Let a request arrive for held blocks for which none has come yet, if there are any."""
     found = world.router.last_claim() if world.router is not None else None
     for site in world.sites:
         if found is not None and site.engine is found[0]:

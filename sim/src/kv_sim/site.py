@@ -1,4 +1,4 @@
-"""``Site``: one engine of a world, with its connector, what acts on it, and who judges it by itself.
+"""``Site``: one engine of a world, with its connector, the actions on it, and the checkers of this engine alone.
 
 What the engines of a world share is the world's: the requests that arrive, the router that brings tickets from one
 engine to another, the checker that hears of these tickets, what was reached, and what happened.
@@ -39,7 +39,7 @@ Called = Callable[["Site", Call], None]
 
 @dataclass(frozen=True)
 class Shared:
-    """What there is once in a world."""
+    """Objects that all engines of a world share."""
 
     referee: Referee
     coverage: Coverage
@@ -72,7 +72,7 @@ class Site:
         """Request -> how many tokens it had when it was last matched."""
 
     def share_with(self, other: "Site") -> None:
-        """Say that another engine has the same store: a stranger, or one of which all is found here, too."""
+        """Tell that another engine shares the store: a stranger, or one whose chunks must be found here."""
         served = self.engine.served
         is_strange = self.config.stranger != other.config.stranger
         (served.strangers if is_strange else served.shares_with).append(other.engine.served)
@@ -97,7 +97,7 @@ class Site:
 
     @property
     def where(self) -> dict[str, int]:
-        """The argument of an action that says that it happens here. The first engine needn't be named."""
+        """The argument of an action that names this engine; empty for the first."""
         return {"engine": self.place.number} if self.place.number else {}
 
     def taken_ids(self) -> set[str]:

@@ -11,7 +11,7 @@ from kv_sim.config import MOST_ENGINES, WorldConfig
 
 
 class Trait(StrEnum):
-    """What a connector claims. A world never does to it what it doesn't claim to withstand."""
+    """What a connector claims to support. A world only does what its connector claims to support."""
 
     GROUPS = "groups"
     """Several KV cache groups."""
@@ -25,7 +25,7 @@ class Trait(StrEnum):
     FAILURES = "failures"
     """Copies that fail, whole or torn."""
     LOSSES = "losses"
-    """Copies that never end, or long after: it has a timeout."""
+    """Copies that never end, or end very late: the connector has a timeout."""
     REPEATS = "repeats"
     """Copies that are reported twice."""
     ZEROING = "zeroing"
@@ -46,10 +46,10 @@ class Trait(StrEnum):
     CLIENTS = "clients"
     """A client may send anything in ``kv_transfer_params``: what is no object, or one with wrong values."""
     IMAGES = "images"
-    """Prompts may have images: a token that stands for one is the same whatever image it is."""
+    """Prompts may have images. All images have the same placeholder token."""
     HOLDS = "holds"
-    """What is wanted by another engine is held as a whole until it is pulled, and let go if whoever came with its
-    ticket ends without; and a live ticket is good for all of it. For what serves peers."""
+    """Blocks that another engine wants are all held until they are pulled, and freed if the request with their
+    ticket ends without a pull. A valid ticket gets all of them. For connectors that serve peers."""
     TICKETS = "tickets"
     """A ticket may be of the beginning of a prompt, of another salt or adapter, given twice, or of what is long
     gone; and an engine may be a producer or a consumer alone. Without it a router can be trusted. For what serves
@@ -60,13 +60,13 @@ class Trait(StrEnum):
 
 
 TICKET: Final = "do_remote_prefill"
-"""In ``kv_transfer_params``, as vLLM's routers know them: these are a ticket."""
+"""Keys of ``kv_transfer_params`` that make a ticket, as vLLM's routers use them."""
 WANTED: Final = "do_remote_decode"
-"""The request's blocks shall be held when it ends, for another engine."""
+"""The key that asks to hold the request's blocks for another engine when it ends."""
 PEERS: Final = {1: "--serves-peers", 2: "--two-engines"}
-"""How a command is told that a connector serves peers, by how many engines its worlds have."""
+"""The options for a connector that serves peers, by the number of engines in its worlds."""
 SHARES: Final = "--shares-store"
-"""How it is told that the engines of a world share one store."""
+"""The option for engines that share one store."""
 OF_PEERS: Final = frozenset({Trait.HOLDS, Trait.TICKETS})
 """Traits that mean nothing where no other engine is served."""
 OF_TWO: Final = frozenset({Trait.STRANGERS})
@@ -86,11 +86,11 @@ class Subject:
     extra_config: dict[str, Any] = field(default_factory=dict)
     traits: frozenset[Trait] = frozenset(Trait)
     blocks_per_chunk: int = 1
-    """What it keeps, it keeps in chunks of so many blocks: the end of a prompt may be too short for one."""
+    """It stores chunks of so many blocks: the end of a prompt may be too short for one."""
     keeps_from: int = 1
-    """What it keeps, it keeps from the so-manieth time on that it was computed."""
+    """It stores a chunk when it is computed for the so-many-th time."""
     evicts_oldest: bool = False
-    """Of what it keeps, what was used longest ago is dropped first; of one prompt, its end."""
+    """It evicts the least recently used prompts first, and the end of a prompt before its beginning."""
 
     serves_peers: bool = False
     """It serves what other engines computed, by tickets in ``kv_transfer_params``. Where a world has one, that is
@@ -121,7 +121,7 @@ class Subject:
 
     @property
     def possible_traits(self) -> list[Trait]:
-        """What it could claim."""
+        """The traits that it may claim."""
         of_peers = NOT_OF_PEERS if self.serves_peers else OF_PEERS
         knows_another = self.shares_store or (self.serves_peers and self.engines > 1)
         of_two = frozenset() if knows_another else OF_TWO

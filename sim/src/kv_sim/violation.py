@@ -36,7 +36,7 @@ class Violation(Exception):  # noqa: N818 - the word of the documentation
 
 
 class TookTooLong(Violation):
-    """A call of the connector was ended. Whatever replays it takes as long."""
+    """A call of the connector took too long and was ended. A replay takes as long."""
 
 
 class TestbedError(Exception):
@@ -44,11 +44,17 @@ class TestbedError(Exception):
 
 
 class DidNotReturn(BaseException):
-    """A call of a connector takes too long, and is ended. Not an ``Exception``, so that nobody forgives it."""
+    """A call of a connector takes too long, and is ended.
+
+    Not an ``Exception``, so that ``except Exception`` can't catch it.
+    """
 
 
 class CalledAgain(BaseException):
-    """A connector that broke down is called again. Not an ``Exception``, so that nobody forgives it."""
+    """A connector that broke down is called again.
+
+    Not an ``Exception``, so that ``except Exception`` can't catch it.
+    """
 
 
 class Referee:

@@ -54,7 +54,7 @@ def test_a_hit_has_the_sources_that_a_child_says() -> None:
         whole = f"ACCOUNTING  {asked_of} answered {answer}, but the children answered {known}"
         assert notes.take() == ([] if is_right else [whole])
         checker.check_sources("r2", answer)
-        assert notes.take()[0].endswith("children said []"), "what they said was of another hit"
+        assert notes.take()[0].endswith("the children answered []"), "what they said was of another hit"
 
 
 def test_nothing_is_demanded_of_who_has_no_children_or_may_switch_them_off() -> None:
@@ -84,11 +84,11 @@ def parent_in_a_world(subject: Subject, name: str, answer: Callable[[Any], objec
 @pytest.mark.parametrize(
     ("name", "mistake", "told"),
     [
-        ("get_external_cache_hit_sources", lambda children: DISK, "r2: the sources of its hit are"),
+        ("get_external_cache_hit_sources", lambda children: DISK, "r2: get_external_cache_hit_sources answered"),
         (
             "take_events",
             lambda children: [list(child.take_events()) for child in children] and (),
-            "children told",
+            "the children reported",
         ),
     ],
 )

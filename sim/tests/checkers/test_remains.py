@@ -216,7 +216,7 @@ def test_a_medium_is_recounted_with_its_connector(monkeypatch: pytest.MonkeyPatc
         raise AssertionError("one too many")
 
     monkeypatch.setattr(part, "check", check)
-    with pytest.raises(Violation, match=r"at rest, .*.check() fails: one too many"):
+    with pytest.raises(Violation, match=r"at rest, .*\.check\(\) fails: one too many"):
         World(WorldConfig(), SUBJECTS["offload"]).rest()
 
 

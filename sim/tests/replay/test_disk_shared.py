@@ -328,7 +328,7 @@ def test_what_a_replay_says(small, capsys, tmp_path):
     said = capsys.readouterr().out.splitlines()
     assert said[2:6] == [
         "  2 servers, routing round-robin: the busiest got 1.09 × the prompt tokens of the average",
-        "  each server loads what the others have on their disks, and doesn't store it again",
+        "  each server loads what the others have on their disks, without storing it again",
         "an infinite cache on each server would hit: 0.182 of blocks, 0.183 of tokens, 0.286 of full blocks",
         "one infinite cache for all servers would hit: 0.455 of blocks, 0.456 of tokens, 0.571 of full blocks",
     ]
@@ -346,7 +346,7 @@ def test_what_a_replay_says(small, capsys, tmp_path):
     assert said[13].split() == ["lru", "0", "blocks", "4", "2048", "-", "2", "3", "6", "0", "0"]
     assert "Neighbours: the other servers' disks. Borrowed: loaded from these, and not counted in loaded." in said
     text = page.read_text()
-    assert "<li>each server loads what the others have on their disks, and doesn't store it again</li>" in text
+    assert "<li>each server loads what the others have on their disks, without storing it again</li>" in text
     assert "<th>by neighbours</th><th>borrowed</th>" in text and "<td>27.3%</td><td>3 blocks</td>" in text
     assert "</svg>neighbours' disks</li>" in text.replace("&#x27;", "'")
     assert main([*command, "--json", "-"]) == 0
@@ -375,7 +375,7 @@ def test_what_size_recommends(small, capsys, tmp_path):
     sized += ["--capacity", "1block,2blocks,3blocks,4blocks"]
     assert main([*sized, *SHARED, "--html", str(page)]) == 0
     said = capsys.readouterr().out.splitlines()
-    assert said[4] == "  each server loads what the others have on their disks, and doesn't store it again"
+    assert said[4] == "  each server loads what the others have on their disks, without storing it again"
     assert said[8:-2] == [
         "hits by prompt tokens, over all servers; sizes are per server:",
         "blocks  tokens      disk    lru    MIN    +1 GiB",

@@ -93,7 +93,7 @@ def test_servers_that_share_files_are_replayed_together(monkeypatch: pytest.Monk
     assert alone.with_connector.disk_writes.blocks == 9 * 10
     lines = [*timed_lines(alone)]
     assert (
-        "          one for all servers; each loads what the others have there, and doesn't store it again" in lines
+        "          one for all servers; each loads what the others have there, without storing it again" in lines
     )
     assert [line.split()[2:] for line in lines if line.startswith("chunks borrowed")] == [["90", "0"]]
     quick, slow = (answers.ttft.mean for answers in (one.runs[0].answers, one.without))

@@ -1,4 +1,4 @@
-"""Files on a disk as an offloading medium: chunks outlive the engine, and are not taken on trust.
+"""Files on a disk as an offloading medium: chunks outlive the engine, and are checked when they are read.
 
 Start at ``FileOffloadingSpec``, which makes the manager for the scheduler and the worker for each worker process.
 Both are those of host memory (``kv_offload_cpu``), with what files need in addition.

@@ -7,7 +7,7 @@ from kv_offload_file.slot_file import SlotFile, SlotReader
 
 
 class FileSlots:
-    """The slots of ``file``, each as large as a bay of ``memory``; of a mere reader only to be read."""
+    """The slots of ``file``, each as large as a bay of ``memory``; a read-only file can only be read."""
 
     def __init__(self, file: SlotReader, memory: HostMemory) -> None:
         assert isinstance(memory, MappedMemory), (

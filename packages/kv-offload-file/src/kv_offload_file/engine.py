@@ -114,7 +114,10 @@ class FileCopyEngine:
         self._wait_until(job_ids, lambda: self._jobs.keys().isdisjoint(job_ids))
 
     def let_go(self, job_ids: Collection[int]) -> list[int]:
-        """Return when none of these touches a GPU block any more, and say which of them are under way still."""
+        """Wait until none of these jobs touches a GPU block any more.
+
+        Returns the jobs that are still under way.
+        """
         self._wait_until(job_ids, lambda: not any(job.touches_blocks for job in self._under_way(job_ids)))
         return [job.job_id for job in self._under_way(job_ids)]
 
@@ -140,13 +143,13 @@ class FileCopyEngine:
                 self.wait_for_threads()
 
     def wait_for_threads(self) -> None:
-        """Return when a thread is done with something."""
+        """Wait until any thread has finished a task."""
         with self._changed:
             while not self._moved:
                 self._changed.wait()
 
     def shutdown(self) -> None:
-        """Cancel what has not begun, let what a thread or the inner engine does end."""
+        """Cancel tasks that have not begun, and wait for those of the threads and of the inner engine."""
         for lane in self._lanes.values():
             lane.queue.clear()
             lane.threads.shutdown(wait=True, cancel_futures=True)

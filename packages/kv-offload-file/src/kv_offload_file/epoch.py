@@ -1,7 +1,7 @@
-"""``EpochFile``: since when what is in a folder counts.
+"""``EpochFile``: the epoch of a folder; only chunks that were stored under it are valid.
 
-An epoch is a number that nobody had before. When everything is to be forgotten, since the weights have changed,
-there is a new one, and what was stored under the old one means nothing any more, also to whoever comes next.
+An epoch is a number that was never used before. A reset (for example since the weights have changed) begins a new
+epoch. Chunks that were stored under the old one are invalid, also for the next engine that uses the folder.
 """
 
 import os
@@ -18,8 +18,9 @@ _log = getLogger("kv_offload_file")
 class EpochFile:
     """The epoch of ``folder``, in a file.
 
-    If engines have it ``in_common`` they take turns, and a new one is for those that start from then on. Whoever
-    began it has one that is nobody else's: others may have been started with other weights than those it has now.
+    If engines have it ``in_common``, a lock makes them take turns, and a new epoch holds for engines that start
+    from then on. The engine that was reset gets an epoch of its own, since the others may have been started with
+    other weights than it has now.
     """
 
     def __init__(self, folder: Path, *, in_common: bool = False) -> None:
@@ -27,12 +28,12 @@ class EpochFile:
         self._in_common = in_common
 
     def begin(self) -> int:
-        """The one that the folder has; the first one of a new folder. Raises what the system raises."""
+        """The folder's epoch; a new one for a new folder. Raises the system's errors."""
         with self._alone():
             return self._read() or self._write_new()
 
     def renew(self) -> int:
-        """Another one. If it can't be written down, neither is the old one any more."""
+        """Begin a new epoch. If it can't be written, the old one is removed as well."""
         try:
             with self._alone():
                 epoch = self._write_new()

@@ -1,10 +1,10 @@
 """The home of one engine: the folder of its files, used by one engine at a time, and of one *epoch*.
 
-Whoever manages it holds a lock of it, which the system drops when a process ends however it ends.
+The process that manages it holds a lock, which the system releases however the process ends.
 
-Engines that share have homes within one folder, and begin with its epoch. Who is to forget everything goes on with
-an epoch that no other engine has, so it shares with nobody until it is started again: nobody knows whose weights
-have changed.
+Engines that share have homes within one folder, and begin with its epoch. An engine that is reset goes on with an
+epoch of its own, so it shares with no engine until it is started again: it isn't known whose weights have
+changed.
 """
 
 import os
@@ -16,18 +16,18 @@ from kv_offload_file.folder import home_folder, meaning_of
 
 
 class Home(Protocol):
-    """What a manager needs of where its medium lives."""
+    """What a manager needs of its home."""
 
     @property
     def epoch(self) -> int:
-        """Chunks of another one are forgotten."""
+        """Chunks of other epochs are invalid."""
         ...
 
     def renew(self) -> None:
         """Begin another epoch."""
 
     def close(self) -> None:
-        """Let others in. May be repeated."""
+        """Release the lock. May be repeated."""
 
 
 class LockedHome:

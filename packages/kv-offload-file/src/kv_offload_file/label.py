@@ -1,4 +1,4 @@
-"""What a slot says of itself: whose bytes it holds, when they were stored, and what they add up to.
+"""The label of a slot: which chunk it holds, by which store, and the checksum of its bytes.
 
 A row of 256 bytes for each slot, apart from the bytes, so that all rows of a file are read in one go. A row has a
 checksum of its own. It is emptied before the bytes that it speaks of are written, and filled after them, and who

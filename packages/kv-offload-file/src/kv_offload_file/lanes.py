@@ -1,4 +1,4 @@
-"""What goes one way between a GPU and a file: jobs in their order, the bays for them, and the threads.
+"""The jobs of one direction between a GPU and a file, in their order, with their bays and threads.
 
 No thread is used here, and nothing is waited for: whoever asks is told which chunks come next, and says when bays
 are free again.

@@ -1,4 +1,4 @@
-"""The scheduler's side of a file: host memory's manager, with slots of a file that remembers what it holds."""
+"""The scheduler's side of files: host memory's manager, over slots whose contents outlive the engine."""
 
 from collections.abc import Collection
 from enum import Enum, auto
@@ -14,7 +14,7 @@ from kv_offload_file.stats import FileOffloadingStats, own_name
 
 
 class Restore(Enum):
-    """When what was found counts as there."""
+    """When the chunks that were found in the files become resident."""
 
     AT_ONCE = auto()
     WHEN_LIMITED = auto()

@@ -1,4 +1,4 @@
-"""What an engine finds that another one left: chunks that all ranks have, in the order of their stores."""
+"""What an engine finds in an earlier one's files: chunks that all ranks have, in the order of their stores."""
 
 from collections.abc import Callable, Iterable, Iterator
 from itertools import groupby

@@ -1,7 +1,7 @@
 """KV connectors between two engines: prefill here, decode there.
 
-``P2PConnector`` is the one for engines of today. vLLM's first family (``SimpleConnector`` and its parts) is
-imported when it is first asked for.
+``P2PConnector`` is the connector for today's engines. vLLM's first family (``SimpleConnector`` and its parts) is
+imported at its first use.
 
 ================ ==================================================================
 ``connector``    ``P2PConnector``

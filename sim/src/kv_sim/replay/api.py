@@ -1,4 +1,4 @@
-"""What a notebook calls: a trace in, numbers out, in as few words as on the command line."""
+"""The functions for notebooks: ``replay`` and ``size`` take a trace and return numbers."""
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -43,10 +43,10 @@ def replay(
 ) -> CacheReplay:
     """Replay a trace through the real manager with one policy at one capacity, maybe with a disk behind it.
 
-    Of several ``servers`` each has as much, and all that they do is counted; with ``disk_shared`` each reads what
-    the others have on their disks. What a token takes, and the GPU's
-    cache in front, are what the trace says of them, if nobody else does. With ``store_when`` ``evicted`` what this
-    is about to lose is stored, in place of what is computed.
+    With several ``servers`` each has this capacity, and the result counts all of them; with ``disk_shared`` each
+    also loads what the others have on their disks. The bytes of a token and the size of the GPU's prefix cache
+    are taken from the trace, unless they are given here. With ``store_when`` ``evicted`` blocks are stored when
+    the GPU's prefix cache is about to evict them, instead of when they are computed.
     """
     fleet = Fleet(servers, find_routing(routing, "routing"), disk_shared)
     if disk_shared and not disk_capacity:
@@ -86,7 +86,7 @@ def size(
     routing: str = USUAL.value,
     disk_shared: bool = False,
 ) -> Sizing:
-    """Sweep capacities and policies, and recommend one of each; what nobody says is as for ``replay``.
+    """Sweep capacities and policies, and recommend one of each. Defaults are those of ``replay``.
 
     Text that names policies or capacities is as on the command line: one, or several with commas between them.
     With ``disk``, a folder on the server, files in it are sized, behind host memory of ``host_capacity``.
@@ -124,7 +124,7 @@ def _routed(trace: Columns | str | Path, fleet: Fleet, overruled: frozenset[Engi
 
 
 def _overruled(of_a_token: object, gpu_capacity: object) -> frozenset[EngineField]:
-    """What the caller says in a trace's place."""
+    """What the caller gives instead of what the trace says."""
     said = {EngineField.BYTES_PER_TOKEN: of_a_token, EngineField.GPU_TOKENS: gpu_capacity}
     return frozenset({EngineField.BEHIND, *(field for field, value in said.items() if value is not None)})
 

@@ -1,4 +1,4 @@
-"""``Around``: the rest of a server whose host memory is sized, or whose files on a disk."""
+"""``Around``: the rest of a server whose host memory, or disk, is being sized."""
 
 from dataclasses import dataclass, replace
 from typing import Final
@@ -17,19 +17,19 @@ class Disk:
 
 @dataclass(frozen=True)
 class Around:
-    """All of a server that stays the same while one of its memories is tried with several policies and sizes."""
+    """The parts of a server that stay the same while host memory or the disk is sized."""
 
     gpu_blocks: int = 0
-    """Of the GPU's prefix cache, in front of it."""
+    """Blocks of the GPU's prefix cache."""
     disk: Disk | None = None
-    """None: host memory is sized."""
+    """The disk that is sized. None: host memory is sized."""
     policy_module: str | None = None
     """Where policies come from that kv-offload-cpu doesn't have."""
     store_when: StoreWhen = StoreWhen.COMPUTED
 
     @property
     def host_blocks(self) -> int:
-        """Of the host memory in front of it."""
+        """Blocks of the host memory in front of the disk."""
         return 0 if self.disk is None else self.disk.host_blocks
 
     @property
@@ -38,13 +38,13 @@ class Around:
         return "host memory" if self.disk is None else "the disk"
 
     def setup(self, policy: str, size: int) -> Setup:
-        """What a replay runs on with so much of it."""
+        """The setup of a replay with so much of the sized medium."""
         if self.disk is None:
             return self._setup(policy, size)
         return replace(self._setup(policy, self.host_blocks), disk=size)
 
     def setup_in_front(self, policy: str) -> Setup:
-        """What one runs on without any of it, where there is host memory in front."""
+        """The setup of a replay without the sized medium, if there is host memory in front of it."""
         return self._setup(policy, self.host_blocks)
 
     def _setup(self, policy: str, host_blocks: int) -> Setup:

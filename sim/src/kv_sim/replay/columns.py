@@ -27,7 +27,7 @@ Ints: TypeAlias = npt.NDArray[np.int64]
 Floats: TypeAlias = npt.NDArray[np.float64]
 
 SPOOL_IDS: Final = 1 << 23
-"""From how many ids on they go to a file: 64 MiB of them."""
+"""From this many ids on they are kept in a file: 64 MiB."""
 
 NO_SESSION: Final = -1
 
@@ -36,7 +36,7 @@ _COLUMNS = ("arrivals", "inputs", "outputs", "offsets", "blocks")
 
 
 class _Folder:
-    """A temporary folder that goes when the last one who holds it goes."""
+    """A temporary folder that is deleted with the last reference to it."""
 
     def __init__(self) -> None:
         self.path = Path(tempfile.mkdtemp(prefix="kv-sim-"))
@@ -44,7 +44,7 @@ class _Folder:
 
 
 class Columns:
-    """A compiled trace; ``notes`` is what its reader wants known about it, ``engine`` what it was recorded on."""
+    """A compiled trace; ``notes`` has the reader's remarks, ``engine`` the engine that it was recorded on."""
 
     def __init__(
         self,

@@ -28,7 +28,7 @@ MOST_SERVERS: Final = 1024
 
 @dataclass(frozen=True)
 class Fleet:
-    """So many servers of one kind, and how requests come to them."""
+    """Several servers of one kind, and how requests are routed to them."""
 
     servers: int = 1
     routing: Routing = USUAL
@@ -47,13 +47,13 @@ class Fleet:
 
     @property
     def needs_sessions(self) -> bool:
-        """Whether it has to be known of which session requests are."""
+        """Whether requests are routed by their session."""
         return self.servers > 1 and self.routing is Routing.SESSION
 
 
 @dataclass(frozen=True)
 class Load:
-    """What came to each server; a server has its place in both."""
+    """The load of each server."""
 
     routing: str
     requests: tuple[int, ...]
@@ -67,7 +67,7 @@ class Load:
 
     @property
     def most(self) -> float:
-        """The prompt tokens of whoever got most, as a multiple of the average."""
+        """The prompt tokens of the busiest server, as a multiple of the average."""
         return max(self.tokens) * self.servers / max(1, sum(self.tokens))
 
     def __str__(self) -> str:
@@ -77,11 +77,11 @@ class Load:
 
 @dataclass
 class Share:
-    """What comes to one server."""
+    """The requests of one server."""
 
     columns: Columns
     requests: Ints
-    """Which of the trace they are."""
+    """Their numbers in the trace."""
 
     @cached_property
     def shape(self) -> Shape:
@@ -90,13 +90,13 @@ class Share:
 
     @cached_property
     def bounds(self) -> Bounds:
-        """What nobody beats on it."""
+        """Upper bounds on the hits of any policy."""
         return Bounds(self.columns, self.shape)
 
 
 @dataclass
 class RoutedTrace:
-    """A trace, and who of a fleet gets what of it."""
+    """A trace, with the server that gets each request."""
 
     columns: Columns
     fleet: Fleet = field(default_factory=Fleet)
@@ -111,7 +111,7 @@ class RoutedTrace:
 
     @cached_property
     def server_of(self) -> Ints:
-        """Who gets each request."""
+        """The server of each request."""
         columns, fleet = self.columns, self.fleet
         if fleet.needs_sessions and not has_sessions(columns):
             refuse_no_sessions(columns.name)
@@ -157,7 +157,7 @@ class RoutedTrace:
 
     @property
     def load(self) -> Load | None:
-        """What came to each server, where there are several."""
+        """The load of each server, if there are several."""
         if self.fleet.servers == 1:
             return None
         return Load(
@@ -212,13 +212,13 @@ def add_up(hits: Iterable[Hits]) -> Hits:
 
 
 def shares_of(columns: Columns, server_of: Ints, servers: int) -> list[Share]:
-    """What comes to each server, who gets each request being known."""
+    """The requests of each server, given the server of each request."""
     chosen = [np.flatnonzero(server_of == server) for server in range(servers)]
     return [Share(columns.of(requests), requests) for requests in chosen]
 
 
 def has_sessions(columns: Columns) -> bool:
-    """Whether any request says of which session it is."""
+    """Whether any request names its session."""
     if columns.sessions is None:
         raise ConfigError(
             f"{columns.name}: --routing session, and the trace was opened without sessions (TraceOptions.sessions)"
@@ -227,7 +227,7 @@ def has_sessions(columns: Columns) -> bool:
 
 
 def refuse_no_sessions(name: str) -> NoReturn:
-    """Nothing can be routed by sessions."""
+    """Refuse routing by session for a trace without sessions."""
     others = ", ".join(one.value for one in Routing if one is not Routing.SESSION)
     raise ConfigError(
         f"{name}: --routing session, but no request of the trace names its session; other routings: {others}"

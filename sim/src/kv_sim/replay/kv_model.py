@@ -9,7 +9,7 @@ DTYPES: Final[Mapping[str, int]] = {"bf16": 2, "fp16": 2, "fp8": 1, "int8": 1}
 
 @dataclass(frozen=True)
 class KVModel:
-    """The attention of a model, as its configuration file has it."""
+    """The attention of a model, as in its configuration file."""
 
     layers: int
     heads: int
@@ -19,7 +19,7 @@ class KVModel:
     """2: K and V. 1: a latent vector in their place (MLA)."""
 
     def bytes_per_token(self, dtype: str) -> int:
-        """Of all layers, over all workers."""
+        """KV bytes of one token, over all layers and workers."""
         return self.layers * self.tensors * self.heads * self.head_size * DTYPES[dtype]
 
     def sum_shown(self, dtype: str) -> str:

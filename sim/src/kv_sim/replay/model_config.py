@@ -1,7 +1,7 @@
-"""The attention of any model, from the ``config.json`` that lies beside its weights: what a token of it takes.
+"""Reads the attention of a model from the ``config.json`` beside its weights: the KV bytes of a token.
 
-Only where that is one number: all layers attend to everything, and keep the same of each token. Otherwise what is
-in the way is named, and, where some layers are of that kind, what these take.
+It works only if that is one number: every layer attends to all tokens, and keeps the same for each. Otherwise an
+error names the reason, and the bytes of those layers that are of that kind.
 """
 
 import json

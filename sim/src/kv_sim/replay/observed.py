@@ -1,6 +1,6 @@
-"""What the server of a trace answered from its own caches, as it counted that itself.
+"""The hits of the server that a trace was recorded on, by its own count.
 
-Logs have it as ``cached_tokens``, or under another name, of all requests or of some. The lines of kv-vllm's
+Logs have them as ``cached_tokens``, or under another name, for all requests or for some. The lines of kv-vllm's
 ``TraceConnector`` also say which part of it a connector loaded. A replay with the caches that this server had can
 be held against it (`caches.beside`).
 """
@@ -22,9 +22,9 @@ class Observation(NamedTuple):
     """Of one request."""
 
     cached: int = NOT_SAID
-    """Tokens of its prompt that its server had already, wherever."""
+    """Tokens of its prompt that the server had cached, in any cache."""
     loaded: int = NOT_SAID
-    """Those of them that a connector loaded."""
+    """How many of these a connector loaded."""
 
 
 NOTHING_SAID: Final = Observation()
@@ -32,7 +32,7 @@ NOTHING_SAID: Final = Observation()
 
 @dataclass(frozen=True, eq=False)
 class Observations:
-    """Of all requests of a trace, as two columns; `NOT_SAID` stands where nothing is."""
+    """The observations of all requests of a trace, as two columns; `NOT_SAID` where there is none."""
 
     cached: _Ints
     loaded: _Ints
@@ -43,7 +43,7 @@ class Observations:
 
     @property
     def said(self) -> _Ints:
-        """Those requests of which something is said."""
+        """The requests that have an observation."""
         requests: _Ints = np.flatnonzero(self.cached != NOT_SAID)
         return requests
 
@@ -52,7 +52,7 @@ class Observations:
 
 
 class ObservationsBuilder:
-    """Takes them request by request. Where none says anything, nothing is kept."""
+    """Collects observations request by request. It keeps nothing as long as there are none."""
 
     def __init__(self) -> None:
         self._columns: tuple[array[int], array[int]] | None = None
@@ -71,7 +71,7 @@ class ObservationsBuilder:
             column.append(value)
 
     def finish(self) -> Observations | None:
-        """All of them; None: nobody said anything."""
+        """All observations; None if there are none."""
         if self._columns is None:
             return None
         return Observations(*(np.array(column, dtype=np.int64) for column in self._columns))

@@ -1,4 +1,4 @@
-"""Setups replayed side by side: a piece of work is one on each server, or on all where these share their disks."""
+"""Parallel replays of several setups: a piece of work is one setup on one server, or on all that share disks."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -15,7 +15,7 @@ from kv_sim.replay.trace import Tell
 def replay_all(
     trace: RoutedTrace, setups: Sequence[Setup], jobs: int = 1, progress: Progress = lambda share: None
 ) -> list[Outcome]:
-    """An outcome for each setup, in their order: of all servers together."""
+    """The outcome of each setup, in their order, over all servers."""
     for setup in setups:
         find_policy(setup.policy, setup.policy_module)  # a wrong name is known before anything runs
     if trace.fleet.disk_shared and any(setup.disk for setup in setups):

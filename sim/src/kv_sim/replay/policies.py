@@ -5,9 +5,9 @@ from typing import Final
 from kv_offload_cpu.policy import POLICIES
 
 USUAL_POLICY: Final = "lru"
-"""What host memory has unless somebody says otherwise."""
+"""The default policy of host memory."""
 ALL_POLICIES: Final = tuple(sorted(POLICIES, key=lambda name: (name != USUAL_POLICY, name)))
-"""All that host memory has; first the usual one."""
+"""All policies of host memory; the default first."""
 
 _ALL: Final = "all"
 

@@ -1,9 +1,9 @@
 """Which capacity and which policy to take, of those that were tried.
 
 **The knee** is the capacity at which the best policy's token ratio lies highest above the straight line from
-nothing to room for everything. Up to there more room buys more than on average, from there on less. Where nothing
-lies above that line by more than `WORTH_CHANGING`, as where requests go through all of it in turns, there is none,
-and the least that answers the most is recommended.
+nothing to room for everything. Below the knee more room gains more than average, above it less. If no capacity
+lies above that line by more than `WORTH_CHANGING` (as when requests cycle through all blocks), there is no knee,
+and the smallest capacity with the highest ratio is recommended.
 
 **The policy** of the recommended point is the usual one unless another one is better there by more than
 `WORTH_CHANGING`.

@@ -1,4 +1,4 @@
-"""What ``replay`` answers: one `CacheReplay` for each policy and capacity, beside what no policy can beat.
+"""The results of ``replay``: one `CacheReplay` for each policy and capacity, with upper bounds.
 
 The plain numbers of a notebook; the folder `report` shows these.
 """
@@ -34,13 +34,13 @@ class DiskCounts:
 
 @dataclass(frozen=True)
 class CacheCounts:
-    """One policy at one capacity, as far as it is known of a trace that nobody keeps."""
+    """One policy at one capacity, as far as a streamed trace can tell."""
 
     setup: Setup
     gpu: Ratios
     cpu: Ratios
     both: Ratios
-    """Of what the GPU had and what was loaded, from wherever."""
+    """Hits of all tiers together."""
     loaded_blocks: int
     stored_blocks: int
     evicted_blocks: int
@@ -49,7 +49,7 @@ class CacheCounts:
     disk: DiskCounts
     footprint: Footprint
     beside: BesideObserved | None
-    """Of the requests of which the trace says what their server had itself; None: of no one."""
+    """Compared with the server's own count, over the requests that have one; None: there are none."""
 
     @property
     def block_ratio(self) -> float:
@@ -94,7 +94,7 @@ class CacheReplay(CacheCounts):
 
 @dataclass(frozen=True)
 class Replays:
-    """All of one command, and what belongs to the trace."""
+    """All replays of one command, and facts about the trace."""
 
     trace: str
     notes: tuple[str, ...]
@@ -103,20 +103,20 @@ class Replays:
     totals: Totals
     unique_blocks: int
     infinite: Ratios
-    """Of a cache that holds everything, on each server."""
+    """Hits of a cache that holds everything, on each server."""
     infinite_shared: Ratios
-    """Of one for all servers."""
+    """Hits of one such cache for all servers."""
     load: Load | None
-    """Of each server, where there are several."""
+    """The load of each server, if there are several."""
     disk_shared: bool
     """Whether these read each other's disks."""
     observed: ObservedRatios | None
-    """What the trace's own server had, where the trace says it."""
+    """The hits that the trace's own server counted, if the trace has them."""
     runs: tuple[CacheReplay, ...]
 
     @property
     def most_possible(self) -> Ratios:
-        """What is answered if nothing ever leaves."""
+        """The hits if nothing is ever evicted."""
         return self.infinite_shared if self.disk_shared else self.infinite
 
 

@@ -1,4 +1,4 @@
-"""What a router in front of several servers does, as far as caches can tell: one for each way to route.
+"""Models of routers in front of several servers, one for each way to route.
 
 A router sees one request after the other, and knows what it sent where. Servers tell it nothing.
 
@@ -24,7 +24,7 @@ class Router(Protocol):
     """Sends requests to servers, which are numbered from 0."""
 
     def choose(self, session: int, ids: Sequence[int], tokens: int) -> int:
-        """Where the next request goes: of a session, or of `NO_SESSION`, with these blocks and prompt tokens."""
+        """The server for the next request, given its session (or `NO_SESSION`), blocks and prompt tokens."""
 
 
 def make_router(routing: Routing, servers: int, block_tokens: int) -> Router:

@@ -1,4 +1,4 @@
-"""Ways to route: which of several servers a request goes to, by the names that people type.
+"""The names of the ways to route requests to several servers.
 
 * ``round-robin``: one after the other.
 * ``session``: a session stays with the server that a hash of it chooses. A request of no session is one by itself.
@@ -23,11 +23,11 @@ class Routing(Enum):
 
 
 USUAL: Final = Routing.ROUND_ROBIN
-"""What a plain load balancer does."""
+"""The default: what a plain load balancer does."""
 
 
 def find_routing(name: str, option: str = "--routing") -> Routing:
-    """The way of a name; an unknown one is refused."""
+    """The routing of a name; an unknown name is refused."""
     known = {one.value: one for one in Routing}
     if name not in known:
         raise ConfigError(f"{option}: {unknown_name('routing', name, known)}")

@@ -1,4 +1,4 @@
-"""Pieces of work on traces, side by side in processes. What comes out is the same for any number of processes.
+"""Runs pieces of work on traces in parallel processes. The results don't depend on the number of processes.
 
 A trace, or the share of each of several servers, is saved once and mapped by every process, so that processes
 share its memory. A piece says what is to be done, and on which of the traces.
@@ -36,7 +36,7 @@ def do_all(
     jobs: int,
     progress: Progress,
 ) -> list[_Result]:
-    """What ``do`` makes of each piece, in their order."""
+    """The result of ``do`` for each piece, in their order."""
     if jobs < 1:
         raise ConfigError(f"--jobs: expected at least 1, got {jobs}")
     if min(jobs, len(pieces)) <= 1:

@@ -64,13 +64,13 @@ class Sizing:
     """What the trace's own server had, where the trace says it."""
     gpu_alone: Ratios
     without: Ratios
-    """What is answered without what is sized: by the GPU alone, or with host memory at its best in front."""
+    """The hits without the sized medium: of the GPU alone, or with the given host memory and its best policy."""
     recommended: Point
     reason: str
     policy_module: str | None = None
     """Where policies come from that kv-offload-cpu doesn't have."""
     disk: Disk | None = None
-    """None: host memory is sized."""
+    """The disk that is sized. None: host memory is sized."""
     store_when: StoreWhen = StoreWhen.COMPUTED
     if_evicted: Point | None = None
     """What the same room answers with ``--store-when evicted``, if there is a GPU's cache and it isn't so now."""
@@ -82,7 +82,7 @@ class Sizing:
 
     @property
     def recommended_gib(self) -> float | None:
-        """How large the recommended point is; None of blocks without bytes."""
+        """The recommended size in GiB; None if the bytes of a block aren't known."""
         size = self.footprint.bytes_of(self.recommended.capacity)
         return None if size is None else size / 2**30
 
@@ -93,7 +93,7 @@ class Sizing:
 
     @property
     def is_worth_it(self) -> bool:
-        """Whether it answers anything at the recommended size that isn't answered without it."""
+        """Whether the recommended size gains any hits over going without."""
         return self.recommended.ratios.token > self.without.token
 
     @property
@@ -105,7 +105,7 @@ class Sizing:
 
     @property
     def setup(self) -> Setup:
-        """What a replay of the recommended point runs on."""
+        """The setup of a replay of the recommended point."""
         return self._around.setup(self.recommended.policy, self.recommended.capacity)
 
     @property
@@ -128,7 +128,7 @@ class Sizing:
     def config(self) -> dict[str, Any] | None:
         """The value of ``--kv-transfer-config`` for the recommended point.
 
-        None without the bytes of a token, and where nothing more would be answered.
+        None if the bytes of a token aren't known, or nothing is gained.
         """
         chosen, block_bytes, when = self.recommended, self.footprint.block_bytes, self.store_when
         if block_bytes is None or not self.is_worth_it:

@@ -6,10 +6,10 @@
     producer's worker ═════════════════════ blocks, over a wire ═══════════════════════▶ consumer's worker
 
 The producer *holds* the blocks of a prompt when its request ends, and says in the request's output where they
-are: a *ticket*. Who sends the same prompt to another engine sends the ticket with it; that engine *pulls* the
-blocks, each of its workers from the worker of the same rank. A hold ends when its blocks were pulled or
-*declined*, or when its time is over; nobody is let read a block after that, so what arrives is the prompt's KV
-or nothing.
+are: a *ticket*. A client or router sends the same prompt to another engine with this ticket. That engine *pulls*
+the blocks, each of its workers from the worker of the same rank. A hold ends when its blocks were pulled or
+*declined*, or when its time is over. After that no block of it can be read, so a consumer gets the prompt's KV or
+nothing.
 
 ``ticket`` is what travels through the client, ``groups`` what has to be known of KV cache groups, and ``model``
 what of the model. ``scheduler`` and ``worker`` are the two sides of the connector, which decide and neither wait

@@ -1,8 +1,8 @@
 """``Carrier``: moves bytes from one worker's memory into another one's, where something is faster than a socket.
 
-Whoever gives blocks gathers them into *slots*, memory that the carrier knows; whoever pulls reads them from there
-into slots of its own. A carrier knows nothing of holds: what may be read, and whether it is still what it was,
-both sides say over their connection.
+The producer's worker gathers blocks into *slots*, memory that is registered with the carrier; the consumer's
+worker reads them into slots of its own. A carrier knows nothing of holds: over their connection both workers
+agree which slots may be read, and whether their contents are still valid.
 """
 
 import ctypes
@@ -20,12 +20,12 @@ CARRIERS: Final = (TCP, MOONCAKE, NIXL)
 
 @dataclass(frozen=True)
 class Slot:
-    """Memory that a carrier knows."""
+    """Memory that is registered with a carrier."""
 
     memory: memoryview
     address: int
     owner: Any
-    """Whoever has the memory, so that it stays."""
+    """The object that owns the memory, kept alive here."""
 
     @classmethod
     def mapped(cls, size: int) -> "Slot":
@@ -52,20 +52,23 @@ class Carrier(Protocol):
 
     @property
     def name(self) -> str:
-        """As it is called in the configuration; both sides have the same."""
+        """Its name in the configuration; both sides must use the same."""
         ...
 
     @property
     def session(self) -> str:
-        """Under which other workers reach this one's memory."""
+        """The name by which other workers reach this worker's memory."""
         ...
 
     def make_slot(self, size: int) -> Slot:
-        """Memory of so many bytes, which others can read from now on."""
+        """Allocate memory that other workers can read from now on."""
         ...
 
     def read(self, session: str, address: int, into: Slot, size: int) -> None:
-        """Read other memory. The bytes are there when this returns, or a `CarrierError` says why they aren't."""
+        """Read another worker's memory.
+
+        The bytes are there when this returns; otherwise it raises a `CarrierError`.
+        """
         ...
 
     def close(self) -> None:

@@ -1,9 +1,9 @@
-"""``Consumer``: the half of the scheduler's side that goes for other engines' blocks: which tickets it takes.
+"""``Consumer``: the half of the scheduler's side that pulls from other engines: decides which tickets are used.
 
-Of a request it knows one thing at a time: a ticket that came with it and was not taken yet, or that its blocks are
-being pulled. A ticket is taken at the first allocation, and only then: a request that is preempted after that, or
-whose pull failed, computes its prompt like any other. A ticket that can't be taken any more is *declined*, so that
-the other engine frees the blocks now, and not when their time is over.
+A request either has an unused ticket, or its blocks are being pulled, or neither. A ticket is used at the
+request's first allocation, and only then: if the request is preempted later, or its pull fails, its prompt is
+computed. A ticket that can't be used any more is *declined*, so that the other engine frees the blocks now, and
+not at the end of their time.
 """
 
 from collections.abc import Iterable
@@ -29,7 +29,7 @@ def _said_of(model: Model | None) -> str:
 
 
 class Consumer:
-    """Tickets and pulls, by request; and what the workers are yet to be told of them."""
+    """Tickets and pulls, by request, and what has to be sent to the workers about them."""
 
     def __init__(self, transfer: TransferConfig, shape: Shape, stats: P2PStats) -> None:
         self._transfer = transfer
@@ -45,7 +45,7 @@ class Consumer:
 
     @property
     def ticketed(self) -> AbstractSet[str]:
-        """The requests that have a ticket which was not taken yet."""
+        """The requests that have an unused ticket."""
         return self._tickets.keys()
 
     @property
@@ -56,7 +56,7 @@ class Consumer:
     # -- a request comes, and may have a ticket ----------------------------------------------------
 
     def begin_request(self, request: Request) -> None:
-        """Keep the ticket that came with a request, if it is good for this engine and this prompt."""
+        """Keep the ticket that came with a request, if it is valid for this engine and this prompt."""
         params: Any = request.kv_transfer_params  # from a client: vLLM hands on whatever it is
         if not params or (isinstance(params, dict) and not params.get(TICKET)):
             return
@@ -95,7 +95,7 @@ class Consumer:
     # -- it is matched, and gets blocks --------------------------------------------------------------
 
     def match(self, request: Request, num_computed_tokens: int) -> int:
-        """How many tokens its ticket is good for, beyond those that the engine itself has."""
+        """How many tokens can be pulled with the request's ticket, beyond those that the engine has."""
         ticket = self._tickets.get(request.request_id)
         if ticket is None:
             return 0
@@ -108,8 +108,8 @@ class Consumer:
     def _usable_tokens(self, ticket: Ticket, request: Request, local: int) -> int:
         """How many tokens of a ticket can be loaded.
 
-        It is none, if what the next token reads has slid out of a window of the other engine and isn't among the
-        ``local`` tokens.
+        None can, if the next token needs blocks that slid out of a window at the other engine and aren't among
+        the ``local`` tokens.
         """
         tokens = self._tokens_to_load(ticket, request)
         is_held = all(
@@ -124,7 +124,7 @@ class Consumer:
         return (tokens_to_load if is_whole else whole_blocks)(self._shape.groups, ticket.num_tokens)
 
     def begin_pull(self, request: Request, blocks: KVCacheBlocks, num_tokens: int) -> None:
-        """A request got blocks. If it has a ticket, pull so many tokens into them; none: decline the ticket."""
+        """A request got blocks. If it has a ticket, pull this many tokens into them; if 0, decline the ticket."""
         ticket = self._tickets.pop(request.request_id, None)
         first = self._asked_from.pop(request.request_id, 0)
         if ticket is None:
@@ -149,14 +149,14 @@ class Consumer:
         self._pulling.difference_update(request_ids)
 
     def end_request(self, request_id: str) -> None:
-        """A request has ended: nobody takes its ticket any more. If it is being pulled, the pull goes on."""
+        """A request has ended: decline its unused ticket. If it is being pulled, the pull goes on."""
         self._asked_from.pop(request_id, None)
         ticket = self._tickets.pop(request_id, None)
         if ticket is not None:
             self._decline(ticket)
 
     def drop_tickets(self) -> None:
-        """Take none of the tickets that have come so far."""
+        """Decline all tickets that have come so far."""
         for ticket in self._tickets.values():
             self._decline(ticket)
         self._tickets.clear()

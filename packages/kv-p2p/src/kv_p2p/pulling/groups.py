@@ -1,4 +1,4 @@
-"""``Group``: what both sides have to know of a KV cache group.
+"""``Group``: what producer and consumer have to know about a KV cache group.
 
 A *place* is an index in a block table: the number of a block of a request, from the first of its tokens on.
 
@@ -44,7 +44,10 @@ def whole_blocks(groups: tuple[Group, ...], num_tokens: int) -> int:
 def groups_of(
     vllm_config: VllmConfig, kv_cache_config: KVCacheConfig | None, describe: DescribeGroup = describe_group
 ) -> tuple[Group, ...]:
-    """The groups of an engine; one of all tokens, if it doesn't say. What can't be handed over is refused."""
+    """The groups of an engine; one full-attention group if it doesn't say.
+
+    Groups that can't be handed over are refused.
+    """
     if kv_cache_config is None:
         return (Group(vllm_config.cache_config.block_size),)
     groups = kv_cache_config.kv_cache_groups

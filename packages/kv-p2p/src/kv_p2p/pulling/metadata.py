@@ -9,7 +9,7 @@ from kv_p2p.pulling.groups import Group
 from kv_p2p.pulling.ticket import Address, Ticket
 
 NULL_BLOCK: Final = 0
-"""Stands in a table where a block was that nobody needs any more."""
+"""The id in a block table for a block that is not needed any more."""
 
 MOST_DIGITS: Final = 18
 """Of a hold's number."""
@@ -105,9 +105,9 @@ class P2PMetadata(KVConnectorMetadata):
     holds: list[Hold] = field(default_factory=list)
     pulls: list[Pull] = field(default_factory=list)
     declined: list[Source] = field(default_factory=list)
-    """Tickets that this engine doesn't take."""
+    """Holds of other engines whose tickets this engine declines."""
     revoked: list[str] = field(default_factory=list)
-    """Requests whose hold ends now, pulled or not."""
+    """Requests whose hold ends now, whether it was pulled or not."""
     is_idle: bool = False
     """The step computes nothing, so its workers may wait a little for what is under way."""
 

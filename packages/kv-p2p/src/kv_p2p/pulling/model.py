@@ -1,9 +1,11 @@
-"""``Model``: whose KV it is. The same prompt has other KV in another model, in blocks of the same shape.
+"""``Model``: the model that computed the KV.
 
-An engine's model is its path, or the name that an operator gives it instead, and the type of the numbers in its KV
-caches. Two engines take each other's tickets only if they say the same: also one that says which model it has and
-one that doesn't take none. Two that say nothing can't be told apart, and do. Whoever made a ticket before tickets
-named models said nothing.
+Another model computes other KV for the same prompt, in blocks of the same shape.
+
+An engine's model is its path, or the name that an operator gives it instead, and the type of the numbers in its
+KV caches. Two engines accept each other's tickets only if both name the same model. An engine that names its
+model and one that doesn't refuse each other's tickets; two engines that name none accept them. A ticket of an
+older kv-p2p names none.
 """
 
 from dataclasses import dataclass

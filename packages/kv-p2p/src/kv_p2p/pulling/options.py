@@ -19,7 +19,7 @@ from kv_p2p.extra_config import (
 from kv_p2p.pulling.carrier import CARRIERS, TCP
 
 NO_OPTIONS: Final = ("name", "save")
-"""Keys that whoever made this connector a child may have there."""
+"""Keys that a MultiConnector may put there for its children."""
 EVERYWHERE: Final = ("0.0.0.0", "::")
 
 
@@ -28,13 +28,13 @@ class Options:
     """The connector's own keys."""
 
     host: str = "127.0.0.1"
-    """Under which other engines reach this one."""
+    """The host name or address by which other engines reach this one."""
     port: int = DEFAULT_PORT
     """Of the first worker; rank r listens at port + r. Not given: the configuration's ``kv_port``."""
     hold_seconds: float = 120.0
-    """How long the blocks of a prompt wait to be pulled."""
+    """Seconds for which the blocks of a prompt are held for a pull."""
     pull_seconds: float = 30.0
-    """After how long a pull counts as failed, and how long a connection may be silent."""
+    """Seconds after which a pull counts as failed; also the longest silence of a connection."""
     listen_host: str | None = None
     """Where workers listen. None: at ``host``."""
     carrier: str = TCP
@@ -48,7 +48,7 @@ class Options:
     max_held_blocks: int | None = None
     """How many blocks, of all KV cache groups, may wait at once. None: as many as there are."""
     model_name: str | None = None
-    """What the model is called towards other engines. None: as its path."""
+    """The name of the model towards other engines. None: its path."""
 
 
 def _read_reachable_host(place: str, value: object) -> str:

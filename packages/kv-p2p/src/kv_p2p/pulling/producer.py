@@ -1,9 +1,9 @@
-"""``Producer``: the half of the scheduler's side that computes prompts for other engines: what it holds for them.
+"""``Producer``: the half of the scheduler's side that serves other engines, and holds blocks for them.
 
 When a request ends whose blocks are wanted elsewhere, they are *held*: the engine doesn't free them until the
 workers report that they were pulled or declined, or that their time is over. The request's output gets a ticket
-for them. How many blocks may be held at once can have a limit (``max_held_blocks``), since somebody who asks for
-holds and never comes for them keeps these blocks from everybody else.
+for them. ``max_held_blocks`` limits how many blocks are held at once, since a client that asks for holds and
+never pulls them would keep these blocks from all other requests.
 """
 
 from collections.abc import Iterable
@@ -24,7 +24,7 @@ FAILED: Final = ("FINISHED_ABORTED", "FINISHED_ERROR")
 
 
 class Producer:
-    """Holds, by request; and what the workers are yet to be told of them."""
+    """Holds, by request, and what has to be sent to the workers about them."""
 
     def __init__(self, transfer: TransferConfig, shape: Shape, options: Options, stats: P2PStats) -> None:
         self._transfer = transfer
@@ -106,7 +106,7 @@ class Producer:
         return False
 
     def end_holds(self, request_ids: Iterable[str]) -> None:
-        """All workers have let go of the blocks of these requests. What isn't held here is somebody else's."""
+        """All workers have released the blocks of these requests. Requests without a hold here are ignored."""
         for request_id in request_ids:
             if request_id in self._holding:
                 self._count_held(-self._holding.pop(request_id))
@@ -116,7 +116,7 @@ class Producer:
         self._stats.add(HELD_BLOCKS, self._held_blocks)
 
     def revoke_holds(self) -> None:
-        """Have the workers serve no longer what is held now."""
+        """Have the workers stop serving all current holds."""
         self._revoked += sorted(self._holding)
 
     # -- what the workers are told -----------------------------------------------------------------

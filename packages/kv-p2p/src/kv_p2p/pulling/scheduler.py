@@ -58,7 +58,10 @@ class P2PSchedulerSide(SchedulerSide, SupportsHMA):
     def set_xfer_handshake_metadata_pp_aware(
         self, metadata: dict[tuple[int, int], KVConnectorHandshakeMetadata]
     ) -> None:
-        """Our workers have none. vLLM's MultiConnector brings everybody that of one child, of all stages."""
+        """Ignored: these workers send no handshake metadata.
+
+        vLLM's MultiConnector hands one child's metadata to every child.
+        """
 
     # -- requests ------------------------------------------------------------------------------
 
@@ -84,7 +87,7 @@ class P2PSchedulerSide(SchedulerSide, SupportsHMA):
         return self._producer.hold(request, block_ids)
 
     def reset_cache(self) -> bool:
-        """Serve no longer what is held, and take none of the tickets that came before the reset."""
+        """Stop serving all holds, and decline all tickets from before the reset."""
         self._producer.revoke_holds()
         self._consumer.drop_tickets()
         return True

@@ -14,7 +14,7 @@ from kv_sim.replay.transfer_config import as_argument, told_apart
 from kv_sim.replay.units import Footprint, counted, show_bytes, show_count
 
 STORED_WHEN_EVICTED: Final = "blocks are stored when the GPU's prefix cache is about to evict them"
-DISK_SHARED: Final = "each server loads what the others have on their disks, and doesn't store it again"
+DISK_SHARED: Final = "each server loads what the others have on their disks, without storing it again"
 
 
 def show_seconds(seconds: float) -> str:

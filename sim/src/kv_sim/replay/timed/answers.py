@@ -1,6 +1,6 @@
-"""``Answers``: what one replay says, in numbers. Seconds, bytes and tokens.
+"""``Answers``: the figures of one replay, in seconds, bytes and tokens.
 
-Of several servers they are those of all requests, and of all copies and steps together.
+With several servers they cover all requests, and all copies and steps together.
 """
 
 from array import array
@@ -17,7 +17,7 @@ from kv_sim.replay.timed.timing import SECOND
 
 @dataclass(frozen=True)
 class Spread:
-    """How a duration is spread over requests; all 0 if there were none. Seconds."""
+    """The distribution of a duration over requests, in seconds; all 0 if there were none."""
 
     count: int
     mean: float
@@ -29,7 +29,7 @@ class Spread:
 
     @classmethod
     def of(cls, values: "array[int]") -> "Spread":
-        """Of nanoseconds. A percentile is the smallest value that so many are not above."""
+        """From nanoseconds. A percentile is the smallest value that at least so many don't exceed."""
         if not values:
             return cls(0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0)
         ordered = sorted(values)
@@ -53,7 +53,7 @@ class Copies:
 
 @dataclass(frozen=True)
 class Pulled:
-    """What servers pulled for which others prefill."""
+    """What decoding servers pulled from those that prefill for them."""
 
     tokens: int
     kept_tokens: int
@@ -65,11 +65,11 @@ class Pulled:
 
 @dataclass(frozen=True)
 class Answers:
-    """What one replay says: of the requests that were replayed, on all servers together."""
+    """The figures of one replay, over the requests that were replayed, on all servers."""
 
     requests: int
     refused: Mapping[str, int]
-    """Requests that the engine doesn't take, by reason."""
+    """How many requests the engine refused, by reason."""
     prompt_tokens: int
     prompt_blocks: int
     full_prompt_blocks: int
@@ -171,7 +171,7 @@ def not_replayed(refused: Mapping[str, int]) -> Iterator[str]:
 
 
 def answers_of(*runs: Finished) -> Answers:
-    """What replays that have ended say, one on each server."""
+    """The figures of finished replays, one for each server."""
 
     def total(name: str) -> int:
         return sum(run.counts[name] for run in runs)

@@ -1,4 +1,4 @@
-"""What can be typed behind ``--fidelity engine``."""
+"""The command-line options of ``--fidelity engine``."""
 
 import argparse
 from collections.abc import Mapping

@@ -1,4 +1,4 @@
-"""From what was typed behind ``--fidelity engine`` to settings, and to what is replayed with them."""
+"""Runs ``--fidelity engine``: makes settings from the options, and replays the trace with them."""
 
 import argparse
 import re
@@ -80,7 +80,7 @@ def size(
 
 
 def goals_of(options: argparse.Namespace) -> tuple[Goal, ...]:
-    """What is to be achieved."""
+    """The goals that ``--goal`` names."""
     if options.goal is None:
         raise ConfigError(
             f"--fidelity engine: give the goal that the memory has to meet: --goal, such as {GOAL_EXPECTED}"

@@ -1,4 +1,4 @@
-"""The wire over TCP: each worker listens at a port of its own, and whoever pulls connects to it.
+"""The wire over TCP: each worker listens at its own port, and the worker that pulls connects to it.
 
 A pull is one connection. Its client names the hold, the digest of what it expects, its layout, and the blocks that
 it wants, by their places in the hold. The server answers with frames of blocks, or with one that says why not. The

@@ -2,11 +2,11 @@
 
 A client may come with a ticket of which this worker will hear with its next step: its thread waits for the hold.
 
-Anybody who reaches the port may connect, and a client may be slow, or hang. So all that one may take has an end:
-the time until it has asked, and for each frame; the bytes of what it asks; how many are heard at once, and how
-many are sent blocks. Who comes beyond that waits; but who has not asked yet gives place, the oldest first, or else
-those that never ask would keep out all others. And once the time of a hold is over, nobody reads it for longer
-than a frame may take.
+Anybody who reaches the port may connect, and a client may be slow, or hang. So everything has a limit: the time
+until a client sends its request, the time for each frame, the size of a request, the number of clients that are
+served at once, and of those that are sent blocks. Further clients wait. If there are too many clients that have
+not sent a request, the oldest of these is dropped; otherwise clients that never ask would keep out all others.
+When the time of a hold is over, reading it ends within the time of one frame.
 """
 
 import socket

@@ -16,7 +16,7 @@ from kv_sim.replay.units import counted, show_bytes
 
 MUCH: Final = 0.5
 """Of the time to first token; who spends it in the queue isn't helped by memory."""
-SHARED: Final = "          one for all servers; each loads what the others have there, and doesn't store it again"
+SHARED: Final = "          one for all servers; each loads what the others have there, without storing it again"
 _TTFT: Final = ("mean", "p50", "p90", "p99")
 
 

@@ -2,8 +2,8 @@
 
 The connectors are found by name, as in a server; those that vLLM is to look for in ``kv_vllm`` are ours. Wherever
 an OffloadingConnector over host memory or files stands, alone or among the children of a MultiConnector, its
-medium is replaced by one that copies over a timed link, and to a timed disk. Who brings another medium can't be
-timed, and is refused.
+medium is replaced by one that copies over a timed link, and to a timed disk. A connector with another medium
+can't be timed, and is refused.
 """
 
 from collections.abc import Mapping
@@ -44,7 +44,7 @@ NOTHING: Final = {"kv_connector": NoConnector.__name__, _MODULE: NoConnector.__m
 
 
 def timed_config(written: Mapping[str, Any], ranks: int, seat: Seat | None = None) -> dict[str, Any]:
-    """The same configuration with timed media. Who can't be timed is refused by name.
+    """The same configuration with timed media. A connector that can't be timed is refused by name.
 
     The replay's one rank stands for as many as there are: what each of them has counts so many times. What a
     server has in common with others, at its ``seat`` among them, is files of one machine, or wires to pull over.

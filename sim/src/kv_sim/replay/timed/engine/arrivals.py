@@ -1,4 +1,4 @@
-"""Who comes to an engine, and when: requests of a trace, or those that another engine has begun.
+"""The requests of an engine, by their arrival: from a trace, or handed over by an engine that prefilled them.
 
 ``TraceArrivals`` are known beforehand; ``HandedArrivals`` become known while both engines go on. The loop of an
 engine's steps (``drive``) asks either of them when the next one comes, as far as that is known.
