@@ -262,5 +262,5 @@ class TestOfWorker:
             TcpWire.of_worker(self.caches, self.options, vllm_config(), None)
         said = "P2PConnector was created without a kv_cache_config; its workers need one"
         assert str(raised.value) == said
-        with pytest.raises(ConfigError, match="should be 17 blocks"):
+        with pytest.raises(ConfigError, match="should be the number of blocks, 17"):
             TcpWire.of_worker(self.caches, self.options, vllm_config(), kv_cache_config(17))
