@@ -29,6 +29,7 @@ from kv_sim.replay.readers.formats.otlp import (
     spans_of,
     text_in,
 )
+from kv_sim.replay.readers.formats.scattered import Scattered
 from kv_sim.replay.readers.record import MalformedError, Moment, Record, whole
 from kv_sim.replay.readers.text import ASSUMED
 
@@ -53,6 +54,7 @@ def _look_through(records: Iterable[Mapping[str, Any]]) -> Callable[[Mapping[str
     """How a record is parsed, when all of them are known: spans of one request may lie in several."""
     above: dict[int, int] = {}
     asked, telling, pairs, streams, chains = set[int](), set[int](), _Pairs(), Streams(), Chains()
+    scattered = Scattered()
     for record in records:
         with suppress(MalformedError):  # which is said when it is parsed
             for seen in spans_and_events_in(record):
@@ -61,14 +63,19 @@ def _look_through(records: Iterable[Mapping[str, Any]]) -> Callable[[Mapping[str
                     continue
                 if seen.parent is not None:
                     above[seen.own] = seen.parent
-                if _asks(seen):
+                if not scattered.see(seen) and _asks(seen):
                     asked.add(seen.own)
                     telling |= {seen.own} if pairs.see(seen) else set()
+    for seen in filter(_asks, scattered.all()):
+        assert seen.own is not None
+        asked.add(seen.own)
+        telling |= {seen.own} if pairs.see(seen) else set()
     dull = {one for name in telling for one in _above(name, above) if one in asked} - telling
     counted = asked - dull
 
     def parse(record: Mapping[str, Any]) -> Iterator[Record]:
-        found = [seen for seen in spans_and_events_in(record) if _asks(seen) and seen.own not in dull]
+        seen_here = (scattered.whole(seen) for seen in spans_and_events_in(record))
+        found = [seen for seen in seen_here if seen is not None and _asks(seen) and seen.own not in dull]
         found = [seen for seen in found if not streams.is_told_again(seen)]
         outer = [one for one in found if one.own is None or counted.isdisjoint(_above(one.own, above))]
         requests = [request for seen in outer if (request := pairs.one_of(seen, chains)) is not None]
