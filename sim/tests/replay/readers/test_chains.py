@@ -70,6 +70,47 @@ FIRST = logged(0, {"input": "long " * 50}, "resp_0", "an answer " * 10)
 NEXT = logged(1, {"input": "and then", "previous_response_id": "resp_0"}, "resp_1", "this")
 
 
+def test_what_browsers_and_proxies_save_is_gone_on_from_too(tmp_path):
+    records = [
+        logged(1, {"input": "a" * 90}, "resp_1", "b" * 90),
+        logged(2, {"input": "c" * 90, "previous_response_id": "resp_1"}, "resp_2", "d" * 90),
+    ]
+    entries = [
+        {
+            "startedDateTime": f"1970-01-01T00:00:0{one['timestamp']}Z",
+            "request": {"url": "/v1/responses", "postData": {"text": json.dumps(one["request"])}},
+            "response": {"status": 200, "content": {"text": json.dumps(one["response"])}},
+        }
+        for one in records
+    ]
+    assert blocks(tmp_path, [{"log": {"entries": entries}}])[0] == blocks(tmp_path, records)[0]
+
+
+@pytest.mark.parametrize(
+    ("kind", "asked", "answered"),
+    [
+        ({"openinference.span.kind": "LLM"}, "input.value", "output.value"),
+        ({"mlflow.spanType": '"CHAT_MODEL"'}, "mlflow.spanInputs", "mlflow.spanOutputs"),
+    ],
+)
+def test_so_is_what_spans_have_of_a_response(tmp_path, kind, asked, answered):
+    records = [
+        logged(1, {"input": "a" * 90, "instructions": "Be brief."}, "resp_1", "b" * 90),
+        logged(2, {"input": "c" * 90, "previous_response_id": "resp_1"}, "resp_2", "d" * 90),
+    ]
+    spans = [
+        {
+            "start_time": f"1970-01-01T00:00:0{one['timestamp']}Z",
+            "attributes": {**kind, asked: json.dumps(one["request"]), answered: json.dumps(one["response"])},
+        }
+        for one in records
+    ]
+    found, whole = blocks(tmp_path, spans)[0], blocks(tmp_path, records)[0]
+    assert [(one[0], one[1], one[3]) for one in found] == [(one[0], one[1], one[3]) for one in whole]
+    with pytest.raises(ConfigError, match="'resp_1' isn't there, or not with what was answered"):
+        blocks(tmp_path, spans[1:])
+
+
 def test_an_answer_may_be_a_text_or_only_a_count(tmp_path):
     told = {**FIRST["response"], "output": None, "output_text": None}
     counted = {**FIRST, "response": told}

@@ -40,6 +40,30 @@ def test_input_is_read_as_messages_are(tmp_path, record):
     assert prompts(written(tmp_path, record)) == as_messages
 
 
+@pytest.mark.parametrize(
+    "messages",
+    [
+        [{"role": one["role"], "items": [{"content_type": "text", "text": one["content"]}]} for one in SAID],
+        [
+            {"lc": 1, "type": "constructor", "id": ["langchain", name], "kwargs": {"content": one["content"]}}
+            for name, one in zip(("HumanMessage", "AIMessage"), SAID, strict=True)
+        ],
+    ],
+    ids=["Semantic Kernel", "LangGraph"],
+)
+def test_messages_lie_where_frameworks_keep_them(tmp_path, messages):
+    as_messages = prompts(written(tmp_path, {"messages": SAID}))
+    assert len(as_messages) == 1
+    assert prompts(written(tmp_path, {"messages": messages})) == as_messages
+
+
+def test_messages_that_are_none_are_not_there(tmp_path):
+    """DSPy's history has both a prompt and messages, one of which is None."""
+    usual = [{"messages": SAID[:1], "usage": {}}, {"prompt": "x" * 100, "usage": {}}]
+    both = [{"prompt": None, "messages": None, **one} for one in usual]
+    assert prompts(written(tmp_path, *both)) == prompts(written(tmp_path, *usual))
+
+
 def test_input_that_is_text_is_what_a_user_says(tmp_path):
     asked = {"url": "/v1/responses", "body": {"instructions": "Be brief.", "input": "x" * 100}}
     said = {"messages": [{"role": "instructions", "content": "Be brief."}, SAID[0]]}

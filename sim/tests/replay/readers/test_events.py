@@ -86,6 +86,42 @@ def test_events_that_are_messages_are_one_request_a_span(read):
     assert lengths([first, second]) == [(0, -(-len(text) // 4), 0), (1, 32, 0)]
 
 
+def printed(second, name, attributes, body, whose):
+    """An event as a console shows it, which has its name beside its attributes, or among them."""
+    is_apart = not second
+    return {
+        "body": body if is_apart else json.dumps(body),
+        "severity_number": None,
+        "attributes": {**attributes, **({} if is_apart else {"event.name": name})},
+        "timestamp": None,
+        "observed_timestamp": f"2026-09-21T14:13:2{second}.000000Z",
+        "trace_id": "t",
+        "span_id": whose,
+        "event_name": name if is_apart else "",
+    }
+
+
+@pytest.mark.parametrize("write", [logged, None], ids=["cut", "printed"])
+def test_messages_of_one_span_are_one_request_wherever_they_lie(read, write):
+    kind = {"gen_ai.system": "openai"}
+    events = [
+        (0, "gen_ai.system.message", kind, {"content": "Be brief."}, "a"),
+        (1, "gen_ai.user.message", kind, {"content": SAID}, "b"),
+        (2, "gen_ai.user.message", kind, {"content": SAID}, "a"),
+        (3, "gen_ai.choice", kind, {"message": {"content": "no"}}, "a"),
+    ]
+    records = [printed(*one) if write is None else write(one) for one in events]
+    around = {
+        **{"trace_id": "t", "span_id": "b", "start_time": "2026-09-21T14:13:20.5Z", "attributes": COUNTED},
+        "name": "chat m",
+    }
+    text = f"<|system|>Be brief.<|user|>{SAID}<|assistant|>"
+    first = (0, -(-len(text) // 4), 0)
+    assert lengths(read(*records)[0]) == [first, (1, 32, 0)]
+    beside = around if write is None else otlp(span(0.5, COUNTED, traceId="t", spanId="b"))
+    assert lengths(read(*records, beside)[0]) == [first, (0.5, 32, 7)]
+
+
 def test_events_that_kept_nothing_but_roles_are_no_prompt(read):
     with pytest.raises(ConfigError, match=r":1: gen_ai.usage.input_tokens: expected a whole number"):
         read(logged((1, "gen_ai.user.message", {}, {"role": "user"}, "a")))

@@ -198,6 +198,27 @@ def test_what_gemini_cli_wound_back_was_asked_and_what_took_its_place_wasn_t(rea
     assert lengths(requests) == [(0, 32, 7), (4, tokens(("user", 11)), 1), (8, last, 1)]
 
 
+def test_a_copy_of_gemini_cli_s_that_says_less_takes_nothing_away(read):
+    """A session that is gone on with begins with all of it, without counts, models and what tools gave back."""
+    counts = {"tokens": {"input": 90, "output": 3, "cached": 80}}
+    asked, answer = of_gemini("a", "user", SAID, 1), of_gemini("c", "gemini", ANSWER, 5, model="m", **counts)
+    call = of_gemini("b", "gemini", "", 2, model="m", **counts, **called(4))
+    parts = [{"functionCall": {"id": "t", "name": "ls", "args": {}}}]
+    copies = [
+        {**asked, "timestamp": date(8)},
+        of_gemini("b", "gemini", parts, 8),
+        of_gemini("b_response", "user", call["toolCalls"][0]["result"], 8),
+        of_gemini("c", "gemini", [{"text": ANSWER}], 8),
+    ]
+    more = [of_gemini("d", "user", NEXT, 9), of_gemini("e", "gemini", "w", 10, model="m")]
+    whole, _ = read(SESSION, asked, call, answer, *more)
+    requests, notes = read(SESSION, asked, call, answer, SESSION, {"$set": {"messages": copies}}, *more)
+    assert [(*one, two.blocks) for one, two in zip(lengths(requests), requests, strict=True)] == [
+        (*one, two.blocks) for one, two in zip(lengths(whole), whole, strict=True)
+    ]
+    assert not any("models" in note for note in notes)
+
+
 def test_a_session_of_gemini_cli_that_was_gone_on_with_counts_once(tmp_path):
     messages = [of_gemini("a", "user", SAID, 1), of_gemini("b", "gemini", ANSWER, 2)]
     folder = tmp_path / "tmp" / "project" / "chats"

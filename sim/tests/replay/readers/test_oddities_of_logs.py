@@ -147,6 +147,10 @@ PEOPLE = r"is it a server's log for people\? what is in that is no whole prompt"
         ("[2026-01-31 10:00:00] Receive: obj=GenerateReqInput(rid='a', text='so, it is')", PEOPLE),
         ('[2026-01-31 10:00:00] {"messages": []}', "what stands before the JSON of a line has to go"),
         (
+            '(APIServer pid=7) DEBUG 01-31 [logger.py:74] Request a JSON body: {"messages": [], "model": "m"}',
+            "what stands before the JSON of a line has to go",
+        ),
+        (
             "INFO 01-31 [logger.py:43] Received request a: prompt: 'so', params: SamplingParams(n=1), lora: None",
             PEOPLE,
         ),

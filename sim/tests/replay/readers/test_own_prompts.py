@@ -43,6 +43,7 @@ def same(one: Columns, other: Columns) -> None:
         (json.dumps(list(range(40))), {"prompt": list(range(40))}),
         ([TEXT, "two"], {"prompt": [TEXT, "two"]}),
         ([USER], {"messages": [USER], "timestamp": 1}),
+        ([json.dumps([USER])], {"messages": [USER], "timestamp": 1}),
         (json.dumps([USER, MODEL]), {"messages": [USER, MODEL], "timestamp": 1}),
         (
             {"messages": [USER], "tools": [{"name": "t"}]},

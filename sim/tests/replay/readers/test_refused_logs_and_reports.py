@@ -50,6 +50,45 @@ REPORTS = [
         {"session_id": "a", "prefix_tokens": 1, "newly_append_tokens": 2, "timing_events": []},
         "TraceLab's, whose rounds have no ids of blocks; kv-cache-tester's format has them (weka)",
     ),
+    *(
+        (
+            message,
+            "a message by itself; a record is a whole conversation: jq -c '{messages: .}' makes one of a list of "
+            "messages, jq -sc '{messages: .}' of lines",
+        )
+        for message in (
+            {"role": "user", "content": "Hello!"},
+            {"type": "human", "data": {"content": "Hello!", "type": "human"}},
+        )
+    ),
+    (
+        {"version": 2, "eval": {"created": "2026-01-31"}, "samples": [], "stats": {"model_usage": {}}},
+        "Inspect's log of an evaluation; its samples are conversations: jq -c '.samples[] | {messages}' takes "
+        "them out",
+    ),
+    ({"evalId": "a", "results": {}}, "a report of promptfoo's; jq -c '.results.results[]' takes out its requests"),
+    (
+        {"promptIdx": 0, "prompt": {"raw": "Hello!"}, "tokenUsage": {"prompt": 5, "completion": 2}},
+        "a request of promptfoo's; --columns "
+        "prompt=prompt.raw,input=tokenUsage.prompt,output=tokenUsage.completion reads it",
+    ),
+    (
+        {"doc_id": 0, "arguments": {"gen_args_0": {"arg_0": ["Hello!"]}}},
+        "a sample of lm-eval's; --columns prompt=arguments.gen_args_0.arg_0 reads what was asked first",
+    ),
+    (
+        {"parts": [], "kind": "request", "run_id": "a"},
+        "a message of Pydantic AI's; whole requests are in its spans, which are read",
+    ),
+    (
+        {"task": "Hello!", "task_images": None},
+        "what an agent of smolagents remembers; its requests are in its spans, which are read",
+    ),
+    (
+        {"run_id": "a", "run_data": {"metrics": {"input_tokens": 5}}},
+        "a run of an agent of Agno's: the sums of several requests; what counts here is in a log that has each by "
+        "itself",
+    ),
     (
         {"id": "a", "custom_id": "r1", "response": {"status_code": 200}},
         "the answers of a batch; what counts here is in the file that the batch was made from",
@@ -305,3 +344,30 @@ def test_a_log_that_begins_with_an_embedding_says_how_such_are_left_out(read):
         read(embedded, ASKED)
     requests, _ = read(embedded, ASKED, format="openai", on_error=OnError.SKIP)
     assert lengths(requests) == [(0, 32, 0)]
+
+
+def test_a_report_in_yaml_is_refused_as_what_it_is(tmp_path):
+    file = tmp_path / "benchmarks.yaml"
+    file.write_text("benchmarks:\n- args: {}\n")
+    with pytest.raises(ConfigError) as refused:
+        open_trace(file)
+    assert (
+        str(refused.value)
+        == f"{file}:1: this is GuideLLM's report in YAML; what is read is its JSON, benchmarks.json"
+    )
+
+
+def test_a_span_without_its_prompt_among_others_is_one_that_is_malformed(tmp_path):
+    """It says nothing of what is shared, which the others do."""
+    asked = {"gen_ai.input.messages": json.dumps(ASKED["messages"])}
+    file = tmp_path / "trace.jsonl"
+    spans = [span(0, {"gen_ai.usage.input_tokens": 9}), span(1, asked), span(2, asked)]
+    file.write_text("".join(json.dumps(otlp(one)) + "\n" for one in spans))
+    reason = "expected a prompt, as other requests of the trace have, got only how long it was"
+    with pytest.raises(ConfigError) as refused:
+        open_trace(file)
+    assert str(refused.value) == f"{file}:1: {reason} (--on-error skip goes on)"
+    trace = open_trace(file, TraceOptions(on_error=OnError.SKIP))
+    assert lengths(trace) == [(0, 32, 0), (1, 32, 0)]
+    assert trace.notes[-1] == f"1 malformed record was skipped, first: {file}:1: {reason}"
+    assert len(open_trace(file, TraceOptions(sharing=parse_sharing("none")))) == 3

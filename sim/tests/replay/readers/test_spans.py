@@ -109,8 +109,41 @@ def test_what_else_is_said_in_openinference_is_its_name_and_its_value(read):
     named |= {"1.message.content": "a", "llm.output_messages.0.message.content": "a"}
     record = {"start_time": "2026-01-31T10:00:01.5+00:00", "attributes": {**OPEN, **named}}
     requests, notes = read(record)
-    text = f'<|tools|>{{}}<|user|>{SAID}["{call}", "look"]["index", 0]<|assistant|>'
+    text = f'<|tools|>{{}}<|user|>["index", 0]{SAID}[{{"function.name": "look"}}]<|assistant|>'
     assert (notes[0], lengths(requests)) == ("format: otel", [(0, -(-len(text) // 4), 3)])
+
+
+def test_parts_and_calls_of_openinference_are_as_long_as_what_was_asked(read):
+    """What tells the type of a part, and who is answered, is no text of the prompt."""
+    call = {"tool_call.id": "c", "tool_call.function.name": "look", "tool_call.function.arguments": "{}"}
+    picture = {"message_content.type": "image", "message_content.image.image.url": "data:image/png;base64,AAAA"}
+    named = {
+        "0.message.role": "user",
+        "0.message.contents.0.message_content.type": "text",
+        "0.message.contents.0.message_content.text": SAID,
+        **{f"0.message.contents.10.{name}": value for name, value in picture.items()},
+        "0.message.contents.2.message_content.text": "last but one",
+        "1.message.role": "assistant",
+        **{f"1.message.tool_calls.0.{name}": value for name, value in call.items()},
+        "2.message.role": "tool",
+        "2.message.name": "look",
+        "2.message.tool_call_id": "c",
+        "2.message.content": "nothing",
+    }
+    requests, _ = read(
+        otlp(span(0, {**OPEN, **{f"llm.input_messages.{name}": one for name, one in named.items()}}))
+    )
+    called = '[{"function.arguments": "{}", "function.name": "look", "id": "c"}]'
+    text = f"<|user|>{SAID}last but one<image {16 * '0'}><|assistant|>{called}<|tool|>nothing<|assistant|>"
+    assert lengths(requests) == [(0, -(-len(text) // 4), 3)]
+
+
+def test_what_a_tool_gave_back_in_a_span_is_its_text(read):
+    back = [{"type": "tool_call_response", "id": "c", "result": "x" * 50}, {"type": "tool_call_response", "id": 1}]
+    messages = [{"role": "user", "content": SAID}, {"role": "tool", "parts": back}]
+    requests, _ = read(otlp(span(0, {"gen_ai.input.messages": json.dumps(messages)})))
+    text = f"<|user|>{SAID}<|tool|>{'x' * 50}{json.dumps(back[1])}<|assistant|>"
+    assert lengths(requests) == [(0, -(-len(text) // 4), 0)]
 
 
 def test_spans_of_openinference_that_only_count_are_lengths(read):

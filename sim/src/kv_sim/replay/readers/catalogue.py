@@ -69,6 +69,10 @@ FORMATS: Final[Mapping[str, Format]] = {
 
 _MOST_SHOWN: Final = 3
 _SUMS: Final = "the sums of several requests; what counts here is in a log that has each by itself"
+_MESSAGE: Final = (
+    "a message by itself; a record is a whole conversation: jq -c '{messages: .}' makes one of a list of "
+    "messages, jq -sc '{messages: .}' of lines"
+)
 _REPORTS: Final = (
     *(((name,), _SUMS) for name in ("api_requests", "num_model_requests", "n_requests")),
     (
@@ -150,17 +154,35 @@ _REPORTS: Final = (
         "an analytics log, as Aider's, of several kinds of events; those that are requests are what "
         "jq -c 'select(.event == \"message_send\")' takes out",
     ),
+    *((names, _MESSAGE) for names in (("role", "content"), ("type", "data.type", "data.content"))),
     (
-        ("role", "content"),
-        "a message by itself; a record is a whole conversation: jq -c '{messages: .}' makes one of a list of "
-        "messages, jq -sc '{messages: .}' of lines",
+        ("eval", "samples", "stats"),
+        "Inspect's log of an evaluation; its samples are conversations: jq -c '.samples[] | {messages}' takes "
+        "them out",
     ),
+    (("evalId", "results"), "a report of promptfoo's; jq -c '.results.results[]' takes out its requests"),
+    (
+        ("promptIdx", "tokenUsage"),
+        "a request of promptfoo's; --columns "
+        "prompt=prompt.raw,input=tokenUsage.prompt,output=tokenUsage.completion reads it",
+    ),
+    (
+        ("doc_id", "arguments.gen_args_0"),
+        "a sample of lm-eval's; --columns prompt=arguments.gen_args_0.arg_0 reads what was asked first",
+    ),
+    (("benchmarks:",), "GuideLLM's report in YAML; what is read is its JSON, benchmarks.json"),
+    (("parts", "kind", "run_id"), "a message of Pydantic AI's; whole requests are in its spans, which are read"),
+    (
+        ("task", "task_images"),
+        "what an agent of smolagents remembers; its requests are in its spans, which are read",
+    ),
+    (("run_id", "run_data"), f"a run of an agent of Agno's: {_SUMS}"),
     (
         ("object", "model", "choices"),
         "the answers of an API; what it was asked is what counts here, in the same file or instead of it",
     ),
 )
-"""What files have that tell of requests, but not what they were, and what would help."""
+"""What files have that tell of requests, but not what they were, or otherwise, and what would help."""
 
 
 def detect(record: Mapping[str, Any], container: Container, where: str) -> Format:
@@ -169,7 +191,7 @@ def detect(record: Mapping[str, Any], container: Container, where: str) -> Forma
         if one.lies_in(container) and one.is_of(record):
             return one
     for names, report in _REPORTS:
-        if all(name in record for name in names):
+        if all(_is_there(record, name) for name in names):
             raise ConfigError(f"{where}: this is {report}")
     what = "fields" if container is Container.JSON else "columns"
     found = ", ".join(f"{name:.40}" for name in list(record)[:12]) or "none"
@@ -189,6 +211,12 @@ def detect(record: Mapping[str, Any], container: Container, where: str) -> Forma
         f"{where}: no known format has the {what} {found}{_may_be(record, container)}; "
         f"expected those of {wanted}{own}{skip}"
     )
+
+
+def _is_there(record: Mapping[str, Any], name: str) -> bool:
+    """Whether it has a field, or one in an object of that name, behind a dot."""
+    outer, dot, inner = name.partition(".")
+    return outer in record and (not dot or inner in (object_in(record[outer]) or {}))
 
 
 def _may_be(record: Mapping[str, Any], container: Container) -> str:

@@ -28,7 +28,12 @@ _ROLES: Final = dict.fromkeys(("gpt", "chatgpt", "bard", "bing", "model", "bot",
 """Other words for roles."""
 _TYPES: Final = ("human", "ai", "system", "tool")
 """What LangChain calls roles, in place of such."""
-_SAID: Final = ("content", "value", "text", "parts")
+_CLASSES: Final = {"SystemMessage": "system", "HumanMessage": "user", "AIMessage": ANSWERS, "ToolMessage": "tool"}
+"""What it calls them where it keeps messages as what makes them: ``id`` of a class, and its ``kwargs``."""
+_WITHIN: Final = ("data", "kwargs")
+"""Where a message of LangChain's has what it says."""
+_SAID: Final = ("content", "value", "text", "parts", "items")
+"""Where a message says what it says; the last one is Semantic Kernel's."""
 _CONVERSATIONS: Final = ("conversations", "conversation")
 _SYSTEM: Final = ("system", "instructions", "system_prompt")
 """Where what a model is told first may stand, when it isn't a message."""
@@ -192,8 +197,9 @@ def _messages(record: Mapping[str, Any], field: str) -> Iterator[tuple[str, str]
             continue
         if role is None:
             raise MalformedError(f"{place}: expected a role (or from) that is text, got none")
-        if isinstance(message.get("data"), dict) and "content" in message["data"]:  # as LangChain keeps them
-            message = {**message, **message["data"]}
+        for within in _WITHIN:
+            if isinstance(message.get(within), dict) and "content" in message[within]:
+                message = {**message, **message[within]}
         where = next((name for name in _SAID if message.get(name) is not None), _SAID[0])
         text = said(message.get(where), f"{place}.{where}")
         if text == _REDACTED:
@@ -208,6 +214,9 @@ def role_of(message: Mapping[str, Any]) -> str | None:
     role = message.get("role", message.get("from"))
     if role is None and message.get("type") in _TYPES:
         role = message["type"]
+    names = message.get("id")
+    if role is None and isinstance(message.get("kwargs"), dict) and isinstance(names, list) and names:
+        role = _CLASSES.get(str(names[-1]), str(names[-1]))
     return _ROLES.get(role, role) if isinstance(role, str) else None
 
 

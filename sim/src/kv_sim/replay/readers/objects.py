@@ -241,6 +241,8 @@ def _about(names: list[str]) -> str:
     """What the first line of what isn't a table may be, in words to put behind others."""
     if names[0].startswith(_COMMENTS):
         return _COMMENT
+    if any('{"' in name for name in names):
+        return BEFORE_JSON
     return FOR_PEOPLE if looks_for_people(names) else ""
 
 

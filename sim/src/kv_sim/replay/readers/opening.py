@@ -95,6 +95,7 @@ class Opening:
                 f"requests of format {self._form.name} have their own times: nothing is staggered (--stagger)"
             )
         looked_at = [record for _, record in first]
+        self._some_tell = any(record.ids is not None for record in looked_at)
         unit_seconds, of_time = choose_unit(self._form, looked_at, options)
         self.block_tokens, of_blocks = choose_block(self._form, looked_at, options, path)
         adds, of_turns = choose_turns(self._form, looked_at, options)
@@ -131,6 +132,7 @@ class Opening:
         for count, (place, record) in enumerate(self._all):
             self._refuse_another_kind(record, place)
             try:
+                self._refuse_a_mere_length(record)
                 arrival = self._arrive(record, place, count)
             except MalformedError as error:
                 self._records.take_malformed(place, error)
@@ -171,6 +173,13 @@ class Opening:
                 "one trace has blocks of one size"
             )
         refuse_another_engine(record.engine, self.engine, options, place)
+
+    def _refuse_a_mere_length(self, record: Record) -> None:
+        """Where other requests say what they share, one that doesn't is no reason to assume it of all."""
+        if record.ids is None and self._some_tell and self._options.sharing is None:
+            raise MalformedError(
+                "expected a prompt, as other requests of the trace have, got only how long it was"
+            )
 
     def _arrive(self, record: Record, place: Place, count: int) -> float:
         """When a record arrives that has so many above it, which is not before any of these; it is counted."""

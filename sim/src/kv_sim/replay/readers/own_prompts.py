@@ -20,6 +20,8 @@ _TURNS: Final = ("user", "assistant")
 def prompts_in_column(found: Mapping[str, Any], column: str) -> list[Prompt]:
     """The prompts that are there: of a completion there may be several."""
     value = json_in(found[column])
+    if isinstance(value, list) and len(value) == 1 and _are_objects(alone := json_in(value[0])):
+        value = alone
     if is_printed(value):
         raise MalformedError(
             f"{column}: expected text or JSON, got what was printed of it: {value!r:.40}; json.dumps writes JSON"

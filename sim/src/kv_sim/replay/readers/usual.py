@@ -15,6 +15,9 @@ _APART: Final = ("model_parameters", "optional_params")
 
 def as_usual(asked: Mapping[str, Any]) -> Mapping[str, Any]:
     """The same with ``messages`` or a ``prompt``; what is usual already, or none of these, as it is."""
+    there = [field for field in PROMPTS if asked.get(field) is not None]
+    if there and any(field in asked for field in PROMPTS if field not in there):
+        asked = {name: value for name, value in asked.items() if value is not None or name not in PROMPTS}
     if not asked.keys().isdisjoint(("messages", "prompt")):
         return _with_parameters(asked)
     contents = asked.get("contents")

@@ -4,6 +4,6 @@
 ``lengths``           several formats that have times and lengths, and no ids
 ``otlp``              of ``otel``: where spans and events lie; ``otel_asked``: what they say was asked;
                       ``services``: what MLflow's and Langfuse's say, in OpenTelemetry's words;
-                      ``logfire``: what Logfire's say twice
+                      ``logfire``: what Logfire's say twice; ``scattered``: messages that are an event each
 ===================== =====================================================================================
 """

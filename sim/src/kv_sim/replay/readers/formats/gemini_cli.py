@@ -1,8 +1,8 @@
 """Sessions of Gemini CLI: a file each, a document of messages, or a line for each and for what became of it.
 
 A message is there again, whole, when something is known of it that wasn't, as what its tools gave back: the last
-one is it. Where a session was wound back, its messages were asked all the same. A session that is gone on with is
-copied from a document to lines; a request that is in two files is one.
+one is it, but for a copy that says less. Where a session was wound back, its messages were asked all the same. A
+session that is gone on with is copied from a document to lines; a request that is in two files is one.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -24,12 +24,15 @@ _SENT: Final = ("user", _ANSWER)
 """Other messages are shown only."""
 _BACK: Final = "$rewindTo"
 _SET: Final = "$set"
+_COUNTS: Final = "tokens"
 _CALLED, _GIVEN_BACK = "functionCall", "functionResponse"
 
 
 def _gather(lines: Sequence[Line]) -> Iterator[tuple[int, Line]]:
     """Each answer, with all that stands above it."""
-    newest = {one["id"]: one for line in lines for one in _messages_in(line) if isinstance(one.get("id"), str)}
+    newest: dict[str, Line] = {}
+    for one in (one for line in lines for one in _messages_in(line) if isinstance(one.get("id"), str)):
+        newest[one["id"]] = _fuller(newest.get(one["id"]), one)
     known: dict[str, Line] = {}
     """What was known of each message so far: what its tools gave back may be cut short later."""
     called = {str(call.get("id")) for line in lines for one in _messages_in(line) for call in _calls(one)}
@@ -50,7 +53,7 @@ def _gather(lines: Sequence[Line]) -> Iterator[tuple[int, Line]]:
             if not isinstance(name, str):
                 yield place, {"problem": "messages: expected each with an id, got one without"}
                 continue
-            known[name] = message
+            known[name] = _fuller(known.get(name), message)
             if name in path:
                 continue
             if message.get("type") == _ANSWER and name not in seen and not isinstance(took_place, list):
@@ -58,6 +61,15 @@ def _gather(lines: Sequence[Line]) -> Iterator[tuple[int, Line]]:
                 yield place, {"session": session, "above": above, "answer": newest[name]}
             seen.add(name)
             path[name] = None
+
+
+def _fuller(before: Line | None, message: Line) -> Line:
+    """What is known of a message that is told again.
+
+    A copy of an answer, made when a session is gone on with, lacks its counts, its model, and what its tools gave
+    back.
+    """
+    return before if before is not None and before.get(_COUNTS) and not message.get(_COUNTS) else message
 
 
 def _messages_in(line: Line) -> list[Line]:
@@ -72,7 +84,7 @@ def _parse(record: Line) -> Iterator[Record]:
     if "problem" in record:
         raise MalformedError(record["problem"])
     answer, place = record["answer"], f"message {record['answer']['id']}"
-    tokens = answer.get("tokens")
+    tokens = answer.get(_COUNTS)
     yield from request(
         record["above"],
         Answered(

@@ -5,9 +5,10 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from kv_sim.replay.readers.asked import inside, objects_in
+from kv_sim.replay.readers.chains import Chains
 from kv_sim.replay.readers.chat import is_request
 from kv_sim.replay.readers.format import Container, Format
-from kv_sim.replay.readers.formats.openai import OPENAI
+from kv_sim.replay.readers.formats.openai import requests_in
 from kv_sim.replay.readers.record import MalformedError, Record
 from kv_sim.replay.readers.text import ASSUMED
 
@@ -16,11 +17,12 @@ def _parse(record: Mapping[str, Any]) -> Iterator[Record]:
     log = record["log"]
     if not isinstance(log, dict):
         raise MalformedError(f"log: expected an object with entries, got {type(log).__name__}")
+    chains = Chains()
     for number, entry in sorted(enumerate(objects_in(log, "entries")), key=_begin):
         found = _logged(entry)
         if is_request(found):
             try:
-                yield from OPENAI.parse(found)
+                yield from requests_in(found, chains)
             except MalformedError as error:
                 raise MalformedError(f"log.entries[{number}]: {error}") from None
 

@@ -129,7 +129,6 @@ LANGFUSE = Format(
 
 _WITHIN: Final = ("generations", "message", "kwargs", "output", "messages")
 _DEEPEST: Final = 8
-_SAYS: Final = {"SystemMessage": "system", "HumanMessage": "user", "AIMessage": "assistant", "ToolMessage": "tool"}
 
 
 def _parse_langsmith(record: Mapping[str, Any]) -> Iterator[Record]:
@@ -180,16 +179,7 @@ def _plain(inputs: Mapping[str, Any]) -> Mapping[str, Any]:
     messages = inputs.get("messages")
     if isinstance(messages, list) and len(messages) == 1 and isinstance(messages[0], list):
         [messages] = messages  # a batch of one
-    if not isinstance(messages, list):
-        return inputs
-    return {**inputs, "messages": [*map(_message, messages)]}
-
-
-def _message(message: Any) -> Any:
-    kwargs, names = inside(message, "kwargs"), inside(message, "id")
-    if not isinstance(kwargs, dict) or not isinstance(names, list) or not names:
-        return message
-    return {**kwargs, "role": _SAYS.get(str(names[-1]), str(names[-1]))}
+    return {**inputs, "messages": messages} if isinstance(messages, list) else inputs
 
 
 LANGSMITH = Format(

@@ -27,15 +27,16 @@ _OF_REQUESTS: Final = frozenset(("max_tokens", "max_completion_tokens", "tempera
 
 
 def _parse(record: Mapping[str, Any]) -> Iterator[Record]:
-    return _parsed(record, Chains())
+    return requests_in(record, Chains())
 
 
 def _look_through(records: Iterable[Mapping[str, Any]]) -> Callable[[Mapping[str, Any]], Iterator[Record]]:
     """How a record is parsed that may go on from one above it: nothing is read beforehand."""
-    return partial(_parsed, chains=Chains())
+    return partial(requests_in, chains=Chains())
 
 
-def _parsed(record: Mapping[str, Any], chains: Chains) -> Iterator[Record]:
+def requests_in(record: Mapping[str, Any], chains: Chains) -> Iterator[Record]:
+    """The requests of one record, which may go on from what chains have of those before it."""
     if (why := left_out_of(record)) is not None:
         yield Record(None, 0, 0, None, left_out=why)
         return

@@ -13,10 +13,11 @@ from typing import Any, Final
 
 from kv_sim.replay.readers.asked import count_in, inside
 from kv_sim.replay.readers.cached import cached_of
+from kv_sim.replay.readers.chains import Chains
 from kv_sim.replay.readers.chat import chat
 from kv_sim.replay.readers.format import Container, Format
 from kv_sim.replay.readers.formats.logfire import Streams, began
-from kv_sim.replay.readers.formats.otel_asked import PROMPT, WHOLE, asked_of
+from kv_sim.replay.readers.formats.otel_asked import PROMPT, WHOLE, asked_of, response_in
 from kv_sim.replay.readers.formats.otlp import (
     PACKETS,
     Named,
@@ -28,6 +29,7 @@ from kv_sim.replay.readers.formats.otlp import (
     spans_of,
     text_in,
 )
+from kv_sim.replay.readers.formats.scattered import Scattered
 from kv_sim.replay.readers.record import MalformedError, Moment, Record, whole
 from kv_sim.replay.readers.text import ASSUMED
 
@@ -51,7 +53,8 @@ _OURS: Final = ("gen_ai.", "llm.", "openinference.", "ai.prompt.", "mlflow.", "l
 def _look_through(records: Iterable[Mapping[str, Any]]) -> Callable[[Mapping[str, Any]], Iterator[Record]]:
     """How a record is parsed, when all of them are known: spans of one request may lie in several."""
     above: dict[int, int] = {}
-    asked, telling, pairs, streams = set[int](), set[int](), _Pairs(), Streams()
+    asked, telling, pairs, streams, chains = set[int](), set[int](), _Pairs(), Streams(), Chains()
+    scattered = Scattered()
     for record in records:
         with suppress(MalformedError):  # which is said when it is parsed
             for seen in spans_and_events_in(record):
@@ -60,17 +63,22 @@ def _look_through(records: Iterable[Mapping[str, Any]]) -> Callable[[Mapping[str
                     continue
                 if seen.parent is not None:
                     above[seen.own] = seen.parent
-                if _asks(seen):
+                if not scattered.see(seen) and _asks(seen):
                     asked.add(seen.own)
                     telling |= {seen.own} if pairs.see(seen) else set()
+    for seen in filter(_asks, scattered.all()):
+        assert seen.own is not None
+        asked.add(seen.own)
+        telling |= {seen.own} if pairs.see(seen) else set()
     dull = {one for name in telling for one in _above(name, above) if one in asked} - telling
     counted = asked - dull
 
     def parse(record: Mapping[str, Any]) -> Iterator[Record]:
-        found = [seen for seen in spans_and_events_in(record) if _asks(seen) and seen.own not in dull]
+        seen_here = (scattered.whole(seen) for seen in spans_and_events_in(record))
+        found = [seen for seen in seen_here if seen is not None and _asks(seen) and seen.own not in dull]
         found = [seen for seen in found if not streams.is_told_again(seen)]
         outer = [one for one in found if one.own is None or counted.isdisjoint(_above(one.own, above))]
-        requests = [request for seen in outer if (request := pairs.one_of(seen)) is not None]
+        requests = [request for seen in outer if (request := pairs.one_of(seen, chains)) is not None]
         yield from sorted(requests, key=lambda one: one.time or 0)
 
     return parse
@@ -95,16 +103,16 @@ class _Pairs:
         told[seen.is_event] = (weight, seen.time, named)
         return weight > 0
 
-    def one_of(self, seen: SpanOrEvent) -> Record | None:
+    def one_of(self, seen: SpanOrEvent, chains: Chains) -> Record | None:
         """The request of one of a pair, with what the other says; None: the other is to be taken."""
         told = self._told.get(seen.own or 0, {})
         if seen.own is None or len(told) < 2 or any((seen.own, kind) in self._several for kind in told):
-            return _request(seen)
+            return _request(seen, chains)
         own, (weight, time, named) = told[seen.is_event], told[not seen.is_event]
         if (own[0], not seen.is_event) < (weight, seen.is_event):
             return None
         begin = min(own[1], time) if isinstance(time, Moment) is isinstance(own[1], Moment) else own[1]
-        request = _request(seen._replace(named={**named, **seen.named}))
+        request = _request(seen._replace(named={**named, **seen.named}), chains)
         request.time = begin
         return request
 
@@ -127,16 +135,18 @@ def _above(name: int, above: Mapping[int, int]) -> Iterator[int]:
         name = found
 
 
-def _request(seen: SpanOrEvent) -> Record:
+def _request(seen: SpanOrEvent, chains: Chains) -> Record:
     named = seen.named
-    prompt = asked_of(seen)
+    prompt, chain = asked_of(seen), None
+    if (answered := response_in(named)) is not None:
+        prompt, chain = chains.whole(*answered)
     told = first(named, _INPUTS)
     return Record(
         began(seen),
         0 if prompt is not None else whole(named, told or _INPUTS[0]),
         whole(named, first(named, _OUTPUTS) or _OUTPUTS[0], usual=0),
         None,
-        session=text_in(named, _SESSIONS),
+        session=text_in(named, _SESSIONS) or chain,
         model=text_in(named, _MODELS),
         text=None if prompt is None else chat(prompt),
         told_tokens=None if told is None else count_in(named, told),

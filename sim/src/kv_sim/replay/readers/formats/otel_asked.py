@@ -7,7 +7,8 @@ has; Vercel's; Logfire's.
 from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
-from kv_sim.replay.readers.asked import inside, json_in
+from kv_sim.replay.readers.asked import inside, json_in, object_in
+from kv_sim.replay.readers.chains import BEFORE
 from kv_sim.replay.readers.chat import user
 from kv_sim.replay.readers.formats.otlp import Named, SpanOrEvent
 from kv_sim.replay.readers.parts import as_json
@@ -20,6 +21,17 @@ _TOOLS: Final = ("llm.tools.", "llm.request.functions.")
 """The second one is OpenLLMetry's."""
 _CALLS: Final = ".tool_calls."
 _VALUE: Final = "input.value"
+_WHOLE_CALLS: Final = ((_VALUE, "output.value"), ("mlflow.spanInputs", "mlflow.spanOutputs"))
+"""What an API was asked, and what it answered, as OpenInference and MLflow have them."""
+_PARTS: Final = "contents"
+_CALLED: Final = "tool_calls"
+_NAMES: Final = ("role", "name", "tool_call_id")
+"""Fields of a message that aren't said."""
+_TEXTS: Final[Mapping[str, tuple[str, ...]]] = {
+    "text": ("content",),
+    "tool_call_response": ("response", "result"),
+}
+"""What a part says that is text, by its type."""
 _ASKED: Final = ("messages", "prompt")
 _EVENTS: Final = "events"
 _CHOICE: Final = "gen_ai.choice"
@@ -49,6 +61,19 @@ def asked_of(seen: SpanOrEvent) -> Mapping[str, Any] | None:
                 are_parts = isinstance(value, list) and field == "system"
                 asked[field] = [*map(_part, value)] if are_parts else value
     return asked
+
+
+def response_in(named: Named) -> tuple[Mapping[str, Any], Mapping[str, Any]] | None:
+    """The response to a request that may go on from another one, as a log has it, and that request."""
+    for name, answered in _WHOLE_CALLS:
+        asked, response = object_in(named.get(name)), object_in(named.get(answered))
+        if (
+            asked is not None
+            and "input" in asked
+            and (asked.get(BEFORE) is not None or inside(response, "object") == "response")
+        ):
+            return {"response": response}, asked
+    return None
 
 
 def _messages(seen: SpanOrEvent) -> Any:
@@ -101,23 +126,34 @@ def _numbered(named: Named) -> Iterator[Mapping[str, Any]]:
 
 
 def _of_openinference(named: Named) -> list[Mapping[str, Any]]:
-    """The same where more than text may be said; what isn't text is its name and its value."""
+    """The same where more than text may be said: parts, and calls of tools, are in pieces, too."""
     found: dict[int, dict[str, Any]] = {}
     for name, value in named.items():
         number, _, field = name.removeprefix(_SAID).partition(".message.")
         if name.startswith(_SAID) and number.isdecimal() and len(number) < _MOST_DIGITS and field:
             found.setdefault(int(number), {})[field] = value
-    return [
-        {
-            "role": message.pop("role", "user"),
-            "content": [
-                value if field == "content" or field.endswith(".text") else as_json([field, value])
-                for field, value in message.items()
-                if value is not None
-            ],
-        }
-        for _, message in sorted(found.items())
-    ]
+    return [_put_together(fields) for _, fields in sorted(found.items())]
+
+
+def _put_together(fields: Mapping[str, Any]) -> Mapping[str, Any]:
+    """A message, of its fields by dotted names; what nobody here knows is its name and its value."""
+    pieces: dict[str, dict[str, dict[str, Any]]] = {_PARTS: {}, _CALLED: {}}
+    content: list[Any] = []
+    for field, value in fields.items():
+        kind, _, inner = field.partition(".")
+        number, _, inner = inner.partition(".")
+        if kind in pieces and number.isdecimal() and len(number) < _MOST_DIGITS and inner:
+            piece = pieces[kind].setdefault(number, {})
+            piece[inner.partition(".")[2] or inner] = value
+        elif field not in _NAMES and value is not None:
+            content.append(value if field == "content" else as_json([field, value]))
+    parts, calls = ([one for _, one in sorted(pieces[kind].items(), key=_place)] for kind in pieces)
+    role = fields.get("role") or "user"
+    return {"role": role, "content": [*content, *parts], **({"tool_calls": calls} if calls else {})}
+
+
+def _place(numbered: tuple[str, Any]) -> int:
+    return int(numbered[0])
 
 
 def _plain(message: Any) -> Any:
@@ -127,7 +163,7 @@ def _plain(message: Any) -> Any:
 
 
 def _part(part: Any) -> Any:
-    """Text that is said; any other part is what it is."""
-    if isinstance(inside(part, "content"), str) and part.get("type") == "text":
-        return part["content"]
-    return part
+    """Text that is said, or that a tool gave back; any other part is what it is."""
+    kind = inside(part, "type")
+    said = next((part[field] for field in _TEXTS.get(str(kind), ()) if field in part), None)
+    return said if isinstance(said, str) else part

@@ -8,7 +8,7 @@ A record may be:
 * one span, as a console or a table has it, whose attributes are an object.
 
 What a model was asked may be said in events of a span, or in those of a log. In a log each message is an event,
-and the events of one span are one request; they have to lie in one record.
+and the events of one span are one request.
 """
 
 from collections.abc import Iterator, Mapping
@@ -21,7 +21,7 @@ from kv_sim.replay.readers.record import number_or_date
 STARTS: Final = (
     *("startTimeUnixNano", "start_time_unix_nano", "start_time", "startTime"),
     *("timeUnixNano", "observedTimeUnixNano"),
-    *("Timestamp", "timestamp"),
+    *("Timestamp", "timestamp", "observed_timestamp"),
 )
 ATTRIBUTES: Final = ("attributes", "SpanAttributes", "LogAttributes")
 _TRACES: Final = ("traceId", "trace_id", "TraceId", "traceID")
@@ -33,7 +33,10 @@ PACKETS: Final = (*_SPANS, _LOGS, "resourceMetrics")
 """What OTLP calls what it sends. Metrics are of nobody in particular."""
 
 _MESSAGES: Final = {f"gen_ai.{role}.message": role for role in ("system", "user", "assistant", "tool")}
-_EVENT_NAMES: Final = ("eventName", "event.name", "name")
+_CALLED: Final = ("eventName", "event_name", "EventName")
+_CALLED_BY_NAME: Final = ("event.name", "name")
+"""Where an event says what it is: itself, or its attributes."""
+_BODIES: Final = ("body", "Body")
 _CONTENT: Final = ("gen_ai.event.content", "content")
 
 _OF_EVENTS: Final = (
@@ -100,7 +103,7 @@ def spans_and_events_in(record: Mapping[str, Any]) -> Iterator[SpanOrEvent]:
     else:
         for span in spans_of(record):
             if (named := attributes_of(span)) is not None:
-                yield _span(span, {str(name): value for name, value in named.items()})
+                yield _span_or_message(span, {str(name): value for name, value in named.items()})
 
 
 def spans_of(record: Mapping[str, Any]) -> list[Mapping[str, Any]]:
@@ -162,6 +165,14 @@ def _of_jaeger(span: Mapping[str, Any]) -> SpanOrEvent:
     return _span({"startTime": span.get("startTime"), **own, "events": events}, named)
 
 
+def _span_or_message(span: Mapping[str, Any], named: Named) -> SpanOrEvent:
+    """A record that is a span, or an event of a log, which may be a message."""
+    role = _role_of(span, named)
+    if role is None or first(span, _BODIES) is None:
+        return _span(span, named)
+    return SpanOrEvent(span, named, [_message(role, {**named, "content": span[first(span, _BODIES) or ""]})])
+
+
 # -- events of a log -----------------------------------------------------------------------------
 
 
@@ -173,7 +184,7 @@ def _of_logs(record: Mapping[str, Any]) -> Iterator[SpanOrEvent]:
                 named, body = _by_name(objects_in(event, "attributes")), _value(event.get("body"))
                 if event.get("timeUnixNano") in (0, "0"):  # nobody knows when it happened
                     event = {**event, "timeUnixNano": None}
-                role = _MESSAGES.get(str(text_in(event, _EVENT_NAMES[:1]) or text_in(named, _EVENT_NAMES[1:])))
+                role = _role_of(event, named)
                 if role is None:
                     yield SpanOrEvent(event, {**(body if isinstance(body, dict) else {}), **named}, [])
                     continue
@@ -182,6 +193,11 @@ def _of_logs(record: Mapping[str, Any]) -> Iterator[SpanOrEvent]:
                 messages.append(_message(role, {**named, "content": body}))
     for event, named, messages in asked.values():
         yield SpanOrEvent(event, named, messages)
+
+
+def _role_of(event: Mapping[str, Any], named: Named) -> str | None:
+    """Who says the message that an event stands for; None: it stands for none."""
+    return _MESSAGES.get(str(text_in(event, _CALLED) or text_in(named, _CALLED_BY_NAME)))
 
 
 def _message(role: str, about: Named) -> Mapping[str, Any]:
