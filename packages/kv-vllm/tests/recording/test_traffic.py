@@ -84,6 +84,16 @@ def test_a_line_has_the_full_blocks_of_a_prompt(make, tmp_path, clock):
     ]
 
 
+def test_a_request_that_vllm_makes_up_when_a_client_has_gone_is_no_traffic(make, tmp_path):
+    traffic = make()
+    made_up = request_of("made up", prompt=1, hashes=())
+    made_up.abort_immediately = True
+    traffic.arrive(made_up)
+    ended(traffic, made_up)
+    traffic.close()
+    assert written(tmp_path) == []
+
+
 def test_what_is_known_of_the_engine_is_in_each_line(make, tmp_path):
     traffic = make(blocks=Blocks(BLOCK, 4096, 77))
     traffic.arrive(request_of("x", hashes=("aaaaaaa", "b")))
