@@ -1,12 +1,12 @@
 """The trace of an engine's requests: what a line says, in which order, and what becomes of a file that fails."""
 
-import errno
 import json
 from types import SimpleNamespace
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from kv_vllm_full_disk import Full
 
 from kv_api import ConfigError
 from kv_sim.replay.readers.opening import open_trace
@@ -270,28 +270,15 @@ def test_a_full_disk_ends_the_trace_and_not_the_engine(make, tmp_path, warned):
     traffic, kept = make(), request_of("kept")
     traffic.arrive(kept)
     ended(traffic, kept)
-    file, room = traffic._file, 10
-
-    def write(data):
-        nonlocal room
-        if not room:
-            raise OSError(errno.ENOSPC, "No space left on device")
-        count, room = min(room, len(data)), max(0, room - len(data))
-        return file.write(data[:count])
-
-    traffic._file = SimpleNamespace(write=write, closed=False, close=lambda: None)
-    traffic._file.close = lambda: (file.close(), setattr(traffic._file, "closed", True))
+    traffic._file = Full(traffic._file, 10)
     lost = [request_of(name) for name in ("x", "y")]
     for request in lost:
         traffic.arrive(request)
     for request in lost:
         ended(traffic, request)
     traffic.arrive(request_of("z"))
-    assert warned == [
-        f"{tmp_path / 'a trace.jsonl'}: the trace of requests ends here: [Errno 28] No space left on device"
-    ]
-    lines = (tmp_path / "a trace.jsonl").read_text().splitlines()
-    assert len(lines) == 2 and len(lines[1]) == 10
+    assert warned == [f"{tmp_path / 'a trace.jsonl'}: the trace of requests ends here: [Errno 28] disk full"]
+    assert len([*open_trace(tmp_path / "a trace.jsonl")]) == 1
     traffic.check()
 
 
