@@ -94,6 +94,22 @@ class TestWhichAreTaken:
         assert len(message) < 1000
         assert message.endswith("; its prompt is computed here")
 
+    @pytest.mark.parametrize("is_readable", [True, False])
+    def test_who_stands_for_a_client_that_went_has_its_ticket_declined_and_is_no_refusal(
+        self, is_readable, make, caplog
+    ):
+        """As vLLM's front end makes it up: with a prompt of one token, and ended at once."""
+        half = make()
+        request, ticket = asking(prompt=[0])
+        request.abort_immediately = True
+        if not is_readable:
+            request.kv_transfer_params["remote_port"] = "x"
+        half.on_new_request(request)
+        assert half.request_finished(request, []) == (False, None)
+        assert told(half) == (declined(ticket) if is_readable else P2PMetadata())
+        assert half.get_kv_connector_stats() is None
+        assert caplog.messages == []
+
     def refused(self, half, request, ticket, caplog):
         half.on_new_request(request)
         assert half.get_num_new_matched_tokens(request, 0) == (0, False)

@@ -1,12 +1,12 @@
 """The trace of an engine's requests: what a line says, in which order, and what becomes of a file that fails."""
 
-import errno
 import json
 from types import SimpleNamespace
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from kv_vllm_full_disk import Full
 
 from kv_api import ConfigError
 from kv_sim.replay.readers.opening import open_trace
@@ -82,6 +82,16 @@ def test_a_line_has_the_full_blocks_of_a_prompt(make, tmp_path, clock):
         {"timestamp": 1_000_000, "input_length": 11, "output_length": 7, "hash_ids": ids, "block_size": 4},
         {"timestamp": 1_002_500, "input_length": 3, "output_length": 1, "hash_ids": [], "block_size": 4},
     ]
+
+
+def test_a_request_that_vllm_makes_up_when_a_client_has_gone_is_no_traffic(make, tmp_path):
+    traffic = make()
+    made_up = request_of("made up", prompt=1, hashes=())
+    made_up.abort_immediately = True
+    traffic.arrive(made_up)
+    ended(traffic, made_up)
+    traffic.close()
+    assert written(tmp_path) == []
 
 
 def test_what_is_known_of_the_engine_is_in_each_line(make, tmp_path):
@@ -260,28 +270,15 @@ def test_a_full_disk_ends_the_trace_and_not_the_engine(make, tmp_path, warned):
     traffic, kept = make(), request_of("kept")
     traffic.arrive(kept)
     ended(traffic, kept)
-    file, room = traffic._file, 10
-
-    def write(data):
-        nonlocal room
-        if not room:
-            raise OSError(errno.ENOSPC, "No space left on device")
-        count, room = min(room, len(data)), max(0, room - len(data))
-        return file.write(data[:count])
-
-    traffic._file = SimpleNamespace(write=write, closed=False, close=lambda: None)
-    traffic._file.close = lambda: (file.close(), setattr(traffic._file, "closed", True))
+    traffic._file = Full(traffic._file, 10)
     lost = [request_of(name) for name in ("x", "y")]
     for request in lost:
         traffic.arrive(request)
     for request in lost:
         ended(traffic, request)
     traffic.arrive(request_of("z"))
-    assert warned == [
-        f"{tmp_path / 'a trace.jsonl'}: the trace of requests ends here: [Errno 28] No space left on device"
-    ]
-    lines = (tmp_path / "a trace.jsonl").read_text().splitlines()
-    assert len(lines) == 2 and len(lines[1]) == 10
+    assert warned == [f"{tmp_path / 'a trace.jsonl'}: the trace of requests ends here: [Errno 28] disk full"]
+    assert len([*open_trace(tmp_path / "a trace.jsonl")]) == 1
     traffic.check()
 
 

@@ -28,6 +28,15 @@ def _said_of(model: Model | None) -> str:
     return "a model that it doesn't name" if model is None else f"model {model}"
 
 
+def _stands_for_one_that_went(request: Request) -> bool:
+    """Whether an engine's front end made it up, to be ended at once.
+
+    vLLM does so when a client with a ticket has gone, or its request was turned away. The prompt is not the
+    client's, and is never computed: the ticket is declined when the request ends, and that is all.
+    """
+    return getattr(request, "abort_immediately", False) is True
+
+
 class Consumer:
     """Tickets and pulls, by request, and what has to be sent to the workers about them."""
 
@@ -61,10 +70,13 @@ class Consumer:
         if not params or (isinstance(params, dict) and not params.get(TICKET)):
             return
         ticket: Ticket | None = None
+        stands_in = _stands_for_one_that_went(request)
         try:
             ticket = read_ticket(params)
-            reason = self._reason_against(ticket, request)
+            reason = None if stands_in else self._reason_against(ticket, request)
         except BadTicketError as error:
+            if stands_in:
+                return
             reason = str(error)
         if ticket is not None and reason is None:
             self._tickets[request.request_id] = ticket

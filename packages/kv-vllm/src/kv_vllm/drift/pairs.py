@@ -113,7 +113,7 @@ LOOKED_FOR: Final[tuple[tuple[str, str, tuple[str, ...]], ...]] = (
         "Request",
         "vllm.v1.request",
         (
-            *("kv_hints", "mm_features", "prompt_embeds", "shared_prefix_boundary"),
+            *("abort_immediately", "kv_hints", "mm_features", "prompt_embeds", "shared_prefix_boundary"),
             *("skip_reading_prefix_cache", "status"),
         ),
     ),

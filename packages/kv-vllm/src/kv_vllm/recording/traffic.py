@@ -102,8 +102,8 @@ class Traffic:
             raise ConfigError(f"kv_connector_extra_config.trace_path: {error}") from error
 
     def arrive(self, request: Any) -> None:
-        """A request is new."""
-        if self._file.closed:
+        """A request is new. What vLLM made up to be ended at once, to take a ticket back, came from no client."""
+        if self._file.closed or getattr(request, "abort_immediately", False) is True:
             return
         self._now = max(self._now, int(1000 * self._clock()))
         prompt = request.num_prompt_tokens
