@@ -250,8 +250,12 @@ def test_mlflow_s_traces_have_requests_in_their_data(read, newest):
     assert "requests of 2 models, none of which can use another's blocks: m, none" in notes
 
 
-def test_mlflow_keeps_the_responses_api_s_instructions_and_any_answer_s_own_counts(read):
-    asked = {"input": SAID, "instructions": "z" * 80}
+@pytest.mark.parametrize(
+    "asked",
+    [{"input": SAID, "instructions": "z" * 80}, {"messages": ASKED["messages"], "system": "z" * 80}],
+    ids=["responses", "messages"],
+)
+def test_mlflow_keeps_what_an_api_calls_a_system_s_prompt_and_any_answer_s_own_counts(read, asked):
     counts = {"prompt_tokens": 90, "completion_tokens": 7}
     requests, notes = read(
         of_mlflow(1, "CHAT_MODEL", spanInputs=asked),
