@@ -174,14 +174,28 @@ def test_lanes(monkeypatch):
             touch("take")
             return super().popleft()
 
+    class Lock:
+        """Of two threads at once the other one may have it."""
+
+        def __init__(self):
+            self._lock, self.owner = threading.Lock(), None
+
+        def __enter__(self):
+            self._lock.acquire()
+            self.owner = threading.get_ident()
+
+        def __exit__(self, *raised):
+            self.owner = None
+            self._lock.release()
+
     def touch(name):
-        touched.add((name, all_lanes._lock.locked()))
+        touched.add((name, all_lanes._lock.owner == threading.get_ident()))
 
     touched, has_ended = set(), threading.Event()
     make = lanes._Lane
     monkeypatch.setattr(lanes, "_Lane", lambda: make(Waiting()))
     all_lanes = lanes.Lanes("lanes")
-    all_lanes._lanes = Places()
+    all_lanes._lanes, all_lanes._lock = Places(), Lock()
     here = Address("here", 1)
     all_lanes.add(here, int)
     assert has_ended.wait(PATIENCE)
