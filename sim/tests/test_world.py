@@ -51,7 +51,9 @@ def test_a_recorded_history_replays_to_the_same_digest_through_json(name: str) -
         world = World(config_for(subject, random), subject)
         world.run(random, 60)
         text = json.dumps([action.to_json() for action in world.history])
-        history = [Action.from_json(values) for values in json.loads(text)]
+        written = json.loads(text)
+        history = [Action.from_json(values) for values in written]
+        assert written == json.loads(text), "it can be read again"
         config = WorldConfig.from_json(json.loads(json.dumps(world.config.to_json())))
         again, violation = replay(Subject.from_json(subject.to_json()), config, history)
         assert violation is None

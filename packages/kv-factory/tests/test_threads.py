@@ -2,7 +2,7 @@
 
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -149,6 +149,29 @@ def test_a_search_that_a_refresh_overtakes_is_not_kept() -> None:
 
     assert run(registry.names, refresh) == [["old"], None]
     assert registry.names() == []
+
+
+def test_names_are_only_looked_up_by_who_has_the_lock() -> None:
+    class Registered(dict[str, Offer]):
+        def get(self, name: str, default: Any = None) -> Any:
+            touched.add(("get", registry._lock.locked()))
+            return super().get(name, default)
+
+        def setdefault(self, name: str, offer: Any = None) -> Any:
+            touched.add(("register", registry._lock.locked()))
+            return super().setdefault(name, offer)
+
+        def __iter__(self) -> Iterator[str]:
+            touched.add(("list", registry._lock.locked()))
+            return super().__iter__()
+
+    touched: set[tuple[str, bool]] = set()
+    registry = LazyRegistry("thing", "things", (Exception,), {}, search=lambda group: [])
+    registry._registered = Registered()
+    registry.register("Error", "builtins", "ValueError")
+    assert registry.offers("Error") == (Offer("Error", Target("builtins", "ValueError"), "registered"),)
+    assert registry.names() == ["Error"]
+    assert touched == {(name, True) for name in ("register", "get", "list")}
 
 
 def test_a_process_gets_one_connector(folder: Path, zoo: str, hub: Any, engine: Callable[..., Any]) -> None:

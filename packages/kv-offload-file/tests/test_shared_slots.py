@@ -95,6 +95,37 @@ def test_what_is_borrowed_of_a_home_that_is_removed_meanwhile_is_given_back(tmp_
         rig.stop()
 
 
+def test_those_of_all_neighbours_are_closed(tmp_path):
+    first, second, third = (Rig(tmp_path, 6, file_shared=True, file_engine=number) for number in range(3))
+    first.store([1])
+    third.store([2])
+    assert second.load([1]) and second.load([2])
+    before = open_files()
+    second.ranks[0].worker.engine._slots.close()
+    assert open_files() == before - 6, "two of its own, and two of each neighbour"
+    for rig in (first, second, third):
+        rig.stop()
+
+
+def test_which_files_are_open_is_only_touched_by_who_has_the_lock(replaced):
+    """Several threads read, and each of them may find that a file was replaced."""
+
+    class Readers(dict):
+        def __setitem__(self, file, count):
+            touched.add((count, replaced._lock.locked()))
+            super().__setitem__(file, count)
+
+        def __delitem__(self, file):
+            touched.add(("closed", replaced._lock.locked()))
+            super().__delitem__(file)
+
+    touched = set()
+    replaced._readers = Readers(replaced._readers)
+    with replaced._file_of(0), replaced._file_of(0):
+        pass
+    assert touched == {("closed", True), (2, True), (1, True), (0, True)}
+
+
 def test_files_of_others_are_open_to_be_read_alone(replaced):
     with replaced._file_of(0) as file:
         for fd in (file._rows, file._slots):

@@ -198,6 +198,7 @@ def test_kinds_of_groups(translate):
     size = {"block_size": 16, "num_kv_heads": 1, "head_size": 8, "dtype": torch.float32}
     full = specs.FullAttentionSpec(**size, sliding_window=64)
     assert translate.group_kind(full) == "full_attention"
+    assert translate.reads_all(full) and not translate.has_states(full)
     for connector in (kv_vllm.OffloadingConnector, kv_vllm.P2PConnector):
         assert connector.describe_group(full) == translate.describe_group(full)
     full = translate.describe_group(full)
@@ -224,6 +225,8 @@ def test_kinds_of_groups(translate):
     handed = translate.describe_group(specs.MambaSpec(**states, page_size_padded=1024, mamba_cache_mode="align"))
     assert (handed.kind, handed.tokens_per_block, handed.page_size_bytes) == ("state_space", 16, 1024)
     assert handed.is_handed_over and not full.is_handed_over
+    states_spec = specs.MambaSpec(**states, mamba_cache_mode="align")
+    assert translate.has_states(states_spec) and not translate.reads_all(states_spec)
     with pytest.raises(ConfigError) as refused:
         translate.describe_group(specs.MambaSpec(**states, mamba_cache_mode="all"))
     assert str(refused.value) == (

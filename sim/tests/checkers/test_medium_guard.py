@@ -353,6 +353,6 @@ def test_what_was_answered_is_not_offered_again_and_again() -> None:
     for _ in range(MOST_OFFERS):
         guard.prepare_store([B], second)
     assert notes.taken == []
-    guard.prepare_store([B], second)
+    guard.prepare_store([C, B], second)
     said = "prepare_store was asked 51 times for one chunk of request r2, and it answered each time"
     assert notes.taken == [(Invariant.WORK, f"the medium's Shelves.{said}")]

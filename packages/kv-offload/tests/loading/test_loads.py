@@ -203,6 +203,14 @@ class TestLoads:
         assert connector.get_num_new_matched_tokens(b, 0) == (8, False)
         connector.build_connector_meta(step())
 
+    def test_one_token_alone_may_be_loaded_in_the_step(self, fenced):
+        connector, manager = fenced(sync_load_budget_bytes=1 << 30, cache=kv_cache_config(((FULL, 1, 0),)))
+        a = Request("a", range(2), per_hash=1)
+        fill(manager, a, 1)
+        connector.on_new_request(a)
+        assert connector.get_num_new_matched_tokens(a, 0) == (1, False)
+        connector.build_connector_meta(step())
+
     def test_all_loads_of_a_step_share_its_budget(self, fenced):
         connector, manager = fenced(sync_load_budget_bytes=3 * 32)
         requests = [Request(name, range(5)) for name in "abcd"]

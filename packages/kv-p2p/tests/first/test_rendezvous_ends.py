@@ -72,9 +72,10 @@ def test_who_says_nothing_is_not_waited_for(
 ) -> None:
     monkeypatch.setattr(rendezvous, "HELLO_SECONDS", hello_seconds)
     listener = Listener(HOST, 0)
-    times = iter([0.0, 0.0])
+    begin = 1000 * LIMIT_SECONDS
+    times = iter([begin, begin])
     with socket.create_connection((HOST, listener.port), LIMIT_SECONDS) as silent:
-        accepting = Background(listener.accept, 0, seconds, lambda: next(times, seconds))
+        accepting = Background(listener.accept, 0, seconds, lambda: next(times, begin + seconds))
         answer = recv_frame(silent, 0)
         assert answer is not None and answer.header == make_refusal("timed out")
         with pytest.raises(RendezvousError, match=r"was refused: timed out$"):
@@ -93,6 +94,21 @@ def test_who_says_a_byte_now_and_then_is_not_waited_for_either(monkeypatch: pyte
                 slow.sendall(hello[at : at + 1])
                 pause.wait(0.01)
         assert at < 499
+    consumer = connect(HOST, listener.port, 0, LIMIT_SECONDS)
+    accepting.result().close()
+    consumer.close()
+    listener.close()
+
+
+def test_who_announces_a_long_word_is_not_heard() -> None:
+    listener = Listener(HOST, 0)
+    accepting = Background(listener.accept, 0, LIMIT_SECONDS)
+    with socket.create_connection((HOST, listener.port), LIMIT_SECONDS) as talker:
+        talker.sendall(b"KVp1" + struct.pack(">II", 65_537, 0))
+        answer = recv_frame(talker, 0)
+        assert answer is not None
+        said = "a frame has at most 65536 bytes of header and 65536 parts; this one has 65537 and 0"
+        assert answer.header == make_refusal(said)
     consumer = connect(HOST, listener.port, 0, LIMIT_SECONDS)
     accepting.result().close()
     consumer.close()

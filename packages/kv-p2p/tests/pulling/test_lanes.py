@@ -94,6 +94,37 @@ def test_what_has_not_begun_when_they_stop_never_begins(lanes, gate):
     assert (begun, lanes.length(HERE)) == ([], 0)
 
 
+def test_what_has_not_begun_while_they_stop_never_begins(lanes, gate, monkeypatch):
+    begun = []
+    for _ in range(LANE_THREADS):
+        lanes.add(HERE, gate.pass_through)
+    for _ in range(LANE_THREADS):
+        gate.wait_for_somebody()
+    lanes.add(HERE, lambda: begun.append("waited"))
+    lane, shut_down = lanes._lanes[HERE], lanes._threads.shutdown
+
+    def shut_down_late(**how):
+        gate.open.set()
+        wait_for(lambda: begun or not lane.turns)
+        shut_down(**how)
+
+    monkeypatch.setattr(lanes._threads, "shutdown", shut_down_late)
+    lanes.stop()
+    assert begun == []
+
+
+def test_what_waits_for_a_thread_when_they_stop_never_begins(gate, monkeypatch):
+    monkeypatch.setattr("kv_p2p.pulling.tcp.lanes.MOST_THREADS", 1)
+    lanes, begun = Lanes("lanes"), []
+    lanes.add(HERE, gate.pass_through)
+    gate.wait_for_somebody()
+    lanes.add(THERE, lambda: begun.append("there"))
+    lanes.stop()
+    gate.open.set()
+    lanes.join()
+    assert begun == []
+
+
 @pytest.mark.parametrize("turns", [0, LANE_THREADS + 1])
 def test_a_recount_sees_a_lane_without_a_turn_or_with_too_many(lanes, gate, turns):
     lanes.add(HERE, gate.pass_through)

@@ -195,8 +195,8 @@ class TestLayersOfGroups:
         assert self.refused({}, [["a"], ["c"]]) == said
 
     def test_one_of_no_group(self):
-        caches = self.caches(c=np.zeros((BLOCKS, 4)))
-        said = "register_kv_caches: layer 'c' is in none of the 2 groups"
+        caches = self.caches(**{name: np.zeros((BLOCKS, 4)) for name in "hgfedc"})
+        said = "register_kv_caches: layer 'h' is in none of the 2 groups"
         assert self.refused(caches, [["a"], ["b"]]) == said
 
     def test_one_that_reads_what_another_keeps_needs_none(self):

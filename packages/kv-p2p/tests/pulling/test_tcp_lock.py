@@ -1,12 +1,17 @@
 """What several threads of a wire over TCP change is only touched by who has its lock."""
 
+import threading
+from collections import deque
+
 import pytest
 from kv_p2p_carrier import LocalCarrier
+from kv_p2p_tcp import PATIENCE
 
 from kv_p2p.pulling import wire
 from kv_p2p.pulling.carrier import LingeringReadError
-from kv_p2p.pulling.tcp import client
+from kv_p2p.pulling.tcp import client, lanes
 from kv_p2p.pulling.tcp.slots import SlotPool
+from kv_p2p.pulling.ticket import Address
 
 OF_HOLDS = ("serve", "is_to_come", "begin_read", "end_read", "decline", "withdraw", "take_served")
 
@@ -139,3 +144,64 @@ def test_slots():
     used = [("free", "look"), ("free", "add"), ("free", "recount"), ("lost", "add"), ("lost", "recount")]
     assert touched >= {(*use, True) for use in used}
     assert all(is_locked for *_, is_locked in touched), touched
+
+
+def test_lanes(monkeypatch):
+    class Places(dict):
+        def setdefault(self, key, default):
+            touch("begin")
+            return super().setdefault(key, default)
+
+        def get(self, key):
+            touch("look")
+            return super().get(key)
+
+        def __delitem__(self, key):
+            touch("end")
+            super().__delitem__(key)
+            has_ended.set()
+
+        def items(self):
+            touch("recount")
+            return super().items()
+
+        def clear(self):
+            touch("clear")
+            super().clear()
+
+    class Waiting(deque):
+        def popleft(self):
+            touch("take")
+            return super().popleft()
+
+    class Lock:
+        """Of two threads at once the other one may have it."""
+
+        def __init__(self):
+            self._lock, self.owner = threading.Lock(), None
+
+        def __enter__(self):
+            self._lock.acquire()
+            self.owner = threading.get_ident()
+
+        def __exit__(self, *raised):
+            self.owner = None
+            self._lock.release()
+
+    def touch(name):
+        touched.add((name, all_lanes._lock.owner == threading.get_ident()))
+
+    touched, has_ended = set(), threading.Event()
+    make = lanes._Lane
+    monkeypatch.setattr(lanes, "_Lane", lambda: make(Waiting()))
+    all_lanes = lanes.Lanes("lanes")
+    all_lanes._lanes, all_lanes._lock = Places(), Lock()
+    here = Address("here", 1)
+    all_lanes.add(here, int)
+    assert has_ended.wait(PATIENCE)
+    all_lanes.length(here)
+    all_lanes.check()
+    all_lanes.stop()
+    all_lanes.join()
+    names = ("begin", "take", "end", "look", "recount", "clear")
+    assert touched == {(name, True) for name in names}

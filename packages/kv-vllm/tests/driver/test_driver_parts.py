@@ -151,6 +151,22 @@ def test_blocks_are_held_for_a_store_or_for_a_state_that_was_registered(ledger, 
     assert not ledger.ended[-1].is_held, "it was for that end only"
 
 
+@pytest.mark.vllm
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.usefixtures("a_vllm")
+@pytest.mark.parametrize("answer", [False, True])
+def test_whether_a_state_was_registered_is_told_besides(answer):
+    from kv_vllm.driver.connector import DrivenConnector
+
+    asked, told = [], []
+    connector = object.__new__(DrivenConnector)
+    connector._guard = SimpleNamespace(register_finished_partial_tail=lambda *given: asked.append(given) or answer)
+    connector._told = SimpleNamespace(registered=lambda *given: told.append(given))
+    request = SimpleNamespace(request_id="a")
+    assert connector.register_finished_partial_tail(request, [1], "offloads") is answer
+    assert (asked, told) == ([(request, [1], "offloads")], [("a", answer)])
+
+
 @pytest.mark.parametrize("holds", [False, True])
 def test_blocks_are_not_held_for_a_store_while_a_load_fills_them(ledger, holds):
     ledger.matched("a", 4, (4, True))

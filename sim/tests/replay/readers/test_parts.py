@@ -171,6 +171,12 @@ def test_what_a_cache_had_of_a_prompt_was_in_it(read):
     assert told(read, {**asked, "input": {**asked["input"], "inputTokenCount": 500}})
 
 
+def test_a_count_that_no_float_can_hold_is_one_that_differs(read):
+    asked = {"messages": [user("x" * 400)]}
+    (note,) = told(read, {**asked, "usage": {"prompt_tokens": 10**400}})
+    assert note.startswith(f"usage says {10**400:,} prompt tokens where 106 are counted here")
+
+
 @pytest.mark.parametrize(
     "record",
     [

@@ -283,8 +283,12 @@ def test_mlflow_s_traces_have_requests_in_their_data(read, newest):
     assert "requests of 2 models, none of which can use another's blocks: m, none" in notes
 
 
-def test_mlflow_keeps_the_responses_api_s_instructions_and_any_answer_s_own_counts(read):
-    asked = {"input": SAID, "instructions": "z" * 80}
+@pytest.mark.parametrize(
+    "asked",
+    [{"input": SAID, "instructions": "z" * 80}, {"messages": ASKED["messages"], "system": "z" * 80}],
+    ids=["responses", "messages"],
+)
+def test_mlflow_keeps_what_an_api_calls_a_system_s_prompt_and_any_answer_s_own_counts(read, asked):
     counts = {"prompt_tokens": 90, "completion_tokens": 7}
     requests, notes = read(
         of_mlflow(1, "CHAT_MODEL", spanInputs=asked),
@@ -292,6 +296,14 @@ def test_mlflow_keeps_the_responses_api_s_instructions_and_any_answer_s_own_coun
     )
     assert lengths(requests) == [(0, 32 + -(-len("<|system|>" + "z" * 80) // 4), 0), (1, 32, 7)]
     assert any(note.startswith("usage says 90 prompt tokens where 32 are counted here") for note in notes)
+
+
+def test_what_is_asked_of_mlflow_as_one_text_a_user_says(read):
+    (text, message), _ = read(
+        of_mlflow(1, "LLM", spanInputs={"prompt": SAID}),
+        of_mlflow(2, "LLM", spanInputs={"messages": ASKED["messages"]}),
+    )
+    assert shared(text, message) == len(text.blocks) == len(message.blocks)
 
 
 def test_spans_as_langfuse_s_own_client_sends_them(read):
@@ -315,8 +327,9 @@ def test_spans_as_langfuse_s_own_client_sends_them(read):
 
 
 def of_logfire(kind, start, said, **more):
-    """A record as a console exporter writes it, and Logfire names it."""
-    named = {"logfire.span_type": kind, "gen_ai.operation.name": "chat", "gen_ai.request.model": "m"}
+    """A record as a console exporter writes it, and Logfire names it; of no kind, it is of somebody else."""
+    named = {"logfire.span_type": kind} if kind else {}
+    named |= {"gen_ai.operation.name": "chat", "gen_ai.request.model": "m"}
     named |= {"gen_ai.input.messages": json.dumps([user(said)]), **more}
     return {
         "name": "x",
@@ -334,6 +347,7 @@ def test_a_stream_of_which_logfire_tells_twice_is_one_request(read, dated):
     answered = {"gen_ai.usage.input_tokens": 32, "gen_ai.usage.output_tokens": 7}
     ended = {**answered, "duration": 1.5}
     records = [
+        of_logfire(None, at(3.875), SAID),
         of_logfire("span", at(1), SAID),
         of_logfire("log", at(2.75), SAID, **ended),
         of_logfire("span", at(3), SAID, **answered),
@@ -344,5 +358,6 @@ def test_a_stream_of_which_logfire_tells_twice_is_one_request(read, dated):
         of_logfire("log", at(6), "no log of a stream", **answered),
     ]
     requests, _ = read(*records, unsorted=Unsorted.SORT)
-    expected = [(0, 32, 7), (1.75, 32, 7), (2.25, 34, 0), (2.25, 32, 7), (2.5, 32, 0), (4.75, 10, 7)]
+    expected = [(0, 32, 7), (1.75, 32, 7), (2.25, 34, 0), (2.25, 32, 7), (2.5, 32, 0), (2.625, 32, 0)]
+    expected.append((4.75, 10, 7))
     assert sorted(lengths(requests)) == sorted(expected)

@@ -90,8 +90,8 @@ class WorkerPages:
         by_group = [{name: _cache_of(kv_caches, name) for name in group.layer_names} for group in groups]
         known = {name for caches in by_group for name in caches}
         lie_there = {pages_of(name, kv_caches[name], blocks).address for name in known}
-        for name in kv_caches.keys() - known:  # such as one that reads the keys and values of another
-            if pages_of(name, kv_caches[name], blocks).address not in lie_there:
+        for name in kv_caches:  # one in no group may read the keys and values of another
+            if name not in known and pages_of(name, kv_caches[name], blocks).address not in lie_there:
                 raise ConfigError(f"register_kv_caches: layer {name!r} is in none of the {len(groups)} groups")
         return cls([CachePages(caches, blocks) for caches in by_group])
 

@@ -8,6 +8,7 @@ role, is cut by itself: it is the same in the next turn, so it is remembered, an
 
 import importlib
 from collections.abc import Iterator, Sequence
+from fractions import Fraction
 from functools import lru_cache
 from pathlib import Path
 from typing import Any, Final, Protocol, cast
@@ -23,7 +24,7 @@ BLOCK_TOKENS: Final = 16
 ASSUMED: Final = "four characters are taken for a token"
 FILE: Final = "tokenizer.json"
 
-_ALIKE: Final = 1.25
+_ALIKE: Final = Fraction(5, 4)
 """Two counts that differ by less are taken for alike."""
 
 _REMEMBERED: Final = 4096
@@ -127,7 +128,8 @@ class Text:
 
     def notes(self) -> Iterator[str]:
         """What is worth knowing, where prompts were counted by somebody else, too."""
-        if self._told and not 1 / _ALIKE < self._told / max(1, self._counted) < _ALIKE:
+        counted_here = max(1, self._counted)
+        if self._told and not counted_here / _ALIKE < self._told < counted_here * _ALIKE:
             yield (
                 f"usage says {self._told:,} prompt tokens where {self._counted:,} are counted here: images have "
                 "no text, and a model's template and tokenizer their own idea (--tokenizer)"
