@@ -76,7 +76,7 @@ def test_no_key_of_p2p_is_missing(make):
 
 @pytest.mark.parametrize("key", ["host", "port"])
 def test_what_a_medium_could_have_is_refused_where_vllm_has_replaced_the_connector(make, key):
-    with pytest.raises(ConfigError, match=rf"{key}: a key of P2PConnector, .*; --kv-offloading-size \(0.5\)"):
+    with pytest.raises(ConfigError, match=rf"{key}: this key belongs to P2PConnector, .*; --kv-offloading-size \(0.5\)"):
         make({**OWN, key: "x"}, size=0.5)
     make({**OWN, key: "x"})
     make({**OWN, "spec_name": "NamesNoKeys", "spec_module_path": "kv_vllm_specs", key: "x"}, size=0.5)
@@ -93,9 +93,9 @@ def test_a_medium_may_have_it_if_it_says_so(make, size):
 def test_what_vllms_option_does_is_said_once_an_engine(make, caplog, size, role, count):
     """A P2PConnector without a key of its own leaves no trace."""
     make(OWN, size=size, role=role)
-    told = [one for one in caplog.messages if one.startswith("--kv-offloading-size (0.5): this is Offloading")]
+    told = [one for one in caplog.messages if one.startswith("--kv-offloading-size (0.5): vLLM replaces ")]
     assert len(told) == count
-    assert not told or "P2PConnector, say" in told[0]
+    assert not told or "such as P2PConnector" in told[0]
 
 
 def with_vllms_option(size, **transfer):
@@ -135,7 +135,7 @@ def test_what_nobody_reads_is_a_warning_of_the_scheduler(make, caplog, tmp_path,
         extra = {**extra, "file_dir": str(tmp_path), "file_staging_bytes": 1 << 20}
     medium = extra.get("spec_name", "CPUOffloadingSpec")
     make(extra, role="WORKER")
-    assert not [one for one in caplog.messages if "without effect" in one]
+    assert not [one for one in caplog.messages if "have no effect" in one]
     make(extra)
-    told = f"OffloadingConnector: without effect in {IN}: {unread}; neither it nor {medium} reads them"
-    assert [one for one in caplog.messages if "without effect" in one] == ([told] if unread else [])
+    told = f"OffloadingConnector: these keys of {IN} have no effect: {unread}; neither it nor {medium} reads them"
+    assert [one for one in caplog.messages if "have no effect" in one] == ([told] if unread else [])
