@@ -301,7 +301,7 @@ def test_a_recount_finds_what_can_not_be():
 
 @pytest.mark.parametrize(
     ("blocks", "last", "problem"),
-    [(2, 0, "more was borrowed than"), (0, 1, "the last block was borrowed, and none was"), (1, 1, "is no hit")],
+    [(2, 0, "more blocks borrowed than"), (0, 1, "a request that borrowed none"), (1, 1, "is no hit")],
 )
 def test_a_recount_of_what_was_borrowed(blocks, last, problem):
     columns = trace_of([[1, 2, 3]])

@@ -1,16 +1,16 @@
-"""What caches of some size answer of a trace. Knows nothing of routing, of time, or of who asks.
+"""How many blocks of a trace caches of a given size find. Nothing here knows of routing, of time or of reports.
 
 ===================== ====================================================================================
 **one size**          request by request
 ``cache``             the loop, with the real manager of each medium (``medium``)
 ``keys``              the keys of blocks, as connectors make them
-``gpu_tier``          the GPU's own prefix cache in front; ``leaving``: one that stores what it gives away
-``homes``             files that several servers read
+``gpu_tier``          the GPU's own prefix cache in front; ``leaving``: one whose blocks are stored before eviction
+``homes``             files that several servers share
 **all sizes at once** only for LRU
 ``stack``             one pass over the trace in the form of its ``shape``; the result is a ``curve``
-**bounds**            that no policy beats
+**bounds**            the most hits that any policy can have
 ``bounds``            the offline optimum, and a cache that holds everything
-**figures**           from what happened
+**figures**           made of a replay's outcome
 ``tally``             hits by tier, ages, a series over time
 ``beside``            the replay beside the counts of the trace's own server
 ===================== ====================================================================================

@@ -1,6 +1,6 @@
-"""What a replay says beside what the trace's own server counted: both of the same requests, and how far apart.
+"""The hits that a replay counts and those that the trace's own server counted, of the same requests.
 
-The replay has to be of the caches which that server had: else what lies between the two is what others bring.
+The replay must have caches like that server's; otherwise the difference comes from the caches.
 """
 
 from dataclasses import astuple, dataclass
@@ -15,13 +15,13 @@ from kv_sim.replay.units import counted
 
 @dataclass(frozen=True)
 class ObservedRatios:
-    """Of the prompt tokens of those requests that say it: what their server had."""
+    """Hit ratios that the trace's server counted, over the requests for which the trace says it."""
 
     requests: int
     prompt_tokens: int
     token: float
     gpu_token: float | None
-    """In the GPU's own cache; None, as the next, where not all of these requests say what was loaded."""
+    """Found in the GPU's own cache. None, like ``loaded_token``, if not all these requests say what was loaded."""
     loaded_token: float | None
 
     def __str__(self) -> str:
@@ -34,29 +34,29 @@ class ObservedRatios:
 
 @dataclass(frozen=True)
 class BesideObserved:
-    """What a replay answers of the same tokens."""
+    """The replay's hit ratios over the same tokens."""
 
     token: float
     gpu_token: float
     loaded_token: float
     apart: float
-    """Of which one of the two had what the other one hadn't, request by request."""
+    """The share of tokens by which the replay and the server differ, summed request by request."""
 
 
 @dataclass(frozen=True)
 class ObservedSums:
-    """Tokens, over requests that say what their server had."""
+    """Sums of tokens over the requests for which the trace says what their server found."""
 
     requests: int = 0
     prompt: int = 0
     cached: int = 0
     split: int = 0
-    """Requests of these that also say what was loaded."""
+    """How many of these requests also say what was loaded."""
     loaded: int = 0
 
     @classmethod
     def of(cls, columns: Columns) -> "ObservedSums":
-        """Those of a trace, or of a part of one."""
+        """The sums of a trace, or of a part of one."""
         if columns.observed is None:
             return cls()
         said = columns.observed.said
@@ -75,7 +75,7 @@ class ObservedSums:
         return ObservedSums(*map(sum, zip(astuple(self), astuple(more), strict=True)))
 
     def ratios(self) -> ObservedRatios | None:
-        """As shares; None: no request says it."""
+        """The sums as ratios; None: the trace says it for no request."""
         if not self.requests:
             return None
         prompt, is_split = max(1, self.prompt), self.split == self.requests
@@ -90,7 +90,7 @@ class ObservedSums:
 
 @dataclass(frozen=True)
 class BesideSums:
-    """Tokens that a replay answers, over the same requests."""
+    """Sums of tokens that a replay finds, over the same requests."""
 
     prompt: int = 0
     gpu: int = 0
@@ -99,7 +99,7 @@ class BesideSums:
 
     @classmethod
     def of(cls, columns: Columns, outcome: Outcome) -> "BesideSums":
-        """Those of a trace, or of a part of one, as far as it says what was observed."""
+        """The sums of a trace, or of a part of one, over the requests for which it says what was observed."""
         if columns.observed is None:
             return cls()
         said = columns.observed.said
@@ -118,7 +118,7 @@ class BesideSums:
         return BesideSums(*map(sum, zip(astuple(self), astuple(more), strict=True)))
 
     def ratios(self) -> BesideObserved | None:
-        """As shares; None: there was nothing to hold a replay against."""
+        """The sums as ratios; None: the trace says for no request what was observed."""
         if not self.prompt:
             return None
         shares = (tokens / self.prompt for tokens in (self.gpu + self.loaded, self.gpu, self.loaded, self.apart))

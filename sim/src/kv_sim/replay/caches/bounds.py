@@ -1,12 +1,14 @@
-"""What no policy can beat: the offline optimum (MIN) at a capacity, and a cache that holds everything.
+"""The most hits that any policy can have: the offline optimum (MIN) at a capacity, and a cache of unlimited size.
 
-**MIN** keeps, after each request, the blocks that are needed again soonest, and may let a block go at once. Among
-blocks that are needed at the same time the deepest goes first. A block's ancestors are needed no later than it, so
-what is kept is always a set of prefixes: this is the optimum among those that can only use prefixes, too.
+**MIN** keeps, after each request, the blocks that are needed again soonest, and may drop a block at once. Among
+blocks that are needed at the same time it drops the deepest first. A block's ancestors are needed no later than
+the block, so MIN always keeps a set of prefixes. It is therefore also the optimum among caches that can use only
+prefixes.
 
-It takes a step for each segment that is used again: its blocks were used by one request and are needed by one
-other, so they wait, and are let go, together, deepest first. Segments are numbered in the order in which they are
-needed, and of one request from the front, so what is let go first of all that wait has the greatest number.
+The computation takes one step for each segment that is used again. One request used the blocks of a segment last,
+and one later request needs them next, so these blocks wait together, and are dropped together, deepest first.
+Segments are numbered in the order in which they are needed, and within one request from the front of its prompt.
+So the waiting segment with the greatest number is dropped first.
 """
 
 from collections.abc import Iterator
@@ -34,7 +36,7 @@ def min_hits(columns: Columns, shape: Shape, capacity: int) -> Hits:
 
 
 class Bounds:
-    """Those of one trace: what capacities have in common is worked out once."""
+    """The bounds of one trace. What doesn't depend on the capacity is computed once."""
 
     def __init__(self, columns: Columns, shape: Shape) -> None:
         again = np.flatnonzero(shape.user != NOBODY)
@@ -42,7 +44,7 @@ class Bounds:
         counts, ends = columns.counts[request], shape.start[again] + self._lengths
         missing = columns.block_tokens * counts - columns.block_input_tokens[request]
         self._missing: Ints = np.where(ends == counts, missing, 0)
-        """What each segment's last block lacks to be full."""
+        """How many tokens each segment's last block lacks to be full."""
         self._block_tokens = columns.block_tokens
         self._needed_by, self._used_by = request, shape.user[again]
 
@@ -59,9 +61,9 @@ class Bounds:
 
     @cached_property
     def _steps(self) -> Ints:
-        """What happens, one after the other: a segment begins to wait (its number), or is needed (``~`` that).
+        """All events in order: a segment begins to wait (its number), or is needed (``~`` its number).
 
-        A request first gets what it needs.
+        Within one request the segments that it needs come first.
         """
         number = np.arange(len(self._lengths))
         order = np.argsort(np.concatenate((2 * self._needed_by, 2 * self._used_by + 1)), kind="stable")
@@ -70,15 +72,15 @@ class Bounds:
 
     @cached_property
     def _most_waiting(self) -> int:
-        """The most blocks that ever wait, if none is let go."""
+        """The most blocks that ever wait at once, if none is dropped."""
         lengths = self._lengths[np.maximum(self._steps, ~self._steps)]
         return int(np.cumsum(np.where(self._steps < 0, -lengths, lengths)).max(initial=0))
 
     def _kept(self, capacity: int) -> list[int]:
         """How many blocks of each segment are still there when they are needed.
 
-        The heap has who waits, the greatest number first. Who was needed stays in it; that are the smallest
-        numbers, so they are met only when nobody waits.
+        The heap has the waiting segments, the greatest number first. Segments that were needed already stay in it.
+        They have the smallest numbers, so they come up only when no segment waits.
         """
         left: list[int] = self._lengths.tolist()
         size, heap = 0, list[int]()
@@ -95,7 +97,7 @@ class Bounds:
                 size -= gone
                 if not left[last]:
                     heappop(heap)
-        assert not size, f"{size} blocks wait for nobody"
+        assert not size, f"{size} blocks still wait at the end of the trace"
         return left
 
     def _hits(self, kept: Ints) -> Hits:
@@ -105,6 +107,6 @@ class Bounds:
 
 
 def _pieces(numbers: Ints) -> Iterator[int]:
-    """All of them, of which few at a time are objects."""
+    """All numbers in order. Only one portion of them at a time is made into Python integers, to save memory."""
     for first in range(0, len(numbers), _STEPS_AT_ONCE):
         yield from numbers[first : first + _STEPS_AT_ONCE].tolist()

@@ -1,18 +1,18 @@
 """Cache fidelity: the real manager and policies of kv_offload_cpu, request by request, without a clock.
 
-With each request, one after the other, happens what an engine and the offloading connector would do:
+Requests are served one after the other. For each, the replay does what an engine and the offloading connector do:
 
-- as far as the GPU's prefix cache has it, nothing is asked;
-- then the leading run of blocks that the manager has is loaded;
-- then everything that was not loaded is offered for a store. With ``store_when`` ``evicted`` it is instead what
-  earlier requests left in GPU blocks that are about to be given away.
+- the leading blocks that the GPU's prefix cache has are used as they are;
+- the leading run of further blocks that the manager has is loaded;
+- all blocks that were not loaded are offered for a store. With ``store_when`` ``evicted``, blocks are offered
+  instead when the GPU's prefix cache is about to evict them.
 
-Every copy has ended before the next request comes, so nothing is ever in flight or pinned meanwhile: what a real
-server loses to copies that are late is what engine fidelity is for.
+Every copy ends before the next request comes, so no block is in flight or pinned between requests. What a real
+server loses because copies take time, engine fidelity (``timed``) measures.
 
-With files on a disk behind host memory there are two media, as MultiConnector has them with ``load_policy``
-``longest``. The one that has more of the request loads all that it has; if both have as much, host memory does.
-Each is offered what it didn't load itself.
+With files on a disk behind host memory there are two media, as in a MultiConnector with ``load_policy``
+``longest``. The medium that has more of the request loads all that it has; if both have as much, host memory
+loads. Each medium is offered what it didn't load itself.
 
 The GPU's prefix cache is an LRU in which, as in vLLM, a request's tail leaves before its head.
 """
@@ -45,7 +45,7 @@ _NOTHING = Loaded(0)
 
 @dataclass(frozen=True)
 class Setup:
-    """One server's caches, on which a trace is replayed: their sizes, and what they do."""
+    """One server's caches: their sizes, their policy, and when they store."""
 
     policy: str = USUAL_POLICY
     capacity: int = 0
@@ -58,39 +58,39 @@ class Setup:
     """Blocks of files behind host memory; 0: there are none."""
     disk_store_threshold: int = 0
     store_when: StoreWhen = StoreWhen.COMPUTED
-    """Whether blocks are stored at once, or when the GPU's prefix cache is about to lose them."""
+    """Whether blocks are stored once they are computed, or when the GPU's prefix cache is about to evict them."""
 
     @property
     def blocks(self) -> int:
-        """What all of it holds, the GPU included."""
+        """How many blocks all tiers together hold, the GPU included."""
         return self.gpu_blocks + self.capacity + self.disk
 
 
 class Borrowed(NamedTuple):
-    """What each request got from the disks of other servers."""
+    """What each request loaded from the disks of other servers."""
 
     blocks: Ints
-    """How many of its ``disk_hits``."""
+    """How many of its ``disk_hits`` came from there."""
     last: Ints
-    """1 where the last block of the prompt was among them, and else 0."""
+    """1 if the last block of the prompt was among them, otherwise 0."""
 
 
 class RequestHits(NamedTuple):
-    """The hits of each request by who answered, in blocks."""
+    """The hits of each request by the tier that had them, in blocks."""
 
     gpu: Ints
     cpu: Ints
     disk: Ints
-    """Those from other servers' disks, too."""
+    """Includes hits on other servers' disks."""
     borrowed: Borrowed | None = None
     """None: there is one server."""
 
 
 @dataclass
 class Outcome:
-    """What happened: per request the hits of each tier, in blocks, and what the media stored.
+    """The result of a replay: per request the hits of each tier, in blocks, and what the media stored.
 
-    Only one medium answers a request: of ``cpu_hits`` and ``disk_hits`` one is 0.
+    Only one medium loads for a request, so ``cpu_hits`` or ``disk_hits`` is 0.
     """
 
     setup: Setup
@@ -98,17 +98,17 @@ class Outcome:
     cpu_hits: Ints
     disk_hits: Ints
     borrowed: Borrowed | None = None
-    """What of ``disk_hits`` came from the disks of other servers; None: they don't read each other's."""
+    """The part of ``disk_hits`` that came from the disks of other servers; None: servers don't share files."""
     host: Traffic = field(default_factory=Traffic)
     disk: Traffic = field(default_factory=Traffic)
 
     @property
     def loaded(self) -> Ints:
-        """The hits of whichever medium answered."""
+        """The hits of the medium that loaded."""
         return self.cpu_hits + self.disk_hits
 
     def check(self, columns: Columns, servers: int = 1) -> None:
-        """Recount what can be recounted of what so many servers did."""
+        """Check the sums of an outcome of ``servers`` servers together."""
         assert (self.gpu_hits + self.loaded <= columns.counts).all(), "more hits than blocks"
         assert not (self.cpu_hits * self.disk_hits).any(), "two media loaded for one request"
         for slots, traffic in ((self.setup.capacity, self.host), (self.setup.disk, self.disk)):
@@ -116,14 +116,14 @@ class Outcome:
             assert 0 <= kept <= servers * slots, f"{kept} chunks kept in {servers * slots} slots"
         if self.borrowed is not None:
             blocks, last = self.borrowed
-            assert (blocks <= self.disk_hits).all(), "more was borrowed than disks answered"
-            assert (last <= blocks).all(), "the last block was borrowed, and none was"
+            assert (blocks <= self.disk_hits).all(), "more blocks borrowed than hit on disks"
+            assert (last <= blocks).all(), "a last block counts as borrowed in a request that borrowed none"
             reached = self.gpu_hits + self.disk_hits == columns.counts
-            assert reached[last == 1].all(), "the last block was borrowed, and it is no hit"
+            assert reached[last == 1].all(), "a last block counts as borrowed but is no hit"
 
 
 def add_up_sums(outcomes: Sequence[Outcome]) -> Outcome:
-    """What all servers' media did together, as the first one's outcome."""
+    """The sums of all servers' media, with the first server's setup."""
     host, disk = Traffic(), Traffic()
     for outcome in outcomes:
         host, disk = host.plus(outcome.host), disk.plus(outcome.disk)
@@ -137,10 +137,10 @@ def replay_cache(columns: Columns, setup: Setup, progress: Tell = lambda count: 
 
 
 class CacheRun:
-    """One replay under way: the caches, and sums over what they were fed. No request is kept.
+    """One replay under way: the caches, and sums over the requests so far. No request is kept.
 
-    Room for more than ``most_blocks`` is never needed, whatever the capacity. ``open_disk`` makes of the manager
-    of the files what is fed.
+    ``most_blocks`` limits the memory that is reserved, since the trace needs no more, whatever the capacity.
+    ``open_disk`` makes a `MediumRun` of the manager of the files.
     """
 
     def __init__(
@@ -192,7 +192,7 @@ class CacheRun:
         return (local, loaded.blocks, _NOTHING) if loader is self._host else (local, 0, loaded)
 
     def outcome(self, gpu: Ints, cpu: Ints, disk: Ints, borrowed: Borrowed | None = None) -> Outcome:
-        """What happened so far, with the hits of those requests that the caller cares for."""
+        """The outcome so far, with the given hits of requests."""
         return replace(self.sums, gpu_hits=gpu, cpu_hits=cpu, disk_hits=disk, borrowed=borrowed)
 
     def check(self) -> None:
@@ -211,7 +211,10 @@ class CacheRun:
         return run(AtOnceManager(slots, setup.policy, setup.policy_module, store_threshold=store_threshold))
 
     def _choose(self, keys: list[OffloadKey], local: int, context: ReqContext) -> MediumRun:
-        """Who loads for a request of which the GPU has ``local`` blocks. Where there is one, it isn't asked."""
+        """The medium that loads for a request of which the GPU has ``local`` blocks.
+
+        A single medium always does.
+        """
         first, *more = self._media
         if not more:
             return first
@@ -221,7 +224,10 @@ class CacheRun:
     def _load_and_store(
         self, context: KeysContext, keys: list[OffloadKey], local: int
     ) -> tuple[MediumRun, Loaded]:
-        """One request of which the GPU has ``local`` blocks. Returns who loads, and what."""
+        """Serve one request of which the GPU has ``local`` blocks.
+
+        Returns the medium that loads, and what it loads.
+        """
         for medium in self._media:
             medium.manager.on_new_request(context)
         loader = self._choose(keys, local, context)
@@ -246,7 +252,7 @@ class CacheRun:
                 medium.offer(offer, context)
 
     def _store_what_was_left(self, look: Due) -> None:
-        """By requests of their own: those who computed it store nothing any more."""
+        """Store blocks that are due, each in a new request's name, since the request that used them has ended."""
         for owner, keys in look.items():
             context = KeysContext(f"{owner.request_id}, left", owner.keys)
             for medium in self._media:
@@ -255,7 +261,7 @@ class CacheRun:
                 medium.manager.on_request_finished(context)
 
     def count_stats(self) -> None:
-        """To be called now and then, and at the end."""
+        """Collect the managers' statistics. Call it now and then, and at the end."""
         for medium in self._media:
             medium.count_stats()
 
@@ -289,7 +295,7 @@ def _ints(values: list[int]) -> Ints:
 
 @contextmanager
 def _no_collection() -> Iterator[None]:
-    """A replay leaves no cycles behind; looking for them costs more the more there is in memory besides."""
+    """Switch the garbage collector off: a replay makes no cycles, and a search for them costs time."""
     was_on = gc.isenabled()
     gc.disable()
     try:

@@ -1,9 +1,9 @@
-"""``Curve``: what a cache of each capacity would have answered, all capacities at once.
+"""``Curve``: the hits of a cache at every capacity.
 
-Three sums, by capacity in blocks: hits, hits on blocks that are full, and tokens in the blocks that were hit. From
-them come the ratios, each by its definition:
+It has three sums by capacity in blocks: hits, hits on full blocks, and tokens in the blocks that were hit. The
+ratios are defined as:
 
-* *block*: blocks hit / blocks of all prompts, a last partial block counted like a full one;
+* *block*: blocks hit / blocks of all prompts, where a partial last block counts like a full one;
 * *token*: tokens in blocks hit / tokens of all prompts;
 * *full block*: full blocks hit / full blocks of all prompts.
 """
@@ -18,7 +18,7 @@ from kv_sim.replay.columns import Columns, Ints
 
 @dataclass(frozen=True)
 class Totals:
-    """What ratios are taken of."""
+    """The denominators of the ratios."""
 
     blocks: int
     full_blocks: int
@@ -31,7 +31,7 @@ class Totals:
         return cls(columns.references, int(columns.full_counts.sum()), columns.input_tokens, columns.block_tokens)
 
     def plus(self, more: "Totals") -> "Totals":
-        """The sum of both, which have blocks of one size."""
+        """The sum of both; their blocks must have the same size."""
         return Totals(
             self.blocks + more.blocks,
             self.full_blocks + more.full_blocks,
@@ -51,7 +51,7 @@ class Ratios:
 
 @dataclass(frozen=True)
 class Hits:
-    """How many blocks were hits, how many of them were full ones, and how many tokens they have."""
+    """How many blocks were hit, how many of them were full, and how many tokens they have."""
 
     blocks: int
     full_blocks: int
@@ -62,11 +62,11 @@ class Hits:
         return Hits(self.blocks + more.blocks, self.full_blocks + more.full_blocks, self.tokens + more.tokens)
 
     def minus(self, fewer: "Hits") -> "Hits":
-        """What is left of these without those."""
+        """These hits without ``fewer``, which are among them."""
         return Hits(self.blocks - fewer.blocks, self.full_blocks - fewer.full_blocks, self.tokens - fewer.tokens)
 
     def ratios(self, totals: Totals) -> Ratios:
-        """As shares of everything; 0 of nothing is 0."""
+        """The hits as ratios of ``totals``; 0 if a total is 0."""
         return Ratios(
             self.blocks / max(1, totals.blocks),
             self.tokens / max(1, totals.tokens),
@@ -95,7 +95,7 @@ class Curve:
 
 
 class _Sums:
-    """Sums of numbers that come with a capacity each: over all up to one."""
+    """Numbers that each belong to a capacity, and their sums over all capacities up to a given one."""
 
     def __init__(self, capacities: "array[int]", *numbers: Ints) -> None:
         where = np.array(capacities, dtype=np.int64)
@@ -109,7 +109,7 @@ class _Sums:
 
 
 class CurveBuilder:
-    """Notes from which capacity on blocks are hits: what that takes grows with the calls, not with capacities."""
+    """Collects the capacities from which blocks are hits. Its memory grows with the calls, not with capacities."""
 
     def __init__(self, columns: Columns, greatest: int) -> None:
         self._greatest = greatest
@@ -117,11 +117,11 @@ class CurveBuilder:
         self._counts = columns.counts.tolist()
         self._last_missing = (self._block_tokens * columns.counts - columns.block_input_tokens).tolist()
         self._begins, self._ends = array("q"), array("q")  # of runs whose blocks become hits one by one
-        self._depths, self._lengths = array("q"), array("q")  # of those that do at once
+        self._depths, self._lengths = array("q"), array("q")  # of runs whose blocks become hits together
         self._partial, self._missing = array("q"), array("q")  # of last blocks that aren't full
 
     def add_rising(self, request: int, start: int, length: int, depth: int) -> None:
-        """Blocks of a request that become hits one by one: the first at capacity ``depth``."""
+        """Blocks of a request that become hits one by one with the capacity: the first at capacity ``depth``."""
         if depth > self._greatest:
             return
         self._begins.append(depth)
@@ -130,7 +130,7 @@ class CurveBuilder:
             self._add_last(request, depth + length - 1)
 
     def add_at_once(self, request: int, start: int, length: int, depth: int) -> None:
-        """Blocks of a request that are hits from capacity ``depth`` on, all of them."""
+        """Blocks of a request that all become hits at capacity ``depth``."""
         if depth > self._greatest:
             return
         self._depths.append(depth)
@@ -139,7 +139,7 @@ class CurveBuilder:
             self._add_last(request, depth)
 
     def build(self) -> Curve:
-        """The curve of all that was noted."""
+        """The curve of everything that was added."""
         rising = self._begins + self._ends
         slopes = np.repeat(np.array([1, -1], dtype=np.int64), len(self._begins))
         return Curve(

@@ -1,9 +1,9 @@
-"""``GpuTier``: the GPU's prefix cache in front of host memory, as far as hits depend on it.
+"""``GpuTier``: the GPU's prefix cache in front of host memory, as an LRU of block keys.
 
-Least recently used leaves first, and of a request the tail before the head, as blocks are freed in vLLM. A prompt
-longer than the whole tier leaves its head in it.
+The least recently used block is evicted first, and a request's tail before its head, as vLLM frees blocks. Of a
+prompt that is longer than the tier, the head stays in it.
 
-Invariants: at most ``capacity`` blocks; the last one in the order is the head of the last request.
+Invariants: at most ``capacity`` blocks; the last block in the order is the head of the last request.
 """
 
 from itertools import islice
@@ -20,12 +20,12 @@ class GpuTier:
         self._order: dict[OffloadKey, None] = {}
 
     def hits(self, keys: list[OffloadKey]) -> int:
-        """The leading run of blocks that are here."""
+        """How many leading blocks of a prompt the tier has."""
         order = self._order
         return next((index for index, key in enumerate(keys) if key not in order), len(keys))
 
     def use(self, keys: list[OffloadKey]) -> None:
-        """A request used these; what is not needed any more leaves."""
+        """A request used these blocks: they become the most recent, and surplus blocks are evicted."""
         self._put_last(keys)
         self._give_away(len(self._order) - self.capacity)
 
@@ -34,14 +34,14 @@ class GpuTier:
         assert len(self._order) <= self.capacity, f"{len(self._order)} blocks in a tier of {self.capacity}"
 
     def _put_last(self, keys: list[OffloadKey]) -> None:
-        """The tail before the head."""
+        """Make these the most recent, the tail before the head."""
         order = self._order
         for key in reversed(keys):
             order.pop(key, None)
             order[key] = None
 
     def _give_away(self, count: int) -> list[OffloadKey]:
-        """The next so many leave, if it is more than none. Returns which."""
+        """Evict the next ``count`` blocks, none if it is below 1. Returns their keys."""
         gone = [*islice(self._order, max(0, count))]
         for key in gone:
             del self._order[key]

@@ -1,10 +1,12 @@
-"""``Home``: the files of one of several servers that read each other's.
+"""``Home``: the files of one server, where several servers read each other's files.
 
-Each server has a home of its own on the machine's disk: its manager alone stores there, decides what leaves, and
-knows nothing of the others. Of a prompt a server takes what its own home has from there, and *borrows* the rest
-from those of its *neighbours*, to whom that is a use of what they have. What a neighbour has isn't stored again.
+Each server has its own home on the machine's disk. Only its manager stores and evicts there, and that manager
+doesn't know of the other homes. A server loads the blocks of a prompt that its own home has from there, and
+*borrows* the others from its *neighbours'* homes, whose managers count that as a use. A server doesn't store a
+chunk that a neighbour has.
 
-**Invariants** (``check``): a chunk is in one home at most, and ``Homes`` says in which while its manager has it.
+**Invariants** (``check``): a chunk is in one home at most, and ``Homes`` names that home exactly while its manager
+has the chunk.
 """
 
 import numpy as np
@@ -21,7 +23,7 @@ from kv_sim.replay.trace import Tell
 def replay_sharing(
     columns: Columns, setup: Setup, server_of: Ints, servers: int, progress: Tell = lambda count: None
 ) -> Outcome:
-    """Replay a trace on servers that share their disks; ``server_of`` says who gets each request."""
+    """Replay a trace on servers that share their disks; ``server_of`` gives the server of each request."""
     homes, most = Homes(), np.bincount(server_of, weights=columns.counts, minlength=servers)
     runs = [CacheRun(setup, int(blocks), homes.open) for blocks in most]
     hits = feed_in_turn(runs, columns, server_of.tolist(), progress)
@@ -29,14 +31,14 @@ def replay_sharing(
 
 
 class Homes:
-    """Those of all servers, and who has what."""
+    """The homes of all servers, and which home has which chunk."""
 
     def __init__(self) -> None:
         self._owner_of: dict[OffloadKey, Home] = {}
         self._homes: list[Home] = []
 
     def open(self, manager: AtOnceManager) -> "Home":
-        """One more, which is empty."""
+        """Add an empty home with this manager."""
         home = Home(manager, self._owner_of)
         self._homes.append(home)
         return home
@@ -55,19 +57,19 @@ class Homes:
 
 
 class Home(MediumRun):
-    """One server's, as that server uses it; ``owner_of`` says of every chunk of all homes in which it is."""
+    """One server's home, as that server uses it; ``owner_of`` maps every chunk to the home that has it."""
 
     def __init__(self, manager: AtOnceManager, owner_of: "dict[OffloadKey, Home]") -> None:
         super().__init__(manager)
         self._owner_of = owner_of
 
     def found(self, keys: list[OffloadKey], context: ReqContext) -> int:
-        """How long the leading run of blocks is that this home and its neighbours have together."""
+        """The length of the leading run of blocks that this home and its neighbours have together."""
         owner_of = self._owner_of
         return next((place for place, key in enumerate(keys) if key not in owner_of), len(keys))
 
     def load(self, keys: list[OffloadKey], context: ReqContext) -> Loaded:
-        """Load that run: what is here from here, the rest from neighbours."""
+        """Load that run: from this home what it has, the others from neighbours."""
         run = keys[: self.found(keys, context)]
         by_owner: dict[Home, list[OffloadKey]] = {}
         for key in run:
@@ -80,13 +82,13 @@ class Home(MediumRun):
         return Loaded(len(run), len(run) - loaded, bool(run) and self._owner_of[run[-1]] is not self)
 
     def lend(self, keys: list[OffloadKey]) -> None:
-        """A neighbour loads these."""
+        """A neighbour loads these blocks from this home."""
         neighbour = ReqContext("a neighbour")
         self.manager.touch(keys, neighbour)
         self.manager.on_request_finished(neighbour)
 
     def _store(self, keys: list[OffloadKey], context: ReqContext) -> Stored | None:
-        """Without what a neighbour has."""
+        """Store the blocks that no neighbour has."""
         owner_of = self._owner_of
         stored = super()._store([key for key in keys if owner_of.get(key, self) is self], context)
         if stored is not None:

@@ -1,4 +1,4 @@
-"""The keys of a trace's blocks, as offloading connectors make them, and a request that has them, for managers."""
+"""The keys of a trace's blocks, as offloading connectors make them, and the request context for managers."""
 
 from collections.abc import Iterator
 from typing import Final
@@ -13,7 +13,10 @@ _KEYS_AT_ONCE: Final = 1 << 15
 
 
 class KeysContext(ReqContext):
-    """The request as the manager knows it. Where all keys stand is worked out when a policy asks for many."""
+    """The request as a manager sees it.
+
+    An index of all keys is built once a policy has asked for many positions.
+    """
 
     def __init__(self, request_id: str, keys: list[OffloadKey]) -> None:
         super().__init__(request_id)

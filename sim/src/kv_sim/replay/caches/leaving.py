@@ -1,15 +1,16 @@
-"""``LeavingTier``: the GPU's prefix cache, and what of it is to be stored before it is given away.
+"""``LeavingTier``: the GPU's prefix cache, which also says which of its blocks must be stored before eviction.
 
-It is for servers that store a chunk when its blocks come up among those that the engine gives away next
-(``store_when`` ``evicted`` of kv-offload), not when it is computed. As there, a request leaves its blocks when it
-lets go of them; the engine's queue of free blocks is looked at as far as `kv_offload.look_ahead` says, and again
-when half of that has been given away. What was left there is due, and left no longer. Blocks that never held
-anything are given away first.
+It is for ``store_when`` ``evicted`` of kv-offload: a server stores a chunk not when it is computed, but when its
+blocks are among the next that the engine will evict. As in kv-offload, a request *leaves* its blocks when it frees
+them. The tier looks at the engine's queue of free blocks as far as `kv_offload.look_ahead` says, and looks again
+when half of these blocks have been evicted. Left blocks that it sees there are *due*: they are to be stored, and
+no longer count as left. The engine takes blocks that never held anything first.
 
-A server takes a prompt's blocks step by step, and this one by one but for what is loaded. So what it says is exact
-where a step computes one block and waits for what it loads; in larger steps a look comes some blocks later.
+A server allocates a prompt's blocks step by step; this tier allocates loaded blocks together, and the others one
+by one. So its result is exact for a server whose steps compute one block each and wait for loads. With larger
+steps, a server looks some blocks later.
 
-**Invariant** (``check``): what is left is in the tier.
+**Invariant** (``check``): every left block is in the tier.
 """
 
 from dataclasses import dataclass
@@ -26,28 +27,28 @@ class Owner:
 
     request_id: str
     keys: list[OffloadKey]
-    """Of all its prompt."""
+    """The keys of its whole prompt."""
 
 
 Due = dict[Owner, list[OffloadKey]]
-"""By who used it last, in the order of that prompt; whose block comes up first is first."""
+"""Due blocks by the request that used them last, in prompt order; first the request whose block goes first."""
 
 
 class LeavingTier(GpuTier):
-    """A tier that knows who used each block last."""
+    """A tier that knows which request used each block last."""
 
     def __init__(self, capacity: int) -> None:
         super().__init__(capacity)
         self._look_ahead = look_ahead(capacity)
         self._left: dict[OffloadKey, Owner] = {}
-        """What wasn't due since it was used last, and who used it."""
+        """Left blocks that have not been due since their last use, with the request that used them."""
         self._ahead = 0
-        """How many blocks that were looked at have not been given away."""
+        """How many blocks that the last look saw have not been evicted yet."""
 
     def use_by(self, owner: Owner, loaded: int) -> list[Due]:
-        """Its blocks are used; room for those that are ``loaded``, and one more, is made at once, then one by one.
+        """A request uses its blocks. Room for the ``loaded`` ones and one more is made at once, then one by one.
 
-        Returns what is due before that, and meanwhile: look by look.
+        Returns what became due before and meanwhile, one entry for each look.
         """
         order, own = self._order, set(owner.keys)
         unused, wanted = self.capacity - len(order), sum(key not in order for key in own)
@@ -69,7 +70,7 @@ class LeavingTier(GpuTier):
 
     def check(self) -> None:
         super().check()
-        assert self._left.keys() <= self._order.keys(), "what is not in the tier is left in it"
+        assert self._left.keys() <= self._order.keys(), "a left block is not in the tier"
 
     def _give_away(self, count: int) -> list[OffloadKey]:
         gone = super()._give_away(count)
@@ -78,9 +79,9 @@ class LeavingTier(GpuTier):
         return gone
 
     def _look(self, unused: int, others: int) -> Due:
-        """What is left in the next blocks, if it is time to look, and is so no longer.
+        """If it is time to look: the left blocks among the next to be evicted, which from now on are not left.
 
-        Free are the ``unused`` ones, and so many ``others``.
+        ``unused`` blocks are free that never held anything, and ``others`` that did.
         """
         if not self._left or self._ahead > self._look_ahead // 2:
             return {}

@@ -1,7 +1,7 @@
-"""``MediumRun``: one offloading medium under a replay. Its manager is a server's, and copies end at once.
+"""``MediumRun``: one offloading medium in a replay. It has a server's manager, and its copies end at once.
 
-A request is served in two calls: `load`, where the medium is the one that loads, and `offer` of everything that it
-didn't load itself.
+A request is served in two calls: `load`, if this medium loads for the request, and `offer` of all blocks that this
+medium didn't load.
 """
 
 from dataclasses import dataclass
@@ -15,17 +15,17 @@ from kv_offload_cpu.stats import STORES_SKIPPED
 
 @dataclass
 class Traffic:
-    """What became of what a medium was offered, in blocks."""
+    """What happened to the blocks that a medium was offered."""
 
     stored: int = 0
     evicted: int = 0
     skipped: int = 0
     """Not offered often enough yet (``store_threshold``)."""
     refused: int = 0
-    """Did not fit."""
+    """There was no room."""
 
     def plus(self, more: "Traffic") -> "Traffic":
-        """Both together."""
+        """The sum of both."""
         return Traffic(
             self.stored + more.stored,
             self.evicted + more.evicted,
@@ -41,18 +41,18 @@ class Loaded(NamedTuple):
     borrowed: int = 0
     """How many of them came from another server's disk."""
     borrows_last: bool = False
-    """Whether the last of them did."""
+    """Whether the last loaded block came from there."""
 
 
 class MediumRun:
-    """A manager and what it was made to do."""
+    """A manager, and the traffic that the replay caused."""
 
     def __init__(self, manager: AtOnceManager) -> None:
         self.manager = manager
         self.traffic = Traffic()
 
     def found(self, keys: list[OffloadKey], context: ReqContext) -> int:
-        """How long the leading run of blocks is that it has. Changes nothing."""
+        """The length of the leading run of blocks that it has. Changes nothing."""
         return self.manager.lookup_prefix(keys, context).hits
 
     def load(self, keys: list[OffloadKey], context: ReqContext) -> Loaded:
@@ -60,7 +60,7 @@ class MediumRun:
         return Loaded(self.manager.load_prefix(keys, context))
 
     def offer(self, keys: list[OffloadKey], context: ReqContext) -> None:
-        """Store what is worth it; if that doesn't fit, the first half of it, and so on, as the connector does."""
+        """Store these blocks; if they don't fit, their first half, and so on, as the connector does."""
         count = len(keys)
         while count:
             stored = self._store(keys if count == len(keys) else keys[:count], context)
@@ -72,9 +72,9 @@ class MediumRun:
         self.traffic.refused += len(keys) - count
 
     def count_stats(self) -> None:
-        """The manager counts until it is asked; asked never, its lists would grow with the trace."""
+        """Collect the manager's statistics. If they were never collected, its lists would grow with the trace."""
         self.traffic.skipped += self.manager.get_stats().data.get(STORES_SKIPPED, 0)
 
     def _store(self, keys: list[OffloadKey], context: ReqContext) -> Stored | None:
-        """One try; None: there is not enough room."""
+        """Try to store all of these; None: there is not enough room."""
         return self.manager.store(keys, context)

@@ -1,13 +1,13 @@
-"""The shape of a trace: each request's blocks in *segments*, by the request that used them last.
+"""The shape of a trace: each request's blocks, cut into *segments* by the request that used them last.
 
-Ids are prefix ids, so whoever uses a block uses all blocks before it. Seen from a request, the last user of its
-blocks therefore changes only a few times along the prompt, to ever older requests, and at last to nobody.
-Everything that depends on recency or on the next use depends on these segments alone: a trace of nine million
-references has but some ten thousand more segments than requests, and a bound or a curve takes a step for each of
-them.
+Ids are prefix ids, so a request that uses a block also uses all blocks before it. Along a prompt, the request that
+used the blocks last therefore changes only a few times: to ever older requests, and after these come blocks that
+no request used before. All that depends on recency or on the next use depends on these segments only. A trace of
+nine million references has only some ten thousand more segments than requests, and a bound or a curve takes one
+step for each segment.
 
-Which blocks were used before, and by whom, comes from sorting the ids: once for a small trace; for a large one by
-parts of the ids, so that memory stays bounded.
+The last users are found by sorting the ids: a small trace at once, a large one in parts, so that memory stays
+bounded.
 """
 
 from collections.abc import Iterator
@@ -24,14 +24,14 @@ Requests: TypeAlias = npt.NDArray[np.int32]
 Places: TypeAlias = npt.NDArray[np.uint32 | np.int64]
 
 SORT_AT_ONCE: Final = 1 << 22
-"""Ids that are sorted in one part."""
+"""How many ids are sorted at a time."""
 
 NOBODY: Final = -1
 
 
 @dataclass(frozen=True)
 class Shape:
-    """Segments in the order of requests, and within one of the prompt; ``user`` is a request or `NOBODY`."""
+    """Segments by request, and within one in prompt order; ``user`` is the last user's index, or `NOBODY`."""
 
     request: Ints
     start: Ints
@@ -45,7 +45,7 @@ class Shape:
         return int(self.length[self.user == NOBODY].sum())
 
     def check(self, columns: Columns) -> None:
-        """Recount: the segments of a request cover its blocks, ever older users, nobody last."""
+        """Recount: the segments of a request cover its blocks, and users get older along the prompt."""
         counts = np.zeros(self.requests, dtype=np.int64)
         np.add.at(counts, self.request, self.length)
         assert (counts == columns.counts).all(), "segments don't cover the blocks"
@@ -76,7 +76,7 @@ def shape_of(columns: Columns, sort_at_once: int = SORT_AT_ONCE) -> Shape:
 
 
 def _last_users(columns: Columns, request_of: Requests, at_once: int) -> Requests:
-    """For each reference, the request that used the block last."""
+    """For each reference to a block, the request that used the block last."""
     users: Requests = np.full(len(columns.blocks), NOBODY, dtype=np.int32)
     for place, before in uses_again(columns.blocks, at_once):
         _refuse_other_ids(columns, request_of, place, before)
@@ -85,7 +85,7 @@ def _last_users(columns: Columns, request_of: Requests, at_once: int) -> Request
 
 
 def uses_again(blocks: Ints, at_once: int = SORT_AT_ONCE) -> Iterator[tuple[Ints, Ints]]:
-    """Where ids stand that stood somewhere before, and where that was last; a part of the ids at a time."""
+    """The places of ids that were used before, and the last place before each; a part of the ids at a time."""
     parts = -(-len(blocks) // at_once)
     for places in _places_by_part(blocks, parts, at_once) if parts > 1 else [np.arange(len(blocks))]:
         ids = blocks[places]
@@ -95,7 +95,7 @@ def uses_again(blocks: Ints, at_once: int = SORT_AT_ONCE) -> Iterator[tuple[Ints
 
 
 def _refuse_other_ids(columns: Columns, request_of: Requests, place: Ints, before: Ints) -> None:
-    """A prefix id stands at the same place of every prompt, after the same id."""
+    """Refuse ids that are not prefix ids: a prefix id is at the same depth of every prompt, after the same id."""
     depth, old_depth = (at - columns.offsets[request_of[at]] for at in (place, before))
     parents = columns.blocks[place - 1] != columns.blocks[np.maximum(before - 1, 0)]
     wrong = np.flatnonzero((depth != old_depth) | ((depth > 0) & parents))
@@ -110,9 +110,9 @@ def _refuse_other_ids(columns: Columns, request_of: Requests, place: Ints, befor
 
 
 def _places_by_part(blocks: Ints, parts: int, at_once: int) -> Iterator[Places]:
-    """Where the ids of each part are, in order. They are gone through once, since they may lie in a file.
+    """The places of the ids of each part, in order. The ids are read once, since they may be in a file.
 
-    There are at least as many parts as asked for. What waits to be told of them takes 4 bytes an id.
+    There are at least ``parts`` parts. The places take 4 bytes an id until they are yielded.
     """
     bits = min((parts - 1).bit_length(), 16)
     kind: type[np.uint32 | np.int64] = np.uint32 if len(blocks) <= 1 << 32 else np.int64

@@ -1,18 +1,18 @@
-"""LRU at all capacities in one pass: stack distances, a step for each segment of the trace.
+"""LRU at all capacities in one pass: stack distances, one step for each segment of the trace.
 
-**Theory of operation.** Think of an infinite cache as a stack, last used on top; LRU of capacity c holds its top
-c blocks. A request's blocks come to lie together on top, and since users get older along a prompt, later
-requests take blocks away from the front of that pile only: what is left of a request's pile is an interval of
-its prompt. So a block's depth is the size of the piles above its own, from a Fenwick tree over requests, and its
-place in the pile.
+**Theory of operation.** Think of an infinite cache as a stack with the last used block on top. LRU of capacity c
+holds its top c blocks. A request puts its blocks on top, together, as its *pile*. Since users get older along a
+prompt, later requests take blocks only from the front of a pile, so the rest of a pile is an interval of its
+request's prompt. A block's depth is the size of the piles above its own, from a Fenwick tree over requests, plus
+its place in its pile.
 
-**Order.** In kv_offload_cpu's ``lru`` a request's tail leaves before its head: of a pile, the head is on top
-(``Order.HEAD_LAST``: the reversed order of access). The textbook accesses head to tail, and the tail is on top
-(``Order.TAIL_LAST``).
+**Order.** kv_offload_cpu's ``lru`` evicts a request's tail before its head, so the head is on top of a pile
+(``Order.HEAD_LAST``: the reversed order of access). The textbook's LRU accesses head to tail, so the tail is on
+top (``Order.TAIL_LAST``).
 
 **Where it equals the real policy.** Exactly, at every capacity of at least the longest prompt's blocks. Below
-that the real manager stores a part of a prompt that doesn't fit whole (half of it, or a quarter, ...), and this
-the whole front of it: `longest_prompt` says where to ask the manager instead.
+that, the real manager stores half of a prompt that doesn't fit (or a quarter, ...), while this curve counts as
+much of its front as fits. `longest_prompt` says below which capacity to ask the manager instead.
 """
 
 from enum import Enum
@@ -30,13 +30,13 @@ class Order(Enum):
 
 
 def longest_prompt(columns: Columns) -> int:
-    """Blocks of the longest prompt: from this capacity on the curve is what the real ``lru`` does."""
+    """Blocks of the longest prompt: from this capacity on, the curve has the hits of the real ``lru``."""
     return int(columns.counts.max(initial=1))
 
 
 def lru_curve(columns: Columns, shape: Shape, greatest: int, order: Order = Order.HEAD_LAST) -> Curve:
     """The hits of LRU at all capacities up to ``greatest``."""
-    builder = CurveBuilder(columns, min(greatest, len(columns.blocks)))  # where it ends, whatever greatest is
+    builder = CurveBuilder(columns, min(greatest, len(columns.blocks)))  # the curve is flat beyond
     piles = _Piles(shape.requests)
     counts = columns.counts.tolist()
     head_last = order is Order.HEAD_LAST
@@ -80,7 +80,7 @@ class _Piles:
         return self._total - older
 
     def move(self, taken: list[tuple[int, int]], request: int, count: int) -> None:
-        """A request of ``count`` blocks ends; of some piles it took as many as ``taken`` says."""
+        """A request of ``count`` blocks ends: it took blocks from the piles in ``taken``, and has a new pile."""
         for user, length in taken:
             self._change(user, -length)
         if count:

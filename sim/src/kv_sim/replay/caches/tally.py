@@ -1,4 +1,4 @@
-"""From what happened in a replay to what is reported: hits by tier and definition, ages, a series.
+"""Makes the reported figures of a replay's outcome: hits by tier and definition, ages, a series over time.
 
 The *age* of a hit is the time since a request last used the block, in the trace's own time.
 """
@@ -19,10 +19,10 @@ AGE_EDGES_SECONDS: Final = (1, 3, 10, 30, 60, 180, 600, 1800, 3600, 10_800, 36_0
 
 @dataclass(frozen=True)
 class Ages:
-    """How old the blocks were that host memory or the disk answered."""
+    """The ages of the blocks that were loaded from host memory or the disk."""
 
     counts: tuple[int, ...]
-    """Blocks by age: younger than the first edge, than the second, ..., and all older ones."""
+    """Blocks by age: younger than the first of `AGE_EDGES_SECONDS`, than the second, ..., and all older ones."""
     p50_seconds: float
     p90_seconds: float
     p99_seconds: float
@@ -30,36 +30,36 @@ class Ages:
 
 @dataclass(frozen=True)
 class Window:
-    """A part of the trace's time."""
+    """The hits in one interval of the trace's time."""
 
     begin_seconds: float
     blocks: int
     gpu_hits: int
     cpu_hits: int
     disk_hits: int
-    """Those from other servers' disks, too."""
+    """Includes hits on other servers' disks."""
     reusable: int
-    """What an infinite cache would have answered."""
+    """The hits of an infinite cache."""
     borrowed_hits: int = 0
-    """Of ``disk_hits`` those from other servers' disks."""
+    """The part of ``disk_hits`` from other servers' disks."""
 
 
 class Tiers(NamedTuple):
-    """Hits by who answered them."""
+    """Hits by the tier that had them."""
 
     gpu: Hits
     cpu: Hits
     disk: Hits
-    """A server's own."""
+    """On the disk of the server itself."""
     neighbours: Hits
-    """The disks of other servers, where they share them."""
+    """On the disks of other servers, if servers share files."""
 
     def plus(self, more: "Tiers") -> "Tiers":
         """The sum of both, tier by tier."""
         return Tiers(*(one.plus(other) for one, other in zip(self, more, strict=True)))
 
     def together(self) -> Hits:
-        """The sum over all tiers: hits, whoever answered."""
+        """The sum over all tiers."""
         return self.gpu.plus(self.cpu).plus(self.disk).plus(self.neighbours)
 
 
@@ -74,7 +74,7 @@ def hits_by_tier(columns: Columns, outcome: Outcome) -> Tiers:
 
 
 def ages_of(columns: Columns, shape: Shape, outcome: Outcome) -> Ages:
-    """The ages of what was loaded."""
+    """The ages of the blocks that were loaded."""
     request = shape.request
     first = np.maximum(shape.start, outcome.gpu_hits[request])
     stop = np.minimum(shape.start + shape.length, (outcome.gpu_hits + outcome.loaded)[request])
@@ -94,7 +94,7 @@ def ages_of(columns: Columns, shape: Shape, outcome: Outcome) -> Ages:
 
 
 def series_of(columns: Columns, shape: Shape, outcome: Outcome, windows: int = WINDOWS) -> list[Window]:
-    """Hits over the time of the trace."""
+    """The hits in each of ``windows`` equal intervals of the trace's time."""
     width = columns.duration_seconds / windows or 1.0
     place = np.minimum((columns.arrivals / width).astype(np.int64), windows - 1)
     reusable: Ints = np.zeros(len(columns), dtype=np.int64)
@@ -106,7 +106,7 @@ def series_of(columns: Columns, shape: Shape, outcome: Outcome, windows: int = W
 
 
 def _borrowed(columns: Columns, outcome: Outcome) -> Hits:
-    """What came from the disks of other servers. Of a prompt's blocks only the last one may lack tokens."""
+    """Hits on the disks of other servers. Only the last block of a prompt can be partial."""
     if outcome.borrowed is None:
         return Hits(0, 0, 0)
     blocks, last = outcome.borrowed
