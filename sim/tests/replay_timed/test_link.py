@@ -141,7 +141,7 @@ def test_directions_may_cost_differently_and_whoever_waits_for_anything_waits_fo
     assert [job.job_id for job in port.poll(201)] == [0]
     assert port.wait_any() == 302
     assert [job.job_id for job in port.poll(302)] == [1] and [job.end for job in other.poll(302)] == [101]
-    with pytest.raises(AssertionError, match="somebody waits for a job, and none is in any queue"):
+    with pytest.raises(AssertionError, match="an engine waits for a job, but no queue has one"):
         port.wait_any()
     link.check()
 

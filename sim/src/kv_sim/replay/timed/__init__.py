@@ -4,20 +4,20 @@
 cache, and on the same server without one. ``sweep_engine`` tries several sizes, and says which meet a goal.
 
 =============== ==================================================================================
-``arguments``   what can be typed; ``command``: makes settings of it
+``arguments``   the command-line options; ``command``: makes settings of them
 ``settings``    all that a replay depends on; ``hardware``: GPUs and models that are known by name
-``refuse``      settings and traces that a replay can't hold
-``replay``      one setting: with the connector, and without it
-``sweep``       more and more memory; ``goal``: what is to be met
+``refuse``      refuses settings and traces that are too large for a replay
+``replay``      one setting, with the connector and without it
+``sweep``       many sizes of memory; ``goal``: how long requests may take
 ``servers``     replays on several kinds of servers, in several processes
 ``run``         one trace on one server, or on several that share files
 ``split``       one trace on servers of which some prefill for the others
 ``engine/``     the testbed's engine with a clock, and the loop that drives it
 ``connectors/`` real connectors whose copies take time
 ``timing``      how long a step and a copy take
-``link``        a link that copies wait for; ``lanes``: jobs that wait for each other
-``network``     how long pulls between servers take; ``wires``: the wire that kv-p2p gets
-``finished``    what a replay leaves behind; ``answers``: the figures that are made of it
+``link``        a link on which copies run one after the other; ``lanes``: the queues of its jobs
+``network``     how long pulls between servers take; ``wires``: the wire that kv-p2p uses for them
+``finished``    the raw results of one server; ``answers``: the figures that are made of them
 =============== ==================================================================================
 """
 

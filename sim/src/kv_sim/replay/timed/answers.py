@@ -29,7 +29,10 @@ class Spread:
 
     @classmethod
     def of(cls, values: "array[int]") -> "Spread":
-        """From nanoseconds. A percentile is the smallest value that at least so many don't exceed."""
+        """Make it of nanoseconds.
+
+        Percentile p is the smallest value that at least p percent of them don't exceed.
+        """
         if not values:
             return cls(0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0)
         ordered = sorted(values)
@@ -43,7 +46,7 @@ class Spread:
 
 @dataclass(frozen=True)
 class Copies:
-    """What went over the link or the network, or to or from the disk, in one direction."""
+    """The copies over the link, over the network, or to or from the disk, in one direction."""
 
     jobs: int
     blocks: int
@@ -53,19 +56,19 @@ class Copies:
 
 @dataclass(frozen=True)
 class Pulled:
-    """What decoding servers pulled from those that prefill for them."""
+    """What the decoding servers pulled from the prefilling servers."""
 
     tokens: int
     kept_tokens: int
-    """Found in GPU blocks there, and so not pulled."""
+    """Found in the decoding server's own GPU blocks, and so not pulled."""
     copies: Copies
     wait: Spread
-    """Of requests that pulled: from the plan of the pull until the request runs."""
+    """Over requests that pulled: from the plan of the pull until the request runs."""
 
 
 @dataclass(frozen=True)
 class Answers:
-    """The figures of one replay, over the requests that were replayed, on all servers."""
+    """The figures of one replay, over all requests that the engines accepted, on all servers."""
 
     requests: int
     refused: Mapping[str, int]
@@ -77,16 +80,16 @@ class Answers:
     gpu_hit_tokens: int
     """Found in GPU blocks when a request was first scheduled."""
     cpu_hit_tokens: int
-    """Found by the connector beyond those, but for what is in files."""
+    """Found by the connector beyond those, except in files."""
     disk_hit_tokens: int
-    """Found by the connector in files. A prompt is loaded from one medium."""
+    """Found by the connector in files. A prompt is loaded from one medium only."""
     gpu_hit_blocks: int
     cpu_hit_blocks: int
-    """The last one may be needed but for its last token."""
+    """May include a last block of which all tokens but the last are used."""
     disk_hit_blocks: int
     block_tokens: int
     seconds: float
-    """From the first arrival to the last token, on whichever server."""
+    """From the first arrival to the last token on any server."""
     ttft: Spread
     """From arrival to the first token."""
     time_per_output_token: Spread
@@ -94,78 +97,78 @@ class Answers:
     latency: Spread
     """From arrival to the last token."""
     queueing: Spread
-    """From arrival until its first step or load is planned."""
+    """From arrival until the scheduler plans the request's first step or load."""
     load_wait: Spread
-    """Of requests that loaded: from the plan of each load until the request runs."""
+    """Over requests that loaded: from the plan of each load until the request runs."""
     preemptions: int
     loads: Copies
     stores: Copies
     disk_reads: Copies
     disk_writes: Copies
     host_wait_seconds: float
-    """The host waited for copies in the middle of steps."""
+    """How long the host waited for copies in the middle of steps."""
     steps: int
     fused_steps: int
     connector: Mapping[str, int | float]
-    """What the connector itself counted."""
+    """The connector's own statistics."""
     digest: str
-    """Of all times of requests and of copies; of several servers, of their digests."""
+    """A digest of all times of requests and copies; with several servers, of their digests."""
     pulled: Pulled | None = None
-    """None: no server prefills for others."""
+    """None: no server prefills for other servers."""
 
     @property
     def gpu_block_ratio(self) -> float:
-        """Prompt blocks found on the GPU, of all, partial ones among them."""
+        """The share of prompt blocks found on the GPU; partial blocks count."""
         return _ratio(self.gpu_hit_blocks, self.prompt_blocks)
 
     @property
     def cpu_block_ratio(self) -> float:
-        """Prompt blocks that the connector found, of all."""
+        """The share of prompt blocks that the connector found, except in files."""
         return _ratio(self.cpu_hit_blocks, self.prompt_blocks)
 
     @property
     def gpu_token_ratio(self) -> float:
-        """Prompt tokens found on the GPU, of all."""
+        """The share of prompt tokens found on the GPU."""
         return _ratio(self.gpu_hit_tokens, self.prompt_tokens)
 
     @property
     def cpu_token_ratio(self) -> float:
-        """Prompt tokens that the connector found, of all."""
+        """The share of prompt tokens that the connector found, except in files."""
         return _ratio(self.cpu_hit_tokens, self.prompt_tokens)
 
     @property
     def disk_block_ratio(self) -> float:
-        """Prompt blocks that the connector found in files, of all."""
+        """The share of prompt blocks that the connector found in files."""
         return _ratio(self.disk_hit_blocks, self.prompt_blocks)
 
     @property
     def disk_token_ratio(self) -> float:
-        """Prompt tokens that the connector found in files, of all."""
+        """The share of prompt tokens that the connector found in files."""
         return _ratio(self.disk_hit_tokens, self.prompt_tokens)
 
     @property
     def pulled_token_ratio(self) -> float:
-        """Prompt tokens that were pulled, of all."""
+        """The share of prompt tokens that decoding servers pulled."""
         return _ratio(self.pulled.tokens if self.pulled else 0, self.prompt_tokens)
 
     @property
     def kept_token_ratio(self) -> float:
-        """Prompt tokens that servers for which others prefill had, of all."""
+        """The share of prompt tokens that decoding servers found in their own GPU blocks."""
         return _ratio(self.pulled.kept_tokens if self.pulled else 0, self.prompt_tokens)
 
     @property
     def output_tokens_per_second(self) -> float:
-        """Over the whole replay."""
+        """Output tokens a second, over the whole replay."""
         return self.output_tokens / self.seconds if self.seconds else 0.0
 
     @property
     def tokens_per_second(self) -> float:
-        """Prompts, found or computed, and outputs."""
+        """Tokens a second of prompts (found or computed) and outputs."""
         return (self.prompt_tokens + self.output_tokens) / self.seconds if self.seconds else 0.0
 
 
 def not_replayed(refused: Mapping[str, int]) -> Iterator[str]:
-    """How many requests the engine didn't take, for each reason."""
+    """How many requests the engine refused, a phrase for each reason."""
     for reason, count in refused.items():
         yield f"1 request, which {reason}" if count == 1 else f"{count:,} requests, each of which {reason}"
 

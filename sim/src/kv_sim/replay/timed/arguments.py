@@ -42,7 +42,7 @@ OLD_NAMES: Final[Mapping[str, tuple[str, str]]] = {
     "--cpu-bytes-to-use": ("--capacity", ""),
     "--gpu-blocks": ("--gpu-capacity", "blocks"),
 }
-"""what an option was called -> its name, and the unit that went without saying"""
+"""An option's former name -> its name now, and the unit that its value had"""
 
 GPU_NUMBERS: Final[Mapping[str, tuple[str, str]]] = {
     "gpu-flops": ("flops", "dense 16-bit operations a second"),

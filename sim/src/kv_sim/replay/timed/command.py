@@ -36,7 +36,7 @@ _CONNECTORS_OWN: Final[Mapping[str, str]] = {
     "--policy": "eviction_policy",
     "--store-when": "store_when",
 }
-"""option -> what a connector's configuration calls it"""
+"""option -> its name in a connector's configuration"""
 
 _TYPED_AS: Final[Mapping[str, str]] = {
     **{setting: f"--{option}" for option, (setting, _, _) in NUMBERS.items()},
@@ -45,13 +45,16 @@ _TYPED_AS: Final[Mapping[str, str]] = {
     "prefill_servers": "--prefill-servers",
     "connector": "--connector-config",
 }
-"""setting -> what was typed"""
+"""setting -> the option that sets it"""
 
 
 def run(
     trace: Trace, options: argparse.Namespace, progress: Progress = lambda share: None, fleet: Fleet | None = None
 ) -> EngineReplay | EngineSweep:
-    """Replay as the options say: side by side where they say several. That nothing can be is a ``ConfigError``."""
+    """Replay as the options say, side by side if they say several.
+
+    ``ConfigError`` if no request can be replayed.
+    """
     every = settings_of(options)
     with _said_of_options(options):
         every = _with_gpu_blocks(every, options, trace.block_tokens)
@@ -65,7 +68,7 @@ def run(
 def size(
     trace: Columns, options: argparse.Namespace, points: int, progress: Progress, fleet: Fleet
 ) -> EngineSweep:
-    """The least memory that meets the goals, of the sizes that the options say, or of so many."""
+    """Find the least memory that meets the goals, among the options' sizes, or among ``points`` usual ones."""
     every, goals = settings_of(options), goals_of(options)
     with _said_of_options(options):
         every = _with_gpu_blocks(every, options, trace.block_tokens)
@@ -110,7 +113,7 @@ def _check_replayed(trace: Trace, answers: Answers) -> None:
 def _with_gpu_blocks(
     every: Sequence[EngineSettings], options: argparse.Namespace, trace_block_tokens: int
 ) -> list[EngineSettings]:
-    """What ``--gpu-capacity`` says, which takes a trace to say what it is."""
+    """Settings with the GPU blocks of ``--gpu-capacity``, whose unit may depend on the trace."""
     if options.gpu_capacity is None:
         return [*every]
     sizes = plan(replace(every[0], gpu_blocks=1), trace_block_tokens)
@@ -121,9 +124,9 @@ def _with_gpu_blocks(
 
 @contextmanager
 def _said_of_options(options: argparse.Namespace) -> Iterator[None]:
-    """What is wrong with a setting, or with the connector that was made of settings, is said of its option.
+    """Make errors about a setting name the option that sets it.
 
-    An error begins with the name of what it is about: of a setting, or of what a connector's configuration has.
+    Such an error begins with the name of a setting, or of a key in a connector's configuration.
     """
     typed = dict(_TYPED_AS)
     if options.connector_config is None:
@@ -136,9 +139,10 @@ def _said_of_options(options: argparse.Namespace) -> Iterator[None]:
 
 
 def settings_of(options: argparse.Namespace) -> list[EngineSettings]:
-    """Settings from options, for each policy with each size; what was not given keeps its default.
+    """Settings from options, for each policy with each size; options that were not given keep their defaults.
 
-    Wrong values are a ``ConfigError``. What says how a trace is read isn't among them, nor ``--gpu-capacity``.
+    Wrong values are a ``ConfigError``. Options that say how to read a trace are ignored, and so is
+    ``--gpu-capacity``.
     """
     given: dict[str, Any] = {"model": _model(options), "gpu": _gpu(options)}
     for option, (setting, _, _) in NUMBERS.items():
@@ -165,10 +169,10 @@ def settings_of(options: argparse.Namespace) -> list[EngineSettings]:
 
 
 def _kept(options: argparse.Namespace) -> Iterator[dict[str, Any]]:
-    """Who leaves, and how much room there is: every policy with every size."""
+    """The settings that vary: every policy with every size."""
     policies = [USUAL.eviction_policy] if options.policy is None else parse_policies(options.policy)
     for policy in policies:
-        find_policy(policy)  # a wrong name is known before anything runs
+        find_policy(policy)  # so that a wrong name is refused before anything runs
     disks = _sizes(options.disk_capacity, "--disk-capacity") or [USUAL.disk_bytes_to_use]
     prefilling = _prefill_servers(options.prefill_servers)
     memories = _sizes(options.capacity, "--capacity", may_be_none=prefilling != [None])

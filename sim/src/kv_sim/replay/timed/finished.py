@@ -1,4 +1,4 @@
-"""``Finished``: what a replay on one server leaves behind, in plain values that can come from another process."""
+"""``Finished``: the raw results of a replay on one server, in plain values that can come from another process."""
 
 from array import array
 from collections.abc import Mapping
@@ -14,14 +14,14 @@ _OF_PROMPTS: Final = (
     *("prompt_tokens", "prompt_blocks", "full_blocks"),
     *("local_tokens", "external_tokens", "disk_tokens", "local_blocks", "external_blocks", "disk_blocks"),
 )
-"""What was computed and found of prompts."""
+"""The counts that are about prompts."""
 _COUNTS: Final = (*_OF_PROMPTS, "output_tokens", "preemptions", "num_steps", "num_engine_steps")
 _DURATIONS: Final = ("ttft", "queued", "latency", "load_wait", "per_token")
 
 
 @dataclass(frozen=True)
 class Finished:
-    """One server when all its requests have ended. Durations are nanoseconds."""
+    """The results of one server when all its requests have ended. Durations are nanoseconds."""
 
     block_tokens: int
     block_bytes: int
@@ -37,16 +37,16 @@ class Finished:
 
     @property
     def is_of_outputs(self) -> bool:
-        """Whether others prefill for it."""
+        """Whether it is a decoding server, for which others prefill."""
         return "pull_wait" in self.durations
 
     def of_prompts(self) -> "Finished":
-        """What is to be said of it if it prefills for others, which say how long requests took."""
+        """The results that count for a prefilling server. How long requests took, the decoding servers report."""
         durations = {name: array("q") for name in self.durations} | {"load_wait": self.durations["load_wait"]}
         return replace(self, counts={**self.counts, "output_tokens": 0}, durations=durations)
 
     def of_outputs(self) -> "Finished":
-        """What is to be said of it if others prefill for it: what it found of prompts, it pulled or had kept."""
+        """The results that count for a decoding server, whose prompt tokens were pulled, or kept on its GPU."""
         counts = {**self.counts, **dict.fromkeys(_OF_PROMPTS, 0)}
         counts |= {"pulled_tokens": self.counts["external_tokens"], "kept_tokens": self.counts["local_tokens"]}
         durations = {**self.durations, "load_wait": array("q"), "pull_wait": self.durations["load_wait"]}
@@ -54,7 +54,7 @@ class Finished:
 
 
 def finished_of(engine: TimedEngine, books: Books) -> Finished:
-    """What there is to keep of a replay that has ended."""
+    """The results of a replay that has ended."""
     link, disk = engine.link.traffic, engine.disk.traffic
     return Finished(
         block_tokens=engine.sizes.block_tokens,

@@ -1,4 +1,4 @@
-"""``Goal``: how long requests may take, as an operator promises it: ``ttft-p90=800ms``."""
+"""``Goal``: how long requests may take, as in an operator's service level: ``ttft-p90=800ms``."""
 
 import re
 from collections.abc import Mapping
@@ -14,7 +14,7 @@ MEASURES: Final[Mapping[str, tuple[str, str]]] = {
     "latency": ("latency", "latency"),
     "queueing": ("queueing", "queueing"),
 }
-"""as typed -> in words, and where answers have it"""
+"""as typed -> in words, and the field of `Answers`"""
 
 STATISTICS: Final = ("mean", "p50", "p90", "p95", "p99", "worst")
 UNITS: Final[Mapping[str, float]] = {"us": 1e-6, "ms": 1e-3, "s": 1.0}
@@ -24,7 +24,7 @@ _FORM: Final = re.compile(r"([a-z]+)-([a-z0-9]+)=([0-9]{1,12}(?:\.[0-9]{1,12})?)
 
 @dataclass(frozen=True)
 class Goal:
-    """What a statistic of a duration may be at most."""
+    """An upper limit for a statistic of a duration."""
 
     measure: str
     statistic: str
@@ -32,20 +32,20 @@ class Goal:
 
     @property
     def short(self) -> str:
-        """A head of a column."""
+        """The head of its column in a table."""
         return f"{self.measure} {self.statistic}"
 
     def value(self, answers: Answers) -> float:
-        """What it is. Seconds."""
+        """The statistic's value in a replay, in seconds."""
         value: float = getattr(self._spread(answers), self.statistic)
         return value
 
     def is_met(self, answers: Answers) -> bool:
-        """Whether it is no more than it may be."""
+        """Whether a replay's value is within the limit."""
         return self.value(answers) <= self.most_seconds
 
     def check_counted(self, answers: Answers) -> None:
-        """See that there is anything that the goal is of."""
+        """Refuse a goal about a duration that no request of the replay has."""
         if not self._spread(answers).count:
             raise ConfigError(f"{self.measure}-{self.statistic}: no request has a {MEASURES[self.measure][0]}")
 
@@ -58,7 +58,7 @@ class Goal:
 
 
 def parse_goals(text: str) -> tuple[Goal, ...]:
-    """One goal or more, with commas between them."""
+    """Parse one or more goals with commas between them."""
     return tuple(_parse(part.strip()) for part in text.split(","))
 
 

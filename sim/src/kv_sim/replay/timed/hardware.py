@@ -1,7 +1,7 @@
-"""GPUs and models, as their makers describe them: what a timing model starts from.
+"""GPUs and models, as their makers describe them: the input of the timing model.
 
-Rates are peaks; how much of them a server reaches is in the settings. The gigabytes of a data sheet's memory are
-taken for GiB, which is what a driver shows, within two percent.
+Rates are peaks; the settings say which share of them a server reaches. The gigabytes of a data sheet's memory are
+taken as GiB, which is what a driver shows, within two percent.
 """
 
 from collections.abc import Mapping
@@ -18,7 +18,7 @@ GIB: Final = 1 << 30
 
 @dataclass(frozen=True)
 class Gpu:
-    """A GPU, as far as the timing model knows it, and what vLLM sets on it by itself."""
+    """A GPU's figures for the timing model, and vLLM's defaults for it."""
 
     name: str
     flops: float
@@ -27,11 +27,11 @@ class Gpu:
     """Bytes a second."""
     memory_bytes: int
     link_bandwidth: float
-    """Bytes a second between it and host memory, in each direction."""
+    """Bytes a second between the GPU and host memory, in each direction."""
     step_tokens: int
-    """What vLLM's API server lets a step compute on it."""
+    """vLLM's default of ``max_num_batched_tokens`` on it, in its API server."""
     running: int
-    """How many requests vLLM's API server lets run on it at once."""
+    """vLLM's default of ``max_num_seqs`` on it, in its API server."""
 
 
 @dataclass(frozen=True)
@@ -50,12 +50,12 @@ class Model:
     """Bytes of one weight, and of one number of a key or value."""
 
     def kv_bytes_per_token(self, tp_size: int) -> int:
-        """Of all ranks together. Ranks beyond the number of KV heads hold copies."""
+        """Bytes of KV a token, over all ranks. Ranks beyond the number of KV heads hold copies."""
         return 2 * self.layers * max(self.kv_heads, tp_size) * self.head_dim * self.dtype_bytes
 
     @property
     def weight_bytes(self) -> int:
-        """Of all ranks together."""
+        """Bytes of the weights, over all ranks."""
         return self.parameters * self.dtype_bytes
 
 
@@ -79,7 +79,7 @@ GPUS: Final[Mapping[str, Gpu]] = {gpu.name: gpu for gpu in _GPUS}
 def _dense(
     name: str, parameters: int, heads: int, max_tokens: int, shape: str = "", dtype_bytes: int = 2
 ) -> Model:
-    """A model whose KV cache is in the table of those, under its own name or another's."""
+    """A model with its KV cache from the table of KV caches, under its own name or another model's."""
     kv = KV_MODELS[shape or name.lower()]
     return Model(name, parameters, kv.layers, heads, kv.heads, kv.head_size, max_tokens, dtype_bytes)
 

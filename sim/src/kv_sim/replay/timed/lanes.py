@@ -1,11 +1,11 @@
-"""``Lanes``: what a medium has under way, a queue of jobs a direction, at full bandwidth in each.
+"""``Lanes``: the unfinished copies of a medium, a queue of jobs for each direction, each at full bandwidth.
 
-Jobs of a direction run one after the other in the order of submission, whoever submits them. A job may not begin
-before the device has finished what it was given earlier (``ready``). An expedited job overtakes those that have
-not begun. Jobs end in the order of time, so whoever moves real bytes at their end moves them in that order.
+Jobs of a direction run one after the other in the order of submission, whichever engine submits them. A job may
+not begin before the device has finished its earlier work (``ready``). An expedited job overtakes jobs that have
+not begun. Jobs end in the order of time, and real bytes, if there are any, are moved in that order.
 
-**Invariants** (``check``): a queue's first job alone is running; nothing that ended was later than the time up to
-which the lanes were advanced.
+**Invariants** (``check``): only the first job of a queue can have begun; no job has ended later than the time up
+to which the lanes were advanced.
 """
 
 from collections import deque
@@ -33,7 +33,7 @@ class Job:
     """One copy. Moments are nanoseconds."""
 
     owner: object
-    """Whose it is."""
+    """The link that submitted it."""
     port: int
     job_id: int
     direction: Direction
@@ -42,9 +42,9 @@ class Job:
     duration: int
     expedited: bool
     at_end: Callable[[], bool] | None
-    """Moves the bytes; False: it failed."""
+    """Moves the bytes at the job's end; returns False if that failed."""
     hear: Callable[[Ended], None]
-    """Told of its end."""
+    """Called when the job ends."""
 
 
 class _Queue:
@@ -54,7 +54,7 @@ class _Queue:
         self.jobs: deque[Job] = deque()
         self.free_at = 0
         self.begun = 0
-        """How many jobs at the front can't be overtaken any more: 0 or 1."""
+        """How many jobs at the front have begun, so that they can't be overtaken: 0 or 1."""
 
     def begin(self) -> int:
         """When the first job begins."""
@@ -65,7 +65,7 @@ class _Queue:
         return self.begin() + self.jobs[0].duration
 
     def end_of(self, owner: object) -> int | None:
-        """When the first job of an owner's ends."""
+        """When an owner's first job ends."""
         moment = self.free_at
         for job in self.jobs:
             moment = max(moment, job.ready) + job.duration
@@ -85,7 +85,7 @@ class _Queue:
         self.jobs.insert(place, job)
 
     def end_first(self) -> Job:
-        """The first job ends."""
+        """Let the first job end."""
         begin, end = self.begin(), self.end()
         job = self.jobs.popleft()
         self.free_at, self.begun = end, 0
@@ -110,32 +110,32 @@ class Lanes:
     def __init__(self) -> None:
         self._queues = {direction: _Queue() for direction in Direction}
         self.now = 0
-        """Up to here everything has ended."""
+        """The time up to which jobs have ended."""
 
     def enqueue(self, job: Job, now: int) -> None:
-        """One more job."""
+        """Add a job to the queue of its direction."""
         self.advance(now)
         self._queues[job.direction].submit(job, now)
 
     def jobs_of(self, owner: object) -> list[Job]:
-        """What hasn't ended of an owner's."""
+        """An owner's jobs that have not ended."""
         return [job for queue in self._queues.values() for job in queue.jobs if job.owner is owner]
 
     def end_of(self, owner: object) -> int | None:
-        """When the next job of an owner's ends, if none is submitted meanwhile."""
+        """When an owner's next job ends, if no job is submitted meanwhile."""
         ends = [end for queue in self._queues.values() if (end := queue.end_of(owner)) is not None]
         return min(ends, default=None)
 
     def advance(self, now: int) -> None:
-        """Let everything end that ends up to ``now``."""
+        """Let all jobs end that end up to ``now``."""
         while (moment := self._next_end()) is not None and moment <= now:
             self._end_first(moment)
         self.now = max(self.now, now)
 
     def end_next(self) -> Job:
-        """Let whatever ends next end."""
+        """Let the job end that is next to end."""
         moment = self._next_end()
-        assert moment is not None, "somebody waits for a job, and none is in any queue"
+        assert moment is not None, "an engine waits for a job, but no queue has one"
         job = self._end_first(moment)
         self.now = max(self.now, moment)
         return job

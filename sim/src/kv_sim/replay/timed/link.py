@@ -1,10 +1,11 @@
-"""A link, of a GPU to host memory or from there to a disk, as one server uses it.
+"""``Link``: the link from a GPU to host memory, or from host memory to a disk, as one server uses it.
 
-What is under way stands in ``lanes``. A disk may be that of several servers: then each has a link of its own to
-it, and all of them the same lanes. Servers take turns in the order of time, but a host that waits is ahead of the
-others: what it let end is heard of by those when they are there.
+Jobs that have not ended are in ``lanes``. Several servers may use one disk: then each server has its own link to
+it, and these links have the same lanes. Servers take turns in the order of time, but the clock of a host that
+waits for a copy is ahead of the others' clocks. If it lets another server's job end, that server is told when its
+own clock gets there.
 
-**Invariants** (``check``): what was submitted has ended or stands in one queue.
+**Invariants** (``check``): every submitted job has ended or is in one queue.
 """
 
 from collections.abc import Callable, Collection, Sequence
@@ -17,7 +18,7 @@ from kv_sim.replay.timed.timing import LinkCosts
 
 @dataclass
 class Traffic:
-    """What went over the link in one direction."""
+    """Sums over the copies that have ended in one direction."""
 
     jobs: int = 0
     blocks: int = 0
@@ -25,13 +26,13 @@ class Traffic:
 
 
 class Port:
-    """One worker's door to the link: its job ids are its own, and it hears of its own jobs only."""
+    """One worker's access to the link: it has its own job ids, and is told only of its own jobs."""
 
     def __init__(self, link: "Link", number: int) -> None:
         self._link = link
         self.number = number
         self.unpolled: list[Ended] = []
-        """Ended, and not reported yet."""
+        """Jobs that have ended and were not reported yet."""
 
     def submit(
         self,
@@ -71,11 +72,11 @@ class Port:
         return ended
 
     def wait(self, job_ids: Collection[int]) -> int:
-        """Let these jobs end; returns when the last of them did, or 0. Unknown and ended ones are no matter."""
+        """Let these jobs end; returns when the last of them did, or 0. Unknown and ended jobs are ignored."""
         return self._link.end_all(self, job_ids)
 
     def wait_any(self) -> int:
-        """Let a job end, unless one has that was not reported yet; returns when that was."""
+        """Let a job of this port end, unless an ended one is still unreported; returns when it ended."""
         while not self.unpolled:
             self._link.lanes.end_next()
         return self.unpolled[0].end
@@ -95,7 +96,7 @@ class Link:
         self.traffic = {direction: Traffic() for direction in Direction}
         self._ports: list[Port] = []
         self.log: Callable[[Ended, int], None] = lambda job, now: None
-        """Hears of every job whose end is reported, and when."""
+        """Called with every job whose end is reported, and the time of the report."""
 
     def open(self) -> Port:
         """A port for one worker."""
@@ -103,19 +104,19 @@ class Link:
         return self._ports[-1]
 
     def enqueue(self, job: Job, now: int) -> None:
-        """A port was given a job."""
+        """Add a job of one of this link's ports."""
         self.lanes.enqueue(job, now)
         self._submitted += 1
 
     def count(self, ended: Ended) -> None:
-        """A job ended."""
+        """Count a job that has ended."""
         traffic = self.traffic[ended.direction]
         traffic.jobs += 1
         traffic.blocks += ended.blocks
         traffic.busy_ns += ended.end - ended.begin
 
     def note_report(self, ended: Sequence[Ended], now: int) -> None:
-        """A port reported these."""
+        """Note that a port reported these jobs."""
         self._polled += len(ended)
         for job in ended:
             self.log(job, now)
@@ -127,16 +128,16 @@ class Link:
 
     @property
     def has_news(self) -> bool:
-        """Whether a job ended and was not reported yet."""
+        """Whether an ended job was not reported yet."""
         return any(port.unpolled for port in self._ports)
 
     @property
     def is_idle(self) -> bool:
-        """Whether nothing is under way or unreported."""
+        """Whether no job is under way or unreported."""
         return not self.has_news and not self.lanes.jobs_of(self)
 
     def next_end(self) -> int | None:
-        """When the next job that isn't heard of ends, if none is submitted meanwhile."""
+        """When the next unreported job ends or has ended, if no job is submitted meanwhile."""
         if self._submitted == self._polled:
             return None
         ends = [port.unpolled[0].end for port in self._ports if port.unpolled]
@@ -144,11 +145,11 @@ class Link:
         return min(ends if end is None else [*ends, end], default=None)
 
     def advance(self, now: int) -> None:
-        """Let everything end that ends up to ``now``."""
+        """Let all jobs end that end up to ``now``."""
         self.lanes.advance(now)
 
     def end_all(self, port: Port, job_ids: Collection[int]) -> int:
-        """Let jobs of a port end, and whatever ends before them; returns when the last did, or 0."""
+        """Let these jobs of a port end, and all jobs that end before them; returns when the last one did, or 0."""
         mine = self.lanes.jobs_of(self)
         wanted, last = [job for job in mine if job.port == port.number and job.job_id in job_ids], 0
         while wanted:

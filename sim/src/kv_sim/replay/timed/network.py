@@ -1,10 +1,10 @@
-"""``Network``: what pulls between servers take. Each server sends and receives at full bandwidth at the same time.
+"""``Network``: how long pulls between servers take. A server can send and receive at full bandwidth at once.
 
-A pull takes a time on the sender's side and the same one on the receiver's, as long as its bytes take. Who asks
-first is given the earliest that both have free; who comes later may fill a gap before it. So when a pull ends is
-known when it is asked for, and nobody who comes later moves it.
+A pull occupies the sender's sending side and the receiver's receiving side for the same span, as long as its bytes
+take. It gets the earliest span that is free on both sides; a later pull may fill a gap before it. So the end of a
+pull is known when it is asked for, and later pulls don't move it.
 
-**Invariants** (``check``): the times that a side has given out don't overlap, and stand in their order.
+**Invariants** (``check``): the spans of a side don't overlap, and are in order of time.
 """
 
 from bisect import insort
@@ -15,25 +15,25 @@ from kv_sim.replay.timed.timing import LinkCosts
 
 @dataclass(frozen=True, slots=True, order=True)
 class Span:
-    """A time that is given out, in nanoseconds."""
+    """A time that a pull occupies, in nanoseconds."""
 
     begin: int
     end: int
 
 
 class Side:
-    """One direction of one server: the times that are given out, but for those that have passed."""
+    """One direction of one server: the spans of its pulls, except those that have passed."""
 
     def __init__(self) -> None:
         self.given: list[Span] = []
 
     def pass_to(self, moment: int) -> None:
-        """Forget what has passed."""
+        """Forget the spans that have passed."""
         while self.given and self.given[0].end <= moment:
             del self.given[0]
 
     def earliest(self, moment: int, duration: int) -> int:
-        """From when on, at that moment or later, so long a time is free."""
+        """The first time, at ``moment`` or later, from which ``duration`` is free."""
         for one in self.given:
             if one.begin >= moment + duration:
                 break
@@ -47,7 +47,7 @@ class Side:
 
 
 class Network:
-    """Both sides of so many servers. It is asked in the order of time."""
+    """Both sides of all servers. Calls come in the order of time."""
 
     def __init__(self, costs: LinkCosts, latency_ns: int, servers: int) -> None:
         self.costs = costs
@@ -56,7 +56,7 @@ class Network:
         self._receives = [Side() for _ in range(servers)]
 
     def give(self, sender: int, receiver: int, blocks: int, now: int) -> Span:
-        """The time in which one server sends another one so many blocks."""
+        """Reserve the span in which ``sender`` sends ``receiver`` this many blocks."""
         duration = self._latency_ns + self.costs.job_ns(blocks)
         sends, receives = self._sends[sender], self._receives[receiver]
         for side in (sends, receives):
@@ -70,7 +70,7 @@ class Network:
         return given
 
     def take_back(self, sender: int, receiver: int, given: Span) -> None:
-        """That time isn't needed."""
+        """Free a span that isn't needed any more."""
         self._sends[sender].given.remove(given)
         self._receives[receiver].given.remove(given)
 

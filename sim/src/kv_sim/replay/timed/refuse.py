@@ -1,7 +1,7 @@
-"""What a replay refuses: what would overflow its clock, and books that no memory holds.
+"""Refuses settings and traces that would overflow a replay's clock, or need more blocks than memory holds.
 
-A clock counts nanoseconds in 63 bits, which is 292 years. So that no sum gets there, nothing that is added to it
-at once may take more than a day: a step of all tokens that fit the GPU, the copy of the longest request.
+A clock counts nanoseconds in 63 bits, which is 292 years. So that no sum gets there, no single duration may be
+more than a day: for example a step of all tokens that fit the GPU, or the copy of the longest request.
 """
 
 from math import inf
@@ -12,7 +12,7 @@ from kv_sim.replay.timed.settings import EngineSettings, Sizes
 from kv_sim.replay.timed.timing import SECOND
 
 MOST_BLOCKS: Final = 1 << 26
-"""Of a GPU, and chunks of host memory or of files: each has its line in some book."""
+"""The most blocks of a GPU, and chunks of host memory or files: each takes an entry in a table."""
 
 MOST_SECONDS: Final = 86_400
 LATEST_ARRIVAL: Final = 1e9
@@ -20,7 +20,7 @@ LATEST_ARRIVAL: Final = 1e9
 
 
 def refuse_too_much(settings: EngineSettings, sizes: Sizes) -> None:
-    """Refuse what would end in an overflow or without memory."""
+    """Refuse settings with which the clock could overflow or memory could run out."""
     _check_count("gpu_blocks", sizes.gpu_blocks)
     if settings.connector is None:
         for name in ("cpu_bytes_to_use", "disk_bytes_to_use"):

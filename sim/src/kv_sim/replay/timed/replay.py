@@ -1,8 +1,9 @@
-"""``replay_engine``: a trace on a server with a connector, and on the same server without.
+"""``replay_engine``: a trace on a server with a connector, and on the same server without one.
 
-Where some servers prefill for others, it is replayed on these, and on as many that do both, with the connector.
-Where files stand behind another medium it is replayed a third time, with all but these. Of several servers each
-gets its share of the trace, and goes its own way.
+If some servers prefill for others, the trace is replayed on these servers, and on as many servers that each do
+both, with the connector. If the connector has files behind another medium, the trace is replayed a third time
+without the files. Several servers each get their share of the trace, and run independently of each other unless
+they share files or prefill for each other.
 """
 
 from dataclasses import dataclass, replace
@@ -20,20 +21,20 @@ from kv_sim.replay.trace import Trace
 
 @dataclass(frozen=True)
 class EngineReplay:
-    """The answers, and everything that they rest on."""
+    """The answers, with the settings, sizes and notes that they depend on."""
 
     trace: str
     settings: EngineSettings
     sizes: Sizes
     with_connector: Answers
     without: Answers
-    """Or, where some servers prefill for others, of servers that do both."""
+    """The answers without a connector; if some servers prefill for others, those of servers that do both."""
     without_disk: Answers | None = None
-    """With the connector's other media alone; None where it has no disk, or nothing else."""
+    """With the connector's other media alone; None if it has no disk, or only a disk."""
     notes: tuple[str, ...] = ()
-    """What a reader decided about the trace, and what it left out."""
+    """What the reader of the trace assumed, and what it left out."""
     load: Load | None = None
-    """What came to each server, where there are several."""
+    """The load of each server, if there are several."""
 
 
 def replay_engine(
@@ -44,9 +45,9 @@ def replay_engine(
     *,
     jobs: int = 1,
 ) -> EngineReplay:
-    """Replay a trace with the settings' connector, then without, in so many processes.
+    """Replay a trace with the settings' connector, then without, in up to ``jobs`` processes.
 
-    A ``fleet`` has several such servers. ``progress`` hears which share of all of it is done.
+    A ``fleet`` has several such servers. ``progress`` is called with the share of the work that is done.
     """
     sizes, transfer = plan(settings, trace.block_tokens), settings.transfer_config()
     check_together(fleet, settings, transfer)
@@ -70,7 +71,7 @@ def replay_engine(
 
 
 def notes_of(trace: Trace) -> tuple[str, ...]:
-    """What was noted of a trace that was read, and what it doesn't tell; one that was made has no notes."""
+    """The reader's notes on a trace, and what the trace doesn't say. A trace that wasn't read has no notes."""
     if not isinstance(trace, Columns):
         return ()
     notes, observed = list(trace.notes), ObservedSums.of(trace).ratios()

@@ -1,4 +1,4 @@
-"""One trace through one configuration of a server (``replay_once``), or of several that share files."""
+"""Replays one trace on one server (``replay_once``), or on several that share files (``replay_together``)."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -18,7 +18,7 @@ from kv_sim.replay.timed.settings import Contents, EngineSettings, Sizes, Steppi
 from kv_sim.replay.trace import Tell, Trace, TraceRequest
 
 Share = Iterator[Numbered]
-"""What comes to one server of several, each request with its place in the whole trace."""
+"""The requests of one of several servers, each with its place in the whole trace."""
 
 
 def replay_once(
@@ -34,7 +34,7 @@ def replay_once(
 def replay_together(
     shares: Sequence[Share], settings: EngineSettings, transfer: Mapping[str, Any], block_tokens: int
 ) -> list[tuple[TimedEngine, Books]]:
-    """Replay what comes to each server of a machine, whose files they share."""
+    """Replay each server's share of a trace; the servers share the files of one machine."""
     machine, names = Machine(), Names(plan(settings, block_tokens).parts)
     drives = [
         _drive(scaled(share, settings), settings, transfer, block_tokens, Seat(number, names, machine))
@@ -65,7 +65,7 @@ def _drive(
 
 
 def scaled(requests: Share, settings: EngineSettings) -> Share:
-    """The same requests, as far apart as the settings have it."""
+    """The same requests, with their arrivals spread by the settings' ``arrival_scale``."""
     if settings.arrival_scale == 1:
         return requests
     return (

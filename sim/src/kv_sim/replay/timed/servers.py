@@ -1,4 +1,4 @@
-"""Replays of one trace on servers of several kinds, one kind after the other, maybe side by side in processes."""
+"""Replays one trace on servers of several kinds, in one process or in several at once."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -20,14 +20,14 @@ from kv_sim.replay.timed.split import SplitTransfers, replay_split
 from kv_sim.replay.trace import Tell, Trace
 
 WORTH_A_PROCESS: Final = 1000
-"""Requests that take longer than a process takes to begin."""
+"""So many requests take longer to replay than a process takes to start."""
 
 
 @dataclass(frozen=True)
 class ServerKind:
-    """What a server is like, and the connector that it has: the value of a ``--kv-transfer-config``, or none.
+    """A server's settings and its connector: the value of a ``--kv-transfer-config``; empty: none.
 
-    Where some prefill for others, it is what those have beside the one that serves the others.
+    If some servers prefill for others, it is the connector that prefilling servers have beside kv-p2p's.
     """
 
     settings: EngineSettings
@@ -35,24 +35,24 @@ class ServerKind:
 
     @property
     def goes_alone(self) -> bool:
-        """Whether what one server does is nothing to another."""
+        """Whether servers of this kind don't affect each other."""
         return not self.settings.prefill_servers and not shares_files(self.transfer)
 
 
 @dataclass(frozen=True)
 class Shares:
-    """What comes to each server of a kind: of one, the whole trace."""
+    """Each server's share of the trace; a single server gets the whole trace."""
 
     traces: tuple[Trace, ...]
     load: Load | None = None
-    """What came to each, where there are several."""
+    """The load of each server, if there are several."""
     whole: Columns | None = None
-    """What is dealt out then."""
+    """The whole trace, if there are several servers."""
     fleet: Fleet | None = None
 
 
 def check_together(fleet: Fleet | None, settings: EngineSettings, transfer: Mapping[str, Any]) -> None:
-    """Refuse servers that are to share with a connector that doesn't, and what can't be where some prefill."""
+    """Refuse ``disk_shared`` with a connector that doesn't share files, and impossible prefilling servers."""
     servers, prefilling = 1 if fleet is None else fleet.servers, settings.prefill_servers or 0
     if prefilling >= servers:
         raise ConfigError(
@@ -63,13 +63,13 @@ def check_together(fleet: Fleet | None, settings: EngineSettings, transfer: Mapp
     if prefilling and shares_files(transfer):
         raise ConfigError("prefill_servers: not possible where servers share files")
     if prefilling and settings.connector is not None:
-        timed_config(settings.connector, settings.tp_size)  # before it is one of several
+        timed_config(settings.connector, settings.tp_size)  # so that errors name the user's own keys
     if fleet is not None and fleet.disk_shared and not shares_files(transfer):
         raise ConfigError("--disk-shared: no medium of this connector sets file_shared")
 
 
 def shares_of(trace: Trace, fleet: Fleet | None, limit: int | None) -> Shares:
-    """Deal a trace out; who gets what is decided beforehand, whatever the servers do."""
+    """Deal a trace out to servers. The router decides beforehand, independently of what the servers do."""
     if fleet is None or fleet.servers == 1:
         return Shares((trace,))
     routed = RoutedTrace(_first(trace, limit), fleet)
@@ -77,9 +77,10 @@ def shares_of(trace: Trace, fleet: Fleet | None, limit: int | None) -> Shares:
 
 
 def replay_on(shares: Shares, kinds: Sequence[ServerKind], jobs: int, progress: Progress) -> list[Answers]:
-    """What servers of each kind answer, in their order: all of a kind together.
+    """The answers of each kind of server, in the order of ``kinds``; each covers all servers of its kind.
 
-    Those that share files, or prefill for others, are one piece of work, since each has to know what others do.
+    Servers that share files, or prefill for others, are replayed together in one process, since each affects the
+    others.
     """
     traces, each = [*shares.traces], len(shares.traces)
     pieces: list[tuple[_Piece, int]] = []
@@ -93,7 +94,7 @@ def replay_on(shares: Shares, kinds: Sequence[ServerKind], jobs: int, progress: 
     if len(read) == len(traces):
         enough = sum(len(read[which]) for _, which in pieces) // WORTH_A_PROCESS
         done = do_all(_replay, pieces, read, min(jobs, max(1, enough)), progress)
-    else:  # one that was made: it can't be saved for another process, and nobody knows how long it is
+    else:  # a trace that wasn't read from a file: it can't be saved for another process, and its length is unknown
         done = []
         for piece, which in pieces:
             done.append(_replay(traces[which], piece, lambda count: None))
@@ -104,7 +105,7 @@ def replay_on(shares: Shares, kinds: Sequence[ServerKind], jobs: int, progress: 
 
 @dataclass(frozen=True)
 class _Piece:
-    """A server of a kind, or all of a fleet together."""
+    """One piece of work: a single server of a kind, or a whole fleet of it."""
 
     kind: ServerKind
     fleet: Fleet | None = None
@@ -125,7 +126,7 @@ def _replay(trace: Trace, piece: _Piece, tell: Tell) -> list[Finished]:
 
 
 def _dealt(trace: Trace, fleet: Fleet, tell: Tell) -> list[Share]:
-    """What comes to each server, when they have one time."""
+    """The share of each server, for servers that are replayed together."""
     assert isinstance(trace, Columns), f"{trace.name} can't be dealt out"
     routed, done = RoutedTrace(trace, fleet), count(1)
 
@@ -138,7 +139,7 @@ def _dealt(trace: Trace, fleet: Fleet, tell: Tell) -> list[Share]:
 
 
 def _first(trace: Trace, limit: int | None) -> Columns:
-    """So many requests of a trace; only of one that was read is known who shares what with whom."""
+    """The first ``limit`` requests of a trace. Only a trace that was read can be dealt out to several servers."""
     if not isinstance(trace, Columns):
         raise ConfigError(f"{trace.name}: several servers need a trace that open_trace has read")
     return trace if limit is None else trace.of(np.arange(min(limit, len(trace))))

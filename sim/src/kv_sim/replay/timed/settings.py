@@ -1,4 +1,4 @@
-"""``EngineSettings``: all that an engine replay depends on but the trace, and the sizes that follow from it."""
+"""``EngineSettings``: everything an engine replay depends on except the trace, and the `Sizes` that follow."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
@@ -21,7 +21,7 @@ _MICRO: Final = 1e3
 
 
 class Stepping(Enum):
-    """Whether steps in which nobody decides anything are taken together. The answers are the same."""
+    """Whether steps that change nothing but time are taken together. The answers are the same."""
 
     FUSED = "fused"
     SINGLE = "single"
@@ -37,7 +37,7 @@ class Contents(Enum):
 
 @dataclass(frozen=True)
 class EngineSettings:
-    """One server. What is None follows from the GPU, the model or the trace."""
+    """The settings of one server. A setting that is None follows from the GPU, the model or the trace."""
 
     model: Model = MODELS["Llama-3.1-8B"]
     gpu: Gpu = GPUS["H100"]
@@ -49,7 +49,7 @@ class EngineSettings:
     idle_step_microseconds: float = 1000.0
     copy_microseconds: float = 0.5
     page_tokens: int | None = None
-    """Tokens of a layer that lie together in GPU memory: the block size of the real server. Each is one copy."""
+    """Tokens of a layer that are contiguous in GPU memory: the real server's block size. Each page is one copy."""
     gpu_memory_utilization: float = 0.92
     gpu_blocks: int | None = None
     block_tokens: int | None = None
@@ -57,37 +57,37 @@ class EngineSettings:
     max_running: int | None = None
     max_model_len: int | None = None
     cpu_bytes_to_use: int = 64 * GIB
-    """Host memory of the default connector, over all ranks. It may be 0 where there is a disk."""
+    """Host memory of the default connector, over all ranks. It may be 0 if there is a disk."""
     eviction_policy: str = USUAL_POLICY
     disk_bytes_to_use: int = 0
     """Files of the default connector, over all ranks, behind host memory; 0: none."""
     disk_folder: str = "/mnt/nvme/kv"
-    """Where they are on the server. Nothing is looked for there."""
+    """The folder of the files on the server. The replay doesn't touch it."""
     disk_store_threshold: int = 0
-    """Blocks go into files when they are offered so many times; 0 and 1: at once."""
+    """A block is written to a file when it is offered this many times; 0 and 1: at once."""
     disk_shared: bool = False
     """Whether several servers are on one machine, and read each other's files of the default connector."""
     store_when: StoreWhen = StoreWhen.COMPUTED
-    """When the default connector stores: at once, or what the GPU's prefix cache is about to lose."""
+    """When the default connector stores a block: once it is computed, or when the GPU is about to evict it."""
     connector: Mapping[str, Any] | None = None
     """A ``--kv-transfer-config`` in place of the default connector."""
     disk_read_bandwidth: float = 6.8e9
     """Bytes a second, of all ranks together, and of all servers that share a disk."""
     disk_write_bandwidth: float = 4e9
     disk_microseconds: float = 25.0
-    """Of each chunk that is read or written, beside its bytes: what a disk takes to answer, over all threads."""
+    """Added for each chunk that is read or written, beside the time of its bytes; an average over all threads."""
     prefill_servers: int | None = None
-    """Of several servers, so many compute prompts for the others, which pull them. None or 0: each does both."""
+    """How many of several servers compute prompts for the others, which pull them. None or 0: each does both."""
     network_bandwidth: float = 50e9
-    """Bytes a second that a GPU sends to another server, and gets from there; pulls reach ``link_efficiency``."""
+    """Bytes a second between a GPU and other servers, each way; pulls reach ``link_efficiency`` of it."""
     pull_microseconds: float = 100.0
-    """Of each pull, beside its bytes."""
+    """Added for each pull, beside the time of its bytes."""
     stepping: Stepping = Stepping.FUSED
     contents: Contents = Contents.IGNORED
     arrival_scale: float = 1.0
-    """Arrivals are so many times as far apart as in the trace: 2 halves the load."""
+    """A factor for the time between arrivals: 2 halves the load."""
     limit: int | None = None
-    """Replay only so many requests, from the first on."""
+    """Replay only the first so many requests."""
 
     def __post_init__(self) -> None:
         for name, (own, such) in _OBJECTS.items():
@@ -144,7 +144,7 @@ _OBJECTS: Final[Mapping[str, tuple[type, str]]] = {
     "contents": (Contents, "Contents.IGNORED or Contents.CHECKED"),
     "store_when": (StoreWhen, "StoreWhen.COMPUTED or StoreWhen.EVICTED"),
 }
-"""What nobody looks up by a name here, and how it is written."""
+"""Settings that are objects: their type, and how to write one in an error."""
 _TIMES: Final = tuple(f.name for f in fields(EngineSettings) if f.name.endswith("microseconds"))
 _WHOLE: Final = {f.name: f.type for f in fields(EngineSettings) if f.type in (int, int | None)}
 _BYTES: Final = ("cpu_bytes_to_use", "disk_bytes_to_use")
@@ -153,11 +153,11 @@ _MAY_BE_NONE: Final = ("disk_bytes_to_use", "disk_store_threshold", "prefill_ser
 
 @dataclass(frozen=True)
 class Sizes:
-    """What follows from settings and a trace's blocks."""
+    """The sizes that follow from settings and from a trace's block size."""
 
     block_tokens: int
     parts: int
-    """Blocks of the engine in one of the trace."""
+    """How many of the engine's blocks make one of the trace's."""
     kv_bytes_per_token: int
     gpu_blocks: int
     max_step_tokens: int
@@ -170,21 +170,21 @@ class Sizes:
     disk_write: LinkCosts = field(repr=False)
     network: LinkCosts = field(repr=False)
     pull_ns: int = field(repr=False)
-    """Of each pull, beside its blocks."""
+    """Nanoseconds of each pull, beside its blocks."""
 
     @property
     def block_bytes(self) -> int:
-        """Of all ranks together."""
+        """Bytes of a block, over all ranks."""
         return self.kv_bytes_per_token * self.block_tokens
 
     @property
     def most_tokens(self) -> int:
-        """Of the longest request that the engine takes."""
+        """Tokens of the longest request that the engine accepts."""
         return min(self.max_model_len, self.gpu_blocks * self.block_tokens)
 
 
 def plan(settings: EngineSettings, trace_block_tokens: int) -> Sizes:
-    """Work out everything, and refuse what no server could be."""
+    """Compute the sizes, and refuse settings that no server could have."""
     block_tokens = settings.block_tokens or trace_block_tokens
     if trace_block_tokens % block_tokens:
         raise ConfigError(

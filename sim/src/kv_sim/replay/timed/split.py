@@ -1,9 +1,10 @@
-"""A split fleet: some servers prefill, the others decode; both run kv-p2p's connector, and all have one clock.
+"""A split fleet: some servers prefill, the others decode. All run kv-p2p's connector, in one common time.
 
-A request goes to a server that prefills, for one token. When it has that, a ``Relay`` sends it on to a server that
-decodes, with the ticket that came with its end, as vLLM's routers do. It goes to the server that has the fewest
-requests; of equals, to the first. That server pulls the prompt's blocks, and everything that the client gets comes
-from it, the first token, too. A request whose blocks weren't held goes on without a ticket, and is computed anew.
+A request first goes to a prefilling server, for one token. When that has ended, a ``Relay`` sends the request to a
+decoding server, with the ticket that the prefilling server returned, as vLLM's routers do. It chooses the server
+with the fewest requests; of equals, the first. That server pulls the prompt's blocks, and sends the client all
+tokens, the first one included. If the prefilling server held no blocks, the request has no ticket, and the
+decoding server computes its prompt.
 """
 
 from collections.abc import Mapping, Sequence
@@ -35,41 +36,41 @@ _ENDS = ("request_finished", "request_finished_all_groups")
 
 @dataclass(eq=False)
 class Decoder:
-    """A server that decodes."""
+    """A decoding server, as the relay sees it."""
 
     engine: TimedEngine
     arrivals: HandedArrivals = field(default_factory=HandedArrivals)
     unfinished: int = 0
-    """Requests that were sent there and have no end yet."""
+    """How many requests were sent there and have not ended."""
 
     def end(self, request: TracedRequest) -> None:
-        """One of them has ended."""
+        """One of its requests has ended."""
         self.unfinished -= 1
 
 
 class Relay:
-    """Sends requests on."""
+    """Sends requests from prefilling to decoding servers."""
 
     def __init__(self, decoders: Sequence[Decoder]) -> None:
         self._decoders = decoders
         self._asked: dict[int, TraceRequest] = {}
-        """What is being prefilled, by number."""
+        """The requests that are being prefilled, by number."""
         self._tickets: dict[str, dict[str, Any]] = {}
 
     def begin(self, engine: TimedEngine, index: int, traced: TraceRequest) -> TracedRequest:
-        """The first half of a request: its prompt, and one token."""
+        """Make the prefilling server's part of a request: its prompt and one token."""
         self._asked[index] = traced
         request = engine.make_request(index, replace(traced, output_tokens=1))
         request.kv_transfer_params = {WANTED: True}
         return request
 
     def hear(self, method: str, args: tuple[Any, ...], answer: Any) -> None:
-        """A connector of a server that prefills answered a call."""
+        """A prefilling server's connector answered a call: note the ticket if it returned one."""
         if method in _ENDS and answer[1]:
             self._tickets[args[0].request_id] = answer[1]
 
     def send_on(self, done: TracedRequest) -> None:
-        """The first half has ended: the other one arrives elsewhere."""
+        """Prefilling has ended: let the request arrive at a decoding server."""
         decoder = min(self._decoders, key=lambda one: one.unfinished)
         request = decoder.engine.make_request(done.index, self._asked.pop(done.index))
         request.kv_transfer_params = self._tickets.pop(done.request_id, None)
@@ -78,21 +79,21 @@ class Relay:
         decoder.arrivals.hand(request, done.times.end)
 
     def check(self) -> None:
-        """Recount at the end: nobody is between two servers."""
-        assert not self._asked, f"prefilled for ever: {sorted(self._asked)}"
-        assert not any(one.unfinished for one in self._decoders), "a server that decodes hasn't answered"
+        """Recount at the end: no request is left between two servers."""
+        assert not self._asked, f"requests {sorted(self._asked)} never ended prefilling"
+        assert not any(one.unfinished for one in self._decoders), "a decoding server has unfinished requests"
 
 
 @dataclass(frozen=True)
 class SplitTransfers:
-    """The ``--kv-transfer-config`` of either kind of server."""
+    """The ``--kv-transfer-config`` of prefilling and of decoding servers."""
 
     prefill: Mapping[str, Any]
     decode: Mapping[str, Any]
 
     @classmethod
     def beside(cls, transfer: Mapping[str, Any]) -> "SplitTransfers":
-        """The usual ones; a server that prefills has also the connector of ``transfer``, if that has one."""
+        """kv-p2p's connector for both; prefilling servers also have that of ``transfer``, if it names one."""
         return cls(prefill_config(transfer), decode_config())
 
 
@@ -103,7 +104,7 @@ def replay_split(
     transfers: SplitTransfers,
     block_tokens: int,
 ) -> list[Finished]:
-    """Replay what comes to each server that prefills, and then to so many that decode."""
+    """Replay the shares of the prefilling servers, and the same requests on ``decoding`` decoding servers."""
     sizes = plan(settings, block_tokens)
     refuse_too_much(settings, sizes)
     names, wires = Names(sizes.parts), Wires(Network(sizes.network, sizes.pull_ns, len(shares) + decoding))
@@ -114,7 +115,7 @@ def replay_split(
         timed = timed_config(written, settings.tp_size, seat)
         engine = QuickEngine(sizes, timed, log, seat)
         engine.link.log, engine.disk.log = books.copy_ended, books.disk_ended
-        assert engine.wire is not None, "it was given wires"
+        assert engine.wire is not None, "an engine of a split fleet has no wire"
         engine.wire.log = books.pull_ended
         return engine, settings.stepping if decides_in_known_steps(timed) else Stepping.SINGLE
 

@@ -1,7 +1,7 @@
-"""``sweep_engine``: a trace on servers with more and more host memory or disk, and which of them keeps a promise.
+"""``sweep_engine``: a trace on servers with several sizes of host memory or disk, and which sizes meet the goals.
 
-Each size with each policy is a row, and each number of servers that prefill for the others; without any, the trace
-is replayed once for all of them.
+There is a row for each size with each policy and each number of prefilling servers. The server without a connector
+is replayed once, for comparison with all rows.
 """
 
 from collections.abc import Sequence
@@ -24,24 +24,24 @@ from kv_sim.replay.trace import Trace
 
 @dataclass(frozen=True)
 class SweepRun:
-    """A server with so much."""
+    """One row: a server's settings and its answers."""
 
     settings: EngineSettings
     answers: Answers
 
     @property
     def size(self) -> tuple[int, int]:
-        """Bytes of host memory, and of the disk."""
+        """Bytes of host memory and of the disk."""
         return self.settings.cpu_bytes_to_use, self.settings.disk_bytes_to_use
 
 
 @dataclass(frozen=True)
 class EngineSweep:
-    """All rows, and everything that they rest on."""
+    """All rows, with the settings, sizes and notes that they depend on."""
 
     trace: str
     settings: EngineSettings
-    """Of the first row; others differ in sizes, in the policy and in how many prefill for others."""
+    """The first row's. Other rows differ only in sizes, policy and the number of prefilling servers."""
     sizes: Sizes
     runs: tuple[SweepRun, ...]
     without: Answers
@@ -50,14 +50,14 @@ class EngineSweep:
     load: Load | None = None
 
     def is_met(self, answers: Answers) -> bool:
-        """Whether every goal is; also if there is none."""
+        """Whether every goal is met; True if there is none."""
         return all(goal.is_met(answers) for goal in self.goals)
 
     @property
     def recommended(self) -> SweepRun | None:
-        """Who meets the goals with least host memory, and of these with least disk: with LRU, if that does.
+        """The row that meets the goals with the least host memory, then the least disk; of equals, LRU's.
 
-        None: nobody does, or no memory is needed for it.
+        None: no row meets them, or the server without a connector does.
         """
         met = [run for run in self.runs if self.is_met(run.answers)]
         if not met or self.is_met(self.without):
@@ -71,7 +71,7 @@ class EngineSweep:
 
     @property
     def can_be_met(self) -> bool:
-        """Whether any row meets the goals, or the server without."""
+        """Whether any row, or the server without a connector, meets the goals."""
         return any(map(self.is_met, [self.without, *(run.answers for run in self.runs)]))
 
 
@@ -84,9 +84,9 @@ def sweep_engine(
     *,
     jobs: int = 1,
 ) -> EngineSweep:
-    """Replay a trace with each of the settings, and once on servers that do both without a connector.
+    """Replay a trace with each of the settings, and once without a connector, on servers that prefill and decode.
 
-    They differ in sizes, in the policy and in how many servers prefill for others, in nothing else.
+    The settings may differ only in sizes, policy and the number of prefilling servers.
     """
     if not settings:
         raise ConfigError("a sweep needs at least one size")
@@ -114,7 +114,7 @@ def sweep_engine(
 def usual_sizes(
     trace: Columns, settings: EngineSettings, fleet: Fleet, points: int, budget_blocks: int | None = None
 ) -> list[int]:
-    """Bytes of host memory, in even steps of a logarithm: from what the GPUs hold to all prompts and outputs."""
+    """Sizes of host memory in bytes, in equal ratios: from what the GPU holds to all prompts and outputs."""
     sizes, routed = plan(settings, trace.block_tokens), RoutedTrace(trace, fleet)
     block_bytes = sizes.kv_bytes_per_token * trace.block_tokens
     outputs = max(int(share.columns.outputs.sum()) for share in routed.shares)

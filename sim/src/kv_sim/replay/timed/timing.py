@@ -1,12 +1,12 @@
-"""How long a step and a copy take: a roofline and a link. Pure sums in whole nanoseconds.
+"""How long a step and a copy take: a roofline and a link, in whole nanoseconds.
 
-A step reads all weights once and each scheduled request's context once, and computes two operations a parameter
-and token, and four a head, its size, and each pair of a token and one before it. It takes as long as the slower of
-the two, memory or arithmetic, plus a constant for everything that the host does in it. A copy takes its bytes over
-the link plus a constant for each piece that lies together in the GPU's memory.
+A step reads all weights once and each scheduled request's context once. It computes two operations for each
+parameter and token, and four for each number of each head and each pair of a token and one that it attends to. The
+slower of memory and arithmetic decides, plus a constant for the host's work. A copy takes the time of its bytes on
+the link, plus a constant for each contiguous piece in the GPU's memory.
 
-Every duration is rounded up to a nanosecond before it is added to a clock, so a sum of steps doesn't depend on who
-adds them, or in which portions.
+Every duration is rounded up to a nanosecond before it is added to a clock, so the sum is the same in whichever
+portions steps are added.
 """
 
 from dataclasses import dataclass
@@ -26,12 +26,12 @@ class Work:
 
     tokens: int = 0
     pairs: int = 0
-    """Of a token that is computed and one that it attends to, itself among them."""
+    """Pairs of a computed token and a token that it attends to; a token also attends to itself."""
     context: int = 0
     """Tokens whose keys and values are read."""
 
     def add(self, computed: int, count: int) -> None:
-        """A request with ``computed`` tokens computes ``count`` more."""
+        """Add a request with ``computed`` tokens that computes ``count`` more."""
         self.tokens += count
         self.pairs += count * computed + count * (count + 1) // 2
         self.context += computed + count
@@ -39,19 +39,19 @@ class Work:
 
 @dataclass(frozen=True)
 class StepCosts:
-    """Nanoseconds of a step, by what it does."""
+    """Nanoseconds of each part of a step."""
 
     ns_per_token: float
     ns_per_pair: float
     ns_of_weights: float
     ns_per_context_token: float
     overhead_ns: int
-    """Before the forward pass: scheduling, launching, sampling, telling the client."""
+    """The host's work before the forward pass: scheduling, launching, sampling, answering clients."""
     idle_ns: int
-    """Of a step that computes nothing while requests wait."""
+    """A step that computes nothing while requests wait."""
 
     def forward_ns(self, tokens: int, pairs: int, context: int) -> int:
-        """The forward pass alone."""
+        """How long the forward pass alone takes."""
         arithmetic = tokens * self.ns_per_token + pairs * self.ns_per_pair
         memory = self.ns_of_weights + context * self.ns_per_context_token
         return int(arithmetic if arithmetic > memory else memory) + 1
@@ -64,16 +64,16 @@ class LinkCosts:
     ns_per_byte: float
     ns_per_piece: float
     block_bytes: int
-    """Of all ranks together. If their links work side by side, ``ns_per_byte`` counts it."""
+    """Over all ranks. If their links work in parallel, ``ns_per_byte`` takes that into account."""
     pieces_per_block: int
 
     @property
     def block_ns(self) -> float:
-        """A block of a job."""
+        """How long one block of a job takes."""
         return self.block_bytes * self.ns_per_byte + self.pieces_per_block * self.ns_per_piece
 
     def job_ns(self, blocks: int) -> int:
-        """A job of so many blocks."""
+        """How long a job of ``blocks`` blocks takes."""
         return int(blocks * self.block_ns) + 1
 
 
@@ -83,9 +83,9 @@ class Clock:
 
     now: int = 0
     busy_until: int = 0
-    """When the device has finished everything that it was given."""
+    """When the device finishes all work that it was given."""
     waited_ns: int = 0
-    """How long the host waited for copies in the middle of steps: for fences, and for loads of the step itself."""
+    """How long the host waited for copies in the middle of steps: at fences, and for the step's own loads."""
 
     def wait_until(self, moment: int) -> None:
         """The host waits for copies until ``moment``."""

@@ -1,12 +1,12 @@
-"""``TimedWire``: a server's wire to other servers of a replay, as kv-p2p's workers ask for one.
+"""``TimedWire``: a server's wire to the other servers of a replay, in the form that kv-p2p's workers use.
 
-What is held and what is pulled is known to all wires (``Wires``); when a pull runs, the ``network`` says. An end
-is heard of when the worker of either side asks for news: the receiver's that its blocks are filled, the sender's
-that nobody reads them any more. A worker gives up what takes too long in a step in which maybe nothing else ends,
-so these times count as ends, too (``next_end``).
+All wires know every hold and every pull (``Wires``); the ``network`` decides when a pull runs. The workers of both
+sides learn of its end when they poll: the receiver's that its blocks are filled, the sender's that its blocks are
+not read any more. A worker may give up a hold or a pull in a step in which nothing else ends, so these times count
+as ends, too (``next_end``).
 
-**Invariants** (``check``): whoever waits for a hold waits for one that is neither served nor over; of all that is
-being pulled there is news to come, or it waits.
+**Invariants** (``check``): a pull waits only for a hold that is neither served nor over; every pull has news to
+come, or waits for its hold.
 """
 
 from collections.abc import Callable
@@ -33,49 +33,49 @@ class Pulling:
     gives_up: int
     sender: "TimedWire | None" = None
     span: Span | None = None
-    """When it runs. None: its hold isn't served yet."""
+    """When its bytes move. None: its hold isn't served yet."""
 
     @property
     def hold_id(self) -> str:
-        """What it pulls."""
+        """The hold that it pulls."""
         return self.pull.source.hold_id
 
     def has_begun(self, now: int) -> bool:
-        """Whether its bytes move, so that it can't be stopped."""
+        """Whether its bytes are moving, so that it can't be stopped."""
         return self.span is not None and self.span.begin <= now
 
 
 @dataclass(frozen=True)
 class Told:
-    """Something that ended."""
+    """One piece of news for a worker; one field is set."""
 
     served: str | None = None
-    """A hold: it was read, or nobody wants it."""
+    """A hold that was read, or that its consumer declined."""
     pulled: Pulling | None = None
     failed: Pulling | None = None
 
 
 class Wires:
-    """The wires of all servers, and what is waited for between them."""
+    """The wires of all servers, and the holds and pulls between them."""
 
     def __init__(self, network: Network) -> None:
         self.network = network
         self._wires: list[TimedWire] = []
         self.holders: dict[str, TimedWire] = {}
-        """By hold that is served."""
+        """The wire that serves each hold."""
         self.waiting: dict[str, Pulling] = {}
-        """By hold that isn't served yet."""
+        """The pulls that wait for their hold to be served, by hold."""
         self.over: set[str] = set()
-        """Holds that ended, or will as soon as they are served."""
+        """Holds that ended, or that end as soon as they are served."""
 
     def open(self, clock: Clock) -> "TimedWire":
-        """The wire of one more server."""
+        """Make the wire of one more server."""
         self._wires.append(TimedWire(self, len(self._wires), clock))
         return self._wires[-1]
 
 
 class TimedWire:
-    """Fits ``kv_p2p.pulling.wire.Wire``."""
+    """One server's wire. It implements ``kv_p2p.pulling.wire.Wire``."""
 
     def __init__(self, wires: Wires, number: int, clock: Clock) -> None:
         self._wires = wires
@@ -83,45 +83,46 @@ class TimedWire:
         self._clock = clock
         self._hold_seconds = self._pull_seconds = 0.0
         self.activity = 0
-        """A number that grows whenever something begins or is reported."""
+        """A number that grows whenever a hold or pull begins or is reported."""
         self.traffic = Traffic()
         """What this server pulled."""
         self.log: Callable[[Pulling, int], None] = lambda pulling, now: None
-        """Hears of every pull of this server's that is reported, and when."""
+        """Called with every pull of this server that is reported, and the time."""
         self._holds: dict[str, int] = {}
-        """What is served, and when its time is over."""
+        """The holds that are served, and when their time is over."""
         self._readers: dict[str, Pulling] = {}
-        """By hold that is served: who pulls it."""
+        """The pull that reads each served hold."""
         self._pulls: dict[str, Pulling] = {}
-        """By request."""
+        """This server's pulls, by request."""
         self._news: list[tuple[int, int, Told]] = []
         self._told = 0
 
     def set_patience(self, options: Options) -> None:
-        """After how long the worker gives up what."""
+        """Note after how long the worker gives up a hold or a pull."""
         self._hold_seconds, self._pull_seconds = options.hold_seconds, options.pull_seconds
 
     # -- what the engine asks ------------------------------------------------------------------
 
     def next_end(self) -> int | None:
-        """When something ends, or the worker gives something up, as far as is known."""
+        """When a hold or pull next ends or is given up, as far as is known."""
         moments = [self._news[0][0]] if self._news else []
         if self._holds:
-            moments.append(next(iter(self._holds.values())))  # all wait for as long, so the first is over first
+            moments.append(next(iter(self._holds.values())))  # all have the same time, so the oldest is over first
         if self._pulls:
             moments.append(next(iter(self._pulls.values())).gives_up)
         return min(moments) if moments else None
 
     @property
     def is_idle(self) -> bool:
-        """Whether nothing is held, pulled or unreported."""
+        """Whether there is no hold, no pull and no news."""
         return not (self._holds or self._pulls or self._news)
 
     @property
     def awaits_others(self) -> bool:
-        """Whether another server may bring something to an end here before that is foreseen.
+        """Whether another server may cause an end here that ``next_end`` doesn't know of.
 
-        It pulls what is held here, serves what is waited for, or lets go of what hasn't begun to come.
+        It may pull or decline a hold of this server, serve a hold that a pull here waits for, or withdraw a hold
+        before its pull has begun.
         """
         return bool(self._holds) or not all(one.has_begun(self._clock.now) for one in self._pulls.values())
 
@@ -129,16 +130,16 @@ class TimedWire:
         """Recount."""
         wires = self._wires
         for hold_id, one in wires.waiting.items():
-            assert hold_id not in wires.holders and hold_id not in wires.over, f"{one} waits for what there is"
+            assert hold_id not in wires.holders and hold_id not in wires.over, f"{one} waits for a known hold"
         told = [news.pulled or news.failed for _, _, news in self._news]
         for one in self._pulls.values():
-            assert one in told or wires.waiting.get(one.hold_id) is one, f"nothing will be heard of {one}"
+            assert one in told or wires.waiting.get(one.hold_id) is one, f"{one} neither waits nor has news"
         wires.network.check()
 
     # -- what the worker asks: holds -------------------------------------------------------------
 
     def serve(self, hold: Hold) -> None:
-        """Let it be pulled; who waits for it, begins."""
+        """Let a hold be pulled; a pull that waits for it begins."""
         self.activity += 1
         if hold.hold_id in self._wires.over:
             self._tell(self._clock.now, Told(served=hold.hold_id))
@@ -150,7 +151,7 @@ class TimedWire:
             self._send(waiting, self._clock.now)
 
     def withdraw(self, hold_id: str) -> bool:
-        """Let nobody pull it any more. False: it is being read."""
+        """End a hold, so that it can't be pulled any more. False: it is being read."""
         reader, now = self._readers.get(hold_id), self._clock.now
         if reader is not None and reader.has_begun(now):
             return False
@@ -170,7 +171,7 @@ class TimedWire:
     # -- what the worker asks: pulls ---------------------------------------------------------------
 
     def pull(self, pull: Pull) -> None:
-        """Begin it; if its hold isn't served yet, when that is."""
+        """Begin a pull, or let it wait until its hold is served."""
         self.activity += 1
         one = Pulling(pull, self, self._over(self._pull_seconds))
         self._pulls[pull.request_id] = one
@@ -183,7 +184,7 @@ class TimedWire:
             self._wires.waiting[one.hold_id] = one
 
     def _send(self, one: Pulling, now: int) -> None:
-        """Give a pull of this server's hold its time."""
+        """Schedule a pull of this server's hold on the network."""
         one.sender = self
         self._readers[one.hold_id] = one
         one.span = self._wires.network.give(self.number, one.receiver.number, len(one.pull.block_ids), now)
@@ -191,7 +192,7 @@ class TimedWire:
         self._tell(one.span.end, Told(served=one.hold_id))
 
     def _stop(self, one: Pulling) -> None:
-        """Take a pull that hasn't begun out of everything that was to come of it."""
+        """Cancel a pull that hasn't begun: its span, its news, its place as a reader."""
         self._wires.waiting.pop(one.hold_id, None)
         if one.span is None or one.sender is None:
             return
@@ -201,7 +202,7 @@ class TimedWire:
         del one.sender._readers[one.hold_id]
 
     def give_up(self, request_id: str) -> bool:
-        """Stop a pull. False: its bytes move."""
+        """Stop a pull. False: its bytes are moving."""
         one = self._pulls[request_id]
         if one.has_begun(self._clock.now):
             return False
@@ -210,7 +211,7 @@ class TimedWire:
         return True
 
     def decline(self, source: Source) -> None:
-        """Tell the other server that nobody wants what it holds."""
+        """Tell the other server that its hold won't be pulled."""
         self.activity += 1
         holder = self._wires.holders.get(source.hold_id)
         if holder is not None:
@@ -220,7 +221,7 @@ class TimedWire:
     # -- news ----------------------------------------------------------------------------------
 
     def poll(self) -> Ended:
-        """What ended."""
+        """The holds and pulls that have ended since the last call."""
         ended, now = Ended(), self._clock.now
         while self._news and self._news[0][0] <= now:
             self.activity += 1
@@ -237,7 +238,7 @@ class TimedWire:
 
     def _take(self, one: Pulling, ended: Ended, now: int) -> None:
         """A pull has filled its blocks."""
-        assert one.span is not None, f"{one} ended and never ran"
+        assert one.span is not None, f"{one} ended without having run"
         blocks = len(one.pull.block_ids)
         del self._pulls[one.pull.request_id]
         ended.pulled.append(one.pull.request_id)
@@ -255,11 +256,11 @@ class TimedWire:
         self._news = sorted(news for news in self._news if news[-1] != told)
 
     def _over(self, seconds: float) -> int:
-        """When that is, to the nanosecond before it."""
+        """The time ``seconds`` from now, rounded down to a nanosecond."""
         return int((self._clock.now / SECOND + seconds) * SECOND)
 
     def wait(self, seconds: float) -> None:
-        """Time is the replay's."""
+        """Return at once: time is the replay's."""
 
     def close(self) -> None:
-        """Nothing acts by itself."""
+        """Nothing to stop: a replay has no threads."""

@@ -1,5 +1,6 @@
-"""The connectors of a timed replay: those of a server, but their copies take the time that a model says.
+"""The connectors of a timed replay: a server's own connectors, whose copies take the time that a model gives.
 
-``timed_config`` makes them from a ``--kv-transfer-config``. Host memory is ``host_memory``, a disk is ``files``,
-and pulls from other servers are ``pulls``. A server without a connector gets the one of ``nothing``.
+``timed_config`` makes them from a ``--kv-transfer-config``. ``host_memory`` has the medium for host memory,
+``files`` that for a disk, and ``pulls`` the connector that pulls from other servers. A server without a connector
+gets the one of ``nothing``, which does nothing.
 """

@@ -1,9 +1,10 @@
 """Files as an offloading medium whose reads and writes take the time that a model of a disk gives them.
 
-``ReplayFileOffloadingSpec`` is `FileOffloadingSpec` with slots in memory, or none, and copies to and from its bays
-over the timed link. The engine between them is a server's: it cuts jobs into batches, and takes them further when
-it is asked. In place of its threads there is a disk: what a thread would do is an entry in the disk's queue, and
-done when the engine hears of its end. Files that servers share are those of their machine.
+``ReplayFileOffloadingSpec`` is `FileOffloadingSpec` with slots in memory, or slots without bytes, and copies to
+and from its bays over the timed link. The copy engine between them is a server's: it cuts jobs into batches, and
+continues them when it is polled. In place of its threads there is a disk: the task of a thread is an entry in the
+disk's queue, and is executed when the engine learns that it has ended. Servers that share files share those of
+their machine.
 """
 
 from collections.abc import Callable, Collection, Sequence
@@ -29,9 +30,9 @@ NUMBER: str = "file_engine"
 
 
 class Disk:
-    """A disk as one engine uses it: what is read and what is written stand in a queue each.
+    """A disk as one engine uses it, with one queue of reads and one of writes.
 
-    What a task does it does when the engine hears that its time is over.
+    A task is executed when the engine learns that its time is over.
     """
 
     def __init__(self, device: HasLink, blocks_per_chunk: int) -> None:
@@ -42,42 +43,42 @@ class Disk:
         self._at_end: dict[int, Callable[[], None]] = {}
 
     def begin(self, direction: Direction, chunks: int, at_end: Callable[[], None]) -> None:
-        """Read or write so many chunks."""
+        """Begin to read or write ``chunks`` chunks; ``at_end`` is called at their end."""
         now = self._device.clock.now
         self._at_end[self._tasks] = at_end
         self._port.submit(self._tasks, direction, chunks * self._blocks_per_chunk, now=now, ready=now)
         self._tasks += 1
 
     def hear(self) -> None:
-        """Let everything end that has ended by now."""
+        """Execute the tasks whose time is over."""
         for job in self._port.poll(self._device.clock.now):
             self._at_end.pop(job.job_id)()
 
     def wait(self) -> None:
-        """The host waits until something ends."""
+        """Let the host wait until a task ends."""
         self._device.clock.wait_until(self._port.wait_any())
         self.hear()
 
 
 class DiskThreads:
-    """What stands for the threads of one direction."""
+    """Replaces the threads of one direction."""
 
     def __init__(self, disk: Disk, direction: Direction) -> None:
         self._disk = disk
         self._direction = direction
 
     def submit(self, fn: Callable[..., None], /, *args: object) -> None:
-        """Read or write the chunks of a batch that a range says."""
+        """Read or write the chunks of a batch, which one of the arguments gives as a range."""
         chunks = args[-1]
-        assert isinstance(chunks, range), f"{args} says no chunks"
+        assert isinstance(chunks, range), f"{args} has no range of chunks"
         self._disk.begin(self._direction, len(chunks), partial(fn, *args))
 
     def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
-        """Nothing acts by itself."""
+        """Nothing to stop: there are no threads."""
 
 
 class DiskCopyEngine(FileCopyEngine):
-    """Hears of its disk whenever it is asked for something."""
+    """A copy engine that first executes the disk's finished tasks whenever it is called."""
 
     def __init__(
         self,
@@ -123,7 +124,8 @@ class DiskCopyEngine(FileCopyEngine):
 class ReplayFileOffloadingSpec(FileOffloadingSpecInMemory):
     """Files on a timed disk.
 
-    A trace's blocks are larger than a server's. Where staging memory hasn't room for four, it is taken to have.
+    A trace's blocks are larger than a server's. If staging memory has no room for four of them, it is enlarged to
+    four.
     """
 
     def __init__(self, config: OffloadingConfig) -> None:
@@ -145,8 +147,8 @@ class ReplayFileOffloadingSpec(FileOffloadingSpecInMemory):
         return inner
 
     def open_neighbourhood(self) -> tuple[OwnListing, Neighbours]:
-        """Those of the machine."""
-        assert self.engine is not None, "this engine shares with nobody"
+        """The shared folder of the machine."""
+        assert self.engine is not None, "this engine shares files with no other"
         home = self._shared.open(self.engine)
         return home, home
 
@@ -156,6 +158,6 @@ class ReplayFileOffloadingSpec(FileOffloadingSpecInMemory):
         return folder
 
     def make_engine(self, inner: CopyEngine, slots: Slots, num_blocks: list[int]) -> FileCopyEngine:
-        """With a disk in place of threads."""
+        """Make the copy engine, with a disk in place of threads."""
         disk = Disk(self._device, self.blocks_per_chunk)
         return DiskCopyEngine(inner, slots, self.num_bays, num_blocks, self._device, disk)

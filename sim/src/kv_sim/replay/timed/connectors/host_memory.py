@@ -1,8 +1,8 @@
 """Host memory as an offloading medium whose copies take the time that a model of the link gives them.
 
 ``ReplayCPUOffloadingSpec`` is `CPUOffloadingSpec` with another copy engine; ``ReplayOffloadingConnector`` is
-`OffloadingConnector` with a clock that the replay moves. Nothing else of either is changed: manager, policies, the
-worker and the connector are those of a server.
+`OffloadingConnector` with a clock that the replay moves. Manager, policies, worker and connector are otherwise a
+server's own.
 """
 
 from collections.abc import Collection
@@ -20,7 +20,7 @@ from kv_sim.replay.timed.timing import SECOND, Clock
 
 
 class LinkCopyEngine:
-    """Jobs as entries in the queues of a device's link."""
+    """A copy engine whose jobs are entries in the queues of a device's link."""
 
     def __init__(self, device: HasLink, layout: HostLayout) -> None:
         self._device = device
@@ -31,7 +31,7 @@ class LinkCopyEngine:
     def submit(
         self, job_id: int, direction: Direction, copies: PageCopies, *, urgency: Urgency = Urgency.ORDINARY
     ) -> None:
-        """Begin a job after what the device was given."""
+        """Submit a job, which begins after the device's earlier work."""
         clock, memory = self._device.clock, self.memory
         pages = memory.first_slot + copies.chunks * memory.blocks_per_chunk + copies.offsets
         self._port.submit(
@@ -45,7 +45,7 @@ class LinkCopyEngine:
         )
 
     def poll(self) -> list[CopyResult]:
-        """What ended."""
+        """The jobs that have ended since the last call."""
         costs = self._device.link.costs
         return [
             CopyResult(
@@ -58,27 +58,27 @@ class LinkCopyEngine:
         ]
 
     def wait(self, job_ids: Collection[int]) -> None:
-        """The host waits until these have ended."""
+        """Let the host wait until these jobs have ended."""
         self._device.clock.wait_until(self._port.wait(job_ids))
 
     def shutdown(self) -> None:
-        """Nothing acts by itself."""
+        """Nothing to stop: there are no threads."""
 
 
 class ReplayCPUOffloadingSpec(CPUOffloadingSpec):
     """Host memory behind a timed link."""
 
     def make_memory(self, layout: HostLayout) -> HostMemory:
-        """Made with the copy engine, if there is any."""
+        """None here: the copy engine makes the memory."""
         return NoMemory()
 
     def make_copy_engine(self, kv_caches: CanonicalKVCaches, layout: HostLayout, memory: HostMemory) -> CopyEngine:
-        """Copies over the link of the device that the KV caches are on."""
+        """Make an engine that copies over the link of the KV caches' device."""
         return LinkCopyEngine(kv_caches.tensors[0].tensor.device, layout)
 
 
 class ReplaySchedulerSide(OffloadingSchedulerSide):
-    """Its clock is the replay's: a lookup takes no time, but those that are put off wait for steps."""
+    """Uses the replay's clock: a lookup takes no time, and a request that is put off waits for the next step."""
 
     def __init__(self, vllm_config: Any, *args: Any, **kwargs: Any) -> None:
         self._replay_clock: Clock = vllm_config.replay_clock
@@ -90,7 +90,7 @@ class ReplaySchedulerSide(OffloadingSchedulerSide):
 
 
 class ReplayWorkerSide(OffloadingWorkerSide):
-    """Its clock is the replay's."""
+    """Uses the replay's clock."""
 
     def register_kv_caches(self, kv_caches: KVCaches) -> None:
         self._device: Any = next(iter(kv_caches.values())).device
@@ -103,7 +103,7 @@ class ReplayWorkerSide(OffloadingWorkerSide):
 
 
 class ReplayOffloadingConnector(OffloadingConnector):
-    """What it measures, and its timeouts, are the replay's seconds."""
+    """Its measurements and timeouts are in the replay's seconds."""
 
     scheduler_class = ReplaySchedulerSide
     worker_class = ReplayWorkerSide

@@ -1,4 +1,4 @@
-"""``NoConnector``: finds nothing and keeps nothing, so the engine runs as it would without a connector."""
+"""``NoConnector`` finds and stores nothing, so the engine runs as it would without a connector."""
 
 from typing import Any
 
@@ -51,7 +51,7 @@ class NoWorkerSide(WorkerSide):
 
 
 class NoConnector(TwoSidedHMAConnector):
-    """No connector."""
+    """A connector that finds and stores nothing."""
 
     scheduler_class = NoSchedulerSide
     worker_class = NoWorkerSide

@@ -1,7 +1,7 @@
 """``ReplayP2PConnector``: kv-p2p's connector, whose pulls take the time that a model of the network gives them.
 
-What is held, which tickets are taken, and after how long either is given up, is kv-p2p's. Only the connections are
-others: a ``TimedWire`` (``wires``), which the engine has.
+kv-p2p decides which blocks are held, which tickets are used, and when a hold or pull is given up. Only the
+connection is replaced: by the engine's ``TimedWire`` (``wires``).
 """
 
 from typing import Any
@@ -15,7 +15,7 @@ from kv_sim.replay.timed.wires import TimedWire
 
 
 class ReplayP2PWorkerSide(P2PWorkerSide):
-    """Its clock is the replay's."""
+    """Uses the replay's clock."""
 
     def __init__(self, vllm_config: Any, *args: Any, **kwargs: Any) -> None:
         self._replay_clock: Clock = vllm_config.replay_clock

@@ -1,9 +1,8 @@
 """From a ``--kv-transfer-config`` to connectors whose copies are timed.
 
-The connectors are found by name, as in a server; those that vLLM is to look for in ``kv_vllm`` are ours. Wherever
-an OffloadingConnector over host memory or files stands, alone or among the children of a MultiConnector, its
-medium is replaced by one that copies over a timed link, and to a timed disk. A connector with another medium
-can't be timed, and is refused.
+The connectors are found by name, as in a server; those that vLLM would find in ``kv_vllm`` are ours. Each
+OffloadingConnector over host memory or files, alone or as a child of a MultiConnector, gets a medium that copies
+over a timed link, and to a timed disk. A connector with another medium has no timing model, and is refused.
 """
 
 from collections.abc import Mapping
@@ -26,7 +25,7 @@ from kv_sim.replay.timed.engine.seat import Seat
 _EXTRA: Final = "kv_connector_extra_config"
 _MODULE: Final = "kv_connector_module_path"
 _PLACE: Final = "connector"
-"""The setting that is read."""
+"""The name with which errors begin: the setting."""
 _TIMEOUTS: Final = ("load_timeout_seconds", "store_timeout_seconds")
 _INSIDE_VLLM: Final = "kv_vllm"
 """The module where vLLM finds our connectors, under the same names."""
@@ -37,7 +36,7 @@ _MEDIA: Final[Mapping[str, tuple[type[OffloadingSpec], str]]] = {
     "CPUOffloadingSpec": (ReplayCPUOffloadingSpec, "kv_offload_cpu"),
     _FILES: (ReplayFileOffloadingSpec, "kv_offload_file"),
 }
-"""Spec of a medium -> the one that is timed, and the package that it stands for."""
+"""Spec of a medium -> its timed replacement, and the package of the spec."""
 
 NOTHING: Final = {"kv_connector": NoConnector.__name__, _MODULE: NoConnector.__module__, "kv_role": "kv_both"}
 """A server without a connector."""
@@ -46,32 +45,32 @@ NOTHING: Final = {"kv_connector": NoConnector.__name__, _MODULE: NoConnector.__m
 def timed_config(written: Mapping[str, Any], ranks: int, seat: Seat | None = None) -> dict[str, Any]:
     """The same configuration with timed media. A connector that can't be timed is refused by name.
 
-    The replay's one rank stands for as many as there are: what each of them has counts so many times. What a
-    server has in common with others, at its ``seat`` among them, is files of one machine, or wires to pull over.
+    The replay has one rank for all of a server's, so sizes that each rank has are multiplied by their number.
+    Through its ``seat`` a server shares files of one machine with others, or wires to pull over.
     """
     config = _timed(written, _PLACE, None, ranks, seat)
-    KVTransferConfig.from_mapping(written)  # whose names are those that its writer knows
+    KVTransferConfig.from_mapping(written)  # checked as written, so that errors have the user's names
     return config
 
 
 def decides_in_known_steps(timed: Mapping[str, Any]) -> bool:
     """Whether it is known in which steps the connectors of a timed configuration can decide anything.
 
-    It is of those that we know. A class of somebody else may count steps, and who gives up a copy that takes too
-    long does so in a step in which no copy ends.
+    It is known only for our own classes. A foreign class may count steps, and a connector with a timeout gives up
+    a copy in a step in which no copy ends.
     """
     found = KVConnectorFactory.get_connector_class(KVTransferConfig.from_mapping(timed))
     if found is MultiConnector:
         return all(decides_in_known_steps(child) for child in timed[_EXTRA]["connectors"])
     if found is ReplayP2PConnector:
-        return True  # what it gives up is among the ends of its wire
+        return True  # its wire knows when it gives something up
     if found is ReplayOffloadingConnector:
         return not any(timed[_EXTRA].get(timeout) for timeout in _TIMEOUTS)
     return found is NoConnector
 
 
 def without_files(written: Mapping[str, Any]) -> dict[str, Any] | None:
-    """A configuration without the files in it. None: there are none, or nothing else."""
+    """A configuration without its media of files. None: it has no files, or only files."""
     extra, children = _parts(written)
     left = [child for child in children if not has_files(child)]
     if not left or len(left) == len(children):
@@ -80,19 +79,19 @@ def without_files(written: Mapping[str, Any]) -> dict[str, Any] | None:
 
 
 def has_files(written: object) -> bool:
-    """Whether any medium of a configuration is one of files; not of one that `timed_config` refuses."""
+    """Whether any medium of a configuration is files. False for one that `timed_config` refuses."""
     extra, children = _parts(written)
     return extra.get(_SPEC) == _FILES or any(map(has_files, children))
 
 
 def shares_files(written: object) -> bool:
-    """Whether any medium of a configuration is one of files that servers share."""
+    """Whether any medium of a configuration is files that servers share."""
     extra, children = _parts(written)
     return (extra.get(_SPEC) == _FILES and bool(extra.get(SHARED))) or any(map(shares_files, children))
 
 
 def _parts(written: object) -> tuple[Mapping[str, Any], list[Any]]:
-    """The settings of a connector, and its children."""
+    """A connector's extra settings, and the configurations of its children."""
     extra = written.get(_EXTRA) if isinstance(written, Mapping) else None
     if not isinstance(extra, Mapping):
         return {}, []

@@ -1,7 +1,7 @@
-"""The requests of an engine, by their arrival: from a trace, or handed over by an engine that prefilled them.
+"""The requests of an engine in the order of arrival: from a trace, or sent on by an engine that prefilled them.
 
-``TraceArrivals`` are known beforehand; ``HandedArrivals`` become known while both engines go on. The loop of an
-engine's steps (``drive``) asks either of them when the next one comes, as far as that is known.
+``TraceArrivals`` are known beforehand; ``HandedArrivals`` become known while both engines run. The loop of an
+engine's steps (``drive``) asks either of them when the next known request arrives.
 """
 
 from collections.abc import Callable, Iterator
@@ -17,9 +17,9 @@ from kv_sim.replay.trace import TraceRequest
 NEVER: Final = 1 << 62
 
 Numbered = tuple[int, TraceRequest]
-"""Which of a trace's requests it is, and what the trace says of it."""
+"""A request's place in the trace, and the trace's record of it."""
 Make = Callable[[int, TraceRequest], TracedRequest]
-"""A request as an engine holds it."""
+"""Makes the engine's form of a request."""
 
 
 class Arrivals(Protocol):
@@ -27,16 +27,16 @@ class Arrivals(Protocol):
 
     @property
     def moment(self) -> int:
-        """When the next one comes. NEVER: none is known of."""
+        """When the next request arrives. NEVER: no further one is known."""
         ...
 
     def take(self) -> TracedRequest:
-        """The next one."""
+        """Remove and return the next request."""
         ...
 
 
 class TraceArrivals:
-    """Those requests of a trace that the engine takes; the others are counted."""
+    """The requests of a trace that the engine accepts; refused ones are counted."""
 
     def __init__(self, requests: Iterator[Numbered], books: Books, make: Make) -> None:
         self._requests = requests
@@ -47,13 +47,13 @@ class TraceArrivals:
         self._pull()
 
     def take(self) -> TracedRequest:
-        assert self._next is not None, "nobody comes any more"
+        assert self._next is not None, "no request is left"
         made = self._make(*self._next)
         self._pull()
         return made
 
     def _pull(self) -> None:
-        """Get the next request that the engine takes."""
+        """Get the next request that the engine accepts."""
         self._next, self.moment = None, NEVER
         for index, traced in self._requests:
             if self._books.admits(traced):
@@ -63,7 +63,10 @@ class TraceArrivals:
 
 
 class HandedArrivals:
-    """Requests that another engine has begun. Of those that come at once, who was handed on first comes first."""
+    """Requests that another engine prefilled.
+
+    Of those that arrive at the same time, the first sent on comes first.
+    """
 
     def __init__(self) -> None:
         self._coming: list[tuple[int, int, TracedRequest]] = []
@@ -77,6 +80,6 @@ class HandedArrivals:
         return heappop(self._coming)[-1]
 
     def hand(self, request: TracedRequest, moment: int) -> None:
-        """This one comes then."""
+        """Let a request arrive at ``moment``."""
         self._handed += 1
         heappush(self._coming, (moment, self._handed, request))

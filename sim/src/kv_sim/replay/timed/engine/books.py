@@ -1,8 +1,8 @@
-"""``Books``: what one replay counts while it goes on, from the engine's side and from the connector's.
+"""``Books``: the counts of one replay, from the engine, the link and the connector.
 
-The engine's side knows requests and times, the link knows copies, and the connector tells its own counts, which
-are taken from the answers that pass the guard. A digest covers every request's times and every copy, and when its
-end was heard of.
+The engine reports requests and times, the link reports copies, and the connector's statistics are read from its
+answers as they pass the guard. A digest covers every request's times, every copy, and the time at which the
+copy's end was reported.
 """
 
 from array import array
@@ -20,28 +20,28 @@ from kv_sim.replay.timed.wires import Pulling
 from kv_sim.replay.trace import TraceRequest
 
 REFUSALS: Final = "vllm:kv_offload_allocation_failure"
-"""Stores for which the medium had no room. The connector offers them again, and counts steps until then."""
+"""Stores for which the medium had no room. The connector counts steps, and then offers them again."""
 _LEVELS: Final = ("_perc", "_held_blocks")
-"""How the names of metrics end that say how much there is of something now."""
+"""Endings of the names of gauges, which can't be added up."""
 EMPTY: Final = "has no prompt"
 BEYOND_MODEL: Final = "is longer than the model's maximum"
 BEYOND_GPU: Final = "is longer than all GPU blocks"
 
 
 class Books:
-    """What was counted so far in one replay."""
+    """The counts of one replay so far."""
 
     def __init__(self, sizes: Sizes) -> None:
         self._sizes = sizes
         self.refused: Counter[str] = Counter()
-        """Requests that the engine doesn't take, by reason."""
+        """How many requests the engine refused, by reason."""
         self.num_steps = 0
         self.num_engine_steps = 0
-        """Those that were not fused."""
+        """Steps that were taken one by one, not fused."""
         self.last_step_ns = 0
-        """When the last token came. Whoever gets its last token is awake: a fused step has no part in it."""
+        """The time of the last token. A request is awake for its last token, so a fused step never produces it."""
         self.connector: Counter[str] = Counter()
-        """What the connector counted, by metric."""
+        """The connector's own counters, by metric."""
         self.prompt_tokens = self.prompt_blocks = self.full_blocks = self.output_tokens = 0
         self.local_tokens = self.external_tokens = self.disk_tokens = 0
         self.local_blocks = self.external_blocks = self.disk_blocks = 0
@@ -52,16 +52,16 @@ class Books:
 
     @property
     def refusals(self) -> int:
-        """Offers of stores that were refused."""
+        """How many stores the medium refused."""
         return self.connector[REFUSALS]
 
     @property
     def digest(self) -> str:
-        """Of all times of requests and of copies."""
+        """The digest of all times of requests and copies."""
         return self._digest.hexdigest()
 
     def admits(self, traced: TraceRequest) -> bool:
-        """Whether the engine takes a request; if not, it is counted."""
+        """Whether the engine accepts a request; if not, count the refusal."""
         total = traced.input_tokens + output_tokens_of(traced)
         reason = ""
         if traced.input_tokens < 1:
@@ -104,7 +104,7 @@ class Books:
         self.ttft.append(times.first_token - times.arrival)
         self.queued.append(times.scheduled - times.arrival - times.served_before)
         self.latency.append(times.end - times.arrival)
-        if times.external_tokens or times.load_wait:  # the latter alone: it loaded after it was preempted
+        if times.external_tokens or times.load_wait:  # load_wait alone: it loaded after a preemption
             self.load_wait.append(times.load_wait)
         if request.num_output_tokens > 1:
             self.per_token.append((times.end - times.first_token) // (request.num_output_tokens - 1))
@@ -112,15 +112,15 @@ class Books:
         request.forget_blocks()
 
     def copy_ended(self, job: Ended, now: int) -> None:
-        """The end of a copy was heard of."""
+        """A worker was told that a copy over the link ended."""
         self._write(job.port, job.job_id, job.direction.value, job.blocks, job.begin, job.end, job.success, now)
 
     def disk_ended(self, job: Ended, now: int) -> None:
-        """What was read or written, and when it was heard of."""
+        """A worker was told that a read or write of the disk ended."""
         self._write("disk", job.port, job.job_id, job.direction.value, job.blocks, job.begin, job.end, now)
 
     def pull_ended(self, pulling: Pulling, now: int) -> None:
-        """What was pulled, and when its end was heard of."""
+        """A worker was told that a pull ended."""
         self._write("pull", pulling.pull.request_id, pulling.span, now)
 
     def called(self, side: str, method: str, args: tuple[Any, ...], answer: Any) -> None:
@@ -131,13 +131,13 @@ class Books:
             self._count(answer.reduce())
 
     def _note_source(self, request: TracedRequest, sources: Mapping[CacheHitSource, int]) -> None:
-        """Like what was found, where it was found counts once, when a request is first scheduled."""
+        """Note the source of a request's hits, once, when it is first scheduled, like the hits themselves."""
         if not request.source_is_known:
             request.source_is_known = True
             request.times.disk_tokens = min(request.times.external_tokens, sources.get(CacheHitSource.DISK, 0))
 
     def _count(self, numbers: Mapping[str, Any]) -> None:
-        """Add up, over all children of a connector; not levels."""
+        """Add up counters over all children of a connector; gauges are left out."""
         for name, value in numbers.items():
             if isinstance(value, Mapping):
                 self._count(value)

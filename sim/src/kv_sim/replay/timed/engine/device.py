@@ -1,7 +1,7 @@
 """The device of a replay: a clock, a link and a disk, and memory only where contents are checked.
 
-A step is given to the device when its worker's hooks reach the forward pass, and keeps it busy for as long as the
-timing model says. A device without memory has the shape of the testbed's, and nothing in it.
+The device gets a step when the worker's hooks reach the forward pass, and is busy with it for as long as the
+timing model says. A device without memory has the same methods as the testbed's, and they do nothing.
 """
 
 from collections import deque
@@ -30,28 +30,28 @@ from kv_sim.replay.timed.timing import Clock
 
 AtEnd = Callable[[], bool] | None
 Mover = Callable[[Direction, Numbers, Numbers], AtEnd]
-"""(direction, GPU blocks, pages of host memory) -> what moves them when the job ends; None: there are no bytes."""
+"""(direction, GPU blocks, pages of host memory) -> a function that moves them at the job's end, or None."""
 
 
 class HasLink(Protocol):
-    """What a copy engine needs of a device."""
+    """The part of a device that a copy engine uses."""
 
     clock: Clock
     link: Link
     disk: Link
-    """From host memory to a disk and back."""
+    """The link from host memory to a disk and back."""
 
     def allocate_host(self, slots: int) -> int:
         """Get ``slots`` pages of host memory; returns the number of the first."""
 
     def open_mover(self) -> Mover:
-        """What moves pages between GPU and host memory."""
+        """Make the function that moves pages between GPU and host memory."""
 
     def open_slots(self, bays: WorldMemory) -> Slots:
         """Slots of a file that are read into ``bays`` and written from them."""
 
     def open_shared_slots(self, bays: WorldMemory, by_engine: dict[int, WorldSlots], number: int) -> Slots:
-        """Such of engine ``number``, which reads those of other engines, too."""
+        """Slots of engine ``number``, which can also read the slots of other engines."""
 
 
 class _NoSlots:
@@ -68,7 +68,7 @@ class _NoSlots:
 
 
 class _NoSharedSlots(_NoSlots):
-    """Nor have the neighbours' any; but what was never borrowed can't be read."""
+    """Slots without bytes, of a server with neighbours. Reading a slot that could not be borrowed fails."""
 
     def read(self, slot: int, label: Label, bay: int) -> None:
         found = slot_of_neighbour(slot)
@@ -77,7 +77,7 @@ class _NoSharedSlots(_NoSlots):
 
 
 class _NoCopies:
-    """No copy of the testbed's own kind."""
+    """Stands for the testbed's own copies: there are none."""
 
     def __init__(self) -> None:
         self.running: dict[int, Copy] = {}
@@ -88,7 +88,7 @@ class _NoCopies:
 
 
 class EmptyDevice:
-    """No memory. A ``RankDevice``: it fits where the testbed's ``Device`` does, as far as an engine uses it."""
+    """A device without memory. It is a ``RankDevice``, so an engine can use it in place of a ``Device``."""
 
     def __init__(
         self, rank: int, config: WorldConfig, shadow: Shadow, clock: Clock, link: Link, disk: Link
@@ -106,7 +106,7 @@ class EmptyDevice:
         self._pages._device, self._pages.layer = cast(Device, self), 0
 
     def kv_cache(self, layer: int) -> KVCache:
-        """An array with a row for each block, which says whose it is."""
+        """An array with a row for each block, which knows its device."""
         return self._pages
 
     def sleep(self) -> None:
@@ -116,11 +116,11 @@ class EmptyDevice:
         """There are no bytes."""
 
     def begin_step(self, new_blocks: Iterable[int], handed: Iterable[Offer]) -> None:
-        """There are no copies that could be late."""
+        """Nothing to check: no copy can be late."""
         self.waited_steps += 1
 
     def take_over(self, blocks: Iterable[int]) -> None:
-        """There are no copies that could be lost."""
+        """Nothing to check: no copy can be lost."""
 
     def read_loaded(self, step: LaunchedStep, blocks: Collection[int], group: int, layer: int) -> None:
         """There are no bytes."""
@@ -161,7 +161,7 @@ class EmptyDevice:
 
 
 class TimedDevice(Device):
-    """The testbed's memory, rights and checks; copies run when the link says that they ended."""
+    """The testbed's device with its rights and checks; a copy moves its bytes when the link says that it ended."""
 
     def __init__(
         self, rank: int, config: WorldConfig, shadow: Shadow, clock: Clock, link: Link, disk: Link
@@ -177,7 +177,7 @@ class TimedDevice(Device):
         self.clock.busy_until = self.clock.now + self.forward_ns
 
     def retire(self) -> LaunchedStep:
-        """What ended before the forward pass did, moved its bytes before."""
+        """End the forward pass, after moving the bytes of all copies that ended before it."""
         self.link.advance(self.clock.busy_until)
         return super().retire()
 
@@ -186,12 +186,12 @@ class TimedDevice(Device):
         return WorldSlots(self, bays)
 
     def open_shared_slots(self, bays: WorldMemory, by_engine: dict[int, WorldSlots], number: int) -> Slots:
-        """Such that are among those of all engines."""
+        """The same, as one engine's slots among those of all engines."""
         by_engine[number] = WorldSharedSlots(self, bays, by_engine)
         return by_engine[number]
 
     def open_mover(self) -> Mover:
-        """Copies of this device; a job's pages move when it ends."""
+        """Make the function that begins a job's copies; they move when the job ends."""
         queue, engine = self.copies.open(), self.copies
 
         def begin(direction: Direction, blocks: Numbers, pages: Numbers) -> AtEnd:

@@ -1,19 +1,23 @@
-"""The loop: arrivals and steps of one engine, in the order of time.
+"""``Drive``: the loop of one engine's arrivals and steps, in the order of time.
 
-A step that computes something begins with the host's part (``overhead_ns``), in which the worker's hooks run; then
-comes the forward pass, and at its end the step is processed. So a copy that ended is heard of by the first step
-whose hooks run after it, and a request that waits for it goes on in the step after that one. A step that computes
-nothing is processed at once, and the engine waits ``idle_ns`` before the next.
+A step that computes something begins with the host's part (``overhead_ns``), in which the worker's hooks run. Then
+comes the forward pass, and at its end the step is processed. So the first step whose hooks run after a copy's end
+reports it, and a request that waits for the copy runs in the step after that one. A step that computes nothing is
+processed at once, and the engine waits ``idle_ns`` before the next.
 
-**Fusing.** A step is *quiet* if taking it would change nothing but the clock and the sleepers. That is so if all
-that run sleep (``sleepers``), no copy ends before the hooks of the step ask, every end has been told, and every
-waiting request would be treated as in the step before. The last is so if nobody waits who isn't loading, or if the
-step before was *idle*: nobody who was awake computed anything, nobody was preempted or put off, and no copy began
-or was heard of. (Who is admitted computes or begins to load, who ends has computed, and blocks become free by an
-end or by a copy that is heard of.) Then whoever is first in the queue found no room and finds none again. Quiet
-steps are added up in ``_pass_quiet_steps``; every other step goes through the engine. Where neighbours store and
-evict, whoever waits may find more or less in each step: there no step is idle. Restless requests, whose stores the
-medium refused, never sleep: their connector counts their steps.
+**Fusing.** A step is *quiet* if it would change only the clock and the sleepers. That is so if
+
+- all running requests sleep (``sleepers``),
+- no copy ends before the step's hooks ask for it, and every earlier end has been reported,
+- the scheduler would treat every waiting request as in the step before. That is so if all waiting requests are
+  loading, or if the step before was *idle*: no awake request computed, none was preempted or put off, and no copy
+  began or was reported. (An admitted request computes or begins to load, a request that ends has computed, and
+  blocks become free only by an end or by a reported copy.) Then the first request of the queue found no room, and
+  finds none again.
+
+``_pass_quiet_steps`` adds up quiet steps; every other step goes through the engine. If neighbours store and evict
+shared files, a waiting request may find more or less in each step, so no step is idle. Restless requests, whose
+stores the medium refused, never sleep, since their connector counts their steps.
 """
 
 from collections.abc import Callable, Iterator
@@ -32,11 +36,11 @@ from kv_sim.replay.timed.settings import Stepping
 from kv_sim.violation import Invariant, Violation
 
 MOST_EMPTY_STEPS = 1000
-"""In a row, while no copy is under way and nobody arrives. A connector puts a request off 50 times at most."""
+"""In a row, with no copy under way and no arrival to come. A connector puts a request off 50 times at most."""
 
 
 class Drive:
-    """One engine's part of a replay in the making."""
+    """One engine in a replay, with its arrivals."""
 
     def __init__(
         self,
@@ -51,22 +55,22 @@ class Drive:
         self._fuses = stepping is Stepping.FUSED
         self._arrivals = arrivals
         self._ended = ended
-        """Hears of every request that has ended, when its times are known."""
+        """Called with every request that has ended, once its times are known."""
         self._step: Iterator[None] | None = None
-        """What is left of the step under way."""
+        """The rest of the step under way."""
         self._is_idle = False
-        """The last step changed nothing that the decisions of the next depend on."""
+        """Whether the last step changed nothing on which the next step's decisions depend."""
         self.empty_steps = 0
-        """In a row, with nothing under way and nobody known to come."""
+        """Steps in a row that computed nothing, with no copy under way and no arrival to come."""
         owners = (owner for connector in engine.connectors for owner in conservation.owners(connector))
         self._counters = [owner for owner in owners if isinstance(owner, OffloadingSchedulerSide)]
-        """Who counts steps, and has to hear of those that are left out."""
+        """The connectors' schedulers that count steps, and must be told of skipped ones."""
         self._noted = 0
-        """How many of those that ended have been noted."""
+        """How many of the ended requests have been noted."""
 
     @property
     def moment(self) -> int:
-        """When the engine goes on. NEVER: there is nothing left, as far as is known."""
+        """When the engine acts next. NEVER: it has nothing left to do, as far as is known."""
         engine, scheduler = self.engine, self.engine.scheduler
         if self._step is not None or scheduler.requests or scheduler.finished_req_ids:
             return engine.clock.now
@@ -76,10 +80,10 @@ class Drive:
         return max(engine.clock.now, moment)
 
     def news(self, moment: int) -> int:
-        """From when on others may hear of something, if it goes on at that moment and hears of nothing new.
+        """The earliest time at which this engine may affect others, if it goes on at ``moment`` undisturbed.
 
-        Who takes quiet steps does nothing to anybody before a request comes, a copy ends or somebody wakes; and no
-        step of those who sleep is shorter than the next one.
+        An engine that takes quiet steps affects no other engine before a request arrives, a copy ends or a sleeper
+        wakes; and no later step of the sleepers is shorter than the next one.
         """
         if moment == NEVER or not self._fuses or self._step is not None or not self._is_quiet(NEVER):
             return moment
@@ -91,9 +95,9 @@ class Drive:
         return max(moment, news)
 
     def turn(self, moment: int, until: Callable[[], int]) -> None:
-        """Go on at a moment: with the step under way, to where its clock moves, with a new one, or quiet ones.
+        """Go on at ``moment``: continue the step under way until the clock moves, or take new or quiet steps.
 
-        Before ``until``, which is asked for if it matters, nobody else does anything that could be of interest.
+        ``until`` is called only if needed; before the time that it returns, no other engine affects this one.
         """
         if self._step is None:
             self.engine.clock.now = moment
@@ -106,7 +110,7 @@ class Drive:
             self._step = None
 
     def check_end(self) -> None:
-        """Check that nothing is left."""
+        """Check that no request and no copy is left."""
         engine = self.engine
         engine.check()
         conservation.check_engine(engine)
@@ -127,7 +131,7 @@ class Drive:
     # -- a step through the engine -------------------------------------------------------------
 
     def _take_step(self) -> Iterator[None]:
-        """One step; whenever the clock has moved, others may go on first."""
+        """Take one step; yields when the clock has moved, so that other engines can go first."""
         engine, clock, scheduler = self.engine, self.engine.clock, self.engine.scheduler
         if scheduler.sleepers:
             scheduler.wake(scheduler.sleepers.wake_due())
@@ -161,7 +165,7 @@ class Drive:
         self._count_empty_steps(work.tokens)
 
     def _note_progress(self, computing: list[SimRequest]) -> None:
-        """Write down first tokens and ends."""
+        """Note the times of first tokens and of ends."""
         now, outcome = self.engine.clock.now, self.engine.outcome
         for request in computing:
             times = _traced(request).times
@@ -186,7 +190,7 @@ class Drive:
         scheduler.running[:] = awake
 
     def _count_empty_steps(self, tokens: int) -> None:
-        """After a step that computed nothing the engine waits a little; it may not do so for ever."""
+        """Wait after a step that computed nothing, and fail if there are too many of these in a row."""
         if tokens:
             self.empty_steps = 0
             return
@@ -197,7 +201,7 @@ class Drive:
             self.empty_steps = 0
 
     def fail_to_end(self) -> NoReturn:
-        """It takes steps for ever, and nothing comes of them."""
+        """Raise a violation: the engine takes step after step without progress."""
         left = ", ".join(map(repr, self.engine.scheduler.requests.values())) or "none, but it wants to go on"
         raise Violation(Invariant.LIVENESS, f"nothing is under way, and there are still requests: {left}")
 
@@ -217,7 +221,7 @@ class Drive:
         return self._next_news(until) > hooks
 
     def _next_news(self, until: int) -> int:
-        """Up to here it is known that no copy ends; others may bring one about from ``until`` on."""
+        """The time before which surely no copy ends; from ``until`` on, other engines may cause one to end."""
         return min(self._next_copy_end(), until) if self.engine.awaits_others else self._next_copy_end()
 
     def _pass_quiet_steps(self, until: int) -> None:
@@ -234,7 +238,7 @@ class Drive:
                 self.empty_steps += steps
             self._skip(steps)
             return
-        # One more step is quiet as long as its hooks run before a copy ends.
+        # A further step is quiet as long as its hooks run before a copy ends.
         last, count, context = news - costs.overhead_ns, len(sleepers), sleepers.context
         now, steps, most = clock.now, 0, alarm - sleepers.steps
         while steps < most and now < last and now < until:
@@ -252,7 +256,7 @@ class Drive:
 
 
 def _nobody_waits(scheduler: TimedScheduler) -> bool:
-    """Whether all that don't run are still loading."""
+    """Whether all requests that don't run are loading."""
     loading = all(request.status is Status.WAITING_FOR_REMOTE_KVS for request in scheduler.holding)
     return loading and not scheduler.waiting and not scheduler.loaded
 

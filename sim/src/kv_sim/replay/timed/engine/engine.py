@@ -1,7 +1,7 @@
 """``TimedEngine``: the testbed's engine for a trace, with a clock, links, and a server's sizes.
 
-``QuickEngine`` has no memory; ``CheckedEngine`` has, with rights and checks of contents. Both schedule alike, and
-drive the same connector through the same guard.
+``QuickEngine`` has no memory; ``CheckedEngine`` has memory, and checks rights and contents. Both make the same
+scheduling decisions, and drive the same connector through the same guard.
 """
 
 from collections.abc import Mapping, Sequence
@@ -28,11 +28,11 @@ from kv_sim.violation import Invariant, Referee
 
 
 class TimedEngine(BuiltinEngine):
-    """One engine with one connector, as ``transfer`` configures it; alone, or at its ``seat`` among others."""
+    """One engine with the connector that ``transfer`` configures, alone or at its ``seat`` among others."""
 
     scheduler_class: ClassVar[type[TimedScheduler]]
     tells_events: ClassVar[bool]
-    """Whether the connector is asked to tell what it stores and drops, for a checker to follow."""
+    """Whether the connector is asked for its KV cache events, which a checker reads."""
 
     def __init__(self, sizes: Sizes, transfer: Mapping[str, Any], log: LogCall, seat: Seat | None = None) -> None:
         self.sizes = sizes
@@ -53,7 +53,7 @@ class TimedEngine(BuiltinEngine):
         referee = Referee()
         referee.switched_off.add(
             Invariant.WORK
-        )  # a copy may take many steps here, and each child has its own patience
+        )  # a copy may take many steps here, and each child has its own limit of put-offs
         super().__init__(config, subject, referee, log)
         self.scheduler: TimedScheduler
         self.scheduler.clock = self.clock
@@ -66,7 +66,7 @@ class TimedEngine(BuiltinEngine):
         return described
 
     def describe_caches(self, rank: int = 0) -> Any:
-        """One group, with the bytes of the server's model."""
+        """One KV cache group, with the bytes of the server's model."""
         described, size = super().describe_caches(rank), self.sizes.block_bytes
         described.kv_cache_groups[0].kv_cache_spec.page_size_bytes = size
         described.kv_cache_tensors[0].size = size * self.config.num_blocks
@@ -80,12 +80,12 @@ class TimedEngine(BuiltinEngine):
 
     @property
     def shares_files(self) -> bool:
-        """Whether others store what is found here."""
+        """Whether other engines store files that this engine's requests can find."""
         return self.seat is not None and self.seat.machine is not None
 
     @property
     def awaits_others(self) -> bool:
-        """Whether other engines may bring a copy about that ends here."""
+        """Whether other engines may cause a copy of this engine to end."""
         return self.wire is not None and self.wire.awaits_others
 
     @property
@@ -95,11 +95,11 @@ class TimedEngine(BuiltinEngine):
 
     @property
     def copies_nothing(self) -> bool:
-        """Whether no copy is under way or unreported."""
+        """Whether every copy has ended and was reported."""
         return all(link.is_idle for link in self._links)
 
     def next_copy_end(self) -> int | None:
-        """When the next copy ends, if none is submitted meanwhile."""
+        """When the next copy ends, if no copy is submitted meanwhile."""
         ends = [end for link in self._links if (end := link.next_end()) is not None]
         return min(ends, default=None)
 
@@ -107,7 +107,7 @@ class TimedEngine(BuiltinEngine):
 
     @property
     def forward_ns(self) -> int:
-        """How long the forward pass that is launched next takes."""
+        """How long the next forward pass takes."""
         return self._device.forward_ns
 
     @forward_ns.setter
@@ -119,7 +119,7 @@ class TimedEngine(BuiltinEngine):
         return cast(EmptyDevice | TimedDevice, self.devices[0])
 
     def make_request(self, index: int, traced: TraceRequest) -> TracedRequest:
-        """A request of the trace as this engine holds it."""
+        """Make this engine's form of a request of the trace."""
         return TracedRequest(index, traced, self.names, self.config.block_size)
 
     def check(self) -> None:
@@ -129,18 +129,18 @@ class TimedEngine(BuiltinEngine):
 
 
 class QuickEngine(TimedEngine):
-    """An engine without memory: only its times and its decisions are of interest."""
+    """An engine without memory, for replays that need only times and decisions."""
 
     scheduler_class = QuickScheduler
     tells_events = False
 
     def make_device(self, rank: int) -> Device:
         device: RankDevice = EmptyDevice(rank, self.config, self.shadow, self.clock, self.link, self.disk)
-        return cast(Device, device)  # worlds, which ask for more, drive no engine like this
+        return cast(Device, device)  # only worlds use more of a device, and they don't use this engine
 
 
 class CheckedEngine(TimedEngine):
-    """An engine with memory, in which everything that is read is checked."""
+    """An engine with memory, which checks everything that is read."""
 
     scheduler_class = TimedScheduler
     tells_events = True

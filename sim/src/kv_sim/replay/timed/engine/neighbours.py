@@ -1,10 +1,10 @@
 """``SharedFolders``: what the servers of one machine know of each other's files, in memory.
 
-It stands for the listings of kv-offload-file: what a server says of its slots the others know at once, and what
-one borrows its owner keeps.
+It replaces the listings of kv-offload-file. What a server lists of its slots, its neighbours know at once, and a
+server keeps a slot while a neighbour borrows it.
 
-**Invariants** (``check``): each server knows of all slots that its neighbours have said something of, and of no
-other, but for what it distrusts; whatever is lent is said to be there.
+**Invariants** (``check``): each server knows exactly the slots that its neighbours have listed, except those that
+it distrusts; every lent slot is listed.
 """
 
 from collections import Counter, defaultdict
@@ -18,19 +18,19 @@ from kv_offload_file.sharing.whereabouts import Whereabouts
 from kv_sim.offload.files import WorldSlots
 
 FOLDERS: Final = "replay_folders"
-"""What a connector's settings call them."""
+"""The key of the folders in a connector's settings."""
 
 
 class SharedFolder:
-    """One folder, in which each server has a home by its number."""
+    """One folder, with the home of each server by its number."""
 
     def __init__(self) -> None:
         self.homes: dict[int, SharedHome] = {}
         self.slots: dict[int, WorldSlots] = {}
-        """By number, where slots have bytes."""
+        """The slots of each server by its number, if slots have bytes."""
 
     def open(self, number: int) -> "SharedHome":
-        """The home of one more server."""
+        """Make the home of one more server."""
         assert number not in self.homes, f"there is a server {number} already"
         home = SharedHome(self, number)
         self.homes[number] = home
@@ -43,7 +43,7 @@ class SharedFolder:
 
 
 class SharedFolders(defaultdict[Path, SharedFolder]):
-    """Those of a machine, by where they would be."""
+    """The shared folders of a machine, by the path that they would have."""
 
     def __init__(self) -> None:
         super().__init__(SharedFolder)
@@ -55,27 +55,27 @@ class SharedFolders(defaultdict[Path, SharedFolder]):
 
 
 class SharedHome:
-    """What one server says and learns: an `OwnListing`, and its `Neighbours`."""
+    """One server's listing and its view of its neighbours: both an `OwnListing` and a `Neighbours`."""
 
     def __init__(self, folder: SharedFolder, number: int) -> None:
         self._folder = folder
         self._number = number
         self._held: dict[int, OffloadKey] = {}
-        """By slot, what is said to be in it."""
+        """The key that is listed for each slot."""
         self._lent: Counter[int] = Counter()
-        """By slot, how often neighbours read it now."""
+        """For each slot, how many neighbours are reading it."""
         self._used: list[int] = []
         self._known = Whereabouts()
         for theirs in folder.homes.values():
             self._known.add(theirs._places())
 
-    # What is said
+    # OwnListing: what this server lists
 
     def begin(self, epoch: int) -> None:
         self.leaves([*self._held])
 
     def open(self) -> None:
-        """It is read all the time."""
+        """Nothing to do: neighbours see every change at once."""
 
     def holds(self, keys: Collection[OffloadKey], slots: Collection[int]) -> None:
         self.leaves(slots)
@@ -99,12 +99,12 @@ class SharedHome:
         return [*self._lent]
 
     def close(self) -> None:
-        """What is there stays as it is."""
+        """Nothing to do: the slots stay listed."""
 
-    # What is learnt
+    # Neighbours: what this server learns
 
     def look(self, epoch: int) -> None:
-        """It is known already."""
+        """Nothing to do: this server knows every change already."""
 
     def take_used(self) -> list[int]:
         used, self._used = self._used, []
@@ -139,7 +139,7 @@ class SharedHome:
         )
         assert self._lent.keys() <= self._held.keys(), f"{self._lent} are lent, and not all of them are there"
 
-    # Steps of the above
+    # Helpers of both
 
     def _forget(self, key: OffloadKey, place: int) -> None:
         if self._known.has(key, place):

@@ -1,9 +1,9 @@
-"""A request of a trace as the engine holds it.
+"""``TracedRequest``: a request of a trace in the engine's form.
 
-A trace names the blocks of a prompt; no token is ever made. Each name becomes a number, and the number a block
-hash. A trace doesn't name the blocks that outputs complete. They get numbers that no other request has. The next
-turn of a conversation has such tokens in its prompt, where the trace names them; nothing ties those names to the
-output of the turn before. So an output is never found, not even by those that continue it.
+A trace names the blocks of a prompt; it has no tokens. Each name becomes a number, and the number becomes a block
+hash. A trace doesn't name the blocks that outputs complete, so they get numbers that no other request has. The
+next turn of a conversation has the same tokens in its prompt, under names of the trace that nothing connects with
+the output. So an output is never found again, not even by the request that continues it.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -23,9 +23,9 @@ _OWN_BITS = 24
 
 
 class Names:
-    """Numbers for the blocks that a trace names, in the order in which they are met.
+    """Numbers for the blocks that a trace names, in the order in which they first occur.
 
-    An engine's blocks may be smaller: then a block of the trace is ``parts`` of them.
+    The engine's blocks may be smaller: then one block of the trace is ``parts`` of the engine's.
     """
 
     def __init__(self, parts: int = 1) -> None:
@@ -33,20 +33,20 @@ class Names:
         self._numbers: dict[int, int] = {}
 
     def shared(self, block_ids: Iterable[int]) -> Iterator[int]:
-        """The numbers of the engine's blocks in a prompt whose blocks have these ids."""
+        """The numbers of the engine's blocks of a prompt whose blocks have these ids in the trace."""
         for block_id in block_ids:
             first = self._numbers.setdefault(block_id, len(self._numbers)) * self.parts
             yield from range(2 * first, 2 * (first + self.parts), 2)
 
     @staticmethod
     def own(request: int, index: int) -> int:
-        """The number of a block of one request alone."""
+        """The number of a block that only this request has."""
         assert index < 1 << _OWN_BITS, f"request {request} has a block {index}"
         return (request << _OWN_BITS | index) << 1 | 1
 
 
 class Tokens(Sequence[int]):
-    """The tokens of a request, made when somebody looks: a function of the block's number and the place in it."""
+    """The tokens of a request, computed when they are read, from the block's number and the place in the block."""
 
     def __init__(self, numbers: Sequence[int], block_size: int, length: int) -> None:
         self._numbers = numbers
@@ -72,7 +72,7 @@ class Tokens(Sequence[int]):
         return (self._token(place) for place in range(self._length))
 
     def _from_to(self, start: int, stop: int) -> list[int]:
-        """Many at once: who pulls, or is pulled from, compares whole prompts."""
+        """Many tokens at once, since kv-p2p compares whole prompts."""
         places = np.arange(start, max(start, stop))
         numbers = np.array(self._numbers, np.uint64)[places // self._size]
         values = mix_words(numbers * np.uint64(self._size) + (places % self._size).astype(np.uint64))
@@ -86,28 +86,28 @@ class Tokens(Sequence[int]):
 
 @dataclass(slots=True)
 class Times:
-    """What became of a request. Moments and durations are nanoseconds; -1: not yet."""
+    """The times and hits of a request. Times are nanoseconds; -1: not yet."""
 
     arrival: int
     scheduled: int = -1
-    """Its first load or step was planned."""
+    """When its first load or step was planned."""
     first_token: int = -1
     end: int = -1
     served_before: int = 0
-    """Before it was scheduled: how long another engine served it."""
+    """How long another engine served it, before this engine got it."""
     parked: int = -1
-    """Since when it waits for a load."""
+    """Since when it has been waiting for a load."""
     load_wait: int = 0
     local_tokens: int = -1
     """Found on the GPU when it was first scheduled."""
     external_tokens: int = 0
-    """Found by the connector then."""
+    """Found by the connector when it was first scheduled."""
     disk_tokens: int = 0
-    """Of these, in files."""
+    """The part of these that was found in files."""
 
 
 class TracedRequest(SimRequest):
-    """One request, in one life."""
+    """One request of the trace on one engine."""
 
     def __init__(self, index: int, traced: TraceRequest, names: Names, block_size: int) -> None:
         self.index = index
@@ -120,11 +120,11 @@ class TracedRequest(SimRequest):
         self.kv_transfer_params = None
         self.num_prompt_tokens = traced.input_tokens
         self.run_order = 0
-        """Its place among the running requests: they stand in the order of admission."""
+        """Its place among the running requests, which are in the order of admission."""
         self.source_is_known = False
-        """The connector said where what it found for it comes from."""
+        """Whether the connector has said from which source its hits come."""
         self.is_restless = False
-        """The connector may decide something in any step of it."""
+        """Whether the connector may decide something about it in any step."""
         self._block_size = block_size
         total = self.num_prompt_tokens + outputs
         named = min(traced.input_tokens // block_size, len(traced.blocks) * names.parts)
@@ -145,11 +145,11 @@ class TracedRequest(SimRequest):
         return Tokens(self.numbers, self._block_size, self.num_prompt_tokens)
 
     def forget_blocks(self) -> None:
-        """The request has ended: what is left of it is its times."""
+        """Drop its block tables, since it has ended and only its times are needed."""
         self.numbers, self._block_hashes, self.hashes = [], [], np.empty(0, np.uint64)
 
     def write_contents(self) -> None:
-        """Say what each of its slots must hold, for devices with memory."""
+        """Tell devices with memory what each of its slots must hold."""
         places = np.arange(self._block_size, dtype=np.uint64)
         base = np.array(self.numbers, np.uint64)[:, None] * np.uint64(self._block_size) + places
         scrambled = base * np.uint64(0x9E3779B97F4A7C15)

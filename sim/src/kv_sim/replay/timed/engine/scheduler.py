@@ -1,9 +1,9 @@
-"""The engine's scheduler with a note of what each step costs, and with sleepers.
+"""The engine's scheduler, which also counts the work of each step, and knows the sleepers.
 
-What runs is ``running`` and the sleepers together, in the order of admission. A sleeper takes one token of a
-step's budget, like those before it in that order would. In its prefill is mostly only the request that was
-admitted last, so nobody before a sleeper can take its token; but others may be admitted behind one that stands
-still until blocks are freed.
+The running requests are ``running`` and the sleepers together, in the order of admission. A sleeper takes one
+token of a step's budget. Mostly only the request that was admitted last is in its prefill, so no request before a
+sleeper can take the sleeper's token. The exception is a prefill that stands still until blocks are freed: requests
+may have been admitted after it.
 """
 
 from collections.abc import Iterable
@@ -19,7 +19,7 @@ from kv_sim.replay.timed.timing import Clock, Work
 
 
 class TimedAdmission(Admission):
-    """Notes when requests are admitted, and what was found for them."""
+    """Admission that notes when requests are admitted, and what was found for them."""
 
     _state: "TimedScheduler"
 
@@ -59,7 +59,7 @@ class TimedScheduler(Scheduler):
         super().__init__(*args, **kwargs)  # type: ignore[arg-type]
         self.sleepers = Sleepers()
         self.work = Work()
-        """What the last step computes, the sleepers' part included."""
+        """The work of the last step, the sleepers' part included."""
         self.deferred = 0
         """How many requests the connector put off in the last step."""
         self._run_orders = 0
@@ -69,7 +69,7 @@ class TimedScheduler(Scheduler):
         return len(self.running) + len(self.sleepers)
 
     def next_run_order(self) -> int:
-        """A place behind all that run."""
+        """A place after all running requests."""
         self._run_orders += 1
         return self._run_orders
 
@@ -96,12 +96,12 @@ class TimedScheduler(Scheduler):
     # -- sleeping ------------------------------------------------------------------------------
 
     def wake(self, woken: Iterable[TracedRequest]) -> None:
-        """These run again, at their places."""
+        """Let sleepers run again, at their places."""
         self.running.extend(woken)
         self.running.sort(key=_run_order)
 
     def may_lack_blocks(self) -> bool:
-        """Whether those that run might need more blocks than are free, so that somebody is preempted."""
+        """Whether running requests might need more blocks than are free, so that one would be preempted."""
         size, needed = self.config.block_size, 0
         for request in self.running:
             wanted = request.num_computed_tokens + min(
@@ -112,27 +112,27 @@ class TimedScheduler(Scheduler):
         return needed > self.blocks.block_pool.num_free
 
     def may_lack_tokens(self) -> bool:
-        """Whether somebody before a sleeper might take its token."""
+        """Whether a request before a sleeper might take the sleeper's token."""
         return any(
             request.num_tokens - request.num_computed_tokens > 1 and _run_order(request) < self._run_orders
             for request in self.running
         )
 
     def check(self) -> None:
-        """Recount, with everybody awake."""
+        """Recount, with all sleepers woken."""
         self.sleepers.check()
         self.wake(self.sleepers.wake_all())
         super().check()
 
 
 class QuickScheduler(TimedScheduler):
-    """Of an engine without memory: nobody needs to know who reads and owns which block."""
+    """The scheduler of an engine without memory, where readers and owners of blocks don't matter."""
 
     def attend(self, plan: StepPlan, reject_drafts: RejectDrafts) -> None:
         self._note_work(plan)
 
     def own(self, request: SimRequest) -> None:
-        """Nothing: there is no memory, so nobody has a right to a part of it."""
+        """Nothing to do: without memory there are no rights to blocks."""
 
 
 def _run_order(request: SimRequest) -> int:

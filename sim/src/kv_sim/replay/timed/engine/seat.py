@@ -1,7 +1,7 @@
-"""``Seat``: what a server has in common with others, and which of them it is.
+"""``Seat``: a server's number among several servers, and what it shares with them.
 
-Names of blocks always, since what one of them has another one may get; and a ``Machine``, if they read each
-other's files, or wires, if they pull from each other. Such engines have one time (``together``).
+They always share the names of blocks, since one server may get blocks of another. If they read each other's files
+they share a ``Machine``; if they pull from each other, wires. Such engines run in one common time (``together``).
 """
 
 from dataclasses import dataclass
@@ -13,7 +13,7 @@ from kv_sim.replay.timed.wires import Wires
 
 
 class Machine:
-    """A machine whose servers read each other's files: the disk, and who has what."""
+    """A machine whose servers read each other's files: its disk, and which server has which file."""
 
     def __init__(self) -> None:
         self.disk = Lanes()

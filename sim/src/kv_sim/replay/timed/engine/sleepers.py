@@ -1,10 +1,10 @@
-"""Requests that decode inside a block: each step gives each of them one token, and nobody decides anything.
+"""Requests that decode inside a block: each step gives each of them one token, and nothing is decided about them.
 
-Such a request *sleeps*: it is left out of the engine's steps, and what they owe it is counted once, when it wakes.
-It wakes at the step that fills its block, allocates one or ends it, or earlier when somebody has to look at all
-running requests. The sleepers' share of a step is a function of three sums.
+Such a request *sleeps*: it is left out of the engine's steps, and its tokens are added once, when it wakes. It
+wakes at the step that fills its block, allocates a block or ends it, or earlier if the scheduler has to look at
+all running requests. The sleepers' share of a step's work is computed from three sums.
 
-**Invariants** (``check``): the sums are those of the requests, and nobody sleeps beyond its step.
+**Invariants** (``check``): the sums agree with the requests, and no request sleeps beyond its wake-up step.
 """
 
 from heapq import heappop, heappush
@@ -13,7 +13,7 @@ from kv_sim.replay.timed.engine.request import TracedRequest
 
 
 def quiet_steps(request: TracedRequest, block_size: int) -> int:
-    """For how many steps a running request decodes inside a block, neither filling it nor ending; 0: none."""
+    """How many further steps a running request decodes inside its block, without filling it or ending."""
     computed = request.num_computed_tokens
     inside = computed % block_size
     if computed != request.num_tokens - 1 or request.num_output_tokens < 1 or inside == 0:
@@ -28,7 +28,7 @@ class Sleepers:
         self.steps = 0
         """Steps so far."""
         self.context = 0
-        """Tokens that all of them together read in the next step."""
+        """Tokens of context that all sleepers together read in the next step."""
         self._since: dict[int, tuple[int, TracedRequest]] = {}
         """Index -> the step count when it fell asleep, and the request."""
         self._alarms: list[tuple[int, int]] = []
@@ -45,23 +45,23 @@ class Sleepers:
         heappush(self._alarms, (self.steps + steps, request.index))
 
     def next_alarm(self) -> int | None:
-        """The step count at which somebody must be awake."""
+        """The step count at which the next sleeper must be awake."""
         return self._alarms[0][0] if self._alarms else None
 
     def pass_steps(self, count: int) -> None:
-        """``count`` steps were taken."""
+        """Note that ``count`` steps were taken."""
         self.steps += count
         self.context += count * len(self._since)
 
     def wake_due(self) -> list[TracedRequest]:
-        """Wake those whose time has come."""
+        """Wake the sleepers whose alarm is due."""
         woken = []
         while (alarm := self.next_alarm()) is not None and alarm <= self.steps:
             woken.append(self._wake(heappop(self._alarms)[1]))
         return woken
 
     def wake_all(self) -> list[TracedRequest]:
-        """Wake everybody."""
+        """Wake all sleepers."""
         self._alarms.clear()
         return [self._wake(index) for index in list(self._since)]
 

@@ -1,9 +1,9 @@
-"""Several engines in one time: whoever is earliest takes the next turn.
+"""Several engines in one common time: the engine that is earliest takes the next turn.
 
-What one engine does may bring something to another one: a request that it has begun, a copy. It does so at the
-time of its own clock or later, and of one that takes quiet steps is known that it doesn't before some moment
-(``news``). So an engine may go on by itself up to the earliest of these moments of the others, and not beyond; of
-two that are at the same time the first one goes on.
+An engine may affect another one: by a request that it prefilled, or by a copy. It does so at the time of its own
+clock or later, and an engine that takes quiet steps does so no earlier than ``news`` says. So an engine may go on
+alone up to the earliest ``news`` of the others, and not beyond. If two engines are at the same time, the first of
+them goes on.
 """
 
 from collections.abc import Sequence
@@ -14,7 +14,7 @@ from kv_sim.replay.timed.engine.drive import MOST_EMPTY_STEPS, Drive
 
 
 def run_together(drives: Sequence[Drive]) -> None:
-    """Replay everything on all engines, and check that nothing is left on any."""
+    """Replay all arrivals on all engines, and check at the end that no engine has anything left."""
     while True:
         moments = [drive.moment for drive in drives]
         moment = min(moments)
@@ -30,7 +30,7 @@ def run_together(drives: Sequence[Drive]) -> None:
 
 
 def _until(drives: Sequence[Drive], moments: Sequence[int], first: int) -> int:
-    """Up to where one of them may go on by itself."""
+    """The time up to which engine ``first`` may go on alone."""
     news = [drive.news(moment) for drive, moment in zip(drives, moments, strict=True)]
     news[first] = NEVER
     next_one = min(news)
