@@ -10,7 +10,7 @@ from kv_sim.subject import TICKET
 
 
 class TakesItForAnObject(TimedOffloadingConnector):
-    """A wish is looked for in what a client sends, whatever that is."""
+    """It reads a wish from a client's ``kv_transfer_params`` without checking that they are an object."""
 
     def on_new_request(self, request: Request) -> None:
         params: Any = request.kv_transfer_params
@@ -29,6 +29,6 @@ class _TrustsWords(P2PSchedulerSide):
 
 
 class TrustsWordsOfTickets(WorldP2PConnector):
-    """A ticket is compared with its prompt before anybody has looked whether it says how long it is."""
+    """It compares a ticket with the prompt before checking that the ticket has a valid length."""
 
     scheduler_class = _TrustsWords

@@ -1,7 +1,7 @@
-"""``kv-sim zoo``: what becomes of every planted bug.
+"""``kv-sim zoo``: hunts every planted bug, and reports how each was caught.
 
-For each: who caught it first, after how many histories and how long, how many actions are left after shrinking,
-and who else catches it: in a number of histories with the expected checker switched off.
+For each bug it reports the checker that caught it first, after how many histories and how long, how many actions
+are left after shrinking, and which other checkers catch it if the expected one is switched off.
 """
 
 import argparse
@@ -28,18 +28,18 @@ ROW = "{:26} {:16} {:12} {:12} {:>9} {:>8} {:>7} {:>8}  {}"
 
 @dataclass(frozen=True)
 class Result:
-    """What became of one planted bug."""
+    """The result of the hunt for one planted bug."""
 
     name: str
     histories: int
-    """Until it was found, or how many it survived."""
+    """How many histories it took to find the bug, or how many the bug survived."""
     caught_by: Invariant | None
     found_seconds: float = 0
     shrink_seconds: float = 0
     actions: int = 0
-    """Left after shrinking."""
+    """How many actions are left after shrinking."""
     others: tuple[Invariant, ...] = ()
-    """Who catches it while the expected checker is off."""
+    """The checkers that catch it while the expected checker is off."""
 
 
 def zoo(options: argparse.Namespace) -> int:
@@ -58,7 +58,7 @@ def zoo(options: argparse.Namespace) -> int:
     found = [result for result in results if result.caught_by is not None]
     say(f"{len(found)} of {len(results)} found{_medians(found)}")
     strangers = [
-        f"{planted.name}: caught by {result.caught_by}, which is not expected to"
+        f"{planted.name}: caught by {result.caught_by}, which is not an expected checker"
         for planted, result in zip(chosen, results, strict=True)
         if result.caught_by not in {planted.invariant, *planted.others, None}
     ]

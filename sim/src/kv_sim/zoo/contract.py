@@ -1,4 +1,4 @@
-"""Planted in the examples: what one of them takes for granted, and a real engine doesn't promise."""
+"""Planted in the examples: connectors that rely on something that a real engine doesn't promise."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -29,7 +29,7 @@ class _TakesFromTheStep(LaterScheduler):
 
 
 class TakesFromTheStep(LaterConnector):
-    """The scheduler's side works off the ids in the step that is on its way to the workers."""
+    """The scheduler's side removes finished ids from the ``SchedulerOutput`` that the engine sends to the workers."""
 
     scheduler_class = _TakesFromTheStep
 
@@ -46,14 +46,14 @@ class _KeepsMetadataToItself(LayerwiseWorker):
 
 
 class KeepsMetadataToItself(LayerwiseConnector):
-    """Metadata is bound past the base class, which says that there is none: so layers leave out their hooks."""
+    """It keeps its metadata from the base class, so ``has_connector_metadata`` is False and layers skip hooks."""
 
     worker_class = _KeepsMetadataToItself
 
 
 @dataclass
 class PlanWithCall(Plan):
-    """Has somebody to be told."""
+    """Metadata that holds a function."""
 
     when_done: Callable[[], None] = field(default=lambda: None)
 
@@ -65,7 +65,7 @@ class _CallInMetadata(MemoryScheduler):
 
 
 class CallInMetadata(MemoryConnector):
-    """A step's metadata holds a function to be called, which no other process can be sent."""
+    """A step's metadata holds a function, which can't be pickled and sent to a worker's process."""
 
     scheduler_class = _CallInMetadata
 
@@ -90,7 +90,7 @@ class _CountsBytes(LaterWorker):
 
 
 class StatsOfTwoKinds(LaterConnector):
-    """The scheduler's side and the workers count in classes of their own, which can't be added up."""
+    """The scheduler's side and the workers report statistics of different classes, which can't be added up."""
 
     scheduler_class = _CountsMatches
     worker_class = _CountsBytes
@@ -103,7 +103,7 @@ class _WaitsForLoads(LaterWorker):
 
 
 class WaitsForLoads(LaterConnector):
-    """A worker waits for its asynchronous loads where it begins them."""
+    """A worker waits for its asynchronous loads when it begins them, and so delays the step."""
 
     worker_class = _WaitsForLoads
 
@@ -118,7 +118,7 @@ class _SourceOfItsOwn(LaterScheduler):
 
 
 class SourceOfItsOwn(LaterConnector):
-    """Hits come from a source that no engine has a counter for."""
+    """It reports hits from a source for which engines have no counter."""
 
     scheduler_class = _SourceOfItsOwn
 
@@ -130,6 +130,6 @@ class _ObjectInParams(LaterScheduler):
 
 
 class ObjectInParams(LaterConnector):
-    """What a request's output is to hold can't be sent to the process that answers the client."""
+    """A request's returned ``kv_transfer_params`` have an object that can't be sent to the API server."""
 
     scheduler_class = _ObjectInParams

@@ -1,4 +1,4 @@
-"""Planted in ``LaterConnector``: what is left when its sides are shut down."""
+"""Planted in ``LaterConnector``: a resource that stays open after its shutdown."""
 
 import os
 import weakref
@@ -17,11 +17,11 @@ class _LeavesItsSocketOpen(LaterWorker):
         assert isinstance(jobs, Jobs)
         if jobs.loads and self._wire is None:
             self._wire = socket().detach()
-            weakref.finalize(self, os.close, self._wire)  # or a hunt would run out of them
+            weakref.finalize(self, os.close, self._wire)  # otherwise a hunt would run out of descriptors
         super().start_load_kv(forward_context, **kwargs)
 
 
 class LeavesItsSocketOpen(LaterConnector):
-    """A worker opens a socket for its first load, and no shutdown closes it."""
+    """A worker opens a socket for its first load, and ``shutdown`` doesn't close it."""
 
     worker_class = _LeavesItsSocketOpen

@@ -1,4 +1,4 @@
-"""Planted where a load that a step waits for fails: who is told of it, and what is kept of that step."""
+"""Planted in kv-offload and kv-multi: failures of a load within a step are not reported, or their effects kept."""
 
 from collections.abc import Iterable
 from typing import Any
@@ -19,7 +19,7 @@ class _TellsOfOthers(TimedWorkerSide):
 
 
 class StepsLoadNotTold(TimedOffloadingConnector):
-    """A load that the step waited for failed, and is told to the scheduler's side alone, not to the engine."""
+    """When a load within the step fails, the worker tells only the connector's scheduler side, not the engine."""
 
     worker_class = _TellsOfOthers
 
@@ -34,7 +34,7 @@ class _KeepsSpoilt(PartedScheduler):
 
 
 class StoresRestOnFailures(TimedOffloadingConnector):
-    """What is being stored of a step stays readable when it turns out that a load of that step had failed."""
+    """Blocks stored in a step stay readable although a load within that step failed, so they hold wrong KV."""
 
     scheduler_class = _KeepsSpoilt
 
@@ -47,6 +47,6 @@ class _TellsNoBlocks(MultiSchedulerSide):
 
 
 class FailedBlocksNotHandedOn(MultiConnector):
-    """Children hear of failed loads from their own workers only, so that one keeps what rests on another's."""
+    """A child isn't told of another child's failed loads, so it keeps blocks that were computed from them."""
 
     scheduler_class = _TellsNoBlocks

@@ -1,4 +1,4 @@
-"""Bugs planted in kv-offload-file's engine: chunks that go on too early between GPU and file, or not at all."""
+"""Bugs planted in kv-offload-file's copy engine, which stages chunks in host memory between GPU and file."""
 
 from typing import Any, ClassVar
 
@@ -34,7 +34,7 @@ class WrittenTooEarlySpec(_PlantedSpec):
 
 
 class WrittenBeforeCopied(TimedOffloadingConnector):
-    """What waits in staging memory is written to the file while the copy from the GPU is still under way."""
+    """A chunk in staging memory is written to the file while it is still being copied from the GPU."""
 
 
 class _CopiedTooEarly(WorldFileCopyEngine):
@@ -55,7 +55,7 @@ class CopiedTooEarlySpec(_PlantedSpec):
 
 
 class CopiedBeforeRead(TimedOffloadingConnector):
-    """The copy to the GPU begins while staging memory is still being read into."""
+    """The copy to the GPU begins while the chunk is still being read from the file into staging memory."""
 
 
 class _InPart(WorldFileCopyEngine):
@@ -71,7 +71,7 @@ class InPartSpec(_PlantedSpec):
 
 
 class FirstPartIsAll(TimedOffloadingConnector):
-    """A job that is larger than the staging memory has ended when the first part of it has."""
+    """A job that is larger than the staging memory is reported as ended when its first part has ended."""
 
 
 class _BothWays(WorldFileCopyEngine):
@@ -88,4 +88,4 @@ class BothWaysSpec(_PlantedSpec):
 
 
 class BaysForBothWays(TimedOffloadingConnector):
-    """Stores and loads each count which staging memory they use, and it is the same."""
+    """Stores and loads allocate staging memory independently of each other, so they use the same bays at once."""

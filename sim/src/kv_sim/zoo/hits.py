@@ -1,4 +1,4 @@
-"""Planted in ``MemoryConnector``: what is found is not what is there; and what is said of it is wrong."""
+"""Planted in ``MemoryConnector``: lookups that find wrong blocks or miss right ones, and wrong reports of hits."""
 
 from collections.abc import Iterator, Sequence
 from hashlib import blake2b
@@ -24,7 +24,7 @@ class _KeysWithoutSalt(MemoryScheduler):
 
 
 class KeysWithoutSalt(MemoryConnector):
-    """Keys are made from tokens alone: two salts, or an adapter and none, share what they must not."""
+    """Keys are made from tokens only, so requests with different cache salts or LoRA adapters share blocks."""
 
     scheduler_class = _KeysWithoutSalt
 
@@ -38,7 +38,7 @@ class _KeysWithoutPrefix(MemoryScheduler):
 
 
 class KeysWithoutPrefix(MemoryConnector):
-    """Keys are made from the tokens of a block alone: it is found after another beginning, too."""
+    """Keys are made from the tokens of one block only, so the block is found after a different prefix, too."""
 
     scheduler_class = _KeysWithoutPrefix
 
@@ -52,7 +52,10 @@ class _KeysWithoutImages(MemoryScheduler):
 
 
 class KeysWithoutImages(MemoryConnector):
-    """Keys are made from tokens, salt and adapter. Tokens that stand for an image are the same for any image."""
+    """Keys leave out image hashes.
+
+    Placeholder tokens are the same for any image, so different images share blocks.
+    """
 
     scheduler_class = _KeysWithoutImages
 
@@ -63,7 +66,7 @@ class _ShortKeys(MemoryScheduler):
 
 
 class ShortKeys(MemoryConnector):
-    """Keys are cut short, so different prefixes meet."""
+    """Keys are truncated, so different prefixes get the same key."""
 
     scheduler_class = _ShortKeys
 
@@ -83,7 +86,7 @@ class _ForgetsLaterChunks(MemoryScheduler):
 
 
 class ForgetsLaterChunks(MemoryConnector):
-    """Only the step that begins a prompt stores: the later chunks of a long one are never registered."""
+    """Only a prompt's first step stores blocks, so those of the later steps of a long prefill are never stored."""
 
     scheduler_class = _ForgetsLaterChunks
 
@@ -94,7 +97,7 @@ class _ServesAfterReset(MemoryScheduler):
 
 
 class ServesAfterReset(MemoryConnector):
-    """A reset reports success and forgets nothing."""
+    """A reset reports success but keeps every block."""
 
     scheduler_class = _ServesAfterReset
 
@@ -105,7 +108,7 @@ class _FullHit(MemoryScheduler):
 
 
 class FullHit(MemoryConnector):
-    """A prompt that ends with a block is found to its last token, and nothing is left to compute."""
+    """A prompt of full blocks is reported as found to its last token, so no token is left to compute."""
 
     scheduler_class = _FullHit
 
@@ -122,7 +125,7 @@ class _CountsLocalHits(MemoryScheduler):
 
 
 class CountsLocalHits(MemoryConnector):
-    """Tokens that the GPU had anyway are counted as hits of the host, too."""
+    """Tokens that are in the GPU's prefix cache are also counted as external hits."""
 
     scheduler_class = _CountsLocalHits
 
@@ -133,7 +136,7 @@ class _EvictsSilently(MemoryScheduler):
 
 
 class EvictsSilently(MemoryConnector):
-    """Eviction tells nobody, so a router goes on sending requests for what is gone."""
+    """Evictions emit no KV cache event, so a router goes on sending requests for evicted blocks."""
 
     scheduler_class = _EvictsSilently
 
@@ -144,7 +147,7 @@ class _HashesLag(MemoryScheduler):
 
 
 class HashesLag(MemoryConnector):
-    """Every computed block is taken to have a hash; under run-ahead the newest have none yet."""
+    """It assumes that every computed block has a hash, but with run-ahead the newest ones have none yet."""
 
     scheduler_class = _HashesLag
 
@@ -165,7 +168,7 @@ class _ResumeAppends(MemoryScheduler):
 
 
 class ResumeAppends(MemoryConnector):
-    """The whole table of a resumed request is appended to what it had before it was preempted."""
+    """When a preempted request resumes, its new block table is appended to the old one instead of replacing it."""
 
     scheduler_class = _ResumeAppends
 
@@ -188,6 +191,6 @@ class _SessionAppends(MemoryScheduler):
 
 
 class SessionAppends(MemoryConnector):
-    """A session that goes on is taken for new: what it has besides is appended to what it had."""
+    """When a session continues as a new request, its whole block table is appended to the one it had."""
 
     scheduler_class = _SessionAppends

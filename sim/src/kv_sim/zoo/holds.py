@@ -1,4 +1,4 @@
-"""Planted in kv-p2p's connector: what is to be held for another engine, and for how long."""
+"""Planted in kv-p2p's connector: prompts that are held too long, too short, or not at all."""
 
 from typing import Any
 
@@ -22,7 +22,7 @@ class _FindsAllHereSide(PartedP2PScheduler):
 
 
 class NotDeclinedWithAllHere(WorldP2PConnector):
-    """Who has all of the prompt itself says nothing, and the other engine holds it until its patience ends."""
+    """A consumer that has the whole prompt doesn't decline its ticket, so the producer holds it to the timeout."""
 
     scheduler_class = _FindsAllHereSide
 
@@ -38,7 +38,7 @@ class _EndsQuietlySide(PartedP2PScheduler):
 
 
 class NotDeclinedAtTheEnd(WorldP2PConnector):
-    """A request that ends before it got blocks takes its ticket along, and the other engine goes on holding."""
+    """A request that ends before it got blocks doesn't decline its ticket, so the producer goes on holding."""
 
     scheduler_class = _EndsQuietlySide
 
@@ -54,7 +54,7 @@ class _HoldsWholeBlocksSide(PartedP2PScheduler):
 
 
 class HoldsWholeBlocks(WorldP2PConnector):
-    """A prompt that ends within a block is never held, although it is wanted."""
+    """A prompt that ends within a block is never held, although a hold was asked for."""
 
     scheduler_class = _HoldsWholeBlocksSide
 
@@ -66,7 +66,7 @@ class _Impatient(TimedP2PWorkerSide):
 
 
 class HoldsEndEarly(WorldP2PConnector):
-    """Blocks are held for much less than was said, so that who comes for them later finds nothing."""
+    """Blocks are held for much less than the configured time, so later pulls fail."""
 
     worker_class = _Impatient
 
@@ -76,6 +76,6 @@ class _NobodyWaits(P2PSchedulerSide):
 
 
 class DeliveryNotRequired(WorldP2PConnector):
-    """A request that is preempted while its last step is under way ends all the same, and has nothing to hold."""
+    """Delivery isn't required, so a request that is preempted in its last step ends with no blocks to hold."""
 
     scheduler_class = _NobodyWaits

@@ -1,4 +1,4 @@
-"""Hunting for planted bugs: how many histories until one is caught, by whom, and what is left after shrinking."""
+"""Hunts planted bugs: how many histories until a bug is caught, by which checker, and the shrunk schedule."""
 
 from collections.abc import Iterable
 
@@ -7,11 +7,11 @@ from kv_sim.subject import Subject
 from kv_sim.violation import Invariant
 
 PATIENCE = 400
-"""Histories until a bug must have been found. Most take a few, those that need an abort just in time some more."""
+"""Histories within which a bug must be found. Most take a few; bugs that need an abort at one moment take more."""
 HISTORIES = 200
-"""Histories that it survives when nobody looks."""
+"""Histories that a bug must survive while all of its checkers are off."""
 ACTIONS = 80
-"""Actions of one history, before everything comes to rest."""
+"""Actions of one history, before the engine comes to rest."""
 NOBODY: frozenset[Invariant] = frozenset()
 
 

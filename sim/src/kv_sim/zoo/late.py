@@ -1,4 +1,4 @@
-"""Planted where something was given up: a copy that was lost may be found, and still read and write."""
+"""Planted where a job or pull is given up after its timeout: its copy may still go on reading and writing."""
 
 from kv_api import KVCacheConfig, KVCaches, KVConnectorMetadata, KVConnectorTransferResults, VllmConfig
 from kv_offload.scheduler.outcomes import Outcomes
@@ -18,7 +18,7 @@ class _FencesTheLiving(TimedWorkerSide):
 
 
 class GivenUpIsNotFenced(TimedOffloadingConnector):
-    """A job that was given up is waited for no more when its blocks get a new owner, and may still write them."""
+    """A given-up job isn't waited for when its blocks get a new owner, although it may still write them."""
 
     worker_class = _FencesTheLiving
 
@@ -37,7 +37,7 @@ class _Forgetful(PartedScheduler):
 
 
 class GivenUpRoomIsFree(TimedOffloadingConnector):
-    """The room of a job that was given up is free at once, and used by others when its copy goes on."""
+    """The host memory of a given-up job is freed at once, so its copy goes on in memory that other chunks use."""
 
     scheduler_class = _Forgetful
 
@@ -51,7 +51,7 @@ class _GoesOn(WorldWire):
 
 
 class GivenUpPullGoesOn(WorldP2PConnector):
-    """A pull that takes too long is only forgotten, and goes on writing blocks that are others' by then."""
+    """A pull that takes too long is forgotten but not stopped, so it writes blocks that others have by then."""
 
     def make_wire(
         self, kv_caches: KVCaches, options: Options, vllm_config: VllmConfig, kv_cache_config: KVCacheConfig | None
@@ -68,7 +68,7 @@ class _SendsOn(WorldWire):
 
 
 class WithdrawnHoldIsSent(WorldP2PConnector):
-    """A hold ends while somebody who has stood still for long may go on sending its blocks, whosever they are."""
+    """A hold ends although a stalled sender may still send its blocks, which by then belong to other requests."""
 
     def make_wire(
         self, kv_caches: KVCaches, options: Options, vllm_config: VllmConfig, kv_cache_config: KVCacheConfig | None
@@ -91,7 +91,7 @@ class _ForgetsAborted(TimedP2PWorkerSide):
 
 
 class AbortedPullGoesOn(WorldP2PConnector):
-    """A request is aborted whose pull stands still: nobody waits for that, but it isn't told to end."""
+    """The stalled pull of an aborted request is neither awaited nor stopped."""
 
     worker_class = _ForgetsAborted
 
@@ -108,10 +108,10 @@ class _LooksAtTheClock(P2PWorkerSide):
 
 
 class _LooksAtTheClockFirst(TimedP2PWorkerSide, _LooksAtTheClock):
-    """It is watched as the right one is."""
+    """The wrong worker, watched by the testbed like the right one."""
 
 
 class GivenUpThoughHere(WorldP2PConnector):
-    """Whose time is over is given up before it is asked what has come, and all of it may have."""
+    """It gives up pulls that are out of time before it polls, although all of their blocks may have arrived."""
 
     worker_class = _LooksAtTheClockFirst

@@ -1,4 +1,4 @@
-"""Planted in the examples: loads that share a slot, consist of parts, fail, or go on through a reset."""
+"""Planted in the examples: wrong handling of loads that share a slot, have parts, fail, or outlive a reset."""
 
 from collections import OrderedDict
 from collections.abc import Set
@@ -38,7 +38,7 @@ class _FirstLoadUnpins(LaterScheduler):
 
 
 class FirstLoadUnpins(LaterConnector):
-    """A slot that several requests load is pinned once, and the first load that ends unpins it for all."""
+    """A slot that several requests load is pinned only once, so the first load that ends unpins it for all."""
 
     scheduler_class = _FirstLoadUnpins
 
@@ -51,7 +51,7 @@ class _ForgetsWhatResumes(LaterScheduler):
 
 
 class ForgetsWhatResumes(LaterConnector):
-    """What a step preempts is forgotten in the end: by then it may have blocks again, and a load to come."""
+    """It forgets preempted requests at the end of planning, when they may have blocks and a new load again."""
 
     scheduler_class = _ForgetsWhatResumes
 
@@ -102,7 +102,10 @@ class _ToldAtFirstFailure(LaterWorker):
 
 
 class ToldAtFirstFailure(LaterConnector):
-    """A load has two parts; when one fails the load is reported, while the other goes on writing its blocks."""
+    """A load has two parts.
+
+    When one fails, the load is reported as ended while the other part still writes blocks.
+    """
 
     worker_class = _ToldAtFirstFailure
 
@@ -116,7 +119,7 @@ class _ResetFreesLoaded(LaterScheduler):
 
 
 class ResetFreesLoaded(LaterConnector):
-    """A reset gives back slots that a load is reading, and the end of the load gives them back once more."""
+    """A reset frees slots that a load is reading, and the load's end frees them a second time."""
 
     scheduler_class = _ResetFreesLoaded
 
@@ -127,7 +130,7 @@ class _KeepsWhatRestsOnFailures(PatientScheduler):
 
 
 class KeepsWhatRestsOnFailures(PatientConnector):
-    """What a step computed from blocks that its load didn't fill is stored, and found."""
+    """Blocks that a step computed from a failed load are stored, and later found."""
 
     scheduler_class = _KeepsWhatRestsOnFailures
 
@@ -143,7 +146,7 @@ class _WaitsInTheLastLayer(LayerwiseWorker):
 
 
 class WaitsInTheLastLayer(LayerwiseConnector):
-    """A step's load is waited for in its last layer, when those before have read what was there."""
+    """A step waits for its load only in the last layer, when earlier layers have already read unfilled blocks."""
 
     worker_class = _WaitsInTheLastLayer
 
@@ -167,6 +170,6 @@ class _TrustsItsAnswer(LaterScheduler):
 
 
 class TrustsItsAnswer(LaterConnector):
-    """What was answered is loaded, although the engine may have dropped the answer."""
+    """It loads every match that it reported, although the engine may not have accepted that match."""
 
     scheduler_class = _TrustsItsAnswer

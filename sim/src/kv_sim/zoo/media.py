@@ -1,4 +1,4 @@
-"""Bugs planted in a medium: pins and places that don't come back, or too early, wrong answers, a wrong order."""
+"""Bugs planted in a medium: leaked pins and slots, slots freed too early, wrong answers, a wrong order."""
 
 from collections.abc import Collection, Sequence
 from typing import Any, ClassVar
@@ -18,7 +18,7 @@ from kv_sim.offload.host_memory import (
 
 class _Manager(CPUOffloadingManager):
     def check(self) -> None:
-        """It recounts nothing, as a manager of somebody else's doesn't."""
+        """A manager without ``check``, like one from another package."""
 
 
 class _PlantedSpec(WorldCPUOffloadingSpec):
@@ -42,7 +42,7 @@ class KeepsPinsSpec(_PlantedSpec):
 
 
 class PinsNeverReturn(TimedOffloadingConnector):
-    """What was loaded once is never evicted again, and in the end there is room for nothing."""
+    """A load's pins are never removed, so loaded chunks are never evicted and the medium fills up."""
 
 
 class _KeepsPlaces(_Manager):
@@ -57,7 +57,7 @@ class KeepsPlacesSpec(_PlantedSpec):
 
 
 class PlacesStayWithheld(TimedOffloadingConnector):
-    """Places that were in use at a reset are given to nobody any more."""
+    """Slots that were in use at a reset are never freed."""
 
 
 class _ForgetsJobs(_Manager):
@@ -73,7 +73,7 @@ class ForgetsJobsSpec(_PlantedSpec):
 
 
 class PlacesReturnTooEarly(TimedOffloadingConnector):
-    """A reset frees all places at once, while jobs from before still read and write them."""
+    """A reset frees all slots at once, although earlier jobs still read and write them."""
 
 
 class _SaysTrue(_Manager):
@@ -91,7 +91,7 @@ class SaysTrueSpec(_PlantedSpec):
 
 
 class TruthForAResult(TimedOffloadingConnector):
-    """A lookup answers True or False, which is neither a hit nor a miss to whoever asks."""
+    """``lookup`` returns True or False, not a ``LookupResult``, so the connector sees neither hit nor miss."""
 
 
 class _TellsTwice(CPUOffloadingWorker):
@@ -114,7 +114,7 @@ class TellsTwiceSpec(WorldCPUOffloadingSpec):
 
 
 class JobsToldTwice(TimedOffloadingConnector):
-    """A medium's worker reports what ended again when it is asked the next time."""
+    """A medium's worker reports ended jobs a second time at the next poll."""
 
 
 class _WaitsForAll(WorldCopyEngine):
@@ -132,14 +132,14 @@ class WaitsForAllSpec(WorldCPUOffloadingSpec):
 
 
 class FencesAreForAll(TimedOffloadingConnector):
-    """Who waits for a job's blocks waits for all that is under way, loads of others and all."""
+    """Waiting for one job waits for all jobs under way, loads of other requests included."""
 
 
 class ChunkByChunk(LRUPolicy):
     """See `BeginningsLeaveFirst`."""
 
     def insert(self, keys: Sequence[OffloadKey], slots: Sequence[int], run: Run) -> None:
-        """Each is a request of its own, used after the one before it."""
+        """Touch each key separately, one after the other."""
         for slot in slots:
             super().insert((), [slot], Run())
 
@@ -155,4 +155,4 @@ class ChunkByChunk(LRUPolicy):
 
 
 class BeginningsLeaveFirst(TimedOffloadingConnector):
-    """Chunks leave by their own last use. A prompt's are used in its order, so it loses its beginning first."""
+    """LRU by chunk, not by request. A prompt's chunks are used in order, so its beginning is evicted first."""

@@ -29,7 +29,7 @@ from kv_sim.offload.host_memory import TimedOffloadingConnector, TimedWorkerSide
 
 
 class PartedScheduler(OffloadingSchedulerSide):
-    """The right one, with parts that can be replaced."""
+    """kv-offload's scheduler side, with parts that can be replaced."""
 
     matching: ClassVar[type[Matching]] = Matching
     storing: ClassVar[type[Storing]] = Storing
@@ -72,7 +72,7 @@ class _SampledIsStored(PartedScheduler):
 
 
 class SampledTokenOffloaded(TimedOffloadingConnector):
-    """The last token of a request, which was sampled and never computed, counts as computed."""
+    """A request's last token, which was sampled but never computed, counts as computed and is stored."""
 
     scheduler_class = _SampledIsStored
 
@@ -86,7 +86,7 @@ class _BeforeTheStep(TimedWorkerSide):
 
 
 class StoresBeforeCompute(TimedOffloadingConnector):
-    """A store is submitted before the forward pass that computes what it stores."""
+    """A store is submitted before the forward pass that computes its blocks."""
 
     worker_class = _BeforeTheStep
 
@@ -99,7 +99,7 @@ class _NoFlush(PartedScheduler):
 
 
 class FreedBlocksNotFenced(TimedOffloadingConnector):
-    """Blocks get a new owner while a store still reads them, and nobody waits for it."""
+    """It doesn't wait for a store that still reads blocks before these get a new owner."""
 
     scheduler_class = _NoFlush
 
@@ -117,7 +117,7 @@ class _OneChunkAStep(PartedScheduler):
 
 
 class OneChunkAStep(TimedOffloadingConnector):
-    """Of the chunks that a step completes only the first is stored; the others count as dealt with."""
+    """Of the chunks that a step completes, only the first is stored; the others count as stored."""
 
     scheduler_class = _OneChunkAStep
 
@@ -137,7 +137,7 @@ class _WindowEndsNotStored(PartedScheduler):
 
 
 class WindowEndsNotStored(TimedOffloadingConnector):
-    """Of a window the last chunk of a step counts as dealt with, so who repeats the prompt finds little of it."""
+    """A sliding-window group's last chunk of a step is never stored, so a repeated prompt finds little."""
 
     scheduler_class = _WindowEndsNotStored
 
@@ -153,7 +153,7 @@ class _FailedStoreStays(PartedScheduler):
 
 
 class FailedStoreReadable(TimedOffloadingConnector):
-    """A chunk is readable when its store has ended, whether it failed or not."""
+    """A chunk becomes readable when its store has ended, even if the store failed."""
 
     scheduler_class = _FailedStoreStays
 
@@ -171,7 +171,7 @@ class _BadChunkStays(PartedScheduler):
 
 
 class BadChunkPromisedAgain(TimedOffloadingConnector):
-    """A chunk that couldn't be loaded is promised again, to the same request and to others."""
+    """A chunk that failed to load is reported as a hit again, to the same request and to others."""
 
     scheduler_class = _BadChunkStays
 
@@ -189,7 +189,7 @@ class _PinsNothing(PartedScheduler):
 
 
 class LoadsPinNothing(TimedOffloadingConnector):
-    """What is being loaded may be evicted, and its place filled with something else, meanwhile."""
+    """A load doesn't pin its chunks, so they may be evicted and overwritten while it reads them."""
 
     scheduler_class = _PinsNothing
 
@@ -206,7 +206,7 @@ class _IgnoresOffsets(PartedScheduler):
 
 
 class SubChunkOffsetIgnored(TimedOffloadingConnector):
-    """A load that begins inside a chunk takes the chunk's first blocks."""
+    """A load that begins inside a chunk copies the chunk's first blocks instead of the right ones."""
 
     scheduler_class = _IgnoresOffsets
 
@@ -218,7 +218,7 @@ class _OneGroupOnly(TimedWorkerSide):
 
 
 class FailureKnowsOneGroup(TimedOffloadingConnector):
-    """A failed load is told by its blocks, which an engine with several groups can't take."""
+    """A failed load is reported by block ids, which an engine with several KV cache groups doesn't accept."""
 
     worker_class = _OneGroupOnly
 
@@ -230,7 +230,7 @@ class _SilentFailures(TimedWorkerSide):
 
 
 class FailedLoadNotTold(TimedOffloadingConnector):
-    """A load that failed is reported as received, and its blocks aren't reported as bad."""
+    """A failed load is reported as received, and its blocks aren't reported as invalid."""
 
     worker_class = _SilentFailures
 
@@ -244,7 +244,7 @@ class _NoAbortedLoads(PartedScheduler):
 
 
 class AlwaysHolds(TimedOffloadingConnector):
-    """Blocks of every request that ends are held, also those of one that is still loading or has nothing new."""
+    """It holds the blocks of every request that ends, even if it is still loading or has nothing to store."""
 
     scheduler_class = _NoAbortedLoads
 
@@ -262,6 +262,6 @@ class _Impatient(TimedWorkerSide):
 
 
 class InStepLoadNotAwaited(TimedOffloadingConnector):
-    """A load within the step is begun, and the forward pass doesn't wait for it."""
+    """The forward pass doesn't wait for a load within its own step."""
 
     worker_class = _Impatient

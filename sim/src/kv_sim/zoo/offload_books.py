@@ -1,4 +1,4 @@
-"""Bugs planted in what kv-offload's connector keeps: keys, counts of ranks, resets, requests, events."""
+"""Bugs planted in kv-offload's bookkeeping: keys, counts of ranks, resets, requests, events."""
 
 import sys
 from collections.abc import Iterable
@@ -49,7 +49,7 @@ class _FirstReport(PartedScheduler):
 
 
 class OneRankIsEnough(TimedOffloadingConnector):
-    """A job has ended when the first rank says so."""
+    """A job counts as ended when the first rank has reported it."""
 
     scheduler_class = _FirstReport
 
@@ -61,7 +61,7 @@ class _FirstRoom(PartedScheduler):
 
 
 class RoomOfTheFirst(TimedOffloadingConnector):
-    """Chunks get as many places as the first rank has, and stages with more layers have fewer."""
+    """The number of slots is the first rank's, although pipeline stages with more layers have room for fewer."""
 
     scheduler_class = _FirstRoom
 
@@ -73,7 +73,7 @@ class _OneWrites(TimedWorkerSide):
 
 
 class ReplicasTakenForGranted(TimedOffloadingConnector):
-    """Only the first rank stores, as if all of them held the same bytes."""
+    """Only the first rank stores, as if all ranks held the same bytes."""
 
     worker_class = _OneWrites
 
@@ -91,7 +91,7 @@ class _JobsOutliveResets(PartedScheduler):
 
 
 class ResetForgetsJobs(TimedOffloadingConnector):
-    """Jobs in flight at a reset count afterwards as if there had been none."""
+    """A reset doesn't mark the jobs in flight, so when they end they count like jobs from after the reset."""
 
     scheduler_class = _JobsOutliveResets
 
@@ -106,7 +106,7 @@ class _KeepsTheAborted(PartedScheduler):
 
 
 class AbortBeforeAllocationLeaks(TimedOffloadingConnector):
-    """A request that ends before it was allocated anything is remembered for ever."""
+    """A request that ends before its first allocation is never forgotten."""
 
     scheduler_class = _KeepsTheAborted
 
@@ -121,7 +121,7 @@ class _LocalCounts(PartedScheduler):
 
 
 class LocalHitsAreExternal(TimedOffloadingConnector):
-    """Tokens that were on the GPU already count as loaded."""
+    """Tokens that were already on the GPU count as external hits."""
 
     scheduler_class = _LocalCounts
 
@@ -132,7 +132,7 @@ class _TellsNoEvictions(PartedScheduler):
 
 
 class EvictionsNotTold(TimedOffloadingConnector):
-    """KV events tell what is stored, and never what is gone."""
+    """KV cache events report stored chunks, but never evicted ones."""
 
     scheduler_class = _TellsNoEvictions
 
@@ -148,6 +148,6 @@ class _OnlyLoads(PartedScheduler):
 
 
 class ConsumersNeverUnpin(TimedOffloadingConnector):
-    """An engine that only loads passes over what ends, since it stores nothing; so its pins never return."""
+    """A ``kv_consumer`` ignores all ended jobs because it stores nothing, so the pins of its loads stay."""
 
     scheduler_class = _OnlyLoads

@@ -1,4 +1,4 @@
-"""Bugs planted in what kv-offload does with states that the engine hands over, and with tails."""
+"""Bugs planted in kv-offload's handling of states (Mamba) that the engine hands over, and of prompts' tails."""
 
 from collections import deque
 from collections.abc import Mapping
@@ -41,7 +41,7 @@ class _LateStates(PartedScheduler):
 
 
 class StatesStoredAfterTheirPass(TimedOffloadingConnector):
-    """A state that the engine hands over is stored some steps later, when somebody may have its block."""
+    """A state that the engine hands over is stored some steps later, when its block may be another request's."""
 
     scheduler_class = _LateStates
 
@@ -67,7 +67,7 @@ class _UnwatchedStates(PartedScheduler):
 
 
 class StatesKeptUntilTheEnd(TimedOffloadingConnector):
-    """The blocks of states count as their request's until it ends, which lets go of them while it runs."""
+    """State blocks count as their request's until it ends, although the request frees them while it runs."""
 
     scheduler_class = _UnwatchedStates
 
@@ -89,7 +89,7 @@ class _ShiftedTails(PartedScheduler):
 
 
 class TailsNamedByTheHashBefore(TimedOffloadingConnector):
-    """The end of a prompt within a block is stored under the hash before the one that it ends with."""
+    """A prompt's partial last block is stored under the hash of the block before it."""
 
     scheduler_class = _ShiftedTails
 
@@ -108,6 +108,6 @@ class _TailsOfTables(PartedScheduler):
 
 
 class TailsReadFromTables(TimedOffloadingConnector):
-    """The state of a tail is read where the request's table has it, and not from the copy that is handed over."""
+    """The state of a tail is read from the request's block table instead of from the copy that is handed over."""
 
     scheduler_class = _TailsOfTables

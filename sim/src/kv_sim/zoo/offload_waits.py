@@ -1,4 +1,4 @@
-"""Bugs planted in kv-offload's connector: who waits for whom without an end, and a rank that is somewhere else."""
+"""Bugs planted in kv-offload's connector: requests that wait for ever or not at all, and a wrong rank offset."""
 
 from typing import Any
 
@@ -23,7 +23,7 @@ class _WokenBySuccess(Matching):
     def __init__(self, *args: Any) -> None:
         super().__init__(*args)
         self.awaited: dict[str, OffloadKey] = {}
-        """Request -> the chunk in flight that it was put off for."""
+        """Request -> the chunk in flight for which it is waiting."""
 
     def match(self, request: Request, local: int) -> tuple[int | None, bool]:
         awaited = self.awaited.get(request.request_id)
@@ -52,7 +52,7 @@ class _WakesBySuccess(PartedScheduler):
 
 
 class WaitsForFailedStores(TimedOffloadingConnector):
-    """Who was put off for a chunk in flight is woken when it becomes resident, and not when its store fails."""
+    """A request that waits for a chunk's store is woken when the store succeeds, but not when it fails."""
 
     scheduler_class = _WakesBySuccess
 
@@ -67,7 +67,10 @@ class _FindsTooEarly(PartedScheduler):
 
 
 class PromisesWhatIsOnItsWay(TimedOffloadingConnector):
-    """A hit counts chunks that are still being written. Its load can't begin, and what was found is computed."""
+    """Hits include chunks that are still being stored.
+
+    Their load can't begin, so the tokens are computed after all.
+    """
 
     scheduler_class = _FindsTooEarly
 
@@ -76,7 +79,7 @@ class _OneAtATime(Matching):
     def __init__(self, *args: Any) -> None:
         super().__init__(*args)
         self.loading: dict[OffloadKey, int] = {}
-        """A chunk that is being loaded, and the job."""
+        """The job of each chunk that is being loaded."""
 
     def match(self, request: Request, local: int) -> tuple[int | None, bool]:
         answer = super().match(request, local)
@@ -110,7 +113,7 @@ class _LoadsInTurn(PartedScheduler):
 
 
 class SharedLoadsInTurn(TimedOffloadingConnector):
-    """Who shares a chunk that is being loaded waits for that load; one that was aborted keeps its mark."""
+    """A request waits while another loads the same chunk; an aborted load's mark stays, so it never goes on."""
 
     scheduler_class = _LoadsInTurn
 
@@ -126,13 +129,13 @@ class _TellsFirst(PartedScheduler):
 
 
 class EndsBeforeItsLastStore(TimedOffloadingConnector):
-    """A medium is told that a request has ended, and then to store the end of it."""
+    """The medium is told that a request has ended before it is asked to store the request's last chunks."""
 
     scheduler_class = _TellsFirst
 
 
 class TwiceOffsetSpec(WorldCPUOffloadingSpec):
-    """A worker's own memory is as large as its rank's part, and is addressed as if it held everyone's."""
+    """Host memory that is as large as one rank's part, but addressed as if it held all ranks' parts."""
 
     def make_copy_engine(self, kv_caches: Any, layout: HostLayout, memory: Any) -> CopyEngine:
         device: Device = kv_caches.tensors[0].tensor.device
@@ -142,4 +145,4 @@ class TwiceOffsetSpec(WorldCPUOffloadingSpec):
 
 
 class RankOffsetTwice(TimedOffloadingConnector):
-    """The offset of a rank within the memory of all is added to a pointer that begins at that rank's part."""
+    """A rank's offset within the memory of all ranks is added to a pointer that already begins at its part."""

@@ -1,4 +1,4 @@
-"""``Planted``: a bug that some connector had, brought back into one of ours on purpose."""
+"""``Planted``: a bug that a real connector had, put into one of ours on purpose."""
 
 from dataclasses import dataclass, replace
 
@@ -8,22 +8,22 @@ from kv_sim.violation import Invariant
 
 @dataclass(frozen=True, eq=False)
 class Planted:
-    """One planted bug: a connector class of this package that is right but for one mechanism."""
+    """One planted bug: a connector class of this package that is right except for one mistake."""
 
     name: str
-    """Its connector class."""
+    """The name of its connector class."""
     issue: str
-    """The public thread that tells of the mechanism; vLLM's where only a number stands."""
+    """The public issue or pull request that reports the mistake; vLLM's if it is only a number."""
     mechanism: str
     invariant: Invariant
     """The checker that is expected to catch it."""
     subject: Subject
     others: frozenset[Invariant] = frozenset()
-    """Checkers that may catch it when the expected one is switched off. None: it survives then."""
+    """Checkers that may catch it if the expected one is switched off. If empty, it survives then."""
 
 
 def plant(connector: type, issue: str, invariant: Invariant, healthy: Subject, *others: Invariant) -> Planted:
-    """The class ``connector`` takes the place of the right one in ``healthy``; its docstring is the mechanism."""
+    """Make a bug: ``connector`` replaces the right class of ``healthy``; its docstring describes the mistake."""
     subject = replace(healthy, kv_connector=connector.__name__, module_path=connector.__module__)
     mechanism = " ".join((connector.__doc__ or "").split())
     return Planted(connector.__name__, issue, mechanism, invariant, subject, frozenset(others))

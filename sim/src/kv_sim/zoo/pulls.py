@@ -1,4 +1,4 @@
-"""Planted in kv-p2p's connector: who reads and writes blocks of whom, and for how long."""
+"""Planted in kv-p2p's connector: wrong tickets, and blocks that are freed or kept at the wrong time."""
 
 from dataclasses import replace
 from typing import Any, ClassVar
@@ -23,7 +23,7 @@ from kv_sim.p2p import TimedP2PWorkerSide, WorldP2PConnector, WorldWire
 
 
 class PartedP2PScheduler(P2PSchedulerSide):
-    """The right one, with halves that can be replaced."""
+    """kv-p2p's scheduler side, whose producer and consumer can be replaced."""
 
     consumer: ClassVar[type[Consumer]] = Consumer
     producer: ClassVar[type[Producer]] = Producer
@@ -47,7 +47,7 @@ class _HastyWire(WorldWire):
 
 
 class FreedWhilePulled(WorldP2PConnector):
-    """A producer's patience ends while its blocks are being read, and it lets go of them at once."""
+    """When a hold's time is over, the producer frees its blocks although they are still being read."""
 
     def make_wire(
         self, kv_caches: KVCaches, options: Options, vllm_config: VllmConfig, kv_cache_config: KVCacheConfig | None
@@ -66,7 +66,7 @@ class _CredulousSide(PartedP2PScheduler):
 
 
 class TakesAnyTicket(WorldP2PConnector):
-    """A ticket is believed without a look at whose it is: the same tokens with another salt, or an adapter."""
+    """Tickets are accepted without comparing cache salt and LoRA adapter, so equal tokens get wrong KV."""
 
     scheduler_class = _CredulousSide
 
@@ -82,7 +82,7 @@ class _KnowsNoModelsSide(PartedP2PScheduler):
 
 
 class TakesTicketsOfOtherModels(WorldP2PConnector):
-    """A ticket is believed if the shape of its engine and the prompt are right, whatever model computed it."""
+    """A ticket is accepted if block shape and prompt match, even if another model computed the blocks."""
 
     scheduler_class = _KnowsNoModelsSide
 
@@ -104,7 +104,7 @@ class _TakesAgainSide(PartedP2PScheduler):
 
 
 class TicketTakenAgain(WorldP2PConnector):
-    """A ticket that didn't come is taken again, and again, since nobody forgets it."""
+    """The ticket of a failed pull isn't dropped, so the request tries the same pull again and again."""
 
     scheduler_class = _TakesAgainSide
 
@@ -115,7 +115,7 @@ class _Optimistic(TimedP2PWorkerSide):
 
 
 class BrokenPullIsFine(WorldP2PConnector):
-    """A pull that broke off is reported as one that ended, and its blocks are read as they are."""
+    """A broken pull is reported as successful, so the request reads unfilled blocks."""
 
     worker_class = _Optimistic
 
@@ -129,7 +129,7 @@ class _DropsAborted(TimedP2PWorkerSide):
 
 
 class AbortFreesTarget(WorldP2PConnector):
-    """A request that is aborted while it is pulled gives its blocks back before the last of them has arrived."""
+    """The blocks of a request that is aborted during its pull are freed while the pull still writes them."""
 
     worker_class = _DropsAborted
 
@@ -145,7 +145,7 @@ class _LeavesABlockSide(PartedP2PScheduler):
 
 
 class LeavesABlock(WorldP2PConnector):
-    """Of what a ticket is for the last block is never pulled, and computed once more."""
+    """A ticket's last block is never pulled, and is computed again."""
 
     scheduler_class = _LeavesABlockSide
 
@@ -161,7 +161,7 @@ class _FailsWhatCame(TimedP2PWorkerSide):
 
 
 class FailsWhatCame(WorldP2PConnector):
-    """A long pull that filled all of its blocks is reported as failed, so that its prompt is computed."""
+    """A long pull that filled all of its blocks is reported as failed, so the prompt is computed again."""
 
     worker_class = _FailsWhatCame
 
@@ -176,7 +176,7 @@ class _AskedOnceSide(PartedP2PScheduler):
 
 
 class DeclinesWhenAskedAgain(WorldP2PConnector):
-    """A request that found no room when it was matched is not told of its ticket when it is asked for again."""
+    """If the engine had no room for a request after its match, the next query finds no ticket any more."""
 
     scheduler_class = _AskedOnceSide
 
@@ -191,7 +191,7 @@ class _TicketsLiveOnSide(PartedP2PScheduler):
 
 
 class TicketsSurviveReset(WorldP2PConnector):
-    """Tickets that came before a reset are taken after it."""
+    """Tickets from before a reset of the cache are still used after it."""
 
     scheduler_class = _TicketsLiveOnSide
 
@@ -206,7 +206,7 @@ class _HoldsLiveOnSide(PartedP2PScheduler):
 
 
 class HoldsSurviveReset(WorldP2PConnector):
-    """What was held when the cache was reset is held and served after it."""
+    """Holds from before a reset of the cache are still served after it."""
 
     scheduler_class = _HoldsLiveOnSide
 
@@ -227,7 +227,7 @@ class _LeavesTheOldTicketSide(PartedP2PScheduler):
 
 
 class OldTicketLeft(WorldP2PConnector):
-    """A prompt that was held isn't held again: its first ticket is handed on, also when that hold is over."""
+    """A prompt that was held before isn't held again: its old ticket is returned, even if that hold is over."""
 
     scheduler_class = _LeavesTheOldTicketSide
 
@@ -244,7 +244,7 @@ class _DropsRevokedSide(PartedP2PScheduler):
 
 
 class NewHoldsSurviveReset(WorldP2PConnector):
-    """What no worker knew to be held when the cache was reset is held and served after it."""
+    """Holds that the workers hadn't been sent when the cache was reset are still served after it."""
 
     scheduler_class = _DropsRevokedSide
 
@@ -259,6 +259,6 @@ class _PullsAllOrNothingSide(PartedP2PScheduler):
 
 
 class DeclinesWithLocalHits(WorldP2PConnector):
-    """Who has the beginning of a prompt already lets its ticket go, and computes the rest."""
+    """A consumer that has the beginning of a prompt declines the ticket, and computes the rest."""
 
     scheduler_class = _PullsAllOrNothingSide

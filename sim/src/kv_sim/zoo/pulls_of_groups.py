@@ -1,4 +1,4 @@
-"""Planted in kv-p2p's connector: what of which KV cache group is promised, pulled and told."""
+"""Planted in kv-p2p's connector: mistakes with several KV cache groups, and with sliding windows."""
 
 from dataclasses import replace
 from typing import Any
@@ -34,7 +34,7 @@ class _ToTheEndSide(PartedP2PScheduler):
 
 
 class LastTokenFromAWindowPassed(WorldP2PConnector):
-    """With windows, too, a prompt is loaded to its end; the last token, computed anew, may miss a block."""
+    """With sliding windows a prompt is loaded to its last token; that token, computed again, may lack a block."""
 
     scheduler_class = _ToTheEndSide
 
@@ -45,7 +45,7 @@ class _Swaps(Consumer):
         self._pulls = [replace(pull, parts=self._swapped(pull.parts)) for pull in self._pulls]
 
     def _swapped(self, parts: tuple[Part, ...]) -> tuple[Part, ...]:
-        """Blocks of the last group for places of the first one, and the other way round."""
+        """Pulls the last group's blocks into the first group's places, and the other way round."""
         if len(parts) == 1 or {part.first for part in parts} != {0}:
             return parts
         return tuple(reversed(parts))
@@ -56,7 +56,7 @@ class _SwapsSide(PartedP2PScheduler):
 
 
 class GroupsSwapped(WorldP2PConnector):
-    """Blocks are filled with those of another group, where both have as many."""
+    """Blocks are filled with another group's blocks, if both groups have the same number."""
 
     scheduler_class = _SwapsSide
 
@@ -79,7 +79,7 @@ class _PullsAllSide(PartedP2PScheduler):
 
 
 class NullBlocksPulled(WorldP2PConnector):
-    """Places before a window are pulled, too, into the block that everybody has there."""
+    """Places before a window are pulled, too, into the null block that all requests share."""
 
     scheduler_class = _PullsAllSide
 
@@ -98,7 +98,7 @@ class _PromisesSide(PartedP2PScheduler):
 
 
 class PromisesWhatSlid(WorldP2PConnector):
-    """A ticket doesn't say what of a window has slid, so the beginning of it is pulled where that is gone."""
+    """A ticket doesn't say which blocks have slid out of a window, so blocks are pulled that are freed already."""
 
     scheduler_class = _PromisesSide
 
@@ -110,6 +110,6 @@ class _TellsBlocks(TimedP2PWorkerSide):
 
 
 class FailedGroupsToldByBlock(WorldP2PConnector):
-    """Failed pulls are told by block, where an engine with several groups can't tell whose these are."""
+    """Failed pulls are reported by block id, which an engine with several KV cache groups doesn't accept."""
 
     worker_class = _TellsBlocks

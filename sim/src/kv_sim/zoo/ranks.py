@@ -1,4 +1,4 @@
-"""Planted in ``LaterConnector``: ranks that don't agree with each other, or with the scheduler."""
+"""Planted in ``LaterConnector``: ranks that disagree with each other, or with the scheduler."""
 
 from kv_api import Direction, KVCaches
 from kv_sim.examples.later import LaterConnector, LaterScheduler, LaterWorker, Pages
@@ -13,7 +13,7 @@ class _SmallerRanks(LaterWorker):
 
 
 class SmallerRanks(LaterConnector):
-    """Each rank derives its room from its own page size; the scheduler knows the first one's only."""
+    """Each rank computes its number of slots from its own page size; the scheduler uses only the first rank's."""
 
     worker_class = _SmallerRanks
 
@@ -26,7 +26,7 @@ class _SkipsWhenBusy(LaterWorker):
 
 
 class SkipsWhenBusy(LaterConnector):
-    """A rank that is still busy storing leaves the next store out; another rank, which was faster, doesn't."""
+    """A rank that is still storing skips the next store, while a faster rank executes it."""
 
     worker_class = _SkipsWhenBusy
 
@@ -37,6 +37,6 @@ class _OneReportIsEnough(LaterScheduler):
 
 
 class OneReportIsEnough(LaterConnector):
-    """One rank's report counts for all."""
+    """A job counts as ended on all ranks when one rank reports it."""
 
     scheduler_class = _OneReportIsEnough

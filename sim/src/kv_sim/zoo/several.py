@@ -1,4 +1,4 @@
-"""Planted in ``MultiConnector``: who loads, who stores, and who is told what."""
+"""Planted in ``MultiConnector``: calls and answers that go to the wrong children, or are merged wrongly."""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
@@ -27,7 +27,7 @@ from kv_sim.examples.later import LaterConnector, LaterScheduler
 
 
 class LosersLoadToo(MultiConnector):
-    """Every child is told to load, not only the one that was chosen."""
+    """Every child is told to load, not only the chosen one."""
 
     def update_state_after_alloc(self, request: Request, blocks: KVCacheBlocks, num_external_tokens: int) -> None:
         super().update_state_after_alloc(request, blocks, num_external_tokens)
@@ -36,7 +36,7 @@ class LosersLoadToo(MultiConnector):
 
 
 class _NoBlocks:
-    """As many tables as somebody else's, without blocks."""
+    """Empty block tables, as many as the given ones."""
 
     def __init__(self, blocks: KVCacheBlocks) -> None:
         self._tables = none_of(blocks.get_block_ids())
@@ -54,7 +54,7 @@ class _TellsTheLoader(MultiSchedulerSide):
 
 
 class LosersGetNoBlocks(MultiConnector):
-    """Who doesn't load gets a table without blocks, and waits for no store of its own before others fill them."""
+    """Children that don't load get empty block tables, so they don't wait for their stores of these blocks."""
 
     scheduler_class = _TellsTheLoader
 
@@ -71,7 +71,7 @@ class _Echo(LaterScheduler):
 
 
 class Echo(LaterConnector):
-    """Not a bug by itself below a MultiConnector: it reports a load of nothing for what others load."""
+    """No bug: a child that reports an empty load for each request that another child loads."""
 
     scheduler_class = _Echo
 
@@ -89,7 +89,7 @@ class _UnitingWorker(MultiWorkerSide):
 
 
 class UnionOfLoads(MultiConnector):
-    """The children's reports of loads are united, whoever was loading."""
+    """The children's reports of loads are united, although only one child was loading."""
 
     worker_class = _UnitingWorker
 
@@ -106,7 +106,7 @@ class _HastyWorker(MultiWorkerSide):
 
 
 class FirstSaveCounts(MultiConnector):
-    """The stores beyond the first are not counted: the first report frees what others still read."""
+    """The first child's report of a store frees the blocks, although other children still read them."""
 
     worker_class = _HastyWorker
 
@@ -129,7 +129,7 @@ class _StickyScheduler(MultiSchedulerSide):
 
 
 class StaleChoice(MultiConnector):
-    """The child that was chosen first stays the chosen one, whatever later queries find."""
+    """The child that was chosen at the first query stays chosen, even if a later query finds another one."""
 
     scheduler_class = _StickyScheduler
 
@@ -141,20 +141,20 @@ class _NestedScheduler(MultiSchedulerSide):
 
 
 class FirstReportFrees(MultiConnector):
-    """A request that is aborted while one child loads it is held for the store of another."""
+    """A request that is aborted while one child loads it is held for another child's store."""
 
     scheduler_class = _NestedScheduler
 
 
 class NoPreemptions(MultiConnector):
-    """``handle_preemptions`` is not handed on: the base class has a default, so nobody misses it."""
+    """``handle_preemptions`` is not passed to the children: the base class's default does nothing."""
 
     def handle_preemptions(self, kv_connector_metadata: KVConnectorMetadata) -> None:
         return
 
 
 class OneForgets(MultiConnector):
-    """The answers to a reset are joined with ``all`` over a generator, which stops asking at the first None."""
+    """A reset calls the children in ``all(generator)``, which stops at the first one that returns None."""
 
     def reset_cache(self) -> bool:
         self.sub_connectors[0].reset_cache()
@@ -171,13 +171,13 @@ class _StatsByClass(MultiSchedulerSide):
 
 
 class StatsByClass(MultiConnector):
-    """What children count is kept by class, so that of two of a class one takes the place of the other."""
+    """The children's statistics are kept by class, so of two children of a class only one's are reported."""
 
     scheduler_class = _StatsByClass
 
 
 class EventsOfTheFirst(MultiConnector):
-    """Events are taken from the first child that has some, and those of the others are lost."""
+    """KV cache events are taken only from the first child that has any; the others' are lost."""
 
     def take_events(self) -> Iterable[KVCacheEvent]:
         taken = [list(child.take_events()) for child in self.sub_connectors]
@@ -185,7 +185,7 @@ class EventsOfTheFirst(MultiConnector):
 
 
 class SourcesUnknown(MultiConnector):
-    """Where a hit comes from isn't asked of the child that has it, so that all hits count as of unknown source."""
+    """The child isn't asked for the source of its hits, so all hits count as of unknown source."""
 
     def get_external_cache_hit_sources(
         self, request: Request, num_external_tokens: int

@@ -1,4 +1,4 @@
-"""Bugs planted in ``SharedConnector``: keys that leave something out, and engines that forget the other one."""
+"""Bugs planted in ``SharedConnector``: incomplete keys, and engines that disregard the other engine."""
 
 from typing import Any
 
@@ -13,7 +13,7 @@ class _KeysWithoutModel(SharedScheduler):
 
 
 class KeysWithoutModel(SharedConnector):
-    """What bytes mean is said without the model: two models of one shape load each other's blocks."""
+    """Keys leave out the model, so two models of the same shape load each other's blocks."""
 
     scheduler_class = _KeysWithoutModel
 
@@ -25,7 +25,7 @@ class _KeysWithEndOfPath(SharedScheduler):
 
 
 class KeysWithEndOfPath(SharedConnector):
-    """Of the model a key has the end of its path alone: two that end alike load each other's blocks."""
+    """Keys have only the last part of the model's path, so two models may load each other's blocks."""
 
     scheduler_class = _KeysWithEndOfPath
 
@@ -37,7 +37,7 @@ class _KeysWithoutType(SharedScheduler):
 
 
 class KeysWithoutType(SharedConnector):
-    """A key doesn't say of which type numbers are: the same model in two types loads each other's blocks."""
+    """Keys leave out the dtype, so engines with one model in two dtypes load each other's blocks."""
 
     scheduler_class = _KeysWithoutType
 
@@ -49,7 +49,7 @@ class _KeysWithoutRanks(SharedScheduler):
 
 
 class KeysWithoutRanks(SharedConnector):
-    """A key doesn't say how many ranks there are, of which each stores what is its own."""
+    """Keys leave out the number of ranks, although each rank stores only its own part."""
 
     scheduler_class = _KeysWithoutRanks
 
@@ -70,7 +70,7 @@ class _FindsItsOwn(SharedScheduler):
 
 
 class FindsItsOwn(SharedConnector):
-    """An engine looks in a list of what it has stored itself, so nothing of another one is ever found."""
+    """An engine looks only in a list of its own stores, so it never finds another engine's blocks."""
 
     scheduler_class = _FindsItsOwn
 
@@ -97,7 +97,7 @@ class _BelievesOldIndex(SharedScheduler):
 
 
 class BelievesOldIndex(SharedConnector):
-    """Where a chunk is, is looked up once and believed from then on: its slot may have another one by then."""
+    """An engine looks a chunk's slot up only once, although the slot may hold another chunk later."""
 
     scheduler_class = _BelievesOldIndex
 
@@ -119,7 +119,7 @@ class _TakesWithoutPinning(SharedWorker):
 
 
 class LoadsWithoutPinning(SharedConnector):
-    """A load doesn't pin what it reads: another engine evicts it before the load's step."""
+    """A load doesn't pin its slots, so another engine may evict them before the load's step."""
 
     scheduler_class = _LoadsWithoutPinning
     worker_class = _TakesWithoutPinning
@@ -136,7 +136,7 @@ class _FindsWhatIsPlanned(SharedScheduler):
 
 
 class FindsWhatIsPlanned(SharedConnector):
-    """A chunk is found from the moment when its store is planned, which is early enough for one engine alone."""
+    """A chunk is found as soon as its store is planned, which is right for one engine but not for a second."""
 
     scheduler_class = _FindsWhatIsPlanned
 
@@ -150,6 +150,6 @@ class _ResetForgetsItsOwn(_FindsItsOwn):
 
 
 class ResetForgetsItsOwn(SharedConnector):
-    """A reset forgets what this engine has stored, and goes on to find what others stored before it."""
+    """A reset forgets only this engine's own stores, and still finds what others stored before it."""
 
     scheduler_class = _ResetForgetsItsOwn

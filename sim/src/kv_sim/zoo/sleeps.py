@@ -1,4 +1,4 @@
-"""Planted in ``PatientConnector`` and ``LaterConnector``: what goes wrong when the engine sleeps."""
+"""Planted in ``PatientConnector`` and ``LaterConnector``: bugs that show when the engine pauses or sleeps."""
 
 from typing import Any
 
@@ -25,7 +25,7 @@ class _CountsOnSteps(PatientScheduler):
 
 
 class CountsOnSteps(PatientConnector):
-    """It has no work of its own while there are requests, whose steps see to it; in a pause there are none."""
+    """It reports no pending work while there are requests, as if steps came; a paused engine takes none."""
 
     scheduler_class = _CountsOnSteps
 
@@ -36,6 +36,6 @@ class _LetsGoForGood(LaterWorker):
 
 
 class LetsGoForGood(LaterConnector):
-    """Before the engine sleeps a worker lets go of what it made when the caches were registered, for good."""
+    """Before the engine sleeps, a worker drops what it made for the registered caches, and never remakes it."""
 
     worker_class = _LetsGoForGood

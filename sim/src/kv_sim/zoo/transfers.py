@@ -1,4 +1,4 @@
-"""Planted in ``LaterConnector`` and ``PatientConnector``: copies that begin, end or count at the wrong time."""
+"""Planted in ``LaterConnector`` and ``PatientConnector``: copies that begin, end or are reported wrongly."""
 
 from dataclasses import replace
 from typing import Any
@@ -24,7 +24,7 @@ class _StoresTooEarly(LaterWorker):
 
 
 class StoresTooEarly(LaterConnector):
-    """Copies don't wait for the compute stream: what a step has yet to write is stored as it is now."""
+    """Copies don't wait for the compute stream, so a store may read blocks before the step has written them."""
 
     worker_class = _StoresTooEarly
 
@@ -35,7 +35,7 @@ class _NoFlush(PatientWorker):
 
 
 class NoFlush(PatientConnector):
-    """Stores under way are not waited for when their blocks are taken away and written anew."""
+    """It doesn't wait for stores under way before their blocks are given to other requests and overwritten."""
 
     worker_class = _NoFlush
 
@@ -49,7 +49,7 @@ class _LoadNotAwaited(PatientWorker):
 
 
 class LoadNotAwaited(PatientConnector):
-    """A load of the step is begun before its forward pass, and nobody waits for its end."""
+    """A load within the step is begun before its forward pass, which doesn't wait for it."""
 
     worker_class = _LoadNotAwaited
 
@@ -61,7 +61,7 @@ class _FailedStoreIndexed(LaterWorker):
 
 
 class FailedStoreIndexed(LaterConnector):
-    """Workers don't say which stores failed, so torn pages are found like any other."""
+    """Workers don't report failed stores, so half-written slots are found like any other."""
 
     worker_class = _FailedStoreIndexed
 
@@ -75,7 +75,7 @@ class _FailedLoadIsFine(LaterWorker):
 
 
 class FailedLoadIsFine(LaterConnector):
-    """A load that failed is reported like one that didn't, and its request goes on with what is in its blocks."""
+    """A failed load is reported as successful, so its request goes on with unfilled blocks."""
 
     worker_class = _FailedLoadIsFine
 
@@ -86,7 +86,7 @@ class _FailedBlocksToldAgain(LaterWorker):
 
 
 class FailedBlocksToldAgain(LaterConnector):
-    """Blocks that a load left unfilled are told in every later step, too, when others have them."""
+    """A failed load's block ids are reported again in every later step, when other requests have these blocks."""
 
     worker_class = _FailedBlocksToldAgain
 
@@ -105,7 +105,7 @@ class _FailedLoadToldAgain(LaterWorker):
 
 
 class FailedLoadToldAgain(LaterConnector):
-    """That a load failed is told in every later step, too: its request's next one counts as failed."""
+    """A failed load's request is reported again in every later step, so its next load counts as failed, too."""
 
     worker_class = _FailedLoadToldAgain
 
@@ -118,7 +118,7 @@ class _FailedLoadIsSilent(LaterWorker):
 
 
 class FailedLoadIsSilent(LaterConnector):
-    """A load that failed is never reported as ended, and there is no timeout."""
+    """A failed load is never reported as ended, so its request waits for ever."""
 
     worker_class = _FailedLoadIsSilent
 
@@ -130,7 +130,7 @@ class _AbortedLoadIsSilent(LaterWorker):
 
 
 class AbortedLoadIsSilent(LaterConnector):
-    """The load of an aborted request is forgotten, while the engine holds its blocks until it is reported."""
+    """An aborted request's load is never reported, although the engine holds its blocks until then."""
 
     worker_class = _AbortedLoadIsSilent
 
@@ -144,7 +144,7 @@ class _AlwaysHolds(LaterScheduler):
 
 
 class AlwaysHolds(LaterConnector):
-    """No bug: it holds every request that ended until the workers say so, also when there is nothing to store."""
+    """No bug: it holds every request that ended until the workers report it, even if it has nothing to store."""
 
     scheduler_class = _AlwaysHolds
 
@@ -155,7 +155,7 @@ class _HoldsWhileLoading(_AlwaysHolds):
 
 
 class HoldsWhileLoading(LaterConnector):
-    """An aborted request's blocks are to be held for a store while its load is under way."""
+    """It asks to hold an aborted request's blocks for a store while the request's load is still under way."""
 
     scheduler_class = _HoldsWhileLoading
 
@@ -166,7 +166,7 @@ class _SampledTokenStored(LaterScheduler):
 
 
 class SampledTokenStored(LaterConnector):
-    """The watermark of a finished request counts the token that was sampled last and never computed."""
+    """A finished request's last sampled token, which was never computed, counts as computed and is stored."""
 
     scheduler_class = _SampledTokenStored
 
@@ -189,7 +189,7 @@ class _LeaksFailedStores(LaterScheduler):
 
 
 class LeaksFailedStores(LaterConnector):
-    """The slots of a store that failed are dropped from the index and never given back."""
+    """The slots of a failed store are dropped from the index but never freed."""
 
     scheduler_class = _LeaksFailedStores
 
@@ -200,7 +200,7 @@ class _LeaksMatches(LaterScheduler):
 
 
 class LeaksMatches(LaterConnector):
-    """What a match left behind is only cleaned up by an allocation, which an abort may forestall."""
+    """A match's records are removed only by the allocation, which never comes if the request is aborted before."""
 
     scheduler_class = _LeaksMatches
 
@@ -214,7 +214,7 @@ class _StoresSurviveReset(LaterScheduler):
 
 
 class StoresSurviveReset(LaterConnector):
-    """A store that was under way at a reset is entered into the index when it ends."""
+    """A store that was under way at a reset is still entered into the index when it ends."""
 
     scheduler_class = _StoresSurviveReset
 
@@ -233,7 +233,7 @@ class _ReportsEveryEnd(LaterWorker):
 
 
 class ReportsEveryEnd(LaterConnector):
-    """Requests that had nothing to store are reported as stored, too, when their blocks are free already."""
+    """Requests without stores are reported as finished storing, although their blocks were freed already."""
 
     scheduler_class = _KnowsItsStores
     worker_class = _ReportsEveryEnd
@@ -246,6 +246,6 @@ class _AsksForEver(PatientScheduler):
 
 
 class AsksForEver(PatientConnector):
-    """Every question begins its lookup anew, so none is ever answered."""
+    """Every query restarts its lookup, so none is ever answered."""
 
     scheduler_class = _AsksForEver
