@@ -1,4 +1,4 @@
-"""``Account``: what became of the records of a trace. Whatever was left out is counted, and said."""
+"""``Account``: counts what happened to the records of a trace. Everything that is left out is reported."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -14,15 +14,15 @@ _BLOCK_SIZE: Final = " (is the block size right? --block-size)"
 _FEWEST: Final = 100
 _FASTEST: Final = 2_000
 _MOST_TOKENS: Final = 2_000_000
-"""So many requests, so many of them a second or so many tokens of theirs: more likely a wrong unit."""
+"""A trace with more requests or prompt tokens a second than these limits probably has a wrong unit of time."""
 
 _YEAR: Final = 366 * 86_400
-"""Seconds; so is a trace that takes years."""
+"""Seconds. A trace of several years probably has a wrong unit of time, too."""
 
 
 @dataclass
 class Account:
-    """What became of the records."""
+    """Counts of one trace's records."""
 
     skipped: int = 0
     reasons: list[str] = field(default_factory=list)
@@ -35,30 +35,30 @@ class Account:
     failed: int = 0
     copies: int = 0
     unbelieved: int = 0
-    """Requests of whose prompt a server says that it had more than there is."""
+    """Requests for which the server reports more cached tokens than the prompt has."""
     answers_within: int = 0
     ended: int = 0
     beside: dict[str, int] = field(default_factory=dict)
-    """By its name: prompts beside which there is what may belong to them."""
+    """Field -> how many prompts have that field beside them, which may belong to the prompt."""
     left_out: dict[str, int] = field(default_factory=dict)
-    """By why: requests that no model had to go on with."""
+    """Reason -> how many requests were left out because no model had to generate for them."""
     arrived: int = 0
     tokens: int = 0
     first_arrival: float = inf
     last_arrival: float = -inf
 
     def skip(self, reason: str) -> None:
-        """A record was left out."""
+        """Count a malformed record that was left out."""
         self.skipped += 1
         if len(self.reasons) < _REASONS_SHOWN:
             self.reasons.append(reason)
 
     def leave_out(self, why: str) -> None:
-        """A request isn't counted, as whoever logged it says."""
+        """Count a request that is left out because its log says that no model generated for it."""
         self.left_out[why] = self.left_out.get(why, 0) + 1
 
     def arrive(self, seconds: float, tokens: int) -> float:
-        """A request arrives. Returns by how much that is before another one did that stands above it."""
+        """Note an arrival. Returns by how many seconds it is before the latest arrival above it in the file."""
         early_by = max(0.0, self.last_arrival - seconds)
         self.arrived += 1
         self.tokens += tokens
@@ -67,7 +67,7 @@ class Account:
         return early_by
 
     def notes(self) -> Iterator[str]:
-        """For the reader of a report."""
+        """Notes for the report."""
         if self.skipped:
             records = counted(self.skipped, "malformed record was", "malformed records were")
             yield f"{records} skipped, first: {'; '.join(self.reasons)}"
@@ -109,7 +109,7 @@ class Account:
             yield f"{turns}: taken from the arrival of the turn before"
 
     def _doubts(self) -> Iterator[str]:
-        """Whether each prompt is all that a model was asked, and no more."""
+        """Notes on signs that a prompt isn't exactly what a model was asked."""
         if self.answers_within:
             answers = counted(self.answers_within, "answer", "answers")
             yield f"prompts have {answers} within: if each is a whole conversation, say --format conversations"
@@ -121,7 +121,7 @@ class Account:
             yield f"{prompts} a {name} beside, which isn't counted: a prompt is all that a model was asked"
 
     def _odd_times(self) -> str | None:
-        """What no trace of a server has, if times say so."""
+        """A rate or duration that no server's trace can have, as text; None: times are plausible."""
         duration = self.last_arrival - self.first_arrival
         if self.arrived >= _FEWEST and 0 < duration * _FASTEST < self.arrived:
             return f"{self.arrived / duration:,.0f} requests a second"

@@ -1,7 +1,7 @@
-"""What was answered, as text, where a log has that and doesn't say how long it was.
+"""The text of an answer, for logs that have the text but not its number of tokens.
 
-It may be a text beside what was asked, an answer as an API gives it, or a stream of the events of one. Thoughts
-and calls of tools are parts of it.
+It may be a text beside the request, an API's response, or a stream of a response's events. Reasoning and tool
+calls are parts of it.
 """
 
 from collections.abc import Iterator, Mapping
@@ -14,21 +14,21 @@ _FIELDS: Final = (
     *("response", "response_body", "full_response", "completion", "output", "generated_text", "answer"),
     *("response_text", "output_text"),
 )
-"""Where an answer may be, as a text or an object."""
+"""Fields that may have an answer, as text or as an object."""
 _SENT: Final = ("response_body", "full_response")
-"""Where it is as it went over the wire."""
+"""Fields that have it as it was sent over HTTP."""
 _TEXTS: Final = ("reasoning_content", "reasoning", "thinking", "content", "text", "generated_text", "output_text")
-"""What a message, or a part of one, says."""
+"""Fields with the text of a message, or of a part of one."""
 _CALLS: Final = ("tool_calls", "function_call", "functionCall")
 _WITHIN: Final = ("body", "choices", "message", "delta", "candidates", "parts", "output", "summary", "response")
-"""Where what was said may lie in an answer."""
+"""Fields within a response in which the text may be."""
 _OF_CALLS: Final = ("tool_use", "function_call")
 _PARTIAL: Final = ("partial_json", "arguments")
 _DEEPEST: Final = 8
 
 
 def answer_in(record: Mapping[str, Any]) -> str | None:
-    """What was answered; None: the log doesn't say it."""
+    """The text of the answer; None: the log doesn't have it."""
     for field in _FIELDS:
         found = record.get(field)
         if isinstance(found, str) and is_stream(found):
@@ -36,14 +36,14 @@ def answer_in(record: Mapping[str, Any]) -> str | None:
         value = json_in(found)
         text = value if isinstance(value, str) else "".join(_said(value, 0))
         if not text and isinstance(found, str) and field not in _SENT:
-            text = found  # which is JSON, since it was asked for
+            text = found  # the answer itself is JSON, as the request asked
         if text:
             return text
     return "".join(_said(record["choices"], 0)) or None if isinstance(record.get("choices"), list) else None
 
 
 def _said(value: Any, depth: int) -> Iterator[str]:
-    """What an answer, a message or a part of it says."""
+    """The texts of a response, a message or a part."""
     if isinstance(value, list) and depth < _DEEPEST:
         for one in value:
             yield from _said(one, depth + 1)
@@ -65,7 +65,7 @@ def _said(value: Any, depth: int) -> Iterator[str]:
 
 
 def _of_event(event: Mapping[str, Any]) -> Iterator[str]:
-    """What an event of a stream adds. Events that tell the whole answer come besides."""
+    """The text that an event of a stream adds. Events that repeat the whole answer add nothing."""
     kind = str(event.get("type"))
     if isinstance(event.get("delta"), str) and kind.startswith("response."):
         yield event["delta"]

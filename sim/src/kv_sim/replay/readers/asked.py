@@ -1,7 +1,7 @@
-"""What an API was asked, and how long its answer was, wherever a log keeps them.
+"""Finds the request to an API in a log's record, and the length of its answer.
 
-The request is the record itself, or lies in one of its fields: as an object, or as the JSON of one; there it may
-lie behind what else was sent with it, in a ``body`` of its own.
+The request is the record itself, or one of its fields: an object, or an object as JSON. In there it may be in a
+``body``, beside headers and the like.
 """
 
 import ast
@@ -27,7 +27,7 @@ from kv_sim.replay.readers.record import (
 from kv_sim.replay.readers.usual import PROMPTS, as_usual
 
 SALT: Final = "cache_salt"
-"""Where vLLM is told what keeps a request's blocks apart."""
+"""vLLM's field that keeps a request's blocks apart from those with another salt."""
 _BODIES: Final = (
     *("body", "request_body", "proxy_server_request", "request"),
     *("request_args", "params", "full_request"),
@@ -35,13 +35,13 @@ _BODIES: Final = (
 _STATUSES: Final = ("status", "status_code", "response_code", "response_status", "response_status_code")
 _FAILED: Final = re.compile("[45][0-9][0-9]|failure|failed|error", re.IGNORECASE)
 PATHS: Final = ("url", "uri", "path", "endpoint", "request_uri", "request")
-"""Where a log says what of an API was asked."""
+"""Fields in which a log has the path of the API."""
 _COUNTS_ONLY: Final = re.compile("(/count_tokens|:countTokens|/(de)?tokenize)(?![A-Za-z_])")
-"""Where a server is asked how many tokens a prompt has, and no more."""
+"""Paths that only count the tokens of a prompt."""
 _OTHER_CALLS: Final = ("embedding", "rerank", "moderation", "image_", "transcription", "speech", "video")
-"""What LiteLLM's ``call_type`` says of what no text is answered to."""
+"""Values of LiteLLM's ``call_type`` for calls that generate no text."""
 _FROM_CACHE: Final = re.compile("(SEMANTIC )?HIT")
-"""What Portkey's ``cache_status`` says of what its own cache answered."""
+"""Values of Portkey's ``cache_status`` for requests that its own cache answered."""
 _COUNTS: Final = (
     *("completion_tokens", "output_tokens", "output_length", "candidatesTokenCount", "candidates_token_count"),
     *("generated_tokens", "eval_count", "tokens_predicted", "outputTokens"),
@@ -51,7 +51,7 @@ _THOUGHTS: Final = {
     "candidatesTokenCount": "thoughtsTokenCount",
     "candidates_token_count": "thoughts_token_count",
 }
-"""What Gemini's answers leave out: what came before them, which is computed, too."""
+"""Reasoning tokens, which Gemini's counts of answers leave out."""
 _TOLD: Final = (
     "prompt_tokens",
     "input_tokens",
@@ -65,17 +65,17 @@ _PRINTED: Final = re.compile(r"\s*\[?\s*\{\s*'")
 _MOST_DIGITS: Final = 9
 _ANSWERS: Final = ("response_body", "full_response")
 _IN_EVENTS: Final = ("response", "message")
-"""Where an event of a stream may have its usage, if not in itself."""
+"""Fields of a stream's event in which its usage may be."""
 _USAGES: Final = ("usage", "usageMetadata", "usage_metadata", "details")
 _BESIDE: Final[Mapping[str, tuple[str, ...]]] = {
     "input_tokens": ("cache_read_input_tokens", "cache_creation_input_tokens"),
     "inputTokens": ("cacheReadInputTokens", "cacheWriteInputTokens"),
 }
-"""What Anthropic's and Bedrock's counts leave out, and no other's that is called so."""
+"""Counts of cached tokens that Anthropic's and Bedrock's prompt lengths leave out, unlike other APIs'."""
 
 
 def asked_in(record: Mapping[str, Any]) -> Mapping[str, Any]:
-    """What the API was asked."""
+    """The request to the API."""
     for field in _BODIES:
         outer = object_in(record.get(field))
         for body in (outer, object_in(inside(outer, "body"))):
@@ -85,22 +85,22 @@ def asked_in(record: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def without_request(record: Mapping[str, Any]) -> str | None:
-    """The field in which the request of a log should be, where something else is, as a body that was cut off."""
+    """The field that should have the request but has something else, such as a truncated body."""
     if not record.keys().isdisjoint(PROMPTS):
         return None
     return next((field for field in _BODIES if isinstance(record.get(field), str)), None)
 
 
 def object_in(value: Any) -> Mapping[str, Any] | None:
-    """An object, maybe written as JSON; None if it is none."""
+    """An object, maybe given as JSON; None if it is something else."""
     found = json_in(value)
     return found if isinstance(found, dict) else None
 
 
 def json_in(value: Any) -> Any:
-    """What a text says, if it is the JSON of a list or of an object, or what Python prints of them.
+    """The value of a text that is a list or object in JSON, or as Python prints it.
 
-    Everything else is what it is.
+    Other values are returned unchanged.
     """
     if not isinstance(value, str) or not value.lstrip().startswith(("{", "[")):
         return value
@@ -113,12 +113,12 @@ def json_in(value: Any) -> Any:
 
 
 def is_printed(value: Any) -> bool:
-    """Whether a text begins as what Python prints of an object, or of a list of such."""
+    """Whether a text begins like a dict, or a list of dicts, that Python has printed."""
     return isinstance(value, str) and _PRINTED.match(value) is not None
 
 
 def answered_in(record: Mapping[str, Any]) -> int | None:
-    """The tokens of the answer, where the record says how many."""
+    """The number of the answer's tokens, if the record has it."""
     for place, counts in _counts_of(record):
         field = next((field for field in _COUNTS if inside(counts, field) is not None), None)
         if field is not None:
@@ -130,16 +130,16 @@ def answered_in(record: Mapping[str, Any]) -> int | None:
 
 
 def told_in(record: Mapping[str, Any]) -> int | None:
-    """The tokens of the prompt, where the record says how many: who says what a cache had of it knows it best."""
+    """The number of the prompt's tokens, if the record has it, preferably from where cached tokens are counted."""
     places = [counts for _, counts in _counts_of(record)]
     told = [(found, counts) for counts in places if (found := _told_of(counts)) is not None]
     return next((found for found, counts in told if cached_of(counts) is not None), told[0][0] if told else None)
 
 
 def cached_in(record: Mapping[str, Any]) -> int | None:
-    """What of the prompt its server had in its caches, where the record says how much.
+    """The number of the prompt's tokens that its server had in its caches, if the record has it.
 
-    It is of the length that is said beside it, if one is: another one may leave out what a cache had.
+    It relates to the prompt length beside it, if there is one: other lengths may leave out cached tokens.
     """
     places = [counts for _, counts in _counts_of(record)]
     return cached_among((*(counts for counts in places if _told_of(counts) is not None), *places))
@@ -156,10 +156,10 @@ def _told_of(counts: Any) -> int | None:
 
 
 def counted_beside(column: str) -> list[str]:
-    """The columns that have what this one leaves out of a prompt's length; a column may lie in objects (``a.b``).
+    """The columns with the cached tokens that this column leaves out of a prompt's length.
 
-    They are none, unless it may be Anthropic's ``input_tokens``, or Bedrock's: only these leave out what a cache
-    had.
+    There are none unless it may be Anthropic's ``input_tokens``, or Bedrock's, which leave them out. A column may
+    be in objects (``a.b``).
     """
     outer, dot, name = column.rpartition(".")
     return [f"{outer}{dot}{one}" for one in _BESIDE.get(name, ())]
@@ -174,19 +174,19 @@ def count_in(counts: Any, field: str) -> int | None:
 
 
 def has_failed(record: Mapping[str, Any]) -> bool:
-    """Whether its status, or an error, says that it was refused, or that it broke."""
+    """Whether its status, or an error in it, says that it was refused or failed."""
     told = (record, object_in(record.get("response")) or {})
     states = (str(one[field]) for one in told for field in _STATUSES if field in one)
     return bool(record.get("error")) or any(map(_FAILED.fullmatch, states))
 
 
 def path_in(record: Mapping[str, Any]) -> str | None:
-    """What of an API a log says was asked."""
+    """The path of the API that a log has."""
     return next((path for field in PATHS if isinstance(path := record.get(field), str)), None)
 
 
 def left_out_of(record: Mapping[str, Any]) -> str | None:
-    """Why a gateway's log says that no model had to go on with it, if it does."""
+    """Why no model generated for this record of a gateway's log; None: a model did."""
     if any(isinstance(path := record.get(field), str) and _COUNTS_ONLY.search(path) for field in PATHS):
         return "asked only how many tokens a prompt has (count_tokens, tokenize)"
     call = record.get("call_type")
@@ -206,7 +206,7 @@ def left_out_of(record: Mapping[str, Any]) -> str | None:
 
 
 def _counts_of(record: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
-    """Where they may be, as objects or as the JSON of such."""
+    """The places where counts of tokens may be, as objects or as JSON."""
     response = record.get("response")
     response = last_of(response) if is_stream(response) else object_in(response)
     yield "", record
@@ -226,12 +226,12 @@ def _counts_of(record: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
 
 
 def is_stream(value: Any) -> bool:
-    """Whether it is the text of a stream of events, and not what they say."""
+    """Whether it is the raw text of a stream of events."""
     return isinstance(value, str) and value.lstrip().startswith(("data:", "event:"))
 
 
 def last_of(value: Any) -> Mapping[str, Any] | None:
-    """What was answered, maybe as JSON; of a stream, or a list, what says the usage of it."""
+    """A response, maybe given as JSON; of a stream or a list, the event with the usage."""
     found = json_in(value)
     if isinstance(found, str):
         found = events_in(found)
@@ -240,13 +240,13 @@ def last_of(value: Any) -> Mapping[str, Any] | None:
     last: dict[str, Any] = {}
     for one in (inside(event, field) or event for event in found for field in _IN_EVENTS):
         told = {field: counts for field in _USAGES if isinstance(counts := inside(one, field), dict) and counts}
-        if told:  # of a stream of Anthropic's the first event says what was read, the last what was written
+        if told:  # in Anthropic's streams the first event counts the prompt, the last one the answer
             last = {**one, **{field: {**last.get(field, {}), **_said(counts)} for field, counts in told.items()}}
     return last or None
 
 
 def _said(counts: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Without what isn't known any more in a later event."""
+    """Counts without nulls, which later events have for what an earlier one said."""
     return {name: count for name, count in counts.items() if count is not None}
 
 
@@ -262,7 +262,7 @@ def inside(value: Any, name: str) -> Any:
 
 
 def objects_in(within: Mapping[str, Any], field: str) -> list[Mapping[str, Any]]:
-    """The objects of a list, which need not be there."""
+    """The objects of a list in a field; empty if there is no such field."""
     value = within.get(field, [])
     if not isinstance(value, list) or not all(isinstance(one, dict) for one in value):
         raise MalformedError(f"{field}: expected a list of objects, got {type(value).__name__}")
@@ -270,7 +270,7 @@ def objects_in(within: Mapping[str, Any], field: str) -> list[Mapping[str, Any]]
 
 
 def own_request(record: Mapping[str, Any]) -> Record:
-    """What a record itself says of a request, but for its prompt."""
+    """The request that a record describes, without its prompt."""
     return Record(
         time_of(record),
         0,
@@ -286,7 +286,7 @@ def own_request(record: Mapping[str, Any]) -> Record:
 
 
 def for_each(prompts: Sequence[Prompt], record: Record) -> Iterator[Record]:
-    """The record of each of several prompts; of their answers, of which the sum is known, about equal parts."""
+    """A record for each of several prompts. Each gets about the same part of the answers' known sum of tokens."""
     each, rest = divmod(record.output_tokens, len(prompts))
     if len(prompts) > 1:
         # which are of all

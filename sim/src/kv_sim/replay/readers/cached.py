@@ -1,7 +1,7 @@
-"""How much of a prompt a server had in its own caches, where the counts of an answer say it.
+"""How many of a prompt's tokens a server had in its own caches, from the usage of a response.
 
-APIs have it under several names, beside a prompt's length or within. A count that isn't there is not 0: many
-servers say it only where they are told to.
+APIs have it under several names, beside a prompt's length or below it. A missing count doesn't mean 0: many
+servers report it only if configured to.
 """
 
 from collections.abc import Iterable
@@ -27,12 +27,12 @@ _MOST_DIGITS: Final = 9
 
 
 def cached_among(places: Iterable[Any]) -> int | None:
-    """What the first of some objects says that says anything."""
+    """The count of the first object that has one."""
     return next((found for place in places if (found := cached_of(place)) is not None), None)
 
 
 def cached_of(counts: Any, *names: str) -> int | None:
-    """What the counts of one answer say: by one of ``names``, if whoever kept them has names of its own."""
+    """The count in one response's usage; ``names`` are further names of it, in logs that have their own."""
     if not isinstance(counts, dict):
         return None
     places = [(counts, names or _NAMES), *((counts.get(field), _IN_DETAILS) for field in _DETAILS)]
@@ -47,7 +47,7 @@ def _first(counts: Any, names: Iterable[str]) -> int | None:
 
 
 def _count(value: Any) -> int | None:
-    """A count, in a table as text. What is below 0 says that nobody knows."""
+    """A count, in a table as text; None if it is below 0, which means unknown."""
     if isinstance(value, str) and value.isascii() and value.isdecimal() and len(value) <= _MOST_DIGITS:
         value = int(value)
     if isinstance(value, float) and value.is_integer():

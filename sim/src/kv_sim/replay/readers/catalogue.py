@@ -1,4 +1,4 @@
-"""Every format that can be read, and how to tell which one a file has."""
+"""``FORMATS``: every format that can be read; and ``detect``, which finds a file's format."""
 
 from collections.abc import Mapping
 from typing import Any, Final
@@ -64,7 +64,7 @@ FORMATS: Final[Mapping[str, Format]] = {
         *(AZURE, BURSTGPT, VIDUR, BENCH, *LENGTHS),
     )
 }
-"""By name; where a record fits several, the first is the one."""
+"""Formats by name. If a record fits several, the first one is taken."""
 
 
 _MOST_SHOWN: Final = 3
@@ -182,11 +182,11 @@ _REPORTS: Final = (
         "the answers of an API; what it was asked is what counts here, in the same file or instead of it",
     ),
 )
-"""What files have that tell of requests, but not what they were, or otherwise, and what would help."""
+"""Fields of known files that don't have the requests in a readable form, what each is, and what to use instead."""
 
 
 def detect(record: Mapping[str, Any], container: Container, where: str) -> Format:
-    """The format of a file's first record. A report that doesn't have its requests is refused as what it is."""
+    """The format of a file's first record. Known reports without requests are refused by name."""
     for one in FORMATS.values():
         if one.lies_in(container) and one.is_of(record):
             return one
@@ -214,13 +214,13 @@ def detect(record: Mapping[str, Any], container: Container, where: str) -> Forma
 
 
 def _is_there(record: Mapping[str, Any], name: str) -> bool:
-    """Whether it has a field, or one in an object of that name, behind a dot."""
+    """Whether it has a field, or ``outer.inner`` in an object."""
     outer, dot, inner = name.partition(".")
     return outer in record and (not dot or inner in (object_in(record[outer]) or {}))
 
 
 def _may_be(record: Mapping[str, Any], container: Container) -> str:
-    """What it may be all the same, for who reads that it isn't known."""
+    """A hint for the error about an unknown format: what the record may be, and how to convert it."""
     inner = {name: object_in(value) or {} for name, value in record.items()}
     asks = [(name, found) for name, found in inner.items() if is_request(found) and not _has_counts(found)]
     if asks:
@@ -250,25 +250,25 @@ def _may_be(record: Mapping[str, Any], container: Container) -> str:
 
 
 def _has_counts(found: Mapping[str, Any]) -> bool:
-    """Whether it says how long a prompt was, by the name that elsewhere has what it said."""
+    """Whether it has a prompt's length, under a name that other formats use for its text."""
     return isinstance(found.get("prompt"), (int, float))
 
 
 def _packed(name: str, value: Any) -> str:
-    """How a record is taken out that lies in a field, as an object or as its JSON."""
+    """A hint how to take a record out of a field, in which it is as an object or as JSON."""
     out = f".{name:.40} | fromjson" if isinstance(value, str) else f".{name:.40}"
     return f" ({name:.40} is a record that can be read: jq -c '{out}' takes it out)"
 
 
 def _is_record(value: Any) -> bool:
-    """Whether it is a record of a format that is known, by what it has."""
+    """Whether its fields are those of a known format's record."""
     known = (one for one in FORMATS.values() if one.lies_in(Container.JSON) and (one.fields or one.looked_for))
     is_one = isinstance(value, dict) and bool(value) and not _has_counts(value)
     return is_one and any(one.is_of(value) for one in known)
 
 
 def _unit_as_elsewhere(record: Mapping[str, Any]) -> str:
-    """What to say of times, where columns are called as the fields of a format that counts no seconds."""
+    """A hint about the unit of time, if the columns have the names of a format that doesn't count seconds."""
     numbers = {name: int(cell) if str(cell).isdecimal() else cell for name, cell in record.items()}
     form = next((one for one in FORMATS.values() if one.fields and one.is_of(numbers)), None)
     unit = None if form is None else next(unit for unit, size in UNITS.items() if size == form.unit_seconds)
@@ -276,14 +276,14 @@ def _unit_as_elsewhere(record: Mapping[str, Any]) -> str:
 
 
 def _holds_records(value: Any) -> bool:
-    """Whether it is a list of what are records elsewhere."""
+    """Whether it is a list of known formats' records."""
     if not isinstance(value, list) or not value or not isinstance(value[0], dict):
         return False
     return _is_record(value[0]) or likely_columns(value[0]) is not None
 
 
 def _wanted(record: Mapping[str, Any], container: Container) -> str:
-    """What records of known formats have: those that this one has most fields of, by whatever letters."""
+    """The fields of the known formats that share most fields with this record, ignoring case."""
     forms = [one for one in FORMATS.values() if one.lies_in(container)]
     names = {name.lower() for name in record}
     there = {one.name: sum(field.lower() in names for field in one.fields) for one in forms}

@@ -1,10 +1,11 @@
-"""``Chains``: whole prompts of requests that say only what they add to a response, or to a conversation.
+"""``Chains``: builds whole prompts of requests that have only what they add to a response or a conversation.
 
-The Responses API keeps what was said: a request names the response before it (``previous_response_id``), or a
-``conversation``. A log that has both requests and answers has all of a prompt: what was asked before it, each with
-its answer, but for thoughts; tools and instructions are those of the request itself, as the API has it.
+The Responses API keeps earlier turns: a request names the response before it (``previous_response_id``), or a
+``conversation``. From a log with requests and answers the whole prompt can be built: all earlier requests, each
+with its answer, without reasoning. Tools and instructions are those of the request itself, as in the API.
 
-What is kept are the latest texts, up to `MOST_KEPT` characters. Who goes on from what isn't there is refused.
+The latest texts are kept, up to `MOST_KEPT` characters. A request that continues a turn that isn't kept is
+refused.
 """
 
 from collections import OrderedDict
@@ -22,33 +23,33 @@ BEFORE: Final = "previous_response_id"
 KEPT_AS: Final = "conversation"
 _INPUT: Final = "input"
 _NOT_KEPT: Final = "reasoning"
-"""Items of an answer that aren't part of what comes next."""
+"""The type of an answer's items that aren't part of the next prompt."""
 _OF_RESPONSES: Final = "resp"
-"""What names of responses begin with."""
+"""Ids of responses begin with this."""
 _CHARACTERS: Final = 4
-"""Of a token whose text isn't there."""
+"""How many characters stand for a token whose text is missing."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Said:
-    """All that was said up to an answer, as the items of an input."""
+    """All turns up to an answer, as the items of an input."""
 
     items: tuple[Any, ...]
     size: int
-    """Characters of what came last."""
+    """Characters of the last turn."""
     first: str
-    """The response that it began with."""
+    """The id of the first response of its chain."""
 
 
 class Chains:
-    """The requests of one trace, in the order in which they stand there."""
+    """The chains of one trace, whose requests come in the order of the file."""
 
     def __init__(self) -> None:
         self._said: OrderedDict[str, _Said] = OrderedDict()
         self._size = 0
 
     def whole(self, record: Mapping[str, Any], asked: Mapping[str, Any]) -> tuple[Mapping[str, Any], str | None]:
-        """What was asked, with all before it; and the name of the response with which that began, if known."""
+        """The request with all earlier turns, and the id of its chain's first response, if known."""
         if _INPUT not in asked:
             return asked, None
         before, kept_as = _name(asked, BEFORE), _name(asked, KEPT_AS)
@@ -89,7 +90,7 @@ class Chains:
 
 
 def _name(place: Any, field: str) -> str | None:
-    """A name, or what has one as its ``id``."""
+    """A name, or the ``id`` of an object."""
     value = inside(place, field)
     value = inside(value, "id") if isinstance(value, dict) else value
     return value if isinstance(value, str) and value else None
@@ -103,7 +104,7 @@ def _items(said: Any) -> list[Any]:
 
 
 def _response_of(record: Mapping[str, Any]) -> Mapping[str, Any] | None:
-    """The response to it, by its name or what it is."""
+    """The response of a record, found by a field's name or by its form."""
     return next(
         (
             place
@@ -125,7 +126,7 @@ def _responses(record: Mapping[str, Any]) -> Iterator[Mapping[str, Any] | None]:
 
 
 def _answer(record: Mapping[str, Any], response: Mapping[str, Any] | None, name: str) -> list[Any]:
-    """What was answered: its items, its text, or something as long; nothing, if nobody says how long it was."""
+    """The items of the answer, or its text, or text of the same length; empty if the length is unknown."""
     output = json_in(inside(response, "output"))
     if isinstance(output, list) and output:
         return [item for item in output if inside(item, "type") != _NOT_KEPT]

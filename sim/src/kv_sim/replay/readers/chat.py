@@ -1,8 +1,8 @@
-"""Chats as text: the prompt that an API was asked with, and what each answer of a conversation was given to.
+"""Chats as text: the prompt of a request, and the prompt of each answer in a conversation.
 
-A prompt is written down as its messages, one after the other, each behind its role, and the role of who answers.
-So the next turn begins with all of it, whatever a model's own template looks like. Tools that are offered come
-first, where most templates have them. ``parts`` says what messages are as text.
+A prompt is written as its messages one after the other, each after its role, and at the end the role that answers.
+So the next turn begins with the whole prompt, whatever a model's own template looks like. Tool definitions come
+first, as in most templates. ``parts`` turns messages into text.
 """
 
 from collections.abc import Iterator, Mapping
@@ -21,42 +21,42 @@ from kv_sim.replay.readers.record import (
 from kv_sim.replay.readers.usual import KEPT
 
 ANSWERS: Final = "assistant"
-"""The role of who answers."""
+"""The role that answers."""
 _ROLES: Final = dict.fromkeys(("gpt", "chatgpt", "bard", "bing", "model", "bot", "ai"), ANSWERS) | {
     "human": "user"
 }
 """Other words for roles."""
 _TYPES: Final = ("human", "ai", "system", "tool")
-"""What LangChain calls roles, in place of such."""
+"""LangChain's message types, which it has instead of roles."""
 _CLASSES: Final = {"SystemMessage": "system", "HumanMessage": "user", "AIMessage": ANSWERS, "ToolMessage": "tool"}
-"""What it calls them where it keeps messages as what makes them: ``id`` of a class, and its ``kwargs``."""
+"""LangChain's message classes, for messages that it keeps as an ``id`` of a class and its ``kwargs``."""
 _WITHIN: Final = ("data", "kwargs")
-"""Where a message of LangChain's has what it says."""
+"""Fields in which a message of LangChain's has its content."""
 _SAID: Final = ("content", "value", "text", "parts", "items")
-"""Where a message says what it says; the last one is Semantic Kernel's."""
+"""Fields with a message's content; the last one is Semantic Kernel's."""
 _CONVERSATIONS: Final = ("conversations", "conversation")
 _SYSTEM: Final = ("system", "instructions", "system_prompt")
-"""Where what a model is told first may stand, when it isn't a message."""
+"""Fields of a system prompt that isn't a message."""
 _OF_CHATS: Final = "createdAt"
-"""The time that a chat has in a database, too, and not only a request in a log."""
+"""A field of time that chats in databases have, as well as requests in logs."""
 _REDACTED: Final = "redacted-by-litellm"
-"""What LiteLLM puts in place of messages that aren't to be logged."""
+"""LiteLLM's placeholder for messages that must not be logged."""
 _TRAJECTORY: Final = "trajectory_format"
-"""What mini-swe-agent says of its conversations, which don't end with an answer."""
+"""A field of mini-swe-agent's conversations, which don't end with an answer."""
 _OF_RESPONSES: Final = (
     *("max_output_tokens", "reasoning", "tool_choice", "temperature", "top_p", "truncation"),
     *("tools", "instructions", "previous_response_id", "conversation", "store", "stream", "prompt_cache_key"),
 )
-"""What a request for a response may have beside a text, and one for an embedding hasn't."""
+"""Fields that a request for a response may have beside a text, and one for an embedding never has."""
 _OF_SPEECH: Final = "voice"
-"""What a request for speech has, which may have instructions, too."""
+"""A field of requests for speech, which may also have instructions."""
 
 
 # -- requests ------------------------------------------------------------------------------------
 
 
 def prompts_in(record: Mapping[str, Any], asked: Mapping[str, Any]) -> list[Prompt]:
-    """What an API was asked, in pieces or as token ids; of a completion there may be several prompts."""
+    """The prompts of a request, in pieces or as token ids; a completion may have several."""
     if record.get("message_mode") == "delta":
         raise MalformedError(
             "message_mode: expected messages that are a whole prompt, got 'delta': what a turn adds"
@@ -80,14 +80,14 @@ def prompts_in(record: Mapping[str, Any], asked: Mapping[str, Any]) -> list[Prom
 
 
 def behind_system(asked: Mapping[str, Any], prompts: list[Prompt]) -> list[Prompt]:
-    """Prompts that are no chats, each behind what the model was told first; token ids have it."""
+    """Prompts that are no chats, each after the system prompt; prompts of token ids already include it."""
     texts = {field: asked[field] for field in _SYSTEM if isinstance(asked.get(field), str)}
     told = [f"<|{field}|>{text}" for field, text in texts.items() if text]
     return [(text if text is None else [*told, *text], tokens) for text, tokens in prompts]
 
 
 def _embedded(record: Mapping[str, Any], asked: Mapping[str, Any]) -> str | None:
-    """What is embedded, where a log says so of what looks like what a response, or a chat, is asked with."""
+    """The field with a text to embed, if the log says that this request is for an embedding."""
     field = next((field for field in ("messages", "input") if field in asked), None)
     by_name = field == "input" and "embed" in str(asked.get("model"))
     return field if by_name or any("/embeddings" in str(record.get(path, "")) for path in PATHS) else None
@@ -103,17 +103,17 @@ def chat(asked: Mapping[str, Any]) -> list[str]:
 
 
 def are_messages(value: Any) -> bool:
-    """Whether it is a list of what is said by somebody each."""
+    """Whether it is a list of messages, each with a role."""
     return isinstance(value, list) and bool(value) and all(isinstance(one, dict) and role_of(one) for one in value)
 
 
 def user(text: str) -> Mapping[str, Any]:
-    """What an API is asked, where a user says one thing."""
+    """A request with one message of a user."""
     return {"messages": [{"role": "user", "content": text}]}
 
 
 def _said(text: str, field: str) -> Any:
-    """Messages that are written as JSON; as ``input`` also what a user says."""
+    """Messages given as JSON; in ``input`` also the text of a user."""
     found = json_in(text)
     if isinstance(found, list) and all(isinstance(one, dict) for one in found):
         return found
@@ -121,24 +121,24 @@ def _said(text: str, field: str) -> Any:
 
 
 def _is_completion(asked: Mapping[str, Any]) -> bool:
-    """Whether it was asked to go on with a prompt that isn't a chat."""
+    """Whether it is a completion, whose prompt isn't a chat."""
     is_there = "prompt" in asked and not isinstance(asked["prompt"], dict)
     return is_there and "messages" not in asked and "input" not in asked
 
 
 def is_request(record: Mapping[str, Any]) -> bool:
-    """Whether an API was asked for an answer in it."""
+    """Whether a record has a request for generated text."""
     asked = asked_in(record)
     if isinstance(asked.get("messages"), list) or _is_completion(asked):
         return True
-    if isinstance(asked.get("input"), list):  # of messages: embeddings are asked with a list of texts
+    if isinstance(asked.get("input"), list):  # of messages: a list of texts is for embeddings
         return all(isinstance(one, dict) for one in asked["input"])
     is_response = "/responses" in str(record.get("url", "")) or any(field in asked for field in _OF_RESPONSES)
     return isinstance(asked.get("input"), str) and is_response and _OF_SPEECH not in asked
 
 
 def _before(asked: Mapping[str, Any]) -> Iterator[str]:
-    """What comes before the messages. A log that has a ``system_prompt`` may have it as the first of them, too."""
+    """The texts before the messages. A ``system_prompt`` may be repeated as the first message."""
     for field in ("tools", "functions", *_SYSTEM):
         if (value := asked.get(field)) and not (field == _SYSTEM[-1] and _begins_with_system(asked)):
             yield f"<|{field}|>{said(value, field)}"
@@ -154,12 +154,12 @@ def _begins_with_system(asked: Mapping[str, Any]) -> bool:
 
 
 def spoken_in(record: Mapping[str, Any]) -> str:
-    """The field with what was said."""
+    """The field with the messages of a conversation."""
     return next((field for field in (*_CONVERSATIONS, "messages") if field in record), _CONVERSATIONS[0])
 
 
 def answers_in(record: Mapping[str, Any], field: str) -> Iterator[tuple[int, Record]]:
-    """Each answer: its place in the field, and the request that it was given to, when that arrived left open."""
+    """Each answer's place in the field, with the request that it answers, without a time."""
     spoken, model = [*_before(record)], text_of(record, "model")
     for place, (role, content) in enumerate(_messages(record, field)):
         if role == ANSWERS and spoken:
@@ -168,7 +168,7 @@ def answers_in(record: Mapping[str, Any], field: str) -> Iterator[tuple[int, Rec
 
 
 def is_conversation(record: Mapping[str, Any]) -> bool:
-    """Whether it was said what each answer is given to."""
+    """Whether a record is a conversation that has the messages before each answer."""
     if any(isinstance(record.get(field), list) for field in _CONVERSATIONS):
         return True
     messages = record.get("messages")
@@ -183,7 +183,7 @@ def is_conversation(record: Mapping[str, Any]) -> bool:
 
 
 def _messages(record: Mapping[str, Any], field: str) -> Iterator[tuple[str, str]]:
-    """Roles, and what they say."""
+    """The messages as pairs of role and text."""
     messages = record.get(field)
     if not isinstance(messages, list):
         raise MalformedError(f"{field}: expected a list of messages, got {_kind(record, field)}")
@@ -210,7 +210,7 @@ def _messages(record: Mapping[str, Any], field: str) -> Iterator[tuple[str, str]
 
 
 def role_of(message: Mapping[str, Any]) -> str | None:
-    """Who says a message, under one name for each role; None: it doesn't say."""
+    """The role of a message, under one name for each role; None: it has none."""
     role = message.get("role", message.get("from"))
     if role is None and message.get("type") in _TYPES:
         role = message["type"]

@@ -1,9 +1,9 @@
-"""The rows of a Parquet or an Arrow file, as what JSON would have made of them.
+"""The rows of a Parquet or an Arrow file, as objects like those of JSON.
 
-A date becomes text, a decimal a number, a map an object, and what is null isn't there: in a file every row has all
-columns, and all objects of a column have the fields of each. Needs pyarrow, which the extra ``parquet`` brings.
+A date becomes text, a decimal a number, a map an object, and nulls are dropped, since each row has all columns,
+and each object all fields of its column. It needs pyarrow, which the extra ``parquet`` installs.
 
-Arrow comes as a file, which Feather is, too, or as a stream, as Hugging Face's datasets are saved.
+Arrow may be a file, as Feather is, or a stream, as Hugging Face saves its datasets.
 """
 
 import importlib
@@ -25,23 +25,23 @@ _END: Final = b"\xff\xff\xff\xff\0\0\0\0"
 """How a stream ends."""
 
 _ROWS: Final = 256
-"""How many are made at once: of conversations a row may be a megabyte."""
+"""How many rows are converted at once: a row with a conversation may be a megabyte."""
 _MOST_SHOWN: Final = 120
 
 
 def is_columnar(path: Path) -> bool:
-    """Whether a file begins as one. One that can't be read is none."""
+    """Whether a file begins like Parquet or Arrow. False for a file that can't be read."""
     return _kind_of(path) is not None
 
 
 def has_rows(path: Path) -> bool:
-    """Whether there is something in a file. What writes many files leaves some of them empty."""
+    """Whether a file has any rows. Programs that write many files leave some of them empty."""
     with _opened(path) as (_, count, batches):
         return any(batch.num_rows for batch in batches) if count is None else bool(count)
 
 
 def rows_of(path: Path) -> Iterator[Mapping[str, Any]]:
-    """What each row has, by the names of its columns, of which each has to be another one."""
+    """Each row as a mapping by column names, which must differ."""
     pyarrow = _pyarrow(path)
     with _opened(path) as (names, _, batches):
         twice = [name for place, name in enumerate(names) if name in names[:place]]
@@ -73,9 +73,9 @@ def _pyarrow(path: Path) -> Any:
 
 @contextmanager
 def _opened(path: Path) -> Iterator[tuple[list[str], int | None, Iterator[Any]]]:
-    """The names of the columns of a file, how many rows it has if it says so, and these, some at a time.
+    """A file's column names, its number of rows if it says that, and its rows in batches.
 
-    What goes wrong is said of the file.
+    Errors name the file.
     """
     pyarrow = _pyarrow(path)
     try:
@@ -99,7 +99,7 @@ def _opened(path: Path) -> Iterator[tuple[list[str], int | None, Iterator[Any]]]
 
 
 def _check_end(path: Path, file: Any) -> None:
-    """A stream that is cut off between two batches would else be read as one that ends there."""
+    """Refuse a stream without its end mark: one that was truncated between two batches would seem complete."""
     file.seek(file.size() - len(_END))
     if file.read() != _END:
         raise ConfigError(
@@ -116,7 +116,7 @@ def _batches(reader: Any) -> Iterator[Any]:
 
 
 def _few(batches: Iterator[Any]) -> Iterator[Any]:
-    """The same rows in batches of few."""
+    """The same rows in smaller batches."""
     for batch in batches:
         yield from (batch.slice(begin, _ROWS) for begin in range(0, batch.num_rows, _ROWS))
 
@@ -124,7 +124,7 @@ def _few(batches: Iterator[Any]) -> Iterator[Any]:
 def _values(column: Any, pyarrow: Any) -> list[Any]:
     readable = _readable(column.type, pyarrow)
     if readable != column.type:
-        column = column.cast(readable, safe=False)  # of a time only what is less than a microsecond is lost
+        column = column.cast(readable, safe=False)  # times lose only what is below a microsecond
     values: list[Any] = column.to_pylist()
     types = pyarrow.types
     is_plain = types.is_integer(readable) or types.is_floating(readable) or types.is_string(readable)
@@ -132,7 +132,7 @@ def _values(column: Any, pyarrow: Any) -> list[Any]:
 
 
 def _readable(kind: Any, pyarrow: Any) -> Any:
-    """The type of a column that Python has values for, however deep: dates of microseconds, in UTC."""
+    """The type to which a column is cast so that Python can hold its values: dates in microseconds and UTC."""
     types = pyarrow.types
     if types.is_timestamp(kind):
         return pyarrow.timestamp("us")
@@ -153,7 +153,7 @@ def _readable(kind: Any, pyarrow: Any) -> Any:
 
 
 def _plain(value: Any) -> Any:
-    """What JSON would have made of a value."""
+    """A value as JSON would have it."""
     if isinstance(value, dict):
         return {name: _plain(one) for name, one in value.items() if one is not None}
     if isinstance(value, list):

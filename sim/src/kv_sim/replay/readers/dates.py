@@ -1,6 +1,6 @@
-"""Dates as programs write them.
+"""Reads dates as programs write them.
 
-None is read that may mean several days, as 01/02/2026 may, nor one of a zone that only a name tells.
+A date that is ambiguous, such as 01/02/2026, isn't read, nor one whose time zone is only a name.
 """
 
 import re
@@ -25,7 +25,7 @@ _WRITTEN: Final = (
 """As web servers, browsers and C write them: 31/Jan/2026:10:00:02 +0000, Sat Jan 31 2026 10:00:02 GMT+0000
 (Coordinated Universal Time), Sat Jan 31 10:00:02 2026."""
 _OF_LETTERS: Final = re.compile("[A-Za-z]{3}, [0-9]")
-"""How a date begins in a letter's head, or in that of an answer: Sat, 31 Jan 2026 10:00:02 GMT."""
+"""How a date begins in the headers of mail and HTTP: Sat, 31 Jan 2026 10:00:02 GMT."""
 _MONTHS: Final = ("", "jan", "feb", "mar", "apr", "may", "jun", "jul", "aug", "sep", "oct", "nov", "dec")
 _SLASHES: Final = (re.compile(r"(\d{4})/(\d\d)/(\d\d)(?=[ T]\d)"), r"\1-\2-\3")
 _BEHIND: Final = (
@@ -33,11 +33,11 @@ _BEHIND: Final = (
     (re.compile(r"(Z|[+-]\d\d:?\d\d)\[[A-Za-z_/+-]+\]$"), r"\1"),
     (re.compile(r"(:\d\d[.,\d]*) ([+-]\d\d:?\d\d)(?: [A-Z]{3,5})?$"), r"\1\2"),
 )
-"""What stands behind a date that is clear without it, as Go and Java write it, and a blank before the zone."""
+"""Redundant parts after a date, as Go and Java write them, and a blank before the zone."""
 
 
 def date_in(value: Any) -> datetime | None:
-    """The date that a text is, as programs write them, or web servers; one that doesn't say where is in UTC."""
+    """The date in a text; without a time zone it is taken as UTC. None: it is no date that can be read."""
     if not isinstance(value, str):
         return None
     text = value.strip()

@@ -1,6 +1,6 @@
-"""What is decided of a trace by its first records where nobody says it: its format, and the units that it is in.
+"""Decides a trace's format and units from its first records, where options don't say them.
 
-What its first record says of the engine is taken of all of them, so another one is refused.
+The engine that the first record names holds for the whole trace, so a record of another engine is refused.
 """
 
 from collections.abc import Iterator, Sequence
@@ -23,7 +23,7 @@ from kv_sim.replay.trace import EngineMemory
 
 
 def choose_format(file: Path, contents: Contents, options: TraceOptions) -> tuple[Format, Iterator[Found]]:
-    """What format a trace has, by what its first file holds, and all of that, what was looked at included."""
+    """The format of a trace, from its first file, and all records of that file, including those looked at."""
     container, header, found = contents
     if options.columns is not None:
         return own_format(options.columns, container), found
@@ -47,7 +47,7 @@ def choose_format(file: Path, contents: Contents, options: TraceOptions) -> tupl
 
 
 def looked_through(form: Format, files: Sequence[Path]) -> Format:
-    """The same, when it has seen all records, if it needs to."""
+    """The same format, after it has looked through all records, if it needs to."""
     if form.look_through is None:
         return form
     found = (value for file in files for _, value in objects_of(file).found if not isinstance(value, Broken))
@@ -55,7 +55,7 @@ def looked_through(form: Format, files: Sequence[Path]) -> Format:
 
 
 def choose_unit(form: Format, first: Sequence[Record], options: TraceOptions) -> tuple[float, str | None]:
-    """The seconds of a unit of time, and what to say of it."""
+    """The seconds of a unit of time, and a note about it."""
     if options.time_unit is not None and any(isinstance(record.time, Moment) for record in first):
         raise ConfigError("--time-unit: the times of this trace are dates, which have no unit")
     if options.time_unit is not None:
@@ -68,7 +68,7 @@ def choose_unit(form: Format, first: Sequence[Record], options: TraceOptions) ->
 
 
 def _of_fractions(form: Format, numbers: Sequence[int | float]) -> str | None:
-    """What to say of times with fractions, where whole numbers are usual."""
+    """A note about times with fractions, in a format that usually has whole numbers."""
     if form.unit_seconds != UNITS["ms"] or all(number == int(number) for number in numbers):
         return None
     return f"times of format {form.name} count ms, and these have fractions: are they seconds? (--time-unit s)"
@@ -77,7 +77,7 @@ def _of_fractions(form: Format, numbers: Sequence[int | float]) -> str | None:
 def choose_block(
     form: Format, first: Sequence[Record], options: TraceOptions, path: str | Path
 ) -> tuple[int, str | None]:
-    """The tokens of a block, and what to say of them."""
+    """The tokens of a block, and a note about them."""
     if options.block_tokens is not None:
         return options.block_tokens, None
     told = next((one.block_tokens for one in first if one.block_tokens is not None), None)
@@ -106,7 +106,7 @@ _NEVER_GOES_ON: Final = (
 
 
 def choose_turns(form: Format, first: Sequence[Record], options: TraceOptions) -> tuple[bool, str | None]:
-    """Whether a later turn has only what it adds to the one before, and what to say of it."""
+    """Whether a later turn has only what it adds to the turn before, and a note about it."""
     if form.turns is Turns.WHOLE:
         if options.turns is Turns.ADDED:
             raise ConfigError(f"--turns {options.turns.value}: a record of format {form.name} has a whole prompt")
@@ -127,7 +127,7 @@ def choose_turns(form: Format, first: Sequence[Record], options: TraceOptions) -
 def refuse_another_engine(
     told: EngineMemory | None, first: EngineMemory | None, options: TraceOptions, place: object
 ) -> None:
-    """Refuse a record of another engine than the first one is of, where that says what nobody else does."""
+    """Refuse a record of another engine than the first record's, in the fields that no option overrules."""
     if told is None or first is None:
         return
     more = "one trace has requests of one engine; cut it before this line, or say"

@@ -1,4 +1,4 @@
-"""What MongoDB's exports have in place of numbers, names and dates: objects such as ``{"$numberLong": "5"}``."""
+"""MongoDB's extended JSON, which has objects such as ``{"$numberLong": "5"}`` for numbers, names and dates."""
 
 from contextlib import suppress
 from datetime import UTC, datetime
@@ -8,7 +8,7 @@ _NUMBERS: Final = ("$numberLong", "$numberInt", "$numberDouble", "$oid")
 
 
 def plain_of(value: Any) -> Any:
-    """What an object of MongoDB's stands for: a number or a name, or a date, as text; all else is what it is."""
+    """The number, name or date (as text) in an object of MongoDB's; other values are returned unchanged."""
     if not isinstance(value, dict) or len(value) != 1:
         return value
     [(kind, found)] = value.items()

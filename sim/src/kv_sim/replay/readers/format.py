@@ -1,4 +1,4 @@
-"""``Format``: what a reader says of its format. Everything that all formats share is done elsewhere."""
+"""``Format``: the description of one format of traces. What all formats share is done by the other modules."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -10,12 +10,12 @@ from kv_sim.replay.readers.turns import Turns
 
 
 class Container(Enum):
-    """How records lie in a file."""
+    """How a file holds records."""
 
     JSON = "json"
-    """One object a line, or one object or list in the whole file."""
+    """One object a line, or one object or list for the whole file."""
     CSV = "csv"
-    """A line of column names, then one line a record."""
+    """A line of column names, then one row a record."""
     COLUMNS = "columns"
     """Parquet or Arrow: columns with a value a record, which may be objects and lists."""
 
@@ -27,59 +27,59 @@ class Format:
     name: str
     about: str
     container: Container | None
-    """None: either. Records of any format may lie in columns."""
+    """None: JSON or CSV. Records of any format may also be in columns."""
     fields: tuple[str, ...]
     """The fields without which a record isn't of this format."""
     parse: Callable[[Mapping[str, Any]], Iterator[Record]]
     """The requests of one record; raises `MalformedError`."""
     unit_seconds: float = 1.0
-    """What one unit of its times is."""
+    """Seconds of one unit of its times."""
     block_tokens: int | None = None
-    """Tokens of a block, where the format usually has them and a record doesn't say it itself."""
+    """The format's usual tokens of a block, if its records don't say it."""
     merges_sessions: bool = False
-    """Whether the times of every session begin anew, so that sorting is part of reading."""
+    """Whether each session counts its own time, so that reading has to sort the requests."""
     overlaps: bool = False
-    """Whether a record is a session whose requests go on arriving after those of later records begin."""
+    """Whether a record is a session whose requests overlap in time with those of later records."""
     sessions_go_on: bool = False
-    """Whether such a session goes on in a later record of the file that names it, too."""
+    """Whether a later record of the file with the same name continues a session."""
     names_sessions: bool = False
-    """Whether a session has one name, whatever file of a trace it goes on in."""
+    """Whether a session has the same name in all files of a trace."""
     turns: Turns = Turns.WHOLE
-    """What a later turn of a session has."""
+    """Whether a later turn of a session has its whole prompt."""
     has_retries: bool = False
-    """Whether a session is one request, which may be there several times since it was tried again."""
+    """Whether a session is one request, which may occur several times because it was retried."""
     is_text: bool = False
-    """Whether its prompts are there as text, or as token ids."""
+    """Whether it has prompts as text or token ids."""
     assumes: str | None = None
-    """What else is taken for granted of those that are text, for the notes."""
+    """A further assumption of a format with text, for the notes."""
     matches: Callable[[Mapping[str, Any]], bool] = lambda record: True
-    """A further look at a record that has all fields."""
+    """A further check of a record that has all fields."""
     told_unit: str | None = None
-    """What says which unit its times have, where that is the name of a column."""
+    """A note that its unit of time comes from a column's name."""
     looked_for: str | None = None
-    """What that look is for, where fields don't say it."""
+    """What that check looks for, in words, if the fields don't say it."""
     gather: Callable[[Sequence[Mapping[str, Any]]], Iterator[tuple[int, Mapping[str, Any]]]] | None = None
-    """Where a line is no request, but several lines tell of one: what is to be parsed, of all lines of a file, and
-    the number of the line with which each begins."""
+    """For formats in which several lines describe one request: makes of all lines of a file the records to parse,
+    each with the number of its first line."""
     look_through: (
         Callable[[Iterable[Mapping[str, Any]]], Callable[[Mapping[str, Any]], Iterator[Record]]] | None
     ) = None
-    """Where what a record is depends on other ones: how it is parsed, of all of them."""
+    """For formats in which a record depends on others: makes the parser after it has seen all of them."""
     comes_once: bool = False
-    """Whether requests of one name are one, since what goes on in another file is copied there."""
+    """Whether requests of one name are the same: a session that continues in another file is copied there."""
 
     @property
     def is_sorted_when_read(self) -> bool:
-        """Whether the order of a file is no order of arrival, and isn't meant to be."""
+        """Whether the format's files aren't in the order of arrival, so that sorting needs no note."""
         return self.merges_sessions or self.overlaps
 
     @property
     def asks_for(self) -> str:
-        """What a record of it has."""
+        """The fields that a record must have, in words."""
         return ", ".join([*self.fields, *filter(None, [self.looked_for])])
 
     def lies_in(self, container: Container) -> bool:
-        """Whether its records may lie in a file like this."""
+        """Whether a file of this kind may hold its records."""
         return container is Container.COLUMNS or self.container in (None, container)
 
     def is_of(self, record: Mapping[str, Any]) -> bool:

@@ -1,4 +1,4 @@
-"""What the first records of a trace say about its units: of time by magnitude, of a block by counts of ids."""
+"""Guesses units from a trace's first records: that of time by magnitude, that of a block by counts of ids."""
 
 from collections.abc import Sequence
 from typing import Final
@@ -17,7 +17,7 @@ _AGREEMENT: Final = 0.95
 
 
 def guess_unit(records: Sequence[Record], usual_seconds: float) -> str | None:
-    """The unit of times that count from 1970; None where they don't look like that.
+    """The unit of times that count from 1970; None if they don't look like that.
 
     What would be seconds is left alone where the format has so small units that it may be the first second of a
     clock; of milliseconds it is more than 11 days.
@@ -38,14 +38,14 @@ def agreement(records: Sequence[Record], block_tokens: int) -> float:
 
 
 def guess_block_tokens(records: Sequence[Record], usual: int | None) -> int | None:
-    """The usual size if it fits; else the one that does, if there is one; else the usual one."""
+    """The usual size if it fits; otherwise one that fits; if none does, the usual one."""
     pairs = [(record.input_tokens, len(record.ids)) for record in records if record.ids and record.input_tokens]
     if usual is not None and agreement(records, usual) >= _AGREEMENT:
         return usual
     for size in _USUAL_BLOCKS:
         if agreement(records, size) >= _AGREEMENT:
             return size
-    tokens, count = max(pairs, key=lambda pair: pair[1])  # there are some, or any size would have agreed
+    tokens, count = max(pairs, key=lambda pair: pair[1])  # pairs isn't empty, or any size would have agreed
     for size in dict.fromkeys((-(-tokens // count), tokens // count)):
         if size and agreement(records, size) >= _AGREEMENT:
             return size

@@ -1,4 +1,4 @@
-"""What the columns of a record that nobody here knows probably are: a line to paste behind ``--columns``."""
+"""Guesses the columns of a record of an unknown format: a text to paste after ``--columns``."""
 
 from collections.abc import Iterator, Mapping
 from typing import Any, Final
@@ -10,9 +10,9 @@ from kv_sim.replay.readers.record import TIMES, MalformedError, ids_in, number_o
 
 _SURELY_TEXT: Final = ("prompt", "prompt_text", "full_prompt", "user_prompt")
 _TOKENS: Final = ("tokens", "token_ids", "input_ids", "input_tok_ids", "input_token_ids")
-"""Which is all of a prompt, and tells what is shared, as text does."""
+"""Names of token ids, which like text are the whole prompt and show what is shared."""
 _CHAT: Final = "messages"
-"""Of which some end with an answer, and then are a conversation."""
+"""Messages; if they end with an answer they are a conversation."""
 _LIKELY: Final[Mapping[str, tuple[str, ...]]] = {
     "time": (
         *TIMES,
@@ -57,25 +57,25 @@ _LIKELY: Final[Mapping[str, tuple[str, ...]]] = {
         *("messages", "trajectory", "history", "chat", "dialog", "dialogue", "turns", "conversation_a", "data"),
     ),
 }
-"""By part, the names that it has elsewhere, in any letters; the first that fits is the one."""
+"""The names of each part in other formats, ignoring case; the first that fits is taken."""
 _USAGE: Final = "usage"
-"""What is in it is as near as what is beside it."""
+"""Fields inside this object count as near as fields beside it."""
 _DEEPEST: Final = 4
 _SAID: Final = ("prompt", "answer", "conversation")
-"""What isn't looked for in objects: text there may be anything."""
+"""Parts that aren't searched inside objects, where text may be anything."""
 _FEW: Final = 3
-"""Words; what has fewer may be a name."""
+"""A text of fewer words may be a name."""
 _TOLD: Final = ("systemprompt", "system", "systemmessage")
-"""What a model is told first."""
+"""Names of a system prompt."""
 _INSTRUCTION, _ABOUT = "instruction", "input"
-"""What data sets for tuning have of a prompt: what to do, and with what."""
+"""The two parts of a prompt in data sets for tuning: the task, and its input."""
 _OF_LENGTHS: Final = ("time", "input", "cached", "output", "ids", "session", "model")
 _OF_PROMPTS: Final = ("time", "prompt", "input", "cached", "answer", "output", "session", "model")
 _OF_CONVERSATIONS: Final = ("time", "conversation", "model")
 
 
 def likely_columns(record: Mapping[str, Any]) -> str | None:
-    """What to say of them, if one of them is how long a prompt was, or what it said."""
+    """The value for ``--columns``, if a column has a prompt's length or its text."""
     if are_records(record):
         return None
     depths = dict(_values(record, ""))
@@ -87,7 +87,7 @@ def likely_columns(record: Mapping[str, Any]) -> str | None:
     for part, likely in _LIKELY.items():
         called = [name for one in likely for name in named.get(_plain(one), ())]
         called = [name for name in called if part not in _SAID or not depths[name][0]]
-        called.sort(key=lambda name: depths[name][0])  # of equals the first one
+        called.sort(key=lambda name: depths[name][0])  # of equally deep ones the first
         if (column := next((name for name in called if _fits(part, name, columns)), None)) is not None:
             found[part] = column
     if not _is_within(found.get("cached"), found.get("input"), columns):
@@ -106,7 +106,7 @@ def likely_columns(record: Mapping[str, Any]) -> str | None:
 
 
 def unread_time(record: Mapping[str, Any]) -> str | None:
-    """A column that is called like a time, and its date, which may mean several days, if none can be read."""
+    """A column that is named like a time but whose date can't be read, such as an ambiguous one."""
     times = {_plain(name) for name in _LIKELY["time"]}
     called = [name for name in record if _plain(name) in times and record[name] not in (None, "")]
     if not called or any(_fits("time", name, record) for name in called):
@@ -115,25 +115,25 @@ def unread_time(record: Mapping[str, Any]) -> str | None:
 
 
 def are_records(record: Mapping[str, Any]) -> bool:
-    """Whether it is no record, but has several, each below its name."""
+    """Whether it is an object of several records by name."""
     values = list(record.values())
     return len(values) > 1 and all(isinstance(one, dict) and one.keys() == values[0].keys() for one in values)
 
 
 def _told_before(columns: Mapping[str, Any]) -> str | None:
-    """The column with what a model is told first, where prompts are text."""
+    """The column with the system prompt, if prompts are text."""
     return next((name for name in columns if _plain(name) in _TOLD and isinstance(columns[name], str)), None)
 
 
 def _is_within(cached: str | None, length: str | None, columns: Mapping[str, Any]) -> bool:
-    """Whether what a cache had is a part of a prompt's length, so far as that can be seen."""
+    """Whether a cached count can be a part of the prompt's length, by their values."""
     if cached is None or length is None:
         return False
     return cached in counted_beside(length) or whole(columns, cached) <= whole(columns, length)
 
 
 def _parts_of(found: Mapping[str, str]) -> tuple[str, ...]:
-    """What is to be said: of a text, if it surely is one or there is no length, else of lengths."""
+    """The parts to propose: those of text if it surely is a prompt or there is no length, otherwise lengths."""
     if found.get("prompt", "").lower() in (*_SURELY_TEXT, *_TOKENS):
         return _OF_PROMPTS
     if found.get("prompt") == _CHAT:
@@ -143,12 +143,12 @@ def _parts_of(found: Mapping[str, str]) -> tuple[str, ...]:
 
 
 def _plain(name: str) -> str:
-    """A name, however it is written: promptTokens is prompt_tokens, and a unit may stand behind it in brackets."""
+    """A name in one spelling: promptTokens becomes prompt_tokens; a unit in brackets after it is dropped."""
     return name.partition("[")[0].lower().replace("_", "").replace(" ", "")
 
 
 def _values(record: Mapping[str, Any], outer: str, depth: int = 0) -> Iterator[tuple[str, tuple[int, Any]]]:
-    """What its columns have, and objects in them, and how deep; none that can't be named there."""
+    """The columns with their depth and value, also those within objects, if ``--columns`` can name them."""
     for name, value in record.items():
         if name and "," not in name and "+" not in name:
             yield f"{outer}{name}", (depth, value)
@@ -157,7 +157,7 @@ def _values(record: Mapping[str, Any], outer: str, depth: int = 0) -> Iterator[t
 
 
 def _fits(part: str, column: str, columns: Mapping[str, Any]) -> bool:
-    """Whether there is such a column, with what the part may be."""
+    """Whether there is such a column, with a value that fits the part."""
     try:
         return column in columns and _READS[part](columns, column) is not None
     except MalformedError:
@@ -165,7 +165,7 @@ def _fits(part: str, column: str, columns: Mapping[str, Any]) -> bool:
 
 
 def _words(columns: Mapping[str, Any], column: str) -> Any:
-    """Text that says something, or what isn't text; a word alone names something."""
+    """A text of several words, or a value that isn't text; a single word is a name."""
     value = json_in(columns[column])
     return None if isinstance(value, str) and len(value.split()) < _FEW else prompts_in_column(columns, column)
 

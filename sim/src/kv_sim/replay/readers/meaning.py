@@ -1,4 +1,4 @@
-"""``Meaning``: what a trace's ids and sessions turn out to mean, seen record by record and said at the end."""
+"""``Meaning``: collects evidence, record by record, of what a trace's ids and sessions mean, for the notes."""
 
 from pathlib import Path
 
@@ -12,7 +12,7 @@ from kv_sim.replay.readers.sessions import Conversations, OwnIds, Retries
 
 
 class Meaning:
-    """What was seen so far."""
+    """The evidence so far."""
 
     def __init__(self, form: Format, options: TraceOptions, conversations: Conversations) -> None:
         self._form = form
@@ -33,7 +33,7 @@ class Meaning:
         if self._options.scope is not IdScope.AUTO:
             is_local = self._options.scope is IdScope.SESSION
         self._evidence.add(record.ids, record.session if is_local else None, str(place))
-        asked_first = record.parent is None  # chats that go on with one are no other sessions
+        asked_first = record.parent is None  # chats that continue one aren't further sessions
         if (
             self._options.scope is IdScope.AUTO
             and not is_local
@@ -44,11 +44,11 @@ class Meaning:
         self._retries.see(record.session if self._form.has_retries else record.name)
 
     def notes(self, path: str | Path) -> list[str]:
-        """For the reader of a report. Ids that can't be what ``--ids`` says are refused."""
+        """Notes for the report. Ids that contradict ``--ids`` are refused."""
         conflict, notes = self._evidence.conflict, []
         if conflict is not None and self._options.ids is IdMeaning.PREFIX:
             raise ConfigError(f"{path}: --ids prefix, but these aren't prefix ids: {conflict}")
-        if conflict is not None and not self._form.is_text:  # else they were made here, to be chained
+        if conflict is not None and not self._form.is_text:  # ids of text were made here, to be chained
             notes.append(f"ids name a block by itself, so they were chained: {conflict}")
         if self._has_own_ids and self._options.scope is IdScope.AUTO:
             notes.append(

@@ -1,7 +1,7 @@
-"""Messages that programs keep of their chats: an answer is a request, whose prompt is what stands above it.
+"""The messages of chats that programs keep. Each answer is a request, and the messages above it are its prompt.
 
-A request arrives when the last message above it was written, and else when its answer was. Messages lie in a row,
-or each names the one above it; then an answer that was made anew is another request.
+A request arrives when the last message above it was written, or, without such a time, when its answer was.
+Messages are in a list, or each names the one above it; then a regenerated answer is another request.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -13,35 +13,35 @@ from kv_sim.replay.readers.chat import ANSWERS, chat
 from kv_sim.replay.readers.record import MalformedError, Record, number_or_date, text_of, whole
 
 LEFT_OUT: Final = "the system prompt and tools, which a session leaves out, are not counted"
-"""What a format of kept sessions assumes."""
+"""The assumption of formats of kept sessions, for the notes."""
 _PLACE: Final = "messages[0]."
 
 
 @dataclass(frozen=True)
 class Said:
-    """One message, as it is sent again."""
+    """One message, as it is sent with later requests."""
 
     text: Sequence[str]
-    """Behind its role; of one that says nothing, nothing."""
+    """Its text after its role; empty if it has no text."""
     time: int | float | None = None
 
     @property
     def words(self) -> str:
-        """What it says, without its role."""
+        """Its text without its role."""
         return "".join(self.text).partition("|>")[2]
 
 
 @dataclass
 class Answered:
-    """What is said of an answer beside the answer itself."""
+    """What a chat has about an answer."""
 
     time: int | float | None = None
     session: str | None = None
     model: str | None = None
     tokens: int | None = None
-    """How long it was, where that was counted."""
+    """Its number of tokens, if that was counted."""
     text: str = field(default="", repr=False)
-    """What it said, with all that was thought."""
+    """Its text, reasoning included."""
     told_tokens: int | None = None
     cached_tokens: int | None = None
     name: str | None = None
@@ -49,7 +49,7 @@ class Answered:
 
 
 def said(role: str, content: Any, place: str, time: int | float | None = None) -> Said:
-    """A message whose content is as an API is sent it."""
+    """A message whose content has the form of an API's."""
     parts = [one for one in content if one != ""] if isinstance(content, list) else content
     if parts is None or parts in ("", []):
         return Said((), time)
@@ -60,14 +60,14 @@ def said(role: str, content: Any, place: str, time: int | float | None = None) -
 
 
 class Heard:
-    """What each of some messages says, made once for all answers that stand below it."""
+    """Caches the text of each message, which all answers below it need."""
 
     def __init__(self, say: Callable[[Mapping[str, Any]], Iterable[Said]]) -> None:
         self._say = say
         self._heard: dict[int, list[Said | MalformedError]] = {}
 
     def of(self, messages: Iterable[Mapping[str, Any]]) -> list[Said | MalformedError]:
-        """Of messages that are kept as long as this is."""
+        """The texts of messages, which must live as long as this cache."""
         return [one for message in messages for one in self._of(message)]
 
     def _of(self, message: Mapping[str, Any]) -> list[Said | MalformedError]:
@@ -80,7 +80,7 @@ class Heard:
 
 
 def request(above: Sequence[Said | MalformedError], answer: Answered, place: str) -> Iterator[Record]:
-    """The request that an answer was given to; none, if nothing was said before."""
+    """The request to which an answer belongs; none if there is no message before it."""
     for one in above:
         if isinstance(one, MalformedError):
             raise one
@@ -108,7 +108,7 @@ def request(above: Sequence[Said | MalformedError], answer: Answered, place: str
 
 
 def placed(messages: Any, place: str) -> list[tuple[str, Mapping[str, Any]]]:
-    """Messages of a list, or of an object that has them by name, each with its place."""
+    """The messages of a list, or of an object by name, each with its place."""
     if isinstance(messages, dict):
         found = [(f"{place}.{name}", one) for name, one in messages.items()]
     elif isinstance(messages, list):
@@ -122,17 +122,17 @@ def placed(messages: Any, place: str) -> list[tuple[str, Mapping[str, Any]]]:
 
 
 def names_above(nodes: Mapping[str, Any], name: str, field: str) -> list[str]:
-    """The names of those above one, from the first one on, where each says which one stands above it."""
+    """The names of the nodes above one, the topmost first, where each node names the one above it."""
     found: list[str] = []
     above = text_of(nodes[name], field)
     while above is not None and isinstance(nodes.get(above), dict) and len(found) < len(nodes):
-        found.append(above)  # unless they stand above each other
+        found.append(above)  # unless nodes form a cycle
         above = text_of(nodes[above], field)
     return found[::-1]
 
 
 def time_in(message: Mapping[str, Any], field: str, place: str) -> int | float | None:
-    """When it was written, if it says that."""
+    """When a message was written, if it has that time."""
     if message.get(field) is None:
         return None
     try:
@@ -142,7 +142,7 @@ def time_in(message: Mapping[str, Any], field: str, place: str) -> int | float |
 
 
 def counted_in(counts: Any, fields: Sequence[str], place: str) -> int | None:
-    """The sum of some counts; None where the first one isn't there."""
+    """The sum of some counts; None if the first one is missing."""
     if inside(counts, fields[0]) is None:
         return None
     try:

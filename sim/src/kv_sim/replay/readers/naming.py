@@ -1,10 +1,10 @@
 """From the ids of a file to ids that name a whole prefix, which is what a `Trace` promises.
 
-Ids in files mean one of two things: a prefix up to the end of a block, or a block's tokens by themselves. They
-are *chained* here: a block's id is a hash of its parent's id and its own. That makes a prefix id of the second
-kind, and only renames the first kind, so it is right for both, and it is what is done unless one is sure. Where
-ids mean something in a session only, the chain of each session begins with the session. Blocks that one model
-computes are of no use to another, so the chains of all models but the first begin with the model.
+An id in a file names either a prefix up to the end of a block, or one block's tokens alone. Ids are *chained*
+here: a block's new id is a hash of its parent's new id and its own. That makes prefix ids of the second kind, and
+only renames the first kind, so it is right for both, and is done unless ``--ids prefix`` says otherwise. If ids
+are valid only within a session, the chain of each session begins with the session. One model can't use another's
+blocks, so the chains of all models but the first begin with the model.
 
 Python's hash of a tuple of small integers is the same in every process, whatever ``PYTHONHASHSEED`` is.
 """
@@ -28,14 +28,14 @@ _REMEMBERED: Final = 1 << 17
 
 
 class IdMeaning(Enum):
-    """What an id in a file names."""
+    """What an id in a file stands for."""
 
     AUTO = "auto"
-    """Either; they are chained."""
+    """Unknown: ids are chained, which is right for both."""
     PREFIX = "prefix"
-    """The prefix up to the end of the block: taken as they are."""
+    """The prefix up to the end of the block: ids are used unchanged."""
     BLOCK = "block"
-    """The block's tokens by themselves: chained."""
+    """The block's tokens alone: ids are chained."""
 
 
 class IdScope(Enum):
@@ -58,13 +58,16 @@ class Naming:
 
     @property
     def models(self) -> list[str]:
-        """Every model that was seen, in the order in which they were."""
+        """All models so far, in the order of their first requests."""
         return [model or "none" for model in self._models]
 
     def name(
         self, ids: Sequence[Id], session: str | None, model: str | None = None, *, is_local: bool
     ) -> Sequence[int]:
-        """Ids of prefixes, in 64 bits. ``is_local``: what the file says of the scope, where nobody said it."""
+        """Ids of prefixes, in 64 bits.
+
+        ``is_local``: the file's own scope of ids, used if the options don't set it.
+        """
         if not ids:
             return ()
         numbers = as_numbers(ids)
@@ -78,7 +81,7 @@ class Naming:
         return numbers if root is None else [hash((root, number)) for number in numbers]
 
     def _root(self, whose: tuple[bool, str | None, str | None]) -> int | None:
-        """What the chains of a session, a model or both begin with; None where ids are everybody's."""
+        """The start of the chains of a session, a model or both; None if ids are valid everywhere."""
         if whose not in self._roots:
             is_local, session, model = whose
             if model not in self._models:
@@ -90,7 +93,7 @@ class Naming:
 
 
 class Evidence:
-    """What the first references say about the meaning of ids: a prefix id has always the same id before it."""
+    """Evidence in the first ids about their meaning: a prefix id always has the same id before it."""
 
     def __init__(self, limit: int = _SAMPLE_REFERENCES) -> None:
         self._before: dict[tuple[str | None, Id], Id | None] = {}
@@ -98,7 +101,7 @@ class Evidence:
         self.conflict: str | None = None
 
     def add(self, ids: Sequence[Id], session: str | None, where: str) -> None:
-        """Look at one request, while there is no answer and the sample isn't full."""
+        """Look at one request, unless the meaning is known or the sample is full."""
         if self.conflict is not None or self._left <= 0:
             return
         self._left -= len(ids)
@@ -114,7 +117,7 @@ class Evidence:
 
 
 def as_numbers(ids: Sequence[Id]) -> Sequence[int]:
-    """Ids as integers that hash to themselves; others and strings by a digest."""
+    """Ids as integers whose Python hash is the integer itself; larger ones and strings are digested."""
     try:
         if min(ids) >= 0 and max(ids) < _SMALL:  # type: ignore[operator]
             return ids  # type: ignore[return-value]

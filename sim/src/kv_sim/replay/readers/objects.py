@@ -1,4 +1,4 @@
-"""From lines to objects: what a file holds, one mapping a record, each with the line that it comes from."""
+"""Reads a file's records as objects, each with the line from which it comes."""
 
 import json
 import re
@@ -24,10 +24,10 @@ FOR_PEOPLE: Final = (
 )
 BEFORE_JSON: Final = " (what stands before the JSON of a line has to go)"
 _LONGEST_NAME: Final = 40
-"""Of a column; what is longer and has blanks is no name."""
+"""Characters of a column's name; a longer text with blanks is no name."""
 
 _SAYS_BETWEEN: Final = re.compile("sep=[,;|\t]?", re.IGNORECASE)
-"""A line above a table's names, with which a spreadsheet is told what stands between its columns."""
+"""A line above a table's header that tells spreadsheets the separator of the columns."""
 _SUMMARY: Final = " (is it the summary that GuideLLM writes? each request is in its JSON)"
 _CLOSED_BEHIND_COMMA: Final = re.compile(r"\s*,\s*[\]}]")
 _COMMENTS: Final = ("#", "//")
@@ -36,19 +36,19 @@ _DATED: Final = re.compile(r"\[\d{4}-\d\d-\d\d")
 
 
 class Place(NamedTuple):
-    """Where a record stands."""
+    """The place of a record in a trace."""
 
     file: Path
     line: int
     record: int | None = None
-    """Which one it is, of a document that is a list of them."""
+    """Its number, in a document that is a list of records."""
 
     def __str__(self) -> str:
         return f"{self.file}:{self.line}" if self.record is None else f"{self.file}: record {self.record}"
 
 
 class Broken(NamedTuple):
-    """A line that isn't a record at all."""
+    """A line that can't be read as a record."""
 
     reason: str
 
@@ -67,12 +67,12 @@ class Contents(NamedTuple):
 
     container: Container
     header: Place | Path | None
-    """Where its columns are named, of a table and of columns."""
+    """Where the column names are, in a table or a file of columns."""
     found: Iterator[Found]
 
 
 def objects_of(path: Path) -> Contents:
-    """How the records of a file lie in it, and the records."""
+    """Which kind of file it is, and its records."""
     if is_columnar(path):
         if not has_rows(path):
             raise ConfigError(f"{path}: {NOTHING}")
@@ -92,7 +92,7 @@ def objects_of(path: Path) -> Contents:
 
 
 def gathered(found: Iterator[Found], form: Format) -> Iterator[Found]:
-    """What is to be parsed of a file, of which several lines may tell of one request, and where each begins."""
+    """The records of a file to parse, each with its place, after the format has joined lines of one request."""
     if form.gather is None:
         yield from found
         return
@@ -124,7 +124,7 @@ def _json_lines(path: Path, lines: Iterator[tuple[int, str]]) -> Iterator[Found]
 
 
 def _in_a_line(text: str) -> list[Mapping[str, Any]]:
-    """The objects of a line in which several stand one behind the other; none, if it has anything else."""
+    """The objects of a line that has several one after the other; none if it has anything else."""
     found: list[Mapping[str, Any]] = []
     at = 0
     while at < len(text):
@@ -142,7 +142,7 @@ def _document(path: Path, first: str, second: tuple[int, str] | None) -> Iterato
     follows = None if second is None else _parsed(second[1])[1]
     is_cut_off = first.lstrip()[0] == "{" and isinstance(follows, dict)
     if isinstance(value, Broken) and (is_cut_off or isinstance(_parsed(first)[1], list)):
-        yield from _json_lines(path, lines_of(path))  # of which the first one is cut off, or a whole list
+        yield from _json_lines(path, lines_of(path))  # whose first line is truncated, or is a whole list
     elif isinstance(value, Broken) and isinstance(_next_of(text, 0)[0], (dict, list)):
         yield from _several(path, text)
     elif isinstance(value, list):
@@ -155,7 +155,7 @@ def _document(path: Path, first: str, second: tuple[int, str] | None) -> Iterato
 
 
 def _several(path: Path, text: str) -> Iterator[Found]:
-    """Documents one after the other, each over many lines, as consoles print them. One that is broken ends it."""
+    """Documents one after the other, each over many lines, as consoles print them. A broken one ends the file."""
     at, line = 0, 1
     while (begin := _behind_comma(text, at)) < len(text):
         line += text.count("\n", at, begin)
@@ -169,7 +169,7 @@ def _several(path: Path, text: str) -> Iterator[Found]:
 
 
 def _next_of(text: str, begin: int) -> tuple[Any, int]:
-    """The document that begins there, and where it ends."""
+    """The document that begins at ``begin``, and where it ends."""
     try:
         value, end = json.JSONDecoder().raw_decode(text, _not_blank(text, begin))
     except (ValueError, RecursionError):
@@ -179,13 +179,13 @@ def _next_of(text: str, begin: int) -> tuple[Any, int]:
 
 
 def _behind_comma(text: str, at: int) -> int:
-    """Where the next document begins: between two there may be a comma, as in a list without its brackets."""
+    """Where the next document begins: there may be a comma between two, as in a list without brackets."""
     begin = _not_blank(text, at)
     return _not_blank(text, begin + 1) if at and text.startswith(",", begin) else begin
 
 
 def _not_blank(text: str, at: int) -> int:
-    """Where something stands from there on."""
+    """The next place that isn't blank."""
     while at < len(text) and text[at].isspace():
         at += 1
     return at
@@ -196,7 +196,7 @@ def _object(value: Any, shown: str) -> Mapping[str, Any] | Broken:
 
 
 def _parsed(text: str) -> tuple[int, Any]:
-    """What JSON says, or the line in which it is broken, and why."""
+    """The value of a JSON text, or the line of its error and the reason."""
     bad = first_bad_byte(text)
     if bad is not None:
         return text.count("\n", 0, bad) + 1, Broken(NOT_TEXT)
@@ -238,7 +238,7 @@ def _row(table: Table, text: str, cells: list[str] | None) -> Mapping[str, Any] 
 
 
 def _about(names: list[str]) -> str:
-    """What the first line of what isn't a table may be, in words to put behind others."""
+    """A hint what the first line may be if it isn't a table's header."""
     if names[0].startswith(_COMMENTS):
         return _COMMENT
     if any('{"' in name for name in names):
@@ -247,7 +247,7 @@ def _about(names: list[str]) -> str:
 
 
 def looks_for_people(names: Iterable[str]) -> bool:
-    """Whether what should be the names of columns is a sentence, as the only name with blanks is."""
+    """Whether the header is a sentence: its only name, and with blanks."""
     found = list(names)
     return any(" " in name and (len(name) > _LONGEST_NAME or len(found) == 1) for name in found)
 

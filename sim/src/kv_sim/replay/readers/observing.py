@@ -1,7 +1,7 @@
-"""What a record says that its server had of a prompt, as tokens of the prompt that was read.
+"""The cached tokens that a record reports, scaled to the prompt as it was read.
 
-Where this was cut here, from text, it may be longer or shorter than the server's: the same share of it counts, and
-where nobody says how long it was there, nothing can be said.
+A prompt that was tokenized here from text may be longer or shorter than the server's. Then the same share of it
+counts as cached. If the record doesn't have the server's prompt length, its cached tokens are ignored.
 """
 
 from kv_sim.replay.observed import NOTHING_SAID, Observation
@@ -10,7 +10,10 @@ from kv_sim.replay.readers.record import Record
 
 
 def observation_of(record: Record, account: Account) -> Observation:
-    """What was observed of a record whose length is known. What can't be isn't believed, and is counted."""
+    """The observation of a record whose length is known.
+
+    Impossible counts are ignored, and counted in ``account``.
+    """
     cached, loaded = record.cached_tokens, record.loaded_tokens
     if cached is None or (record.text is not None and record.told_tokens is None):
         return NOTHING_SAID

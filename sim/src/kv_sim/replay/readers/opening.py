@@ -1,7 +1,7 @@
-"""``open_trace``: from files of any known format to a trace, with an account of everything that was decided.
+"""``open_trace``: reads files of any known format as a trace, with notes on everything that was decided.
 
-The first records are looked at before anything is decided (format, unit of time, block size); then each record is
-checked, its blocks are named, and it goes into columns. Whatever is left out is counted, and said.
+Format, unit of time and block size are decided from the first records. Then each record is checked, its blocks are
+named, and it goes into columns. Everything that is left out is counted and reported.
 """
 
 import sys
@@ -40,10 +40,10 @@ from kv_sim.replay.trace import Tell
 from kv_sim.replay.units import counted
 
 _LOOK_AT: Final = 1000
-"""Records that are read before the units are decided."""
+"""So many records are read before the units are decided."""
 
 Request = tuple[float, int, int, Sequence[int], int, Observation]
-"""Arrival in seconds, input tokens, output tokens, ids, the number of its session, what its server had of it."""
+"""Arrival in seconds, input tokens, output tokens, ids, session number, what its server had in its caches."""
 
 
 def open_trace(
@@ -58,16 +58,16 @@ def open_trace(
 
 
 def open_stream(path: str | Path, options: TraceOptions | None = None) -> "Opening":
-    """A trace that is read while somebody goes through its ``requests``; once, and in the order of the file."""
+    """A trace that is read while its ``requests`` are iterated; once, and in the order of the file."""
     return Opening(path, options or TraceOptions())
 
 
 class Opening:
-    """One trace while it is read. ``notes`` are complete when its requests are through."""
+    """One trace while it is read. ``notes`` are complete when all requests were iterated."""
 
     def __init__(self, path: str | Path, options: TraceOptions) -> None:
         if str(path) in SHIPPED and options.ids is IdMeaning.AUTO and not Path(path).exists():
-            options = replace(options, ids=IdMeaning.PREFIX)  # known, and their own ids are worth keeping
+            options = replace(options, ids=IdMeaning.PREFIX)  # shipped traces are known to have prefix ids
         self._path = path
         self._options = options
         self.name = Path(path).name
@@ -103,12 +103,12 @@ class Opening:
         self._notes += filter(None, (of_time, of_blocks, of_turns))
         self._times = Times(self._form, unit_seconds, options.stagger_seconds, self._account)
         self.engine = first[0][1].engine
-        """On which it was recorded, as its first record says."""
+        """The engine on which it was recorded, according to its first record."""
         self._all = chain(first, records)
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """What the reader decided, and what it left out."""
+        """What the reader assumed, and what it left out."""
         form = self._form
         assumed = ", ".join(filter(None, (self._text.said, form.assumes))) if self._has_text else None
         beside = (*self._text.notes(), *self._notes, *self._account.notes())
@@ -116,7 +116,7 @@ class Opening:
 
     @property
     def sorts(self) -> bool:
-        """Whether the order of the file is not the order of arrival, and isn't meant to be."""
+        """Whether the format's files aren't in the order of arrival, so that sorting needs no note."""
         return self._options.unsorted is Unsorted.SORT or self._form.is_sorted_when_read
 
     @property
@@ -125,7 +125,7 @@ class Opening:
         return self._options.sessions
 
     def requests(self, progress: Tell = lambda count: None) -> Iterator[Request]:
-        """Each request, its blocks named. Whoever stops early gets notes of what was read so far."""
+        """Each request with its blocks named. If iteration stops early, the notes cover what was read so far."""
         options, block_tokens = self._options, self.block_tokens
         naming = Naming(options.ids, options.scope)
         sharer: Sharer | None = None
@@ -165,7 +165,7 @@ class Opening:
             self._notes.append("the trace has block ids: nothing is assumed of what is shared (--assume-sharing)")
 
     def _refuse_another_kind(self, record: Record, place: Place) -> None:
-        """One trace has blocks of one size, and was recorded on one kind of engine."""
+        """Refuse a record with another block size or engine than those before it."""
         options, size = self._options, self.block_tokens
         if record.block_tokens not in (None, size) and options.block_tokens is None:
             raise ConfigError(
@@ -182,7 +182,7 @@ class Opening:
             )
 
     def _arrive(self, record: Record, place: Place, count: int) -> float:
-        """When a record arrives that has so many above it, which is not before any of these; it is counted."""
+        """The arrival of a record after ``count`` others, which must not be later unless they are sorted."""
         arrival = self._times.arrival(record, count)
         if not count and self._times.are_made_up:
             self._notes.append(f"the trace has no times: one request a second is assumed{self._records.dates}")
@@ -203,7 +203,7 @@ class Opening:
         return arrival
 
     def _session_of(self, record: Record) -> int:
-        """Its number; where a name is that of one request, there are no sessions."""
+        """The number of its session; if each session is a single request, there are none."""
         if not self._options.sessions or self._form.has_retries:
             return NO_SESSION
         return self._session_numbers.of(record.session)
@@ -220,7 +220,7 @@ class Opening:
         return Sharer(sharing, self._options.seed, self.block_tokens)
 
     def _fitting(self, record: Record, block_tokens: int) -> "list[int | str]":
-        """As many ids as the request has blocks."""
+        """The ids, made as many as the request has blocks."""
         account, ids = self._account, list(record.ids or ())
         full, most = record.input_tokens // block_tokens, -(-record.input_tokens // block_tokens)
         if len(ids) > most:
@@ -245,7 +245,7 @@ class Opening:
 
 
 def _notes_of_files(path: str | Path) -> list[str]:
-    """Which files of a folder are read otherwise than others, or not at all."""
+    """Notes on files of a folder that are left out, empty, or read twice."""
     notes = (
         ("left out for their names", left_out_of(path)),
         ("empty", empty_of(path)),

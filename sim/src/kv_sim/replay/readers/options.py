@@ -17,42 +17,42 @@ from kv_sim.replay.readers.turns import Turns
 
 
 class OnError(Enum):
-    """What becomes of a line that can't be read."""
+    """What to do with a line that can't be read."""
 
     STOP = "stop"
     SKIP = "skip"
 
 
 SKIP_GOES_ON: Final = " (--on-error skip goes on)"
-"""What is said of one where there are others."""
+"""A hint in errors about one record, if there are others."""
 
 
 class Partial(Enum):
-    """What becomes of a last block that isn't full."""
+    """What to do with a partial last block."""
 
     KEEP = "keep"
     DROP = "drop"
 
 
 class Unsorted(Enum):
-    """What becomes of requests that arrive before the one above them."""
+    """What to do with requests that arrive before one above them in the file."""
 
     STOP = "stop"
     SORT = "sort"
 
 
 class EngineField(Enum):
-    """What a trace may say of the engine that it was recorded on."""
+    """What a trace may say about the engine on which it was recorded."""
 
     BYTES_PER_TOKEN = "bytes_per_token"
     GPU_TOKENS = "gpu_tokens"
     BEHIND = "behind"
-    """Host memory and files."""
+    """The tiers behind the GPU: host memory and files."""
 
 
 @dataclass(frozen=True)
 class TraceOptions:
-    """How a trace is read. None: as the format says, or by what the first records look like."""
+    """How to read a trace. None: as the format says, or as the first records suggest."""
 
     format: str | None = None
     time_unit: str | None = None
@@ -64,19 +64,19 @@ class TraceOptions:
     unsorted: Unsorted = Unsorted.STOP
     turns: Turns = Turns.AUTO
     tokenizer: str | Path | None = None
-    """The ``tokenizer.json`` of a model, or its folder: what text is cut by."""
+    """A model's ``tokenizer.json``, or its folder, by which text is tokenized."""
     sharing: Sharing | None = None
     seed: int = 0
     stagger_seconds: float = 0.0
-    """How much later each session begins than the one before, where every session counts its own time."""
+    """How much later than the one before each session begins, if sessions count their own times."""
     columns: Mapping[str, str] | None = None
-    """Which column is what, of a format that isn't known (``own_columns``)."""
+    """The columns of an unknown format, by their parts (``own_columns``)."""
     requests: int | None = None
-    """Only so many requests, the first of the files."""
+    """Read only the first so many requests."""
     sessions: bool = False
-    """Keep of which session each request is."""
+    """Whether to keep the session of each request."""
     overruled: frozenset[EngineField] = frozenset()
-    """What isn't asked of the trace, since somebody else says it: there its records may be of several engines."""
+    """What options say instead of the trace; in these fields its records may be of several engines."""
 
     def __post_init__(self) -> None:
         for name, kind in _CHOICES.items():
@@ -102,4 +102,4 @@ _CHOICES: Final[Mapping[str, type[Enum]]] = {
     "unsorted": Unsorted,
     "turns": Turns,
 }
-"""A name would be none of them, and so stand for what is usual."""
+"""Fields that must be a member of an enum; a plain string would otherwise act as the default."""

@@ -1,8 +1,8 @@
-"""A format that nobody here knows: whoever has it says which of its columns, or fields, is what.
+"""An unknown format, of which the user names the columns, or fields (``--columns``).
 
-``time=arrived,input=usage.prompt_tokens,ids=blocks`` says it; a dot goes into an object, and a length may be the
-sum of some (``input=a+b``), the first of which has to be there, as text may be some behind each other. Only a
-prompt's length, or its text, is needed.
+An example is ``time=arrived,input=usage.prompt_tokens,ids=blocks``. A dot goes into an object. A length may be the
+sum of several columns (``input=a+b``), of which only the first must be there, and text may be several columns one
+after the other. Only a prompt's length, or its text, is needed.
 """
 
 import re
@@ -29,7 +29,7 @@ PARTS: Final[Mapping[str, str]] = {
     "model": "who computes it",
     "cached": "the tokens of its prompt that its server had in its own caches",
 }
-"""What a column may be."""
+"""The parts, and what each is."""
 
 Parse: TypeAlias = Callable[[Mapping[str, Any]], Iterator[Record]]
 _ONE_OF: Final = ("input", "prompt", "conversation")
@@ -38,17 +38,17 @@ _NEVER_WITH: Final[Mapping[str, tuple[str, ...]]] = {
     "answer": ("output",),
     "conversation": ("prompt", "answer", "input", "output", "ids", "session", "cached"),
 }
-"""What says the same."""
+"""Parts that exclude each other because they say the same."""
 _SUM: Final = "+"
 _TEXTS: Final = ("prompt", "answer")
 _MAYBE: Final = "cached"
-"""What a server need not say of each request."""
+"""The part that some requests may lack."""
 _ENDS: Final = {
     "ms": re.compile("(^|[_.])(ms|millis)$|[a-z](Ms|Millis)$"),
     "us": re.compile("(^|[_.])(us|micros)$|[a-z](Us|Micros)$"),
     "ns": re.compile("(^|[_.])(ns|nanos?)$|[a-z](Ns|Nanos?)$"),
 }
-"""How a column's name ends that says a unit."""
+"""Endings of a column's name that say a unit of time."""
 _MOST_SHOWN: Final = 12
 
 
@@ -102,7 +102,7 @@ def own_format(columns: Mapping[str, str], container: Container) -> Format:
 
 
 def _unit_of(column: str) -> str | None:
-    """What its times count, where its name ends with that: arrival_ms, startTimeUnixNano."""
+    """The unit of time with which the column's name ends: arrival_ms, startTimeUnixNano."""
     return next((unit for unit, ends in _ENDS.items() if ends.search(column)), None)
 
 
@@ -134,7 +134,7 @@ def _parser_of_prompts(columns: Mapping[str, str]) -> Parse:
 
 
 def _found_by(columns: Mapping[str, str]) -> Callable[[Mapping[str, Any]], Mapping[str, Any]]:
-    """What finds in a record what its columns have: all have to be there, but for what not every server says."""
+    """Make the function that gets the columns' values from a record; all must be there except `_MAYBE`."""
 
     def find(record: Mapping[str, Any]) -> Mapping[str, Any]:
         found = {column: _value(record, column, is_text=part in _TEXTS) for part, column in columns.items()}
@@ -151,7 +151,7 @@ def _found_by(columns: Mapping[str, str]) -> Callable[[Mapping[str, Any]], Mappi
 
 
 def _request(columns: Mapping[str, str], found: Mapping[str, Any]) -> Record:
-    """All but the prompt."""
+    """The request without its prompt."""
     given = columns.get
     return Record(
         number_or_date(found, columns["time"]) if "time" in columns else None,
@@ -165,7 +165,7 @@ def _request(columns: Mapping[str, str], found: Mapping[str, Any]) -> Record:
 
 
 def _cached(found: Mapping[str, Any], column: str) -> int | None:
-    """What is below 0, or empty in a table, says that nobody knows."""
+    """The cached tokens; None if the value is below 0 or empty, which means unknown."""
     value = found[column]
     if value in (None, "") or (isinstance(value, (int, float, str)) and str(value).startswith("-")):
         return None
@@ -183,13 +183,13 @@ def _tokens_of_prompt(columns: Mapping[str, str], record: Mapping[str, Any], fou
 
 
 def _lacking(record: Mapping[str, Any], column: str) -> list[str]:
-    """The columns that belong to a prompt's length, too, if one of them has any tokens."""
+    """The columns of cached tokens that must be added to a prompt's length, if any of them isn't 0."""
     beside = counted_beside(column)
     return beside if any(_value(record, one) for one in beside) else []
 
 
 def _value(record: Mapping[str, Any], column: str, *, is_text: bool = False) -> Any:
-    """What a column has; None: there is none."""
+    """A column's value; None: the record doesn't have it."""
     if column in record:
         return record[column]
     if _SUM in column:

@@ -1,4 +1,4 @@
-"""What a column has that somebody calls a prompt, or a conversation: text, in whatever shape it is there."""
+"""Reads a column that the user named as a prompt or a conversation, in any of several shapes."""
 
 import re
 from collections.abc import Callable, Iterator, Mapping
@@ -13,12 +13,12 @@ from kv_sim.replay.readers.record import MalformedError, Prompt, Record, number_
 from kv_sim.replay.readers.usual import PROMPTS, as_usual
 
 _PLACE: Final = re.compile("prompt|messages|conversations")
-"""How a reason begins: with what the column is called where others have it."""
+"""How other formats' errors begin: with their own name of the field."""
 _TURNS: Final = ("user", "assistant")
 
 
 def prompts_in_column(found: Mapping[str, Any], column: str) -> list[Prompt]:
-    """The prompts that are there: of a completion there may be several."""
+    """The prompts in a column; a completion may have several."""
     value = json_in(found[column])
     if isinstance(value, list) and len(value) == 1 and _are_objects(alone := json_in(value[0])):
         value = alone
@@ -37,7 +37,7 @@ def prompts_in_column(found: Mapping[str, Any], column: str) -> list[Prompt]:
 
 
 def answers_of(found: Mapping[str, Any], column: str) -> str:
-    """The answer that a column has, which must be text."""
+    """The answer in a column, which must be text."""
     answer = found[column]
     if not isinstance(answer, str):
         raise MalformedError(f"{column}: expected text, got {type(answer).__name__}; output=COLUMN is a length")
@@ -50,7 +50,7 @@ def conversation_format(
     columns: Mapping[str, str],
     find: Callable[[Mapping[str, Any]], Mapping[str, Any]],
 ) -> Format:
-    """The format of what somebody calls conversations: dated, if it says when they began."""
+    """The format of a column of conversations: the dated one if the conversations have a time."""
     usual = DATED if "time" in columns else CONVERSATIONS
 
     def parse(record: Mapping[str, Any]) -> Iterator[Record]:
@@ -79,7 +79,7 @@ def conversation_format(
 
 
 def messages_of(value: Any) -> Any:
-    """Messages, as objects; texts are what a user and a model say in turn."""
+    """Messages as objects; plain texts are taken as those of a user and a model in turn."""
     messages = json_in(value)
     if isinstance(messages, list) and messages and all(isinstance(one, str) for one in messages):
         return [{"role": _TURNS[turn % 2], "content": text} for turn, text in enumerate(messages)]
@@ -87,7 +87,7 @@ def messages_of(value: Any) -> Any:
 
 
 def _asked(value: Mapping[str, Any]) -> list[Prompt]:
-    """What an API was asked."""
+    """The prompts of a request to an API."""
     body = object_in(value.get("body"))
     asked = value if body is None or body.keys().isdisjoint(PROMPTS) else body
     if asked.keys().isdisjoint(PROMPTS):

@@ -1,8 +1,9 @@
-"""What messages say, as text: text, and parts of which some are an image, a tool's call or what it answered.
+"""Turns messages into text: their text, and parts such as images, tool calls and tool results.
 
-What isn't text is its JSON, with its fields in order, so that a next turn that has it again shares it. An image, a
-sound or a file is a few characters that stand for it, also within what a tool answered: as base64 it would be
-hundreds of thousands. Where a client lets a cache begin is no part of a prompt; it moves on with each turn.
+A part that isn't text becomes its JSON with sorted fields, so that the next turn, which repeats it, shares its
+blocks. An image, a sound or a file becomes a few characters that stand for it, also within a tool result: as
+base64 it would be hundreds of thousands of characters. A client's cache marks are left out, since they move with
+each turn.
 """
 
 import json
@@ -23,25 +24,25 @@ _MEDIA: Final = frozenset(
 
 _MARK: Final = "cache_control"
 _POINT: Final = {"cachePoint"}
-"""Where a cache begins: a field of a part, as Anthropic has it, or a part of its own, as Bedrock does."""
+"""A client's cache mark: a field of a part (Anthropic), or a separate part (Bedrock)."""
 
 _NOTHING: Final = "step-start"
-"""A part that says nothing, with which programs of Vercel's AI SDK begin anew."""
+"""An empty part with which programs of Vercel's AI SDK begin a step."""
 
 _PACKED: Final = re.compile(r"data:[^,\s]*,\S{1000,}|[A-Za-z0-9+/_-]{1000,}={0,2}")
-"""Bytes as text: nothing else goes on for so long without a blank."""
+"""Bytes encoded as text: nothing else is so long without a blank."""
 
 _STAND_IN: Final = re.compile(r"<[a-z_]{3,11} [0-9a-f]{16}>")
-"""What ``_stands_for`` makes of a part that isn't text."""
+"""What ``_stands_for`` writes for a part that isn't text."""
 
 
 def has_media(text: str) -> bool:
-    """Whether something in it stands for what isn't text."""
+    """Whether a text has a stand-in for an image, a sound or a file."""
     return _STAND_IN.search(text) is not None
 
 
 def said(value: Any, place: str) -> str:
-    """What is said: text, or parts of which some are text."""
+    """The text of a message's content: text itself, or a list of parts."""
     if value is None:
         return ""
     if isinstance(value, str):
@@ -52,7 +53,7 @@ def said(value: Any, place: str) -> str:
 
 
 def as_json(value: Any) -> str:
-    """What isn't text, as text."""
+    """A value that isn't text, as JSON."""
     try:
         return json.dumps(_lasting(value), sort_keys=True, ensure_ascii=False)
     except RecursionError:
@@ -75,7 +76,7 @@ def _part(part: Any) -> str:
 
 
 def _lasting(value: Any) -> Any:
-    """The same without what moves or isn't text."""
+    """The value without cache marks, and with stand-ins for media."""
     if isinstance(value, dict):
         return {name: _lasting(one) for name, one in _unmarked(value).items()}
     if isinstance(value, list):

@@ -1,4 +1,4 @@
-"""``Record``: one request as a file has it, and the checks of its fields."""
+"""``Record``: one request as a file has it; and functions that read and check its fields."""
 
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
@@ -15,10 +15,10 @@ Prompt: TypeAlias = tuple[list[str] | None, list[int] | None]
 """Text in pieces, or token ids."""
 
 MOST_TOKENS: Final = 100_000_000
-"""A request with more is a mistake: each of its blocks would be named."""
+"""A request with more tokens is taken as a mistake, since naming its blocks would take all memory."""
 
 _LATEST: Final = 2**63
-"""Times lie before: nanoseconds since 1970 do until 2262, and differences of times stay finite."""
+"""Times must be below: nanoseconds since 1970 are until 2262, and differences of times stay finite."""
 
 TIMES: Final = (
     *("timestamp", "created", "created_at", "time", "startTime", "start_time", "request_created_at"),
@@ -29,11 +29,11 @@ _SHORTEST_DATE: Final = len("2026-01-31")
 _EPOCH: Final = (1_000_000_000, 4_000_000_000)
 """Seconds since 1970, of 2001 and of 2096."""
 _IDS: Final = frozenset((int, str))
-"""What JSON makes of ids; true and false are none."""
+"""The types of ids in JSON; true and false aren't ids."""
 _EXACT: Final = 2.0**53
-"""From here on a float may stand for several integers."""
+"""From here on a float can't represent each integer."""
 _EXACT_DIGITS: Final = 17
-"""Of what a float stands for exactly, with a point and a zero behind it."""
+"""The most characters of a number that a float represents exactly, with ``.0`` at its end."""
 _BETWEEN: Final = str.maketrans(",;|", "   ")
 _INSIDE: Final = frozenset("[]{}()")
 _PROMPTS: Final = "text, a list of token ids, or a list of such prompts"
@@ -57,44 +57,44 @@ class Record:
     input_tokens: int
     output_tokens: int
     ids: Sequence[Id] | None
-    """None where the format has no ids."""
+    """None if the format has no ids."""
     session: str | None = None
     block_tokens: int | None = None
-    """Where a record says it itself."""
+    """The block size, if the record says it."""
     is_session_local: bool | None = None
-    """Whether ids mean something in their session only, where a record says it itself."""
+    """Whether ids are valid only within their session, if the record says it."""
     engine: EngineMemory | None = None
-    """Where a record says on which it was made."""
+    """The engine that computed it, if the record says it."""
     model: str | None = None
-    """Who computes its blocks, where a record says it. Another model can't use them."""
+    """The model, if the record says it. Another model can't use its blocks."""
     parent: str | None = None
-    """The session that this one goes on with."""
+    """The session that this one continues."""
     text: Sequence[str] | None = None
-    """Its prompt, in pieces, where it is there as text: then tokens and ids are yet to be made of it."""
+    """Its prompt as text in pieces, if it is there as text; tokens and ids are made of it later."""
     tokens: Sequence[int] | None = None
-    """The same where it is there as token ids."""
+    """Its prompt as token ids, if it is there as such."""
     answer: str | None = None
-    """What was answered, of which tokens are to be made, too."""
+    """The text of the answer, whose tokens are counted later."""
     told_tokens: int | None = None
-    """How long the prompt was, as whoever logged it counted it."""
+    """The prompt's tokens as the log counted them."""
     name: str | None = None
-    """What the request is called, where whoever logged it says that."""
+    """The request's id in the log, if it has one."""
     has_failed: bool = False
-    """Whether whoever logged it says that nothing came of it."""
+    """Whether the log says that the request failed."""
     answers_within: int = 0
-    """How many answers its prompt has, where nothing says that it is a request and no whole conversation."""
+    """How many answers its prompt has, if the record might be a whole conversation instead of a request."""
     ends_with_answer: bool = False
-    """Whether such a prompt ends with one."""
+    """Whether a prompt that might be a whole conversation ends with an answer."""
     salt: str | None = None
-    """What vLLM was told to keep its blocks apart by (``cache_salt``): prompts with others share none of them."""
+    """vLLM's ``cache_salt``: prompts with different salts share no blocks."""
     beside: str | None = None
-    """What stands beside its prompt that a model may have been asked, too."""
+    """A field beside its prompt that may be a part of the prompt, too."""
     cached_tokens: int | None = None
-    """How much of the prompt its server had in its own caches, as whoever logged it counted it."""
+    """How many tokens of the prompt its server had in its own caches, as the log counted them."""
     loaded_tokens: int | None = None
-    """What of that a connector loaded."""
+    """How many of these a connector loaded."""
     left_out: str | None = None
-    """Why it isn't counted, where whoever logged it says that no model had to go on with it."""
+    """Why it is left out, if the log says that no model generated for it."""
 
 
 def whole(record: Mapping[str, Any], field: str, usual: int | None = None) -> int:
@@ -148,18 +148,18 @@ def number_or_date(record: Mapping[str, Any], field: str) -> int | float:
 
 
 def moment(date: datetime) -> Moment:
-    """A date as a time; one that doesn't say where is in UTC."""
+    """A date as a time; without a time zone it is taken as UTC."""
     return Moment((date if date.tzinfo is not None else date.replace(tzinfo=UTC)).timestamp())
 
 
 def time_of(record: Mapping[str, Any]) -> int | float | None:
-    """When it arrived, under whatever name a log has it, as `number_or_date`; None: nobody says."""
+    """When it arrived, under any of the names that logs use; None: the record has no time."""
     field = next((field for field in TIMES if record.get(field) is not None), None)
     return None if field is None else number_or_date(record, field)
 
 
 def dates_in(record: Mapping[str, Any]) -> list[str]:
-    """The fields of a record that are dates, whatever they are called, or times that count from 1970."""
+    """The fields of a record that are dates or times since 1970, under any name."""
     return [
         name for name, value in record.items() if _is_date(value) or ("time" in name.lower() and _counts(value))
     ]
@@ -170,19 +170,19 @@ def _is_date(value: Any) -> bool:
 
 
 def _counts(value: Any) -> bool:
-    """Whether it may be a time since 1970, in whatever unit."""
+    """Whether it may be a time since 1970, in any unit."""
     return isinstance(value, (int, float)) and any(
         _EPOCH[0] <= value / unit < _EPOCH[1] for unit in (1, 1e3, 1e6, 1e9)
     )
 
 
 def session_of(record: Mapping[str, Any]) -> str | None:
-    """The name of its session, under whatever name a log has it."""
+    """The name of its session, under any of the names that logs use."""
     return next((name for field in _SESSIONS if (name := text_of(record, field)) is not None), None)
 
 
 def name_of(record: Mapping[str, Any]) -> str | None:
-    """What a request is called, under whatever name a log has that."""
+    """The request's id, under any of the names that logs use."""
     return next((name for field in _NAMES if (name := text_of(record, field)) is not None), None)
 
 
@@ -201,7 +201,7 @@ def id_list(record: Mapping[str, Any], field: str) -> list[Id]:
 
 
 def _is_whole(one: Any) -> bool:
-    """Whether it is a float that stands for an integer, and for no other one."""
+    """Whether it is a float that represents exactly one integer."""
     return isinstance(one, float) and one.is_integer() and abs(one) < _EXACT
 
 
@@ -216,7 +216,7 @@ def as_id(one: Id) -> Id:
 
 
 def ids_in(record: Mapping[str, Any], field: str) -> list[Id]:
-    """The same, or as text with blanks, commas, semicolons or bars between them, maybe in brackets."""
+    """Block ids as a list, or as text with blanks, commas, semicolons or bars between them, maybe in brackets."""
     value = record.get(field)
     if not isinstance(value, str):
         return id_list(record, field)
@@ -236,7 +236,7 @@ def text_of(record: Mapping[str, Any], field: str) -> str | None:
 
 
 def prompts_of(record: Mapping[str, Any]) -> list[Prompt]:
-    """What isn't a chat: one prompt or several, each as text or as token ids."""
+    """The prompts of a completion: one or several, each as text or as token ids."""
     prompt = record.get("prompt")
     if isinstance(prompt, list) and prompt and all(map(_is_prompt, prompt)):
         return [([one], None) if isinstance(one, str) else (None, one) for one in prompt]

@@ -1,7 +1,7 @@
-"""``Records``: from what lies in a trace's files to its records, each with its place, its text cut into blocks.
+"""``Records``: parses the records of a trace's files, each with its place and with its text cut into blocks.
 
-A malformed record is refused, or left out and counted. Also left out and counted are records that are no request
-to a model, and a request that is there again.
+A malformed record is refused, or left out and counted. Records that are no request to a model, and repeated
+requests, are also left out and counted.
 """
 
 from collections.abc import Iterator, Mapping
@@ -33,12 +33,12 @@ class Records:
         self._conversations = conversations
         self._wanted = form.fields if form.gather is None else _NO_FIELDS
         self._names: set[str] = set()
-        """Of requests that were read, if each counts once."""
+        """The names of requests so far, if each name counts once."""
         self.dates = ""
-        """What may be the time of the first record, if it has none, in words to put behind others."""
+        """A hint which field may be the time of the first record, if it has no time that is known."""
 
     def of(self, files: Iterator[Iterator[Found]]) -> Iterator[tuple[Place, Record]]:
-        """The records of some files, by what lies in each."""
+        """The records of several files, of each of which the raw records are given."""
         numbered = ((file, *one) for file, found in enumerate(files) for one in gathered(found, self._form))
         for number, (file, place, value) in enumerate(numbered):
             try:
@@ -81,10 +81,10 @@ class Records:
         return False
 
     def _session_of(self, record: Record, file: int, number: int) -> str | None:
-        """The name of its session, which no other session of the trace has."""
+        """A name of its session that is unique in the trace."""
         form = self._form
         if form.is_sorted_when_read and not form.names_sessions:
-            # Names are a writer's own: two files may have the same one.
+            # Names are unique only within a file: two files may have the same one.
             goes_on = form.sessions_go_on and record.session
             whose = f"file {file}" if goes_on else str(number)
             return " ".join(filter(None, (whose, record.session)))

@@ -1,6 +1,6 @@
-"""Which requests belong together: conversations of several chats, retries, and sessions with ids of their own.
+"""Which requests belong together: conversations of several chats, retries, and sessions with their own ids.
 
-What is kept is bounded, but for conversations: a word for each chat.
+Memory is bounded, except for conversations and sessions, which take an entry each.
 """
 
 from collections.abc import Sequence
@@ -16,7 +16,7 @@ _FEWEST: Final = 3
 
 
 class Conversations:
-    """From the chats of a conversation, each of which names the one before it, to a name for all of them."""
+    """Gives all chats of a conversation one name, where each chat names the chat before it."""
 
     def __init__(self) -> None:
         self._first: dict[str, str] = {}
@@ -24,7 +24,7 @@ class Conversations:
         self._split = 0
 
     def name(self, record: Record) -> str | None:
-        """The conversation of a request: its first chat, or the earliest that was named so far."""
+        """The conversation of a request: its first chat, or the earliest one that is known so far."""
         if record.parent is None or record.session is None:
             return record.session
         self._split += record.session in self._unseen
@@ -47,18 +47,18 @@ class Conversations:
 
 
 class SessionNumbers:
-    """A number for each session, in the order in which they are seen. What is kept is a word for each."""
+    """Numbers sessions in the order of their first requests."""
 
     def __init__(self) -> None:
         self._numbers: dict[str, int] = {}
 
     def of(self, session: str | None) -> int:
-        """That of a session."""
+        """The number of a session."""
         return NO_SESSION if session is None else self._numbers.setdefault(session, len(self._numbers))
 
 
 class Retries:
-    """Requests that come again, of which another one of the same name was among the last ones."""
+    """Counts repeated requests: those whose name is also among the last requests'."""
 
     def __init__(self) -> None:
         self._names: dict[str, None] = {}
@@ -75,7 +75,7 @@ class Retries:
         self._names[name] = None
 
     def note(self, what: str, whole: str) -> str | None:
-        """For the reader of a report: what each is, and what two of one name may be."""
+        """A note for the report; ``what`` and ``whole`` say what a request is, and what two of one name may be."""
         if not self._count:
             return None
         again = counted(
@@ -87,9 +87,9 @@ class Retries:
 
 
 class OwnIds:
-    """Whether ids look as if every session had its own: the first prompt of each counts up from 0, or from 1.
+    """Notes whether each session seems to have its own ids: its first prompt's ids count up from 0 or 1.
 
-    Of ids that all sessions share only one can begin so, or some with the same prompt.
+    If all sessions shared ids, only sessions with the same first prompt could begin so.
     """
 
     def __init__(self) -> None:
@@ -99,7 +99,7 @@ class OwnIds:
         self._looks = True
 
     def see(self, session: str | None, ids: Sequence[Id]) -> None:
-        """Look at one request, while they look so and the sample isn't full."""
+        """Look at one request, unless ids were seen to be shared, or the sample is full."""
         if not self._looks or session is None or session in self._seen or not ids or len(self._seen) >= _SESSIONS:
             return
         self._seen.add(session)

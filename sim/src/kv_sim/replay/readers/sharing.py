@@ -1,7 +1,7 @@
-"""A stated assumption in place of ids: which requests begin with which shared prefix; seeded.
+"""A stated assumption for traces without ids: which requests begin with which shared prefix, drawn from a seed.
 
-A share of the requests begins with one of some shared prefixes of one length, the n-th most popular of them with a
-weight of 1 / n^skew; whatever follows is a request's own.
+A share of the requests begins with one of several shared prefixes of the same length; the n-th most popular prefix
+has a weight of 1 / n^skew. The rest of each prompt is shared with no other request.
 """
 
 from bisect import bisect_left
@@ -13,19 +13,19 @@ from kv_api import ConfigError
 from kv_api.errors import unknown_name
 
 BLOCK_TOKENS = 64
-"""Of traces whose format has no blocks."""
+"""The block size for traces whose format has no blocks."""
 
 
 @dataclass(frozen=True)
 class Sharing:
-    """What is assumed of the prefixes that requests share."""
+    """The assumption about the prefixes that requests share."""
 
     prefixes: int = 100
     """How many shared prefixes there are."""
     tokens: int = 1024
     """How long each of them is."""
     skew: float = 1.0
-    """How much more popular the first ones are; 0: all alike."""
+    """How much more popular the first prefixes are; 0: all are equally popular."""
     share: float = 0.8
     """The share of requests that begin with one."""
 
@@ -93,7 +93,7 @@ class Sharer:
 
 
 def describe(sharing: Sharing, seed: int) -> str:
-    """For a report."""
+    """A note for the report."""
     if not sharing.share:
         return "the trace has no ids; assumed: nothing is shared (--assume-sharing none)"
     return f"the trace has no ids; assumed, seed {seed}: {sharing}"

@@ -1,4 +1,4 @@
-"""From paths to text: which files a trace is, and their lines, decompressed; errors name file and line."""
+"""Finds the files of a trace, and reads their lines, decompressed; errors name file and line."""
 
 import bz2
 import gzip
@@ -39,7 +39,7 @@ _FOLDERS_BESIDE: Final = ("tool-results",)
 _PACKED: Final = (".xz", ".gz", ".bz2", ".zst")
 _XZ, _GZIP, _ZSTD, _BZIP2 = b"\xfd7zXZ\0", b"\x1f\x8b", b"\x28\xb5\x2f\xfd", b"BZh"
 _SKIPPED: Final = b"\x2a\x4d\x18"
-"""Behind a byte from 0x50 on: a frame of zstd's that holds no text, with which pzstd begins."""
+"""After a byte of 0x50 to 0x5f: a skippable frame of zstd's, with which pzstd's files begin."""
 
 _PICKLE: Final = "Python's pickle, as SGLang dumps requests"
 _OTHERS: Final = {
@@ -59,18 +59,18 @@ _OTHERS: Final = {
     b"\xff\x06\0\0sNaPpY": "packed with snappy",
     b"7z\xbc\xaf": "an archive of 7-Zip",
 }
-"""How files begin that are none of these, and what they are."""
+"""The first bytes of other kinds of files, and what these are."""
 
 _TEXT: Final = "; a trace is text in UTF-8, JSON lines, JSON or a table, or Parquet or Arrow"
 _TWICE: Final = "a trace is a file, since it is opened more than once: save it first"
 
 _ROTATED: Final = re.compile("[.][0-9]{1,4}$|[.-][0-9]{4}-?[0-9]{2}-?[0-9]{2}([-_t.][0-9]{2}([-_]?[0-9]{2})*)?$")
-"""What the name of a log ends with that another one has taken the place of: app.log.2, app.log-20260131."""
+"""The end of a rotated log's name: app.log.2, app.log-20260131."""
 _TEXT_AND_NUMBER: Final = re.compile(r"([^0-9]*)([0-9]*)")
 
 _NAMES_SHOWN: Final = 3
 _MOST_OF_NOTHING: Final = 1 << 12
-"""A file of more bytes isn't looked into, before it is read, for whether there is something in it."""
+"""A larger file isn't checked for being empty before it is read."""
 
 BrokenFile = (EOFError, lzma.LZMAError, gzip.BadGzipFile, zlib.error, *([zstd.ZstdError] if zstd else []))
 
@@ -100,19 +100,19 @@ def files_of(path: str | Path) -> list[Path]:
 
 
 def left_out_of(path: str | Path) -> str:
-    """How many files of a folder are no trace by their names, and the first of them. Empty: there are none."""
+    """How many files of a folder are no trace, judged by their names, and the first of them. Empty: none."""
     place = Path(path)
     return _named([file for file in _within(place) if not _looks_like_a_trace(file, place)], place)
 
 
 def empty_of(path: str | Path) -> str:
-    """The same of traces that have nothing in them, as an hour without requests may have."""
+    """The same for empty traces, such as those of an hour without requests."""
     place = Path(path)
     return _named([file for file in _within(place) if _looks_like_a_trace(file, place) and _is_empty(file)], place)
 
 
 def twice_of(path: str | Path) -> str:
-    """The same of traces that are there packed, too."""
+    """The same for traces that are there packed and unpacked."""
     place = Path(path)
     files = [file for file in _within(place) if _looks_like_a_trace(file, place)]
     packed = {str(file).removesuffix(end) for file in files for end in _PACKED if file.name.endswith(end)}
@@ -120,7 +120,7 @@ def twice_of(path: str | Path) -> str:
 
 
 def rotated_of(path: str | Path) -> str:
-    """The same of traces whose place others took, by their names; or copies that are called so."""
+    """The same for rotated logs, judged by their names, or copies that are named like them."""
     place = Path(path)
     files = [file for file in _within(place) if _looks_like_a_trace(file, place)]
     return _named([file for file in files if _ROTATED.search(_unpacked(file))], place)
@@ -140,14 +140,14 @@ def _named(files: list[Path], place: Path) -> str:
 
 
 def _is_empty(file: Path) -> bool:
-    """Whether it has blank lines only, packed or not; or, as Parquet or Arrow, no rows."""
+    """Whether a file, packed or not, has only blank lines, or as Parquet or Arrow no rows."""
     if is_columnar(file):
         return not has_rows(file)
     return file.stat().st_size <= _MOST_OF_NOTHING and next(lines_of(file), None) is None
 
 
 def _within(place: Path) -> list[Path]:
-    """All files below a folder, by their names, in which numbers count as such: ``part-2`` before ``part-10``."""
+    """All files below a folder by name, with numbers compared as numbers: ``part-2`` before ``part-10``."""
     if not place.is_dir():
         return []
     found = (Path(folder, name) for folder, _, names in os.walk(place, onerror=_refuse) for name in names)
@@ -155,12 +155,12 @@ def _within(place: Path) -> list[Path]:
 
 
 def _refuse(error: OSError) -> None:
-    """A folder that can't be listed isn't one without traces."""
+    """Raise an error for a folder that can't be listed, which would otherwise seem empty."""
     raise ConfigError(f"{error.filename}: {error.strerror}")
 
 
 def _place_of(file: Path) -> tuple[list[list[tuple[str, int]]], Path]:
-    """Text and the number behind it in turns, of each folder on the way; of equals, the names decide."""
+    """A key for sorting: texts and numbers in turn, for each folder on the way; the name itself breaks ties."""
     pairs = [_TEXT_AND_NUMBER.findall(part) for part in file.parts]
     return [[(text, int(number or -1)) for text, number in found] for found in pairs], file
 
@@ -172,7 +172,7 @@ def _kind(place: Path) -> str:
 
 
 def _looks_like_a_trace(file: Path, place: Path) -> bool:
-    """By its name, and those of the folders between. Hidden ones are what other programs keep beside a trace."""
+    """Whether a file may be a trace, by its name and its folders' names. Hidden ones belong to other programs."""
     *folders, last = file.relative_to(place).parts
     if last.startswith(".") or any(name.startswith(".") or name in _FOLDERS_BESIDE for name in folders):
         return False
@@ -181,7 +181,10 @@ def _looks_like_a_trace(file: Path, place: Path) -> bool:
 
 
 def open_text(path: Path) -> IO[str]:
-    """The text of a file, whatever it is packed with, by its first bytes. What isn't UTF-8 is a lone surrogate."""
+    """Open a file as text, unpacked according to its first bytes.
+
+    Bytes that aren't UTF-8 become lone surrogates.
+    """
     with path.open("rb") as file:
         magic = file.read(16)
     if magic[:6] == _XZ:
@@ -207,7 +210,7 @@ def _refuse_other(path: Path, magic: bytes) -> None:
 
 
 def refuse_by_line(path: Path, line: str) -> None:
-    """Refuse by its first line what is no trace: a tar archive, a page of HTML, what stands for a file."""
+    """Refuse, by its first line, a file that is no trace: a tar archive, a page of HTML, a Git LFS pointer."""
     if line[257:262] == "ustar":
         raise ConfigError(f"{path}: this is a tar archive{_TEXT}")
     if line.startswith("version https://git-lfs.github.com/spec/"):
@@ -236,7 +239,7 @@ def whole_text(path: Path) -> str:
 
 
 def first_bad_byte(text: str) -> int | None:
-    """Where the first byte stands that isn't UTF-8, if there is one."""
+    """The place of the first byte that isn't UTF-8; None: there is none."""
     if not text.isascii():
         try:
             text.encode()

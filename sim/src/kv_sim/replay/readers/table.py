@@ -1,7 +1,7 @@
-"""The rows of a table: cells with commas, tabs, semicolons or bars between them, in quotes where such are inside.
+"""The rows of a table: cells separated by commas, tabs, semicolons or bars, and quoted if these are inside.
 
-A cell in quotes may go on over several lines. A quote that isn't closed within some lines is taken for a mistake
-of its own line, so that it doesn't hide all that follows.
+A cell in quotes may span several lines. A quote that isn't closed within `_MOST_LINES` lines is taken as a mistake
+in its own line, so that it doesn't hide all following lines.
 """
 
 from collections import deque
@@ -9,9 +9,9 @@ from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
 _BETWEEN: Final = ",\t;|"
-"""What may stand between the columns: whichever the header has most of."""
+"""The possible separators; the one that is most frequent in the header is taken."""
 _MOST_LINES: Final = 1000
-"""Over how many lines one row may go."""
+"""The most lines that one row may span."""
 
 NOT_CLOSED: Final = "a quote is not closed"
 
@@ -28,11 +28,11 @@ class Table:
             raise ValueError(NOT_CLOSED)
         self.names = [name.strip() for name in found]
         for place, name in enumerate(self.names):
-            if name in self.names[:place]:  # which of them is meant?
+            if name in self.names[:place]:  # it would be unclear which of them is meant
                 raise ValueError(f"two columns are called {name!r:.60}")
 
     def rows(self, lines: Iterator[tuple[int, str]]) -> Iterator[tuple[int, str, list[str] | None]]:
-        """Where each row begins, what it is, and its cells; None: a quote in it is not closed."""
+        """For each row its first line's number, its text, and its cells; None: a quote in it is not closed."""
         ahead: deque[tuple[int, str]] = deque()
         while (first := _next(ahead, lines)) is not None:
             number, line = first
@@ -52,7 +52,7 @@ class Table:
             yield number, text, cells
 
     def named(self, cells: list[str]) -> Mapping[str, Any] | str:
-        """The cells of a row by the names of their columns, or what is wrong with them."""
+        """The cells of a row by column names, or what is wrong with the row."""
         if len(cells) != len(self.names):
             return f"{len(cells)} columns, expected {len(self.names)}: {', '.join(self.names)}"
         return dict(zip(self.names, cells, strict=True))
@@ -82,7 +82,7 @@ def cells_of(text: str, between: str) -> list[str] | None:
 
 
 def _quoted(text: str, at: int) -> tuple[str, int] | None:
-    """What stands in quotes from there on, in which two of them are one; and where it ends."""
+    """The text in quotes that begins at ``at``, with doubled quotes made single; and where it ends."""
     parts = []
     while (end := text.find('"', at)) >= 0:
         if not text.startswith('""', end):

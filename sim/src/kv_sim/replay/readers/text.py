@@ -1,9 +1,10 @@
 """Prompts as text: from characters to tokens, and from tokens to blocks.
 
-Without a tokenizer a token is taken to be four characters: a block's id is its characters, and since ids are
-chained, prompts share blocks as far as their texts agree. With one (a model's ``tokenizer.json``, read by the
-package ``tokenizers``) a block's id is its tokens. Each piece of a prompt, such as a message of a chat behind its
-role, is cut by itself: it is the same in the next turn, so it is remembered, and templates put marks between them.
+Without a tokenizer, four characters count as a token. A block's id is then its characters, and since ids are
+chained, prompts share blocks as far as their texts agree. With a tokenizer (a model's ``tokenizer.json``, read by
+the package ``tokenizers``) a block's id is its tokens. Each piece of a prompt, such as a chat's message after its
+role, is tokenized separately. Chat templates put marks between pieces anyway, and a piece comes again in the next
+turn, so its tokens are cached.
 """
 
 import importlib
@@ -25,20 +26,20 @@ ASSUMED: Final = "four characters are taken for a token"
 FILE: Final = "tokenizer.json"
 
 _ALIKE: Final = Fraction(5, 4)
-"""Two counts that differ by less are taken for alike."""
+"""Two counts whose ratio is below this count as equal."""
 
 _REMEMBERED: Final = 4096
-"""Pieces whose tokens are kept: the messages of the conversations that go on."""
+"""How many pieces' tokens are cached, for conversations that continue."""
 
 _KEPT: Final = 1 << 17
-"""Ids of blocks of which there is one object: those of twenty prompts of 100,000 tokens."""
+"""How many block ids are kept as single objects: those of twenty prompts of 100,000 tokens."""
 
 
 class Cutter(Protocol):
     """Cuts text into tokens."""
 
     said: str
-    """How it does so, for the notes of a trace."""
+    """How it cuts, for the notes of a trace."""
 
     def blocks_of(self, pieces: Sequence[str], block_tokens: int) -> tuple[int, list[Id]]:
         """How many tokens a prompt has, and the ids of their blocks."""
@@ -48,22 +49,22 @@ class Cutter(Protocol):
 
 
 class FourCharacters:
-    """Takes every four characters for a token, where no tokenizer is known."""
+    """Counts every four characters as a token, without a tokenizer."""
 
     said = ASSUMED
 
     def blocks_of(self, pieces: Sequence[str], block_tokens: int) -> tuple[int, list[Id]]:
-        """By characters: a block is the text that it would have."""
+        """The blocks by characters: a block's id is its text."""
         prompt, step = "".join(pieces), CHARACTERS_PER_TOKEN * block_tokens
         return self.tokens_of(prompt), [prompt[start : start + step] for start in range(0, len(prompt), step)]
 
     def tokens_of(self, text: str) -> int:
-        """As many as four characters go into it, and a rest."""
+        """A quarter of its characters, rounded up."""
         return -(-len(text) // CHARACTERS_PER_TOKEN)
 
 
 class ByTokenizer:
-    """Knows the tokenizer of a model: a file, or the folder that it lies in."""
+    """Cuts with a model's tokenizer, given as a file or its folder."""
 
     def __init__(self, given: str | Path) -> None:
         path = Path(given) / FILE if Path(given).is_dir() else Path(given)
@@ -78,9 +79,9 @@ class ByTokenizer:
             raise ConfigError(needed) from None
         try:
             self._tokenizer: Any = library.Tokenizer.from_file(str(path))
-        except Exception as error:  # noqa: BLE001 - it knows no other
+        except Exception as error:  # noqa: BLE001 - it raises no other class
             raise ConfigError(f"--tokenizer {path}: {error}") from None
-        self._tokenizer.no_truncation()  # some files cut off, or fill up, whatever is longer or shorter
+        self._tokenizer.no_truncation()  # some tokenizers' files truncate or pad texts
         self._tokenizer.no_padding()
         self.said = f"tokens are those of {path}"
         self._ids_of = lru_cache(_REMEMBERED)(self._cut)
@@ -93,27 +94,27 @@ class ByTokenizer:
         return cast("list[int]", self._tokenizer.encode(text, add_special_tokens=False).ids)
 
     def blocks_of(self, pieces: Sequence[str], block_tokens: int) -> tuple[int, list[Id]]:
-        """By tokens, each piece by itself."""
+        """The blocks by tokens, with each piece tokenized separately."""
         return blocks_of_tokens([one for piece in pieces for one in self._ids_of(piece)], block_tokens)
 
     def tokens_of(self, text: str) -> int:
-        """How many tokens the tokenizer makes of it."""
+        """The number of tokens of a text."""
         return len(self._ids_of(text))
 
 
 def blocks_of_tokens(tokens: Sequence[int], block_tokens: int) -> tuple[int, list[Id]]:
-    """The same of a prompt that is given as token ids."""
+    """The number of tokens and the blocks of a prompt that is given as token ids."""
     parts = (tokens[start : start + block_tokens] for start in range(0, len(tokens), block_tokens))
     return len(tokens), [repr(list(part)) for part in parts]
 
 
 def _is_role(piece: str) -> bool:
-    """Whether a piece of a prompt says who speaks, and nothing else."""
+    """Whether a piece of a prompt is only a role, without text."""
     return piece.startswith("<|") and piece.endswith("|>")
 
 
 class Text:
-    """Makes tokens and blocks of the prompts of a trace, and tokens of its answers."""
+    """Cuts a trace's prompts into tokens and blocks, and counts its answers' tokens."""
 
     def __init__(self, tokenizer: str | Path | None, block_tokens: int | None) -> None:
         self._cutter: Cutter = FourCharacters() if tokenizer is None else ByTokenizer(tokenizer)
@@ -127,7 +128,7 @@ class Text:
         return self._cutter.said
 
     def notes(self) -> Iterator[str]:
-        """What is worth knowing, where prompts were counted by somebody else, too."""
+        """Notes: on prompts whose length the log counted differently, on salts, empty prompts and media."""
         counted_here = max(1, self._counted)
         if self._told and not counted_here / _ALIKE < self._told < counted_here * _ALIKE:
             yield (
@@ -147,7 +148,7 @@ class Text:
             yield f"{requests}, each of which counts as some characters, and no usage tells how many tokens it had"
 
     def cut(self, record: Record) -> None:
-        """Of a record whose prompt is there: how long it is, its blocks, and how long its answer is."""
+        """Set a record's prompt length, block ids and answer length from its text or token ids."""
         if record.tokens is not None:
             record.input_tokens, ids = blocks_of_tokens(record.tokens, self._block_tokens)
         elif record.text is not None:
@@ -171,5 +172,5 @@ class Text:
 
 @lru_cache(_KEPT)
 def _kept(one: Id) -> Id:
-    """The same object each time: many prompts are held at once, and those of a conversation begin alike."""
+    """One object for equal ids, since many prompts are held at once and those of a conversation begin alike."""
     return one

@@ -1,4 +1,4 @@
-"""``Times``: when requests arrive: by one clock for all, by one of each session, or in the order of the file."""
+"""``Times``: when requests arrive: by one common clock, by each session's own, or in the order of the file."""
 
 from collections.abc import Iterator
 
@@ -10,7 +10,7 @@ from kv_sim.replay.readers.turns import TURN_SECONDS
 
 
 class Times:
-    """Of one trace, request by request, in the order of the file."""
+    """The arrivals of one trace, request by request in the order of the file."""
 
     def __init__(self, form: Format, unit_seconds: float, stagger_seconds: float, account: Account) -> None:
         self._form = form
@@ -18,17 +18,17 @@ class Times:
         self._stagger_seconds = stagger_seconds
         self._account = account
         self.are_made_up = False
-        """The first request has no time."""
+        """Whether times are invented, since the first request has none."""
         self._are_dates: bool | None = None
-        """Whether they are, as the first one that there is."""
+        """Whether times are dates, according to the first time in the trace."""
         self._zero: int | float | None = None
-        """The first time that there is: what all are counted from."""
+        """The first time in the trace, from which all are counted."""
         self._last_turns: dict[str | None, float] = {}
-        """By session: when its last request arrived, where the next may be told by a delay."""
+        """Session -> the arrival of its last request, from which the delay of its next one counts."""
         self._starts: dict[str | None, float] = {}
-        """By session: when it starts, where each counts its own time."""
+        """Session -> its start, if each session counts its own time."""
         self._first_times: set[int | float] = set()
-        """Where each counts its own time: what they begin with."""
+        """The first times of the sessions that count their own time."""
 
     def arrival(self, record: Record, number: int) -> float:
         """When a request arrives, in seconds."""
@@ -42,7 +42,7 @@ class Times:
         elif record.time is None:
             if self._zero is not None:
                 raise MalformedError("it has no time, and a request above it has one")
-            # No times: one a second, so that there is an order. But a turn comes after the one before.
+            # Without times, one request a second keeps the order; but a turn comes after the turn before it.
             arrival = max(float(number), self._last_turns.get(session, 0.0))
             self.are_made_up = True
         elif self._form.merges_sessions:
@@ -56,7 +56,7 @@ class Times:
         return arrival
 
     def _after(self, session: str | None, delay: int | float | None) -> float:
-        """When a turn arrives that says how long after the turn before, or not even that."""
+        """When a turn arrives that has only a delay after the turn before, or nothing."""
         if session not in self._last_turns and self._form.merges_sessions:
             return self._start_of(session, delay or 0) + (delay or 0) * self._unit_seconds
         self._account.delayed += delay is not None
@@ -64,14 +64,14 @@ class Times:
         return self._last_turns.get(session, 0.0) + seconds
 
     def _start_of(self, session: str | None, first_time: int | float) -> float:
-        """When a session starts that counts its own time, and of which this may be the first."""
+        """The start of a session that counts its own time; set at its first request."""
         if session not in self._starts:
             self._starts[session] = len(self._starts) * self._stagger_seconds
             self._first_times.add(first_time)
         return self._starts[session]
 
     def _unit_of(self, time: int | float | None) -> float:
-        """The seconds of a unit of it; dates and numbers don't go together."""
+        """The seconds of a time's unit; refuses a trace that mixes dates and numbers."""
         if time is None:
             return self._unit_seconds
         is_date = isinstance(time, Moment)
@@ -84,7 +84,7 @@ class Times:
         return 1.0 if is_date else self._unit_seconds
 
     def notes(self) -> Iterator[str]:
-        """What is to be said of sessions that count their own time, when all are read."""
+        """Notes on sessions that count their own time, when all requests are read."""
         if len(self._starts) == 1 and self._stagger_seconds:
             yield "there is one session, and nothing is staggered (--stagger)"
         if len(self._starts) > 1 and len(self._first_times) == 1 and not self._stagger_seconds:

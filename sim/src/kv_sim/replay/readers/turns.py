@@ -1,10 +1,11 @@
-"""What a later turn of a session has: its whole prompt, or only what it adds to the turn before.
+"""Whether a later turn of a session has its whole prompt, or only what it adds to the turn before.
 
-Both are written in Mooncake's fields. Where turns add, a prompt is the one before, its answer, and what is new.
-Its blocks are cut anew, since an answer rarely ends where a block does. A block that is one of the file's keeps
-its id; another one is named by what lies in it: parts of the file's blocks, and answers, which are a session's.
+Traces in Mooncake's fields may be either. If turns add, a prompt is the turn before, its answer, and what is new.
+Its blocks are cut again, since an answer rarely ends where a block does. A block that is also one of the file's
+keeps its id; any other gets its id from its parts: parts of the file's blocks, and answers, which belong to one
+session only.
 
-What is kept is the last prompt of each session.
+The last prompt of each session is kept in memory.
 """
 
 from collections.abc import Sequence
@@ -16,21 +17,21 @@ from kv_sim.replay.readers.naming import digest
 from kv_sim.replay.readers.record import Id, Record
 
 TURN_SECONDS: Final = 60
-"""What is taken to lie between two turns, where nobody says it."""
+"""The time that is assumed between two turns, if the trace doesn't say it."""
 
 
 class Turns(Enum):
-    """What the record of a later turn has."""
+    """What a later turn's record has."""
 
     AUTO = "auto"
-    """By what the first records look like, of a format in which it may be either."""
+    """Decided from the first records, for formats in which it may be either."""
     WHOLE = "whole"
     ADDED = "added"
-    """Only what it adds to the turn before and its answer."""
+    """Only what it adds to the turn before and that turn's answer."""
 
 
 class _Part(NamedTuple):
-    """Tokens that lie together in a block of the file, or in an answer."""
+    """Consecutive tokens of one of the file's blocks, or of an answer."""
 
     source: Id | tuple[str, str, int]
     begin: int
@@ -39,17 +40,17 @@ class _Part(NamedTuple):
 
 @dataclass
 class _Prompt:
-    """Everything that was said in a session so far."""
+    """A session's whole prompt so far."""
 
     tokens: int = 0
     full: list[Id] = field(default_factory=list)
     """Its full blocks."""
     tail: list[_Part] = field(default_factory=list)
-    """What lies in the block that isn't full."""
+    """The parts in its last, partial block."""
     turns: int = 0
 
     def add(self, source: Id | tuple[str, str, int], tokens: int, block_tokens: int) -> None:
-        """Go on with so many tokens of a source."""
+        """Append ``tokens`` tokens of a source."""
         done = 0
         while done < tokens:
             step = min(tokens - done, block_tokens - self.tokens % block_tokens)
@@ -61,14 +62,14 @@ class _Prompt:
 
 
 class GrowingPrompts:
-    """Makes whole prompts of turns that add."""
+    """Builds whole prompts from turns that have only what they add."""
 
     def __init__(self, block_tokens: int) -> None:
         self._block_tokens = block_tokens
         self._prompts: dict[str, _Prompt] = {}
 
     def extend(self, record: Record, ids: Sequence[Id]) -> tuple[int, list[Id]]:
-        """How long the whole prompt of a turn is, and its blocks; ``ids`` are those of what is new."""
+        """The length and the blocks of a turn's whole prompt; ``ids`` are those of its new part."""
         session, size = record.session, self._block_tokens
         if session is None:
             return record.input_tokens, list(ids)
@@ -92,7 +93,7 @@ def have_later_turns(records: Sequence[Record]) -> bool:
 
 
 def look_added(records: Sequence[Record]) -> bool:
-    """Whether most later turns begin with another block than the turn before: so they have only what is new."""
+    """Whether most later turns begin with another block than the turn before, so they have only what is new."""
     before: dict[str, Id] = {}
     turns = added = 0
     for record in records:
@@ -106,9 +107,9 @@ def look_added(records: Sequence[Record]) -> bool:
 
 
 def look_apart(records: Sequence[Record]) -> bool:
-    """Whether sessions have later turns, and none of them begins with the prompt of the turn before.
+    """Whether sessions have later turns, none of which begins with the prompt of the turn before.
 
-    That is looked for in text, or in token ids, and the other way round, too: logs may have the newest first.
+    Text or token ids are compared, in both directions, since logs may have the newest turn first.
     """
     before: dict[str, str | Sequence[int]] = {}
     turns = 0

@@ -1,20 +1,20 @@
-"""What some APIs are asked, as most are: Gemini's, and that of Text Generation Inference."""
+"""Converts requests to Gemini's API and to Text Generation Inference's into the form of OpenAI's API."""
 
 from collections.abc import Mapping
 from typing import Any, Final
 
 PROMPTS: Final = ("messages", "prompt", "input", "contents", "inputs")
-"""Where what is asked begins, in any of them."""
+"""The fields of a prompt in any of these APIs."""
 _SYSTEM: Final = ("systemInstruction", "system_instruction")
 KEPT: Final = "cachedContent"
-"""What names the begin of a prompt that is kept elsewhere."""
+"""The field that names the cached beginning of a prompt, which the request doesn't have."""
 _KEPT: Final = (KEPT, "cached_content")
 _APART: Final = ("model_parameters", "optional_params")
-"""Where LiteLLM has what stands beside ``messages``: in what it logs, and in what it calls its callbacks with."""
+"""Fields in which LiteLLM's logs and callbacks have the other parameters beside ``messages``."""
 
 
 def as_usual(asked: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The same with ``messages`` or a ``prompt``; what is usual already, or none of these, as it is."""
+    """The request with ``messages`` or a ``prompt``; other requests are returned unchanged."""
     there = [field for field in PROMPTS if asked.get(field) is not None]
     if there and any(field in asked for field in PROMPTS if field not in there):
         asked = {name: value for name, value in asked.items() if value is not None or name not in PROMPTS}
@@ -34,7 +34,7 @@ def as_usual(asked: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def _with_parameters(asked: Mapping[str, Any]) -> Mapping[str, Any]:
-    """With what of it is kept apart, such as tools."""
+    """The request with its separately logged parameters, such as tools."""
     for field in _APART:
         apart = asked.get(field)
         if isinstance(apart, dict) and (missing := apart.keys() - asked.keys() - {*PROMPTS}):
