@@ -124,7 +124,7 @@ def test_one_that_somebody_else_catches_fails(
     planted_are(monkeypatch, plant(FullHit, "#1", Invariant.CONTENT, MEMORY))
     assert main(["zoo", "--jobs", "1", "--seed", "81"]) == 1
     lines = capsys.readouterr().out.splitlines()
-    assert lines[-1] == "FullHit: caught by PROTOCOL, which is not expected to"
+    assert lines[-1] == "FullHit: caught by PROTOCOL, which is not an expected checker"
 
 
 def test_the_list_says_what_they_are(capsys: pytest.CaptureFixture[str]) -> None:
@@ -133,7 +133,7 @@ def test_the_list_says_what_they_are(capsys: pytest.CaptureFixture[str]) -> None
         "OneReportIsEnough",
         "#23917",
         "NO-CRASH",
-        "One rank's report counts for all.\n",
+        "A job counts as ended on all ranks when one rank reports it.\n",
     ]
 
 

@@ -29,7 +29,7 @@ class _TakesFromTheStep(LaterScheduler):
 
 
 class TakesFromTheStep(LaterConnector):
-    """The scheduler's side removes finished ids from the ``SchedulerOutput`` that the engine sends to the workers."""
+    """The scheduler's side removes finished ids from the ``SchedulerOutput`` that goes to the workers."""
 
     scheduler_class = _TakesFromTheStep
 

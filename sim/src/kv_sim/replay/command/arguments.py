@@ -1,4 +1,4 @@
-"""The options of ``kv-sim replay`` and ``kv-sim size``: what can be typed, and nothing of what it means."""
+"""The options of ``kv-sim replay`` and ``kv-sim size``; ``selection`` says what they mean."""
 
 import argparse
 import importlib
@@ -27,12 +27,12 @@ from kv_sim.replay.units import EXPECTED, NOTHING
 TIMED: Final = "kv_sim.replay.timed.command"
 TIMED_ARGUMENTS: Final = "kv_sim.replay.timed.arguments"
 TIMED_REPORT: Final = "kv_sim.replay.report.timed"
-"""Engine fidelity, and who shows it. They bring the engine model, so they are imported where it is asked for."""
+"""The modules of engine fidelity and its report, which import the engine model, so only when it is asked for."""
 
 USUAL_DTYPE: Final = "bf16"
 USUAL_POINTS: Final = 20
 USUAL_ENGINE_POINTS: Final = 8
-"""Each takes longer."""
+"""Fewer than in cache fidelity, since each takes longer."""
 
 
 class Fidelity(Enum):
@@ -45,7 +45,7 @@ class Fidelity(Enum):
 
 
 def add_replay_arguments(parser: argparse.ArgumentParser, typed: Sequence[str]) -> None:
-    """The options of ``replay``: those of the fidelity that was typed, and those of both."""
+    """Add the options of ``replay``: those of the typed fidelity, and the common ones."""
     _add_trace(parser)
     _add_fidelity(parser)
     parser.add_argument(
@@ -61,7 +61,7 @@ def add_replay_arguments(parser: argparse.ArgumentParser, typed: Sequence[str]) 
 
 
 def add_size_arguments(parser: argparse.ArgumentParser, typed: Sequence[str]) -> None:
-    """The options of ``size``, likewise."""
+    """Add the options of ``size`` in the same way."""
     _add_trace(parser)
     _add_fidelity(parser)
     is_engine = _fidelity(typed) == Fidelity.ENGINE.value
@@ -78,7 +78,7 @@ def add_size_arguments(parser: argparse.ArgumentParser, typed: Sequence[str]) ->
 
 
 def only_in_engine(command: str, unknown: Sequence[str]) -> list[str]:
-    """Of what a command doesn't know as it was typed, the options that it has with engine fidelity."""
+    """Those of the unknown options that the command has with engine fidelity."""
     timed = importlib.import_module(TIMED_ARGUMENTS)
     add = {"replay": timed.add_replay_arguments, "size": timed.add_size_arguments}.get(command)
     if add is None:
@@ -294,7 +294,7 @@ def _add_sizing(parser: argparse.ArgumentParser) -> None:
 
 
 def _fidelity(typed: Sequence[str]) -> str | None:
-    """What was typed of it, right or wrong; the parser that has all options judges."""
+    """The typed value of ``--fidelity``, right or wrong; the complete parser checks it."""
     parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
     parser.add_argument("--fidelity", nargs="?")
     found: str | None = parser.parse_known_args(typed)[0].fidelity

@@ -1,4 +1,4 @@
-"""Options of cache fidelity that are given to an engine: noted, and refused with what there is instead."""
+"""Refuses options of cache fidelity that are given with engine fidelity, and names the ones to use instead."""
 
 import argparse
 import contextlib
@@ -11,11 +11,11 @@ SAME_IN_ENGINE: Final[Mapping[str, Mapping[str, str]]] = {
     "replay": {"--store-threshold": "--connector-config", "--cache-policy-module-path": "--connector-config"},
     "size": {"--disk": "--disk-capacity", "--host-capacity": "--capacity"},
 }
-"""of a command, an option of cache fidelity -> the one of engine fidelity that says the same"""
+"""For each command: option of cache fidelity -> the equivalent one of engine fidelity"""
 
 
 def refuse_foreign(options: argparse.Namespace) -> None:
-    """What is of cache fidelity says nothing to an engine."""
+    """Refuse options that only cache fidelity has."""
     for option in getattr(options, "foreign", ()):
         same = SAME_IN_ENGINE[options.command].get(option)
         instead = f"engine has {same}" if same else "--help lists what engine has"
@@ -23,16 +23,16 @@ def refuse_foreign(options: argparse.Namespace) -> None:
 
 
 def add_refused(parser: argparse.ArgumentParser, other: argparse.ArgumentParser) -> None:
-    """Let the parser of an engine know what ``other`` has and it doesn't, so that it can say so."""
+    """Add the options that only ``other`` has to an engine's parser, so that it can refuse them by name."""
     for action in other._actions:
-        with contextlib.suppress(argparse.ArgumentError):  # it has its own of this name
+        with contextlib.suppress(argparse.ArgumentError):  # the parser has an option of this name itself
             parser.add_argument(
                 *action.option_strings, action=_Foreign, nargs=action.nargs, help=argparse.SUPPRESS
             )
 
 
 class _Foreign(argparse.Action):
-    """An option of another fidelity: noted, to be refused."""
+    """An option of another fidelity, which is noted so that it can be refused."""
 
     def __call__(
         self,

@@ -1,4 +1,4 @@
-"""The files that a command writes: checked before anything runs, and named when they can't be written."""
+"""The files that a command writes. They are checked before anything runs; errors name their option."""
 
 import argparse
 import os
@@ -11,14 +11,14 @@ from kv_api import ConfigError
 from kv_sim.replay.readers.source import files_of
 
 PRINTED: Final = "-"
-"""In place of a file for ``--json``: on the screen."""
+"""The value of ``--json`` that prints instead of writing a file."""
 
 _OPTIONS: Final[Mapping[str, str]] = {"--json": "json", "--html": "html", "--write-oracle": "write_oracle"}
-"""option -> what the parser calls it"""
+"""option -> its name in the parsed options"""
 
 
 def check_outputs(options: argparse.Namespace) -> None:
-    """A place that can't be written is known before an hour of work, and what would be lost before it is."""
+    """Refuse files that can't be written, or that would overwrite an input, before the work begins."""
     outputs = _outputs_of(options)
     for option, place in outputs.items():
         if not Path(os.path.realpath(place)).parent.is_dir():
@@ -30,7 +30,7 @@ def check_outputs(options: argparse.Namespace) -> None:
 
 
 def refuse_same(outputs: Mapping[str, str], trace: str, files: Iterable[Path]) -> None:
-    """Each file that is written is another one than those that are read, and than the others."""
+    """Refuse an output that is the same file as an input or another output."""
     read = {_identity(str(file)): file for file in files}
     written: dict[tuple[int, int] | str, str] = {}
     for option, place in outputs.items():
@@ -45,22 +45,22 @@ def refuse_same(outputs: Mapping[str, str], trace: str, files: Iterable[Path]) -
 
 @contextmanager
 def writing(option: str, place: str) -> Iterator[None]:
-    """What goes wrong with a file is said with the option that names it."""
+    """Make errors of writing a file name the option that gave it."""
     try:
         yield
-    except BrokenPipeError:  # whoever reads has seen enough
+    except BrokenPipeError:  # the reader of the pipe has ended
         raise
     except OSError as error:
         raise ConfigError(f"{option} {place}: {error.strerror or error}") from None
 
 
 def _keeps_nothing(place: str) -> bool:
-    """Whether nothing can be lost there: a device, a pipe."""
+    """Whether writing there overwrites nothing: a device or a pipe."""
     return Path(place).exists() and not Path(place).is_file()
 
 
 def _outputs_of(options: argparse.Namespace) -> dict[str, str]:
-    """The files of a command, by option; what it doesn't have isn't there."""
+    """The command's output files by option, as far as they are given."""
     given = {option: getattr(options, name, None) for option, name in _OPTIONS.items()}
     return {
         option: place
@@ -70,7 +70,7 @@ def _outputs_of(options: argparse.Namespace) -> dict[str, str]:
 
 
 def _identity(place: str) -> tuple[int, int] | str:
-    """What two names of one file share, links included; of a file that isn't there yet, where it will be."""
+    """A key that is equal for all names of one file, links included; for a new file, its future place."""
     try:
         found = os.stat(place)
     except OSError:

@@ -8,7 +8,7 @@ _WIDTH = 30
 
 
 class ProgressBar:
-    """One line that is drawn over; silent where nobody looks. As a context it leaves an empty line at its end."""
+    """One line that is redrawn; silent unless it is on a terminal. As a context manager it clears the line."""
 
     def __init__(self, stream: IO[str] | None = None) -> None:
         self._stream = sys.stderr if stream is None else stream
@@ -24,17 +24,17 @@ class ProgressBar:
         self.clear()
 
     def count(self, what: str, count: int) -> None:
-        """Work whose end isn't known."""
+        """Show work of unknown length."""
         self._draw(f"{what}: {count:,}")
 
     def share(self, what: str, share: float) -> None:
-        """Work of which a share is done."""
+        """Show which share of work is done."""
         done = min(max(share, 0.0), 1.0)
         filled = round(done * _WIDTH)
         self._draw(f"{what} [{'█' * filled}{'·' * (_WIDTH - filled)}] {done:4.0%}")
 
     def clear(self) -> None:
-        """Leave an empty line."""
+        """Clear the line."""
         if self._shown:
             self._stream.write("\r" + " " * len(self._shown) + "\r")
             self._stream.flush()

@@ -1,4 +1,4 @@
-"""``kv-sim replay`` and ``kv-sim size``: reads, replays and reports what was asked for."""
+"""Runs ``kv-sim replay`` and ``kv-sim size``: reads the trace, replays it, and reports."""
 
 import argparse
 import importlib
@@ -34,7 +34,7 @@ from kv_sim.replay.units import Footprint, parse_capacity
 from kv_sim.whole_file import whole_file
 
 USUAL_SHARES = (0.001, 0.01, 0.05, 0.1, 0.25)
-"""Of the different blocks of a trace: the capacities of a replay that names none."""
+"""The default capacities of a replay, as shares of the trace's different blocks."""
 
 
 def replay(options: argparse.Namespace) -> int:
@@ -148,7 +148,7 @@ def _replay_stream(options: argparse.Namespace, progress: ProgressBar) -> int:
 def _setups(
     options: argparse.Namespace, policies: Sequence[str], footprint: Footprint, gpu_blocks: int, usual: list[int]
 ) -> list[Setup]:
-    """Each policy with each capacity; with the ``usual`` ones, where nobody says how much of anything."""
+    """Each policy with each capacity; with the ``usual`` capacities if no option gives a size."""
     disks = _capacities(options.disk_capacity, footprint, "--disk-capacity")
     hosts = _capacities(options.capacity, footprint, read=selection.capacity_or_none)
     capacities = hosts or ([0] if disks else usual)
@@ -177,7 +177,7 @@ def _setups(
 def _own(
     options: argparse.Namespace, engine: EngineMemory | None, footprint: Footprint, gpu_blocks: int
 ) -> list[Setup]:
-    """What the trace's own server had, where nobody says what is to be replayed, and there is such a policy."""
+    """The setup of the trace's own server, if no option says what to replay and its policy is known."""
     said = (options.capacity, options.disk_capacity, options.servers)
     if engine is None or engine.policy not in POLICIES or any(one is not None for one in said):
         return []
@@ -204,7 +204,7 @@ def _replay_engine(columns: Columns, options: argparse.Namespace, progress: Prog
 
 def _size_engine(options: argparse.Namespace, points: int, progress: ProgressBar) -> int:
     timed = importlib.import_module(TIMED)
-    timed.goals_of(options)  # a wrong one is known before a long trace is read
+    timed.goals_of(options)  # refuse wrong goals before reading a long trace
     columns, fleet = _read(options, progress), selection.fleet_of(options)
     found = timed.size(columns, options, points, lambda share: progress.share("replaying", share), fleet)
     progress.clear()
@@ -250,7 +250,7 @@ def _report(
 
 
 def _write_oracle(options: argparse.Namespace, columns: Columns) -> None:
-    """Last of all: whatever refuses the other options has had its say."""
+    """Write the oracle's file, after all checks of other options."""
     if options.write_oracle is not None:
         with writing("--write-oracle", options.write_oracle):
             count = write_oracle(columns, Path(options.write_oracle))
@@ -259,10 +259,10 @@ def _write_oracle(options: argparse.Namespace, columns: Columns) -> None:
 
 def _write(option: str, place: str, text: str) -> None:
     with writing(option, place), whole_file(Path(place)) as file:
-        file.write(text.encode(errors="backslashreplace"))  # half a character, or a byte of a file's name
+        file.write(text.encode(errors="backslashreplace"))  # a lone surrogate, such as of a file's name
 
 
 def _say_written(options: argparse.Namespace, text: str) -> None:
-    """Unless it would stand in the JSON."""
+    """Say that a file was written, unless JSON is printed on the same stream."""
     if options.json != PRINTED:
         say(text)

@@ -1,4 +1,4 @@
-"""From what somebody typed of ``replay`` and ``size`` to what it means; a mistake is a ``ConfigError``."""
+"""From the options of ``replay`` and ``size`` to what they mean; a mistake is a ``ConfigError``."""
 
 import argparse
 import importlib
@@ -31,7 +31,7 @@ from kv_sim.replay.units import EXPECTED, NOTHING, Footprint, parse_bytes_of_a_t
 
 
 def take_old_names(options: argparse.Namespace, say: Callable[[str], object]) -> None:
-    """Take what was given under a name that an option had as given under its own, and say so."""
+    """Accept options under their former names, and say the present name."""
     for old, (new, unit) in importlib.import_module(TIMED_ARGUMENTS).OLD_NAMES.items():
         value = getattr(options, _attribute(old))
         if value is None:
@@ -74,7 +74,7 @@ def trace_options(options: argparse.Namespace) -> TraceOptions:
 
 
 def _overruled(options: argparse.Namespace) -> frozenset[EngineField]:
-    """What options say in the trace's place; of an engine that is modelled, all."""
+    """The engine's fields for which options overrule the trace; with engine fidelity, all."""
     if getattr(options, "fidelity", None) == Fidelity.ENGINE.value:
         return frozenset(EngineField)
     said = {
@@ -87,7 +87,7 @@ def _overruled(options: argparse.Namespace) -> frozenset[EngineField]:
 
 
 def bytes_per_token(options: argparse.Namespace, engine: EngineMemory | None) -> tuple[int | None, str | None]:
-    """The bytes of a token, and the sum that they come from; as the trace says, where nobody else does."""
+    """The KV bytes of a token, and their formula; from the trace if no option says them."""
     if options.kv_dtype is not None and options.model is None:
         raise ConfigError("--kv-dtype needs --model, which isn't given")
     if options.bytes_per_token is not None:
@@ -103,19 +103,19 @@ def bytes_per_token(options: argparse.Namespace, engine: EngineMemory | None) ->
 
 
 def footprint_of(options: argparse.Namespace, block_tokens: int, engine: EngineMemory | None) -> Footprint:
-    """What a block takes."""
+    """The footprint of a block."""
     return Footprint(block_tokens, bytes_per_token(options, engine)[0])
 
 
 def gpu_blocks_of(options: argparse.Namespace, footprint: Footprint, engine: EngineMemory | None) -> int:
-    """Blocks of the GPU's prefix cache in front; as the trace says, where nobody else does."""
+    """Blocks of the GPU's prefix cache in front; from the trace if no option says it."""
     if options.gpu_capacity is None:
         return 0 if engine is None else engine.gpu_tokens // footprint.block_tokens
     return capacity_or_none(options.gpu_capacity, footprint, "--gpu-capacity")
 
 
 def capacity_or_none(text: str, footprint: Footprint, option: str) -> int:
-    """Blocks of memory that there may be none of."""
+    """Blocks of a memory that may be 0."""
     if text == NOTHING:
         return 0
     if not any(map(str.isdigit, text)):
@@ -124,7 +124,7 @@ def capacity_or_none(text: str, footprint: Footprint, option: str) -> int:
 
 
 def store_when_of(options: argparse.Namespace, gpu_blocks: int) -> StoreWhen:
-    """When what is computed is stored, on a server whose GPU keeps so much."""
+    """When blocks are stored, on a server with this many blocks in the GPU's prefix cache."""
     when = StoreWhen(options.store_when)
     if when is StoreWhen.EVICTED and not gpu_blocks:
         raise ConfigError(
@@ -135,7 +135,7 @@ def store_when_of(options: argparse.Namespace, gpu_blocks: int) -> StoreWhen:
 
 
 def fleet_of(options: argparse.Namespace) -> Fleet:
-    """How many servers there are, and who gets what."""
+    """How many servers there are, and how requests are routed."""
     if options.servers is None:
         given = {"--routing": options.routing is not None, "--disk-shared": options.disk_shared}
         for option in (name for name, is_given in given.items() if is_given):
@@ -157,7 +157,7 @@ def _disk_shared(options: argparse.Namespace) -> bool:
 
 
 def disk_of(options: argparse.Namespace, footprint: Footprint) -> Disk | None:
-    """The disk that is sized, where it is one."""
+    """The disk, if it is the one to be sized."""
     if options.disk is None:
         if options.host_capacity is not None:
             raise ConfigError(
@@ -173,7 +173,7 @@ def disk_of(options: argparse.Namespace, footprint: Footprint) -> Disk | None:
 
 
 def points_of(options: argparse.Namespace) -> int:
-    """How many capacities to sweep, where nobody lists them."""
+    """How many capacities to sweep, if the options don't list them."""
     is_engine = Fidelity(options.fidelity) is Fidelity.ENGINE
     for option in ("--capacity", "--disk-capacity") if is_engine else ("--capacity",):
         if options.points is not None and getattr(options, _attribute(option)) is not None:

@@ -1,4 +1,4 @@
-"""What ``--json`` writes: everything that is known, by name, units last."""
+"""What ``--json`` writes: all results by name, with the unit at the end of a name."""
 
 from collections.abc import Mapping
 from dataclasses import asdict
@@ -11,7 +11,7 @@ from kv_sim.replay.stream import StreamReplays
 
 
 def replays_as_json(found: Replays | StreamReplays, model: str | None) -> Mapping[str, Any]:
-    """What ``replay`` found."""
+    """The results of ``replay``."""
     data = asdict(found) | {"fidelity": "cache", "model": model}
     if isinstance(found, Replays):
         data["age_edges_seconds"] = AGE_EDGES_SECONDS
@@ -23,7 +23,7 @@ def replays_as_json(found: Replays | StreamReplays, model: str | None) -> Mappin
 
 
 def sizing_as_json(found: Sizing, model: str | None) -> Mapping[str, Any]:
-    """What ``size`` found."""
+    """The results of ``size``."""
     capacities_bytes = [found.footprint.bytes_of(size) for size in found.capacities]
     return asdict(found) | {
         "model": model,

@@ -1,4 +1,4 @@
-"""Charts as inline SVG: lines over a logarithm, areas over time, bars. Text in, text out; colours are the page's.
+"""Charts as inline SVG: lines over a logarithmic axis, areas over time, bars. The page's style gives the colours.
 
 Each chart is drawn twice, for wide and for narrow screens, and the page shows the one that fits: a chart that is
 only scaled down can't be read.
@@ -27,7 +27,7 @@ class Line:
 
 @dataclass(frozen=True)
 class Mark:
-    """A point that is pointed at."""
+    """A point that is marked, with a label."""
 
     x: float
     y: float
@@ -43,7 +43,7 @@ def both_sizes(draw: Callable[[int, int], str]) -> str:
 def log_chart(
     lines: Sequence[Line], title: str, x_title: str, show_x: Callable[[float], str], mark: Mark | None = None
 ) -> str:
-    """Ratios over a logarithm of capacities."""
+    """Ratios over capacities on a logarithmic axis."""
     xs = [x for line in lines for x, _ in line.points]
     least, most = min(xs), max(xs)
     low = log10(least)
@@ -74,7 +74,7 @@ def series_chart(
     end: float,
     unit: str,
 ) -> str:
-    """Shares over time: layers one on the other, and a line over them."""
+    """Shares over time: stacked areas, and a line over them."""
     top = _nice_top(max([*over[1], 0.01]))
 
     def draw(width: int, height: int) -> str:
@@ -119,7 +119,7 @@ def bar_chart(bars: Sequence[tuple[str, float]], title: str, x_title: str) -> st
 
 
 class _Plot:
-    """The frame of one chart: from shares of its sides to places in it."""
+    """The frame of one chart, which turns shares of its sides into coordinates."""
 
     def __init__(self, width: int, height: int, top: float) -> None:
         self._width, self._height, self._top = width, height, top
@@ -180,7 +180,7 @@ def _percent(value: float) -> str:
 
 
 def _nice_top(value: float) -> float:
-    """The end of an axis of five steps, each a round number."""
+    """The top of an axis with five steps, all of them round numbers."""
     step = max(value, 1e-6) / 5
     power = 10.0 ** floor(log10(step))
     nice = (1, 1.5, 2, 2.5, 3, 4, 5, 6, 8, 10)
@@ -188,14 +188,14 @@ def _nice_top(value: float) -> float:
 
 
 def _even_ticks(end: float) -> list[float]:
-    """From 0 on, four to eight round steps."""
+    """Four to eight round steps from 0 to ``end``."""
     power = 10.0 ** floor(log10(end / 4))
     step = max(nice * power for nice in (1, 2, 2.5, 5) if 4 * nice * power <= end)
     return [step * index for index in range(int(end / step + 1e-9) + 1)]
 
 
 def _log_ticks(low: float, high: float, width: int) -> list[float]:
-    """Powers of ten, or finer steps if that gives too few; no more than there is room for."""
+    """Powers of ten, or finer steps if these are too few, and no more than there is room for."""
     ticks: list[float] = []
     powers = range(floor(log10(low)), ceil(log10(high)) + 1)
     for digits in ((1,), (1, 3), (1, 2, 5), (1, 1.5, 2, 3, 4, 5, 6, 7, 8, 9)):

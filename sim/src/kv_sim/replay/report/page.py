@@ -32,7 +32,7 @@ def size_page(found: Sizing, model: str | None, recommended: CacheReplay) -> str
 
 
 def replay_page(found: Replays, model: str | None) -> str:
-    """The page of ``replay``; what changes over time is shown of the run that answers most."""
+    """The page of ``replay``; its charts over time are of the run with the most hits."""
     best = max(found.runs, key=lambda run: run.both.token)
     parts = [*_head(found, model), *_curves_of_runs(found), *_details(best), _replay_table(found)]
     return _page(f"{found.trace}: replay", parts)
@@ -129,7 +129,7 @@ def _curves_of_sizing(found: Sizing) -> str:
 
 
 def _curves_of_runs(found: Replays) -> Iterator[str]:
-    """Over the sizes of host memory; over those of the disk, where host memory has but one."""
+    """Curves over the sizes of host memory; or over those of the disk, if host memory has only one size."""
     sizes, disks = ({getattr(run.setup, name) for run in found.runs} for name in ("capacity", "disk"))
     x, what = ("disk", "disk") if len(sizes) < 2 else ("capacity", "host memory")
     if len(sizes) < 2 and len(disks) < 2:
@@ -160,7 +160,7 @@ def _bounds(sizes: Sequence[int], best: Sequence[float], infinite: float) -> lis
 def _curves(lines: Sequence[Line], foot: Footprint, mark: Mark | None, what: str) -> str:
     title = "Prompt tokens answered, by capacity"
     unit = what if foot.block_bytes is not None else "capacity in tokens"
-    # In the unit that is shown, so that its round numbers get the ticks.
+    # The axis is in the shown unit, so that ticks are at its round numbers.
     scale = foot.block_bytes / 2**30 if foot.block_bytes is not None else float(foot.block_tokens)
     scaled = [Line(x.style, x.name, [(size * scale, y) for size, y in x.points], x.has_dots) for x in lines]
     placed = None if mark is None else Mark(mark.x * scale, mark.y, mark.text)

@@ -18,9 +18,9 @@ DISK_SHARED: Final = "each server loads what the others have on their disks, wit
 
 
 def show_seconds(seconds: float) -> str:
-    """A time for people."""
+    """A time in a readable unit."""
     for size, unit in ((86_400, "d"), (3600, "h"), (60, "min")):
-        if seconds >= 999.5 * size:  # which three digits would round to 1e+03
+        if seconds >= 999.5 * size:  # three digits would show it as 1e+03
             return f"{seconds / size:,.0f} {unit}"
         if seconds >= 2 * size:
             return f"{seconds / size:.3g} {unit}"
@@ -28,7 +28,7 @@ def show_seconds(seconds: float) -> str:
 
 
 def trace_lines(found: Replays | Sizing | StreamReplays, model: str | None) -> Iterator[str]:
-    """What was replayed."""
+    """The lines about the trace."""
     totals = found.totals
     different = ""
     if not isinstance(found, StreamReplays):
@@ -109,7 +109,7 @@ def _table(rows: Iterable[list[tuple[str, str]]]) -> Iterator[str]:
 
 
 def _replay_cells(run: CacheCounts, *, has_gpu: bool, has_disk: bool, shared: bool) -> Iterator[tuple[str, str]]:
-    """A row of the table, each cell with its head."""
+    """A row of ``replay``'s table, each cell with its head."""
     setup, foot = run.setup, run.footprint
     yield "policy", setup.policy
     yield "blocks", f"{setup.capacity:,}"
@@ -140,7 +140,7 @@ def _replay_cells(run: CacheCounts, *, has_gpu: bool, has_disk: bool, shared: bo
 
 
 def _disk_cells(run: CacheCounts, *, shared: bool) -> Iterator[tuple[str, str]]:
-    """What the disk did in a row of the table."""
+    """The cells about the disk in a row of the table."""
     setup, foot, disk = run.setup, run.footprint, run.disk
     yield "policy", setup.policy
     yield "memory", size_shown(foot, setup.capacity)
@@ -156,7 +156,7 @@ def _disk_cells(run: CacheCounts, *, shared: bool) -> Iterator[tuple[str, str]]:
 
 
 def _beside_cells(run: CacheCounts, observed: ObservedRatios, *, has_disk: bool) -> Iterator[tuple[str, str]]:
-    """What a row of the table answers of those requests of which the trace says what their server had."""
+    """The cells that compare a row's hits with those that the trace's own server counted, of the same requests."""
     setup, foot, beside = run.setup, run.footprint, run.beside
     yield "policy", setup.policy
     yield "memory", size_shown(foot, setup.capacity)
@@ -236,7 +236,7 @@ def _recommendation(found: Sizing) -> Iterator[str]:
 
 
 def _if_evicted(found: Sizing) -> Iterator[str]:
-    """What is gained by another setting, where that is enough to speak of it."""
+    """What ``--store-when evicted`` would gain, if that is worth mentioning."""
     late = found.if_evicted
     if late is not None and found.gains_if_evicted:
         much = f"{late.policy}, {_blocks(late.capacity)}"
@@ -244,7 +244,7 @@ def _if_evicted(found: Sizing) -> Iterator[str]:
 
 
 def on_each(found: Sizing) -> str:
-    """Where several servers have what is recommended; and how much all have of a disk that they share."""
+    """A phrase that each of several servers needs the size, and how much a shared disk needs in all."""
     if found.load is None:
         return ""
     each = f" on each of {found.load.servers} servers"
@@ -253,12 +253,12 @@ def on_each(found: Sizing) -> str:
 
 
 def engines_told_apart(found: Sizing) -> str | None:
-    """What the configuration of each server that shares its disk has besides."""
+    """What the configuration of each server needs besides, if they share a disk."""
     return None if found.load is None or not found.disk_shared else told_apart(found.load.servers)
 
 
 def nothing_more(found: Sizing) -> str:
-    """What is not recommended, beside what there is."""
+    """The medium of which none is recommended, and the tiers that are there already."""
     disk = found.disk
     there = ["host memory"] if disk is not None and disk.host_blocks else []
     there += ["the GPU's prefix cache"] if found.gpu_blocks else []
@@ -266,7 +266,7 @@ def nothing_more(found: Sizing) -> str:
 
 
 def size_shown(foot: Footprint, blocks: int) -> str:
-    """In bytes, where these are known."""
+    """A size in bytes, if the bytes of a block are known, otherwise in blocks."""
     size = foot.bytes_of(blocks)
     return _blocks(blocks) if size is None else show_bytes(size)
 
@@ -276,7 +276,7 @@ def _blocks(count: int) -> str:
 
 
 def gain_shown(points: float) -> str:
-    """Percentage points that more memory brings, or takes: some policies do worse with a little more."""
+    """The gain of more memory in percentage points; some policies lose a little."""
     sign, size = "-" if points < 0 else "+", abs(points)
     return f"{sign}{size:.2g} %" if size < 99.5 else f"{sign}{show_count(size)} %"
 

@@ -1,4 +1,4 @@
-"""What is shown of a replay with time: ``text`` is what is printed, ``as_json`` what ``--json`` writes.
+"""How results of engine fidelity are shown: ``text`` is what is printed, ``as_json`` what ``--json`` writes.
 
-It brings the engine model with it, so it is imported where there was such a replay.
+It imports the engine model, so it is imported only for such replays.
 """

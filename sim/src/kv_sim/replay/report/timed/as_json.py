@@ -1,4 +1,4 @@
-"""What ``--json`` writes of a replay with time."""
+"""What ``--json`` writes for engine fidelity."""
 
 from collections.abc import Mapping
 from dataclasses import asdict
@@ -13,12 +13,12 @@ from kv_sim.replay.transfer_config import decode_config, prefill_config
 
 
 def timed_as_json(found: EngineReplay | EngineSweep) -> Mapping[str, Any]:
-    """Of ``replay`` and ``size`` with ``--fidelity engine``."""
+    """The results of ``replay`` and ``size`` with ``--fidelity engine``."""
     return _sweep(found) if isinstance(found, EngineSweep) else _replay(found)
 
 
 def answers_as_json(answers: Answers) -> Mapping[str, Any]:
-    """Of one server, or one fleet: the ratios, too."""
+    """The answers of one server or fleet, with the ratios."""
     ratios = (
         "gpu_block_ratio",
         "cpu_block_ratio",
@@ -54,7 +54,7 @@ def _split(found: EngineReplay) -> dict[str, Any]:
 
 
 def _configs(settings: EngineSettings) -> dict[str, Any]:
-    """What a server gets; where some prefill for others, what either kind gets."""
+    """The configuration of a server; if some prefill for others, those of both kinds."""
     transfer = settings.transfer_config()
     if not settings.prefill_servers:
         return {"kv_transfer_config": transfer}

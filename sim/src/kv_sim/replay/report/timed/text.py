@@ -1,4 +1,4 @@
-"""What a replay with time prints: answers side by side, or a row for each size and what is recommended."""
+"""What engine fidelity prints: answers side by side, or a row for each size and a recommendation."""
 
 from collections.abc import Iterator, Sequence
 from typing import Final
@@ -15,7 +15,7 @@ from kv_sim.replay.transfer_config import PULLS, as_argument, decode_config, pre
 from kv_sim.replay.units import counted, show_bytes
 
 MUCH: Final = 0.5
-"""Of the time to first token; who spends it in the queue isn't helped by memory."""
+"""If more than this share of the time to first token is queueing, memory can't help much."""
 SHARED: Final = "          one for all servers; each loads what the others have there, without storing it again"
 _TTFT: Final = ("mean", "p50", "p90", "p99")
 
@@ -51,7 +51,7 @@ def _columns(found: EngineReplay) -> list[tuple[str, Answers]]:
 
 
 def _pull_lines(every: Sequence[EngineSettings], load: Load) -> Iterator[str]:
-    """What is assumed where servers prefill for others."""
+    """The assumptions about servers that prefill for others."""
     first, tried = every[0], [one.prefill_servers for one in every if one.prefill_servers]
     if tried:
         counts = " or ".join(map(str, dict.fromkeys(tried)))
@@ -84,7 +84,7 @@ def _refused(answers: Answers) -> Iterator[str]:
 def header_lines(
     trace: str, settings: EngineSettings, sizes: Sizes, notes: Sequence[str], load: Load | None, *, disk: bool
 ) -> list[str]:
-    """What was replayed, and all that is assumed."""
+    """The lines about the trace and all assumptions."""
     s, z = settings, sizes
     model, gpu = s.model, s.gpu
     return [
@@ -116,7 +116,7 @@ def _disk_line(s: EngineSettings, z: Sizes) -> str:
 
 
 def rows(columns: Sequence[tuple[str, Answers]], *, disk: bool = False, shared: bool = False) -> list[list[str]]:
-    """The answers side by side, one column each; of a ``disk`` where there is one, which may be ``shared``."""
+    """The answers side by side, one column each, with rows about a ``disk``, and about a ``shared`` one."""
     pulls = any(answers.pulled for _, answers in columns)
     cells = [_cells(answers, has_disk=disk, is_shared=shared, has_pulls=pulls) for _, answers in columns]
     return [["", *(name for name, _ in columns)], *([label, *(c[label] for c in cells)] for label in cells[0])]
@@ -159,7 +159,7 @@ def _cells(answers: Answers, *, has_disk: bool, is_shared: bool, has_pulls: bool
 
 
 def _pulled_cells(answers: Answers) -> dict[str, str]:
-    """What is to be said of pulls; of servers that do both, nothing."""
+    """The cells about pulls; dashes for servers that do both."""
     pulled = answers.pulled
     if pulled is None:
         return dict.fromkeys(
@@ -174,7 +174,7 @@ def _pulled_cells(answers: Answers) -> dict[str, str]:
 
 
 def seconds_shown(value: float) -> str:
-    """A time as people read it: what is short in milliseconds."""
+    """A time in a readable unit: short times in milliseconds."""
     if 0 < value < 0.1:
         return f"{value * 1e3:.3f} ms"
     return f"{value:,.3f} s"
@@ -259,7 +259,7 @@ def _arguments(settings: EngineSettings) -> Iterator[str]:
 
 
 def _queue(found: EngineSweep) -> Iterator[str]:
-    """Who waits for a free place on the server is helped by memory only as far as others are done sooner."""
+    """A note if requests mostly wait in the queue, where memory helps only as far as other requests end sooner."""
     answers = max(found.runs, key=lambda run: run.size).answers
     queued = answers.queueing.mean / answers.ttft.mean if answers.ttft.mean else 0.0
     if queued >= MUCH:
