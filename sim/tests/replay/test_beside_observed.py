@@ -105,7 +105,7 @@ def test_what_can_not_be_is_not_believed(tmp_path, said):
     columns.check()
     assert next(iter(columns.observed)) == NOTHING_SAID
     assert columns.notes[1:] == (
-        "1 request says that more of the prompt was in a cache than there is: that isn't believed",
+        "1 request says that more tokens were cached than the prompt has: these counts are ignored",
     )
 
 
@@ -113,7 +113,7 @@ def test_all_that_is_not_believed_is_counted(tmp_path):
     columns = open_trace(
         write(tmp_path / "traffic.jsonl", records_of(PROMPTS, [(14, 0), (0, 0), (14, 0), (0, 0)]))
     )
-    assert columns.notes[1].startswith("2 requests say that more of the prompt was in a cache")
+    assert columns.notes[1].startswith("2 requests say that more tokens were cached than the prompt has")
 
 
 @pytest.mark.parametrize(

@@ -35,8 +35,8 @@ def session(block_size, *requests):
 
 
 FILES = {
-    "empty": ("", "{file}: there is nothing in this file"),
-    "blank": ("\n \n", "{file}: there is nothing in this file"),
+    "empty": ("", "{file}: this file is empty"),
+    "blank": ("\n \n", "{file}: this file is empty"),
     "no json": (GOOD + "\n{oops}\n", "{file}:2: not JSON from column 2 on {more}"),
     "cut off": (GOOD + "\n" + GOOD[:40] + "\n", "{file}:2: not JSON from column 41 on {more}"),
     "a number": (GOOD + "\n17\n", "{file}:2: expected an object, got 17 {more}"),

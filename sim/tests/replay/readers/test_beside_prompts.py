@@ -13,11 +13,11 @@ from kv_sim.replay.readers.options import TraceOptions
 Q = "What is the meaning of it?"
 RULES = "Answer in one sentence, and politely. " * 20
 ANSWER = {"role": "assistant", "content": "Yes. " * 20}
-BESIDE = "which isn't counted: a prompt is all that a model was asked"
+BESIDE = "which isn't counted: a prompt must have all that a model was asked"
 APART = (
     "later turns of sessions don't begin with the prompt before: if each is only what it adds, prompts are longer"
 )
-ENDS = "with an answer: if each is a whole conversation, say --format conversations-dated"
+ENDS = "with an answer: if each is a whole conversation, use --format conversations-dated"
 
 
 def asked(number):
@@ -105,7 +105,9 @@ def test_prompts_with_other_salts_share_no_blocks(read, within, prompt):
     requests, notes = read(*(within({**prompt, "cache_salt": salt}) for salt in salts))
     first, second, third, last = (one.blocks for one in requests)
     assert first == third and len({*first, *second, *last}) == 3 * len(first) > 3
-    assert "prompts have 3 different salts (cache_salt), and share blocks with their like alone" in notes
+    assert (
+        "prompts have 3 different salts (cache_salt), and share blocks only with prompts of the same salt" in notes
+    )
     requests, notes = read(*(within({**prompt, "cache_salt": "a"}) for _ in salts))
     assert len({one.blocks for one in requests}) == 1 and not any("salt" in note for note in notes)
     requests, _ = read(within({**prompt, "cache_salt": "a"}), within({"prompt": "", "cache_salt": "a"}))
@@ -119,7 +121,7 @@ def test_what_a_gateway_s_cache_answered_is_left_out(read, cached, left):
     records = [{"created_at": n, "request": {"messages": [user(Q)]}} for n in range(2)]
     requests, notes = read(records[0], {**records[1], "cached": cached})
     assert len(requests) == left
-    said = "1 request was left out: answered by a gateway's own cache (cached)"
+    said = "1 request was left out: answered by the gateway's own cache (cached)"
     assert (said in notes) == (left == 1)
 
 
@@ -306,9 +308,7 @@ def test_what_stands_before_json_has_to_go(tmp_path):
     file = tmp_path / "pod.log"
     record = json.dumps({"messages": [user("a"), user("a"), user("b")]})
     file.write_text(f"2026-03-01T10:00:00.1Z stdout F {record}\n" * 2)
-    with pytest.raises(
-        ConfigError, match=r"two columns are called .* \(what stands before the JSON of a line has to"
-    ):
+    with pytest.raises(ConfigError, match=r"two columns are called .* \(remove what is before the JSON of a line"):
         open_trace(file)
     file.write_text("a,b,a\n1,2,3\n")
     with pytest.raises(ConfigError, match=r"two columns are called 'a'$"):

@@ -470,5 +470,5 @@ def test_a_column_beside_text_needs_the_servers_length(tmp_path):
     with pytest.raises(ConfigError, match="input=COLUMN is missing, all of it"):
         parse_columns("prompt=p,cached=had")
     assert parse_columns("prompt=p,input=n,cached=had")["cached"] == "had"
-    with pytest.raises(ConfigError, match="so cached can't be told besides"):
+    with pytest.raises(ConfigError, match="so cached can't be given, too"):
         parse_columns("conversation=c,cached=had")

@@ -147,14 +147,14 @@ def test_a_stream_that_was_not_closed_is_refused(tmp_path):
     """Else the rows up to there would be taken for all."""
     arrow(pyarrow.ipc.new_stream, close=False)(pyarrow.table({"timestamp": [0]}), tmp_path / "trace")
     assert refused(tmp_path / "trace") == (
-        "truncated, or whoever wrote it hasn't closed it: the end of the stream is missing"
+        "truncated, or not closed by its writer: the end of the stream is missing"
     )
 
 
 @pytest.mark.parametrize("way", WAYS)
 def test_without_rows_there_is_nothing(tmp_path, way):
     WAYS[way](pyarrow.table({"timestamp": pyarrow.array([], pyarrow.int64())}), tmp_path / "trace")
-    assert refused(tmp_path / "trace") == "there is nothing in this file"
+    assert refused(tmp_path / "trace") == "this file is empty"
 
 
 def test_a_folder_of_arrow(tmp_path):
@@ -222,12 +222,10 @@ def refused(file, **options):
 def test_what_can_not_be_read_is_said(tmp_path, monkeypatch):
     file, cut = written(tmp_path / "trace", [mooncake(0, 512, [1])]), tmp_path / "cut"
     cut.write_bytes(file.read_bytes()[:-20])
-    assert refused(cut).startswith(
-        "truncated or damaged, or not to be read: Parquet magic bytes not found in footer."
-    )
+    assert refused(cut).startswith("truncated, damaged or unreadable: Parquet magic bytes not found in footer.")
     twice = pyarrow.Table.from_arrays([pyarrow.array([1])] * 2, names=["a", "a"])
     assert refused(written(tmp_path / "twice", twice)) == "two columns are called 'a'"
-    assert refused(written(tmp_path / "none", twice[:0])) == "there is nothing in this file"
+    assert refused(written(tmp_path / "none", twice[:0])) == "this file is empty"
     monkeypatch.setitem(sys.modules, "pyarrow.parquet", None)
     for kind in ("Parquet", "Arrow", "a stream of Arrow"):
         WAYS[kind](twice, file)

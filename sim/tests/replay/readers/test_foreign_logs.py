@@ -47,13 +47,16 @@ def test_so_is_one_of_a_format_with_fields_of_its_own(read):
 @pytest.mark.parametrize(
     ("header", "hint"),
     [
-        ('2026-05-03T09:00:00Z stdout F {"messages": [{"role": "user", "content": "a"}]}', "(what stands before"),
+        (
+            '2026-05-03T09:00:00Z stdout F {"messages": [{"role": "user", "content": "a"}]}',
+            "(remove what is before",
+        ),
         (
             f"INFO 11-26 09:00:00 Received request a: prompt: '{'x' * 9}', params: SamplingParams(n=1)",
             "for people?",
         ),
-        ("0.5,ChatGPT,400,20", "(its first line has to name its columns)"),
-        ("when,ChatGPT,400", "(its first line has to name its columns)"),
+        ("0.5,ChatGPT,400,20", "(a table's first line must name its columns)"),
+        ("when,ChatGPT,400", "(a table's first line must name its columns)"),
         ("when,v2,prompt 1", None),
     ],
 )
@@ -121,7 +124,7 @@ def test_a_request_that_failed_counts_and_is_said(read, failed):
     good += [{**ASKED, "error": error} for error in (None, "", {})]
     requests, notes = read(*good, {**ASKED, **failed})
     assert len(requests) == 11
-    said = "1 request failed, as a status or an error says; each counts like any other, computed or not"
+    said = "1 request failed, according to a status or an error; each counts like any other request"
     assert said in notes
     assert not any("failed" in note for note in read(*good)[1])
 

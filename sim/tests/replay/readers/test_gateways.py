@@ -21,7 +21,7 @@ def spent(second: int, **more):
 
 
 OTHER_CALLS = ("aembedding", "rerank", "amoderation", "aimage_generation", "atranscription", "aspeech")
-FROM_CACHE = "1 request was left out: answered by a gateway's own cache (cache_hit)"
+FROM_CACHE = "1 request was left out: answered by the gateway's own cache (cache_hit)"
 NO_TEXT = f"{len(OTHER_CALLS)} requests were left out: another call than one for text (call_type)"
 
 
@@ -60,7 +60,7 @@ def test_a_table_says_it_as_well(tmp_path):
     columns = open_trace(file, TraceOptions(sharing=NONE))
     assert lengths(columns) == [(0, 32, 7), (3, 32, 7)]
     assert [note for note in columns.notes if note.startswith("1 request")] == [
-        "1 request failed, as a status or an error says; each counts like any other, computed or not",
+        "1 request failed, according to a status or an error; each counts like any other request",
         FROM_CACHE,
         "1 request was left out: another call than one for text (call_type)",
     ]
@@ -83,7 +83,7 @@ def test_a_hit_of_somebody_else_s_cache_counts(read):
         *({**ASKED, "cache_status": state} for state in ("HIT", "SEMANTIC HIT", "hit")),
     )
     assert len(requests) == 1 + len(states)
-    assert notes[-1] == "3 requests were left out: answered by a gateway's own cache (cache_status)"
+    assert notes[-1] == "3 requests were left out: answered by the gateway's own cache (cache_status)"
 
 
 def test_a_trace_of_nothing_else_has_no_request(read):
@@ -202,7 +202,7 @@ def test_what_aiperf_sent_has_its_own_time(tmp_path, read):
     assert any(note.startswith("usage says 180 prompt tokens where 77") for note in notes)
     file = tmp_path / "raw.jsonl"
     file.write_text("".join(json.dumps(one) + "\n" for one in (sent(0), sent(1), {**sent(2), "metadata": None})))
-    with pytest.raises(ConfigError, match=r":3: it has no time, and a request above it has one"):
+    with pytest.raises(ConfigError, match=r":3: it has no time, but a request above it has one"):
         open_trace(file)
     file.write_text("".join(json.dumps(one) + "\n" for one in (sent(0), sent(1))))
     assert [*open_trace(file, TraceOptions(sessions=True)).sessions] == [0, 0]

@@ -65,7 +65,7 @@ def test_ids_are_looked_at_until_there_are_enough():
         evidence = Evidence()
         evidence.add([1, one], None, "here")
         evidence.add([one], None, "there")
-        assert evidence.conflict == f"id {shown} comes after 1 and after the begin of a prompt (there)"
+        assert evidence.conflict == f"id {shown} comes after 1 and after the beginning of a prompt (there)"
 
 
 def test_an_id_has_a_number_of_its_own_whatever_is_beside_it():

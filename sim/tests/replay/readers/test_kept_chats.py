@@ -230,7 +230,7 @@ def test_a_session_of_gemini_cli_that_was_gone_on_with_counts_once(tmp_path):
     (folder.parent / "logs.json").write_text(json.dumps(logged))
     trace = open_trace(tmp_path / "tmp")
     assert lengths(trace) == [(0, 32, 7), (8, 55, 1)]
-    assert "1 request is there again, where a session goes on elsewhere: each counts once" in trace.notes
+    assert "1 request is repeated, in another file of its session: each counts once" in trace.notes
 
 
 # -- opencode ------------------------------------------------------------------------------------
@@ -262,7 +262,7 @@ def test_each_step_of_opencode_is_a_request(read):
     requests, notes = read({"info": {"id": "s"}, "messages": [asked, stepped]})
     use = len('["ls", {}]')
     assert lengths(requests) == [(0, 32, 7), (3, tokens(QUESTION, ("assistant", 40 + use), ("tool", 30)), 3)]
-    assert "2 requests failed, as a status or an error says; each counts like any other, computed or not" in notes
+    assert "2 requests failed, according to a status or an error; each counts like any other request" in notes
     assert not any(note.startswith("usage says") for note in notes), "33 and 53"
 
 
@@ -324,7 +324,7 @@ def test_entries_of_pi_stand_below_others(read):
     assert shared(requests[0], requests[2]) == 2
     assert notes[0] == "format: pi"
     assert not any(note.startswith("usage says") for note in notes), "32 and 52"
-    assert "1 request failed, as a status or an error says; each counts like any other, computed or not" in notes
+    assert "1 request failed, according to a status or an error; each counts like any other request" in notes
 
 
 def test_what_pi_compacted_is_sent_no_more(read):
@@ -354,7 +354,7 @@ def test_the_first_sessions_of_pi_are_in_a_row_and_a_fork_is_a_copy(tmp_path):
         file.write_text("".join(json.dumps(one) + "\n" for one in ({**HEADER, "id": name}, *found)))
     trace = open_trace(tmp_path)
     assert lengths(trace) == [(0, 32, 7), (8, 55, 1)]
-    assert "1 request is there again, where a session goes on elsewhere: each counts once" in trace.notes
+    assert "1 request is repeated, in another file of its session: each counts once" in trace.notes
 
 
 def test_entries_of_pi_without_ids_are_no_copies_of_each_other(tmp_path):

@@ -78,7 +78,7 @@ def test_what_is_hidden_or_empty_in_a_folder_is_left_out(tmp_path):
     )
     with pytest.raises(ConfigError) as caught:
         open_trace(tmp_path / "b")
-    assert str(caught.value) == f"{tmp_path / 'b' / '0.jsonl'}: there is nothing in this file"
+    assert str(caught.value) == f"{tmp_path / 'b' / '0.jsonl'}: this file is empty"
 
 
 def test_several_broken_lines_may_come_first(tmp_path):

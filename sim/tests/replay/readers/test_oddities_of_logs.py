@@ -145,7 +145,7 @@ PEOPLE = r"is it a server's log for people\? what is in that is no whole prompt"
     ("line", "said"),
     [
         ("[2026-01-31 10:00:00] Receive: obj=GenerateReqInput(rid='a', text='so, it is')", PEOPLE),
-        ('[2026-01-31 10:00:00] {"messages": []}', "what stands before the JSON of a line has to go"),
+        ('[2026-01-31 10:00:00] {"messages": []}', "remove what is before the JSON of a line"),
         (
             '(APIServer pid=7) DEBUG 01-31 [logger.py:74] Request a JSON body: {"messages": [], "model": "m"}',
             "what stands before the JSON of a line has to go",
@@ -177,7 +177,7 @@ def test_messages_without_a_word_are_said(read, nothing):
         [{"role": "a", **nothing}, user(SAID)],
     )
     _, notes = read(*({"messages": one} for one in (silent, said, silent)), {"prompt": "so"})
-    assert "2 requests say nothing beside who speaks: did the log leave out what was said?" in notes
+    assert "2 requests say nothing but roles: did the log leave out the text?" in notes
     _, notes = read({"messages": said})
     assert not any("nothing beside" in note for note in notes)
 

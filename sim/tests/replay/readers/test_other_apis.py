@@ -143,7 +143,7 @@ def test_answers_in_har_may_be_streams_or_base64(read):
     ]
     requests, notes = read({"log": {"entries": entries}})
     assert lengths(requests) == [(0, 45, 7), (1, 32, 9), (2, 32, 0), (3, 32, 0)]
-    assert any(note.startswith("3 requests failed, as a status or an error says;") for note in notes)
+    assert any(note.startswith("3 requests failed, according to a status or an error;") for note in notes)
 
 
 def test_a_mistake_in_har_says_which_entry_it_is(read):

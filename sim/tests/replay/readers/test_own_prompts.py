@@ -119,14 +119,14 @@ def test_a_conversation_that_says_when_it_began_begins_then(tmp_path: Path) -> N
 WRONG = {
     ("prompt=a,ids=b", "{}"): (
         "--columns: prompt is what was asked, as text, token ids, messages, or the JSON of such or of a request, "
-        "so ids can't be told besides"
+        "so ids can't be given, too"
     ),
     ("prompt=a,answer=b,output=c", "{}"): (
-        "--columns: answer is what was answered, as text, so output can't be told besides"
+        "--columns: answer is what was answered, as text, so output can't be given, too"
     ),
     ("input=b,conversation=a", "{}"): (
         "--columns: conversation is a session, as messages, of which each answer is a request, so input can't "
-        "be told besides"
+        "be given, too"
     ),
     ("input=a,answer=b", "{}"): "--columns: answer is cut as prompts are: prompt=COLUMN is missing",
     ("prompt=a", '{"a": 5}'): (

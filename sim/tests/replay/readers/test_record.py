@@ -142,5 +142,5 @@ def test_a_format_need_not_have_a_usual_block(tmp_path, monkeypatch):
     file.write_text('{"length": 900, "ids": [1, 2, 3, 4, 5, 6]}\n{"length": 901, "ids": [1]}\n')
     with pytest.raises(ConfigError) as caught:
         open_trace(file)
-    assert str(caught.value) == f"{file}: the block size can't be told from this trace: say --block-size"
+    assert str(caught.value) == f"{file}: the block size can't be derived from this trace: give --block-size"
     assert open_trace(file, TraceOptions(block_tokens=150)).block_tokens == 150

@@ -127,7 +127,7 @@ def test_an_answer_that_was_made_anew_is_a_request_of_its_own(read):
     # What was thought isn't sent again: 128 characters, 28, and 8 + 42 + 13.
     assert lengths(requests) == [(0, 32, whole), (8, 32, 3), (20, 55, 0)]
     assert (shared(requests[0], requests[2]), shared(requests[0], requests[1])) == (2, 0)
-    assert "1 request failed, as a status or an error says; each counts like any other, computed or not" in notes
+    assert "1 request failed, according to a status or an error; each counts like any other request" in notes
     assert "requests of 2 models, none of which can use another's blocks: m, other" in notes
 
 

@@ -90,10 +90,10 @@ def test_models_share_nothing_and_sessions_are_kept(tmp_path, asked):
 
 DAY = "2026-01-31"
 HOLES = [
-    ([5, None, 6], "2: it has no time, and a request above it has one", [0, 1]),
-    ([None, 5, None], "2: it has a time, and requests above it have none", [0, 2]),
-    ([DAY, None, DAY], "2: it has no time, and a request above it has one", [0, 0]),
-    ([None, DAY, None], "2: it has a time, and requests above it have none", [0, 2]),
+    ([5, None, 6], "2: it has no time, but a request above it has one", [0, 1]),
+    ([None, 5, None], "2: it has a time, but requests above it have none", [0, 2]),
+    ([DAY, None, DAY], "2: it has no time, but a request above it has one", [0, 0]),
+    ([None, DAY, None], "2: it has a time, but requests above it have none", [0, 2]),
 ]
 
 
@@ -189,7 +189,7 @@ def test_a_delay_of_a_first_turn_makes_no_clock_of_the_session_s_own(tmp_path, r
 @pytest.mark.parametrize("record", [HASHED, {"text_input": "a"}], ids=["mooncake", "aiperf"])
 def test_but_not_where_others_have_times(tmp_path, record):
     path = written(tmp_path, {**record, "timestamp": 1}, {**record, "session_id": "a", "delay": None})
-    with pytest.raises(ConfigError, match=":2: it has no time, and a request above it has one"):
+    with pytest.raises(ConfigError, match=":2: it has no time, but a request above it has one"):
         open_trace(path)
 
 

@@ -115,7 +115,7 @@ def test_thoughts_are_text_without_what_they_are_signed_with(read):
     assert [one.input_tokens for one in requests] == [32, tokens(*above)]
 
 
-@pytest.mark.parametrize(("files", "said"), [(2, "1 request is there again"), (3, "2 requests are there again")])
+@pytest.mark.parametrize(("files", "said"), [(2, "1 request is repeated"), (3, "2 requests are repeated")])
 def test_a_session_that_goes_on_in_another_file_counts_once(tmp_path, files, said):
     first = [user("a", None, 1, SAID), answer("b", "a", 2, "z" * 27, "1")]
     more = [user("c", "b", 3, "y" * 43), answer("d", "c", 4, "z", "2")]
@@ -123,7 +123,7 @@ def test_a_session_that_goes_on_in_another_file_counts_once(tmp_path, files, sai
         (tmp_path / name).write_text("".join(f"{json.dumps(line)}\n" for line in lines))
     trace = open_trace(tmp_path)
     assert [one.input_tokens for one in trace] == [32, tokens(("user", 107), ("assistant", 27), ("user", 43))]
-    assert f"{said}, where a session goes on elsewhere: each counts once" in trace.notes
+    assert f"{said}, in another file of its session: each counts once" in trace.notes
 
 
 def test_a_folder_of_projects_has_more_than_transcripts(tmp_path):

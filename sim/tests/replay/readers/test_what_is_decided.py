@@ -359,7 +359,7 @@ def test_what_has_no_effect_on_a_trace_is_said(tmp_path):
     assert same(columns, open_trace(file))
     assert columns.notes[1:] == (
         "requests of format mooncake have their own times: nothing is staggered (--stagger)",
-        "the trace has block ids: nothing is assumed of what is shared (--assume-sharing)",
+        "the trace has block ids: no sharing is assumed (--assume-sharing)",
     )
     file.write_text(lines(weka("one", call(0, [1]), call(8, [1]))))
     one = "there is one session, and nothing is staggered (--stagger)"

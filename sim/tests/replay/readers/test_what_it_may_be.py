@@ -16,7 +16,7 @@ def answer(text):
 
 
 TALK = [user(SAID), answer("a"), user(SAID), answer("b")]
-WITHIN = "prompts have 3 answers within: if each is a whole conversation, say --format conversations"
+WITHIN = "prompts have 3 answers within: if each is a whole conversation, use --format conversations"
 
 
 def test_messages_that_may_be_a_whole_conversation_are_said(read):

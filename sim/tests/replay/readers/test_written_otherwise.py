@@ -120,9 +120,7 @@ def test_a_line_for_spreadsheets_stands_above_a_table(tmp_path):
 def test_a_comment_above_records_has_to_go(tmp_path, comment):
     with pytest.raises(ConfigError) as refused:
         open_trace(written(tmp_path, f"{comment}\n{json.dumps(MOONCAKE[0])}\n"))
-    assert str(refused.value).endswith(
-        "(what stands above the records has to go: tail -n +2 leaves out a first line)"
-    )
+    assert str(refused.value).endswith("(remove what is above the records: tail -n +2 leaves out a first line)")
 
 
 @pytest.mark.parametrize(

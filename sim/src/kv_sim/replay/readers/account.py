@@ -86,16 +86,16 @@ class Account:
             yield f"{counted(self.dropped_blocks, 'partial last block was', 'partial last blocks were')} dropped"
         if self.failed:
             requests = counted(self.failed, "request", "requests")
-            yield f"{requests} failed, as a status or an error says; each counts like any other, computed or not"
+            yield f"{requests} failed, according to a status or an error; each counts like any other request"
         yield from self._doubts()
         for why, count in self.left_out.items():
             yield f"{counted(count, 'request was', 'requests were')} left out: {why}"
         if self.unbelieved:
             requests = counted(self.unbelieved, "request says", "requests say")
-            yield f"{requests} that more of the prompt was in a cache than there is: that isn't believed"
+            yield f"{requests} that more tokens were cached than the prompt has: these counts are ignored"
         if self.copies:
-            requests = counted(self.copies, "request is there again", "requests are there again")
-            yield f"{requests}, where a session goes on elsewhere: each counts once"
+            requests = counted(self.copies, "request is repeated", "requests are repeated")
+            yield f"{requests}, in another file of its session: each counts once"
         odd = self._odd_times()
         if odd is not None:
             yield f"{odd}: is the unit of its times the right one? (--time-unit)"
@@ -112,13 +112,13 @@ class Account:
         """Notes on signs that a prompt isn't exactly what a model was asked."""
         if self.answers_within:
             answers = counted(self.answers_within, "answer", "answers")
-            yield f"prompts have {answers} within: if each is a whole conversation, say --format conversations"
+            yield f"prompts have {answers} within: if each is a whole conversation, use --format conversations"
         if self.ended:
             prompts = counted(self.ended, "prompt ends", "prompts end")
-            yield f"{prompts} with an answer: if each is a whole conversation, say --format conversations-dated"
+            yield f"{prompts} with an answer: if each is a whole conversation, use --format conversations-dated"
         for name, count in self.beside.items():
             prompts = counted(count, "prompt has", "prompts have")
-            yield f"{prompts} a {name} beside, which isn't counted: a prompt is all that a model was asked"
+            yield f"{prompts} a {name} beside, which isn't counted: a prompt must have all that a model was asked"
 
     def _odd_times(self) -> str | None:
         """A rate or duration that no server's trace can have, as text; None: times are plausible."""

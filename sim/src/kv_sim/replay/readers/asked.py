@@ -194,14 +194,14 @@ def left_out_of(record: Mapping[str, Any]) -> str | None:
         if any(other in call for other in _OTHER_CALLS):
             return "another call than one for text (call_type)"
         if str(record.get("cache_hit")).lower() == "true":
-            return "answered by a gateway's own cache (cache_hit)"
+            return "answered by the gateway's own cache (cache_hit)"
     kind = inside(record.get("span_attributes"), "type")
     if kind is not None and kind != "llm":
         return "a span that is no request to a model (span_attributes)"
     if _FROM_CACHE.fullmatch(str(record.get("cache_status")).upper()):
-        return "answered by a gateway's own cache (cache_status)"
+        return "answered by the gateway's own cache (cache_status)"
     if str(record.get("cached")).lower() == "true":
-        return "answered by a gateway's own cache (cached)"
+        return "answered by the gateway's own cache (cached)"
     return None
 
 

@@ -245,7 +245,7 @@ def _may_be(record: Mapping[str, Any], container: Container) -> str:
     if container is Container.CSV and looks_for_people(record):
         return FOR_PEOPLE
     if container is Container.CSV and any(name.replace(".", "").isdecimal() for name in record):
-        return " (its first line has to name its columns)"
+        return " (a table's first line must name its columns)"
     return ""
 
 

@@ -95,16 +95,14 @@ def _opened(path: Path) -> Iterator[tuple[list[str], int | None, Iterator[Any]]]
         raise
     except (pyarrow.ArrowException, OSError, OverflowError, ValueError) as error:
         said = str(error).partition("\n")[0]
-        raise ConfigError(f"{path}: truncated or damaged, or not to be read: {said:.{_MOST_SHOWN}}") from None
+        raise ConfigError(f"{path}: truncated, damaged or unreadable: {said:.{_MOST_SHOWN}}") from None
 
 
 def _check_end(path: Path, file: Any) -> None:
     """Refuse a stream without its end mark: one that was truncated between two batches would seem complete."""
     file.seek(file.size() - len(_END))
     if file.read() != _END:
-        raise ConfigError(
-            f"{path}: truncated, or whoever wrote it hasn't closed it: the end of the stream is missing"
-        )
+        raise ConfigError(f"{path}: truncated, or not closed by its writer: the end of the stream is missing")
     file.seek(0)
 
 

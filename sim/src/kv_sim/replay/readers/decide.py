@@ -87,7 +87,7 @@ def choose_block(
         return BLOCK_TOKENS, None
     chosen = guess_block_tokens(first, form.block_tokens)
     if chosen is None:
-        raise ConfigError(f"{path}: the block size can't be told from this trace: say --block-size")
+        raise ConfigError(f"{path}: the block size can't be derived from this trace: give --block-size")
     share = agreement(first, chosen)
     if chosen != form.block_tokens:
         usual = "" if form.block_tokens is None else f", not {form.block_tokens}"

@@ -144,6 +144,6 @@ def _chain(parent: int, number: int) -> int:
 
 def _short(one: Id | None) -> str:
     if one is None:
-        return "the begin of a prompt"
+        return "the beginning of a prompt"
     text = repr(one)
     return text if len(text) <= 24 else f"{text[:21]}..."

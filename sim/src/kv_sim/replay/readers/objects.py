@@ -17,12 +17,12 @@ from kv_sim.replay.readers.table import NOT_CLOSED, Table
 
 MAX_PROBLEM = 60
 NOT_TEXT: Final = "this is not text in UTF-8"
-NOTHING: Final = "there is nothing in this file"
+NOTHING: Final = "this file is empty"
 FOR_PEOPLE: Final = (
     " (is it a server's log for people? what is in that is no whole prompt; TraceConnector writes one; of a text "
     "with a prompt a line jq -Rc '{prompt: .}' makes a trace)"
 )
-BEFORE_JSON: Final = " (what stands before the JSON of a line has to go)"
+BEFORE_JSON: Final = " (remove what is before the JSON of a line)"
 _LONGEST_NAME: Final = 40
 """Characters of a column's name; a longer text with blanks is no name."""
 
@@ -31,7 +31,7 @@ _SAYS_BETWEEN: Final = re.compile("sep=[,;|\t]?", re.IGNORECASE)
 _SUMMARY: Final = " (is it the summary that GuideLLM writes? each request is in its JSON)"
 _CLOSED_BEHIND_COMMA: Final = re.compile(r"\s*,\s*[\]}]")
 _COMMENTS: Final = ("#", "//")
-_COMMENT: Final = " (what stands above the records has to go: tail -n +2 leaves out a first line)"
+_COMMENT: Final = " (remove what is above the records: tail -n +2 leaves out a first line)"
 _DATED: Final = re.compile(r"\[\d{4}-\d\d-\d\d")
 
 

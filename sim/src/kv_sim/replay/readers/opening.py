@@ -162,7 +162,7 @@ class Opening:
         if cached is not None and not self._says_what_was_cached:
             self._notes.append(f"no request says in {cached} what its server had (--columns cached)")
         if options.sharing is not None and sharer is None:
-            self._notes.append("the trace has block ids: nothing is assumed of what is shared (--assume-sharing)")
+            self._notes.append("the trace has block ids: no sharing is assumed (--assume-sharing)")
 
     def _refuse_another_kind(self, record: Record, place: Place) -> None:
         """Refuse a record with another block size or engine than those before it."""

@@ -72,7 +72,7 @@ def parse_columns(text: str) -> dict[str, str]:
     for part in columns:
         beside = next((other for other in _NEVER_WITH.get(part, ()) if other in columns), None)
         if beside is not None:
-            raise ConfigError(f"--columns: {part} is {PARTS[part]}, so {beside} can't be told besides")
+            raise ConfigError(f"--columns: {part} is {PARTS[part]}, so {beside} can't be given, too")
     if {"cached", "prompt"} <= columns.keys() and "input" not in columns:
         raise ConfigError(
             "--columns: cached is a part of what a server counted of a prompt: input=COLUMN is missing, all of it"

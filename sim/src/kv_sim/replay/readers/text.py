@@ -137,10 +137,10 @@ class Text:
             )
         if len(self._salts) > 1:
             salts = f"{len(self._salts):,} different salts ({SALT})"
-            yield f"prompts have {salts}, and share blocks with their like alone"
+            yield f"prompts have {salts}, and share blocks only with prompts of the same salt"
         if self._silent:
             requests = counted(self._silent, "request says", "requests say")
-            yield f"{requests} nothing beside who speaks: did the log leave out what was said?"
+            yield f"{requests} nothing but roles: did the log leave out the text?"
         if self._depicted:
             requests = counted(
                 self._depicted, "request has images, sounds or files", "requests have images, sounds or files"

@@ -41,14 +41,14 @@ class Times:
             arrival = self._after(session, delay)
         elif record.time is None:
             if self._zero is not None:
-                raise MalformedError("it has no time, and a request above it has one")
+                raise MalformedError("it has no time, but a request above it has one")
             # Without times, one request a second keeps the order; but a turn comes after the turn before it.
             arrival = max(float(number), self._last_turns.get(session, 0.0))
             self.are_made_up = True
         elif self._form.merges_sessions:
             arrival = self._start_of(session, record.time) + record.time * unit
         elif self.are_made_up:
-            raise MalformedError("it has a time, and requests above it have none")
+            raise MalformedError("it has a time, but requests above it have none")
         else:
             arrival = (record.time - (self._zero or 0)) * unit
         if isinstance(record, DelayedRecord):
