@@ -1,8 +1,8 @@
-"""``World``: a history in the making, or one that is made again.
+"""``World``: runs a random history, or replays a recorded one.
 
-A world picks a legal action from a ``Random`` and takes it. The same class replays a recorded history, and skips
-what is not legal. Same seed, same history, same digest, in any process. After its history a world is over: the
-engine ends, and with it the connector.
+A world picks legal actions with a ``Random`` and takes them. The same class replays recorded actions, and skips
+those that are not legal. The same seed gives the same history and digest in any process. After its history, the
+engine and the connector are shut down.
 """
 
 from collections import Counter
@@ -19,7 +19,7 @@ from kv_sim.world_state import WorldState
 
 
 class World(WorldState):
-    """A world that makes a history: by chance, or again from its actions."""
+    """A world that runs a history: a random one, or recorded actions."""
 
     def run(self, random: Random, actions: int) -> None:
         """Take ``actions`` actions of ``random``'s choice, let everything come to rest, and end."""
@@ -34,7 +34,7 @@ class World(WorldState):
         self.apply(pick(self, random, at), random)
 
     def rest(self) -> None:
-        """Add nothing more, let every copy and request end, and check what must hold then."""
+        """Add no more requests, let every copy and request end, and check what must hold then."""
         at_rest.check(self)
 
     def replay(self, actions: Iterable[Action]) -> None:
@@ -57,7 +57,7 @@ class World(WorldState):
         self.end()
 
     def end(self) -> None:
-        """The engine ends after everything else was judged, and that is judged, too."""
+        """Shut the engine down after all other checks, and check that, too."""
         self.ending.judge(self.engines, self.referee, self._left_open_again)
 
     def _left_open_again(self) -> Counter[str] | None:
@@ -65,7 +65,7 @@ class World(WorldState):
         referee = Referee(switched_off={*self.referee.switched_off})
         try:
             again = World(self.config, self.subject, referee=referee, engine_class=type(self.engine))
-        except (Violation, HistoryEnds):  # the address that it would listen on is still taken
+        except (Violation, HistoryEnds):  # its address is still in use
             return None
         with suppress(Violation, HistoryEnds):
             for action in self.history:
@@ -75,5 +75,5 @@ class World(WorldState):
         return again.ending.left_open()
 
     def break_off(self, violation: Violation | None) -> None:
-        """The engine ends in the middle of a history, which is what is told, and not what the end brings about."""
+        """Shut the engine down after a failure, which is reported instead of any failure of the shutdown."""
         self.ending.break_off(self.engines)

@@ -1,7 +1,7 @@
-"""``WorldState``: an engine with its connector, or two, and what happened to them, one action at a time.
+"""``WorldState``: one or two engines with their connectors, and the record of their actions.
 
-``apply`` takes an action, if it is legal now, and records it with everything that was drawn for it. What an action
-does is in ``history.effects``.
+``apply`` takes an action, if it is legal now, and records it with everything that was drawn for it. The actions'
+effects are in ``history.effects``.
 """
 
 import json
@@ -30,12 +30,12 @@ from kv_sim.violation import Referee
 
 
 class WorldState:
-    """What there is, and what happened so far."""
+    """The engines of a world, and the history so far."""
 
     guards_media: ClassVar[bool] = True
-    """Whether the managers of media are judged by themselves, which takes some work in the connector's calls."""
+    """Whether managers of media are checked separately, which adds work to the connector's calls."""
     router_class: ClassVar[type[Router]] = Router
-    """What stands between engines that serve each other."""
+    """The class of the router between engines that serve each other."""
 
     def __init__(
         self,
@@ -76,9 +76,9 @@ class WorldState:
             self.router = self.router_class(self.engines, is_fair=is_fair, comes_again=not holds)
 
     def _let_devices_know_each_other(self) -> None:
-        """Tell each device of its rank's in other engines: what moves bytes there has to find the other end.
+        """Connect each device with the same rank's device in other engines, between which bytes are moved.
 
-        And what is wrong here may have been computed there.
+        It also lets a wrong content here be traced to the engine that computed it.
         """
         for engine in self.engines:
             for device in engine.devices:
@@ -87,7 +87,7 @@ class WorldState:
                 device.kernels.others = [of_one[0].kernels for of_one in others]
 
     def _let_sites_share(self) -> None:
-        """Tell each site of those that have the same store."""
+        """Tell each site which others share its store."""
         for site in self.sites:
             for other in self.sites:
                 if other is not site:
@@ -95,12 +95,12 @@ class WorldState:
 
     @property
     def engine(self) -> Engine:
-        """The first of them, which most worlds have alone."""
+        """The first engine's site; most worlds have only this one."""
         return self.sites[0].engine
 
     @property
     def engines(self) -> list[Engine]:
-        """All of them."""
+        """The sites of all engines."""
         return [site.engine for site in self.sites]
 
     def site_of(self, args: dict[str, Any]) -> Site | None:
@@ -109,7 +109,7 @@ class WorldState:
         return self.sites[number] if number < len(self.sites) else None
 
     def draw_request(self, random: Random, at: int = 0) -> RequestSpec:
-        """One that may arrive at an engine now. No two engines of a world know a request by the same id."""
+        """A request that may arrive at an engine now. No two engines of a world use the same id."""
         taken = set().union(*(site.taken_ids() for site in self.sites))
         held = self.router.newest_for(self.engines[at]) if self.router is not None else None
         spec = self.arrivals.draw(random, taken, held)
@@ -132,7 +132,7 @@ class WorldState:
         try:
             legal = site.effects.take(action.kind, args, random)
         finally:
-            self.history[-1] = Action(action.kind, args)  # what was drawn for it belongs to a failure, too
+            self.history[-1] = Action(action.kind, args)  # a failure's record needs what was drawn, too
         if not legal:
             self.history.pop()
             return False
@@ -156,7 +156,7 @@ class WorldState:
         return digest.hexdigest()
 
     def _called(self, site: Site, call: Call) -> None:
-        """A connector answered a call: note what it came to, and tell whoever watches or judges calls."""
+        """A connector answered a call: note the result, and tell checkers and watchers."""
         _, side, name, args, answer = call
         if name == "get_num_new_matched_tokens":
             self._matched(args, answer)
@@ -185,11 +185,11 @@ class WorldState:
             self.coverage.situation("match: a load ends within a block")
 
     def _is_of_strangers(self, request: Any) -> bool:
-        """Whether a request came with a ticket of a stranger's: with two engines it is the other one's."""
+        """Whether a request has a ticket of a stranger; with two engines the ticket is the other engine's."""
         return self.config.stranger != "none" and request.request_id in self.tickets.bearers
 
     def _ended(self, site: Site, router: Router, name: str, args: tuple[Any, ...], answer: Any) -> None:
-        """A request ended. If a ticket says where its blocks are held, the router may bring it elsewhere."""
+        """A request ended. If it returned a ticket, the router may give that to a request at the other engine."""
         is_held, request = answer[0], args[0]
         ticket = router.ticket_of(site.engine, request, answer)
         self.tickets.hear(name, args, (is_held, ticket), site.config.role)

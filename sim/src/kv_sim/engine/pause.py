@@ -1,7 +1,7 @@
-"""Pauses of an engine: who is still scheduled.
+"""Pauses of an engine: which requests are still scheduled.
 
-A pause never stops the engine's loop while there is work: who holds blocks runs on, or ends, and a connector that
-says that it has work still gets steps, empty ones. An engine that has paused and has no work left may sleep.
+A pause never stops the engine's loop while there is work: requests that hold blocks run on, or end, and a
+connector with pending work still gets empty steps. A paused engine without work may sleep.
 """
 
 from collections.abc import Mapping
@@ -11,19 +11,19 @@ from typing import Final, Literal, TypeAlias
 
 
 class Pause(Enum):
-    """Who isn't scheduled."""
+    """Which requests are not scheduled."""
 
     NONE = auto()
     NEW = auto()
-    """Requests that hold no blocks: those that came or were preempted wait."""
+    """Requests without blocks: new and preempted ones wait."""
     ALL = auto()
-    """Everybody."""
+    """All requests."""
 
 
 PauseMode: TypeAlias = Literal["abort", "wait", "keep"]
-"""What becomes of the requests that there are: they end; those that hold blocks run to their ends; they stay."""
+"""What happens to present requests: they are aborted; those with blocks run to their ends; they stay paused."""
 
 MODES: Final[Mapping[PauseMode, Pause]] = MappingProxyType(
     {"abort": Pause.NEW, "wait": Pause.NEW, "keep": Pause.ALL}
 )
-"""Who isn't scheduled after each."""
+"""Which requests are not scheduled in each mode."""

@@ -1,4 +1,4 @@
-"""``Place``: which engine of a world one is. Where engines serve each other, or share a store, there are two."""
+"""``Place``: an engine's place in a world. If engines serve each other, or share a store, there are two."""
 
 from dataclasses import dataclass, field
 from uuid import uuid4
@@ -14,17 +14,17 @@ class Place:
     number: int = 0
     count: int = 1
     deployment: str = field(default_factory=lambda: uuid4().hex)
-    """A name that no other world has, for what outlives an engine, or must tell one deployment from another."""
+    """A name that no other world has, for things that outlive an engine or must differ between deployments."""
     shares_store: bool = False
     """Whether the engines of the world share one store."""
     stranger: Stranger = "none"
-    """How this engine differs, if it is a stranger to the others."""
+    """How this engine differs from the other, if it is a stranger."""
     folder: Folder = field(default_factory=Folder)
-    """What ``{folder}`` stands for in a setting: one for all that share a store, else one for each engine."""
+    """The folder for ``{folder}`` in settings: one for all engines that share a store, otherwise one for each."""
 
     @property
     def engine_id(self) -> str:
-        """What connectors know it by."""
+        """The engine id for connectors."""
         return "world" if self.count == 1 else f"world-{self.number}"
 
     @property
@@ -36,7 +36,7 @@ class Place:
 
     @property
     def words(self) -> str:
-        """What messages and logs say before anything that is of this engine; empty if there is no other."""
+        """The prefix of this engine's messages and logs; empty if it is the only engine."""
         return "" if self.count == 1 else f"engine {self.number} "
 
 

@@ -19,12 +19,12 @@ class NewlyRunning:
     computed: int
     tables: Tables
     is_resumed: bool
-    """It was preempted. A session that goes on is new again."""
+    """Whether it was preempted before. A session that continues counts as new."""
 
 
 @dataclass
 class StepPlan:
-    """One step in the making."""
+    """One step while it is planned."""
 
     budget: int
     counts: dict[str, int] = field(default_factory=dict)
@@ -38,7 +38,7 @@ class StepPlan:
     """Blocks that were allocated in this step."""
     copies: list[BlockCopy] = field(default_factory=list)
     ends: list[tuple[int, int]] = field(default_factory=list)
-    """For each hit on the GPU that ended within a block: how many tokens into it, and what the connector had."""
+    """For each GPU hit that ended within a block: the tokens in that block, and the connector's tokens."""
     handed: list[Offer] = field(default_factory=list)
     """The ends of prompts within blocks whose states the connector is handed."""
     async_targets: list[int] = field(default_factory=list)
@@ -70,7 +70,7 @@ class StepPlan:
             self.drafts[request.request_id] = self.padded[request.request_id]
 
     def preempt(self, request: SimRequest) -> None:
-        """A running request lost its blocks; it was not scheduled in this step, being the last one."""
+        """A running request lost its blocks. It was the last one, so it wasn't scheduled in this step yet."""
         self.preempted.append(request)
 
     def load(self, request: SimRequest, targets: list[int], *, is_async: bool) -> None:
@@ -82,7 +82,7 @@ class StepPlan:
 
     @property
     def poison(self) -> list[int]:
-        """New blocks whose bytes nobody promised to load or copies."""
+        """New blocks that are neither loaded nor copied into."""
         targets = {block for blocks in (self.async_targets, *self.sync_targets.values()) for block in blocks}
         targets.update(copy.dst_block_id for copy in self.copies)
         return [block for block in self.fresh if block not in targets]
@@ -93,7 +93,7 @@ class StepPlan:
         blocks: KVCacheManager,
         reject_drafts: Callable[[str, int], int],
     ) -> None:
-        """Write down what the devices will compute and read. Drafts are accepted or rejected here."""
+        """Note what the devices will compute and read. Drafts are accepted or rejected here."""
         for request_id, count in self.counts.items():
             request = requests[request_id]
             computed = request.num_computed_tokens

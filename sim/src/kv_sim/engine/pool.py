@@ -1,11 +1,12 @@
 """The pool of GPU blocks and the prefix cache, with vLLM's rules of order.
 
-A block is free, or held by one or more requests. Free blocks stand in a queue: allocation takes from its front,
+A block is free, or held by one or more requests. Free blocks are in a queue: allocation takes from its front,
 freed blocks with a cached hash go to its back (last out), those without to its front. A cached block keeps its
-hash until it is allocated anew. Block 0 is the null block: it stands for what slid out of a window.
+hash until it is allocated again. Block 0 is the null block, which replaces blocks that slid out of a window.
 
-A connector may hold blocks, too: ``blocks``, ``touch`` and ``free_blocks`` are vLLM's names for that,
-``evict_blocks`` is for letting nobody find some, and ``free_block_queue`` says which are given away next.
+A connector may hold blocks, too: ``blocks``, ``touch`` and ``free_blocks`` are vLLM's names for that.
+``evict_blocks`` removes blocks from the prefix cache, and ``free_block_queue`` has the next blocks to be
+allocated.
 """
 
 from collections import Counter, OrderedDict
@@ -20,17 +21,17 @@ class FreeBlock(NamedTuple):
 
     block_id: int
     block_hash: bytes | None
-    """None: nobody finds it."""
+    """None: it isn't in the prefix cache."""
 
 
 class FreeBlockQueue:
-    """The free blocks of a pool, for whoever only looks."""
+    """A read-only view of a pool's free blocks."""
 
     def __init__(self, pool: "BlockPool") -> None:
         self._pool = pool
 
     def iter_blocks_after(self, cursor: None) -> Iterator[FreeBlock]:
-        """All of them, the next one first."""
+        """All free blocks, the next one to be allocated first."""
         for block in self._pool.free_queue:
             _, block_hash = self._pool.key_of.get(block, (0, None))
             yield FreeBlock(block, block_hash)
@@ -91,7 +92,7 @@ class BlockPool:
 
     @property
     def blocks(self) -> range:
-        """Each block by its id: here it is its id."""
+        """The blocks by id: here a block is its id."""
         return range(self.num_gpu_blocks)
 
     def touch(self, blocks: Iterable[int]) -> None:
@@ -101,14 +102,14 @@ class BlockPool:
         self.hold(blocks)
 
     def free_blocks(self, blocks: Iterable[int]) -> None:
-        """A connector lets these go."""
+        """A connector releases these blocks."""
         blocks = list(blocks)
         self.touched.subtract(blocks)
         self.touched += Counter()
         self.free(blocks)
 
     def cache(self, group: int, block_hash: bytes, block: int) -> None:
-        """Let others find ``block`` under its hash, in the place of one that ended within it."""
+        """Enter ``block`` into the prefix cache under its hash, in place of the hash of a partial block."""
         key = (group, block_hash)
         if self.enable_caching and block != NULL and self.key_of.get(block) != key:
             self.uncache(block)
@@ -116,7 +117,7 @@ class BlockPool:
             self.cached.setdefault(key, []).append(block)
 
     def uncache(self, block: int) -> None:
-        """Let nobody find ``block`` any more."""
+        """Remove ``block`` from the prefix cache."""
         key = self.key_of.pop(block, None)
         if key is not None:
             blocks = self.cached[key]
@@ -125,12 +126,12 @@ class BlockPool:
                 del self.cached[key]
 
     def evict_blocks(self, block_ids: set[int]) -> None:
-        """Let nobody find these any more."""
+        """Remove these blocks from the prefix cache."""
         for block in sorted(block_ids):
             self.uncache(block)
 
     def move_name(self, source: int, target: int) -> None:
-        """Let others find ``target`` in the place of ``source``, if anybody could."""
+        """If ``source`` is in the prefix cache, put ``target`` there in its place."""
         key = self.key_of.get(source)
         if key is not None:
             self.uncache(source)

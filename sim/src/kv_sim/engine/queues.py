@@ -1,4 +1,4 @@
-"""The scheduler's state between steps: who waits, who runs, who has which blocks, and what is yet to be freed.
+"""The scheduler's state between steps: waiting and running requests, their blocks, and deferred frees.
 
 ``sched_step_seq`` counts steps that compute something, ``processed_step_seq`` those whose output came back. With
 several steps under way and a consumer's role, freed blocks return to the pool only when every step that was
@@ -16,7 +16,7 @@ from kv_sim.memory.shadow import Shadow
 
 
 class Queues:
-    """What a scheduler remembers from step to step; who schedules, admits or takes in outputs shares it."""
+    """The scheduler's state, shared by the parts that schedule, admit, and process outputs."""
 
     def __init__(
         self, config: WorldConfig, connector: KVConnectorBase_V1, shadow: Shadow, *, all_groups: bool
@@ -28,16 +28,16 @@ class Queues:
         self.requests: dict[str, SimRequest] = {}
         self.waiting: deque[SimRequest] = deque()
         self.holding: deque[SimRequest] = deque()
-        """Waiting requests that hold blocks: a load of theirs is going on or has ended, or they are sessions."""
+        """Waiting requests that hold blocks: their load is under way or has ended, or they are paused sessions."""
         self.pause = Pause.NONE
         self.num_paused = 0
-        """How many sessions wait for their next turn. They keep their blocks, and nothing is done for them."""
+        """How many sessions wait for their next turn. They keep their blocks and aren't scheduled."""
         self.running: list[SimRequest] = []
         self.inflight_prefills: list[SimRequest] = []
         self.finished_req_ids: set[str] = set()
         self.preempted_req_ids: set[str] = set()
         self.loaded: set[str] = set()
-        """Requests whose load was reported and who weren't scheduled since."""
+        """Requests whose load was reported and that weren't scheduled since."""
         self.failed_loads: set[str] = set()
         self.deferred_frees: deque[tuple[int, list[int]]] = deque()
         self.num_steps = 0
@@ -75,7 +75,7 @@ class Queues:
     # -- tokens and blocks -----------------------------------------------------------------------
 
     def cut(self, request: SimRequest, start: int, count: int) -> int:
-        """How many of ``count`` tokens from ``start`` on a step computes: only to where a state is kept."""
+        """How many of ``count`` tokens from ``start`` on a step computes: only up to where a state is kept."""
         return self.blocks.tails.cut(request, start, count) if self.blocks.tails is not None else count
 
     def blocks_can_be_freed(self, request: SimRequest) -> bool:
@@ -83,7 +83,7 @@ class Queues:
         return not self.defers_frees or request.last_sched_seq <= self.processed_step_seq
 
     def free_request_blocks(self, request: SimRequest) -> None:
-        """Give a request's blocks back, now or when the steps under way have come back."""
+        """Free a request's blocks, now or when all steps under way have been processed."""
         if self.blocks_can_be_freed(request):
             self.blocks.free(request.request_id)
         else:
@@ -93,22 +93,22 @@ class Queues:
         self.shadow.end_load(request.request_id)
 
     def note_prefill(self, request: SimRequest) -> None:
-        """The request is in the middle of its prefill, or of its load."""
+        """Note that the request is in the middle of its prefill or load."""
         if request not in self.inflight_prefills:
             self.inflight_prefills.append(request)
 
     def forget_prefill(self, request: SimRequest) -> None:
-        """The request isn't in the middle of its prefill any more."""
+        """Note that the request's prefill has ended."""
         if request in self.inflight_prefills:
             self.inflight_prefills.remove(request)
 
     def own(self, request: SimRequest) -> None:
-        """Write down whose the request's blocks are now."""
+        """Note that the request owns its blocks now."""
         for table in self.blocks.tables[request.request_id].groups:
             self.shadow.own(request.request_id, table)
 
     def check(self) -> None:
-        """Recount: a reference is in a table, waits to be freed or is a connector's; who is alive is queued."""
+        """Recount: each reference is a table's, a deferred free's or a connector's; live requests are queued."""
         held: Counter[int] = Counter()
         for tables in self.blocks.tables.values():
             held.update(block for table in tables.groups for block in table if block)

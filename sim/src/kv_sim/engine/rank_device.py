@@ -1,7 +1,7 @@
-"""``RankDevice``: what an engine and its workers ask of the device of a rank.
+"""``RankDevice``: the part of a rank's device that an engine and its workers use.
 
-The testbed's ``Device`` has more, which worlds and connectors use. A device without memory has just this, so a
-type checker sees when an engine begins to ask for something that it lacks.
+The testbed's ``Device`` has more, for worlds and connectors. A device without memory has only this part, so a type
+checker reports an engine that uses more.
 """
 
 from collections import deque
@@ -16,7 +16,7 @@ from kv_sim.memory.shadow import Shadow
 
 
 class RankCopies(Protocol):
-    """The copies of a rank, as far as an engine looks at them."""
+    """The part of a rank's copies that an engine uses."""
 
     @property
     def running(self) -> Mapping[int, Copy]:
@@ -25,7 +25,7 @@ class RankCopies(Protocol):
 
     @property
     def waited(self) -> list[Copy]:
-        """The copies that the worker waited for, since this was cleared."""
+        """The copies for which the worker has waited since this was cleared."""
         ...
 
     def check(self) -> None:
@@ -43,12 +43,12 @@ class RankDevice(Protocol):
 
     @property
     def shadow(self) -> Shadow:
-        """Who may touch which block."""
+        """The rights of requests and copies to blocks."""
         ...
 
     @property
     def copies(self) -> RankCopies:
-        """What connectors copy."""
+        """The connectors' copies."""
         ...
 
     @property
@@ -61,15 +61,15 @@ class RankDevice(Protocol):
         ...
 
     def sleep(self) -> None:
-        """Let go of the GPU memory, and of what is in it."""
+        """Free the GPU memory; its contents are lost."""
         ...
 
     def wake(self) -> None:
-        """The GPU memory is there again."""
+        """Allocate the GPU memory again."""
         ...
 
     def begin_step(self, new_blocks: Iterable[int], handed: Iterable[Offer]) -> None:
-        """The worker begins with a step, which gets new blocks and hands over ends of prompts."""
+        """The worker begins a step that gets new blocks, and that hands over the states of prompts' ends."""
         ...
 
     def take_over(self, blocks: Iterable[int]) -> None:

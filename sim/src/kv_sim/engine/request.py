@@ -1,12 +1,12 @@
-"""``SimRequest``: a request as the engine holds it and as a connector sees it.
+"""``SimRequest``: a request in the engine, as a connector sees it.
 
-The model is a function, so all that a request will ever hold is known when it is made: the tokens of its prompt,
-the tokens that it will sample, and the hash after each. What the scheduler *knows* of it grows as outputs are
-processed, like in a real engine. Draft tokens that will be rejected leave other bytes behind until they are
-overwritten.
+The model is a function, so all of a request's tokens are known when it is made: those of its prompt, those that it
+will sample, and the hash after each. The part that the scheduler *knows* grows as outputs are processed, as in a
+real engine. Draft tokens that will be rejected leave other bytes in their slots until these are overwritten.
 
-A *session* is a request that stops more than once: it pauses, and goes on with a longer prompt. That begins with
-all it had, but for the last token it sampled, which nobody has computed. So each turn has a story of its own.
+A *session* is a request that stops more than once: it pauses, and continues with a longer prompt. That prompt
+begins with all earlier tokens except the last sampled one, which was never computed. So each turn has its own
+story.
 """
 
 from collections.abc import Iterator, Sequence
@@ -21,7 +21,7 @@ from kv_sim.memory.content import Words, mix, root_hash, whole_story
 
 
 class Status(Enum):
-    """Where a request is in its life; vLLM's names."""
+    """A request's status, with vLLM's names."""
 
     WAITING = "waiting"
     WAITING_FOR_REMOTE_KVS = "waiting for a load"
@@ -40,13 +40,13 @@ class Status(Enum):
 
 @dataclass(frozen=True)
 class LoRA:
-    """An adapter."""
+    """A LoRA adapter."""
 
     lora_name: str
 
 
 class Placeholder(NamedTuple):
-    """Which tokens of a prompt stand for something else."""
+    """The place of an image's placeholder tokens in a prompt."""
 
     offset: int
     length: int
@@ -62,7 +62,7 @@ class Feature:
 
 
 class Story(NamedTuple):
-    """All that a request will hold in one turn, as far as a model could go."""
+    """All tokens and hashes that a request can have in one turn."""
 
     prompt_tokens: int
     tokens: list[int]
@@ -72,7 +72,7 @@ class Story(NamedTuple):
 
 
 class SimRequest:
-    """Fits ``kv_api.Request``; the rest is the engine's own."""
+    """Implements ``kv_api.Request``; its other members are for the engine."""
 
     hashes_per_block: int = 1
     status = Status.WAITING
@@ -85,17 +85,17 @@ class SimRequest:
     num_draft_tokens = 0
     num_preemptions = 0
     num_unseen_rejects = 0
-    """Drafts of steps under way that the device has rejected and the scheduler doesn't know of."""
+    """Drafts that the device has rejected in steps that the scheduler hasn't processed yet."""
     is_prefill_chunk = True
     last_sched_seq = 0
     awaits_load = False
     """An asynchronous load was announced and has not been reported."""
     is_held = False
-    """It ended, and its blocks wait for a store to be reported."""
+    """It ended, and the engine holds its blocks until a store is reported."""
     asked: RequestSpec | Turn
-    """How much it samples, in this turn."""
+    """The spec or turn that says how many tokens it samples now."""
     turn = 0
-    """Of a session: in which turn it is."""
+    """The turn in which a session is."""
     turns_arrived = 0
     """Of a session: how many turns after the first have arrived. One more than it has: it was told to end."""
 
@@ -113,7 +113,7 @@ class SimRequest:
         self.kv_transfer_params: Any = None
         self._block_size = block_size
         self.stories: list[Story] = []
-        """Of each turn."""
+        """The story of each turn."""
         prompt = spec.prompt
         for number in range(len(spec.turns or ()) + 1):
             if number:
@@ -137,7 +137,7 @@ class SimRequest:
 
     @property
     def words(self) -> dict[str, Any]:
-        """Its ``kv_transfer_params``, as far as they are an object."""
+        """Its ``kv_transfer_params`` if they are an object, otherwise an empty one."""
         params = self.kv_transfer_params
         return params if isinstance(params, dict) else {}
 
@@ -159,7 +159,7 @@ class SimRequest:
         return self.turns_arrived == len(self.stories)
 
     def begin_turn(self) -> None:
-        """A session goes on with a longer prompt, which begins with what was computed."""
+        """Let a session continue with a longer prompt, which begins with what was computed."""
         self.num_output_tokens = 0
         self.turn += 1
         self._take_up(self.spec.asked_in(self.turn))
@@ -250,7 +250,7 @@ class SimRequest:
 
     @property
     def waits_for(self) -> str:
-        """Of a request that ended and still has its blocks: which report would free them. Empty: it has none."""
+        """The report that would free an ended request's blocks. Empty: it has none."""
         if not self.status.is_finished:
             return ""
         if self.is_held:

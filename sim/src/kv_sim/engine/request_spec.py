@@ -1,6 +1,6 @@
-"""``RequestSpec``: what makes a request, small enough for a schedule file, and its prompt.
+"""``RequestSpec``: the description of a request, small enough for a schedule file, and its prompt.
 
-A *session* is a request that stops more than once: it pauses, and goes on with a longer prompt, its next *turn*.
+A *session* is a request that stops more than once: it pauses, and continues with a longer prompt, its next *turn*.
 """
 
 from dataclasses import asdict, dataclass, field
@@ -15,7 +15,7 @@ FIRST_TOKENS: Final = 40_000
 
 @dataclass(frozen=True)
 class Turn:
-    """What a session gets when it has stopped; requests of one conversation get the same tokens."""
+    """The next input of a session that has stopped; requests of one conversation get the same tokens."""
 
     tokens: int
     output_tokens: int
@@ -24,19 +24,19 @@ class Turn:
 
 @dataclass(frozen=True)
 class RequestSpec:
-    """All that makes a request, small enough for a bug report."""
+    """A complete description of a request, small enough for a bug report."""
 
     request_id: str
     conversation: int
-    """Requests of one conversation share its tokens, as far as both go. Two conversations differ in the first
-    token alone: what follows is the same text, at the same places, after another beginning."""
+    """Requests of one conversation share its tokens, as far as both go. Two conversations differ only in their
+    first token: the same tokens follow, at the same places, after another prefix."""
     shared_tokens: int
     own_tokens: int
-    """Tokens of the prompt after those of the conversation; nobody else has them."""
+    """Tokens of the prompt after those of the conversation, which no other request has."""
     output_tokens: int
     """How many tokens it samples before it stops."""
     max_tokens: int
-    """How many the engine thinks it may sample."""
+    """The limit of output tokens that the engine knows."""
     salt: str | None = None
     adapter: str | None = None
     skip_reading_prefix_cache: bool = False
@@ -45,12 +45,12 @@ class RequestSpec:
     image_at: int = 0
     """The place of that token. Beyond the prompt there is no image."""
     turns: tuple[Turn, ...] | None = None
-    """Not None: it is a session, with these turns after the first. When there are no more, it is told to end."""
+    """Not None: it is a session with these turns after the first. After the last one it is told to end."""
     own_of: str | None = None
     """Not None: by the tokens that are its own it is this other request, as one that goes on from it elsewhere."""
     kv_transfer_params: Any = field(default=None, hash=False)
-    """What its client sends, which may be anything. Where a router sends some, too, these words take the place of
-    its own; what is no object takes that of all of them."""
+    """What its client sends, which may be anything. These keys override a router's; a value that is no object
+    replaces the router's object."""
 
     @classmethod
     def from_json(cls, values: dict[str, Any]) -> "RequestSpec":
@@ -59,7 +59,7 @@ class RequestSpec:
         return cls(**{**values, "turns": None if turns is None else tuple(Turn(**turn) for turn in turns)})
 
     def to_json(self) -> dict[str, Any]:
-        """Plain values, for a schedule file. What few requests have is left out of the others."""
+        """Plain values for a schedule file. Rare fields are left out if they have their defaults."""
         values = asdict(self)
         turns = values.pop("turns")
         for rare in ("own_of", "kv_transfer_params", "image"):
@@ -87,7 +87,10 @@ class RequestSpec:
 
     @property
     def total_tokens(self) -> int:
-        """How many tokens it comes to. The last one that a turn samples is dropped where another follows."""
+        """How many tokens it can have in all.
+
+        The last sampled token of a turn is dropped if another turn follows.
+        """
         first = self.shared_tokens + self.own_tokens + self.output_tokens
         return first + sum(turn.tokens + turn.output_tokens - 1 for turn in self.turns or ())
 

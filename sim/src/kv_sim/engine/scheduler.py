@@ -1,8 +1,8 @@
-"""The scheduler: who computes how many tokens in the next step, with vLLM V1's order of decisions and calls.
+"""The scheduler: how many tokens each request computes in the next step, with vLLM V1's decisions and calls.
 
-Running requests come first, in order of admission; when blocks run out the last one is preempted. Then, unless
-somebody was preempted, waiting requests (``admission``). What a step's output changes is in ``outcome``. The
-connector sees exactly the calls that vLLM makes. What is known between steps is in ``queues``.
+Running requests come first, in the order of admission; if blocks run out, the last one is preempted. Then come
+waiting requests, unless a request was preempted (``admission``). ``outcome`` processes a step's output. The
+connector gets exactly the calls that vLLM makes. ``queues`` has the state between steps.
 """
 
 from collections.abc import Callable
@@ -57,7 +57,7 @@ class Scheduler(Queues):
         return output, plan
 
     def attend(self, plan: StepPlan, reject_drafts: RejectDrafts) -> None:
-        """Write down what the devices will do."""
+        """Note what the devices will do."""
         plan.attend(self.requests, self.blocks, reject_drafts)
 
     def _schedule_running(self, plan: StepPlan) -> None:
@@ -119,7 +119,7 @@ class Scheduler(Queues):
         request.status = Status.PREEMPTED
         request.num_computed_tokens = 0
         request.num_draft_tokens = 0
-        # Who runs while output of an earlier run is under way drops that already.
+        # A request that resumes while the output of an earlier step is under way already drops that output.
         request.drop_stale_output = drop_stale_output or request.num_stale_output_tokens > 0
         request.num_stale_output_tokens = request.num_in_flight_tokens
         request.num_output_placeholders = 0

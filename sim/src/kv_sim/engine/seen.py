@@ -1,7 +1,7 @@
-"""What worlds, checkers and logs see of an engine, whosever it is: of its scheduler and its workers.
+"""The parts of an engine's scheduler and workers that worlds, checkers and logs use, for any engine.
 
-The testbed's own have more, which only the builtin engine uses. Another engine shows its own as these, so a type
-checker sees when a checker begins to ask for something that it doesn't show.
+The testbed's own classes have more, which only the builtin engine uses. Another engine is wrapped in classes with
+these members, so a type checker reports a checker that uses more.
 """
 
 from collections.abc import Collection, Mapping, Sequence, Sized
@@ -22,7 +22,7 @@ class SeenPool(Protocol):
         ...
 
     def evict_blocks(self, block_ids: set[int]) -> None:
-        """Let nobody find these any more."""
+        """Remove these blocks from the prefix cache."""
         ...
 
     def reset(self) -> bool:
@@ -31,7 +31,7 @@ class SeenPool(Protocol):
 
 
 class SeenBlocks(Protocol):
-    """Who has which GPU blocks."""
+    """The block tables of requests."""
 
     @property
     def block_pool(self) -> SeenPool:
@@ -49,7 +49,7 @@ class SeenBlocks(Protocol):
 
 
 class SeenScheduler(Protocol):
-    """What is seen of a scheduler: its requests and their blocks."""
+    """A scheduler's visible part: its requests and their blocks."""
 
     @property
     def connector(self) -> Any:
@@ -58,7 +58,7 @@ class SeenScheduler(Protocol):
 
     @property
     def requests(self) -> Mapping[str, SimRequest]:
-        """All that it has not forgotten, by id."""
+        """All requests that it knows, by id."""
         ...
 
     @property
@@ -78,7 +78,7 @@ class SeenScheduler(Protocol):
 
 
 class SeenOutcome(Protocol):
-    """What is seen of the ends of requests."""
+    """The visible part of the processing of ends."""
 
     @property
     def ended(self) -> Sequence[SimRequest]:
@@ -87,7 +87,7 @@ class SeenOutcome(Protocol):
 
 
 class SeenWorker(Protocol):
-    """What is seen of the worker of a rank."""
+    """A rank's worker's visible part."""
 
     @property
     def connector(self) -> Any:
@@ -96,7 +96,7 @@ class SeenWorker(Protocol):
 
     @property
     def handshake(self) -> KVConnectorHandshakeMetadata | None:
-        """What other engines have to know of this rank, if anything."""
+        """This rank's handshake metadata for other engines, if any."""
         ...
 
     def execute(self, step: Step) -> KVConnectorOutput:
@@ -104,9 +104,9 @@ class SeenWorker(Protocol):
         ...
 
     def sleep(self) -> None:
-        """Let go of the rank's GPU memory."""
+        """Free the rank's GPU memory."""
         ...
 
     def wake(self) -> None:
-        """The rank's GPU memory is there again, where it was."""
+        """Allocate the rank's GPU memory again, at the same addresses."""
         ...

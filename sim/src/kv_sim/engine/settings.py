@@ -1,4 +1,4 @@
-"""What a connector is told about the engine: what fits ``kv_api.VllmConfig`` and ``kv_api.KVCacheConfig``."""
+"""The engine's configuration for a connector: its ``kv_api.VllmConfig`` and ``kv_api.KVCacheConfig``."""
 
 from itertools import zip_longest
 from types import SimpleNamespace
@@ -75,7 +75,7 @@ def _layer_names(group: int, layers: int) -> list[str]:
 
 
 def layer_name(group: int, layer: int) -> str:
-    """What a layer of a group is called."""
+    """The name of a layer of a group."""
     return f"group{group}.layer{layer}"
 
 

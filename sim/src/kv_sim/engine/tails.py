@@ -1,12 +1,12 @@
-"""States that an engine keeps within blocks: vLLM's, where hashes are finer than the blocks of states.
+"""States (Mamba) that an engine keeps at boundaries within blocks, as vLLM does if hashes are finer than blocks.
 
-What a request computes in one step ends at the last hash of its prompt, and where others were seen to share its
-tokens. There its block of states has the state of this *boundary*, and gets a name for it. The next step of the
-request would overwrite that: so it first copies the block into another one, which takes over the name, is in no
-table, and is handed over to the connector. A request that ends in between registers its own block.
+A request's steps end at the last hash of its prompt, and where other requests were seen to share its tokens. There
+its block of states has the state of this *boundary*, and is cached under the boundary's hash. The request's next
+step would overwrite that state. So it first copies the block into another one, which takes over the hash, is in no
+block table, and is handed over to the connector. A request that ends in between caches its own block.
 
-A request that goes on from such a boundary also needs, of every other group, the block with the last tokens before
-it. Others are still appended to that block, so the request gets a copy of it.
+A request that continues from such a boundary also needs, of every other group, the block with the last tokens
+before it. That block still grows, so the request gets a copy of it.
 """
 
 from collections.abc import Sequence
@@ -44,7 +44,7 @@ class Tails:
     # -- hits ----------------------------------------------------------------------------------
 
     def find_hit(self, hashes: Sequence[bytes], max_tokens: int) -> tuple[Groups, int]:
-        """The longest prefix from which every group can go on: its blocks by group, and its tokens."""
+        """The longest prefix from which every group can continue: its blocks by group, and its tokens."""
         size, per_hash = self._config.block_size, self._tokens_per_hash
         for tokens in range(min(max_tokens // per_hash, len(hashes)) * per_hash, 0, -per_hash):
             names = {end: hashes[end // per_hash - 1] for end in (*range(size, tokens, size), tokens)}
@@ -78,9 +78,9 @@ class Tails:
         return len(self._states) if request_id in self._kept else 0
 
     def copy(self, request_id: str, tables: Groups) -> tuple[list[BlockCopy], list[tuple[int, int, int]]]:
-        """Copy the states that a request's next step would overwrite. Returns the copies, and what is handed over.
+        """Copy the states that a request's next step would overwrite. Returns copies and handed-over states.
 
-        That is, for each: its group, the block that has it now, and the boundary.
+        Each handed-over state has its group, the block that has it now, and the boundary.
         """
         boundary = self._kept.pop(request_id)
         copies, offers = [], []
@@ -94,7 +94,7 @@ class Tails:
         return copies, offers
 
     def forget(self, request_id: str) -> None:
-        """The request has no blocks any more."""
+        """Forget a request that has no blocks any more."""
         self._kept.pop(request_id, None)
 
     def end(self, request: SimRequest, tables: Groups) -> list[tuple[int, int, int]]:

@@ -1,9 +1,9 @@
 """A rank's worker: calls the connector's hooks for a step in vLLM's order, and gives the device its work.
 
 Runner V1 and V2 differ in when new blocks are zeroed or copied into: V2 does it before ``handle_preemptions``, so
-there a fence doesn't protect a freed block whose new owner gets it so; and only V2 calls ``finish_forward``. With
-speculative decoding the end of a step waits for the draft model, so ``wait_for_save`` comes after the transfer
-results; a step that computes nothing has none to wait for.
+there a fence doesn't protect a freed block that is zeroed or copied into; and only V2 calls ``finish_forward``.
+With speculative decoding the end of a step waits for the draft model, so ``wait_for_save`` comes after the
+transfer results; a step that computes nothing has none to wait for.
 """
 
 from typing import Any
@@ -45,15 +45,15 @@ class Worker:
         connector.get_mem_pool_context()
         connector.register_kv_caches(self.layers)
         self.handshake = connector.get_handshake_metadata()
-        """What other engines have to know of this rank, if anything."""
+        """This rank's handshake metadata for other engines, if any."""
 
     def sleep(self) -> None:
-        """Let go of the rank's GPU memory."""
+        """Free the rank's GPU memory."""
         self.connector.unregister_kv_caches()
         self.device.sleep()
 
     def wake(self) -> None:
-        """The rank's GPU memory is there again, where it was."""
+        """Allocate the rank's GPU memory again, at the same addresses."""
         self.device.wake()
         self.connector.restore_kv_caches()
         self.handshake = self.connector.get_handshake_metadata()
@@ -102,7 +102,7 @@ class Worker:
     def _start_loads(self, forward: Forward) -> None:
         referee = self._crossing.referee
         children = getattr(self.connector.connector, "sub_connectors", ())
-        # Who has some may shut one down here, and waits for its copies then.
+        # A connector with finished requests may end one here, and then waits for its copies.
         if Invariant.WORK in referee.switched_off or children:
             self.connector.start_load_kv(forward)
             return
@@ -112,7 +112,7 @@ class Worker:
         work.check_waits(self.device.rank, copies.waited, self.device.shadow, referee)
 
     def _told(self, method: str) -> Any:
-        """What the connector says to the scheduler's side, as it arrives there."""
+        """The worker side's output, as it arrives at the scheduler's side."""
         answer = getattr(self.connector, method)()
         return self._crossing.carry(answer, f"worker {self.device.rank} side, {method}")
 
@@ -127,7 +127,7 @@ class Worker:
         )
         loaded = {block for blocks in step.sync_targets.values() for block in blocks}
         for name, (group, layer) in self._places.items():
-            if self.connector.has_connector_metadata():  # an attention layer leaves out its hooks else
+            if self.connector.has_connector_metadata():  # otherwise an attention layer skips its hooks
                 self.connector.wait_for_layer_load(name)
                 if loaded:
                     self.device.read_loaded(launched, loaded, group, layer)

@@ -4,7 +4,7 @@
 ``draws``    draws the world itself: its sizes, and what the claims of its connector add
 ``choices``  draws the next action from those that are legal; ``effects``: what an action does
 ``arrivals`` draws the requests; ``clients``: what their clients send along
-``router``   brings tickets from one engine to another
-``legal``    what a campaign must reach; ``coverage``: what it did reach
+``router``   takes tickets from one engine to another
+``legal``    what a campaign must reach; ``coverage``: what it has reached
 ============ =================================================================================
 """

@@ -1,4 +1,4 @@
-"""Arrivals: requests that share prefixes and end next to every boundary.
+"""Draws requests that share prefixes and end next to every boundary.
 
 Prompts come from a few conversations, the first ones much more often than the last (Zipf). Lengths lie at or next
 to multiples of one block or of several. Some ids come back. In a world that has sessions, some requests are such.
@@ -19,10 +19,10 @@ from kv_sim.engine.request_spec import RequestSpec, Turn
 
 CONVERSATIONS = 5
 MOST_BLOCKS = 12
-"""Blocks of the longest request: enough for every boundary, and few steps."""
+"""Blocks of the longest request: enough to reach every boundary in few steps."""
 
 OF_HELD = 0.6
-"""How often a request goes on from a prompt that another engine holds, if one does."""
+"""How often a request continues a prompt that another engine holds, if there is one."""
 
 
 class Arrivals:
@@ -36,7 +36,7 @@ class Arrivals:
         self._before: RequestSpec | None = None
 
     def draw(self, random: Random, taken: Container[str], held: RequestSpec | None = None) -> RequestSpec:
-        """One more request; its id is not in ``taken``. Maybe with a prompt that another engine holds for it."""
+        """One more request, with an id that is not in ``taken``; maybe with a prompt that another engine holds."""
         config = self._config
         room = min(config.max_model_len, MOST_BLOCKS * config.block_size)
         conversation = random.choices(range(CONVERSATIONS), [60, 30, 20, 15, 12])[0]
@@ -71,7 +71,7 @@ class Arrivals:
         return self._as_session(random, room, spec) if config.sessions and random.random() < 0.5 else spec
 
     def _with_image(self, spec: RequestSpec) -> RequestSpec:
-        """The same, maybe with an image. Nothing else of a history is drawn by it."""
+        """The same request, maybe with an image. It uses no other random draws of the history."""
         image = Random(repr((spec.request_id, spec.shared_tokens, spec.own_tokens))).choice([None, None, "i", "j"])
         place = Random(repr(("image", spec.conversation))).randrange(2 * self._config.block_size)
         return (
@@ -81,12 +81,12 @@ class Arrivals:
         )
 
     def _maybe_again(self, random: Random, spec: RequestSpec) -> RequestSpec:
-        """Maybe the same with the prompt of one before it, if nobody has any of that to itself."""
+        """Maybe the same request with an earlier request's prompt, if that prompt has no tokens of its own."""
         before = self._before
         if before is None or random.random() < 0.3:
             self._before = replace(spec, own_tokens=0)
             return self._before
-        own = min(spec.own_tokens, 1, before.output_tokens - 1)  # a token more of the prompt is one less of output
+        own = min(spec.own_tokens, 1, before.output_tokens - 1)  # the output gets one token less
         return replace(
             before,
             request_id=spec.request_id,
@@ -103,7 +103,7 @@ class Arrivals:
         return replace(held, request_id=spec.request_id, output_tokens=output, max_tokens=output)
 
     def _as_session(self, random: Random, room: int, spec: RequestSpec) -> RequestSpec:
-        """The same with up to three more turns, as far as there is room for all that they add."""
+        """The same request with up to three more turns, as far as there is room for their tokens."""
         size, turns = self._config.block_size, []
         end = spec.shared_tokens + spec.own_tokens + spec.output_tokens
         for _ in range(random.choice([0, 1, 1, 2, 3])):

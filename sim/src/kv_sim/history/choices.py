@@ -1,7 +1,8 @@
-"""What may happen next in a world, and how likely it is: the part of it that invents a history.
+"""The actions that may come next in a world, and their probabilities.
 
-A choice is a kind of action with its arguments, or with what draws them from the world's ``Random``. What isn't
-legal now is not among the choices; what the subject doesn't claim to withstand, or the world leaves out, neither.
+A choice is a kind of action with its arguments, or with a function that draws them from the world's ``Random``.
+There are no choices that are illegal now, that the subject doesn't claim to withstand, or that the world leaves
+out.
 """
 
 from collections.abc import Callable, Mapping
@@ -43,26 +44,26 @@ WEIGHTS: Mapping[Kind, int] = {
 }
 
 TROUBLE = (Kind.FAIL, Kind.SPOIL, Kind.LOSE, Kind.FIND, Kind.REPEAT, Kind.RESTART)
-"""What a world with more trouble does more often."""
+"""The actions that are more frequent in a world with more trouble."""
 
 WHILE_LOADING = 6
-"""How much more often the cache is reset while a load is under way, since few are."""
+"""How much more often the cache is reset while a load is under way, which is rare."""
 
 WHILE_HELD = 3
-"""The same while something is held for another engine."""
+"""The same while blocks are held for another engine."""
 WHILE_UNTOLD = 9
-"""The same while no worker knows of that yet, which lasts until the next step."""
+"""The same while no worker knows of that hold yet, that is until the next step."""
 
 AFTER_RESET = 3
-"""How much more often requests arrive while something of before a reset is held: one of them may ask for it."""
+"""How much more often requests arrive while a hold from before a reset lives: one of them may ask for it."""
 
 WHERE_COPIES_ARE_LOST = 6
 """How much more often requests are aborted while blocks are pulled and all copies are lost."""
 
 WHERE_STEPS_LOAD = 6
-"""How much more often a copy that is waited for fails, at least, once a step has waited for a load."""
+"""How much more often, at least, an awaited copy fails once a step has waited for a load."""
 OF_LOADS = 0.75
-"""How often that is meant for the next such load, then."""
+"""How often such a failure is aimed at the next load within a step."""
 
 
 OF_PULLS: Mapping[Kind, int] = {
@@ -73,7 +74,7 @@ OF_PULLS: Mapping[Kind, int] = {
     Kind.LOSE: 12,
     Kind.FIND: 4,
 }
-"""How much more often this happens where blocks are pulled: somebody must have ended before, and few are."""
+"""How much more often these happen where blocks are pulled, which is rare: a request must have ended before."""
 
 
 def pick(world: WorldState, random: Random, at: int = 0) -> Action:
@@ -139,7 +140,7 @@ def legal_choices(world: WorldState, at: int = 0) -> Choices:
     _add_trouble_of_ranks(site, choices)
     if unfinished:
         choices[Kind.ABORT] = lambda random: {"request": _whom_to_abort(random, unfinished)}
-    # While something is held, vLLM raises at a reset with the running requests.
+    # While blocks are held, vLLM raises at a reset that includes running requests.
     with_running = 0.2 if site.tickets.has_held else 0.5
     choices[Kind.RESET] = lambda random: {
         "running": random.random() < with_running,
@@ -173,7 +174,7 @@ def _add_work_of_ranks(site: Site, choices: Choices) -> None:
 
 def _add_trouble_of_ranks(site: Site, choices: Choices) -> None:
     ranks, run_ahead = range(site.config.world_size), site.config.run_ahead
-    # Under run-ahead vLLM itself can't take back a load within the step: later steps rest on it already.
+    # With run-ahead even vLLM can't undo a load within the step: later steps depend on it already.
     if _may(site, "fail", Trait.FAILURES) and not run_ahead:
         choices[Kind.SPOIL] = lambda random: {
             "rank": random.choice(ranks),
@@ -225,6 +226,6 @@ def _may(site: Site, kind: str, trait: Trait) -> bool:
 
 
 def _whom_to_abort(random: Random, unfinished: list[SimRequest]) -> str:
-    """One of them; more often one that loads, since few do."""
+    """One of the copies; more often one that loads, since loads are rare."""
     loading = [request for request in unfinished if request.awaits_load]
     return random.choice(loading if loading and random.random() < 0.75 else unfinished).request_id

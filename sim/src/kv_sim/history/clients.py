@@ -1,12 +1,12 @@
-"""``Clients``: what they send in ``kv_transfer_params``, which to an engine may be anything.
+"""``Clients``: the ``kv_transfer_params`` that clients send, which may be anything.
 
-vLLM hands on what a request brings, so a connector reads what anybody may have written. In the object a value may
-be missing, of another kind, or absurd. By ``vllm_xargs`` there may be a text or a list in its place (vLLM 0.32
-fails at these in its frontend, unless they are empty). Or a ticket that a router brings has lost a word on the
-way, or has another one. None of that may end an engine, and none of it is a wish that a connector could rightly
-fulfil, so what a world expects stays the same.
+vLLM passes a request's params to the connector, so a connector reads what any client may have written. In the
+object a value may be missing, of another type, or absurd. With ``vllm_xargs`` there may be a text or a list
+instead of the object (vLLM 0.32 fails at these in its frontend, unless they are empty). Or a router's ticket lacks
+a key, or has a wrong value. None of that may end an engine. None of it is a valid wish either, so what a world
+expects stays the same.
 
-A few requests of any history have such a client. Their own names and sizes decide which, and what it sends, so
+A few requests of any history have such a client. Their ids and sizes decide which, and what the client sends, so
 that the rest of the history stays the same.
 """
 
@@ -19,10 +19,10 @@ from kv_sim.engine.request_spec import RequestSpec
 from kv_sim.subject import TICKET, WANTED
 
 STRANGE: Final = 1 / 6
-"""How often a client sends something of its own."""
+"""How often a client sends strange params."""
 
 NO_OBJECTS: Final[Sequence[Any]] = ("", TICKET, "\u0000", [], [TICKET], [[]], 0, 7, -1.5, True, False)
-"""What some send in the place of an object."""
+"""Values that some clients send instead of an object."""
 
 VALUES: Final[Sequence[Any]] = (
     None,
@@ -41,7 +41,7 @@ VALUES: Final[Sequence[Any]] = (
     {},
     {"a": []},
 )
-"""What a word may have for a value."""
+"""Strange values of a key."""
 
 WORDS: Final = (
     TICKET,
@@ -59,13 +59,13 @@ WORDS: Final = (
     "kv_load_tiers",
     "unheard_of",
 )
-"""Words that vLLM's connectors and routers know, and one that nobody does."""
+"""Keys that vLLM's connectors and routers use, and an unknown one."""
 
 NOT_SENT: Final[Mapping[str, Callable[[Any], bool]]] = {
     "remote_host": lambda value: isinstance(value, str),  # a connector might look for a machine of that name
-    "kv_load_tiers": lambda value: value == [],  # a wish, and a connector may fulfil it
+    "kv_load_tiers": lambda value: value == [],  # a valid wish, which a connector may fulfil
 }
-"""What is no value of some words here."""
+"""Values that are never sent for some keys."""
 
 
 def draw(spec: RequestSpec, words: Iterable[str] = ()) -> RequestSpec:
@@ -87,9 +87,10 @@ def _values_of(word: str) -> Sequence[Any]:
 
 
 def over(params: dict[str, Any], sent: dict[str, Any] | None, *, is_fair: bool) -> dict[str, Any]:
-    """What an engine gets of what a router says, and of the words that a client sends.
+    """The params that an engine gets, from the router's and the client's.
 
-    By a fair router nothing of a client's gets to what it gave a ticket, and nobody is held whom it didn't count.
+    A fair router doesn't let a client's keys change a request with a ticket, nor ask for a hold that it didn't
+    count.
     """
     if sent is None:
         return params

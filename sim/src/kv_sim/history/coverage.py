@@ -12,7 +12,7 @@ from kv_sim.engine.pause import Pause
 from kv_sim.engine.request import SimRequest, Status
 
 LOADS: Final = ("match: asynchronous load", "match: load in the step")
-"""Situations in which something was found."""
+"""Situations in which a match found tokens."""
 PULLED: Final = "a load by a ticket ends well"
 NOT_PULLED: Final = "a load by a ticket fails"
 LENT: Final = "a load of what another engine stored"
@@ -25,7 +25,7 @@ IMAGE: Final = "a prompt with an image arrives"
 def why_little_is_shown(
     situations: Mapping[str, int], *, serves_peers: bool = False, shares_store: bool = False
 ) -> str | None:
-    """What one should know before one believes that nothing is wrong."""
+    """A warning about a green run that never tried what it should have."""
     if not any(situations.get(name) for name in LOADS):
         return "no match found any tokens, so no load was tried: does the connector store what it should?"
     if serves_peers and not situations.get(PULLED):
@@ -40,13 +40,13 @@ def why_little_is_shown(
 
 
 class Coverage:
-    """Counts of what was reached; counts of several worlds add up."""
+    """Counts of pairs and situations; counts of several worlds can be added."""
 
     def __init__(self) -> None:
         self.pairs: Counter[tuple[str, str]] = Counter()
         self.situations: Counter[str] = Counter()
         self._turns: dict[str, int] = {}
-        """Request id -> in which turn it was when it was scheduled as a new request."""
+        """Request id -> its turn when it was scheduled as a new request."""
         self._pulls_in_step: set[str] = set()
         """Requests with a ticket of which something is loaded in the step, if they are scheduled."""
         self._pulls: dict[tuple[int, int], dict[str, list[int]]] = {}
@@ -60,11 +60,11 @@ class Coverage:
         return {r.status.value + (" and held" if r.is_held else "") for r in requests}
 
     def count(self, kind: Kind, states: set[str]) -> None:
-        """An action was taken."""
+        """Count an action."""
         self.pairs.update((kind.value, state) for state in sorted(states))
 
     def situation(self, name: str) -> None:
-        """A named situation occurred."""
+        """Count a named situation."""
         self.situations[name] += 1
 
     def client_sends(self, params: Any) -> None:
@@ -159,7 +159,7 @@ class Coverage:
             self.situation("a step while a load is under way")
 
     def _going_on(self, engine: Engine, new: set[str]) -> set[str]:
-        """Which of these requests are sessions that go on."""
+        """Count those of these requests that are sessions which continue."""
         requests = [request for name, request in engine.scheduler.requests.items() if name in new]
         going_on = [request for request in requests if request.turn > self._turns.get(request.request_id, 0)]
         self._turns.update((request.request_id, request.turn) for request in requests)

@@ -1,8 +1,8 @@
-"""What a world is, drawn by chance: its sizes, and what the claims of a connector add to them.
+"""Draws a world: its sizes, and the features that a connector's claims allow.
 
-A seed stands for a history: asking chance once more, or with other weights, would give every seed another one. So
-features that were added later don't ask it. Whether a world has such a feature is decided by its sizes
-(``_sizes``), and a world without it is what it was before.
+A seed stands for a history, and one more random draw, or other weights, would give every seed another history. So
+features that were added later use no draws of the world's ``Random``. The world's sizes (``_sizes``) decide
+whether it has such a feature, and a world without the feature stays as it was.
 """
 
 from dataclasses import replace
@@ -16,7 +16,7 @@ SWARM = ("abort", "fail", "tear", "lose", "repeat", "restart", "reset", "reset_a
 """What a world may leave out altogether: actions, resets of the connector
 (``reset_all``), ids that come back (``same_id``) and drafts (``spec``).
 
-No action is called ``tear`` any more. It stays in this list, since chance is asked once for each entry.
+``tear`` names no action. It is in this list because one random number is drawn for each entry.
 """
 
 
@@ -57,7 +57,7 @@ def config_for(subject: Subject, random: Random, engine: str = BUILTIN_ENGINE) -
 
 
 def draw_config(random: Random, *, groups: int | None = None) -> WorldConfig:
-    """Draw a world. Each feature is absent from many worlds, so that the others get room."""
+    """Draw a world. Many worlds lack any given feature, so that the other features occur more often."""
     num_groups = groups or random.choices([1, 2], [3, 1])[0]
     sliding = tuple(GroupConfig("sliding", random.choice([4, 5, 8, 11])) for _ in range(num_groups - 1))
     run_ahead = random.choices([0, 1, 2, 3], [4, 3, 1, 1])[0]
@@ -76,7 +76,7 @@ def draw_config(random: Random, *, groups: int | None = None) -> WorldConfig:
         runner=random.choice([1, 2]),
         zero_new_blocks=random.random() < 0.25,
         spec_tokens=0 if "spec" in silent else random.choice([0, 1, 2]),
-        # A producer's blocks are freed at once, also under run-ahead, so it may not load then.
+        # A producer's blocks are freed at once, also with run-ahead, so it must not load then.
         role=random.choice(_ROLES[:-1] if run_ahead else _ROLES),
         failure_policy=random.choice(["recompute", "fail"]),
         host_slots=random.choice([4, 8, 16, 64]),
@@ -151,22 +151,22 @@ def with_drafter(config: WorldConfig) -> WorldConfig:
 
 
 def with_own_cache(config: WorldConfig) -> WorldConfig:
-    """Let two of three engines find nothing in their own blocks, and have twice as many; their sizes decide."""
+    """Give two of three engines no prefix cache and twice the blocks; their sizes decide which."""
     if Random(repr(("own cache", _sizes(config)))).random() < 1 / 3:
         return config
     return replace(config, prefix_caching=False, num_blocks=2 * config.num_blocks)
 
 
 def with_trusted_router(config: WorldConfig) -> WorldConfig:
-    """An engine that gives and takes, and that has some room for what is held until somebody comes for it."""
+    """An engine that serves and pulls, with some room for blocks that are held until they are pulled."""
     return replace(config, role="kv_both", num_blocks=max(config.num_blocks, 24 * len(config.groups)))
 
 
 def with_two_engines(config: WorldConfig) -> WorldConfig:
-    """Two that serve each other, or of which one computes prompts for the other; its sizes decide which.
+    """Two engines that serve each other, or of which one prefills for the other; the world's sizes decide which.
 
-    A producer's blocks are freed at once, so an engine that writes new blocks while an older step is under way is
-    no producer.
+    A producer's blocks are freed at once, so an engine with run-ahead, which writes new blocks while an older step
+    is under way, is no producer.
     """
     if config.run_ahead and (config.zero_new_blocks or config.hashes_per_block > 1):
         return _with_two(config, "kv_both")
@@ -174,9 +174,9 @@ def with_two_engines(config: WorldConfig) -> WorldConfig:
 
 
 def with_little_room(config: WorldConfig, subject: Subject) -> WorldConfig:
-    """Have a producer preempt that runs ahead: nowhere else may that be somebody whose last step is under way.
+    """Let a producer with run-ahead preempt: only there can a request be preempted whose last step is under way.
 
-    Not if its router has to be trusted, which must find room for what it wants held.
+    Not if its router must be fair, since that must find room for every hold that it asks for.
     """
     runs_ahead = config.run_ahead > 0 and config.role == "kv_producer" and config.engines > 1
     if not runs_ahead or config.prefix_caching or Trait.TICKETS not in subject.traits:
@@ -185,9 +185,9 @@ def with_little_room(config: WorldConfig, subject: Subject) -> WorldConfig:
 
 
 def with_producer_and_consumer(config: WorldConfig) -> WorldConfig:
-    """Two of which one computes prompts for the other; its sizes decide which.
+    """Two engines, of which one prefills for the other; the world's sizes decide which.
 
-    They are for a connector whose engines can't do both, as its class says by ``holds_and_pulls = False``.
+    This is for connectors whose class has ``holds_and_pulls = False``: one engine can't do both.
     """
     if config.run_ahead:
         config = replace(config, zero_new_blocks=False, hashes_per_block=1)
@@ -197,17 +197,17 @@ def with_producer_and_consumer(config: WorldConfig) -> WorldConfig:
 def _with_two(config: WorldConfig, *roles: Role) -> WorldConfig:
     """Two engines, of which the first has one of these roles.
 
-    Their connectors aren't reset, since it would matter which of them hears of it first; what a reset takes back
-    is judged in worlds with one engine.
+    Their connectors aren't reset, since the result would depend on which is reset first. Resets are tested in
+    worlds with one engine.
     """
     role = Random(repr(("roles", _sizes(config)))).choice(roles)
     return replace(config, engines=2, role=role, silent=config.silent | {"reset_all"})
 
 
 def with_strange_peer(config: WorldConfig) -> WorldConfig:
-    """Let the second engine be a stranger in a quarter of the worlds; their sizes decide, and how it differs.
+    """Let the second engine be a stranger in a quarter of the worlds; their sizes decide which and how it differs.
 
-    It is of the same shape: some connectors pull from engines that are cut in another way.
+    It has the same block shape, since some connectors can pull from engines with another one.
     """
     random = Random(repr(("strange peers", _sizes(config))))
     if random.random() < 3 / 4:
@@ -230,16 +230,15 @@ def with_shared_store(config: WorldConfig, subject: Subject) -> WorldConfig:
     if kind == "model" and Random(repr(("types", _sizes(config)))).random() < 0.5:
         kind = "dtype"
     roles: tuple[Role, ...] = ("kv_both", "kv_both", "kv_producer", "kv_consumer")
-    is_parted = kind == "none" and not config.run_ahead  # a producer's blocks are freed at once
+    is_parted = kind == "none" and not config.run_ahead  # a producer frees its blocks at once
     role = Random(repr(("parted", _sizes(config)))).choice(roles) if is_parted else "kv_both"
     return replace(config, engines=2, role=role, stranger=kind)
 
 
 def with_loads(config: WorldConfig) -> WorldConfig:
-    """Let a third of the engines find nothing in their own blocks, so that what comes again is loaded.
+    """Give a third of the engines no prefix cache, so that repeated prompts are loaded; their sizes decide which.
 
-    Their sizes decide which. Engines that keep states, or ends within blocks, are none of them: what they keep is
-    for their own cache.
+    Engines that keep states, or ends within blocks, are left out: they keep these for their prefix cache.
     """
     is_drawn = Random(repr(("loads", _sizes(config)))).random() < 1 / 3
     if not is_drawn or STATE in config.groups or config.hashes_per_block > 1:
@@ -248,9 +247,9 @@ def with_loads(config: WorldConfig) -> WorldConfig:
 
 
 def with_failing_loads(config: WorldConfig) -> WorldConfig:
-    """Let loads fail within steps in half of the worlds that find nothing in their own blocks, as sizes decide.
+    """Let loads within steps fail in half of the worlds without a prefix cache; their sizes decide which.
 
-    Their steps don't run ahead, since no engine could take back what rests on such a load.
+    They have no run-ahead, since no engine could undo later steps that depend on such a load.
     """
     if config.prefix_caching or Random(repr(("failing loads", _sizes(config)))).random() < 0.5:
         return config

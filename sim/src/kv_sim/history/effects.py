@@ -1,7 +1,6 @@
 """What each action does to an engine and to the copies of its ranks, if it is legal now.
 
-What is drawn for an action, and not named in its arguments yet, is written into them: with these it is taken again
-in the same way.
+Everything that is drawn for an action is written into its arguments, so that it can be replayed with them.
 """
 
 from collections.abc import Callable, Iterable, Mapping
@@ -20,7 +19,7 @@ from kv_sim.memory.device import Device
 Args: TypeAlias = dict[str, Any]
 
 Effect: TypeAlias = Callable[[Args, Random | None], bool]
-"""Takes an action. False: it isn't legal now, and nothing has changed. Without a ``Random`` nothing is drawn."""
+"""Takes an action. False: it isn't legal now, and changed nothing. Without a ``Random`` it draws nothing."""
 
 
 def taken_ids(engine: Engine) -> set[str]:
@@ -36,7 +35,7 @@ def stands_still(engine: Engine) -> bool:
 
 
 class Effects:
-    """What actions do to one engine. Situations that campaigns look for are counted."""
+    """The effects of actions on one engine. It counts the situations that campaigns look for."""
 
     def __init__(self, engine: Engine, config: WorldConfig, coverage: Coverage) -> None:
         self._engine = engine
@@ -71,7 +70,7 @@ class Effects:
         return self._of[kind](args, random)
 
     def _has(self, rank: int) -> bool:
-        """Whether there is such a rank. A history may be replayed in a world with fewer ranks than its own."""
+        """Whether the world has this rank. A history may be replayed in a world with fewer ranks."""
         return rank < self._config.world_size
 
     # -- requests and steps --------------------------------------------------------------------
@@ -208,7 +207,7 @@ class Effects:
         return self._engine.devices[args["rank"]] if self._has(args["rank"]) else None
 
     def _startable(self, args: Args) -> tuple[Device, Copy] | None:
-        """A copy that may go on now, and the device that it is of. None: there is no such copy."""
+        """A copy that may run now, and its device. None: there is no such copy."""
         device = self._device(args)
         copy = None if device is None else _with_id(device.copies.startable(), args)
         return None if device is None or copy is None else (device, copy)

@@ -35,21 +35,21 @@ ENDED: Final = {
     Status.FINISHED_ERROR.value: "its load failed on one rank and is under way on another",
     Status.FINISHED_ERROR.value + HELD: "a load in the step failed, and a connector stores what there was before",
 }
-"""How an ended request can still be there, and why."""
+"""The states in which an ended request is still known to the engine, and why."""
 
 STATES: Final = (*UNFINISHED, *ENDED)
 
 RARE: Final = (Status.FINISHED_ERROR.value, Status.FINISHED_ERROR.value + HELD)
-"""States so rare that ten minutes need not see every action meet them: they are shown, and nothing is demanded."""
+"""States so rare that ten minutes need not reach every action in them: they are shown but not required."""
 
 RARE_SITUATIONS: Final = ("match: a load ends within a block",)
-"""The same of situations."""
+"""Situations that are so rare."""
 
 NEVER_BETWEEN_ACTIONS: Final = {
     Status.FINISHED_STOPPED.value: "a request that stops is held for a store, or gone at once",
     **{state + HELD: "blocks are held for a store only after the request has ended" for state in UNFINISHED},
 }
-"""States of ``coverage``'s words that no action ever meets."""
+"""States, as ``coverage`` names them, in which no action ever meets a request."""
 
 STATE_NEEDS: Final[Mapping[str, Trait]] = {
     Status.FINISHED_ERROR.value: Trait.FAILURES,
@@ -165,7 +165,7 @@ SITUATION_NEEDS: Final[Mapping[str, Trait]] = {
 
 
 def situations_of(subject: Subject) -> list[str]:
-    """Those that a connector of its kind could be in, if it claimed all that it could."""
+    """The situations that a connector of this kind could reach if it claimed all that it can."""
     needs = {name: SITUATION_NEEDS.get(name) for name in SITUATIONS if subject.shares_store or name != LENT}
     possible = {None, *subject.possible_traits}
     return [name for name, trait in needs.items() if trait in possible]
@@ -177,7 +177,7 @@ class Expected:
 
     pairs: tuple[Pair, ...]
     rare: tuple[Pair, ...]
-    """Pairs that may be reached and need not be."""
+    """Pairs that may be reached but need not be."""
     situations: tuple[str, ...]
     excluded: Mapping[Pair, str]
     """Pairs that are not expected, with the reason."""

@@ -1,25 +1,25 @@
-"""``Router``: what stands between two engines, where a connector serves others; it speaks vLLM's words.
+"""``Router``: sends requests from one engine to the other with tickets, in vLLM's ``kv_transfer_params``.
 
-A request that is to be held for another engine says so, and leaves a ticket when it ends; one that comes later, to
-another engine, brings that along. Where there is one engine it pulls from itself.
+A request whose blocks shall be held for another engine says so, and returns a ticket when it ends. The router puts
+this ticket into a later request at another engine. If there is only one engine, it pulls from itself.
 
-A router is **fair** if each ticket goes once, to a request for exactly the prompt that it is of, and if no more is
-wanted than can be held beside the longest request. Such a router may be trusted, and nobody needs a time after
-which a hold ends. Of two engines it asks the one that is to hold for one token, as vLLM's routers do. A router
-that isn't fair, for a connector that claims to withstand it (the trait ``tickets``), also gives a ticket to
-requests that only begin with its prompt, to two requests, to requests of another salt, and long after.
+A router is **fair** if it gives each ticket to only one request, for exactly the ticket's prompt, and if it asks
+for no more holds than fit beside the longest request. With such a router no hold needs a time limit. It asks the
+engine that holds for a single token, as vLLM's routers do. A router that isn't fair, for connectors that claim to
+withstand it (the trait ``tickets``), also gives a ticket to requests that only begin with its prompt, to two
+requests, to requests with another salt, and long after it was made.
 
-Between two engines a fair router goes by names. To vLLM's routers both halves are one request, with one
-``X-Request-Id``, to which each engine adds a hyphen and eight hex digits; some connectors know by it what belongs
-together. So a request that goes on from ``r3`` is called ``r3-00000001``, and no other request gets its ticket.
+Between two engines a fair router matches requests by id. To vLLM's routers both halves are one request, with one
+``X-Request-Id``, to which each engine adds a hyphen and eight hex digits; some connectors match the halves by it.
+So a request that continues ``r3`` is called ``r3-00000001``, and no other request gets that ticket.
 
-Some connectors leave no tickets. For them the router names each transfer and tells the name to both halves, and to
-the second one also the first one's address, as the router of vLLM's MooncakeConnector does.
+Some connectors return no tickets. For them the router names each transfer and sends the name with both halves, and
+with the second half also the first engine's address, as the router of vLLM's MooncakeConnector does.
 
-A client may send words of its own, which go over the router's (``clients``).
+A client may send its own keys, which override the router's (``clients``).
 
-One engine with a prefix cache knows what it holds, so nothing of that would be pulled but the end of a prompt
-within a block. Of every other hold it forgets the second half, as if another engine had computed that.
+A single engine with a prefix cache finds what it holds itself, so only the end of a prompt within a block would be
+pulled. Therefore its cache forgets the second half of every other hold, as if another engine had computed it.
 """
 
 from collections.abc import Sequence
@@ -36,15 +36,15 @@ from kv_sim.history.clients import over
 from kv_sim.subject import TICKET, WANTED
 
 TRANSFER: Final = "transfer_id"
-"""What both halves know a transfer by, if the router makes up the tickets."""
+"""The key of a transfer's name in both halves, if the router makes the tickets."""
 KNOWN_TICKETS: Final = 6
-"""How many a router remembers."""
+"""How many tickets a router remembers."""
 UNWANTED: Final = 4
-"""One request of so many leaves no ticket."""
+"""One request in this many leaves no ticket."""
 GIVEN_TWICE: Final = 3
-"""One request of so many leaves the ticket that it gets for the next one, too, if the router isn't fair."""
+"""One request in this many doesn't use up its ticket, if the router isn't fair, so the next one gets it, too."""
 SPARE: Final = 3
-"""Blocks that nobody counts: the null block, one to copy from, one in which the next token goes."""
+"""Uncounted blocks: the null block, one to copy from, and one for the next token."""
 DIGITS: Final = 8
 """Hex digits that an engine of vLLM's adds to a name, after a hyphen."""
 AT_THE_END: Final = 1 << 31
@@ -55,17 +55,17 @@ HALF_KNOWN: Final = 2
 
 @dataclass(frozen=True)
 class Known:
-    """A ticket that was left, and the request whose blocks it is for."""
+    """A ticket, and the request whose blocks it is for."""
 
     number: int
     ticket: dict[str, Any]
     request: SimRequest
     engine: Engine
-    """The one that holds the blocks."""
+    """The engine that holds the blocks."""
 
 
 class Router:
-    """Knows the tickets of requests that ended, by prompt; each is given to one that comes later, or to two."""
+    """Keeps the tickets of requests that ended, by prompt, and gives each to one later request, or to two."""
 
     def __init__(self, engines: Sequence[Engine], *, is_fair: bool, comes_again: bool = True) -> None:
         self.engines = engines
