@@ -1,4 +1,4 @@
-"""Real bytes, rights over them, and copies that run when the world says.
+"""Real bytes, rights to them, and copies that run when the world says.
 
 ============ ==============================================================================================
 ``device``   the memory of one rank, with the steps that it was given and has yet to run

@@ -19,7 +19,7 @@ Words: TypeAlias = npt.NDArray[np.uint64]
 
 MASK: Final = (1 << 64) - 1
 POISON: Final = np.uint64(0xDEAD_BEEF_DEAD_BEEF)
-"""What a newly allocated block holds until somebody writes it."""
+"""The contents of a newly allocated block until it is written."""
 ZERO: Final = np.uint64(0)
 
 
@@ -63,7 +63,7 @@ def prefix_hashes(root: int, tokens: Sequence[int]) -> list[int]:
 
 @dataclass(frozen=True)
 class Image:
-    """What the model sees in the place of one token of a prompt. That token is the same for any image."""
+    """The image that a prompt's placeholder token stands for. The token is the same for any image."""
 
     name: str
     at: int
@@ -91,7 +91,7 @@ def sampled_token(prefix_hash: int) -> int:
 
 
 def layer_keys(rank: int, layers: Sequence[int], stranger: str = "none") -> list[Words]:
-    """The constants that tell a rank's groups and ``layers`` apart; those of a stranger are others."""
+    """The constants of a rank's groups and ``layers``; a stranger has different ones."""
     weights = 0 if stranger == "none" else hash_text(stranger)
     return [
         np.array(

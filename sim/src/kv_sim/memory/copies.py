@@ -1,8 +1,8 @@
 """The copies of one rank: asynchronous, of whole blocks, and run when the world says.
 
 A copy is submitted by a connector's worker, then advances page by page, and ends: complete, failed (maybe after
-some pages: torn) or never (lost). It samples or writes memory at the moment a page is copied, so everything that
-a real stream could do to a careless connector happens here. Reports may come twice; nobody above may notice.
+some pages: torn) or never (lost). It reads or writes memory at the moment a page is copied, so everything that a
+real stream could do to a careless connector happens here. An end may be reported twice, which must change nothing.
 
 A copy with ``after_compute`` starts only when every step that was launched before it has retired, like a CUDA
 stream that waits for an event on the compute stream. Copies of one ``stream`` run in the order of submission; one
@@ -32,7 +32,7 @@ class Pages(Protocol):
         ...
 
     def must_have(self, block: int, who: str) -> None:
-        """Note it if somebody names a GPU block that there isn't."""
+        """Report a GPU block that doesn't exist."""
         ...
 
     def move_page(self, copy: Copy, block: int, slot: int) -> None:
@@ -40,7 +40,7 @@ class Pages(Protocol):
         ...
 
     def owner(self, block: int) -> str:
-        """Who got a GPU block last."""
+        """The request that got a GPU block last."""
         ...
 
     @property
@@ -50,7 +50,7 @@ class Pages(Protocol):
 
 
 class CopyQueue:
-    """One worker's door to the copies of its rank: it submits, and hears of its own copies only."""
+    """One worker's access to the copies of its rank: it submits copies, and is told only of its own."""
 
     def __init__(self, copies: "Copies") -> None:
         self._copies = copies
@@ -70,7 +70,7 @@ class CopyQueue:
         )
 
     def give_up(self, copy_ids: Iterable[int]) -> None:
-        """See to it that of these no lost one is ever found again."""
+        """Make sure that no lost copy among these is ever found again."""
         for copy_id in copy_ids:
             self._copies.give_up(copy_id)
 
@@ -111,14 +111,14 @@ class Copies:
     """Host slots that hold nothing since a restart: a load from one fails."""
     restarts: int = 0
     executors: int = 0
-    """How many there are of errands."""
+    """How many executors of errands there are."""
     waited: list[Copy] = field(default_factory=list)
-    """Copies that were waited for while they ran, since somebody last cleared this."""
+    """Copies for which a worker waited while they ran, since this was last cleared."""
     _queues: dict[int, CopyQueue] = field(default_factory=dict)
 
     @property
     def has_unheard(self) -> bool:
-        """Whether a copy has ended of whose end its worker hasn't heard: no step came after it."""
+        """Whether a copy has ended whose end wasn't polled yet, since no step came after it."""
         return any(queue.has_reports for queue in self._queues.values())
 
     def open(self) -> CopyQueue:
@@ -229,7 +229,7 @@ class Copies:
         copy.state = State.RUNNING
 
     def give_up(self, copy_id: int) -> None:
-        """Whoever began a copy that is lost sees to it that it is so for good."""
+        """A worker makes sure that its lost copy is never found again."""
         if copy_id in self.running:
             self.running[copy_id].is_over = True
 

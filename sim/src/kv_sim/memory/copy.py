@@ -1,6 +1,6 @@
-"""``Copy``: one copy of blocks, or an errand: what it moves, how far it has come, and how it ended.
+"""``Copy``: one copy of blocks, or an errand: what it moves, its progress, and how it ended.
 
-When it goes on, and what becomes of it, is in ``copies``.
+``copies`` decides when it goes on and how it ends.
 """
 
 from collections.abc import Callable
@@ -11,7 +11,7 @@ from kv_api import Direction
 
 
 class State(Enum):
-    """Where a copy is in its life."""
+    """The states of a copy."""
 
     RUNNING = "running"
     LOST = "lost"
@@ -32,16 +32,16 @@ class Copy:
     copied: int = 0
     state: State = State.RUNNING
     owners: tuple[str, ...] = ()
-    """Who held the blocks when the copy was submitted, for messages."""
+    """The holders of the blocks when the copy was submitted, for messages."""
     was_lost: bool = False
     is_over: bool = False
-    """It is lost for good."""
+    """It is lost, and will never be found."""
     given_up_to: set[int] = field(default_factory=set)
-    """Blocks that it may write however late, since nobody has used them since it was lost."""
+    """Blocks that it may still write late, since nothing has used them since it was lost."""
     settled: dict[int, tuple[str, int]] = field(default_factory=dict)
-    """What was known of its blocks when it was submitted: see ``settled``."""
+    """What was settled in its blocks when it was submitted (``settled``)."""
     errand: Callable[[], None] | None = None
-    """What is done in the place of copying: see ``errands``. There are no pairs then."""
+    """The function to call instead of copying (``errands``). Then there are no pairs."""
 
     @property
     def size(self) -> int:

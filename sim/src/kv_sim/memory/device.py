@@ -1,8 +1,7 @@
 """The device of one rank: real GPU memory, a queue of launched steps, host memory, copies.
 
 A step is *launched* when the worker's hooks have run and *retires* when its kernels have: in between the host runs
-ahead. Retiring a step poisons the blocks it got and runs its ``kernels``. Who may touch a block is written down in
-``shadow``.
+ahead. Retiring a step poisons the blocks it got and runs its ``kernels``. ``shadow`` has the rights to blocks.
 """
 
 import threading  # noqa: TID251 - asks which thread this is, and makes none
@@ -52,7 +51,7 @@ class Device:
         self.copies = Copies(self)
         self._thread = threading.get_ident()
         self._refused = ""
-        """What another thread than the world's asked for."""
+        """A call by another thread than the world's, for the error."""
 
     @property
     def block_bytes(self) -> int:
@@ -109,7 +108,7 @@ class Device:
     # -- sleep ---------------------------------------------------------------------------------
 
     def sleep(self) -> None:
-        """Let go of the GPU memory, and of what is in it. No copy may be under way; a lost one is so for good."""
+        """Free the GPU memory with its contents. No copy may be under way; lost ones are never found again."""
         for copy in self.copies.running.values():
             self.copies.give_up(copy.copy_id)
         self.shadow.about_to_sleep(self.rank, self.copies.running.values())
@@ -117,15 +116,15 @@ class Device:
         self.is_asleep = True
 
     def wake(self) -> None:
-        """The GPU memory is there again."""
+        """Allocate the GPU memory again."""
         self.is_asleep = False
 
     def must_have(self, block: int, who: str) -> None:
-        """Note it if somebody names a block that there isn't; numpy takes a negative one for one at the end."""
+        """Report a block that doesn't exist; numpy would take a negative index as one from the end."""
         self.shadow.must_be_one_of(self.rank, block, len(self.memory), who)
 
     def must_be_awake(self, block: int, who: str) -> None:
-        """Note it if somebody uses a block while the device sleeps."""
+        """Report a use of a block while the device sleeps."""
         if self.is_asleep:
             self.shadow.misses(self.rank, block, who)
 
@@ -143,7 +142,7 @@ class Device:
         self.settled.begin_step(new_blocks, handed)
 
     def take_over(self, blocks: Iterable[int]) -> None:
-        """A step uses these blocks from now on: nothing that was lost may write them any more."""
+        """A step uses these blocks from now on: no lost copy may write them any more."""
         late = [copy.given_up_to for copy in self.copies.running.values() if copy.given_up_to]
         for given_up_to in late:
             given_up_to.difference_update(blocks)
@@ -179,7 +178,7 @@ class Device:
             self.retire()
 
     def synchronize(self) -> None:
-        """Let the device finish everything that was launched."""
+        """Let the device finish all launched steps."""
         self.retire_until(self.copies.launched_steps)
 
     def zero(self, blocks: list[int], step: int) -> None:
@@ -210,7 +209,7 @@ class Device:
     # -- copies --------------------------------------------------------------------------------
 
     def owner(self, block: int) -> str:
-        """Who got a block last, for messages."""
+        """The request that got a block last, for messages."""
         return self.shadow.owner(block)
 
     def restart_copies(self, *, forget_host: bool) -> None:
@@ -220,9 +219,9 @@ class Device:
         self.copies.restart(len(self.host) if forget_host else 0)
 
     def lose(self, copy: Copy) -> None:
-        """A copy is lost. A load may still come to its blocks, while nobody else uses them.
+        """A copy is lost. If it is a load it may still write its blocks later, until another request uses them.
 
-        It may have been lost before, and given up, and found: then it may come to what nobody has used since.
+        If it was lost, given up and found before, it may write only blocks that have not been used since.
         """
         self.copies.lose(copy)
         if copy.direction is Direction.LOAD:

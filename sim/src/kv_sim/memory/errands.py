@@ -1,9 +1,8 @@
-"""``Errands``: in the place of a connector's threads. What they would do is done when the world says.
+"""``Errands``: an executor that replaces a connector's threads. The world decides when their functions run.
 
-An errand is a function that a thread of the connector's own would run beside the engine: read a file, ask a store,
-compress a page. Here it runs at once and as a whole, some time after it was submitted, as a copy moves its pages;
-where the subject claims that copies may fail or be lost, errands may. Who waits for one, waits no longer than it
-takes to run it.
+An errand is a function that a connector's thread would run beside the engine: read a file, ask a store, compress a
+page. Here it runs in one go, some time after it was submitted, like a copy's pages. If the subject claims to
+withstand copies that fail or are lost, errands may fail or be lost, too. Waiting for an errand runs it.
 """
 
 from collections.abc import Callable
@@ -21,7 +20,7 @@ T = TypeVar("T")
 
 
 class Errand(Future[T]):
-    """What ``Errands.submit`` answers: a future that nobody waits for in vain."""
+    """What ``Errands.submit`` returns: a future on which waiting always ends."""
 
     def __init__(self, errands: "Errands", call: Callable[[], T]) -> None:
         super().__init__()
@@ -30,7 +29,7 @@ class Errand(Future[T]):
         self.copy_id = -1
 
     def run(self) -> None:
-        """Do it now. What the testbed itself finds wrong with it ends the history."""
+        """Run it now. A violation that the testbed finds ends the history."""
         if self.running():
             self._errands.waits_for_itself(self)
         if not self.set_running_or_notify_cancel():

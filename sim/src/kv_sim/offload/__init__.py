@@ -1,8 +1,8 @@
-"""kv-offload's connector, and our own media, with a world's copies in the place of their own.
+"""kv-offload's connector and our media, with the world's copies instead of their own.
 
-``host_memory`` is kv-offload-cpu's medium, and the connector with a clock that the world moves; ``files`` is
-kv-offload-file's. They are the ``stand_ins`` of those that copy by themselves, which no world can drive. A
-configuration finds them by this module's name.
+``host_memory`` has kv-offload-cpu's medium, and the connector with a clock that the world moves; ``files`` has
+kv-offload-file's medium. They are the ``stand_ins`` of the real media, which copy by themselves, so that no world
+can drive them. A configuration finds them by this module's name.
 """
 
 from kv_sim.offload.files import WorldFileOffloadingSpec

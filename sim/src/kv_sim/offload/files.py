@@ -1,8 +1,8 @@
 """Files of the testbed as an offloading medium: kv-offload-file over the world's copies.
 
 ``FileOffloadingSpecInMemory`` is `FileOffloadingSpec` with slots in memory; ``WorldFileOffloadingSpec`` is one
-with the world's copies between GPU and bays, and few of these. It has no threads: a chunk is read or written when
-its engine is polled.
+with the world's copies between GPU and bays, and with only a few bays. It has no threads: a chunk is read or
+written when its engine is polled.
 """
 
 from collections import deque
@@ -32,7 +32,7 @@ from kv_sim.memory.device import Device
 from kv_sim.offload.host_memory import NoMemory, WorldCopyEngine, WorldMemory
 
 _BAYS = 6
-"""Few, so that they are used again and again and large jobs go through them in parts, stores as well as loads."""
+"""Few, so that bays are reused often, and large jobs, stores as well as loads, go through them in parts."""
 
 
 _EPOCHS: Final = count(2)
@@ -60,14 +60,14 @@ class WorldSlots:
         self.held: dict[int, tuple[Label, Words]] = {}
 
     def write(self, slot: int, label: Label, bay: int) -> None:
-        """Fill a slot. What a restart has lost of a bay can't be written."""
+        """Fill a slot from a bay. A bay whose contents a restart has lost can't be written."""
         if not self._lost.isdisjoint(self._pages_of(bay)):
             self._device.shadow.ranks_that_failed.add(self._device.rank)
             raise OSError(EIO, f"a restart lost what was in bay {bay}")
         self.held[slot] = label, self._device.host[self._pages_of(bay)].copy()
 
     def read(self, slot: int, label: Label, bay: int) -> None:
-        """Fill a bay, if the slot has what the label says."""
+        """Fill a bay from a slot, if the slot has the label's chunk."""
         self._fill(bay, label, self, slot)
 
     def _fill(self, bay: int, label: Label, of: "WorldSlots", slot: int) -> None:
@@ -84,7 +84,7 @@ class WorldSlots:
 
     @property
     def _lost(self) -> set[int]:
-        """The pages of host memory that hold nothing since a restart."""
+        """The pages of host memory whose contents a restart has lost."""
         return self._device.copies.lost_slots
 
     def _pages_of(self, bay: int) -> range:
@@ -95,11 +95,11 @@ class WorldSlots:
 
 
 class _ByEngine(dict[int, WorldSlots]):
-    """Of engines that share a folder, the slots of the workers of one rank, by the number of the engine."""
+    """For one rank of engines that share a folder: each engine's slots, by the engine's number."""
 
 
 _SHARED: Final[WeakValueDictionary[tuple[Path, int], _ByEngine]] = WeakValueDictionary()
-"""By folder and rank, as long as somebody has them."""
+"""The slots by folder and rank, as long as an engine uses them."""
 
 
 class WorldSharedSlots(WorldSlots):
@@ -119,7 +119,7 @@ class WorldSharedSlots(WorldSlots):
 
 
 class Later:
-    """Threads that do the next thing when they are told to."""
+    """Stands for threads: executes the next function when it is told to."""
 
     def __init__(self) -> None:
         self.tasks: deque[Callable[[], None]] = deque()
@@ -129,17 +129,17 @@ class Later:
         self.tasks.append(partial(fn, *args))
 
     def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
-        """Forget what was not called yet."""
+        """Drop the functions that were not called yet."""
         self.tasks.clear()
 
     def do_next(self) -> None:
-        """The next thing, if there is one."""
+        """Call the next function, if there is one."""
         if self.tasks:
             self.tasks.popleft()()
 
 
 class WorldFileCopyEngine(FileCopyEngine):
-    """Reads and writes a chunk of each direction whenever it is polled, or those that are waited for."""
+    """A copy engine that reads and writes one chunk of each direction per poll, and all awaited ones."""
 
     def __init__(self, inner: CopyEngine, slots: Slots, num_bays: int, num_blocks: Sequence[int]) -> None:
         self._threads = {direction: Later() for direction in Direction}
@@ -155,21 +155,21 @@ class WorldFileCopyEngine(FileCopyEngine):
 
 
 class FileOffloadingSpecInMemory(FileOffloadingSpec):
-    """Files in which nothing is found at the start, and that end with the process."""
+    """Files in memory: empty at the start, and gone with the process."""
 
     slots: Slots
-    """Of this worker. Who makes its copy engine, and knows the device, makes them."""
+    """This worker's slots. They are made with its copy engine, which knows the device."""
 
     def open_home(self) -> Home:
         """A home in memory."""
         return WorldHome()
 
     def find(self, epoch: int) -> Found:
-        """Nothing is found, and stores are counted from 1."""
+        """An empty index; stores are counted from 1."""
         return Found([], 1)
 
     def open_neighbourhood(self) -> tuple[OwnListing, Neighbours]:
-        """The listings are files, in the folder of a world; who looks sees what there is then."""
+        """Listings as files in the world's folder, which are read at each look."""
         from kv_offload_file.sharing.neighbours import ListedNeighbours  # has locks, as not all systems have
         from kv_offload_file.sharing.own_listing import FileListing
 
@@ -207,7 +207,7 @@ class WorldFileOffloadingSpec(FileOffloadingSpecInMemory):
 
     @property
     def most_in_flight(self) -> int:
-        """Any number: what is offered at rest and has room is expected to be stored."""
+        """Any number of stores: a checker expects that chunks that are offered at rest and have room are stored."""
         return self.num_chunks
 
     def make_copy_engine(self, kv_caches: CanonicalKVCaches, layout: HostLayout, memory: HostMemory) -> CopyEngine:
@@ -230,6 +230,6 @@ class WorldFileOffloadingSpec(FileOffloadingSpecInMemory):
 
 
 def _number_of(engine_id: str | None) -> int:
-    """Which of a world's engines this is: the first is called after the world, the others have a number."""
+    """This engine's number in its world, from its id: the first has the world's name, others add a number."""
     _, _, number = (engine_id or "").rpartition("-")
     return int(number) if number.isdigit() else 0

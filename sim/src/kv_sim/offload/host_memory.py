@@ -3,7 +3,7 @@
 ``WorldCPUOffloadingSpec`` is `CPUOffloadingSpec` with another copy engine and other memory: the pages of a job are
 copied when the world says so, and fail, tear, get lost or are reported twice as it likes. A page has the bytes of
 a block in all layers, and is said to take a second. ``TimedOffloadingConnector`` is `OffloadingConnector` with a
-clock that the world moves, and recounts its medium's books with its own. Nothing else of either is changed.
+clock that the world moves, and its ``check`` also recounts its medium. Nothing else of either is changed.
 """
 
 from collections.abc import Collection
@@ -19,7 +19,7 @@ from kv_sim.memory.device import Device
 
 
 class HasHostMemory(Protocol):
-    """A device, as far as its host memory goes."""
+    """The part of a device that host memory needs."""
 
     def allocate_host(self, slots: int) -> int:
         """Get ``slots`` pages; returns the number of the first."""
@@ -33,18 +33,21 @@ class WorldMemory:
         self.first_slot = device.allocate_host(layout.num_chunks * layout.blocks_per_chunk)
 
     def release(self) -> None:
-        """A device keeps its memory."""
+        """Nothing to free: the device keeps its memory."""
 
 
 class WorldCopyEngine:
-    """Jobs as copies of a device. Those of one direction run in order; an expedited one overtakes."""
+    """A copy engine whose jobs are copies of a device.
+
+    Those of one direction run in order; expedited ones overtake.
+    """
 
     def __init__(self, device: Device, memory: WorldMemory) -> None:
         self._memory = memory
         self._page_bytes = device.block_bytes
         self._copies = device.copies.open()
         self._jobs: dict[int, tuple[int, int]] = {}
-        """Copy -> job and its pages. Kept when it ends, since its end may be reported again."""
+        """Copy -> its job and number of pages. Kept after its end, since the end may be reported again."""
 
     def submit(
         self, job_id: int, direction: Direction, copies: PageCopies, *, urgency: Urgency = Urgency.ORDINARY
@@ -56,18 +59,18 @@ class WorldCopyEngine:
         self._jobs[self._copies.submit(direction, pairs, stream=stream)] = job_id, len(pairs)
 
     def poll(self) -> list[CopyResult]:
-        """What ended."""
+        """The jobs whose end was reported since the last call."""
         return [self._result(*self._jobs[end.copy_id], success=end.success) for end in self._copies.poll()]
 
     def _result(self, job_id: int, pages: int, *, success: bool) -> CopyResult:
         return CopyResult(job_id, success, pages * self._page_bytes, float(pages))
 
     def wait(self, job_ids: Collection[int]) -> None:
-        """Let these end now. What the world has lost moves nothing more."""
+        """Let these jobs end now. A copy that the world has lost moves nothing more."""
         self._copies.wait([copy for copy, (job_id, _) in self._jobs.items() if job_id in job_ids])
 
     def shutdown(self) -> None:
-        """Let everything end."""
+        """Let all jobs end."""
         self._copies.wait(list(self._jobs))
 
 
@@ -77,7 +80,7 @@ class WorldCPUOffloadingSpec(CPUOffloadingSpec):
     BLOCK_SIZE_ALIGNMENT = 1
 
     def make_memory(self, layout: HostLayout) -> HostMemory:
-        """Made with the engine, which knows the device."""
+        """None here: the copy engine makes the memory, since it knows the device."""
         return NoMemory()
 
     def make_copy_engine(self, kv_caches: CanonicalKVCaches, layout: HostLayout, memory: HostMemory) -> CopyEngine:
@@ -87,7 +90,7 @@ class WorldCPUOffloadingSpec(CPUOffloadingSpec):
 
 
 class NoMemory:
-    """Stands for the memory of a medium that is made with its copy engine."""
+    """A placeholder for memory that is made with the copy engine."""
 
     def release(self) -> None:
         """Nothing to do: there is no memory here."""
@@ -103,14 +106,14 @@ class RecountedSchedulerSide(OffloadingSchedulerSide):
 
 
 class TimedWorkerSide(OffloadingWorkerSide):
-    """Takes a step of its worker that nothing happens in for a second, and recounts its medium, too."""
+    """A worker side for which each step without a running copy is a second; ``check`` also recounts its medium."""
 
     def register_kv_caches(self, kv_caches: KVCaches) -> None:
         self._device: Device = next(iter(kv_caches.values())).device
         super().register_kv_caches(kv_caches)
 
     def clock(self) -> float:
-        """Steps in which no copy was under way that will ever end."""
+        """Steps in which no copy was under way, except lost ones."""
         return float(self._device.waited_steps)
 
     def check(self) -> None:
@@ -120,7 +123,7 @@ class TimedWorkerSide(OffloadingWorkerSide):
 
 
 def _recount(medium: object) -> None:
-    """What a medium is made of has a ``check`` if it can recount itself, as that of host memory has."""
+    """Call ``check`` of a medium's part, if it has one."""
     check = getattr(medium, "check", None)
     if check is not None:
         check()

@@ -1,4 +1,4 @@
-"""Offloading media that copy memory by themselves, and what stands for them in the testbed."""
+"""Offloading media that copy memory by themselves, and their replacements in the testbed."""
 
 from typing import Any, Final
 
@@ -14,13 +14,13 @@ STAND_INS: Final[dict[type[OffloadingSpec], tuple[str, type[OffloadingSpec]]]] =
     CPUOffloadingSpec: ("offload", WorldCPUOffloadingSpec),
     FileOffloadingSpec: ("offload-file", WorldFileOffloadingSpec),
 }
-"""A medium; the subject that is the same with copies of the testbed's, and its medium."""
+"""Medium -> the subject that is the same with the testbed's copies, and that subject's medium."""
 
 
 def why_not_driven(connector_class: type[Any], transfer: KVTransferConfig) -> str | None:
-    """What is wrong with a connector whose medium copies by itself, and what to try. None: it doesn't.
+    """An error for a connector whose medium copies by itself, and what to use instead. None: it doesn't.
 
-    A world's memory is written by its devices alone, so with such a medium nothing can be tested.
+    Only its devices write a world's memory, so such a medium can't be tested.
     """
     if not issubclass(connector_class, OffloadingConnector):
         return None

@@ -1,8 +1,9 @@
-"""kv-p2p's connector in a world in which engines serve each other, with that world as its wire.
+"""kv-p2p's connector in a world in which engines serve each other, with the world's copies as its wire.
 
-There is one engine, which pulls from itself: what a request leaves behind another one pulls, as a router wants it
-(``history/router.py``). That is no loss, since neither half knows who is at the other end. ``WorldP2PConnector``
-is `P2PConnector` with a ``wire`` that is the world's, and a ``watch`` on what its workers report.
+A world may have a single engine, which pulls from itself: one request's blocks are held, and another request pulls
+them, as the router says (``history/router.py``). That tests as much, since neither half of the connector knows
+which engine is at the other end. ``WorldP2PConnector`` is `P2PConnector` with the world's ``wire``, and a
+``watch`` on its workers' reports.
 """
 
 from kv_api import KVCacheConfig, KVCaches, VllmConfig

@@ -1,4 +1,4 @@
-"""``TimedP2PWorkerSide``: the worker's side with a clock of the world's, and a watch on what it reports."""
+"""``TimedP2PWorkerSide``: kv-p2p's worker side with the world's clock, and with checks of what it reports."""
 
 from typing import Any, Final
 
@@ -14,11 +14,12 @@ STATES: Final = {State.RUNNING: "is under way", State.LOST: "was lost"}
 
 
 class TimedP2PWorkerSide(P2PWorkerSide):
-    """Its time is the steps that computed nothing and in which no copy was under way that will ever end.
+    """Its clock counts steps that computed nothing while no copy was under way, except lost ones.
 
-    It looks at its own reports: a hold that ends early serves nobody; a pull that fails without a reason, or whose
-    blocks have come, is computed instead; and nothing else breaks. And what ends while a copy of it may still move
-    something, maybe one that was lost and is found much later, seldom meets anybody there.
+    It checks its own reports, since these mistakes break nothing else: a hold that ends early can't be pulled, and
+    a pull that fails without a reason, or after all its blocks came, only makes the request compute its prompt.
+    And if a hold or pull ends while one of its copies may still move bytes, maybe a lost one that is found much
+    later, these bytes seldom hit a block in use.
     """
 
     _seconds = 0
@@ -27,15 +28,15 @@ class TimedP2PWorkerSide(P2PWorkerSide):
     def register_kv_caches(self, kv_caches: KVCaches) -> None:
         self._device = self.device_of(kv_caches)
         self._holds: dict[str, tuple[str, float]] = {}
-        """By request: its hold, and when that may end unpulled."""
+        """Request -> its hold, and the time from which that may end without a pull."""
         self._pulls: dict[str, tuple[Pull, float]] = {}
-        """By request: its pull, and when that may end unfilled."""
+        """Request -> its pull, and the time from which that may be given up."""
         self._lost: set[int] = set()
         """Blocks of pulls that failed in this step."""
         super().register_kv_caches(kv_caches)
 
     def device_of(self, kv_caches: KVCaches) -> Device:
-        """Whose caches these are. To be overridden where they are others than the testbed's."""
+        """The device of these caches. Override it for caches that aren't the testbed's."""
         device: Device = next(iter(kv_caches.values())).device
         return device
 

@@ -1,9 +1,9 @@
-"""``WorldWire``: the world as a wire between engines.
+"""``WorldWire``: a wire between engines that is made of the world's copies.
 
-Blocks are moved by two copies of the world's: from a block that is held to a page of host memory, as if it had
-been sent, and from there to the block that it is for. Both fail, tear, get lost or are reported twice as the world
-likes. In a world of two engines the first one is a copy of the engine that holds the blocks, whose worker hears of
-its end, and then the page is one of the other engine's.
+Two copies move each block: one from the held block to a page of host memory, which stands for sending, and one
+from there to the pulled block. Both may fail, tear, get lost or be reported twice. In a world of two engines the
+first is a copy of the engine that holds the blocks, whose worker is told of its end, and then the page moves to
+the other engine's host memory.
 """
 
 from dataclasses import dataclass, field
@@ -22,23 +22,23 @@ class OnTheWay:
 
     pull: Pull
     to: "WorldWire"
-    """Whose blocks are filled."""
+    """The wire of the engine whose blocks are filled."""
     slots: range
-    """Where it is in host memory there."""
+    """Its pages of host memory at that engine."""
     sent_slots: range
-    """Where it is in host memory before, at the engine that holds it; the same if that is one."""
+    """Its pages of host memory at the engine that holds it; the same pages if that is the same engine."""
 
 
 @dataclass
 class WorldWire:
-    """Fits ``kv_p2p.pulling.wire.Wire``."""
+    """Implements ``kv_p2p.pulling.wire.Wire``."""
 
     device: Device
     holds: dict[str, Hold] = field(default_factory=dict)
     sent: dict[int, OnTheWay] = field(default_factory=dict)
-    """By the copy from the held blocks."""
+    """Pulls by the copy from the held blocks."""
     received: dict[int, OnTheWay] = field(default_factory=dict)
-    """By the copy to the blocks that they are for."""
+    """Pulls by the copy to the pulled blocks."""
     ended: Ended = field(default_factory=Ended)
     closed: set[str] = field(default_factory=set)
     """Holds that were to end while they were read."""
@@ -47,7 +47,7 @@ class WorldWire:
     failed: set[str] = field(default_factory=set)
     """Requests whose pull failed, since it was last forgotten."""
     begun: dict[int, OnTheWay] = field(default_factory=dict)
-    """By copy, whatever became of it since: what the watch goes by."""
+    """All pulls by copy, whether or not the copy has ended; for the watch."""
 
     def __post_init__(self) -> None:
         self.copies = self.device.copies.open()
@@ -56,7 +56,7 @@ class WorldWire:
 
     @property
     def _reachable(self) -> list["WorldWire"]:
-        """This one, and those of other engines. Where a connector has several, each reaches its like."""
+        """This wire and the other engines'. If connectors have several wires, each reaches its counterparts."""
         return [self, *(other.wires[self._number] for other in self.device.others)]
 
     def _at(self, hold_id: str) -> "WorldWire | None":
@@ -68,7 +68,7 @@ class WorldWire:
         self.holds[hold.hold_id] = hold
 
     def withdraw(self, hold_id: str) -> bool:
-        """Forget it, if no copy reads it. One that was lost doesn't, and never will."""
+        """End a hold, if no copy reads it. A lost copy doesn't count, and is stopped for good."""
         if any(on_the_way.pull.source.hold_id == hold_id for on_the_way in self._that_move(self.sent)):
             self.closed.add(hold_id)
             return False
@@ -78,7 +78,7 @@ class WorldWire:
         return True
 
     def pull(self, pull: Pull) -> None:
-        """Send the blocks of the hold, if it is known and what is meant; else receiving them fails at once."""
+        """Send the hold's blocks, if there is such a hold; otherwise receiving them fails at once."""
         hold_id, count = pull.source.hold_id, len(pull.block_ids)
         holder = self._at(hold_id)
         slots = _allocate(self.device, count)
@@ -111,7 +111,7 @@ class WorldWire:
         return there
 
     def give_up(self, request_id: str) -> bool:
-        """Forget it, if no copy writes its blocks."""
+        """Give a pull up, if no copy writes its blocks."""
         if any(on_the_way.pull.request_id == request_id for on_the_way in self._that_move(self.received)):
             return False
         for wire in self._reachable:
@@ -128,12 +128,12 @@ class WorldWire:
             holder._end(source.hold_id)
 
     def _end(self, hold_id: str) -> None:
-        """A hold of this engine was pulled, or nobody wants it."""
+        """End a hold of this engine that was pulled or declined."""
         if self.withdraw(hold_id):
             self.ended.served.append(hold_id)
 
     def poll(self) -> Ended:
-        """What ended. What was sent is received next."""
+        """The holds and pulls that have ended. For blocks that were sent, receiving begins."""
         for result in self.copies.poll():
             if (on_the_way := self.sent.pop(result.copy_id, None)) is not None:
                 self._sent(on_the_way, success=result.success)
@@ -152,7 +152,7 @@ class WorldWire:
         to._receive(on_the_way)
 
     def _carry(self, on_the_way: OnTheWay) -> bool:
-        """From this engine's host memory to the other's. False: a restart lost some of it."""
+        """Move a pull's pages to the other engine's host memory. False: a restart lost some of them."""
         pages = [self.device.read_host(slot) for slot in on_the_way.sent_slots]
         for slot, page in zip(on_the_way.slots, pages, strict=True):
             if page is None:
@@ -177,7 +177,7 @@ class WorldWire:
             holder._end(hold_id)
 
     def _that_move(self, kind: dict[int, OnTheWay]) -> list[OnTheWay]:
-        """What is on the wire and whose copy may still move something."""
+        """The pulls with a copy that may still move bytes."""
         running: dict[int, Copy] = self.device.copies.running
         return [one for copy, one in kind.items() if copy in running and running[copy].state is not State.LOST]
 
@@ -197,7 +197,7 @@ class WorldWire:
         return left
 
     def has_filled(self, request_id: str) -> bool:
-        """Whether all blocks of a pull have come. To be asked before it is forgotten."""
+        """Whether all blocks of a pull have come. Call it before the pull is forgotten."""
         copies = [copy for copy, one in self.begun.items() if one.to is self and one.pull.request_id == request_id]
         return any(
             copy.copy_id in copies and copy.direction is Direction.LOAD and copy.state is State.DONE
@@ -205,10 +205,10 @@ class WorldWire:
         )
 
     def wait(self, seconds: float) -> None:
-        """Time is the world's."""
+        """Nothing to wait for: time is the world's."""
 
     def close(self) -> None:
-        """Let everything end."""
+        """Let all copies end."""
         self.copies.wait([*self.sent, *self.received])
 
 
