@@ -52,13 +52,13 @@ PATIENT: Final = Subject(
 )
 LAYERWISE: Final = Subject("LayerwiseConnector", "kv_sim.examples.layerwise", traits=PATIENT.traits)
 FLAKY: Final = Subject("FlakyConnector", "kv_sim.examples.flaky", traits=LATER.traits - {Trait.KEEPS})
-"""Raises, so it is driven only below a MultiConnector that switches it off then."""
+"""Raises, so it is driven only as the child of a MultiConnector, which then switches it off."""
 FLAKY_BUSY: Final = replace(FLAKY, extra_config={"breaks": "busy"})
 FLAKY_PATIENT: Final = Subject(
     "FlakyPatientConnector", "kv_sim.examples.flaky", traits=PATIENT.traits - {Trait.KEEPS}
 )
 HOLDING: Final = Subject("HoldingConnector", "kv_sim.examples.holding", traits=LATER.traits - {Trait.KEEPS})
-"""Reports twice, so it is driven only below a MultiConnector, too."""
+"""Reports requests twice, so it, too, is driven only as the child of a MultiConnector."""
 
 
 def several(
@@ -123,7 +123,7 @@ OFFLOAD_HELD: Final = offloading(hold_blocks="always", blocks_per_chunk=3, evict
 
 
 def fenced(**extra_config: Any) -> Subject:
-    """The same, storing while it is computed: fences come too late where blocks are zeroed before."""
+    """The same with stores while a request runs. Its fences come too late if new blocks are zeroed before them."""
     return offloading(without=frozenset({Trait.ZEROING}), hold_blocks="never", **extra_config)
 
 
@@ -132,7 +132,7 @@ OFFLOAD_IN_STEP_FENCED: Final = fenced(sync_load_budget_bytes=1 << 20, self_desc
 OFFLOAD_HASTY: Final = offloading(load_timeout_seconds=1, store_timeout_seconds=1)
 """Gives up at once what is lost, which may be found later."""
 OFFLOAD_AGAIN: Final = fenced(store_threshold=3)
-"""Stores what is computed for the third time."""
+"""Stores a block when it is computed for the third time."""
 
 NOT_EVICTED: Final = frozenset({Trait.ZEROING, Trait.GROUPS, Trait.STATES, Trait.KEEPS, Trait.EVENTS})
 """What a connector can't claim that stores when blocks are given away: what is on the GPU isn't kept, and single

@@ -1,4 +1,4 @@
-"""Connectors that break down, for whoever promises to survive that, as MultiConnector does.
+"""Connectors that break down, to test connectors that must survive that, such as MultiConnector.
 
 ``FlakyConnector`` is a ``LaterConnector`` and ``FlakyPatientConnector`` a ``PatientConnector``, of which one side
 raises, once. In which method that is, and after how many calls of it, follows from the sizes of the world. With
@@ -26,11 +26,11 @@ WORKER_CALLS: Final = ("start_load_kv", "get_transfer_results", "handle_preempti
 """Each of them comes once a step."""
 
 MOST_STEPS_BEHIND: Final = 6
-"""Within so many steps everybody knows who broke down."""
+"""Within so many steps both sides must have learnt of the breakdown."""
 
 
 def _number_of(config: VllmConfig, cache: KVCacheConfig | None) -> int:
-    """A number that differs from world to world, and is the same for all who share one."""
+    """A number that differs between worlds, and is the same for all sides within one."""
     assert config.kv_transfer_config is not None
     assert cache is not None
     room: int = config.kv_transfer_config.kv_connector_extra_config["host_slots"]
@@ -50,14 +50,14 @@ def _call_again(name: str, but: str = "broke down") -> Callable[..., Any]:
 
 
 def _end(side: Any, calls: tuple[str, ...]) -> None:
-    """From now on none of ``calls`` may come."""
+    """Make any further call of one of ``calls`` an error."""
     for name in calls:
         setattr(side, name, _call_again(name))
     side.has_ended = True
 
 
 def _end_for_good(side: Any) -> None:
-    """From now on it may not be shut down again."""
+    """Make a second shutdown an error."""
     side.shutdown = _call_again("shutdown", "was shut down before")
     side.has_ended = True
 
@@ -67,7 +67,7 @@ def _always(*args: Any) -> bool:
 
 
 def _break_down(side: Any, calls: tuple[str, ...], number: int, counts: Callable[..., bool] = _always) -> None:
-    """Have one of ``calls`` raise when it comes for the n-th time, of those times that count."""
+    """Let one of ``calls`` raise at its n-th time, of those that count."""
     name, calls_left = calls[number % len(calls)], [_break_after(calls, number)]
     method: Callable[..., Any] = getattr(side, name)
 
@@ -118,7 +118,7 @@ class FlakyScheduler(LaterScheduler):
 
 
 class FlakyWorker(LaterWorker):
-    """Breaks down in two worlds of three; in one of them the other side does, too."""
+    """Breaks down in two worlds of three; in one of these the other side breaks down, too."""
 
     has_ended = False
 

@@ -1,8 +1,8 @@
-"""``HoldingConnector``: wants the blocks of every request that ended for a while, also of one that never had any.
+"""``HoldingConnector``: holds the blocks of every request that ended for some steps, even if it never had any.
 
-It keeps nothing. The workers report a request two steps after they were told of it, and one step later once more,
-which they must not. So it is driven only below a MultiConnector, which promises that a second report changes
-nothing.
+It stores nothing. The workers report a request two steps after they were told of it, and a second time one step
+later, which is a violation. So it is driven only as the child of a MultiConnector, which must ignore the second
+report.
 """
 
 from dataclasses import dataclass, field
@@ -24,7 +24,7 @@ from kv_api import (
 )
 
 STEPS = 2
-"""How long a worker wants the blocks."""
+"""For how many steps a worker holds the blocks."""
 
 
 @dataclass
@@ -74,7 +74,7 @@ class HoldingWorker(WorkerSide):
     def __init__(self, vllm_config: VllmConfig, kv_cache_config: KVCacheConfig | None = None) -> None:
         super().__init__(vllm_config, kv_cache_config)
         self._steps_left: dict[str, int] = {}
-        """Below zero: the first report was made."""
+        """Request -> the steps until its report. Below zero: it was reported once."""
 
     def start_load_kv(self, forward_context: ForwardContext, **kwargs: Any) -> None:
         ended = self._get_connector_metadata()
@@ -99,7 +99,7 @@ class HoldingWorker(WorkerSide):
 
 
 class HoldingConnector(TwoSidedConnector):
-    """Holds every request for some steps, and says twice that it doesn't any more."""
+    """Holds every request for some steps, and reports its end twice."""
 
     scheduler_class = HoldingScheduler
     worker_class = HoldingWorker

@@ -110,7 +110,7 @@ class LaterScheduler(SchedulerSide):
     def request_finished(self, request: Request, block_ids: list[int]) -> tuple[bool, dict[str, Any] | None]:
         self._forget(request.request_id)
         if self._is_loading(request.request_id):
-            return False, None  # the blocks are held for the load already, and nothing in them is new
+            return False, None  # the engine holds the blocks for the load already, and there is nothing to store
         full = self._full_blocks(request)
         new = [
             (block, block_hash)
@@ -126,7 +126,7 @@ class LaterScheduler(SchedulerSide):
         return True, None
 
     def _forget(self, request_id: str) -> None:
-        """It was matched and may never have got blocks."""
+        """Forget a request that was matched and may never have got blocks."""
         self._local_tokens.pop(request_id, None)
 
     def _is_loading(self, request_id: str) -> bool:
@@ -152,7 +152,7 @@ class LaterScheduler(SchedulerSide):
         return taken
 
     def _victim(self) -> Slot | None:
-        """The oldest slot that nothing reads or writes."""
+        """The oldest slot that no copy reads or writes."""
         return next((slot for slot in self._slots.values() if slot.is_ready and not slot.pins), None)
 
     def update_connector_output(self, connector_output: KVConnectorOutput) -> None:
@@ -174,12 +174,12 @@ class LaterScheduler(SchedulerSide):
                 self._release(slot)
 
     def _drop(self, slot: Slot) -> None:
-        """Let nobody find the slot any more."""
+        """Remove the slot from the index."""
         if self._slots.get(slot.block_hash) is slot:
             del self._slots[slot.block_hash]
 
     def _release(self, slot: Slot) -> None:
-        """Free a slot that nobody can find and nobody uses."""
+        """Free a slot that is neither in the index nor in use."""
         if self._slots.get(slot.block_hash) is not slot and not slot.pins:
             self._free_slots.append(slot.number)
 

@@ -1,7 +1,7 @@
 """``LayerwiseConnector``: a ``PatientConnector`` that works in the hooks of layers.
 
 A load begins before the forward pass and is waited for when the pass comes to its first layer; a store begins with
-the first layer that is offered. So it needs every hook of every layer, and finds nothing to do anywhere else.
+the first layer that is offered. So it needs every hook of every layer, and works only in these hooks.
 """
 
 from typing import Any

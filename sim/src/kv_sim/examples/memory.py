@@ -37,12 +37,12 @@ from kv_sim.examples.progress import Progress, ProgressBook
 Page = tuple[int, tuple[int, ...]]
 """A slot, and the block of each group that belongs there (0: none)."""
 Parts = list[list[Any]]
-"""What a rank has of a slot: of each group the pages of its layers."""
+"""A rank's part of a slot: for each group the pages of its layers."""
 
 
 @dataclass
 class Plan(KVConnectorMetadata):
-    """What the workers do in one step."""
+    """The loads and stores of one step."""
 
     loads: list[Page] = field(default_factory=list)
     stores: list[Page] = field(default_factory=list)
@@ -62,7 +62,7 @@ class MemoryScheduler(SchedulerSide, SupportsHMA):
         self._local_tokens: dict[str, int] = {}
         self._progress = ProgressBook()
         self._stored_now: list[tuple[Progress, dict[int, bytes]]] = []
-        """Of the last step, by request, which blocks are stored, and under which keys."""
+        """For each request of the last step, which of its blocks are stored, and under which keys."""
         self._loads: list[Page] = []
         self._events: list[KVCacheEvent] = []
 
@@ -89,7 +89,7 @@ class MemoryScheduler(SchedulerSide, SupportsHMA):
         return (request.num_tokens - 1) // self._block_size
 
     def _keys(self, request: Request) -> Sequence[bytes]:
-        """What tells blocks apart: the hashes cover the whole prefix, salt and adapter."""
+        """The keys of blocks: the hashes cover the whole prefix, salt and adapter."""
         return request.block_hashes
 
     def build_connector_meta(self, scheduler_output: SchedulerOutput) -> Plan:
@@ -108,7 +108,7 @@ class MemoryScheduler(SchedulerSide, SupportsHMA):
         return plan
 
     def update_connector_output(self, connector_output: KVConnectorOutput) -> None:
-        """Where another's load within the step failed, nothing that was computed on it is kept."""
+        """If a sibling's load within the step failed, drop the blocks that were computed from it."""
         invalid = connector_output.invalid_block_ids
         for progress, stored in self._stored_now if invalid else ():
             first = progress.first_in(invalid)
@@ -123,7 +123,7 @@ class MemoryScheduler(SchedulerSide, SupportsHMA):
             self._events.append(BlockRemoved(held, MEDIUM_CPU))
 
     def _full_blocks(self, computed: int, keys: Sequence[bytes]) -> int:
-        """Hashes lag behind: what is computed under run-ahead may have none yet."""
+        """Only blocks that have a hash: with run-ahead the newest computed ones may have none yet."""
         return min(computed // self._block_size, len(keys))
 
     def _slot_for(self, request: Request, index: int) -> int:
@@ -156,7 +156,7 @@ class MemoryScheduler(SchedulerSide, SupportsHMA):
         return events
 
     def request_finished(self, request: Request, block_ids: list[int]) -> tuple[bool, dict[str, Any] | None]:
-        # Beside a sibling that knows one group only, a MultiConnector calls this form.
+        # A MultiConnector calls this form if another child supports one group only.
         return self.request_finished_all_groups(request, (block_ids,))
 
     def request_finished_all_groups(
@@ -215,7 +215,7 @@ class MemoryWorker(WorkerSide):
             self._put(slot, [[layer.read(block) for layer in layers] for block, layers in parts])
 
     def _take(self, slot: int) -> Parts:
-        """What is in a slot, for a load."""
+        """The contents of a slot, for a load."""
         return self._parts[slot]
 
     def _put(self, slot: int, parts: Parts) -> None:

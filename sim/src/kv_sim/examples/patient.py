@@ -45,7 +45,7 @@ class Plan(KVConnectorMetadata):
 
 @dataclass
 class Ended(KVConnectorWorkerMetadata):
-    """What ended on the workers: stores by id, with how many workers said so, and slots that failed."""
+    """The workers' report: ended stores by id, each with the number of workers, and failed slots."""
 
     stores: dict[int, int] = field(default_factory=dict)
     failed_stores: set[int] = field(default_factory=set)
@@ -97,7 +97,7 @@ class PatientScheduler(SchedulerSide):
         return (hit - first) * self._block_size, False
 
     def _lookup_began(self, request_id: str) -> int:
-        """The step in which the request was asked for first."""
+        """The step of the request's first query."""
         return self._lookups.setdefault(request_id, self._steps)
 
     def update_state_after_alloc(self, request: Request, blocks: KVCacheBlocks, num_external_tokens: int) -> None:
@@ -160,7 +160,7 @@ class PatientScheduler(SchedulerSide):
                 self._end_store(store_id)
 
     def _forget_what_rests_on(self, invalid: Set[int]) -> None:
-        """Of the last step nothing is kept that was computed on a load that failed, whosever load it was.
+        """Drop the last step's blocks that were computed from a failed load of any connector.
 
         The slots are free at once: what is stored there next waits for this step's stores.
         """

@@ -1,7 +1,7 @@
-"""What a step does to each request: its block tables and how far it is computed, for runner V1 and V2.
+"""``ProgressBook``: each request's block tables and computed tokens, step by step, for runner V1 and V2.
 
-A connector learns of blocks from ``SchedulerOutput`` only: whole tables for new and resumed requests, what is
-appended for the others. A finish comes before a new life of the same id in the same step.
+A connector learns of blocks only from ``SchedulerOutput``: whole tables of new and resumed requests, and appended
+blocks of the others. If an id is finished and new in the same step, the finish comes first.
 """
 
 from collections.abc import Iterator, Set
@@ -26,7 +26,7 @@ class Progress:
 
 
 class ProgressBook:
-    """Follows all requests of a scheduler."""
+    """The progress of all requests of a scheduler."""
 
     def __init__(self) -> None:
         self._requests: dict[str, Progress] = {}

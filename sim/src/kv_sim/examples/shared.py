@@ -1,12 +1,13 @@
 """``SharedConnector``: one store that several engines fill and read, each within its steps.
 
-The store is in this process, under the setting ``store``: who has the same text there has the same one. A chunk is
-a block of each group, under its hash and what bytes mean here: the model's path, and how it is cut. It has a slot,
-and nobody finds it before each rank of the engine that stores it has put its part there. A load pins it until all
-ranks have taken their parts. What is neither being put nor pinned may be evicted, what was used longest ago first.
+The store is in this process, and its name is the setting ``store``: connectors with the same name share it. A
+chunk is a block of each group. Its key is its hash with the model's path and layout, which say what the bytes
+mean. It has a slot, and is found only when each rank of the storing engine has put its part there. A load pins it
+until all ranks have taken their parts. Chunks that are neither being put nor pinned may be evicted, the least
+recently used first.
 
-A reset forgets all chunks of the engine's kind, whoever stored them: the index has them no more, also those that
-are yet to be put. A slot that is in use becomes free with the end of that.
+A reset removes all chunks of the engine's kind from the index, whichever engine stored them, also those that are
+still being put. A slot in use becomes free when its use ends.
 """
 
 from collections import OrderedDict
@@ -30,7 +31,7 @@ from kv_sim.examples.memory import MemoryWorker, Parts, Plan
 from kv_sim.examples.progress import ProgressBook
 
 Key = tuple[Any, ...]
-"""What bytes mean, and the hash of a block."""
+"""The meaning of the bytes, and the hash of a block."""
 
 
 @dataclass
@@ -40,13 +41,13 @@ class Chunk:
     key: Key
     slot: int
     ranks_left: int
-    """How many have yet to put their parts there."""
+    """How many ranks have yet to put their parts there."""
     pins: int = 0
     """How many ranks have yet to take theirs."""
 
     @property
     def is_in_use(self) -> bool:
-        """Whether its slot can't be given away."""
+        """Whether its slot can't be evicted."""
         return self.ranks_left > 0 or self.pins > 0
 
 
@@ -54,20 +55,20 @@ class Store:
     """Slots, what is in them, and the index of it."""
 
     known: ClassVar[WeakValueDictionary[str, "Store"]] = WeakValueDictionary()
-    """By what the setting says; each as long as a connector has it."""
+    """All stores by the setting, each as long as a connector uses it."""
 
     def __init__(self, capacity: int) -> None:
         self.capacity = capacity
         self.chunks: OrderedDict[Key, Chunk] = OrderedDict()
         """The index, what was used longest ago first."""
         self.chunk_in: dict[int, Chunk] = {}
-        """What is in each slot, or will be; also what nobody finds any more, as long as it is in use."""
+        """The chunk that is or will be in each slot, also one that left the index, while it is in use."""
         self._free = list(range(capacity))
         self._parts: dict[tuple[int, int], Parts] = {}
 
     @classmethod
     def of(cls, vllm_config: VllmConfig) -> "Store":
-        """The one that a configuration names."""
+        """The store that a configuration names."""
         assert vllm_config.kv_transfer_config is not None
         settings = vllm_config.kv_transfer_config.kv_connector_extra_config
         store = cls.known.get(settings["store"])
@@ -87,7 +88,7 @@ class Store:
         return self.chunks.get(key)
 
     def pin(self, key: Key, ranks: int) -> Chunk:
-        """A chunk that isn't evicted until so many ranks have taken their parts."""
+        """Pin a chunk until so many ranks have taken their parts."""
         chunk = self.use(key)
         assert chunk is not None and not chunk.ranks_left, f"{key} is not there"
         chunk.pins += ranks
@@ -117,7 +118,7 @@ class Store:
         return self._parts[slot, rank]
 
     def forget(self, chunk: Chunk) -> None:
-        """Let nobody find a chunk any more."""
+        """Remove a chunk from the index."""
         del self.chunks[chunk.key]
         self._free_if_forgotten(chunk)
 
@@ -210,7 +211,7 @@ class SharedScheduler(SchedulerSide, SupportsHMA):
             if full > progress.stored_blocks:
                 for index in reversed(
                     range(full)
-                ):  # a prompt loses its end first: without its beginning it is no use
+                ):  # evict a prompt's end first: without its beginning it is of no use
                     self._store.use(self._key(names[index]))
             progress.stored_blocks = full
         return moves

@@ -207,7 +207,7 @@ class WorldFileOffloadingSpec(FileOffloadingSpecInMemory):
 
     @property
     def most_in_flight(self) -> int:
-        """Any number of stores: a checker expects that chunks that are offered at rest and have room are stored."""
+        """Any number of stores: chunks that are offered at rest and have room must be stored."""
         return self.num_chunks
 
     def make_copy_engine(self, kv_caches: CanonicalKVCaches, layout: HostLayout, memory: HostMemory) -> CopyEngine:

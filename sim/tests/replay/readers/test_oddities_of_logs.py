@@ -148,7 +148,7 @@ PEOPLE = r"is it a server's log for people\? what is in that is no whole prompt"
         ('[2026-01-31 10:00:00] {"messages": []}', "remove what is before the JSON of a line"),
         (
             '(APIServer pid=7) DEBUG 01-31 [logger.py:74] Request a JSON body: {"messages": [], "model": "m"}',
-            "what stands before the JSON of a line has to go",
+            "remove what is before the JSON of a line",
         ),
         (
             "INFO 01-31 [logger.py:43] Received request a: prompt: 'so', params: SamplingParams(n=1), lora: None",
