@@ -132,7 +132,7 @@ class Server:
         return self._published - 1
 
     def mend(self) -> None:
-        """Make lists again after a failure, while none is being made; those that a lost thread left are dropped."""
+        """Make lists again after a failure, while none is made; lists that a lost thread left are dropped."""
         self._state[_Word.BROKEN], self._state[_Word.MADE] = 0, self._published
 
     def end(self) -> None:
