@@ -36,7 +36,7 @@ class OffloadingConnector(TwoSidedHMAConnector):
 
     @classmethod
     def describe_group(cls, kv_cache_spec: Any) -> GroupDescription:
-        """What the layers of a KV cache group are. The place to override for an engine with other specs.
+        """Describe the layers of a KV cache group. To be overridden for an engine with other specs.
 
         Called once at start, in each process, with the ``kv_cache_spec`` of each group that is offloaded; raises
         ``ConfigError`` for what it doesn't know. The default reads a spec that names its ``kind``.
@@ -45,7 +45,7 @@ class OffloadingConnector(TwoSidedHMAConnector):
 
     @classmethod
     def hash_extras(cls, request: Request, tokens: range) -> tuple[Any, ...] | None:
-        """What the hash of ``tokens`` of a request covers besides these tokens: the ``extra_keys`` of events.
+        """The extra keys, beside tokens, that the hash of a request's ``tokens`` covers: ``extra_keys`` of events.
 
         Override it for an engine whose hashes cover other things than an adapter, images and a salt. Only called
         with ``self_describing_kv_events``.

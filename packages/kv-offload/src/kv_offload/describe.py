@@ -27,7 +27,7 @@ from kv_offload.shape.layout import Group, Layout
 
 @dataclass(frozen=True)
 class EngineDescription:
-    """What both sides of the connector know of the engine."""
+    """The engine, as both sides of the connector know it."""
 
     options: Options
     layout: Layout

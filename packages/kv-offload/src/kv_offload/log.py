@@ -1,4 +1,4 @@
-"""What is logged, under ``kv_offload``. ``logging`` is imported when there is something to say."""
+"""Logs messages under ``kv_offload``. ``logging`` is imported at the first message."""
 
 
 def warn(message: str, *args: object) -> None:

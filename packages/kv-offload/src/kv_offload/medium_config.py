@@ -17,7 +17,7 @@ from kv_offload.shape.layout import Group, Layout
 
 
 def medium_config(vllm_config: VllmConfig, kv_cache_config: KVCacheConfig, layout: Layout) -> OffloadingConfig:
-    """What a medium is told."""
+    """The configuration for a medium."""
     transfer, cache = vllm_config.kv_transfer_config, vllm_config.cache_config
     assert transfer is not None
     events = getattr(vllm_config, "kv_events_config", None)

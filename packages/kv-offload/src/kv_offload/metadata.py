@@ -1,4 +1,4 @@
-"""What the two sides of the connector send each other, in vLLM's form where vLLM has one."""
+"""The messages between the two sides of the connector, in vLLM's form where vLLM has one."""
 
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple

@@ -1,4 +1,4 @@
-"""What the connector counts, under vLLM's metric names and in vLLM's payload.
+"""The connector's counts, under vLLM's metric names and in vLLM's payload.
 
 The payload says what it is: ``types`` has the kind of each metric by name, ``data`` its value by label values (a
 sum, the latest level, or a list of samples), ``info`` the labels of the info metric, which are sent once.
@@ -53,7 +53,7 @@ METRICS: Final[Mapping[str, OffloadingMetricMetadata]] = {
     LOAD_FAILURE: OffloadingCounterMetadata("Loads that failed."),
     STORE_FAILURE: OffloadingCounterMetadata("Stores that failed."),
 }
-"""What the connector itself counts. The last two are not vLLM's, whose connector knows no failures."""
+"""The connector's own metrics. The last two aren't vLLM's, whose connector has no failed jobs."""
 
 COUNTER: Final = "counter"
 GAUGE: Final = "gauge"

@@ -1,4 +1,4 @@
-"""What an operator can set in the connector's extra config, checked when the connector is made.
+"""The settings in the connector's extra config, checked when the connector is made.
 
 The names and defaults are vLLM's where vLLM has them. The medium has its keys in the same mapping and names them
 (``extra_keys``); whoever made this connector a child may have some there, too. So a key that nobody names is let

@@ -8,9 +8,9 @@ imported at its first use.
 ``pulling/``     its two sides, and the wire between engines
 ``first/``       the first family, with its pipes and lookup buffers
 **for both**     families
-``frames``       what goes over a connection; ``sockets``: listening and connecting
+``frames``       the messages of a connection; ``sockets``: listening and connecting
 ``extra_config`` reads and checks ``kv_connector_extra_config``
-``log``          what is logged; ``clock``: the only place that reads time
+``log``          the package's logger; ``clock``: the only place that reads time
 ================ ==================================================================
 """
 

@@ -1,4 +1,4 @@
-"""The only place that reads time. Nothing is decided by it but when somebody has waited too long."""
+"""The only place that reads time. Time decides nothing but whether somebody has waited too long."""
 
 from time import monotonic
 from typing import Final, Protocol

@@ -29,16 +29,16 @@ class P2PConnector(TwoSidedHMAConnector):
 
     @classmethod
     def describe_group(cls, kv_cache_spec: Any) -> GroupDescription:
-        """What the layers of a KV cache group are. The one place to override for an engine with other specs.
+        """Describe the layers of a KV cache group. To be overridden for an engine with other specs.
 
         Called once at start, in each process, with the ``kv_cache_spec`` of each group; raises ``ConfigError`` for
-        what it doesn't know. The default reads a spec that names its ``kind``.
+        a spec that it doesn't know. The default reads a spec that names its ``kind``.
         """
         return describe_group(kv_cache_spec)
 
     @classmethod
     def supports_sleep_mode(cls, kv_transfer_config: TransferConfig) -> bool:
-        return False  # others may be reading
+        return False  # other engines may be reading the blocks
 
     @classmethod
     def build_kv_connector_stats(cls, data: dict[str, Any] | None = None) -> KVConnectorStats | None:
@@ -55,7 +55,7 @@ class P2PConnector(TwoSidedHMAConnector):
         return P2PPromMetrics(vllm_config, metric_types, labelnames, per_engine_labelvalues)
 
     def build_side(self, side_class: Any, vllm_config: VllmConfig, kv_cache_config: KVCacheConfig | None) -> Any:
-        """A side is also made of what the operator set and of what the groups are, and a worker's of its wire."""
+        """Give a side the operator's settings and the groups, too, and a worker's side the maker of its wire."""
         options = parse_options(vllm_config)
         groups = groups_of(vllm_config, kv_cache_config, self.describe_group)
         if issubclass(side_class, P2PSchedulerSide):
@@ -69,7 +69,7 @@ class P2PConnector(TwoSidedHMAConnector):
     def make_wire(
         self, kv_caches: KVCaches, options: Options, vllm_config: VllmConfig, kv_cache_config: KVCacheConfig | None
     ) -> Wire:
-        """The worker's connections. To be overridden for another transport than TCP."""
+        """Make the worker's connections. To be overridden for another transport than TCP."""
         from kv_p2p.pulling.tcp.wire import TcpWire
 
         return TcpWire.of_worker(kv_caches, options, vllm_config, kv_cache_config)

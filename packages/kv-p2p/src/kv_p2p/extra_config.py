@@ -1,4 +1,4 @@
-"""A value of ``kv_connector_extra_config``, read and checked; both families word what is wrong with it alike.
+"""Reads and checks values of ``kv_connector_extra_config``, with the same errors for both families.
 
 A key whose value is None counts as not given.
 """
@@ -11,25 +11,26 @@ from kv_api.engine import TransferConfig
 
 EXTRA: Final = "kv_connector_extra_config"
 DEFAULT_PORT: Final = 14579
-"""vLLM's, where an engine's configuration has no ``kv_port``."""
+"""vLLM's default, for an engine whose configuration has no ``kv_port``."""
 LAST_PORT: Final = 65535
 MOST_SECONDS: Final = 10**9
-"""Sockets and locks can't wait much longer."""
+"""The longest time to wait that sockets and locks take, about."""
 
 Reader = Callable[[str, object], Any]
-"""Takes the place and the value. Returns what it stands for, or raises a ``ConfigError``."""
+"""Takes the place and the value; returns the value that is meant, or raises a ``ConfigError``."""
 
 
 def read_values(extra: Mapping[str, Any], readers: Mapping[str, Reader]) -> dict[str, Any]:
-    """The values that are given, each by the reader of its key."""
+    """The values that are given, each read by its key's reader."""
     given = {key: value for key in readers if (value := extra.get(key)) is not None}
     return {key: readers[key](f"{EXTRA}.{key}", value) for key, value in given.items()}
 
 
 def read_port(transfer: TransferConfig, before: int, count: int = 1) -> int:
-    """The port of the first of ``count`` workers, each at the next one, where ``before`` ports are others'.
+    """The port of the first of ``count`` workers, whose ports are consecutive.
 
-    Configured is where all of them begin: as ``port``, or else as the configuration's own ``kv_port``.
+    The first ``before`` ports from the configured one on belong to other workers. That one is ``port``, or else
+    the configuration's own ``kv_port``.
     """
     place, value = f"{EXTRA}.port", transfer.kv_connector_extra_config.get("port")
     if value is None:
@@ -63,7 +64,7 @@ def read_blocks(place: str, value: object) -> int:
 
 
 def read_bytes(place: str, value: object) -> int:
-    """How many bytes; people write 1e9, too."""
+    """A number of bytes; a whole float, such as 1e9, is allowed."""
     if not isinstance(value, int | float) or isinstance(value, bool) or not 1 <= value < float("inf"):
         raise _wrong(place, value, "a number of bytes, at least 1")
     return int(value)

@@ -1,11 +1,11 @@
-"""Frames: what one side of a TCP connection writes and the other reads.
+"""Frames: the messages that one side of a TCP connection writes and the other side reads.
 
-A frame is a small header, which is a JSON object, and parts, which are bytes as they lie in memory:
+A frame is a small header, which is a JSON object, and parts, which are raw bytes:
 
     magic (4) · bytes of the header (4) · number of parts (4) · bytes of each part (8 each) · header · parts
 
-Nothing in a frame is ever executed, and who reads says how many bytes it is ready for. A connection that ends
-between two frames is the end of a conversation; one that ends within a frame is an error.
+Nothing in a frame is ever executed, and the reader limits its bytes. A connection that ends between two frames is
+the end of a conversation; one that ends within a frame is an error.
 """
 
 import json
@@ -22,11 +22,11 @@ _SIZE: Final = struct.Struct(">Q")
 
 
 class FrameError(ConnectionError):
-    """What came is not a frame, or only a part of one."""
+    """The bytes received are no frame, or only a part of one."""
 
 
 class Stream(Protocol):
-    """What frames need of a connected socket."""
+    """A connected socket as frames use it."""
 
     def sendall(self, data: Any, /) -> None: ...
     def recv_into(self, buffer: Any, /) -> int: ...
@@ -40,7 +40,7 @@ class Frame(NamedTuple):
 
 
 def send_frame(stream: Stream, header: dict[str, Any], parts: Sequence[Any] = ()) -> None:
-    """Write one frame. A part is anything whose bytes lie together."""
+    """Write one frame. A part is any contiguous buffer."""
     views = [memoryview(part) for part in parts]
     views = [view.cast("B") if view.nbytes else memoryview(b"") for view in views]
     text = json.dumps(header).encode()
@@ -58,8 +58,8 @@ def recv_frame(
 ) -> Frame | None:
     """Read one frame whose parts have at most ``max_bytes`` together. None: the other side has ended.
 
-    The parts lie one after the other: in ``into``, which has so many bytes, or else in memory of their own. Who
-    reads from anybody says how long a ``max_header`` it takes: to read JSON holds up all threads.
+    The parts are one after the other in ``into``, which must have ``max_bytes``, or else in memory of their own. A
+    reader whose peer may be anybody limits the header by ``max_header``: parsing JSON blocks all threads.
     """
     start = bytearray(_START.size)
     if not _fill(stream, start, at_end_ok=True):
@@ -89,7 +89,7 @@ def recv_frame(
 def _parse(text: bytearray) -> dict[str, Any]:
     try:
         header = json.loads(text)
-    except (ValueError, RecursionError) as error:  # the latter: brackets within brackets within …
+    except (ValueError, RecursionError) as error:  # RecursionError: brackets nested too deep
         raise FrameError(f"the header of a frame is no JSON: {error}") from error
     if not isinstance(header, dict):
         raise FrameError(f"the header of a frame is a JSON object, got {type(header).__name__}")
@@ -97,7 +97,7 @@ def _parse(text: bytearray) -> dict[str, Any]:
 
 
 def _fill(stream: Stream, buffer: bytearray | memoryview, *, at_end_ok: bool = False) -> bool:
-    """Read until the buffer is full. False: there was nothing more at all, and that is fine."""
+    """Read until the buffer is full. False: the connection ended before its first byte, and that is allowed."""
     view, filled = memoryview(buffer), 0
     while filled < len(buffer):
         count = stream.recv_into(view[filled:])

@@ -1,6 +1,6 @@
-"""Listening and connecting, for both families: TCP over IPv4 or IPv6, as the host is.
+"""Listening and connecting, for both families: TCP over IPv4 or IPv6, whichever the host has.
 
-Whatever goes wrong is an ``OSError``, also a host that can't be one, and leaves no socket behind.
+Every failure is an ``OSError``, also for a text that can't be a host, and leaves no socket open.
 """
 
 import socket
@@ -11,7 +11,7 @@ from kv_p2p.extra_config import LAST_PORT
 
 
 def listen(host: str, port: int) -> socket.socket:
-    """Listen at a host's address; of several at an IPv4 one, if there is one. Port 0 is any that is free."""
+    """Listen at a host's address; if it has several, at an IPv4 one if possible. Port 0: any free port."""
     if not 0 <= port <= LAST_PORT:
         raise OSError(f"ports are 0 to {LAST_PORT}, got {port}")
     try:
@@ -23,7 +23,10 @@ def listen(host: str, port: int) -> socket.socket:
 
 
 def connect(host: str, port: int, seconds: float) -> socket.socket:
-    """Connect to the first of a host's addresses that answers. Each may take so long, and so may later calls."""
+    """Connect to the first of a host's addresses that answers.
+
+    ``seconds`` limits the time for each address, and for each later call of the socket.
+    """
     try:
         connection = socket.create_connection((host, port), seconds)
     except UnicodeError as error:
@@ -39,14 +42,14 @@ def connect(host: str, port: int, seconds: float) -> socket.socket:
 
 
 def send_at_once(connection: socket.socket) -> None:
-    """Don't wait with a small frame until the other side has taken the one before: it may be waiting for this."""
+    """Send small frames at once, before the other side has acknowledged earlier ones: it may wait for this one."""
     connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
 
 
 class Until:
-    """A connection for so many seconds, however often it is read or written meanwhile. It fits `frames.Stream`.
+    """A connection with a limit of seconds for all its reads and writes together. It fits `frames.Stream`.
 
-    A socket's own timeout is for one call alone: who sends a byte now and then could keep a thread for ever.
+    A socket's own timeout is for one call: a peer that sends a byte now and then could keep a thread for ever.
     """
 
     def __init__(self, connection: socket.socket, seconds: float, clock: Clock = read_clock) -> None:

@@ -1,23 +1,23 @@
-"""Where these packages meet vLLM itself. Importing this imports no vLLM; what needs it comes when it is used.
+"""The packages of this repository inside vLLM. Importing this doesn't import vLLM; the names that need it do.
 
 For a ``kv_transfer_config`` with ``kv_connector_module_path: kv_vllm``: ``OffloadingConnector``, ``P2PConnector``,
 ``MultiConnector``, ``RecordingConnector`` and ``TraceConnector``. With ``spec_module_path: kv_vllm``, for vLLM's
-own connector: ``HostOffloadingSpec``. ``inside_vllm`` makes a connector of your own one of vLLM's. ``python -m
+own connector: ``HostOffloadingSpec``. ``inside_vllm`` makes a vLLM connector of one that you wrote. ``python -m
 kv_vllm`` compares the testbed and the contract with the installed vLLM.
 
 ===================== =========================================================================================
-**inside vLLM**       what a server loads
+**inside vLLM**       loaded by a server
 ``connectors/``       our connectors, and our host memory under vLLM's own connector
-``recording/``        writes down a live engine's calls as a schedule, or its requests as a trace
-``translate``         every value of ours that vLLM inspects, and what it becomes there
-``refused``           engines in which our connectors refuse to begin
-``handing_on``        methods that hand each call on to another connector
-``log``               our lines in vLLM's log
-**beside vLLM**       whether it is still what we take it for
+``recording/``        records a live engine's calls as a schedule, or its requests as a trace
+``translate``         turns values of ours that vLLM inspects into vLLM's
+``refused``           refuses engines in which our connectors would go wrong
+``handing_on``        methods that pass each call on to another connector
+``log``               sends our log lines to vLLM's log
+**beside vLLM**       checks that vLLM is as these packages expect
 ``installed``         which vLLM is installed; ``versions``: with which ours work
 ``drift/``            where vLLM's classes and ours differ
 ``differential/``     the testbed's engine against vLLM's schedulers, call by call
-``smoke/``            one vLLM without our connector and one with it
+``smoke/``            compares the outputs of a vLLM without our connector and one with it
 **under the testbed** vLLM's own engine, for ``kv-sim --engine vllm``
 ``driver/``           the engine
 ``tiers/``            vLLM's tiers below host memory, in that engine
@@ -27,7 +27,7 @@ kv_vllm`` compares the testbed and the contract with the installed vLLM.
 ``world_p2p``         the wire for our ``P2PConnector`` there
 ===================== =========================================================================================
 
-Saved schedules name the last three, which is why they stand here.
+Saved schedules name the last three modules, so they can't move to a folder.
 """
 
 from typing import TYPE_CHECKING, Final
@@ -52,7 +52,7 @@ _EXPORTS: Final = {
     "HostOffloadingSpec": "kv_vllm.connectors.host_spec",
     "inside_vllm": "kv_vllm.connectors.inside",
 }
-"""What is looked for here by its name, and the module that it is in."""
+"""The names that are imported at their first use, and their modules."""
 
 __all__ = [
     "HostOffloadingSpec",

@@ -15,7 +15,7 @@ from kv_vllm.installed import MissingError
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run a command. 1: it found a difference; 2: it could not look; others as of ``kv-sim``."""
+    """Run a command. Returns 0; 1 if it found a difference; 2 if it couldn't run; others as ``kv-sim`` does."""
     options = _parse(arguments)
     try:
         if options.run in IN_THE_TESTBED:
@@ -38,7 +38,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
-    """What was typed; ``run`` is the function of the command."""
+    """The parsed command line; ``run`` is the command's function."""
     parser = argparse.ArgumentParser(prog="python -m kv_vllm", description=__doc__.partition("\n")[0])
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     one = commands.add_parser("differential", help="compare the testbed's engine with vLLM's schedulers")
@@ -97,7 +97,7 @@ def _run(options: argparse.Namespace) -> int:
 
 
 def _start() -> int:
-    """Begin and end as ``kv-sim`` does, whatever a connector did, if it is there."""
+    """Start and end the process as ``kv-sim`` does, if it is installed, whatever a connector left behind."""
     if find_spec("kv_sim") is None:
         return main()
     from kv_sim.cli.start import start
@@ -233,7 +233,7 @@ def _fuzz(options: argparse.Namespace) -> int:
 
 
 def _hunt_all(subjects: Mapping[str, Any], seed: int, options: argparse.Namespace, without: frozenset[Any]) -> int:
-    """Hunt each in its share of the time. Ctrl-C ends it, and what was found is kept."""
+    """Fuzz each subject for its share of the time. Ctrl-C ends it; failures found so far are kept."""
     from kv_sim.failures.deadline import within
     from kv_vllm.driver.hunt import hunt, show_found
 

@@ -1,4 +1,4 @@
-"""Connectors that stand before another one: a method for each that the contract has, which calls the other's."""
+"""For connectors that wrap another one: methods for all names of the contract that call the inner connector's."""
 
 from collections.abc import Callable, Iterable
 from typing import Any, Final
@@ -6,7 +6,7 @@ from typing import Any, Final
 from kv_api.contract import CONTRACT, HMA_CONTRACT, Kind
 
 CALLED: Final = tuple(row.name for row in CONTRACT if row.kind is Kind.METHOD)
-"""The methods of a connector object."""
+"""The names of a connector object's methods."""
 
 CALLED_WITH_GROUPS: Final = tuple(row.name for row in HMA_CONTRACT)
 

@@ -1,9 +1,9 @@
-"""``HostCopySpec``: a third-party offloading spec for vLLM's ``OffloadingConnector``, on the testbed's copies.
+"""``HostCopySpec``: an offloading spec for vLLM's ``OffloadingConnector`` that copies by the testbed's copies.
 
-Its scheduler's side is vLLM's own ``CPUOffloadingManager``. Its worker copies whole blocks through the copy engine
-of the device that the caches lie on, so the world decides when a copy moves and how it ends. A chunk is
-``blocks_per_chunk`` host slots of the device, one after another; jobs of one direction run on one stream, except
-expedited loads, which run on one of their own. Reports of a copy that come twice are heard once.
+Its scheduler's side is vLLM's own ``CPUOffloadingManager``. Its worker copies whole blocks by the copy engine of
+the caches' device, so the world decides when a copy runs and how it ends. A chunk is ``blocks_per_chunk``
+consecutive host slots of the device. Jobs of one direction run on one stream, except expedited loads, which have a
+stream of their own. If a copy is reported twice, the second report is ignored.
 """
 
 from collections.abc import Sequence
@@ -31,10 +31,9 @@ def pairs_of(
     chunks: Sequence[int],
     factor: int,
 ) -> list[tuple[int, int]]:
-    """Which GPU block goes with which host slot; both are listed group after group.
+    """The pairs of a GPU block and its host slot; both arguments are listed group after group.
 
-    A group's blocks are consecutive ones of a request, from its ``first_indices`` on, which need not be where a
-    chunk begins.
+    A group's blocks are consecutive ones of a request, from its ``first_indices`` on, which may be within a chunk.
     """
     pairs: list[tuple[int, int]] = []
     begin = chunk = 0
@@ -94,7 +93,7 @@ class HostCopySpec(CPUOffloadingSpec):  # type: ignore[misc]
     """vLLM's manager of host memory, and the testbed's copies."""
 
     BLOCK_SIZE_ALIGNMENT = 1
-    """The testbed's pages are smaller than a page of an operating system."""
+    """1: the testbed's pages are smaller than a page of the operating system."""
 
     def get_worker(self, kv_caches: CanonicalKVCaches) -> OffloadingWorker:
         return HostCopyWorker(kv_caches, self.num_chunks, self.blocks_per_chunk)

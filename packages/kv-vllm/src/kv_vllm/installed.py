@@ -1,7 +1,7 @@
-"""Which vLLM is installed. Importing this imports none.
+"""Finds the version of the installed vLLM. Importing this module doesn't import vLLM.
 
-A command that imports vLLM asks for its version first, since that also settles what vLLM reads from the
-environment while it is imported. Where it is imported already, it is somebody's server: nothing is settled there.
+A command that imports vLLM asks for its version first: that also sets the environment variables that vLLM reads at
+its import. If vLLM is imported already, this is a server's process, and nothing is set.
 """
 
 import logging
@@ -17,15 +17,15 @@ SETTINGS: Final = {
     "VLLM_LOGGING_LEVEL": "CRITICAL",
     "HF_HUB_OFFLINE": "1",
 }
-"""Small, quiet, and no network; what the user has set wins."""
+"""Environment variables for a small, quiet vLLM without network; those that the user has set win."""
 
 
 class MissingError(ImportError):
-    """What is needed isn't installed."""
+    """A package that is needed isn't installed."""
 
 
 def vllm_version() -> tuple[int, int]:
-    """The installed vLLM's version, as far as its contract goes."""
+    """The installed vLLM's version, as its contract counts them: major and minor."""
     if sys.modules.get("vllm") is None:
         _settle()
     try:

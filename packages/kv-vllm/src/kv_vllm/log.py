@@ -1,6 +1,7 @@
-"""Where what our packages log goes inside a vLLM: where vLLM's own lines go, with its level, time and process.
+"""Sends the log lines of our packages to vLLM's handlers, with vLLM's level, time and process.
 
-vLLM has handlers for its own loggers alone. What others log would come as bare text: warnings, and nothing below.
+vLLM has handlers only for its own loggers. Without this, warnings of our packages would appear as bare text, and
+lower levels not at all.
 """
 
 import logging
@@ -14,7 +15,7 @@ OURS: Final = (
 
 
 def join_vllms_log() -> None:
-    """Hand on to vLLM's logger what nobody else handles, if vLLM shows warnings; else they would be lost."""
+    """Pass our packages' log lines on to vLLM's logger, unless they have handlers, or vLLM hides warnings."""
     vllms = logging.getLogger("vllm")
     if not vllms.hasHandlers() or not vllms.isEnabledFor(logging.WARNING):
         return

@@ -1,4 +1,4 @@
-"""In which engines our connectors don't begin, and why: nobody else would notice what is wrong with each."""
+"""Refuses engines in which our connectors would go wrong without anybody noticing, each with its reason."""
 
 from typing import Any
 
@@ -9,11 +9,11 @@ from kv_api import ConfigError
 
 
 def refuse_worker_of_another_engine(vllm_config: Any) -> None:
-    """Refuse to begin beside a worker side that vLLM has kept of another engine in this process.
+    """Refuse to start beside a worker side that vLLM has kept of another engine in this process.
 
-    It keeps one until its engine shuts down, which an engine that didn't start never does. What the next one is
-    told would be done by a connector that was made for other caches, and another configuration. Of one engine both
-    sides have the same cache configuration, whoever made copies around it.
+    vLLM keeps it until its engine shuts down, and an engine that failed to start never does. The next engine's
+    metadata would go to that old connector, which was made for other caches and another configuration. Both sides
+    of one engine share the cache configuration object, even if others around it were copied.
     """
     worker = get_kv_transfer_group() if has_kv_transfer_group() else None
     config = getattr(worker, "_vllm_config", None)
@@ -30,9 +30,9 @@ def refuse_worker_of_another_engine(vllm_config: Any) -> None:
 
 
 def refuse_loads_that_nothing_reads(vllm_config: Any) -> None:
-    """On CPUs without AMX vLLM computes with MLA every prompt as if nothing were before it, and says so.
+    """Refuse MLA models on CPUs without AMX, where vLLM computes every prompt from its start.
 
-    It turns its own prefix cache off there; a connector it asks all the same, and what that loads is passed over.
+    It turns its own prefix cache off there. But it still asks the connector, and then ignores the loaded KV.
     """
     transfer, model = vllm_config.kv_transfer_config, getattr(vllm_config, "model_config", None)
     if not (transfer.is_kv_consumer and getattr(model, "use_mla", False) and current_platform.is_cpu()):
@@ -45,7 +45,7 @@ def refuse_loads_that_nothing_reads(vllm_config: Any) -> None:
 
 
 def refuse_context_parallelism(vllm_config: Any, *, shares_tokens: bool) -> None:
-    """Refuse ranks that share the tokens of a block, unless a connector knows, and those that share a prompt."""
+    """Refuse context parallelism: ranks that share a prompt, or a block's tokens if ``shares_tokens`` is False."""
     parallel = vllm_config.parallel_config
     refused = ["prefill_context_parallel_size"]
     if not shares_tokens:

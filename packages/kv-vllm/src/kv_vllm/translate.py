@@ -1,9 +1,9 @@
-"""The boundary to vLLM: every value of ours that vLLM inspects, and what it becomes there. One table.
+"""Translates values of ours that vLLM inspects into vLLM's, by one table.
 
-Of most objects vLLM only reads attributes or calls methods, and ours fit as they are. It *inspects* some: by
-``isinstance``, by identity of an enumeration's member, by encoding a struct. Those have a row in ``TABLE``; what
-has none passes unchanged. In the other direction there are a connector's role, what a medium is told, and the
-kinds of KV cache groups.
+vLLM only reads attributes or calls methods of most objects, and ours fit unchanged. Some it *inspects*: by
+``isinstance``, by the identity of an enumeration's member, by encoding a struct. Those have a row in ``TABLE``;
+all others pass unchanged. In the other direction this module translates a connector's role, a medium's
+configuration, and the kinds of KV cache groups.
 """
 
 from collections.abc import Callable, Iterable
@@ -47,13 +47,13 @@ def _members(ours: type[Enum], theirs: type[Enum]) -> Maker:
 
 
 def _fields(theirs: Any) -> Maker:
-    """An object with the fields that vLLM's class has, in whichever version, their values translated."""
+    """An object of vLLM's class, with the fields that it has in the installed version, and translated values."""
     names = [field.name for field in fields(theirs)]
     return lambda ours: theirs(**{name: to_vllm(getattr(ours, name)) for name in names})
 
 
 def _event(theirs: Any) -> Maker:
-    """A struct that vLLM encodes. It tells block hashes in the form that is set for its own events."""
+    """A struct that vLLM encodes. Its block hashes have the form that is set for vLLM's own events."""
 
     def make(ours: Any) -> Any:
         values = {name: getattr(ours, name) for name in theirs.__struct_fields__ if hasattr(ours, name)}
@@ -75,49 +75,50 @@ def _stats(ours: OffloadingConnectorStats) -> Any:
 
 
 TABLE: Final[dict[type, Maker]] = {
-    # vLLM matches, compares or looks up their members.
+    # vLLM matches, compares or looks up members of these enumerations.
     kv_api.LookupResult: _members(kv_api.LookupResult, offload.LookupResult),
     kv_api.OffloadPolicy: _members(kv_api.OffloadPolicy, offload.OffloadPolicy),
     kv_api.Medium: _members(kv_api.Medium, offload.Medium),
     kv_api.Locality: _members(kv_api.Locality, offload.Locality),
     kv_api.CacheHitSource: _members(kv_api.CacheHitSource, VllmCacheHitSource),
     KVConnectorRole: _members(KVConnectorRole, base.KVConnectorRole),
-    # It reads members of those from them.
+    # vLLM reads enumeration members from these.
     kv_api.RequestOffloadingContext: _fields(offload.RequestOffloadingContext),
     kv_api.OffloadingEvent: _fields(offload.OffloadingEvent),
     kv_api.PrepareStoreOutput: _fields(offload.PrepareStoreOutput),
-    # It asks of which class they are.
+    # vLLM checks the class of these.
     kv_api.OffloadingCounterMetadata: _fields(offload.OffloadingCounterMetadata),
     kv_api.OffloadingGaugeMetadata: _fields(offload.OffloadingGaugeMetadata),
     kv_api.OffloadingHistogramMetadata: _fields(offload.OffloadingHistogramMetadata),
     OffloadingConnectorStats: _stats,
     CPULoadStoreSpec: lambda ours: VllmCPULoadStoreSpec(ours.block_ids.tolist()),
-    # It encodes them.
+    # vLLM encodes these.
     kv_api.BlockStored: _event(kv_events.BlockStored),
     kv_api.BlockRemoved: _event(kv_events.BlockRemoved),
     kv_api.AllBlocksCleared: _event(kv_events.AllBlocksCleared),
 }
-"""A class of ours -> how an object of it becomes one of vLLM's."""
+"""A class of ours -> the function that makes an object of vLLM's of one of ours."""
 
 MARKERS: Final = (
     (base.KVConnectorMetadata, kv_api.KVConnectorMetadata),
     (base.KVConnectorWorkerMetadata, kv_api.KVConnectorWorkerMetadata),
     (base.KVConnectorHandshakeMetadata, kv_api.KVConnectorHandshakeMetadata),
 )
-"""What vLLM only carries: ours count as its own, through the registry that abstract classes have for it."""
+"""Classes whose objects vLLM only passes on: ours are registered as virtual subclasses of vLLM's abstract
+classes."""
 
 for _theirs, _ours in MARKERS:
     _theirs.register(_ours)
 
 
 def to_vllm(value: Any) -> Any:
-    """What vLLM gets for a value of ours."""
+    """The value that vLLM gets for one of ours."""
     make = TABLE.get(type(value))
     return value if make is None else make(value)
 
 
 def events_to_vllm(events: Iterable[kv_api.KVCacheEvent], kinds: tuple[str, ...]) -> list[Any]:
-    """KV events; ``kinds`` has vLLM's word for each KV cache group."""
+    """KV events as vLLM's; ``kinds`` has vLLM's word for each KV cache group."""
     told = []
     for event in events:
         translated = to_vllm(event)
@@ -136,7 +137,7 @@ def role_of(role: Any) -> KVConnectorRole:
 
 
 def offloading_config_of(config: Any) -> kv_api.OffloadingConfig:
-    """What a medium of ours is told, from what vLLM's is. Older versions lack fields, which then have defaults."""
+    """Our medium's configuration, from that of vLLM's media. Fields that an older vLLM lacks have defaults."""
     return kv_api.OffloadingConfig(
         **{
             **_present(kv_api.OffloadingConfig, config),
@@ -161,7 +162,7 @@ def _present(ours: Any, theirs: Any) -> dict[str, Any]:
 
 
 def hash_extras(request: Any, tokens: range) -> tuple[Any, ...] | None:
-    """What vLLM's hash of a block of these tokens covers beside them, as its events tell it."""
+    """The extra keys, beside tokens, that vLLM's hash of a block of these tokens covers, as in its events."""
     extras, _ = generate_block_hash_extra_keys(request, tokens.start, tokens.stop, 0)
     return None if extras is None else (to_event_extra_keys([extras]) or [None])[0]
 
@@ -176,16 +177,16 @@ KINDS: Final = {
     KVCacheSpecKind.CHUNKED_LOCAL_ATTENTION: AttentionKind.SLIDING_WINDOW,
     KVCacheSpecKind.MAMBA: AttentionKind.STATE_SPACE,
 }
-"""The kinds whose blocks we know how to store and load."""
+"""The kinds of groups whose blocks these connectors can store and load."""
 
 
 def group_kind(kv_cache_spec: Any) -> str:
-    """What vLLM calls the kind of a group."""
+    """The kind of a group, in vLLM's words."""
     return str(get_kv_cache_spec_kind(kv_cache_spec).value)
 
 
 def reads_all(kv_cache_spec: Any) -> bool:
-    """Whether it is a group whose layers attend to everything."""
+    """Whether the group's layers attend to all earlier tokens."""
     return KINDS.get(get_kv_cache_spec_kind(kv_cache_spec)) is AttentionKind.FULL
 
 
@@ -195,7 +196,7 @@ def has_states(kv_cache_spec: Any) -> bool:
 
 
 def describe_group(kv_cache_spec: Any) -> GroupDescription:
-    """What the layers of a group are. By class, since one class may have the attributes of another."""
+    """Describe a group's layers, by the class of their spec: one class may have the attributes of another."""
     kind, name = get_kv_cache_spec_kind(kv_cache_spec), type(kv_cache_spec).__name__
     if kind not in KINDS:
         known = ", ".join(sorted(known.value for known in KINDS))
@@ -218,10 +219,10 @@ def describe_group(kv_cache_spec: Any) -> GroupDescription:
 
 
 def _window(layer: Any) -> tuple[int, int]:
-    """How far back a layer looks, and after how many tokens it begins anew (0: never).
+    """How many tokens back a layer reads, and after how many tokens its window restarts (0: never).
 
-    What vLLM keeps before a window (``extra_retained_tokens``, for drafts that are computed late) has blocks that
-    a load has to fill, too.
+    The first includes tokens that vLLM keeps before a window (``extra_retained_tokens``, for drafts that are
+    computed late): a load has to fill their blocks, too.
     """
     if isinstance(layer, ChunkedLocalAttentionSpec):
         return layer.attention_chunk_size, layer.attention_chunk_size
@@ -230,7 +231,7 @@ def _window(layer: Any) -> tuple[int, int]:
 
 
 def _describe_states(kv_cache_spec: Any, layer: Any) -> GroupDescription:
-    """A group of states. Only where they are reused does vLLM keep one at a boundary, and hand it over."""
+    """Describe a group of states. vLLM keeps and hands over a state at a boundary only if states are reused."""
     name = type(kv_cache_spec).__name__
     assert isinstance(layer, MambaSpec), f"{name} is of kind {KVCacheSpecKind.MAMBA.value}"
     if layer.mamba_cache_mode != "align":
@@ -247,7 +248,7 @@ def _describe_states(kv_cache_spec: Any, layer: Any) -> GroupDescription:
 
 
 def _page_bytes(kv_cache_spec: Any) -> int:
-    """One block of one layer. Where layers differ, the mean or a little more: a medium counts all of a group's."""
+    """Bytes of one block of one layer; the mean, rounded up, if layers differ, since a medium counts them all."""
     if isinstance(kv_cache_spec, UniformTypeKVCacheSpecs):
         return -(-int(kv_cache_spec.page_size_bytes) // len(kv_cache_spec.kv_cache_specs))
     return int(kv_cache_spec.page_size_bytes)

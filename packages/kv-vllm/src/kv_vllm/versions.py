@@ -1,8 +1,9 @@
-"""With which versions of vLLM our connectors work: those on which the differential and the long tests pass.
+"""The versions of vLLM with which our connectors work: those on which the differential and the long tests pass.
 
-Of any other the interface, and what it promises to connectors, is compared when a connector is made. Where it
-differs it can't work, and what ``python -m kv_vllm drift`` prints of it is the error; where it doesn't, it may
-work, and a warning says that nobody tried. That command compares more: what else differs may do no harm.
+With any other version, the connector interface, and what vLLM promises to connectors, is compared when a connector
+is made. If it differs, the connector can't work, and the error lists what ``python -m kv_vllm drift`` prints about
+it. If it doesn't, the connector may work, and a warning says that this version wasn't tested. That command
+compares more; other differences may be harmless.
 """
 
 from collections.abc import Callable
@@ -22,7 +23,7 @@ _log = getLogger("kv_vllm")
 
 
 def judge_version(version: tuple[int, int], look_for_drift: Callable[[Callable[[str], None]], bool]) -> str | None:
-    """What there is to say of a version of vLLM: None, or a warning. One that can't work is a ``ConfigError``."""
+    """The warning about a version of vLLM, or None; a ``ConfigError`` if it can't work."""
     if version in TRIED:
         return None
     number, tried = f"{version[0]}.{version[1]}", ", ".join(f"{major}.{minor}" for major, minor in TRIED)
@@ -35,7 +36,7 @@ def judge_version(version: tuple[int, int], look_for_drift: Callable[[Callable[[
 
 @cache
 def require_version() -> None:
-    """Refuse the installed vLLM if it can't work, and log as it does; once a process."""
+    """Refuse the installed vLLM if it can't work, and send our log lines to vLLM's log; once in a process."""
     version = vllm_version()
     join_vllms_log()
     warning = judge_version(version, partial(drift, pairs=INTERFACE, looked_for=()))

@@ -1,6 +1,6 @@
-"""vLLM's own schedulers and requests, for a world of the testbed: how they are made, paused, and kept in order.
+"""Makes vLLM's own schedulers and requests for a world of the testbed, and pauses them.
 
-The scheduler is vLLM's but for one thing: it takes the members of a set in order, so that histories come again.
+The scheduler is vLLM's with one change: it iterates sets in order, so that histories can be repeated.
 """
 
 from typing import Any, Final
@@ -24,23 +24,23 @@ PAUSE_STATES: Final = {
     Pause.NEW: PauseState.PAUSED_NEW,
     Pause.ALL: PauseState.PAUSED_ALL,
 }
-"""vLLM's words for who isn't scheduled."""
+"""vLLM's words for the testbed's states of a pause."""
 
 
 def pause(scheduler: Scheduler, mode: PauseMode) -> None:
-    """What vLLM's engine core does with its scheduler when somebody pauses it."""
+    """Do what vLLM's engine core does with its scheduler at a pause."""
     if mode == "abort":
         scheduler.finish_requests(None, RequestStatus.FINISHED_ABORTED)
     scheduler.set_pause_state(PAUSE_STATES[MODES[mode]])
 
 
 def resume(scheduler: Scheduler) -> None:
-    """Everybody is scheduled again."""
+    """Schedule all requests again."""
     scheduler.set_pause_state(PAUSE_STATES[Pause.NONE])
 
 
 class _Ordered:
-    """Ends requests in the order of their ids. vLLM takes a set's members as they come, and frees blocks so."""
+    """Ends requests in the order of their ids. vLLM iterates a set, and would free blocks in its order."""
 
     def finish_requests(self, request_ids: Any, finished_status: Any) -> Any:
         everybody = self.requests if request_ids is None else request_ids  # type: ignore[attr-defined]
@@ -76,7 +76,7 @@ def make_request(
     tokens_per_hash: int,
     identity: tuple[str | None, str | None] = (None, None),
 ) -> Request:
-    """A request; its identity is its salt and its adapter."""
+    """Make a request; the testbed's identity becomes its salt and its adapter."""
     salt, adapter = identity
     params.update_from_generation_config({}, None)
     return Request(

@@ -1,7 +1,8 @@
 """vLLM's own configurations, sized like a world of the testbed.
 
-There is no model, no weights and no network. What vLLM derives from hardware and options that a world doesn't have
-(steps under way, the runner, the number of drafts, zeroing) is set from outside; everything else is vLLM's own.
+There is no model, no weights and no network. Values that vLLM derives from hardware or from options that a world
+doesn't have (the number of concurrent steps, the runner, the number of drafts, zeroing) are set from the world;
+all others are vLLM's own.
 """
 
 import copy
@@ -38,7 +39,7 @@ from vllm.v1.kv_cache_interface import (
 from kv_sim.config import STATE, WORD_BYTES, Drafter, GroupConfig, WorldConfig
 
 VOCABULARY: Final = 60_000
-"""More than the tokens of the testbed."""
+"""The size of the vocabulary: more than the testbed's tokens."""
 
 HEAD_SIZE: Final = 1
 KV_HEADS: Final = 1
@@ -46,7 +47,7 @@ DTYPE: Final = torch.float32
 """Key and value of a token in a layer are one word of the testbed's."""
 
 LAYOUT: Final = "LBHNC"
-"""vLLM's word for: each layer's pages lie together."""
+"""vLLM's word for the layout in which each layer's pages are together."""
 
 MODEL: Final = {
     "architectures": ["LlamaForCausalLM"],
@@ -64,7 +65,7 @@ MODEL: Final = {
 
 
 class WorldVllmConfig(VllmConfig):  # type: ignore[misc]
-    """A configuration that takes from a world what vLLM would derive. ``world`` is set after a copy."""
+    """A configuration with values of a world that vLLM would derive otherwise. ``world`` is set after a copy."""
 
     world: WorldConfig
 
@@ -87,7 +88,7 @@ def _model_folder() -> Iterator[str]:
 
 @cache
 def _base() -> VllmConfig:
-    """A configuration of the smallest model; made once, since vLLM takes its time over it."""
+    """A configuration of the smallest model; made once, since vLLM is slow to make it."""
     init_none_hash(sha256)
     with _model_folder() as folder:
         return VllmConfig(
@@ -107,7 +108,7 @@ def _base() -> VllmConfig:
 
 @cache
 def _drafting(tokens: int, drafter: Drafter) -> SpeculativeConfig | None:
-    """How a world drafts: by what came before, which needs no model of its own, or by a model like the target."""
+    """How a world drafts: from earlier tokens, without a draft model, or by a draft model like the target."""
     if not tokens:
         return None
     target = {"target_model_config": _base().model_config, "target_parallel_config": _base().parallel_config}
@@ -123,16 +124,16 @@ def _drafting(tokens: int, drafter: Drafter) -> SpeculativeConfig | None:
         method = "draft_model" if drafter == "model" else "eagle"
         config = SpeculativeConfig(model=folder, method=method, num_speculative_tokens=tokens, **target)
     if drafter == "mtp":
-        config.method = "mtp"  # there is one only for models that come with it
+        config.method = "mtp"  # set here, since vLLM's constructor allows it only for models that have it
     return config
 
 
 def vllm_config(
     world: WorldConfig, transfer: KVTransferConfig, rank: int = 0, sharing_ranks: int = 1
 ) -> WorldVllmConfig:
-    """The configuration that vLLM and its connectors get; the worker of ``rank`` gets one of its own.
+    """The configuration for vLLM and its connectors; each ``rank``'s worker gets its own.
 
-    ``sharing_ranks`` have each a part of the tokens of a block (decode context parallelism).
+    ``sharing_ranks`` ranks share the tokens of a block (decode context parallelism).
     """
     base = _base()
     config = object.__new__(WorldVllmConfig)
@@ -163,7 +164,7 @@ def vllm_config(
     config.kv_transfer_config = transfer
     config.kv_events_config = KVEventsConfig(enable_kv_cache_events=True, publisher="null")
     config.parallel_config = parallel = copy.copy(base.parallel_config)
-    # All ranks are tensor parallel to vLLM: what it does for pipelines alone is no business of a connector.
+    # For vLLM all ranks are tensor parallel: what it does only for pipelines doesn't concern connectors.
     parallel.tensor_parallel_size = parallel.world_size = world.world_size
     parallel.decode_context_parallel_size = sharing_ranks
     parallel.rank = rank
@@ -173,7 +174,7 @@ def vllm_config(
 
 
 class WorldKVCacheConfig(KVCacheConfig):  # type: ignore[misc]
-    """A cache whose new blocks have to be zeroed if the world says so; vLLM derives that from kinds of layers."""
+    """A cache whose new blocks are zeroed if the world says so; vLLM derives that from the kinds of layers."""
 
     is_zeroed = False
 
@@ -183,10 +184,10 @@ class WorldKVCacheConfig(KVCacheConfig):  # type: ignore[misc]
 
 
 def sharing_ranks_of(world: WorldConfig) -> int:
-    """How many ranks share the tokens of a block in a world whose connector knows of that: in some worlds all.
+    """How many ranks share the tokens of a block, in a world whose connector supports that: in some worlds all.
 
-    To vLLM and to connectors it is the size of blocks alone: what a rank has of one is its own affair. States
-    aren't shared, and windows are left out, since a world's blocks are all of one size.
+    vLLM and connectors notice it only by the size of blocks. States aren't shared, and worlds with windows have
+    none of it, since a world's blocks all have one size.
     """
     ranks = world.world_size
     shares = world.groups == (GroupConfig(),) and world.block_size % ranks == 0
@@ -223,9 +224,9 @@ def kv_cache_config(world: WorldConfig, sharing_ranks: int = 1) -> WorldKVCacheC
 
 
 def _retention_tokens(world: WorldConfig) -> int | None:
-    """How often vLLM keeps a state, and what a window needs.
+    """Every how many tokens vLLM keeps a state, and the part of a window that it keeps.
 
-    The testbed's engine, which it is compared with where there are no states, keeps everything.
+    Without states, vLLM is compared with the testbed's engine, which keeps everything; so None then.
     """
     if STATE not in world.groups:
         return None
@@ -249,16 +250,16 @@ def _spec(world: WorldConfig, group: GroupConfig, sharing_ranks: int) -> Any:
 
 
 def numbers_of(world: WorldConfig) -> tuple[torch.dtype, int]:
-    """Of which type the numbers of a key or a value are, and how many a head has of them: they take as much."""
+    """The type of the numbers of a key or value, and how many a head has, so that their bytes are the same."""
     dtype: torch.dtype = getattr(torch, world.dtype)
     return dtype, HEAD_SIZE * DTYPE.itemsize // dtype.itemsize
 
 
 def layer_name(group: int, layer: int) -> str:
-    """What a layer of a group is called."""
+    """The name of a layer of a group."""
     return f"group{group}.layers.{layer}"
 
 
 def hash_tokens(world: WorldConfig) -> int:
-    """Tokens of a hash. vLLM has finer ones only beside states."""
+    """Tokens of a block hash. vLLM has hashes of fewer tokens than a block only if there are states."""
     return world.block_size // world.hit_ends_per_block

@@ -1,7 +1,7 @@
 """Our ``OffloadingConnector`` as vLLM loads it, over the testbed's copies: for the engine ``vllm``.
 
-The connector is ``kv_vllm.OffloadingConnector`` with the clock of a world; its memory is a device's, which is
-known by the tensors that vLLM's runner hands over.
+The connector is ``kv_vllm.OffloadingConnector`` with the clock of a world. Its memory is a device's, which is
+found by the tensors that vLLM's runner registers.
 """
 
 from collections.abc import Iterable
@@ -18,7 +18,7 @@ from kv_vllm.driver.tensors import device_of
 
 
 class TensorCPUOffloadingSpec(WorldCPUOffloadingSpec):
-    """Host memory whose copies are the world's."""
+    """Host memory with the world's copies."""
 
     def make_copy_engine(self, kv_caches: CanonicalKVCaches, layout: HostLayout, memory: HostMemory) -> CopyEngine:
         device = device_of(kv_caches.tensors[0].tensor)
@@ -26,7 +26,7 @@ class TensorCPUOffloadingSpec(WorldCPUOffloadingSpec):
 
 
 class TensorWorkerSide(TimedWorkerSide):
-    """Its clock is that of the device."""
+    """A worker's side with the device's clock."""
 
     def register_kv_caches(self, kv_caches: KVCaches) -> None:
         self._device = device_of(next(iter(kv_caches.values())))
@@ -34,10 +34,10 @@ class TensorWorkerSide(TimedWorkerSide):
 
 
 class DrivenOffloadingConnector(OffloadingConnector):
-    """Its timeouts are steps."""
+    """The connector with timeouts in steps."""
 
     worker_class = TensorWorkerSide
 
     def take_events(self) -> Iterable[KVCacheEvent]:
-        """As they are: it is the testbed that reads them, and nobody encodes them."""
+        """Events, not translated: the testbed reads them, and vLLM doesn't encode them."""
         return OurOffloadingConnector.take_events(self)

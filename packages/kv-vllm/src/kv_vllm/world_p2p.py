@@ -10,7 +10,7 @@ from kv_vllm.driver.tensors import device_of
 
 
 class TensorP2PWorkerSide(TimedP2PWorkerSide):
-    """It knows its device by a tensor."""
+    """A worker's side that finds its device by a tensor."""
 
     def device_of(self, kv_caches: KVCaches) -> Device:
         return device_of(next(iter(kv_caches.values())))

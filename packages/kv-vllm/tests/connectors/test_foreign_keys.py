@@ -76,7 +76,9 @@ def test_no_key_of_p2p_is_missing(make):
 
 @pytest.mark.parametrize("key", ["host", "port"])
 def test_what_a_medium_could_have_is_refused_where_vllm_has_replaced_the_connector(make, key):
-    with pytest.raises(ConfigError, match=rf"{key}: this key belongs to P2PConnector, .*; --kv-offloading-size \(0.5\)"):
+    with pytest.raises(
+        ConfigError, match=rf"{key}: this key belongs to P2PConnector, .*; --kv-offloading-size \(0.5\)"
+    ):
         make({**OWN, key: "x"}, size=0.5)
     make({**OWN, key: "x"})
     make({**OWN, "spec_name": "NamesNoKeys", "spec_module_path": "kv_vllm_specs", key: "x"}, size=0.5)

@@ -1,11 +1,11 @@
-"""Checksums of what is in host memory: written when a store landed, compared before a load reaches the GPU.
+"""Checksums of the pages in host memory: computed when a store has ended, compared before a load is copied.
 
-An engine around another one. Each page of a chunk has a checksum of its own (CRC-32, zlib's), since a load may
-take a part of a chunk. A page whose bytes are not those that were stored fails its load, and nothing is copied.
-It guards memory, not copies: the sum is taken of what arrived.
+A copy engine around another one. Each page of a chunk has its own checksum (zlib's CRC-32), since a load may take
+only a part of a chunk. If a page's bytes changed since the store, its load fails and nothing is copied. The
+checksum is computed from host memory after the copy, so it finds changes of memory, but no errors of the copy.
 
-The work is done by the thread that submits loads and polls for stores, page by page. That costs speed, and is why
-it is off unless asked for.
+The thread that submits loads and polls for stores computes the checksums, page by page. That costs speed, so it is
+off by default.
 """
 
 import zlib
@@ -23,7 +23,7 @@ _log = getLogger("kv_offload_cpu")
 
 
 class ChecksummingEngine:
-    """``inner``, with checksums of ``memory`` (its bytes) kept in ``sums``: one for each chunk and offset."""
+    """The engine ``inner``, with checksums of the bytes in ``memory``; ``sums``: one for each chunk and offset."""
 
     def __init__(
         self, inner: CopyEngine, plan: CopyPlan, memory: NDArray[np.uint8], sums: NDArray[np.uint32]
@@ -32,7 +32,7 @@ class ChecksummingEngine:
         assert sums.shape == expected, f"sums of shape {sums.shape} for chunks of shape {expected}"
         self.inner = inner
         self.mismatches = 0
-        """Pages that a load found changed, since the start."""
+        """How many pages loads found changed, since the start."""
         self._plan = plan
         self._memory = memory
         self._sums = sums
@@ -69,7 +69,7 @@ class ChecksummingEngine:
     def wait(self, job_ids: Collection[int]) -> None:
         self.inner.wait(job_ids)
         self._poll_inner()
-        for job_id in job_ids:  # one that is lost, and heard of later, must not vouch for what is there then
+        for job_id in job_ids:  # a lost store that is reported later must not checksum what is there by then
             self._stores.pop(job_id, None)
 
     def shutdown(self) -> None:
@@ -79,7 +79,7 @@ class ChecksummingEngine:
         self._sums = np.empty((0, 0), np.uint32)
 
     def check(self) -> None:
-        """Recount what waits for its checksum."""
+        """Recount the stores whose checksums are still to be computed."""
         assert all(self._stores.values()), f"stores without a page: {sorted(self._stores)}"
 
     def _poll_inner(self) -> None:
@@ -90,7 +90,7 @@ class ChecksummingEngine:
             self._results.append(result)
 
     def _computed(self, copies: PageCopies) -> NDArray[np.uint32]:
-        """The checksum of each page of a job as it is in memory now."""
+        """The checksums of a job's pages as they are in host memory now."""
         sums = np.zeros(len(copies), np.uint32)
         memory = self._memory.data
         for group in np.unique(copies.groups).tolist():

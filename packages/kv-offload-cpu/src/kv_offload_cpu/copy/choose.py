@@ -32,7 +32,7 @@ _log = logging.getLogger("kv_offload_cpu")
 
 
 def by_buffer(driver: Any, stream: Stream, plan: CopyPlan, half_bytes: int = HALF_BYTES) -> Method:
-    """By way of a buffer, with the kernels that the driver has for that."""
+    """The method that copies through a buffer on the device, with the kernels that the driver has for it."""
     return TwoHalves(driver, stream, plan, half_bytes, driver.stage_kernels)
 
 
@@ -43,10 +43,10 @@ METHODS: Final[dict[CopyEngineChoice, Callable[[Any, Stream, CopyPlan], Method]]
     CopyEngineChoice.CUDA_BULK: partial(OneKernel, programs=BULK_PROGRAMS, kernels=Kernels.BULK),
     CopyEngineChoice.CUDA_STAGED: by_buffer,
 }
-"""What copies on a CUDA device; the first is for whoever has no wish."""
+"""The engines that copy on a CUDA device; the first one is the default."""
 
 _TRIED: Final = tuple(choice for choice in METHODS if choice is not CopyEngineChoice.CUDA)
-"""What ``cuda-best`` tries."""
+"""The methods that ``cuda-best`` tries."""
 
 _FITTING = {
     "cpu": (CopyEngineChoice.HOST, CopyEngineChoice.HOST_STREAM),
@@ -61,7 +61,7 @@ _NEED_STAGES = (CopyEngineChoice.CUDA_STAGED,)
 def make_copy_engine(kv_caches: CanonicalKVCaches, memory: HostMemory, options: Options) -> CopyEngine:
     """The engine for these KV caches and this memory."""
     assert isinstance(memory, MappedMemory), (
-        f"{type(memory).__name__}: whoever makes other memory makes the engine"
+        f"{type(memory).__name__}: a spec that makes other memory must make its copy engine, too"
     )
     tensors = device_tensors(kv_caches)
     pages = [tensor.pages for tensor in tensors]
@@ -85,9 +85,9 @@ def make_copy_engine(kv_caches: CanonicalKVCaches, memory: HostMemory, options: 
 
 
 def fitting_device(asked: CopyEngineChoice, tensors: list[DeviceTensor]) -> str:
-    """The one device that all tensors are on, if what was asked for copies there.
+    """The one device that all tensors are on; a ConfigError if the engine asked for can't copy there.
 
-    A rank may have none, where other stages of a pipeline have all layers that are offloaded: it copies nothing.
+    A rank has no tensors if other pipeline stages have all layers that are offloaded. It copies nothing.
     """
     if not tensors:
         return "cpu"
@@ -102,7 +102,7 @@ def fitting_device(asked: CopyEngineChoice, tensors: list[DeviceTensor]) -> str:
 
 
 def host_mover(choice: CopyEngineChoice) -> Mover:
-    """What moves bytes within host memory; a ConfigError where that can't be had. AUTO streams if it can."""
+    """The function that moves bytes in host memory; a ConfigError if it can't be had. AUTO streams if it can."""
     found = BY_C if choice is CopyEngineChoice.HOST else find_streaming()
     if not isinstance(found, Unavailable):
         return found
@@ -114,17 +114,17 @@ def host_mover(choice: CopyEngineChoice) -> Mover:
 
 @cache
 def _tell(missing: Unavailable) -> None:
-    """Once in a process, not for each engine."""
+    """Log once in a process, not for each engine, why streaming isn't used."""
     _log.log(missing.level, "copy_engine: 'host', since 'host-stream' %s", missing.reason)
 
 
 def method_maker(
     driver: Any, choice: CopyEngineChoice, plan: CopyPlan, table: Sequence[Row] = TABLE
 ) -> Callable[[Stream], Method]:
-    """What makes the method of a lane; a ConfigError where this machine lacks what it needs.
+    """The function that makes a lane's method; a ConfigError if this machine lacks what the method needs.
 
-    AUTO follows the rows of ``table``, as far as their methods pass a trial, CUDA_BEST what trials with ranges
-    like those of ``plan`` show; where no row fits a job they go range by range.
+    AUTO follows the rows of ``table`` whose methods pass a trial. CUDA_BEST follows rows measured in trials with
+    ranges like those of ``plan``. A job that no row fits is copied range by range.
     """
     if choice in METHODS:
         _enable(driver, choice)
@@ -145,7 +145,7 @@ def method_maker(
 def _best_rows(driver: Any, plan: CopyPlan) -> list[Row]:
     """The table that trials give, of the methods that pass them and can copy the pages of ``plan``.
 
-    A trial's pages lie better than those may, so it wouldn't show that a method can't.
+    A trial's pages are well aligned, so a trial doesn't show whether a method can copy those of ``plan``.
     """
     shape = Shape(plan.range_bytes, plan.num_ranges_a_page)
     choices = [choice for choice in _TRIED if not (choice in STAND_INS and is_odd(plan))]
@@ -159,7 +159,7 @@ def _best_rows(driver: Any, plan: CopyPlan) -> list[Row]:
 
 
 def _tried(driver: Any, asked: CopyEngineChoice, choice: CopyEngineChoice, shape: Shape) -> Seconds | None:
-    """What a method takes that nobody asked for by name. None: it fails here, and the log says why."""
+    """The seconds of a method that wasn't asked for by name. None: it fails here, and the log says why."""
     try:
         if not driver.is_pinned:
             raise ConfigError("host memory is not pinned")
@@ -176,7 +176,7 @@ def _tried(driver: Any, asked: CopyEngineChoice, choice: CopyEngineChoice, shape
 
 
 def _enable(driver: Any, choice: CopyEngineChoice) -> None:
-    """Find what a method needs."""
+    """Have the driver find the functions and kernels that a method needs."""
     if choice in _NEED_BATCHES:
         driver.enable_batches()
     if choice in _NEED_KERNELS:

@@ -1,10 +1,10 @@
-"""Functions that are described in LLVM's words and compiled when they are first needed. All that knows llvmlite.
+"""Functions written as LLVM IR and compiled when they are first needed. The only module that uses llvmlite.
 
-Some loops can't be Python's: what they do millions of times takes less than one of its steps, or must go on while
-others have the interpreter's lock. Nothing that Python brings makes them, so the loops are described by whoever
-needs them, and compiled here for the processor that there is.
+Some loops can't be written in Python: one turn takes less time than one step of the interpreter, or the loop must
+run while another thread has the interpreter's lock. A module that needs such a loop writes it in LLVM's IR, and it
+is compiled here for this machine's processor.
 
-LLVM ends the process if it may not make memory executable, so that is tried before.
+LLVM ends the process if it may not make memory executable, so that is tried first.
 """
 
 import mmap
@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 
 
 class Unavailable(NamedTuple):
-    """Why something can't be compiled in this process, after its name; what to install; how loudly to tell."""
+    """Why functions can't be compiled in this process (the end of a sentence), a remedy, and the log level."""
 
     reason: str
     remedy: str
@@ -24,7 +24,7 @@ class Unavailable(NamedTuple):
 
 
 class Compiled(NamedTuple):
-    """Where functions are, and what keeps them there."""
+    """The addresses of compiled functions, and the object that keeps them in memory."""
 
     addresses: list[int]
     engine: Any
@@ -33,9 +33,9 @@ class Compiled(NamedTuple):
 def compiled(
     describe: Callable[[Any], Any], names: Sequence[str], *, for_cpu_engines: bool
 ) -> Compiled | Unavailable:
-    """Functions of the module that ``describe`` makes of llvmlite's ``ir``, by name, or why there are none.
+    """Functions, by name, of the module that ``describe`` builds with llvmlite's ``ir``; or why there are none.
 
-    ``for_cpu_engines``: whether they are for engines of vLLM without an accelerator, which llvmlite may break.
+    ``for_cpu_engines``: the functions are used in vLLM's engines on CPUs, which importing llvmlite may break.
     """
     if for_cpu_engines and _would_break_engines():
         reason = "needs llvmlite, at which vLLM fails if it makes another engine for a CPU in this process"
@@ -69,16 +69,16 @@ def _compile(binding: Any, text: str, names: Sequence[str]) -> Compiled:
 
 
 def _would_break_engines() -> bool:
-    """Whether to import llvmlite may keep vLLM from making an engine.
+    """Whether importing llvmlite may keep vLLM from making another engine in this process.
 
-    Of each module that is imported, its CPU platform asks all values for their attributes whenever an engine is
-    made, and one of llvmlite's has any attribute, as a function of its library. A process that was started for an
-    engine makes no other one.
+    Whenever an engine is made, vLLM's CPU platform looks up attributes of all values of all imported modules. An
+    object of llvmlite takes any attribute's name for a function of its library, and fails. A process that was
+    started for one engine makes no other one.
     """
     return "vllm" in sys.modules and "llvmlite" not in sys.modules and parent_process() is None
 
 
 def _try_to_execute() -> None:
-    """Whether memory of one's own may be executed; an OSError if not."""
+    """Map executable memory; an OSError if this process may not have any."""
     protection = mmap.PROT_READ | mmap.PROT_WRITE | mmap.PROT_EXEC
     mmap.mmap(-1, mmap.PAGESIZE, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS, protection).close()

@@ -1,7 +1,7 @@
-"""What a copy engine is: something that copies the pages of whole jobs, asynchronously, and may fail.
+"""The interface of a copy engine, which copies the pages of whole jobs, asynchronously, and may fail.
 
-The worker knows engines only by this protocol. So a testbed can put one in their place that is late, loses or
-repeats completions, and tears copies; and the worker must stay right above it.
+The worker uses engines only by this protocol. So a testbed can put in its own engine, which is late, loses or
+repeats completions, and leaves copies half done; the worker must be right above that one, too.
 """
 
 from collections.abc import Collection
@@ -18,16 +18,16 @@ Numbers: TypeAlias = NDArray[np.int64]
 
 
 class Urgency(Enum):
-    """How a job stands to those queued before it."""
+    """Whether a job may overtake those queued before it."""
 
     ORDINARY = "ordinary"
     EXPEDITED = "expedited"
-    """A step waits for this load: it overtakes ordinary loads that have not begun."""
+    """A step waits for this load, so it overtakes ordinary loads that have not begun."""
 
 
 @dataclass(frozen=True, eq=False)
 class PageCopies:
-    """A job's pages: block ``blocks[i]`` of group ``groups[i]``, with block ``offsets[i]`` of ``chunks[i]``."""
+    """A job's pages: block ``blocks[i]`` of group ``groups[i]`` is block ``offsets[i]`` of chunk ``chunks[i]``."""
 
     groups: Numbers
     blocks: Numbers
@@ -38,7 +38,7 @@ class PageCopies:
         return len(self.blocks)
 
     def part(self, begin: int, end: int) -> "PageCopies":
-        """Some of them that follow each other."""
+        """The pages from ``begin`` up to ``end``."""
         return PageCopies(
             self.groups[begin:end], self.blocks[begin:end], self.chunks[begin:end], self.offsets[begin:end]
         )
@@ -46,9 +46,10 @@ class PageCopies:
 
 @dataclass
 class CopyResult:
-    """How a job ended, with the bytes that moved and the time that took, if known.
+    """How a job ended, with the bytes that moved and the time that they took, if known.
 
-    An engine's word: it may come twice, or never. The worker makes of it one ``TransferResult`` for each job.
+    An engine may report a job's result twice, or never. The worker makes one ``TransferResult`` for each job of
+    it.
     """
 
     job_id: int
@@ -58,14 +59,14 @@ class CopyResult:
 
 
 class HostMemory(Protocol):
-    """Memory that the chunks are in; what else it can do is between it and the copy engine."""
+    """The memory of the chunks; anything else that it can do is between it and the copy engine."""
 
     def release(self) -> None:
-        """Give it back. Nothing touches it any more. May be repeated."""
+        """Free the memory. Nothing touches it any more. May be repeated."""
 
 
 class CopyEngine(Protocol):
-    """Copies pages, and reports what goes wrong below as a ``CopyResult``, not as an exception.
+    """Copies pages; a failure of a copy is reported by a ``CopyResult``, not by an exception.
 
     Jobs of one direction run in the order of their submission; loads and stores don't wait for each other.
     """
@@ -73,15 +74,15 @@ class CopyEngine(Protocol):
     def submit(
         self, job_id: int, direction: Direction, copies: PageCopies, *, urgency: Urgency = Urgency.ORDINARY
     ) -> None:
-        """Begin a job after everything that the device was given before. When it raises, nothing was begun."""
+        """Begin a job after all work that the device was given before. If this raises, nothing was begun."""
 
     def poll(self) -> list[CopyResult]:
         """The jobs that ended since the last call."""
 
     def wait(self, job_ids: Collection[int]) -> None:
-        """Return when none of these jobs will touch memory any more. Unknown and ended ones are no matter.
+        """Return when none of these jobs will touch memory any more. Ids of unknown and ended jobs are ignored.
 
-        A job without a result after that is lost.
+        A job that has no result by then is lost.
         """
 
     def shutdown(self) -> None:

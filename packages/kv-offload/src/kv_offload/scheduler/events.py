@@ -37,7 +37,7 @@ Home = tuple[Medium, str | None]
 
 @dataclass(slots=True)
 class _Payload:
-    """What an event says of one chunk."""
+    """The content of an event about one chunk."""
 
     block_hashes: list[bytes]
     parent: bytes | None

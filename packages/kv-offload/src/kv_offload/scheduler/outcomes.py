@@ -83,7 +83,7 @@ class Outcomes:
         books.offer_again()
 
     def _fail_load(self, job: Job, *, is_stale: bool) -> None:
-        """What it was to bring is not there: let nobody rely on it."""
+        """A load failed: its chunks' tokens aren't in the blocks, so nothing may rely on them."""
         books = self._books
         books.rewind(job.owner)
         self._spoil(store for store in books.jobs.stores_of(job.owner) if store.job_id > job.job_id)

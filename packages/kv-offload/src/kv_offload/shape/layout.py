@@ -45,7 +45,7 @@ class Group:
     is_stored_whole: bool = field(init=False, repr=False)
     """Whether all blocks of a chunk are stored, and not just the last: of states only that is ever read."""
     key_suffix: bytes = field(init=False, repr=False)
-    """What follows the hash in the keys of its chunks."""
+    """The suffix of the keys of the group's chunks, after the hash."""
 
     def __post_init__(self) -> None:
         derive = object.__setattr__

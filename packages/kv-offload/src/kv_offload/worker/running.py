@@ -134,7 +134,7 @@ class RunningJobs:
         self._meta.rooms.append(room)
 
     def take_meta(self) -> OffloadingWorkerMetadata | None:
-        """What the scheduler's side is told."""
+        """The report to the scheduler's side."""
         if self._meta == OffloadingWorkerMetadata():
             return None
         meta, self._meta = self._meta, OffloadingWorkerMetadata()

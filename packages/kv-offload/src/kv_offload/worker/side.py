@@ -64,7 +64,7 @@ class OffloadingWorkerSide(WorkerSide):
         self._store_seconds = self._load_seconds if stores is None else stores
         replicated = spec.replicated_layout and not engine.config.canonical_layout
         self._writes = not replicated or engine.config.parallel.rank == 0
-        """Of replicas only the first stores; the others say at once that they have."""
+        """Only the first replica stores; the others report the store as done at once."""
 
     def register_kv_caches(self, kv_caches: KVCaches) -> None:
         assert self._kv_cache_config is not None, "the engine was described without a kv_cache_config"

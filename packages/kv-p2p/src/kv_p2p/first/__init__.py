@@ -1,12 +1,12 @@
-"""The first family, vLLM's V0: whole prompts between two engines, keyed by their tokens.
+"""vLLM's first family (V0): connectors that move whole prompts between two engines, keyed by their tokens.
 
 ==================== ======================================================================================
-``connector``        ``SimpleConnector``; ``options``: what an operator can set
-``model_input``      what it reads of an engine's batch, and ``paged``: of its caches
-``agent``            a worker's one entry to it
+``connector``        ``SimpleConnector``; ``options``: its settings
+``model_input``      reads an engine's batch; ``paged``: reads and writes its KV caches
+``agent``            ``KVTransferAgent``, by which a worker uses the connector
 ``lookup_buffer/``   a table keyed by tokens, or by strings, over pipes
 ``pipe/``            a FIFO of tensors: within a process, or over TCP
 ==================== ======================================================================================
 
-It has threads and numpy, and is imported when it is first asked for.
+It uses threads and numpy, and is imported at its first use.
 """

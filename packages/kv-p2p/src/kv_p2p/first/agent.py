@@ -1,4 +1,4 @@
-"""``KVTransferAgent``: a worker's one entry to the connector of the first family that its configuration names."""
+"""``KVTransferAgent``: by which a worker uses the connector of the first family that its configuration names."""
 
 from typing import Any
 
@@ -8,10 +8,10 @@ from kv_factory import KVConnectorFactory
 
 
 class KVTransferAgent:
-    """Makes the connector, and hands everything on to it.
+    """Makes the connector, and passes every call on to it.
 
-    ``VLLM_USE_V1`` must say 0: ``KVConnectorFactory`` refuses to make a connector of the first family when the
-    engine was told to use the second.
+    ``VLLM_USE_V1`` must be 0: otherwise the engine uses the second family, and ``KVConnectorFactory`` refuses to
+    make a connector of the first.
     """
 
     def __init__(self, rank: int, local_rank: int, config: VllmConfig) -> None:
@@ -32,7 +32,7 @@ class KVTransferAgent:
         kv_caches: list[Tensor],
         hidden_or_intermediate_states: Any,
     ) -> None:
-        """Hand a prefill's results to the connector."""
+        """Pass a prefill's results to the connector."""
         self.connector.send_kv_caches_and_hidden_states(
             model_executable, model_input, kv_caches, hidden_or_intermediate_states
         )

@@ -1,13 +1,13 @@
-"""``SimpleConnector``: whole prompts from an engine that prefills to one that decodes, by a ``SimpleBuffer``.
+"""``SimpleConnector``: moves whole prompts from a prefilling engine to a decoding one, by a ``SimpleBuffer``.
 
-The producer of each rank listens, the consumer of that rank connects; both constructors return when they have
-found each other. After a prefill the producer inserts each prompt of the batch: its tokens, the keys and values
-of all layers, its hidden states. In place of a prefill the consumer selects each prompt of its batch, writes
-what came to the slots, and leaves the forward pass out if *everything* of *every* sequence came. Otherwise the
-engine computes the batch as it was given, over whatever was written.
+The producer of each rank listens, and the consumer of that rank connects; both constructors return when the two
+are connected. After a prefill the producer inserts each prompt of the batch into the buffer: its tokens, the keys
+and values of all layers, and its hidden states. Before a prefill the consumer selects each prompt of its batch and
+writes the received KV to the prompt's slots. It skips the forward pass if *all* of *every* sequence was received.
+Otherwise the engine computes the whole batch, and overwrites what was received.
 
-A prompt came if the entry has exactly its tokens; one that is longer or shorter, which a lookup buffer may
-answer with, is as if nothing had come. When the other engine is gone each goes on alone, after a warning.
+A prompt is received only if the entry has exactly its tokens. A lookup buffer may answer with a longer or shorter
+entry; that one is ignored. When one engine is gone the other one goes on alone, after a warning.
 """
 
 from typing import Any
@@ -49,7 +49,7 @@ class SimpleConnector(KVConnectorBase):
         kv_caches: list[Tensor],
         hidden_or_intermediate_states: Tensor | None,
     ) -> None:
-        """Insert each prompt of the batch. Returns when they are in the buffer, and it isn't over its threshold.
+        """Insert each prompt of the batch. Returns when they are in the buffer, and it is within its threshold.
 
         Sequences that decode are not sent.
         """
@@ -73,10 +73,10 @@ class SimpleConnector(KVConnectorBase):
     def recv_kv_caches_and_hidden_states(
         self, model_executable: ModelExecutable, model_input: ModelInput, kv_caches: list[Tensor]
     ) -> tuple[Tensor | None, bool, ModelInput]:
-        """Select each prompt of the batch, and write what came to its slots.
+        """Select each prompt of the batch, and write the received KV to its slots.
 
-        Returns the hidden states of the batch, True, and the model input, if everything came; None, False, and the
-        model input as it was given, if not.
+        If all prompts were received, returns the hidden states of the batch, True and the model input; otherwise
+        None, False and the model input, unchanged.
         """
         self._require("kv_consumer", "recv_kv_caches_and_hidden_states")
         batch, caches = read_batch(model_input), PagedCaches(model_executable, kv_caches)
@@ -88,7 +88,7 @@ class SimpleConnector(KVConnectorBase):
         return concatenate(whole), True, model_input
 
     def close(self) -> None:
-        """Close the connections. What the consumer did not take is dropped."""
+        """Close the connections. Prompts that the consumer did not take are dropped."""
         self._is_closed = True
         self._buffer.close()
 
@@ -97,7 +97,10 @@ class SimpleConnector(KVConnectorBase):
         self._buffer.check()
 
     def _receive(self, prompt: Prompt, all_tokens: Tensor, caches: PagedCaches) -> Tensor | None:
-        """Take a prompt out of the buffer and write it to its slots. Its hidden states, if all of it came."""
+        """Take a prompt out of the buffer and write it to its slots.
+
+        Returns its hidden states, or None if not all of it was received.
+        """
         if self._is_alone:
             return None
         asked = all_tokens[prompt.start : prompt.end]

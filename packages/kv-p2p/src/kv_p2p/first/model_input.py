@@ -1,8 +1,8 @@
-"""What the first family reads from an engine: vLLM's names of the time, as protocols, and the prompts of a batch.
+"""The objects of an engine that the first family reads, as protocols with vLLM's V0 names, and a batch's prompts.
 
-A batch has its prefills first. ``input_tokens`` and ``slot_mapping`` are flat and have, one sequence after the
-other, the tokens that this step computes; a slot is block × block size + place in the block. A prompt is sent
-and received whole, so all of it must be computed in one step.
+A batch begins with its prefills. ``input_tokens`` and ``slot_mapping`` are flat: one sequence after the other,
+they have the tokens that this step computes, and their slots. A slot is block × block size + place in the block. A
+prompt is sent and received as a whole, so one step must compute all of it.
 """
 
 from collections.abc import Iterable
@@ -34,7 +34,7 @@ class ModelInput(Protocol):
 
 
 class Layers(Protocol):
-    """The layers that this worker has: ``kv_caches[0]`` is that of ``start_layer``."""
+    """The layers that this worker has: ``kv_caches[0]`` is the cache of ``start_layer``."""
 
     @property
     def start_layer(self) -> int: ...
@@ -57,13 +57,13 @@ class Prompt(NamedTuple):
     """One sequence of a batch that is prefilled."""
 
     start: int
-    """Where its tokens begin in the batch."""
+    """The place in the batch where its tokens begin."""
     tokens: tuple[int, ...]
     slots: tuple[int, ...]
 
     @property
     def end(self) -> int:
-        """Where the tokens of the batch go on behind its last one."""
+        """The place in the batch after its last token."""
         return self.start + len(self.tokens)
 
 
@@ -75,7 +75,7 @@ class Batch(NamedTuple):
 
 
 def read_batch(model_input: ModelInput) -> Batch:
-    """The prompts in a batch, and how many sequences there are beside them."""
+    """The prompts of a batch, and the number of its other sequences."""
     metadata = model_input.attn_metadata
     if metadata.seq_lens is None:
         raise ModelInputError("attn_metadata.seq_lens: not set, so nobody knows where a prompt begins")

@@ -1,4 +1,4 @@
-"""What a user can set of ``SimpleConnector``, read once and checked."""
+"""The settings of ``SimpleConnector``, read once and checked."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -17,15 +17,15 @@ class Options:
 
     role: Role
     port: int
-    """Where this rank's producer listens: what was set, and the rank."""
+    """The port at which this rank's producer listens: the configured one plus the rank."""
     host: str = "127.0.0.1"
     """The address at which the producer listens, and to which the consumer connects."""
     buffer_bytes: int = 1_000_000_000
-    """From how many bytes on that nobody took yet the producer stands still."""
+    """Bytes of entries in the buffer above which the producer waits."""
     connect_seconds: float = 60.0
-    """How long each side waits for the other."""
+    """How long each side waits for the other one at the start."""
     wait_seconds: float | None = None
-    """How long the consumer waits for a prompt before it computes it itself; None: as long as it takes."""
+    """How long the consumer waits for a prompt before it computes it itself; None: without limit."""
 
 
 _READERS: Final[Mapping[str, Reader]] = {
@@ -34,7 +34,7 @@ _READERS: Final[Mapping[str, Reader]] = {
     "connect_seconds": read_seconds,
     "wait_seconds": read_seconds,
 }
-"""By key, all but the port's."""
+"""The reader of each key except ``port``."""
 
 
 def read_options(transfer: TransferConfig, rank: int) -> Options:
@@ -44,7 +44,7 @@ def read_options(transfer: TransferConfig, rank: int) -> Options:
     role = _role(transfer.kv_role)
     extra: Mapping[str, Any] = transfer.kv_connector_extra_config
     known = ("port", *_READERS)
-    for key in extra:  # nobody else has keys there: it is no other connector's child
+    for key in extra:  # SimpleConnector is never a MultiConnector's child, so all keys must be its own
         if key not in known:
             raise ConfigError(f"{EXTRA}: {unknown_name('key', key, known)}")
     return Options(role, read_port(transfer, rank), **read_values(extra, _READERS))

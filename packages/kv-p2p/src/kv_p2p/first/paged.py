@@ -1,7 +1,7 @@
-"""The paged caches of one worker: what of a prompt is read from them, and how it is written to them.
+"""The paged KV caches of one worker: reads a prompt's keys and values from them, and writes them.
 
 Each layer's cache is (2, blocks, block size, heads, head size), keys and then values. A prompt's keys, or
-values, are (layers, tokens, heads, head size). Nothing is written unless all of it fits.
+values, are (layers, tokens, heads, head size). If any part doesn't fit, nothing is written.
 """
 
 from collections.abc import Sequence
@@ -61,13 +61,13 @@ class PagedCaches:
                 cache[half][place] = there[layer]
 
     def beside(self, tensor: Tensor) -> Tensor:
-        """A tensor in the memory that the caches are in."""
+        """The tensor in the kind of memory that the caches are in; copied if it is elsewhere."""
         if kind_of(tensor).library != kind_of(self._caches[0]).library:
             raise TensorError(f"{describe(tensor)} came, and the caches here are of {kind_of(self._caches[0])}")
         return beside(tensor, self._caches[0])
 
     def _place(self, slots: Sequence[int]) -> tuple[Any, Any]:
-        """What the slots are, as blocks and places within them."""
+        """The slots as blocks and places within them."""
         num_slots = self._num_blocks * self._block_size
         for slot in slots:
             if not 0 <= slot < num_slots:

@@ -1,4 +1,4 @@
-"""``Carrier``: moves bytes from one worker's memory into another one's, where something is faster than a socket.
+"""``Carrier``: moves bytes from one worker's memory to another one's by something faster than a socket.
 
 The producer's worker gathers blocks into *slots*, memory that is registered with the carrier; the consumer's
 worker reads them into slots of its own. A carrier knows nothing of holds: over their connection both workers
@@ -29,7 +29,7 @@ class Slot:
 
     @classmethod
     def mapped(cls, size: int) -> "Slot":
-        """So many bytes, in whole pages of their own, which a network device likes; the owner has at least one."""
+        """A slot of ``size`` bytes in memory pages of its own, which network devices prefer; at least one page."""
         owner = mmap.mmap(-1, max(1, size))
         return cls(memoryview(owner)[:size], ctypes.addressof(ctypes.c_char.from_buffer(owner)), owner)
 
@@ -39,16 +39,16 @@ class CarrierError(ConnectionError):
 
 
 class LingeringReadError(CarrierError):
-    """The bytes could not be read, and may still arrive: the slot is of no use until ``has_ended`` says so."""
+    """A read failed, but its bytes may still arrive: the slot can't be used until ``has_ended`` returns True."""
 
     def __init__(self, *said: object, has_ended: Callable[[], bool] = lambda: False) -> None:
         super().__init__(*said)
         self.has_ended = has_ended
-        """Asked again and again, until it is so."""
+        """Called again and again until it returns True."""
 
 
 class Carrier(Protocol):
-    """What a worker moves bytes with. All of it may be called by several threads at once."""
+    """Moves bytes for a worker. Several threads may call all methods at once."""
 
     @property
     def name(self) -> str:
@@ -72,5 +72,5 @@ class Carrier(Protocol):
         ...
 
     def close(self) -> None:
-        """End it. Nobody reads its slots any more."""
+        """End the carrier. Nobody reads its slots any more."""
         ...

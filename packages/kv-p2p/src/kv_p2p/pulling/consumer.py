@@ -1,4 +1,4 @@
-"""``Consumer``: the half of the scheduler's side that pulls from other engines: decides which tickets are used.
+"""``Consumer``: the half of the scheduler's side that pulls from other engines. It decides which tickets are used.
 
 A request either has an unused ticket, or its blocks are being pulled, or neither. A ticket is used at the
 request's first allocation, and only then: if the request is preempted later, or its pull fails, its prompt is
@@ -21,7 +21,7 @@ from kv_p2p.pulling.stats import REFUSED_TICKETS, P2PStats
 from kv_p2p.pulling.ticket import TICKET, BadTicketError, Shape, Ticket, digest_of, is_of_tokens, read_ticket
 
 _MOST_OF_A_SHAPE: Final = 500
-"""Characters of a ticket's shape that get into the log."""
+"""The most characters of a ticket's shape that are logged."""
 
 
 def _said_of(model: Model | None) -> str:
@@ -38,16 +38,16 @@ def _stands_for_one_that_went(request: Request) -> bool:
 
 
 class Consumer:
-    """Tickets and pulls, by request, and what has to be sent to the workers about them."""
+    """Tickets and pulls, by request, and the pulls and declines that the next metadata takes to the workers."""
 
     def __init__(self, transfer: TransferConfig, shape: Shape, stats: P2PStats) -> None:
         self._transfer = transfer
         self._shape = shape
         self._stats = stats
         self._tickets: dict[str, Ticket] = {}
-        """By request: not taken yet."""
+        """The unused tickets, by request."""
         self._asked_from: dict[str, int] = {}
-        """By request with a ticket: how many tokens the engine had when it last asked."""
+        """For each request with a ticket, how many tokens the engine had when it last asked."""
         self._pulling: set[str] = set()
         self._pulls: list[Pull] = []
         self._declined: list[Source] = []
@@ -66,7 +66,7 @@ class Consumer:
 
     def begin_request(self, request: Request) -> None:
         """Keep the ticket that came with a request, if it is valid for this engine and this prompt."""
-        params: Any = request.kv_transfer_params  # from a client: vLLM hands on whatever it is
+        params: Any = request.kv_transfer_params  # from a client: vLLM passes on whatever was sent
         if not params or (isinstance(params, dict) and not params.get(TICKET)):
             return
         ticket: Ticket | None = None
@@ -87,7 +87,7 @@ class Consumer:
             self._decline(ticket)
 
     def _reason_against(self, ticket: Ticket, request: Request) -> str | None:
-        """Why a ticket can't be taken. None: it can."""
+        """Why a ticket can't be used; None if it can."""
         if not self._transfer.is_kv_consumer:
             return f"it came with a ticket, but kv_role is {self._transfer.kv_role!r}"
         if ticket.shape.model != self._shape.model:
@@ -120,8 +120,8 @@ class Consumer:
     def _usable_tokens(self, ticket: Ticket, request: Request, local: int) -> int:
         """How many tokens of a ticket can be loaded.
 
-        None can, if the next token needs blocks that slid out of a window at the other engine and aren't among
-        the ``local`` tokens.
+        It is 0 if the next token reads blocks that slid out of a window at the other engine and aren't among the
+        ``local`` tokens.
         """
         tokens = self._tokens_to_load(ticket, request)
         is_held = all(
@@ -131,7 +131,7 @@ class Consumer:
         return tokens if is_held else 0
 
     def _tokens_to_load(self, ticket: Ticket, request: Request) -> int:
-        """Of a whole prompt also those in a last block that isn't full; of one that goes on, the whole blocks."""
+        """For a whole prompt all tokens, a partly filled last block included; for a longer prompt whole blocks."""
         is_whole = ticket.num_tokens == request.num_tokens
         return (tokens_to_load if is_whole else whole_blocks)(self._shape.groups, ticket.num_tokens)
 
@@ -177,17 +177,17 @@ class Consumer:
     # -- what the workers are told -----------------------------------------------------------------
 
     def is_busy(self) -> bool:
-        """Whether a pull is under way, or the workers are to be told something."""
+        """Whether a pull is in flight, or the workers are to be told something."""
         return bool(self._pulling or self._pulls or self._declined)
 
     def take_told(self) -> tuple[list[Pull], list[Source]]:
-        """What began, and which tickets were declined, since this was last called."""
+        """The pulls that began, and the holds that were declined, since the last call."""
         told = self._pulls, self._declined
         self._pulls, self._declined = [], []
         return told
 
     def check(self) -> None:
-        """Recount: what was asked for has a ticket, and what is to be pulled is being pulled."""
+        """Recount: every request that was matched has a ticket, and every pull to be told is in flight."""
         assert self._asked_from.keys() <= self._tickets.keys(), (
             f"asked from {self._asked_from}, ticketed {sorted(self._tickets)}"
         )

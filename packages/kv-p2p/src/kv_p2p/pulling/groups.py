@@ -1,4 +1,4 @@
-"""``Group``: what producer and consumer have to know about a KV cache group.
+"""``Group``: what producer and consumer know about a KV cache group.
 
 A *place* is an index in a block table: the number of a block of a request, from the first of its tokens on.
 
@@ -24,29 +24,29 @@ class Group:
     block_size: int
     """Tokens of a block."""
     window: int = 0
-    """How many tokens are read to compute one of them, that one included; 0: all before it."""
+    """How many tokens are read to compute a token, itself included; 0: all tokens before it."""
 
     def first_needed(self, tokens: int) -> int:
-        """The first place that is read by whoever has so many tokens and computes the next."""
+        """The first place that is read to compute the next token after ``tokens`` tokens."""
         return max(0, tokens - self.window + 1) // self.block_size if self.window else 0
 
 
 def tokens_to_load(groups: tuple[Group, ...], num_tokens: int) -> int:
-    """How many tokens are loaded of a whole prompt: all, or with windows all but the last."""
+    """How many tokens of a whole prompt are loaded: all, or all but the last if there are windows."""
     return num_tokens - any(group.window for group in groups)
 
 
 def whole_blocks(groups: tuple[Group, ...], num_tokens: int) -> int:
-    """How many of these tokens, from the first on, are whole blocks of every group."""
+    """How many of these tokens, from the first on, fill whole blocks of every group."""
     return num_tokens - num_tokens % lcm(*(group.block_size for group in groups))
 
 
 def groups_of(
     vllm_config: VllmConfig, kv_cache_config: KVCacheConfig | None, describe: DescribeGroup = describe_group
 ) -> tuple[Group, ...]:
-    """The groups of an engine; one full-attention group if it doesn't say.
+    """The groups of an engine; one full-attention group if its configuration names none.
 
-    Groups that can't be handed over are refused.
+    Raises a ConfigError for groups that can't be transferred.
     """
     if kv_cache_config is None:
         return (Group(vllm_config.cache_config.block_size),)

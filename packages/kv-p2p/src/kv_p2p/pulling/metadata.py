@@ -9,26 +9,26 @@ from kv_p2p.pulling.groups import Group
 from kv_p2p.pulling.ticket import Address, Ticket
 
 NULL_BLOCK: Final = 0
-"""The id in a block table for a block that is not needed any more."""
+"""The id that stands in a block table for a block that is not needed any more."""
 
 MOST_DIGITS: Final = 18
-"""Of a hold's number."""
+"""Digits of a hold's number, at most."""
 
 
 def hold_id_of(request_id: str, number: int) -> str:
-    """The id of an engine's hold. They are counted from 1, and workers are told of them in this order."""
+    """The id of a hold. An engine counts its holds from 1, and tells its workers of them in this order."""
     return f"{request_id}.{number}"
 
 
 def number_of(hold_id: str) -> int:
-    """Which of its engine's holds it is. 0: it has no number that an engine could have come to."""
+    """The number of a hold, by its id; 0 if the id has no number that an engine could have reached."""
     number = hold_id.rpartition(".")[2]
     return int(number) if len(number) <= MOST_DIGITS and number.isascii() and number.isdigit() else 0
 
 
 @dataclass(frozen=True)
 class Source:
-    """A hold of another engine's."""
+    """A hold of another engine."""
 
     address: Address
     hold_id: str
@@ -41,7 +41,7 @@ class Source:
 
 
 def first_place(table: Sequence[int]) -> int:
-    """The place from which on a table has blocks, up to its end."""
+    """The place of a table's first block that isn't null; the table has blocks from there to its end."""
     return next((place for place in range(len(table), 0, -1) if table[place - 1] == NULL_BLOCK), 0)
 
 
@@ -58,23 +58,23 @@ class Hold:
     hold_id: str
     digest: str
     tables: tuple[tuple[int, ...], ...]
-    """Of each KV cache group, in the order of the tokens. What slid out of its window is a null block."""
+    """The block ids of each KV cache group, in the order of tokens. Blocks that slid out of a window are null."""
 
     @property
     def num_blocks(self) -> int:
-        """How many there are."""
+        """How many blocks are held."""
         return num_blocks_of(self.tables)
 
 
 class Part(NamedTuple):
-    """Of one KV cache group: blocks to fill with those at the places of a hold from ``first`` on."""
+    """Blocks of one KV cache group, to be filled with those of a hold from place ``first`` on."""
 
     first: int
     block_ids: tuple[int, ...]
 
     @classmethod
     def of_tokens(cls, group: Group, table: Sequence[int], begin: int, end: int) -> "Part":
-        """What to fill of a table for tokens ``begin`` to ``end``, without what lies before the group's window."""
+        """The blocks of a table to fill for tokens ``begin`` to ``end``, from the group's window on."""
         blocks = table[begin // group.block_size : -(-end // group.block_size)]
         passed = first_place(blocks)
         assert not any(blocks[:passed]), (
@@ -90,17 +90,17 @@ class Pull:
     request_id: str
     source: Source
     parts: tuple[Part, ...]
-    """By KV cache group."""
+    """One for each KV cache group."""
 
     @property
     def block_ids(self) -> tuple[int, ...]:
-        """Those of all groups."""
+        """The blocks of all groups."""
         return tuple(block for part in self.parts for block in part.block_ids)
 
 
 @dataclass
 class P2PMetadata(KVConnectorMetadata):
-    """What begins, and what ends early, in this step."""
+    """The holds and pulls that begin in this step, and those that end early."""
 
     holds: list[Hold] = field(default_factory=list)
     pulls: list[Pull] = field(default_factory=list)
@@ -109,7 +109,7 @@ class P2PMetadata(KVConnectorMetadata):
     revoked: list[str] = field(default_factory=list)
     """Requests whose hold ends now, whether it was pulled or not."""
     is_idle: bool = False
-    """The step computes nothing, so its workers may wait a little for what is under way."""
+    """The step computes nothing, so its workers may wait a little for pulls and holds in flight."""
 
     def __bool__(self) -> bool:
         """Whether there is anything to do."""

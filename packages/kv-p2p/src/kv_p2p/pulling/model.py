@@ -14,25 +14,25 @@ from typing import Final
 from kv_api import VllmConfig
 
 _AUTO: Final = "auto"
-"""The caches have numbers of the type that the model computes with."""
+"""The setting with which the KV caches have the type that the model computes with."""
 MOST_OF_A_NAME: Final = 100
-"""Characters of a model's name that get into the log."""
+"""The most characters of a model's name that are logged."""
 
 
 @dataclass(frozen=True)
 class Model:
-    """What an engine says of its model."""
+    """An engine's model, as other engines know it."""
 
     name: str
     dtype: str
-    """Of the numbers in the KV caches."""
+    """The type of the numbers in the KV caches."""
 
     def __str__(self) -> str:
         return f"{self.name!r:.{MOST_OF_A_NAME}} with KV in {self.dtype!r:.{MOST_OF_A_NAME}}"
 
 
 def model_of(vllm_config: VllmConfig, name: str | None) -> Model | None:
-    """The model of an engine, by ``name`` if that isn't None. None: nothing says which it is."""
+    """The model of an engine, called ``name`` if that isn't None. None: the configuration doesn't name a model."""
     model = getattr(vllm_config, "model_config", None)
     name = name or getattr(model, "model", None)
     if not name:

@@ -1,4 +1,4 @@
-"""``MooncakeCarrier``: blocks by Mooncake's transfer engine, over RDMA where there is such a network.
+"""``MooncakeCarrier``: moves blocks by Mooncake's transfer engine, over RDMA if the network has it.
 
 The engine finds its peers by itself ("P2PHANDSHAKE": no metadata server), and listens at a port of its own choice.
 """
@@ -44,12 +44,12 @@ class MooncakeCarrier:
         return slot
 
     def read(self, session: str, address: int, into: Slot, size: int) -> None:
-        """Have the engine read it."""
+        """Have the transfer engine read it."""
         code = self._engine.transfer_sync_read(session, into.address, address, size)
         if code:
             raise CarrierError(f"Mooncake's transfer engine can't read {size} bytes from {session} (code {code})")
 
     def close(self) -> None:
-        """Let go of all memory."""
+        """Release all memory."""
         while self._addresses:
             self._engine.unregister_memory(self._addresses.pop())

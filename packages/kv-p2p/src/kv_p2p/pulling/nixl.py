@@ -1,13 +1,13 @@
-"""``NixlCarrier``: blocks by NIXL, the library for transfers that vLLM's own NixlConnector is made of.
+"""``NixlCarrier``: moves blocks by NIXL, the library that vLLM's own NixlConnector uses.
 
-A session is all that another agent has to know of this one: how it is reached, and which memory it has registered.
-So it is another one when there are more slots, and whoever reads from one that is new learns it first. Agents need
-no server to find each other.
+An agent's session is its metadata: how it is reached, and which memory it has registered. It changes when the
+agent makes more slots. Before a read from a new session, the reading agent loads that metadata. Agents need no
+server to find each other.
 
-After a read that failed nothing is known of that agent any more: it is learned anew by whoever reads from it next,
-or else it would stay unreachable after its connection had broken once. When many are known, the one from which
-nobody has read for the longest time is forgotten, too: an engine that starts again is another agent, and the one
-before never says that it has gone.
+After a failed read the carrier forgets the other agent, and the next read loads its metadata again; otherwise the
+agent would stay unreachable after its connection had broken once. When many agents are known, the one that was
+read from least recently is forgotten, too: an engine that restarts is a new agent, and nobody reports that the old
+one has gone.
 """
 
 import threading
@@ -25,13 +25,13 @@ from kv_p2p.extra_config import EXTRA
 from kv_p2p.pulling.carrier import NIXL, CarrierError, LingeringReadError, Slot
 
 DRAM: Final = "DRAM"
-"""Host memory, in NIXL's words."""
+"""NIXL's name of host memory."""
 UNDER_WAY: Final = "PROC"
 DONE: Final = "DONE"
 MOST_SESSIONS: Final = 256
-"""So many are known at a time, but for those from which somebody reads."""
+"""Other agents that are known at a time, at most; agents that are being read from may exceed it."""
 POLL_SECONDS: Final = 50e-6
-"""A frame takes several times as long where the network is fast."""
+"""Seconds between two looks at a transfer's state; even on a fast network a frame takes several times as long."""
 
 
 class NixlCarrier:
@@ -46,15 +46,15 @@ class NixlCarrier:
         self._registered: list[Any] = []
         self._session = self._describe()
         self._peers: dict[str, Any] = {}
-        """Names of other agents, by each session of theirs that was learned; the one read from last is last."""
+        """Names of other agents, by each of their sessions that was loaded; the most recently used is last."""
         self._reads: Counter[Any] = Counter()
-        """How many read from an agent now."""
+        """For each agent, how many reads from it are running."""
         self._broken: set[Any] = set()
-        """Agents of which a read has failed, until nobody reads from them any more."""
+        """Agents with a failed read, until no read from them is running."""
 
     @property
     def session(self) -> str:
-        """What others have to know of this agent now."""
+        """This agent's current metadata, for other agents."""
         with self._lock:
             return self._session
 
@@ -71,7 +71,7 @@ class NixlCarrier:
         return slot
 
     def read(self, session: str, address: int, into: Slot, size: int) -> None:
-        """Have the agent read it, and look again and again whether it has."""
+        """Have the agent read it, and ask again and again whether it has."""
         with _told(f"NIXL can't read {size} bytes"), self._peer(session) as peer:
             here, there = (
                 self._agent.get_xfer_descs([(begin, size, 0)], DRAM) for begin in (into.address, address)
@@ -97,12 +97,12 @@ class NixlCarrier:
     def _release(self, handle: Any) -> None:
         try:
             self._agent.release_xfer_handle(handle)
-        except Exception as error:  # NIXL's have no base of their own
+        except Exception as error:  # NIXL's exceptions have no base class of their own
             said = f"NIXL can't end a transfer: {type(error).__name__}: {error}"
             raise LingeringReadError(said, has_ended=partial(self._has_ended, handle)) from error
 
     def _has_ended(self, handle: Any) -> bool:
-        """Whether a transfer that NIXL couldn't end has ended by now."""
+        """Whether a transfer that NIXL couldn't cancel has ended by now."""
         try:
             self._release(handle)
         except LingeringReadError:
@@ -111,7 +111,7 @@ class NixlCarrier:
 
     @contextmanager
     def _peer(self, session: str) -> Iterator[Any]:
-        """The agent of a session, while somebody reads from it."""
+        """The other agent of a session, in the context of a read from it."""
         with self._lock:
             peer = self._peers.pop(session, None)
             if peer is None:
@@ -144,7 +144,7 @@ class NixlCarrier:
         self._agent.remove_remote_agent(peer)
 
     def close(self) -> None:
-        """Let go of all memory, and of all others."""
+        """Release all memory, and forget all other agents."""
         with self._lock:
             for peer in {*self._peers.values()}:
                 self._agent.remove_remote_agent(peer)
@@ -154,7 +154,7 @@ class NixlCarrier:
                 self._agent.deregister_memory(self._registered.pop())
 
     def check(self) -> None:
-        """Recount: nobody reads, and whoever is known by a session has been read from."""
+        """Recount: no read is running, and each agent known by a session has a count of reads."""
         with self._lock:
             assert not any(self._reads.values()) and not self._broken, f"{self._reads}, broken: {self._broken}"
             assert {*self._reads} == {*self._peers.values()}, f"{self._reads}, known: {self._peers}"
@@ -166,10 +166,11 @@ def _make_agent(backend: str, *, serves: bool) -> Any:
     except ImportError as error:
         raise ConfigError(f"{EXTRA}.carrier: 'nixl' needs the package nixl: {error}") from error
     config = nixl_agent_config(
-        # NIXL's own thread, which never sleeps. It answers readers over TCP; an agent that only reads needs none.
+        # NIXL's progress thread, which never sleeps. It answers reads over TCP; an agent that only reads needs
+        # none.
         enable_prog_thread=serves,
         backends=[],
-        # One lock for all calls: else an agent is one thread's.
+        # One lock for all calls; without it, only one thread may use an agent.
         sync_mode=nixl_thread_sync_t.NIXL_THREAD_SYNC_STRICT,
     )
     agent = nixl_agent(f"kv-p2p {uuid4()}", config)
@@ -187,10 +188,10 @@ def _make_agent(backend: str, *, serves: bool) -> Any:
 
 @contextmanager
 def _told(what: str) -> Iterator[None]:
-    """What NIXL raises is a carrier's error."""
+    """Turn exceptions of NIXL into ``CarrierError``."""
     try:
         yield
     except CarrierError:
         raise
-    except Exception as error:  # NIXL's have no base of their own
+    except Exception as error:  # NIXL's exceptions have no base class of their own
         raise CarrierError(f"{what}: {type(error).__name__}: {error}") from error

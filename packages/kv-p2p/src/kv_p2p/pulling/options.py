@@ -1,4 +1,4 @@
-"""What an operator can set in the connector's extra config, checked when the connector is made."""
+"""The settings in the connector's extra config, checked when the connector is made."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -19,36 +19,36 @@ from kv_p2p.extra_config import (
 from kv_p2p.pulling.carrier import CARRIERS, TCP
 
 NO_OPTIONS: Final = ("name", "save")
-"""Keys that a MultiConnector may put there for its children."""
+"""Keys of the extra config that a MultiConnector uses for its children."""
 EVERYWHERE: Final = ("0.0.0.0", "::")
 
 
 @dataclass(frozen=True)
 class Options:
-    """The connector's own keys."""
+    """The connector's settings."""
 
     host: str = "127.0.0.1"
     """The host name or address by which other engines reach this one."""
     port: int = DEFAULT_PORT
-    """Of the first worker; rank r listens at port + r. Not given: the configuration's ``kv_port``."""
+    """The port of the first worker; rank r listens at port + r. Default: the configuration's ``kv_port``."""
     hold_seconds: float = 120.0
     """Seconds for which the blocks of a prompt are held for a pull."""
     pull_seconds: float = 30.0
     """Seconds after which a pull counts as failed; also the longest silence of a connection."""
     listen_host: str | None = None
-    """Where workers listen. None: at ``host``."""
+    """The address at which workers listen. None: ``host``."""
     carrier: str = TCP
-    """What moves the bytes of blocks; ``tcp``: the connection itself."""
+    """What moves the bytes of blocks: a carrier's name, or ``tcp`` for the connection itself."""
     mooncake_protocol: str = "rdma"
-    """What Mooncake's transfer engine sends over."""
+    """The protocol of Mooncake's transfer engine."""
     mooncake_device: str = ""
-    """Which network devices it uses, with commas between them. Empty: it chooses."""
+    """Network devices for Mooncake's transfer engine, separated by commas. Empty: it chooses."""
     nixl_backend: str = "UCX"
-    """Which of its plugins NIXL moves bytes with."""
+    """The plugin by which NIXL moves bytes."""
     max_held_blocks: int | None = None
-    """How many blocks, of all KV cache groups, may wait at once. None: as many as there are."""
+    """How many blocks of all KV cache groups may be held at once. None: no limit."""
     model_name: str | None = None
-    """The name of the model towards other engines. None: its path."""
+    """The model's name in tickets. None: its path."""
 
 
 def _read_reachable_host(place: str, value: object) -> str:
@@ -91,11 +91,11 @@ _READERS: Final[Mapping[str, Reader]] = {
     "mooncake_device": _read_text,
     "nixl_backend": _read_text,
 }
-"""By key, all but the port's."""
+"""The reader of each key except ``port``."""
 
 
 def parse_options(vllm_config: VllmConfig) -> Options:
-    """Read and check them; each worker of each replica of the engine has a port."""
+    """Read and check the settings. Each worker of each data-parallel replica has a port of its own."""
     transfer = vllm_config.kv_transfer_config
     if transfer is None:
         raise ConfigError("P2PConnector needs a kv_transfer_config, and there is none")

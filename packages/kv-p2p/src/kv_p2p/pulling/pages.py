@@ -1,10 +1,10 @@
-"""``CachePages``: the bytes of blocks, out of a worker's KV caches and into them.
+"""``CachePages``: reads the bytes of blocks from a worker's KV caches, and writes them there.
 
-What is sent of some blocks is a part for each layer: their pages, one after the other. Two workers can exchange
-blocks if their ``layout`` is the same, that is, if their layers have the same names, types and sizes.
+Blocks are sent as one part for each layer: the blocks' pages, one after the other. Two workers can exchange blocks
+if their ``layout`` is the same, that is, if their layers have the same names, types and sizes.
 
-Ids of blocks are of one pool for all KV cache groups, and layers of different groups may lie in the same memory.
-So a ``WorkerPages`` has one of these for each group, with that group's layers only.
+All KV cache groups share one pool of block ids, and layers of different groups may share memory. So
+``WorkerPages`` has one ``CachePages`` for each group, with that group's layers only.
 """
 
 import sys
@@ -18,7 +18,7 @@ from kv_api.pages import Pages, is_torch, pages_of
 
 
 class CachePages:
-    """The layers of one group of one worker. Layers that alias the same memory are one."""
+    """The layers of one group of one worker. Layers that alias the same memory count as one."""
 
     def __init__(self, kv_caches: KVCaches, num_blocks: int) -> None:
         pages: dict[tuple[int, int], Pages] = {}
@@ -32,9 +32,9 @@ class CachePages:
         self.layout = blake2b(repr(described).encode(), digest_size=16).hexdigest()
 
     def gather(self, blocks: Sequence[int], memory: memoryview) -> list[Any]:
-        """The bytes of some blocks, as they are when the device has finished what it was given.
+        """The bytes of some blocks, after the device has finished the work that it was given.
 
-        They may lie in ``memory``, which has room for them; then they are good until it is used again.
+        They may be in ``memory``, which has room for them; then they are valid until it is used again.
         """
         _synchronize(self._layers)
         parts, begin = [], 0
@@ -45,7 +45,7 @@ class CachePages:
         return parts
 
     def gather_into(self, blocks: Sequence[int], memory: memoryview) -> int:
-        """The same, in ``memory`` whatever the layers are. Returns how many bytes there are."""
+        """Copy the bytes of some blocks to ``memory``, for all kinds of layers; returns their number."""
         begin = 0
         for part in self.gather(blocks, memory):
             bytes_of = memoryview(part).cast("B")
@@ -56,7 +56,7 @@ class CachePages:
         return begin
 
     def split(self, blocks: int, memory: memoryview) -> list[memoryview]:
-        """The parts of so many blocks that lie in ``memory``, one after the other."""
+        """The parts of ``blocks`` blocks that are one after the other in ``memory``."""
         sizes = [blocks * layer.page_bytes for layer in self._layers]
         if sum(sizes) != len(memory):
             raise ValueError(f"{blocks} blocks are {sum(sizes)} bytes, got {len(memory)}")
@@ -64,7 +64,7 @@ class CachePages:
         return [memory[end - size : end] for size, end in zip(sizes, ends, strict=True)]
 
     def scatter(self, blocks: Sequence[int], parts: Sequence[memoryview]) -> None:
-        """Overwrite some blocks; they are written when this returns."""
+        """Write the parts to some blocks; they are written when this returns."""
         expected = [len(blocks) * layer.page_bytes for layer in self._layers]
         if [len(part) for part in parts] != expected:
             raise ValueError(f"{len(blocks)} blocks are {expected} bytes, got {[len(part) for part in parts]}")
@@ -83,14 +83,14 @@ class WorkerPages:
 
     @classmethod
     def of(cls, kv_caches: KVCaches, kv_cache_config: KVCacheConfig) -> "WorkerPages":
-        """The pages of an engine's layers. If there is one group, it has all of them, whatever their names."""
+        """The pages of an engine's layers. If there is one group, it has all layers, whatever their names."""
         groups, blocks = kv_cache_config.kv_cache_groups, kv_cache_config.num_blocks
         if len(groups) == 1:
             return cls([CachePages(kv_caches, blocks)])
         by_group = [{name: _cache_of(kv_caches, name) for name in group.layer_names} for group in groups]
         known = {name for caches in by_group for name in caches}
         lie_there = {pages_of(name, kv_caches[name], blocks).address for name in known}
-        for name in kv_caches:  # one in no group may read the keys and values of another
+        for name in kv_caches:  # one in no group may share the KV cache of another
             if name not in known and pages_of(name, kv_caches[name], blocks).address not in lie_there:
                 raise ConfigError(f"register_kv_caches: layer {name!r} is in none of the {len(groups)} groups")
         return cls([CachePages(caches, blocks) for caches in by_group])
@@ -104,13 +104,13 @@ def _cache_of(kv_caches: KVCaches, name: str) -> Any:
 
 
 def _as_array(pages: Pages) -> Pages:
-    """The same, as a numpy array where it is in host memory: numpy copies rows several times faster than torch."""
+    """The pages as a numpy array if they are in host memory: numpy copies rows several times faster than torch."""
     is_array = is_torch(pages.tensor) and pages.tensor.device.type == "cpu"
     return pages._replace(tensor=pages.tensor.numpy()) if is_array else pages
 
 
 def _rows(tensor: Any, rows: list[int], memory: memoryview) -> Any:
-    """Some rows in host memory: in ``memory``, unless numpy would copy the whole tensor for that."""
+    """Copy some rows to host memory: to ``memory``, unless numpy would copy the whole tensor for that."""
     if is_torch(tensor):
         return tensor[rows].cpu().numpy()
     if not tensor.flags.c_contiguous:
@@ -118,12 +118,12 @@ def _rows(tensor: Any, rows: list[int], memory: memoryview) -> Any:
     if not 0 <= min(rows) <= max(rows) < len(tensor):
         raise IndexError(f"blocks {rows} of {len(tensor)}")
     there = _like(tensor, memory).reshape(len(rows), -1)
-    # Else numpy looks at each number once more, and into memory of its own.
+    # With other modes numpy checks each index once more, and buffers the result in memory of its own.
     return tensor.take(rows, 0, there, "clip")
 
 
 def _like(tensor: Any, part: memoryview) -> Any:
-    """Bytes as what a layer's pages are."""
+    """The bytes as an array of the type of a layer's pages."""
     if is_torch(tensor):
         torch = sys.modules["torch"]
         return torch.frombuffer(part, dtype=torch.int8).to(tensor.device)
@@ -136,6 +136,6 @@ def _address_of(memory: memoryview) -> int:
 
 
 def _synchronize(layers: Sequence[Pages]) -> None:
-    """Let a GPU finish what it was given. Elsewhere there is nothing to wait for."""
+    """Wait until a GPU has finished the work that it was given. In host memory there is nothing to wait for."""
     if layers and getattr(layers[0].tensor, "is_cuda", False):
         sys.modules["torch"].cuda.synchronize(layers[0].tensor.device)

@@ -1,9 +1,9 @@
 """``Producer``: the half of the scheduler's side that serves other engines, and holds blocks for them.
 
-When a request ends whose blocks are wanted elsewhere, they are *held*: the engine doesn't free them until the
+When a request ends whose blocks another engine is to pull, they are *held*: the engine doesn't free them until the
 workers report that they were pulled or declined, or that their time is over. The request's output gets a ticket
-for them. ``max_held_blocks`` limits how many blocks are held at once, since a client that asks for holds and
-never pulls them would keep these blocks from all other requests.
+for them. ``max_held_blocks`` limits how many blocks are held at once: a client that asks for holds and never pulls
+them would keep these blocks from all other requests.
 """
 
 from collections.abc import Iterable
@@ -20,11 +20,11 @@ from kv_p2p.pulling.stats import HELD_BLOCKS, REFUSED_HOLDS, P2PStats
 from kv_p2p.pulling.ticket import WANTED, Address, Shape, Ticket, digest_of, is_of_tokens
 
 FAILED: Final = ("FINISHED_ABORTED", "FINISHED_ERROR")
-"""Ends, by vLLM's names, after which nobody asks for the blocks."""
+"""Finish reasons, by vLLM's names, after which nobody pulls the blocks."""
 
 
 class Producer:
-    """Holds, by request, and what has to be sent to the workers about them."""
+    """Holds, by request, and the news of holds that the next metadata takes to the workers."""
 
     def __init__(self, transfer: TransferConfig, shape: Shape, options: Options, stats: P2PStats) -> None:
         self._transfer = transfer
@@ -33,10 +33,10 @@ class Producer:
         self._max_held_blocks = options.max_held_blocks
         self._stats = stats
         self._holding: dict[str, int] = {}
-        """By request: how many blocks."""
+        """How many blocks are held for each request."""
         self._held_blocks = 0
         self._num_holds = 0
-        """How many there ever were: each has a number."""
+        """How many holds there ever were: each one has a number."""
         self._holds: list[Hold] = []
         self._revoked: list[str] = []
 
@@ -46,7 +46,7 @@ class Producer:
         return self._holding.keys()
 
     def hold(self, request: Request, block_ids: BlockIds) -> tuple[bool, dict[str, Any] | None]:
-        """A request has ended: whether its blocks are held, and the ticket for them that its output gets."""
+        """A request has ended. Returns whether its blocks are held, and the ticket for the request's output."""
         tokens = request.num_prompt_tokens
         tables = tuple(
             tuple(table[: -(-tokens // group.block_size)])
@@ -65,7 +65,7 @@ class Producer:
         return True, ticket.to_params(self._transfer.engine_id)
 
     def _is_to_be_held(self, request: Request, tables: tuple[tuple[int, ...], ...]) -> bool:
-        """Whether that is wanted, the request ended well, and all of its prompt is computed and still there."""
+        """Whether a hold was asked for, the request ended well, and all of its prompt is computed and kept."""
         params = request.kv_transfer_params
         if not isinstance(params, dict) or not params.get(WANTED):
             return False
@@ -87,7 +87,7 @@ class Producer:
         return self._has_room(request.request_id, num_blocks_of(tables))
 
     def _lacking(self, tables: tuple[tuple[int, ...], ...], num_tokens: int) -> int | None:
-        """The first KV cache group that has lost what a load of these tokens needs. None: all still have it."""
+        """The first KV cache group without blocks that a load of these tokens needs; None if all have theirs."""
         tokens = tokens_to_load(self._shape.groups, num_tokens)
         slid = (
             group.first_needed(tokens) < first_place(table)
@@ -96,7 +96,7 @@ class Producer:
         return next((number for number, has_slid in enumerate(slid) if has_slid), None)
 
     def _has_room(self, request_id: str, num_blocks: int) -> bool:
-        """Whether so many more blocks may be held."""
+        """Whether ``num_blocks`` more blocks may be held."""
         most = self._max_held_blocks
         if most is None or self._held_blocks + num_blocks <= most:
             return True
@@ -122,11 +122,11 @@ class Producer:
     # -- what the workers are told -----------------------------------------------------------------
 
     def is_busy(self) -> bool:
-        """Whether something is held, or the workers are to be told something."""
+        """Whether blocks are held, or the workers are to be told something."""
         return bool(self._holding or self._holds or self._revoked)
 
     def take_told(self) -> tuple[list[Hold], list[str]]:
-        """What began to be held, and what is to be served no longer, since this was last called."""
+        """The holds that began, and the requests whose holds are no longer served, since the last call."""
         told = self._holds, self._revoked
         self._holds, self._revoked = [], []
         return told

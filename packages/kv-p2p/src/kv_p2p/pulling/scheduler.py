@@ -1,8 +1,8 @@
-"""The scheduler's side: it takes the engine's calls, and hands each to the half that decides.
+"""The scheduler's side: it gets the engine's calls and passes each to the half that decides.
 
 An engine may prefill for others, have others prefill for it, or do both. As a ``producer`` it holds blocks and
-writes tickets, as a ``consumer`` it takes tickets and pulls. Neither half knows of the other. Where they meet is
-here: a request whose blocks are still being pulled when it ends is not held.
+issues tickets, as a ``consumer`` it uses tickets and pulls. Neither half knows of the other. One rule concerns
+both and is here: a request that ends while its blocks are still being pulled is not held.
 """
 
 from typing import Any
@@ -31,7 +31,7 @@ from kv_p2p.pulling.ticket import Shape
 
 
 class P2PSchedulerSide(SchedulerSide, SupportsHMA):
-    """Decides what is held, and what is pulled."""
+    """Decides which blocks are held, and which are pulled."""
 
     _cache_hit_source = CacheHitSource.P2P
 
@@ -111,7 +111,7 @@ class P2PSchedulerSide(SchedulerSide, SupportsHMA):
         return self._consumer.is_busy() or self._producer.is_busy()
 
     def check(self) -> None:
-        """Recount: a request has a ticket, is pulled or is held."""
+        """Recount: a request has a ticket, or is being pulled, or is held, and only one of these."""
         ticketed, pulled, held = self._consumer.ticketed, self._consumer.pulling, self._producer.holding
         assert not (ticketed & pulled or ticketed & held or pulled & held), (
             f"ticketed {sorted(ticketed)}, pulled {sorted(pulled)}, held {sorted(held)}"

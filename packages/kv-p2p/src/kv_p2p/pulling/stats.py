@@ -1,4 +1,4 @@
-"""What is counted of pulls and holds, by rank and in the scheduler, and how Prometheus gets it.
+"""Counts of pulls and holds, of each rank and of the scheduler, and their Prometheus metrics.
 
 The payload has the value of each metric by its name: a sum, the latest level, or a list of samples.
 """
@@ -25,7 +25,7 @@ SECONDS: Final = (0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1, 3, 10, 30)
 
 
 class Metric(NamedTuple):
-    """A kind, and what it counts."""
+    """A metric's kind and its description."""
 
     kind: str
     documentation: str
@@ -55,7 +55,7 @@ class P2PStats(CountedStats):
     levels = (HELD_BLOCKS,)
 
     def take(self) -> "P2PStats | None":
-        """What was counted since this was last asked. None: nothing."""
+        """The counts since the last call; None if there are none."""
         if self.is_empty():
             return None
         counted = P2PStats(self.data)

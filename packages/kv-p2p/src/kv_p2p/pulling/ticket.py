@@ -1,11 +1,11 @@
-"""A *ticket*: what a producer says of the blocks that it holds, as it travels through a client to another engine.
+"""A *ticket*: a producer's description of the blocks that it holds, which a client takes to another engine.
 
 In ``kv_transfer_params`` it has the keys that vLLM's routers know (``do_remote_prefill``, ``remote_host``, …), so
-one that works with vLLM's own connectors works with this one. A ticket says whose KV it is: by a digest of the
-prompt, and by what its engine says of its model. Somebody may send it along with another prompt, salt or adapter,
-or to an engine of another model. They get no wrong text: the prompt is computed as if there were no ticket. Which
-blocks these are only the producer knows: who pulls names their places in the prompt. Of a group with a window the
-first ones are gone, so a ticket says from which place on there are some.
+a router that works with vLLM's own connectors works with this one. A ticket identifies the KV by a digest of the
+prompt and by the engine's model. A client may send it with another prompt, salt or adapter, or to an engine of
+another model. The text is right even then: the engine computes the prompt as if there were no ticket. A ticket has
+no block ids: the consumer names blocks by their places in the prompt. A group with a window has lost its first
+blocks, so a ticket has the first place of each group.
 """
 
 from array import array
@@ -19,14 +19,14 @@ from kv_p2p.pulling.groups import Group
 from kv_p2p.pulling.model import Model
 
 WANTED: Final = "do_remote_decode"
-"""The request's blocks shall be held when it ends, for another engine."""
+"""The key that asks for a hold: the request's blocks are held for another engine when it ends."""
 TICKET: Final = "do_remote_prefill"
-"""The request's KV is elsewhere: these parameters are a ticket."""
+"""The key that says that these parameters are a ticket: the request's KV is in another engine."""
 _WHERE: Final = "kv_transfer_params"
 MOST_SHOWN: Final = 100
-"""Of what a client sent: so many letters get into an error, and so into the log."""
+"""The most characters of a client's value that an error shows, and so the log."""
 _LONGEST_HOST: Final = 253
-"""Letters of a name in the domain name system."""
+"""Characters of a domain name, at most."""
 
 
 class BadTicketError(ValueError):
@@ -40,12 +40,12 @@ class Address:
     host: str
     port: int
     engine_id: str | None = field(default=None, compare=False)
-    """Who was there when this was said. None: that wasn't said."""
+    """The engine that issued the ticket. None: the ticket doesn't name it."""
 
 
 @dataclass(frozen=True)
 class Shape:
-    """What two engines must have in common."""
+    """The settings in which two engines must agree."""
 
     block_size: int
     tp_size: int
@@ -53,23 +53,23 @@ class Shape:
     groups: tuple[Group, ...]
     """KV cache groups, in the order of the block tables."""
     model: Model | None = field(default=None, repr=False)
-    """None: the engine doesn't say. A refusal because of it has words of its own."""
+    """None: the engine doesn't name its model. It is compared apart, with an error of its own."""
 
 
 @dataclass(frozen=True)
 class Ticket:
-    """Blocks that a producer holds."""
+    """Blocks that a producer holds, described for another engine."""
 
     address: Address
     shape: Shape
     hold_id: str
     """Names the hold at its producer."""
     digest: str
-    """Of the tokens, images, salt and adapter."""
+    """The digest of the tokens, images, salt and adapter."""
     num_tokens: int
-    """Of how many tokens it is, from the first on."""
+    """How many tokens of the prompt it covers, from the first on."""
     first_places: tuple[int, ...]
-    """Of each KV cache group, the place from which on blocks are held."""
+    """The first place of each KV cache group at which a block is held."""
 
     def to_params(self, engine_id: str | None) -> dict[str, Any]:
         """The ``kv_transfer_params`` of the request's output."""
@@ -94,7 +94,7 @@ class Ticket:
 
 
 def read_ticket(params: Any) -> Ticket:
-    """The inverse of ``to_params``. What comes from a client may be anything."""
+    """Read a ticket that ``to_params`` wrote. A client may send anything; a BadTicketError if it is no ticket."""
     if not isinstance(params, dict):
         raise BadTicketError(f"{_WHERE}: expected an object, got {params!r:.{MOST_SHOWN}}")
 
@@ -119,7 +119,7 @@ def read_ticket(params: Any) -> Ticket:
     model = _read_model(f"{_WHERE}.remote_model", params.get("remote_model"))
     shape = Shape(number("remote_block_size"), number("tp_size"), number("pp_size"), groups, model)
     engine_id = params.get("remote_engine_id")
-    engine_id = engine_id if isinstance(engine_id, str) else None  # a router's, perhaps, and not needed
+    engine_id = engine_id if isinstance(engine_id, str) else None  # not needed, and a router may put in its own
     address = Address(host("remote_host"), number("remote_port"), engine_id)
     last_port = address.port + shape.tp_size * shape.pp_size - 1
     if last_port > LAST_PORT:
@@ -132,7 +132,7 @@ def read_ticket(params: Any) -> Ticket:
 
 
 def _read_groups(where: str, given: object) -> tuple[tuple[Group, ...], tuple[int, ...]]:
-    """The KV cache groups of a ticket, and from which place on it is good for each."""
+    """The KV cache groups of a ticket, and the first place of each."""
     if not isinstance(given, list) or not given:
         raise BadTicketError(f"{where}: expected a list of KV cache groups, got {given!r:.{MOST_SHOWN}}")
     groups, first_places = [], []
@@ -148,7 +148,7 @@ def _read_groups(where: str, given: object) -> tuple[tuple[Group, ...], tuple[in
 
 
 def _read_model(where: str, given: object) -> Model | None:
-    """The model of a ticket. None: it doesn't say."""
+    """The model of a ticket; None if the ticket doesn't name one."""
     if given is None:
         return None
     name, dtype = (given.get("name"), given.get("dtype")) if isinstance(given, dict) else (None, None)
@@ -164,12 +164,12 @@ def _number(where: str, value: object, least: int) -> int:
 
 
 def is_of_tokens(request: Request) -> bool:
-    """Whether a digest tells the prompt from others: not if some of it was given as embeddings."""
+    """Whether the whole prompt is tokens; a digest doesn't cover prompts with embeddings."""
     return getattr(request, "prompt_embeds", None) is None
 
 
 def digest_of(request: Request, num_tokens: int) -> str:
-    """What tells the KV of a request's first tokens, with the images among them, from any other."""
+    """The digest that identifies the KV of a request's first tokens, with the images among them."""
     adapter = request.lora_request
     names = (request.cache_salt, adapter.lora_name if adapter is not None else None)
     digest = blake2b(repr(names).encode(), digest_size=16)

@@ -1,6 +1,6 @@
-"""``Wire``: how one worker gives blocks to workers of other engines, and gets blocks of theirs.
+"""``Wire``: the interface by which a worker sends blocks to workers of other engines, and receives theirs.
 
-A worker serves holds and pulls at the same time. Nothing here waits but ``wait`` and ``close``.
+A worker serves holds and pulls at the same time. Only ``wait`` and ``close`` block.
 """
 
 from dataclasses import dataclass, field
@@ -11,16 +11,16 @@ from kv_p2p.pulling.metadata import Hold, Pull, Source
 
 @dataclass
 class Ended:
-    """What ended since the last call of ``poll``."""
+    """The holds and pulls that ended since the last ``poll``."""
 
     served: list[str] = field(default_factory=list)
     """Holds, by id, that were pulled or declined. Nobody reads their blocks any more."""
     pulled: list[str] = field(default_factory=list)
     """Pulls, by request, that filled all their blocks."""
     failed: list[tuple[str, str]] = field(default_factory=list)
-    """Pulls, by request, that didn't, and why. Nobody writes their blocks any more."""
+    """Pulls, by request, that failed, and why. Nobody writes their blocks any more."""
     pulled_bytes: int = 0
-    """Bytes of blocks that were filled meanwhile."""
+    """Bytes of blocks that were filled since the last ``poll``."""
 
 
 class Wire(Protocol):
@@ -31,21 +31,22 @@ class Wire(Protocol):
         ...
 
     def withdraw(self, hold_id: str) -> bool:
-        """Serve a hold no longer. False: its blocks are being read.
+        """Stop serving a hold. False: its blocks are being read.
 
-        Then nobody new is let read them, and the end comes with ``poll``, or with another call of this.
+        Then it takes no new readers; its end is reported by ``poll``, or another call of this returns True.
         """
         ...
 
     def pull(self, pull: Pull) -> None:
-        """Begin to fill blocks. The end comes with ``poll``, unless it is given up before.
+        """Begin to fill blocks. ``poll`` reports the end, unless the pull is given up before.
 
-        A ticket is out before its workers are told of the hold, so a pull may come before ``serve``: it waits.
+        A client gets a ticket before the producer's workers are told of the hold, so a pull may arrive there
+        before ``serve``: then it waits.
         """
         ...
 
     def give_up(self, request_id: str) -> bool:
-        """Stop a pull, which is never heard of again. False: it is writing blocks now; ask again."""
+        """Stop a pull; ``poll`` won't report it. False: it is writing blocks now, so call this again."""
         ...
 
     def decline(self, source: Source) -> None:
@@ -53,11 +54,11 @@ class Wire(Protocol):
         ...
 
     def poll(self) -> Ended:
-        """What ended."""
+        """The holds and pulls that ended since the last call."""
         ...
 
     def wait(self, seconds: float) -> None:
-        """Return when there is something to poll, or after so many seconds."""
+        """Return when ``poll`` has something to report, or after ``seconds``."""
         ...
 
     def close(self) -> None:

@@ -1,7 +1,7 @@
-"""The worker's side: tells its wire what to serve and to pull, and the engine what ended.
+"""The worker's side: tells its wire which holds to serve and what to pull, and reports to the engine what ended.
 
-It alone knows the time. A hold that was not pulled in time is withdrawn, a pull that takes too long is given up,
-and either is reported only when nobody touches the blocks any more; until then it is asked again in every step.
+Only this side knows the time. It withdraws a hold that was not pulled in time, and gives up a pull that takes too
+long. Either is reported only when nobody touches the blocks any more; until then the wire is asked in every step.
 """
 
 from collections.abc import Callable, Collection
@@ -32,18 +32,18 @@ from kv_p2p.pulling.stats import (
 from kv_p2p.pulling.wire import Wire
 
 IDLE_SECONDS: Final = 0.002
-"""What a step that computes nothing waits for the wire: else an engine with nothing to do would spin."""
+"""Seconds that a step that computes nothing waits for the wire, so that an idle engine doesn't spin."""
 
 MakeWire = Callable[[KVCaches], Wire]
 
 
 class _Pulling(NamedTuple):
-    """A pull under way."""
+    """A pull in flight."""
 
     pull: Pull
     began: float
     end: float
-    """When it has failed."""
+    """The time at which it counts as failed."""
 
 
 class P2PWorkerSide(WorkerSide):
@@ -64,31 +64,32 @@ class P2PWorkerSide(WorkerSide):
         self._make_wire = make_wire
         self._wire: Wire | None = None
         self._held: dict[str, tuple[Hold, float]] = {}
-        """By request, with the time at which it ends."""
+        """The holds by request, each with the time at which it ends."""
         self._request_of: dict[str, str] = {}
-        """By hold."""
+        """The request of each hold."""
         self._pulling: dict[str, _Pulling] = {}
-        """By request."""
+        """The pulls by request."""
         self._fails_requests = len(groups) > 1
-        """Whether failed pulls are told by request alone: of several groups no engine takes failed blocks."""
+        """Whether failed pulls are reported only by request: with several groups no engine accepts failed
+        blocks."""
         self._unfilled: set[int] = set()
         self._stats = P2PStats()
 
     @property
     def wire(self) -> Wire:
-        """The worker's connections; there are some from ``register_kv_caches`` to ``shutdown``."""
+        """The worker's wire, from ``register_kv_caches`` to ``shutdown``."""
         if self._wire is None:
             raise RuntimeError("P2PConnector has no wire: register_kv_caches was not called, or shutdown was")
         return self._wire
 
     @property
     def held_requests(self) -> Collection[str]:
-        """Those whose blocks wait to be pulled, and weren't reported yet."""
+        """The requests whose blocks are held; their ends weren't reported yet."""
         return self._held.keys()
 
     @property
     def pulling_requests(self) -> Collection[str]:
-        """Those whose blocks are being filled, and weren't reported yet."""
+        """The requests whose blocks are being pulled; their ends weren't reported yet."""
         return self._pulling.keys()
 
     def register_kv_caches(self, kv_caches: KVCaches) -> None:
@@ -123,10 +124,10 @@ class P2PWorkerSide(WorkerSide):
         """Loads are asynchronous: no step waits for one."""
 
     def save_kv_layer(self, layer_name: str, kv_layer: Tensor, attn_metadata: Any, **kwargs: Any) -> None:
-        """Blocks are read where they are, after the request has ended."""
+        """Nothing to do: other engines read the blocks after the request has ended."""
 
     def wait_for_save(self) -> None:
-        """Nothing to wait for: blocks are read where they are, after the request has ended."""
+        """Nothing to wait for: other engines read the blocks after the request has ended."""
 
     def get_transfer_results(self, finished_req_ids: set[str]) -> KVConnectorTransferResults:
         results = KVConnectorTransferResults()
@@ -177,7 +178,7 @@ class P2PWorkerSide(WorkerSide):
         self._stats.add(FAILED_PULLS, 1)
         pull = pulling.pull
         place = place_of(pull.source.address.host, pull.source.address.port)
-        # The other side says why, and may repeat what a client made up.
+        # The reason is the other side's and may quote a client's text, so it is cut.
         warn("request %s: its KV did not come from %s: %.500s", request_id, place, reason)
         results.failed_recving.add(request_id)
         if not self._fails_requests:

@@ -1,9 +1,9 @@
-"""Connectors of vLLM's as children of our ``MultiConnector``.
+"""vLLM's own connectors as children of our ``MultiConnector``.
 
-kv-multi wants connectors of kv-api's class, found by a module and a name. This module has a class for each of
-vLLM's connectors, under a name that says which: ``NixlConnector`` for one that vLLM has registered,
-``package/module:Class`` for one in a module. Such a class hands each call to vLLM's; engine objects, payloads and
-answers pass as they are, since both of them come from vLLM and go back to it.
+kv-multi requires children of kv-api's class, found by a module and a name. This module has such a class for each
+of vLLM's connectors, under a name that identifies it: ``NixlConnector`` for one that vLLM has registered,
+``package/module:Class`` for one in a module. The class passes each call on to vLLM's connector. Engine objects,
+payloads and answers pass unchanged, since they come from vLLM and go back to it.
 """
 
 from collections.abc import Mapping
@@ -27,7 +27,7 @@ OURS: Final = ("MultiConnector", "OffloadingConnector", "P2PConnector", "Recordi
 
 
 class ForeignConnector(KVConnectorBase_V1):
-    """A connector of kv-api's class, which hands each call to one of vLLM's behind it."""
+    """A connector of kv-api's class that passes each call on to a connector of vLLM's."""
 
     theirs: ClassVar[Any]
 
@@ -71,7 +71,7 @@ class ForeignConnector(KVConnectorBase_V1):
 
 @cache
 def foreign_class(theirs: Any) -> type[ForeignConnector]:
-    """The class for one of vLLM's."""
+    """The class for one of vLLM's connectors."""
     bases: tuple[type, ...] = (ForeignConnector,)
     names = [name for name in CALLED if hasattr(VllmBase, name)]
     if supports_hma(theirs):
@@ -92,7 +92,7 @@ def __getattr__(name: str) -> type[ForeignConnector]:
 
 
 def with_found_children(extra_config: Mapping[str, Any]) -> dict[str, Any]:
-    """The extra config of a MultiConnector, where each child says the module in which kv-multi finds it."""
+    """A MultiConnector's extra config, with the module of each child added, so that kv-multi finds it."""
     listed = extra_config.get("connectors")
     if not isinstance(listed, list | tuple):
         return dict(extra_config)
@@ -100,7 +100,7 @@ def with_found_children(extra_config: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _found(child: Any) -> Any:
-    """A child's configuration. What is wrong with one is for kv-multi to say."""
+    """A child's configuration with its module. A wrong one passes unchanged: kv-multi raises the error."""
     if not isinstance(child, Mapping) or not isinstance(child.get("kv_connector"), str):
         return child
     name, path = child["kv_connector"], child.get("kv_connector_module_path")
@@ -118,14 +118,14 @@ def _found(child: Any) -> Any:
 
 
 def config_for_vllm(vllm_config: Any) -> Any:
-    """A child's configuration in which the part about transfers is vLLM's, too."""
+    """A child's configuration with a ``kv_transfer_config`` of vLLM's class."""
     copied = copy(vllm_config)
     copied.kv_transfer_config = transfer_for_vllm(vllm_config.kv_transfer_config)
     return copied
 
 
 def transfer_for_vllm(transfer: Any) -> Any:
-    """The part about transfers, as vLLM's."""
+    """A ``kv_transfer_config`` of vLLM's class."""
     if isinstance(transfer, VllmTransferConfig):
         return transfer
     if transfer is None:

@@ -1,8 +1,8 @@
-"""``HostOffloadingSpec``: our host memory under vLLM's own ``OffloadingConnector``, wherever its caches lie.
+"""``HostOffloadingSpec``: our host memory under vLLM's own ``OffloadingConnector``, for KV caches on any device.
 
-``spec_name: HostOffloadingSpec`` with ``spec_module_path: kv_vllm``; the options are those of kv-offload-cpu. A
-manager and a worker of ours do the work. What stands before each is of vLLM's class and translates what vLLM
-inspects; it keeps nothing. vLLM's worker asserts that no job fails: with this connector a failed copy ends the
+``spec_name: HostOffloadingSpec`` with ``spec_module_path: kv_vllm``; the options are those of kv-offload-cpu. Our
+manager and worker do the work. Each is wrapped by an object of vLLM's class, without state, that translates the
+values that vLLM inspects. vLLM's worker asserts that no job fails: with this connector a failed copy ends the
 engine, unlike with ours.
 """
 
@@ -30,13 +30,13 @@ KEYS_OF_VLLMS_CONNECTOR: Final = (
     "spec_module_path",
     "spec_name",
 )
-"""What vLLM's connector reads of the mapping that has our settings. It says nothing of a key that is misspelt."""
+"""The keys that vLLM's connector reads in the mapping with our settings. It ignores misspelt keys silently."""
 
 _ANSWERS = {answer: TABLE[kv_api.LookupResult](answer) for answer in kv_api.LookupResult}
 
 
 class HostManager(OffloadingManager):  # type: ignore[misc]
-    """Hands each call to a manager of ours."""
+    """Passes each call on to a manager of ours."""
 
     medium = to_vllm(kv_api.Medium.CPU)
 
@@ -106,7 +106,7 @@ class HostManager(OffloadingManager):  # type: ignore[misc]
 
 
 class HostWorker(OffloadingWorker):  # type: ignore[misc]
-    """Hands each call to a worker of ours."""
+    """Passes each call on to a worker of ours."""
 
     def __init__(self, ours: kv_api.OffloadingWorker) -> None:
         self.ours = ours
@@ -136,7 +136,7 @@ class HostOffloadingSpec(VllmCPUOffloadingSpec):  # type: ignore[misc]
         require_version()
         known = {*KEYS_OF_VLLMS_CONNECTOR, *self.our_spec.extra_keys}
         refuse_misspelt(config.extra_config, known, where="kv_connector_extra_config")
-        # Not the constructor of vLLM's spec: it plans memory of its own.
+        # The constructor of vLLM's spec isn't called: it plans memory of its own.
         OffloadingSpec.__init__(self, config)
         self.ours = self.our_spec(_with_shared_memory(offloading_config_of(config)))
         self.replicated_layout = self.ours.replicated_layout
@@ -158,9 +158,10 @@ class HostOffloadingSpec(VllmCPUOffloadingSpec):  # type: ignore[misc]
 
 
 def _with_shared_memory(config: kv_api.OffloadingConfig) -> kv_api.OffloadingConfig:
-    """Of a pipeline: its workers in one file, which refuses those that hold other layers, and so cut it otherwise.
+    """With pipeline parallelism, have workers share one file, which refuses those that divide it otherwise.
 
-    Our own connector has the manager limited to what all have room for. vLLM's asks no worker.
+    Our own connector limits the manager to the chunks for which all workers have room. vLLM's connector doesn't
+    ask its workers.
     """
     if config.parallel.pp_size == 1:
         return config

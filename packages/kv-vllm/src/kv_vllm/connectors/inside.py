@@ -1,8 +1,9 @@
-"""What a connector of ours needs to be one of vLLM's: vLLM's base class, and its values where it inspects them.
+"""Makes a connector of kv-api one of vLLM's: with vLLM's base classes, and vLLM's values where vLLM inspects them.
 
-A class inside vLLM is written as ``class X(InsideVllm, OursX, *VLLM_BASES)``: ours decides, vLLM's bases make it
-one of the family, and this one stands between them. Both constructors run, vLLM's first: a method that only a
-newer base class has finds what it relies on. ``inside_vllm`` writes it for anybody's connector.
+A class inside vLLM is written as ``class X(InsideVllm, OursX, *VLLM_BASES)``: our connector decides, vLLM's bases
+make it an instance of vLLM's classes, and ``InsideVllm`` translates between them. Both constructors run, vLLM's
+first, so that methods that only a newer vLLM's base class has find their attributes. ``inside_vllm`` makes such a
+class of any connector.
 """
 
 from collections.abc import Iterable
@@ -25,13 +26,13 @@ VLLM_BASES = (KVConnectorBase_V1, SupportsHMA)
 
 
 class InsideVllm:
-    """Translates what goes in and out, and offers no load that vLLM's scheduler would wait for in vain.
+    """Translates arguments and answers, and offers no load for which vLLM's scheduler could wait for ever.
 
-    It comes before the class that it is mixed into.
+    A mixin: it must come before the connector's class among the bases.
     """
 
     shares_tokens = False
-    """Whether it knows that a block may be spread over ranks (decode context parallelism)."""
+    """Whether the connector supports blocks whose tokens are shared by ranks (decode context parallelism)."""
 
     def __init__(self, vllm_config: Any, role: Any, kv_cache_config: Any = None) -> None:
         require_version()
@@ -81,9 +82,10 @@ class InsideVllm:
 
 
 def inside_vllm(connector_class: type[kv_api.KVConnectorBase_V1]) -> type[Any]:
-    """A connector that was written for kv-api, as one that vLLM takes.
+    """The class for vLLM of a connector that was written for kv-api.
 
-    Bind it to the name by which a configuration asks for it, in the module of ``kv_connector_module_path``.
+    Assign it to the name that configurations give as ``kv_connector``, in the module of
+    ``kv_connector_module_path``.
     """
     given: Any = connector_class
     if not isinstance(given, type) or not issubclass(given, kv_api.KVConnectorBase_V1):

@@ -1,10 +1,10 @@
-"""Keys in the extra config of ``OffloadingConnector`` that it doesn't read.
+"""Refuses keys in the extra config of ``OffloadingConnector`` that it doesn't read, or warns of them.
 
-Those of another connector of this package are refused: vLLM's ``--kv-offloading-size`` puts this one in the place
-of whatever was configured and says nothing of it, and what was to be recorded or handed on never is. A connector
-that was configured without any key leaves no trace there, so with that option a warning says what it does. Of
-others a warning tells that they are without effect, if the medium names its keys: whoever comes from another
-connector brings some along.
+Keys of another connector of this package are refused: vLLM's ``--kv-offloading-size`` silently replaces the
+configured connector by this one, and then nothing would be recorded or transferred. If the replaced connector was
+configured without keys, nothing shows that it was replaced, so with that option a warning says what it does. Of
+other unread keys a warning says that they have no effect, if the medium names its keys: a configuration that was
+written for another connector often has some.
 """
 
 from collections.abc import Mapping
@@ -32,17 +32,18 @@ OF_OTHERS: Final = {
     "mooncake_device": "P2PConnector",
     "nixl_backend": "P2PConnector",
 }
-"""Keys that no medium would have, and whose they are."""
+"""Keys that no medium has, and the connectors that read them."""
 
 ALSO_OF_MEDIA: Final = {"host": "P2PConnector", "port": "P2PConnector"}
-"""Keys that a medium may have: refused where vLLM has replaced what was configured and the medium names others."""
+"""Keys that a medium may have: refused if vLLM has replaced the configured connector and the medium has other
+keys."""
 
 _OWN: Final = frozenset(field.name for field in fields(Options)) | frozenset(NO_OPTIONS)
 _log = getLogger("kv_vllm")
 
 
 def refuse_keys_of_others(vllm_config: Any) -> None:
-    """Refuse what was written for another connector."""
+    """Refuse a configuration that was written for another connector."""
     extra = vllm_config.kv_transfer_config.kv_connector_extra_config
     size = getattr(vllm_config.cache_config, "kv_offloading_size", None)
     whose = OF_OTHERS if size is None or not _keys_of_medium(extra) else {**OF_OTHERS, **ALSO_OF_MEDIA}
@@ -61,7 +62,7 @@ def refuse_keys_of_others(vllm_config: Any) -> None:
 
 
 def warn_of_vllms_option(vllm_config: Any) -> None:
-    """Say what vLLM's option does. A connector that was configured without keys of its own leaves no trace."""
+    """Warn that vLLM's option replaces the configured connector, which can't be seen if that one had no keys."""
     size = getattr(vllm_config.cache_config, "kv_offloading_size", None)
     if size is not None:
         _log.warning(
@@ -73,7 +74,7 @@ def warn_of_vllms_option(vllm_config: Any) -> None:
 
 
 def warn_of_unread_keys(extra: Mapping[str, Any]) -> None:
-    """Name the keys that are without effect, as far as that can be told."""
+    """Warn of keys without effect, if the medium names its keys."""
     if not _keys_of_medium(extra):
         return
     unread = sorted(str(key) for key in extra if key not in _known(extra))
@@ -91,5 +92,5 @@ def _known(extra: Mapping[str, Any]) -> frozenset[str]:
 
 
 def _keys_of_medium(extra: Mapping[str, Any]) -> frozenset[str]:
-    """The keys that the medium names. If there are none, it may have any."""
+    """The keys that the medium names. Empty: it may read any key."""
     return frozenset(OffloadingSpecFactory.get_spec_cls(extra).extra_keys)

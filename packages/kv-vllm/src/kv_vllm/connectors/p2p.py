@@ -17,12 +17,12 @@ class P2PConnector(InsideVllm, OurP2PConnector, *VLLM_BASES):  # type: ignore[mi
 
     @classmethod
     def describe_group(cls, kv_cache_spec: Any) -> GroupDescription:
-        if has_states(kv_cache_spec):  # whatever their mode: it refuses all
+        if has_states(kv_cache_spec):  # P2PConnector refuses states, whatever their mode
             return GroupDescription(AttentionKind.STATE_SPACE, kv_cache_spec.block_size)
         return describe_group(kv_cache_spec)
 
 
-with suppress(ValueError):  # somebody has taken the name, or this module was imported anew
-    # vLLM's MultiConnector, which a server may have with ours as a child, looks in there for who made the stats,
-    # by the name of the class alone; what it doesn't find ends the server.
+with suppress(ValueError):  # the name is taken, or this module was imported anew
+    # vLLM's MultiConnector, which may have this connector as a child, looks the class that made stats up in vLLM's
+    # registry, by its name alone. If it doesn't find it, the server ends.
     KVConnectorFactory.register_connector("P2PConnector", "kv_vllm", "P2PConnector")

@@ -27,7 +27,7 @@ DEPRECATED: Final = {
     STORE_TIME: (TOTAL_TIME, STORED),
     STORE_SIZE: (SIZE, STORED),
 }
-"""A metric -> the deprecated one that counts the same, and its label there."""
+"""A metric -> the deprecated metric that counts the same, and the label there."""
 
 
 class DeprecatedToo(OffloadPromMetrics):
@@ -47,7 +47,7 @@ class DeprecatedToo(OffloadPromMetrics):
         self._sizes = sizes(
             name=SIZE, documentation="Bytes of one job, by direction.", labelnames=labels, buckets=SIZE_BUCKETS
         )
-        for engine in self.per_engine_labelvalues:  # as vLLM does: they are there before anything was moved
+        for engine in self.per_engine_labelvalues:  # as in vLLM, the metrics exist before anything was moved
             for name, label in DEPRECATED.values():
                 self._old(name, label, engine)
 

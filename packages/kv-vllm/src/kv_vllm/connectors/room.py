@@ -1,8 +1,8 @@
-"""Whether host memory has room for more than the GPU has in its own prefix cache, said once when a server begins.
+"""Warns, once when a server starts, of host memory that is no larger than the GPU's own prefix cache.
 
-What is computed is in both. Both keep what was used last, so host memory that is no larger has hardly anything
-that the GPU has not: it is written, never read, and nothing else would tell. With ``store_when: evicted`` it has
-what the GPU loses.
+Computed blocks are in both, and both keep the most recently used ones. So such a host memory has hardly any block
+that the GPU hasn't: it is written, but never read, and nothing else would show that. With ``store_when: evicted``
+it has the blocks that the GPU has evicted.
 """
 
 from logging import getLogger
@@ -15,7 +15,7 @@ _log = getLogger("kv_vllm")
 
 
 def warn_of_little_room(manager: OffloadingManager, vllm_config: Any, kv_cache_config: Any) -> None:
-    """Warn of host memory that is no larger than the GPU's prefix cache. Of another medium nothing is said."""
+    """Warn of host memory that is no larger than the GPU's prefix cache. For other media there is no warning."""
     facts: Any = next(iter(manager.config_info()), {})
     chunks = facts.get("cpu_num_chunks")
     is_late = vllm_config.kv_transfer_config.kv_connector_extra_config.get("store_when") == StoreWhen.EVICTED

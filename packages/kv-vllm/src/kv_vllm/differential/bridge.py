@@ -1,8 +1,8 @@
-"""The connector that vLLM's scheduler gets: it hands each call to a ``Script`` and gives the script's answer.
+"""The connector of vLLM's scheduler in the differential: it passes calls to a ``Script`` and returns its answers.
 
-The script travels in the connector's extra config, so two schedulers of one process don't share one. There are
-two classes, since vLLM asks by ``isinstance`` whether a connector knows several KV cache groups. vLLM imports this
-file by its name.
+The script is in the connector's extra config, so each scheduler of a process has its own. There are two classes,
+since vLLM asks by ``isinstance`` whether a connector supports several KV cache groups. vLLM imports this file by
+its name.
 """
 
 from typing import Any
@@ -18,11 +18,11 @@ DELIVERY_KEY = "kv_vllm_requires_delivery"
 
 
 class ScriptedMetadata(KVConnectorMetadata):  # type: ignore[misc]
-    """Nothing: no worker will read it."""
+    """Empty metadata: no worker reads it."""
 
 
 class ScriptedConnector(KVConnectorBase_V1):  # type: ignore[misc]
-    """The scheduler's side of a connector, by a script. There is no other side."""
+    """The scheduler's side of a connector, played by a script. It has no worker's side."""
 
     def __init__(self, vllm_config: Any, role: Any, kv_cache_config: Any) -> None:
         super().__init__(vllm_config, role, kv_cache_config)
@@ -76,7 +76,7 @@ class ScriptedConnector(KVConnectorBase_V1):  # type: ignore[misc]
 
 
 class ScriptedHMAConnector(ScriptedConnector, SupportsHMA):  # type: ignore[misc]
-    """The same for a connector that knows several KV cache groups."""
+    """A scripted connector that supports several KV cache groups."""
 
     def request_finished_all_groups(self, request: Any, block_ids: Any) -> Any:
         return self._script.call("request_finished_all_groups", request, block_ids)

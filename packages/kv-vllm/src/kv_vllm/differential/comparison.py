@@ -1,8 +1,8 @@
-"""``Script``: the connector's part of a trace, played to another scheduler; and where the two part.
+"""``Script``: the connector's calls of a trace, played to another scheduler; it finds their first difference.
 
-The other scheduler's connector hands each call to the script. The script compares it with the next one of the turn
-and gives the recorded answer, so both schedulers go on from the same state. The first difference ends the history:
-after it nothing can be compared.
+The other scheduler's connector passes each call to the script. The script compares it with the turn's next
+recorded call and returns the recorded answer, so both schedulers go on from the same state. The first difference
+ends the history, since nothing can be compared after it.
 """
 
 from collections.abc import Sequence
@@ -15,7 +15,7 @@ from kv_vllm.differential.trace import Call, Event, Reset, Schedule, Turn, argum
 
 @dataclass(frozen=True)
 class Divergence:
-    """Where two schedulers part."""
+    """The first difference between two schedulers."""
 
     turn: int
     event: Event
@@ -29,7 +29,7 @@ class Divergence:
 
 
 class DivergedError(Exception):
-    """The other scheduler did something else."""
+    """The other scheduler made another call."""
 
     def __init__(self, expected: str, made: str, details: Sequence[str] = ()) -> None:
         super().__init__(f"expected {expected}, made {made}")
@@ -39,10 +39,10 @@ class DivergedError(Exception):
 
 
 class Follower(Protocol):
-    """A scheduler that can be taken through a trace."""
+    """A scheduler to which a trace can be played."""
 
     def apply(self, event: Event) -> bool | None:
-        """Let it happen; what a reset answers, and whether there is work before a step, is given back."""
+        """Apply an event. Returns a reset's answer, or whether the scheduler has work before a step."""
 
 
 class Script:
@@ -57,11 +57,11 @@ class Script:
         self._expected, self._next = calls, 0
 
     def call(self, name: str, *arguments: Any) -> Any:
-        """Compare a call with the next expected one, and answer as that was answered."""
+        """Compare a call with the next expected one, and return that one's recorded answer."""
         return self.compare(name, arguments_of(name, arguments))
 
     def compare(self, name: str, made: dict[str, Any]) -> Any:
-        """The same with plain arguments."""
+        """Like ``call``, with arguments that are plain values already."""
         if self._next == len(self._expected):
             raise DivergedError("no further call", _shown(name, made))
         call = self._expected[self._next]
@@ -74,14 +74,14 @@ class Script:
         return call.answer
 
     def end(self) -> None:
-        """End a turn: nothing may be missing."""
+        """End a turn; raises if an expected call is missing."""
         if self._next < len(self._expected):
             call = self._expected[self._next]
             raise DivergedError(_shown(call.name, call.arguments), "no further call")
 
 
 def follow(turns: Sequence[Turn], follower: Follower, script: Script) -> Divergence | None:
-    """Take a scheduler, whose connector plays ``script``, through a trace."""
+    """Play a trace to a scheduler whose connector has ``script``; returns the first difference, if any."""
     for number, turn in enumerate(turns):
         script.load(turn.calls)
         try:
@@ -94,7 +94,7 @@ def follow(turns: Sequence[Turn], follower: Follower, script: Script) -> Diverge
                 raise DivergedError(has[turn.event.answer], has[bool(answer)])
         except DivergedError as error:
             return Divergence(number, turn.event, error.expected, error.made, error.details)
-        except Exception as error:  # noqa: BLE001 - whatever it raises, the other engine didn't
+        except Exception as error:  # noqa: BLE001 - any error is a difference: the other engine raised none
             return Divergence(number, turn.event, "no error", f"{error!r} in {_place(error)}")
     return None
 

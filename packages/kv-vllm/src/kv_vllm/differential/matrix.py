@@ -1,4 +1,4 @@
-"""The matrix of the differential, and what is left out of it, each with its reason."""
+"""The differential's matrix of schedulers and runners, and the histories that are excluded, with the reasons."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -11,7 +11,7 @@ from kv_vllm.differential.trace import Abort, Process, Reset, Schedule, Trace
 
 @dataclass(frozen=True)
 class Cell:
-    """One scheduler of vLLM and one runner."""
+    """One of vLLM's schedulers with one model runner."""
 
     async_scheduling: bool
     runner: Literal[1, 2]
@@ -20,7 +20,7 @@ class Cell:
         return f"{'AsyncScheduler' if self.async_scheduling else 'Scheduler'}, runner {self.runner}"
 
     def world(self, drawn: WorldConfig, subject: Subject) -> WorldConfig:
-        """A drawn world, moved into this cell."""
+        """A drawn world, changed to fit this cell."""
         run_ahead = max(1, drawn.run_ahead) if self.async_scheduling else drawn.run_ahead
         return replace(
             without_states(drawn),
@@ -49,16 +49,16 @@ CELLS: Final = (
 
 @dataclass(frozen=True)
 class Exclusion:
-    """A kind of history that isn't compared, or not to its end."""
+    """A kind of history that isn't compared, or only up to a turn."""
 
     name: str
     reason: str
     begins: Callable[[WorldConfig, Trace], int | None]
     """The first turn that isn't compared."""
     before: tuple[int, int] | None = None
-    """Only with a vLLM older than this."""
+    """It applies only to a vLLM older than this."""
     hides: frozenset[str] = frozenset()
-    """Situations that are never compared for it."""
+    """Situations that are never compared because of it."""
 
 
 def _drafts_under_run_ahead(config: WorldConfig, trace: Trace) -> int | None:
@@ -66,7 +66,7 @@ def _drafts_under_run_ahead(config: WorldConfig, trace: Trace) -> int | None:
 
 
 def _first(trace: Trace, wanted: Callable[[Process], bool]) -> int | None:
-    """The first turn in which the output that comes back is one that is ``wanted``."""
+    """The first turn whose output is ``wanted``."""
     for number, turn in enumerate(trace.turns):
         if isinstance(turn.event, Process) and wanted(turn.event):
             return number
@@ -93,7 +93,7 @@ def _wastes_drafts(config: WorldConfig, trace: Trace) -> int | None:
 
 
 def _goes_with_drafts(config: WorldConfig, trace: Trace) -> int | None:
-    """A request stops; or it is aborted or preempted from outside while accepted drafts are its latest tokens."""
+    """A request stops, or is aborted or preempted by a client, while accepted drafts are its latest tokens."""
     if config.async_scheduling or not config.spec_tokens:
         return None
     latest: set[str] = set()
@@ -168,7 +168,7 @@ EXCLUSIONS: Final = (
 
 
 def exclusion_of(config: WorldConfig, trace: Trace, version: tuple[int, int]) -> tuple[Exclusion, int] | None:
-    """What a history isn't compared for, and from which turn on."""
+    """The exclusion that applies to a history, and the first turn that isn't compared; None if there is none."""
     found = [
         (exclusion, begins)
         for exclusion in EXCLUSIONS

@@ -1,8 +1,7 @@
-"""``RecordingEngine``: the testbed's engine, writing down its trace. ``record`` runs one world and gives it back.
+"""``RecordingEngine``: the testbed's engine, which records its trace. ``record`` runs one world and returns that.
 
-It overrides what a world calls on an engine: each such call opens a turn, and what the guard logs of the
-scheduler's connector until the next one belongs to it. Calls before the first turn are the start-up and aren't
-recorded.
+It overrides the methods that a world calls on an engine: each call opens a turn, and the connector's calls that
+the guard logs until the next one belong to it. Calls before the first turn are the start-up and aren't recorded.
 """
 
 from collections import Counter
@@ -45,7 +44,7 @@ from kv_vllm.differential.trace import (
 
 
 class RecordingEngine(BuiltinEngine):
-    """An engine that records. ``turns`` is what happened so far."""
+    """An engine that records. ``turns`` are the turns so far."""
 
     def __init__(
         self,
@@ -102,7 +101,7 @@ class RecordingEngine(BuiltinEngine):
         super().take_turn(request_id)
 
     def abort(self, request_id: str) -> None:
-        """Record the abort, and what it hit."""
+        """Record the abort, and the request's state."""
         request = self.scheduler.requests[request_id]
         state = request.status.value
         if request.status is Status.WAITING_FOR_REMOTE_KVS and request_id in self.scheduler.loaded:
@@ -155,7 +154,7 @@ class RecordingEngine(BuiltinEngine):
 
 @dataclass(frozen=True)
 class _Known:
-    """A request as it was before an output was processed."""
+    """A request's state before an output is processed."""
 
     request: SimRequest
     turn: int
@@ -164,7 +163,7 @@ class _Known:
 
     @classmethod
     def of(cls, request: SimRequest | None) -> "_Known | None":
-        """What is known of a request now."""
+        """The state of a request now."""
         if request is None:
             return None
         is_preempted = request.status is Status.PREEMPTED
@@ -172,12 +171,12 @@ class _Known:
 
     @property
     def goes_on(self) -> bool:
-        """Whether it is a session that has stopped since and hasn't ended."""
+        """Whether it is a session whose turn has stopped since, and that hasn't ended."""
         request = self.request
         return request.turn > self.turn or request.status is Status.WAITING_FOR_STREAMING_REQ
 
     def taken(self) -> tuple[int, ...]:
-        """The tokens that it got since. All of its turn, if that is over."""
+        """The tokens that it got since then; all tokens of its turn if that is over."""
         if self.request.turn == self.turn:
             return tuple(self.request.all_token_ids[self.tokens :])
         story, asked = self.request.stories[self.turn], self.request.spec.asked_in(self.turn)
@@ -185,7 +184,7 @@ class _Known:
 
 
 def _sampled(known: _Known | None, count: int) -> Sampled:
-    """What a request got of the ``count`` tokens that the model gave it."""
+    """The tokens that a request took of the ``count`` that the model sampled."""
     if known is None:
         return Sampled((0,) * count, ends=False)
     taken, request = known.taken(), known.request
@@ -196,7 +195,7 @@ def _sampled(known: _Known | None, count: int) -> Sampled:
 
 
 class RecordedWorld(World):
-    """A world with more of what is rare: aborts of requests whose load was just reported, and failed loads."""
+    """A world with more rare actions: aborts of requests whose load was just reported, and failed loads."""
 
     def act(self, random: Random) -> None:
         engine = cast(RecordingEngine, self.engine)  # as record has it made
@@ -213,13 +212,13 @@ class RecordedWorld(World):
         super().act(random)
 
     def _loads(self) -> list[tuple[int, int]]:
-        """Loads under way: rank and copy."""
+        """Loads in flight: rank and copy."""
         startable = ((d.rank, copy) for d in self.engine.devices for copy in d.copies.startable())
         return [(rank, copy.copy_id) for rank, copy in startable if copy.direction is Direction.LOAD]
 
 
 def record(subject: Subject, config: WorldConfig, random: Random, actions: int) -> Trace:
-    """Run one world and give its trace back. The end of the world is left out: it goes around the engine."""
+    """Run one world and return its trace, without the world's end, which bypasses the engine's methods."""
     cut = None
     world = RecordedWorld(config, subject, engine_class=RecordingEngine)
     engine = world.engine
@@ -227,7 +226,7 @@ def record(subject: Subject, config: WorldConfig, random: Random, actions: int) 
     try:
         for _ in range(actions):
             world.act(random)
-    except (Violation, HistoryEnds) as end:  # the turn it happened in is not whole
+    except (Violation, HistoryEnds) as end:  # the turn in which it was raised is incomplete
         engine.turns.pop()
         cut = str(end)
     return Trace(engine.turns, engine.scheduler.all_groups, engine.scheduler.requires_delivery, cut)

@@ -1,9 +1,9 @@
-"""The differential: histories of the testbed's engine, followed on vLLM's schedulers.
+"""The differential: plays histories of the testbed's engine to vLLM's schedulers, and compares their calls.
 
-For each cell of the matrix and each subject, every seed's world is run on the engine model, its trace recorded and
-followed on vLLM. Two engines agree on a history when vLLM makes the same calls in the same order with the same
-arguments, block ids included. A cell passes when all compared histories agree and every situation was met often
-enough.
+For each cell of the matrix and each subject, every seed's world is run on the engine model, and its trace is
+recorded and played to vLLM. The two engines agree on a history if vLLM makes the same calls in the same order with
+the same arguments, block ids included. A cell passes if all compared histories agree and every situation occurred
+often enough.
 """
 
 from collections import Counter
@@ -31,17 +31,17 @@ MakeFollower = Callable[[WorldConfig, Trace, Script], Follower]
 
 @dataclass
 class CellResult:
-    """What became of one cell."""
+    """The result of one cell."""
 
     cell: Cell
     agree: int = 0
-    """Histories, some maybe only up to where an exclusion begins."""
+    """Histories that agree, some only up to the begin of an exclusion."""
     calls: int = 0
     diverging: list[tuple[str, int, WorldConfig, Divergence]] = field(default_factory=list)
-    """Subject, seed, world, and where."""
+    """Subject, seed, world and difference of each history that diverges."""
     excluded: Counter[str] = field(default_factory=Counter)
     cut_short: list[str] = field(default_factory=list)
-    """Histories that a checker ended: a matter for ``kv-sim fuzz``. What came before is compared."""
+    """Histories that a checker ended, which ``kv-sim fuzz`` looks into. The turns before that are compared."""
     situations: Counter[str] = field(default_factory=Counter)
 
 
@@ -87,9 +87,9 @@ def differential(
     version: tuple[int, int],
     show: Callable[[str], None],
 ) -> bool:
-    """Run the cells and show what comes out. True: everything agrees, often enough.
+    """Run the cells and show their results. True: all histories agree, and every situation occurred often enough.
 
-    The minima are for the usual subjects together: one alone doesn't lead to every situation.
+    The minima are for the default subjects together: one alone doesn't lead to every situation.
     """
     subjects = {name: SUBJECTS[name] for name in subject_names}
     show(f"vLLM {version[0]}.{version[1]}; a cell: {len(seeds)} histories of each of {', '.join(subjects)}")

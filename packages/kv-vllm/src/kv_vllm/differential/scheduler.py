@@ -1,6 +1,6 @@
-"""``VllmScheduler``: vLLM's own ``Scheduler`` or ``AsyncScheduler``, to be taken through a trace.
+"""``VllmScheduler``: plays a trace to vLLM's own ``Scheduler`` or ``AsyncScheduler``.
 
-There is no model and no worker: the scheduler gets events, and as model output what the trace says.
+There is no model and no worker: the scheduler gets the trace's events, and the trace's model output.
 """
 
 from typing import Any, Final
@@ -34,7 +34,7 @@ STOP_TOKEN: Final = VOCABULARY - 1
 
 
 class VllmScheduler:
-    """One of vLLM's schedulers, to be taken through a trace (a ``comparison.Follower``)."""
+    """One of vLLM's schedulers, to which a trace is played (a ``comparison.Follower``)."""
 
     def __init__(self, world: WorldConfig, trace: Trace, script: Script) -> None:
         transfer = KVTransferConfig(
@@ -49,7 +49,7 @@ class VllmScheduler:
         self._scheduler = make_scheduler(world, vllm_config(world, transfer), log_stats=False)
 
     def apply(self, event: Event) -> bool | None:
-        """Let it happen."""
+        """Apply an event."""
         match event:
             case Add():
                 self._scheduler.add_request(self._request(event))
@@ -70,7 +70,7 @@ class VllmScheduler:
             case Reset(running, connector):
                 try:
                     return bool(self._scheduler.reset_prefix_cache(running, connector))
-                except RuntimeError:  # it says so when a load holds blocks
+                except RuntimeError:  # raised when a load holds blocks
                     return None
         return None
 
@@ -93,7 +93,7 @@ class VllmScheduler:
         names = list(output.num_scheduled_tokens)
         sampled = [self._tokens(name, event.sampled.get(name)) for name in names]
         report = KVConnectorOutput(
-            # vLLM has sets here and takes their members in no particular order; the testbed takes them sorted.
+            # vLLM has sets here and iterates them in no particular order; the testbed sorts them.
             finished_sending=event.report.get("finished_sending"),
             finished_recving=event.report.get("finished_recving"),
             failed_recving=set(event.report.get("failed_recving", ())),

@@ -1,7 +1,6 @@
-"""What happened in a trace, counted by name; and how often it must have, for "they agree" to mean something.
+"""Counts the situations of a trace by name, and has the least count of each that makes an agreement significant.
 
-Counts are of what the connector and the scheduler really did (answers, allocations, ends), not of what a world
-tried.
+Counts are of what the connector and the scheduler did (answers, allocations, ends), not of a world's actions.
 """
 
 from collections import Counter
@@ -120,5 +119,5 @@ def _count_step(call: Call, counts: Counter[str], preempted: set[str], begun: se
 
 
 def wanted(histories: int) -> dict[str, int]:
-    """How often each situation has to occur in so many histories of each subject."""
+    """How often each situation must occur in ``histories`` histories of each subject."""
     return {name: least * histories // PER for name, least in MINIMA.items()}

@@ -1,13 +1,13 @@
-"""``Trace``: what one scheduler was told and what it asked its connector, as plain values of neither engine.
+"""``Trace``: the events that one scheduler got and the calls that it made to its connector, as plain values.
 
 A trace is a list of turns. A turn is one event (a request arrives, or the next turn of a session, a step is
-scheduled, its output comes back, an abort, a reset) and the calls of the connector that it led to, in order, with
-their answers. Everything that a scheduler can't decide itself is in the events: tokens, reports of the workers. So
-any scheduler can be taken through a trace, given the connector's answers, and must make the same calls with the
-same arguments.
+scheduled, its output is processed, an abort, a reset) and the connector's calls that followed, in order, with
+their answers. The events have everything that a scheduler can't decide itself: tokens, reports of the workers. So
+a trace can be played to any scheduler, with the connector's answers, and it must make the same calls with the same
+arguments.
 
-Arguments are reduced by one function for both sides: it reads only attributes that ``kv_api`` promises for both.
-Sets are sorted, tables are lists, so that traces compare and print.
+The same function turns the arguments of both engines into plain values; it reads only attributes that ``kv_api``
+promises. Sets become sorted lists and tables lists, so that traces can be compared and printed.
 """
 
 from collections.abc import Iterable, Sequence
@@ -28,7 +28,7 @@ COMPARED: Final = frozenset(
         "reset_cache",
     }
 )
-"""The calls of a trace: those by which a scheduler asks, tells or decides."""
+"""The names of the calls in a trace."""
 
 
 @dataclass(frozen=True)
@@ -50,7 +50,7 @@ class NextTurn:
 
     request_id: str
     prompt: tuple[int, ...]
-    """None of it: the session is told to end."""
+    """The prompt of the next turn. Empty: the session is told to end."""
     max_tokens: int = 1
 
 
@@ -68,11 +68,11 @@ class Sampled:
     """What a request samples in a step."""
 
     tokens: tuple[int, ...]
-    """As many as the model gives; those after its last one are zeros that nobody takes."""
+    """As many tokens as the model samples; those after the request's last one are zeros that nobody uses."""
     ends: bool
     """Whether the request's last token is among them."""
     surplus: int = 0
-    """How many of them come after it: accepted drafts that go to waste."""
+    """How many tokens come after the last one: accepted drafts that are dropped."""
 
 
 @dataclass(frozen=True)
@@ -82,12 +82,12 @@ class Process:
     step: int
     sampled: dict[str, Sampled]
     report: dict[str, list[Any]]
-    """What the workers report together."""
+    """The joined report of all workers."""
     shares_failed_blocks: bool = False
-    """Whether several running requests have a block that a load failed to fill."""
+    """Whether several running requests share a block that a load failed to fill."""
 
     stops_preempted: bool = False
-    """Whether a session that goes on stops while it is preempted, by output that was under way."""
+    """Whether a session that goes on stops while it is preempted, by the output of an earlier step."""
 
     @property
     def has_failed_loads(self) -> bool:
@@ -101,7 +101,7 @@ class Abort:
 
     request_id: str
     state: str
-    """Where in its life the request was."""
+    """The state of the request at the abort."""
 
 
 @dataclass(frozen=True)
@@ -154,7 +154,7 @@ class Trace:
     """The connector takes the end of requests for all groups at once (``SupportsHMA``)."""
     requires_delivery: bool
     cut_short_by: str | None = None
-    """What ended the history early, if anything did."""
+    """The violation that ended the history early, if any."""
 
 
 def arguments_of(name: str, arguments: Sequence[Any]) -> dict[str, Any]:

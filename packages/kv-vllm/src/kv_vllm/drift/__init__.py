@@ -1,5 +1,5 @@
 """Where the installed vLLM's classes and ours differ.
 
-``pairs`` says which class of ours stands for which of vLLM's, ``compare`` finds the differences, and ``intended``
-lists those that are meant.
+``pairs`` lists each class of ours with its counterpart in vLLM, ``compare`` finds the differences, and
+``intended`` lists the differences that are intended.
 """

@@ -1,13 +1,13 @@
-"""Drift: where the installed vLLM's classes and ours are not the same, told apart into intended and not.
+"""Drift: the differences between the installed vLLM's classes and ours, intended ones and others.
 
 Two classes are compared by what a caller or a subclass relies on: the names of public members, whether they are
 abstract, what they are (method, class method, property), and the names, kinds and optionality of parameters.
 Fields are compared as parameters of the constructor. Enumerations are compared by their members. Annotations and
-answers are not compared: they live in the docstrings. What a connector may read from an engine (``PROMISES``)
-vLLM's classes must have, and may have more. The contract, which is data, is compared with vLLM's class as well.
+answers are not compared: they are in the docstrings. vLLM's classes must have what a connector may read from an
+engine (``PROMISES``), and may have more. The contract, which is data, is compared with vLLM's class, too.
 
-An intended difference is a row with a reason (``intended``). A row that matches nothing is reported too, or
-the list would rot.
+An intended difference is a row with a reason (``intended``). A row that matches no difference is reported, too, so
+that the list stays right.
 """
 
 import dis
@@ -38,7 +38,7 @@ _SOME_DEFAULT: Final = _SomeDefault()
 
 @dataclass(frozen=True)
 class Difference:
-    """One thing that isn't the same."""
+    """One difference."""
 
     owner: str
     member: str
@@ -52,7 +52,7 @@ class Difference:
 
 
 def members_of(cls: type) -> dict[str, Any]:
-    """The public members of a class, and its constructor. Its fields are the parameters of that."""
+    """The public members of a class, and its constructor, which has the fields as parameters."""
     fields = fields_of(cls)
     names = [name for name in dir(cls) if not name.startswith("_") and name not in fields]
     return {**{name: inspect.getattr_static(cls, name) for name in names}, "__init__": cls}
@@ -65,7 +65,7 @@ def fields_of(cls: type) -> Iterable[str]:
 
 
 def attributes_of(cls: type) -> set[str]:
-    """What an instance of a class has: members, fields, and what its constructor sets."""
+    """The attributes of an instance: members, fields, and those that the constructor sets."""
     found = {*dir(cls), *fields_of(cls)}
     for base in cls.__mro__:
         code = getattr(vars(base).get("__init__"), "__code__", None)
@@ -75,12 +75,12 @@ def attributes_of(cls: type) -> set[str]:
 
 
 def kind_of(member: Any) -> Kind:
-    """What a member is."""
+    """The kind of a member."""
     return {classmethod: Kind.CLASSMETHOD, property: Kind.PROPERTY}.get(type(member), Kind.METHOD)
 
 
 def parameters_of(member: Any) -> str:
-    """The parameters of a method as they are written, without annotations and what the defaults are."""
+    """The parameters of a method as text, without annotations and values of defaults."""
     function: Any = member.fget if isinstance(member, property) else getattr(member, "__func__", member)
     try:
         parameters = inspect.signature(function).parameters.values()
@@ -131,13 +131,13 @@ def _compare_parameters(owner: str, name: str, ours: Any, theirs: Any) -> Iterab
 
 
 def compare_promise(promised: type, owner: str, theirs: type) -> list[Difference]:
-    """Compare what a protocol promises with the class that must keep it."""
+    """Compare a protocol with the class that must have all of it."""
     names = [name for name in (*vars(promised), *inspect.get_annotations(promised)) if not name.startswith("_")]
     return compare_attributes(names, owner, theirs)
 
 
 def compare_attributes(names: Sequence[str], owner: str, theirs: type) -> list[Difference]:
-    """See which of these a class hasn't."""
+    """The attributes in ``names`` that a class lacks."""
     there = attributes_of(theirs)
     return [Difference(owner, name, "missing there", "") for name in names if name not in there]
 
@@ -164,9 +164,9 @@ def all_differences(
     looked_for: Sequence[tuple[str, str, Sequence[str]]],
     show: Callable[[str], None],
 ) -> tuple[list[Difference], set[str]]:
-    """Compare these pairs, if they are installed, the promises, what is looked for and the contract.
+    """Compare these pairs, if they are installed, the promises, the attributes looked for, and the contract.
 
-    Returns what differs, and the names of what was compared.
+    Returns the differences, and the names of all that was compared.
     """
     found: list[Difference] = []
     compared: set[str] = set()
@@ -199,7 +199,7 @@ def all_differences(
 
 
 def _find_in_vllm(name: str, module: str) -> Any:
-    """The class or function; or, as a text, why there is none."""
+    """The class or function; or, as text, why it can't be found."""
     try:
         return getattr(import_module(module), name)
     except (ImportError, AttributeError) as error:
@@ -209,7 +209,7 @@ def _find_in_vllm(name: str, module: str) -> Any:
 def judge(
     found: Sequence[Difference], intended: Sequence[Intended], version: tuple[int, int]
 ) -> tuple[list[tuple[Difference, str]], list[Difference], list[Intended]]:
-    """Tell intended differences, with their reasons, from others; and the rows that match nothing."""
+    """Sort differences into intended ones, with their reasons, and others; with the rows that match none."""
     rows = [row for row in intended if row.holds_for(version)]
     explained, others, used = [], [], set()
     for difference in found:
@@ -228,7 +228,7 @@ def drift(
     pairs: Sequence[tuple[str, str, str]] = PAIRS,
     looked_for: Sequence[tuple[str, str, Sequence[str]]] = LOOKED_FOR,
 ) -> bool:
-    """Compare with the installed vLLM and show what differs. True: nothing but what is intended."""
+    """Compare with the installed vLLM and show the differences. True: all of them are intended."""
     version = vllm_version()
     found, compared = all_differences(pairs, looked_for, show)
     intended = [row for row in INTENDED if row.owner in compared]

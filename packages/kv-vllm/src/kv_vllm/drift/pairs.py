@@ -1,4 +1,4 @@
-"""What of ours stands for what of vLLM's. Data, read by ``compare``."""
+"""The pairs of a class or function of ours and its counterpart in vLLM. Data, read by ``compare``."""
 
 from typing import Final
 
@@ -34,7 +34,7 @@ INTERFACE: Final[tuple[tuple[str, str, str], ...]] = (
     ("LookupResult", "kv_api", _OFFLOAD),
     ("OffloadPolicy", "kv_api", _OFFLOAD),
 )
-"""What connectors and media are made of, and hand to vLLM: a class, our module and vLLM's."""
+"""Classes of connectors and media, and of objects that they give to vLLM: a name, our module and vLLM's."""
 
 PAIRS: Final = (
     *INTERFACE,
@@ -104,7 +104,7 @@ PROMISES: Final[tuple[tuple[str, str, str], ...]] = (
     ("kv_api.output.ModelRunnerOutput", "ModelRunnerOutput", "vllm.v1.outputs"),
     ("kv_api.engine.ForwardContext", "ForwardContext", "vllm.forward_context"),
 )
-"""A protocol of ours, the class of vLLM's that a connector meets there, and its module."""
+"""A protocol of ours, the class of vLLM's whose objects a connector gets, and its module."""
 
 LOOKED_FOR: Final[tuple[tuple[str, str, tuple[str, ...]], ...]] = (
     ("SchedulerOutput", _STEP, ("kv_cache_block_copies", "kv_connector_block_state")),
@@ -159,8 +159,8 @@ LOOKED_FOR: Final[tuple[tuple[str, str, tuple[str, ...]], ...]] = (
     ("ModelConfig", "vllm.config", ("dtype", "max_model_len", "model", "use_mla")),
     ("LoRARequest", "vllm.lora.request", ("lora_int_id", "lora_name")),
 )
-"""A class of vLLM's, its module, and what our connectors look for in it and can do without.
+"""A class of vLLM's, its module, and attributes that our connectors use if they exist.
 
-Without it they store less, pin nothing or tell less of an event, and nobody is told: so it is compared with the
-rest, but a server isn't refused for it.
+Without them the connectors store less, pin no blocks or have less in an event, without any message. So they are
+compared, too, but a server isn't refused for lack of them.
 """

@@ -1,23 +1,23 @@
 """The engine ``vllm`` of the testbed: vLLM's own schedulers and hooks over the testbed's memory.
 
 ==================== ===========================================================================================
-**the engine**       as a world drives it
-``engine``           the whole; ``step``: one step of it; ``setup``: how it is made
-``worker``           the worker of a rank; ``connector``: the connector that vLLM gets, which hands each call on
-``view``             vLLM's scheduler as the testbed reads it; ``ledger``: what vLLM doesn't keep
+**the engine**       that a world drives
+``engine``           the engine; ``step``: one step of it; ``setup``: makes its parts
+``worker``           the worker of a rank; ``connector``: the connector that vLLM gets, which passes calls on
+``view``             vLLM's scheduler as the testbed reads it; ``ledger``: the testbed's own records of it
 ``events``           KV events of vLLM's connectors
-``drafted_states``   which block has which state, where drafts are computed beside states
-``crash``            turns an error of vLLM's into a violation
-``known_faults``     known faults of vLLM's own, at which a history ends
-**the surroundings** what a connector of vLLM's finds in a server
-``tensors``          the testbed's memory as tensors; ``device``: a device on which nobody waits
+``drafted_states``   which block has which state, if drafts are computed beside states
+``crash``            turns an error that vLLM raises into a violation
+``known_faults``     known faults of vLLM itself, at which a history ends
+**the surroundings** that vLLM's connectors find in a server
+``tensors``          the testbed's memory as tensors; ``device``: a device whose steps run at once
 ``streams``          streams and events; ``ranks``: groups of ranks
 ``layers``           attention layers; ``ports``: ports to listen on
 **connectors**       that are driven
-``subjects``         known ones, with what they claim
-``classes``          any other, by its name; ``hunt``: looks for failures until time is up
+``subjects``         known connectors, with the traits that they claim
+``classes``          any other connector, by its name; ``hunt``: looks for failures until the time is over
 ==================== ===========================================================================================
 
-If the package of a connector changes vLLM's runner V1, its class names a worker that is changed alike
+If the package of a connector changes vLLM's runner V1, its class names a worker with the same change
 (``setup.RUNNER``).
 """

@@ -1,7 +1,7 @@
-"""Which class a name or a configuration stands for in the driver: one of ours, or one of vLLM's.
+"""Finds the connector class of a name or a configuration in the driver: one of ours, or one of vLLM's.
 
-A module path wins; without one a name is looked for in our factory, then in vLLM's. What is of vLLM's class is
-made by vLLM's factory and gets tensors. What vLLM's factory knows includes what plugins tell it
+A module path wins; without one a name is looked up in our factory, then in vLLM's. A connector of vLLM's base
+class is made by vLLM's factory and gets tensors. vLLM's factory also knows the connectors that plugins register
 (the entry points ``vllm.general_plugins``), which vLLM loads in each of its processes.
 """
 
@@ -21,11 +21,11 @@ from kv_sim.subject import Subject
 from kv_vllm.driver.subjects import OUR_SUBJECTS, VLLM_SUBJECTS
 
 _EITHER: Final = LazyRegistry("connector", "", (KVConnectorBase_V1, VllmBase), {}, search=lambda group: ())
-"""Finds a class in a module. It knows no names."""
+"""A factory without registered names; it finds a class in a module."""
 
 
 def class_named(name: str, others: Iterable[str] = ()) -> type[Any]:
-    """The class of a name that one of the two factories knows. ``others`` could have been meant, too."""
+    """The class of a name in one of the two factories. An error suggests similar names, also of ``others``."""
     load_general_plugins()
     try:
         return KVConnectorFactory.get_connector_class_by_name(name)
@@ -42,7 +42,7 @@ def class_named(name: str, others: Iterable[str] = ()) -> type[Any]:
 
 
 def class_of(name: str | None, module_path: str | None) -> type[Any]:
-    """The class that a configuration stands for. From now on vLLM knows what its plugins tell it."""
+    """The class that a configuration names. Loads vLLM's plugins."""
     load_general_plugins()
     if name is None:
         raise ConfigError("kv_connector: no connector is named")
@@ -53,9 +53,9 @@ def class_of(name: str | None, module_path: str | None) -> type[Any]:
 
 
 def subject_named(name: str) -> Subject:
-    """A subject of the driver, or a connector that goes by a name, claiming nothing.
+    """A subject of the driver, or a subject without traits for a connector's name.
 
-    One of vLLM's is named with its module.
+    The latter has the module path if the connector is vLLM's.
     """
     subjects = {**VLLM_SUBJECTS, **OUR_SUBJECTS}
     if name in subjects:
@@ -67,7 +67,7 @@ def subject_named(name: str) -> Subject:
 
 
 def is_vllms(name: str, module_path: str | None) -> bool:
-    """Whether the connector is of a class of vLLM's. One without a module is one that our factory knows."""
+    """Whether the connector has vLLM's base class. A name without a module is one of our factory's."""
     return module_path is not None and issubclass(class_of(name, module_path), VllmBase)
 
 

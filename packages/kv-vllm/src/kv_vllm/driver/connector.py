@@ -1,9 +1,9 @@
-"""The connector that vLLM gets in the driver: of vLLM's own class, it hands each call to a guarded connector.
+"""The connector that vLLM gets in the driver: it has vLLM's base class and passes calls to a guarded connector.
 
-vLLM asks by ``isinstance`` what a connector is, and the testbed wants to see every call. So vLLM's scheduler and
-its runners hold a ``DrivenConnector``, and behind it is a ``Guard`` of the testbed with the connector that is
-driven, ours or vLLM's. Arguments and answers pass as they are, with two exceptions that vLLM inspects (the sources
-of a hit) or that are told to the testbed as well (its ``Ledger``, or its worker). vLLM imports this file by name.
+vLLM checks a connector's class by ``isinstance``, and the testbed must see every call. So vLLM's scheduler and its
+runners have a ``DrivenConnector``, and behind it is a ``Guard`` of the testbed with the driven connector, ours or
+vLLM's. Arguments and answers pass unchanged, except the sources of a hit, which vLLM inspects. Some calls are also
+told to the testbed's ``Ledger`` or worker. vLLM imports this file by name.
 """
 
 from collections.abc import Callable
@@ -15,11 +15,11 @@ from vllm.v1.metrics.cache_hit_source import CacheHitSource
 from kv_api.contract import CONTRACT, HMA_CONTRACT, Kind, Side
 
 BEHIND_KEY: Final = "kv_vllm_behind"
-"""Where a transfer config says what is behind the connector: a ``Guard``, and who else is told."""
+"""The key of the extra config that has the ``Guard``, and the object that is told of calls."""
 
 
 class DrivenConnector(KVConnectorBase_V1):  # type: ignore[misc]
-    """One of vLLM's connectors, by its class; what it does is what the one behind it does."""
+    """A connector of vLLM's base class that does what the connector behind it does."""
 
     def __init__(self, vllm_config: Any, role: Any, kv_cache_config: Any) -> None:
         super().__init__(vllm_config, role, kv_cache_config)
@@ -78,7 +78,7 @@ class DrivenConnector(KVConnectorBase_V1):  # type: ignore[misc]
 
 
 class DrivenHMAConnector(DrivenConnector, SupportsHMA):  # type: ignore[misc]
-    """The same for a connector that knows several KV cache groups."""
+    """A ``DrivenConnector`` that supports several KV cache groups."""
 
     def request_finished_all_groups(self, request: Any, block_ids: Any) -> Any:
         answer = self._guard.request_finished_all_groups(request, block_ids)

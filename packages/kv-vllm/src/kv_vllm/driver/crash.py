@@ -1,4 +1,4 @@
-"""``crashes``: an error that vLLM raises in the driver becomes a violation that says where it comes from."""
+"""``crashes``: turns an error that vLLM raises in the driver into a violation that names its place."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -15,7 +15,7 @@ class _Nothing(Exception):  # noqa: N818 - a stand-in, never raised
 def crashes(
     referee: Referee, what: str, *, but: type[Exception] = _Nothing, raises: type[Violation] = Violation
 ) -> Iterator[None]:
-    """Whatever vLLM raises in ``what``, a legal history has led it to. ``but`` is let through."""
+    """A context in which any error is a violation, since the history is legal. ``but`` is let through."""
     try:
         yield
     except (Violation, HistoryEnds, TestbedError, but):

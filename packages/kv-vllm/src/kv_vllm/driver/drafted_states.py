@@ -1,4 +1,4 @@
-"""``DraftedStates``: which blocks have the states of a request whose drafts are computed, to vLLM's workers.
+"""``DraftedStates``: which blocks have the states of a request with drafts, as vLLM's workers see it.
 
 A state can't be taken back, so each token of a step with drafts leaves a state of its own. The state after the
 known tokens is in the *running* block: the one that the table has for the end of the step. Behind it a request has
@@ -6,8 +6,8 @@ as many blocks as there may be drafts, and the state after each draft is in the 
 were right decides from which of them the next step goes on. If a right draft ends a block, the state after it is
 copied to where the table has that block, for requests that look for it later.
 
-The scheduler takes blocks out of a table, and moves those of drafts to its end. A worker is told what is added and
-nothing else, so its tables are kept here.
+The scheduler takes blocks out of a table, and moves those of drafts to its end. A worker is told only of the
+blocks that are added, so its tables differ, and are kept here.
 """
 
 from dataclasses import dataclass, replace
@@ -42,14 +42,14 @@ def with_few_drafts(config: WorldConfig) -> WorldConfig:
 
 @dataclass
 class _Request:
-    """What a worker knows of a request."""
+    """A request as a worker knows it."""
 
     stint: Stint
     tables: list[list[int]]
     running: int
-    """Where the tables have the running block."""
+    """The running block's place in the tables."""
     end: int
-    """How many tokens were computed, without the wrong drafts."""
+    """How many tokens were computed, without wrong drafts."""
     right_drafts: int = 0
     """How far behind the running block the state after the last of these is."""
 

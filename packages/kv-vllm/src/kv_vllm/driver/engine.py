@@ -1,13 +1,12 @@
 """``VllmEngine``: vLLM's own schedulers and hooks over the testbed's memory; ``kv-sim fuzz --engine vllm``.
 
-The scheduler is vLLM's ``Scheduler`` or ``AsyncScheduler``, the hooks of a step are called by vLLM's code, reports
-of ranks are joined by vLLM's ``KVOutputAggregator``, and the connector gets vLLM's objects. Memory, kernels,
-copies and rights are the testbed's, as are the tokens that the model samples. A world acts on it as on the
-testbed's engine.
+The scheduler is vLLM's ``Scheduler`` or ``AsyncScheduler``, vLLM's code calls the hooks of a step, vLLM's
+``KVOutputAggregator`` joins the reports of ranks, and the connector gets vLLM's objects. Memory, kernels, copies,
+rights and sampled tokens are the testbed's. A world acts on this engine as on the testbed's own.
 
 What always holds: each request that vLLM knows has one twin (``ledger``), which agrees with it, and its tokens are
-those that the model would have given. Where vLLM is known to go wrong by itself (``known_faults``), the history
-ends; ``goes_on_after_known_faults`` lets it go on, for whoever wants to see the fault.
+those that the model would have sampled. Where vLLM itself is known to go wrong (``known_faults``), the history
+ends; with ``goes_on_after_known_faults`` it goes on, to show the fault.
 """
 
 from dataclasses import fields, replace
@@ -45,7 +44,7 @@ from kv_vllm.vllm_scheduler import PAUSE_STATES, pause, resume
 
 
 class VllmEngine(Engine):
-    """One engine of vLLM's with one connector."""
+    """One vLLM engine with one connector."""
 
     goes_on_after_known_faults = False
     own_modules = (*Engine.own_modules, "kv_vllm.driver", "vllm.v1.core")
@@ -54,7 +53,7 @@ class VllmEngine(Engine):
 
     @classmethod
     def fit(cls, config: WorldConfig) -> WorldConfig:
-        """The world nearest to ``config`` that vLLM's schedulers can be.
+        """The world nearest to ``config`` that vLLM's schedulers can run.
 
         It has no drafts under pipeline parallelism, where vLLM computes them without the token before them, and
         few beside states. No id comes back: vLLM's front ends make each unique. All ranks have the same layers.
@@ -65,17 +64,17 @@ class VllmEngine(Engine):
 
     @classmethod
     def subject_named(cls, name: str) -> Subject:
-        """One that the testbed's engine knows by this name, too, or one of vLLM's."""
+        """The subject of a name: one that the testbed's own engine has, too, or one of vLLM's connectors."""
         return classes.subject_named(name)
 
     @classmethod
     def connector_class(cls, transfer: KVTransferConfig) -> type[Any]:
-        """One of ours or of vLLM's."""
+        """The connector's class: one of ours or of vLLM's."""
         return classes.class_of(transfer.kv_connector, transfer.kv_connector_module_path)
 
     @classmethod
     def supports_groups(cls, transfer: KVTransferConfig) -> bool:
-        """Whether its class says so, or its children's do."""
+        """Whether the connector's class supports several groups, or its children's classes do."""
         return classes.supports_groups(transfer)
 
     def __init__(
@@ -103,12 +102,12 @@ class VllmEngine(Engine):
 
     @property
     def leaves_tickets(self) -> bool:
-        """As elsewhere, but for vLLM's MooncakeConnector, which leaves none and doesn't say so."""
+        """As in the testbed's engine; but vLLM's MooncakeConnector leaves no tickets, and has no flag for that."""
         kinds = [kind.__name__ for kind in type(self.connectors[-1]).__mro__]
         return "MooncakeConnector" not in kinds and super().leaves_tickets
 
     def address(self) -> dict[str, Any]:
-        """With where Mooncake's bootstrap server is."""
+        """The engine's address, with that of Mooncake's bootstrap server."""
         return {**super().address(), "remote_bootstrap_addr": self._bootstrap}
 
     def _handshakes(self) -> dict[tuple[int, int], KVConnectorHandshakeMetadata]:
@@ -117,11 +116,11 @@ class VllmEngine(Engine):
         return {(0, pp * tp_size + tp): told for (pp, tp), told in super()._handshakes().items()}
 
     def let_others_work(self) -> None:
-        """A connector of vLLM's may copy by itself, in threads of its own."""
+        """Give the threads of vLLM's connectors some time to copy."""
         self._devices[0].let_others_work()
 
     def _logged(self, log: LogCall) -> LogCall:
-        """``log``, told of the testbed's requests and steps in the place of vLLM's, which watchers don't know."""
+        """``log``, but with the testbed's requests and steps instead of vLLM's, which watchers don't know."""
 
         def call(side: str, name: str, args: tuple[Any, ...], answer: Any) -> None:
             if name in ENDS and args[0].status is RequestStatus.FINISHED_LENGTH_CAPPED:
@@ -180,11 +179,11 @@ class VllmEngine(Engine):
 
     @property
     def pause_state(self) -> Pause:
-        """Who isn't scheduled now."""
+        """Which requests a pause keeps from being scheduled now."""
         return next(pause for pause, state in PAUSE_STATES.items() if state == self.vllm.pause_state)
 
     def pause(self, mode: PauseMode) -> None:
-        """Schedule nobody new, or nobody at all, until it goes on."""
+        """Schedule no new requests, or none at all, until ``resume``."""
         with crashes(self.referee, "finish_requests"):
             pause(self.vllm, mode)
         self.ledger.follow(self.vllm.requests)
@@ -240,11 +239,11 @@ class VllmEngine(Engine):
         return step
 
     def _said_in(self, step: Step) -> Any:
-        """All of its output, not the connector's part alone."""
+        """The whole scheduler output, not only the connector's part."""
         return step.output
 
     def _sampling(self, output: Any) -> set[str]:
-        """Who gets to its last known token in the step."""
+        """The requests whose last known token is computed in the step."""
         requests = self.vllm.requests
         return {name for name in output.num_scheduled_tokens if not requests[name].is_prefill_chunk}
 
@@ -275,13 +274,13 @@ class VllmEngine(Engine):
             known_faults.end_at_recomputed_load(self.config, joined.kv_connector_output)
 
     def _take_drafts(self, names: list[str]) -> None:
-        """Without async scheduling vLLM's engine core asks the workers for the drafts of a step."""
+        """Get the drafts of a step from the workers, as vLLM's engine core does without async scheduling."""
         if self.config.spec_tokens and not self.config.async_scheduling:
             drafts = [[0] * self.config.spec_tokens for _ in names]
             self.vllm.update_draft_token_ids(DraftTokenIds(names, drafts))
 
     def _check_tokens(self) -> None:
-        """What a request holds is what the model gave it."""
+        """Check that each request has the tokens that the model sampled."""
         for name, request in self.vllm.requests.items():
             twin = self.ledger.twins[name]
             tokens = list(request.all_token_ids)
@@ -293,11 +292,11 @@ class VllmEngine(Engine):
                 )
 
     def take_events(self) -> None:
-        """Apply the connector's news to what a router would believe."""
+        """Apply the connector's events to a router's view of its cache."""
         self.ledger.announced(self.guard.take_events())
 
     def check(self) -> None:
-        """Recount: every reference to a block stands in a table or waits to be freed."""
+        """Recount: every reference to a block is in a table or waits to be freed."""
         self.scheduler.check()
         for device in self.devices:
             device.copies.check()

@@ -1,7 +1,7 @@
 """KV events of vLLM's own connectors, as the testbed reads them.
 
-They are of vLLM's classes, which are named as kv-api's, and tell of a block by the end of its hash, unless vLLM is
-set to tell the whole of it.
+They have vLLM's classes, with the same names as kv-api's, and name a block by the end of its hash, unless vLLM is
+set to use the whole hash.
 """
 
 from collections.abc import Iterable, Iterator
@@ -15,23 +15,23 @@ KINDS: Final[dict[str, type[Any]]] = {
     kind.__name__: kind for kind in (AllBlocksCleared, BlockRemoved, BlockStored)
 }
 TOLD_BYTES: Final = 8
-"""Of a hash, from its end, as a number."""
+"""Bytes from the end of a hash that an event has as a number."""
 
 
 class EventReader:
-    """Knows the blocks of the requests that came."""
+    """Translates events, by the block hashes of the requests that have arrived."""
 
     def __init__(self) -> None:
         self._whole: dict[int, bytes] = {}
-        """What vLLM tells of a block -> its hash."""
+        """The number of a block in vLLM's events -> the block's hash."""
 
     def know(self, request: SimRequest) -> None:
-        """A request arrives: its blocks may be told of."""
+        """A request arrives: events may name its blocks."""
         hashes = {name for story in request.stories for name in story.block_hashes}
         self._whole |= {int.from_bytes(name[-TOLD_BYTES:]): name for name in hashes}
 
     def read(self, events: Iterable[Any]) -> Iterator[Any]:
-        """Events of kv-api's classes; all others stay as they are."""
+        """The events as kv-api's classes; others stay as they are."""
         for event in events:
             kind = KINDS.get(type(event).__name__)
             yield event if kind is None or isinstance(event, kind) else kind(**self._values(event, kind))

@@ -1,7 +1,7 @@
-"""``hunt``: fuzz a subject until time is up, and keep one shrunk history of each kind of failure.
+"""``hunt``: fuzzes a subject until the time is over, and keeps one shrunk history of each kind of failure.
 
-Two failures are of one kind if they break the same invariant in the same words, numbers aside. A kept one was
-replayed twice from its shrunk history, and broke both times; one that didn't is counted apart.
+Two failures are of one kind if they break the same invariant with the same message, numbers aside. A kept
+failure's shrunk history was replayed twice and failed both times; failures that didn't are listed apart.
 """
 
 import re
@@ -19,35 +19,35 @@ from kv_sim.subject import Subject
 from kv_sim.violation import Invariant, TookTooLong, Violation
 
 MOST_REPLAYS = 600
-"""Tries to make a history shorter."""
+"""How many shorter histories are tried to shrink one."""
 MOST_SECONDS = 120
-"""For that: who copies in threads of its own, or asks another process, may take seconds for a history."""
+"""Seconds for that: a connector with threads or another process may take seconds for a history."""
 
 
 @dataclass
 class Found:
-    """What a hunt has found in one subject."""
+    """The results of fuzzing one subject."""
 
     histories: int = 0
     failures: dict[str, Failure] = field(default_factory=dict)
-    """Kind -> the shortest history of it."""
+    """Kind -> its shortest history."""
     counts: Counter[str] = field(default_factory=Counter)
-    """Kind -> how many seeds led to it."""
+    """Kind -> how many seeds failed in this way."""
     situations: Counter[str] = field(default_factory=Counter)
-    """What was reached, and how often."""
+    """The situations that occurred, and how often."""
     unsteady: list[str] = field(default_factory=list)
-    """Failures that a replay didn't show again: a matter of the driver, or of threads of the connector's own."""
+    """Failures that a replay didn't show again, because of the driver or of a connector's own threads."""
     without: frozenset[Invariant] = frozenset()
-    """Checkers that were switched off."""
+    """The checkers that were switched off."""
     serves_peers: bool = False
-    """Whether the subject does, so that loads by a ticket are looked for."""
+    """Whether the subject serves other engines, so that loads by tickets should occur."""
     shares_store: bool = False
-    """Whether its engines do, so that loads of what another one stored are looked for."""
+    """Whether its engines share a store, so that loads of another engine's chunks should occur."""
     was_interrupted: bool = False
 
 
 def kind_of(violation: Violation) -> str:
-    """A violation without what differs from one history to the next."""
+    """A violation's text without the parts that differ between histories."""
     text = re.sub(r"/\S*/", "", str(violation))
     text = re.sub(r"0x[0-9a-f]+|\b[0-9a-f]{16,}\b", "#", text)
     text = re.sub(r"\(begun for [^)]*\)", "", text)
@@ -75,7 +75,7 @@ def hunt(
             found.was_interrupted = True
             break
         except Exception as error:
-            error.add_note(f"in the history of seed {seed}")  # whose fault it is isn't known here
+            error.add_note(f"in the history of seed {seed}")  # it may be an error of the driver or of a connector
             raise
     return found
 
@@ -109,7 +109,7 @@ def _keep(found: Found, failure: Failure) -> None:
 
 
 def show_found(name: str, found: Found, folder: Path, show: Callable[[str], None]) -> bool:
-    """Say what a hunt found, and write the schedules. True: there is something."""
+    """Show the results, and write the schedules. True: there were failures."""
     stem = re.sub(r"[^\w.+-]+", "_", name)  # as of module:Class
     show(f"{name}: {found.histories} histories, {found.counts.total()} failures")
     for kind, times in found.counts.most_common():

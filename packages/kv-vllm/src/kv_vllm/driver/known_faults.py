@@ -1,8 +1,8 @@
-"""Where vLLM is known to go wrong by itself. A history ends there, so that no connector is blamed for it.
+"""Ends a history where vLLM itself is known to go wrong, so that no connector is blamed for it.
 
-After a failed load that is recomputed, or of a block that several requests share; before 0.33 with a session that
-stops while it is preempted, or before its last draft. Such faults are shown without the testbed by
-``tests/differential/test_vllm_faults.py``.
+That is after a failed load that is recomputed, or a failed load of a block that several requests share; and before
+0.33 when a session stops while it is preempted, or before its last draft.
+``tests/differential/test_vllm_faults.py`` shows these faults without the testbed.
 """
 
 from collections import Counter
@@ -19,7 +19,7 @@ from kv_vllm.installed import vllm_version
 
 
 def end_at_shared_failure(vllm: Scheduler, report: KVConnectorOutput) -> None:
-    """Before vLLM hears of a step: a block that wasn't filled is in several tables."""
+    """Called before vLLM gets a step's report: end if a block of a failed load is in several tables."""
     tables = (vllm.kv_cache_manager.get_block_ids(r.request_id) for r in vllm.running)
     held = Counter(block for groups in tables for block in {block for table in groups for block in table})
     if any(held[block] > 1 for block in report.invalid_block_ids):
@@ -31,7 +31,7 @@ def end_at_shared_failure(vllm: Scheduler, report: KVConnectorOutput) -> None:
 def end_at_broken_session(
     world: WorldConfig, vllm: Scheduler, ledger: Ledger, sampled: Mapping[str, list[int]]
 ) -> None:
-    """Before vLLM hears of a step that sampled these tokens. Before 0.33."""
+    """Called before vLLM gets a step's sampled tokens, for versions before 0.33."""
     if vllm_version() >= (0, 33):
         return
     for name, tokens in sampled.items():
@@ -48,6 +48,6 @@ def end_at_broken_session(
 
 
 def end_at_recomputed_load(world: WorldConfig, report: KVConnectorOutput) -> None:
-    """After vLLM has heard of a step."""
+    """Called after vLLM got a step's report."""
     if world.failure_policy == "recompute" and (report.invalid_block_ids or report.failed_recving):
         raise HistoryEnds("a failed load is recomputed, after which vLLM itself goes wrong")

@@ -1,7 +1,7 @@
-"""The attention layers of a world, as far as a connector asks them: which backend computes them.
+"""The attention layers of a world, from which connectors only learn the attention backend.
 
-A real backend refuses blocks of few tokens. A world's blocks are small on purpose, and nothing is computed in it,
-so its backend takes blocks of any size.
+A real backend refuses blocks of few tokens. A world's blocks are small on purpose, and nothing is computed, so its
+backend accepts blocks of any size.
 """
 
 from functools import cache
@@ -19,7 +19,7 @@ from kv_vllm.vllm_world import layer_name
 
 @cache
 def _backend(head_size: int, dtype: Any, cache_dtype: str) -> type[AttentionBackend]:
-    """The attention backend of this machine, but one that takes blocks of any size."""
+    """The attention backend of this machine, changed to accept blocks of any size."""
     found = get_attn_backend(head_size=head_size, dtype=dtype, kv_cache_dtype=cache_dtype, use_mla=False)
 
     class WorldBackend(found):  # type: ignore[misc, valid-type]
@@ -31,7 +31,7 @@ def _backend(head_size: int, dtype: Any, cache_dtype: str) -> type[AttentionBack
 
 
 class WorldLayer(AttentionLayerBase):  # type: ignore[misc]
-    """A layer of attention, as far as vLLM looks at it; it computes nothing. Keys and values stay as they are."""
+    """An attention layer with the attributes that vLLM reads; it computes nothing. Its KV isn't quantised."""
 
     def __init__(self, backend: type[AttentionBackend]) -> None:
         self._backend = backend
@@ -41,12 +41,12 @@ class WorldLayer(AttentionLayerBase):  # type: ignore[misc]
         return self._backend
 
     def get_kv_cache_spec(self, vllm_config: Any) -> Any:
-        """Nobody asks: the groups are the world's."""
+        """Never called: the groups are the world's."""
         return None
 
 
 def attention_layers(world: WorldConfig, config: Any) -> dict[str, Any]:
-    """By name: those of all groups that aren't of states."""
+    """The attention layers by name: of all groups except those of states."""
     model = config.model_config
     with set_current_vllm_config(config):
         backend = _backend(model.get_head_size(), model.dtype, config.cache_config.cache_dtype)

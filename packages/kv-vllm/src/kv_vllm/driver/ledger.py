@@ -1,9 +1,9 @@
-"""``Ledger``: what the testbed has to know of a run of vLLM's scheduler, and vLLM doesn't keep.
+"""``Ledger``: facts about a run of vLLM's scheduler that the testbed needs and vLLM doesn't keep.
 
-For each request there is a *twin*: the testbed's request with all it will ever hold, and with vLLM's own block
-hashes. ``follow`` copies vLLM's view of the request to it. A twin lives as long as vLLM knows the request; those
-that ended are kept in ``ended``. Which blocks a load may write is written down at the allocation that announces
-it, and crossed out when the load is reported or its step has come back.
+For each request there is a *twin*: the testbed's request with all tokens that it will ever have, and with vLLM's
+own block hashes. ``follow`` copies vLLM's view of the request to it. A twin lives as long as vLLM knows the
+request; twins of ended requests are kept in ``ended``. The blocks that a load may write are noted at its
+allocation, and removed when the load is reported or its step was processed.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -30,11 +30,11 @@ STATUS: Final = {
     "FINISHED_ABORTED": Status.FINISHED_ABORTED,
     "FINISHED_ERROR": Status.FINISHED_ERROR,
 }
-"""vLLM's states of a request that a world leads to."""
+"""vLLM's states of a request that occur in worlds."""
 
 
 class SortedSet(set[str]):
-    """A set whose members come in order. vLLM takes them as they come, and histories have to repeat."""
+    """A set that is iterated in order: vLLM iterates it, and histories must be repeatable."""
 
     def __iter__(self) -> Iterator[str]:
         return iter(sorted(super().__iter__()))
@@ -50,16 +50,16 @@ class Twin(SimRequest):
 
     @property
     def future(self) -> list[int]:
-        """Every token that the request will ever hold, as far as a model could go."""
+        """All tokens that the request will ever have, up to its limit."""
         return self._tokens
 
     def take_hashes(self, hashes_of: Callable[[list[int]], Sequence[bytes]]) -> None:
-        """Tell blocks apart as vLLM does."""
+        """Use vLLM's block hashes."""
         self.stories = [story._replace(block_hashes=list(hashes_of(story.tokens))) for story in self.stories]
         self._block_hashes = self.stories[self.turn].block_hashes
 
     def follow(self, request: Any) -> None:
-        """Take over what vLLM knows of the request."""
+        """Copy vLLM's view of the request."""
         while self.has_next_turn and request.num_prompt_tokens > self.num_prompt_tokens:
             self.begin_turn()
         self.status = STATUS[request.status.name]
@@ -76,13 +76,13 @@ class Ledger:
         self.twins: dict[str, Twin] = {}
         self.ended: list[SimRequest] = []
         self.fresh: list[int] = []
-        """Blocks that were allocated since the step in the making began."""
+        """Blocks that were allocated since the scheduling of the current step began."""
         self.async_targets: list[int] = []
         self.sync_targets: dict[str, list[int]] = {}
         self.handed: list[Offer] = []
-        """Ends of prompts within blocks whose states the step in the making hands over."""
+        """Ends of prompts within blocks whose states the current step hands over."""
         self.step = 0
-        """The step in the making, or the last one that was made."""
+        """The step that is being scheduled, or the last one that was."""
         self._block_size = block_size
         self._referee = referee
         self._shadow = shadow
@@ -90,9 +90,9 @@ class Ledger:
         self._mirror = mirror
         self._events = EventReader()
         self._matches: dict[str, tuple[int, bool]] = {}
-        """Request -> the local tokens of its last match, and whether the answer was asynchronous."""
+        """Request -> the local tokens of its last match, and whether the answer was an asynchronous load."""
         self._holds_tail: set[str] = set()
-        """Requests that are about to end, and whose blocks are held for the state that they registered."""
+        """Requests about to end whose blocks are held for the state that they registered."""
 
     def arrived(self, twin: Twin) -> None:
         """A request arrives."""
@@ -108,11 +108,11 @@ class Ledger:
     # -- what the connector is told and answers -------------------------------------------------
 
     def matched(self, request_id: str, local: int, answer: tuple[int | None, bool]) -> None:
-        """A match was answered."""
+        """The connector answered a match."""
         self._matches[request_id] = (local, answer[1])
 
     def allocated(self, request_id: str, tables: tuple[list[int], ...], external: int) -> None:
-        """A request got its blocks, and maybe a load into some of them is announced."""
+        """A request got its blocks, perhaps with a load into some of them."""
         for table in tables:
             self._shadow.own(request_id, table)
         if external <= 0:
@@ -127,7 +127,7 @@ class Ledger:
             self.sync_targets[request_id] = targets
 
     def judge(self, output: Any) -> None:
-        """Check which transfers the workers report as ended, and leave only what is legal in it."""
+        """Check the transfers that the workers report as ended, and leave only legal ones in the output."""
         results = KVConnectorTransferResults(
             set(output.finished_sending or ()), set(output.finished_recving or ()), output.failed_recving
         )
@@ -139,7 +139,7 @@ class Ledger:
 
     @property
     def requests(self) -> dict[str, Twin]:
-        """The twins, in the words of the checkers."""
+        """The twins, under the name that checkers use."""
         return self.twins
 
     def registered(self, request_id: str, holds: bool) -> None:
@@ -170,7 +170,7 @@ class Ledger:
         self.ended.append(twin)
 
     def announced(self, events: Iterable[Any]) -> None:
-        """The connector's news."""
+        """The connector sent KV events."""
         self._mirror.take(self._events.read(events))
 
     def forgot(self, answer: bool | None) -> None:
@@ -181,13 +181,13 @@ class Ledger:
     # -- what vLLM knows ------------------------------------------------------------------------
 
     def follow(self, requests: dict[str, Any]) -> None:
-        """Take over vLLM's view of its requests; those that it forgot are forgotten."""
+        """Copy vLLM's view of its requests; those that it forgot are forgotten."""
         self.twins = {name: self.twins[name] for name in requests}
         for name, twin in self.twins.items():
             twin.follow(requests[name])
 
     def poison(self, held: Iterable[int]) -> tuple[list[int], list[int]]:
-        """New blocks that are still held: those whose bytes nobody promised, and those that a load will fill."""
+        """New blocks that are still in use: those with undefined bytes, and those that a load will fill."""
         targets = {block for blocks in (self.async_targets, *self.sync_targets.values()) for block in blocks}
         still = set(held)
         fresh = [block for block in dict.fromkeys(self.fresh) if block in still]

@@ -1,6 +1,6 @@
-"""Ports on which connectors of vLLM listen: each engine of a machine needs its own, and has to be told it.
+"""Chooses the ports on which vLLM's connectors listen: each engine of a machine needs its own.
 
-An engine gets them from its environment, so they stand there while its connector is made.
+An engine reads them from environment variables, so these are set while its connector is made.
 """
 
 import os
@@ -14,14 +14,14 @@ PORTS: Final = ("VLLM_MOONCAKE_BOOTSTRAP_PORT", "VLLM_NIXL_SIDE_CHANNEL_PORT", "
 
 
 def _from_anywhere() -> Iterator[int]:
-    """Numbers of ports, again and again; where they begin differs from process to process."""
+    """Port numbers in an endless cycle; the first one differs between processes."""
     numbers = range(20_000, 32_000, 8)
     first = 97 * os.getpid() % len(numbers)
     return cycle([*numbers[first:], *numbers[:first]])
 
 
 _NUMBERS: Final = _from_anywhere()
-"""All below those that a system gives to whoever connects somewhere: such a one may be taken at any time."""
+"""Ports below those that systems give to outgoing connections, which may be taken at any time."""
 
 
 def _is_free(number: int) -> bool:
@@ -34,14 +34,14 @@ def _is_free(number: int) -> bool:
 
 
 def free_ports() -> dict[str, str]:
-    """For each of ``PORTS`` one on which nobody listens, and that no other engine here was given of late."""
+    """A free port for each of ``PORTS`` that no other engine of this process got recently."""
     free = filter(_is_free, _NUMBERS)
     return {name: str(next(free)) for name in PORTS}
 
 
 @contextmanager
 def process_with(environment: dict[str, str]) -> Iterator[None]:
-    """Be the process of an engine that finds this in its environment."""
+    """A context with the environment variables of an engine's process."""
     before = {name: os.environ.get(name) for name in environment}
     os.environ.update(environment)
     try:

@@ -1,8 +1,8 @@
-"""What a worker's process knows of the others: vLLM's groups of ranks, for the ranks of a world.
+"""vLLM's groups of ranks, for the ranks of a world.
 
-All ranks of a world live in one process, so which of them is at work is told here, around each call. A group knows
-its members. A single rank hears what it says to itself. Of several ranks none can talk to another, since the
-others don't run meanwhile: a connector that tries gets an error which says so.
+All ranks of a world are in one process, so ``at_work`` sets the current rank around each call. A group knows its
+members. Collectives of a group of one rank return its own value. Between several ranks they can't work, since the
+other ranks don't run meanwhile: they raise an error that says so.
 """
 
 from collections.abc import Callable, Iterator
@@ -20,11 +20,11 @@ TALKS: Final = frozenset(
         *("broadcast_tensor_dict", "gather", "recv", "recv_object", "reduce_scatter", "send", "send_object"),
     }
 )
-"""What a rank of vLLM's says to the others, or hears from them."""
+"""The collective methods of vLLM's groups."""
 
 
 class Ranks:
-    """A group of ranks as one of them sees it; fits what connectors ask of ``GroupCoordinator``."""
+    """A group of ranks as one of them sees it, with what connectors use of vLLM's ``GroupCoordinator``."""
 
     def __init__(self, name: str, rank: int, ranks: list[int]) -> None:
         self.unique_name = name
@@ -42,7 +42,7 @@ class Ranks:
         return partial(self._to_nobody, name) if self.world_size > 1 else _to_itself
 
     def _to_nobody(self, name: str, *args: Any, **kwargs: Any) -> Any:
-        """An error, but only when it is called: a connector may keep the method for later."""
+        """Raises when it is called; a connector may look the method up and never call it."""
         raise ConfigError(
             f"{name} of the group {self.unique_name!r}: the {self.world_size} ranks of a world share one "
             "process, so collectives between them don't work; try such a connector with one rank"
@@ -50,14 +50,14 @@ class Ranks:
 
 
 def _to_itself(*args: Any, **kwargs: Any) -> Any:
-    """What the only rank of a group hears when it talks: what it said."""
+    """A collective in a group of one rank: returns the rank's own value."""
     said = [*args, *kwargs.values()]
     return said[0] if said else None
 
 
 @contextmanager
 def at_work(rank: int, tensor_parallel: int) -> Iterator[None]:
-    """Be the process of a rank: what it asks of its groups is answered."""
+    """A context in which this process is a rank's, with its groups."""
     alone = [rank]
     groups = {
         "_WORLD": Ranks("world", rank, list(range(tensor_parallel))),

@@ -1,10 +1,10 @@
-"""``Setup``: makes what a ``VllmEngine`` consists of, in vLLM's order: the workers first, then the scheduler.
+"""``Setup``: makes the parts of a ``VllmEngine``, in vLLM's order: the workers first, then the scheduler.
 
-A connector of a class of vLLM's is made by vLLM's factory, and gets tensors for the layers. Any other is made by
-our factory, and gets the testbed's ``KVCache``. Both get vLLM's configuration. A world is a deployment of its own.
-Its model has a name that no other has, for connectors whose store outlives them. ``{folder}`` in a text of the
-extra config is a folder of its own, for connectors with files. Engines that share a store have one folder, and a
-stranger among them has a model of another name.
+A connector of vLLM's base class is made by vLLM's factory, and gets tensors for the layers. Any other connector is
+made by our factory, and gets the testbed's ``KVCache``. Both get vLLM's configuration. Each world is a deployment
+of its own: its model has a unique name, for connectors whose store outlives them, and ``{folder}`` in a text of
+the extra config becomes a folder of the world's own, for connectors with files. Engines that share a store have
+the same folder, and a stranger among them has a model of another name.
 """
 
 import shutil
@@ -44,7 +44,7 @@ from kv_vllm.vllm_scheduler import make_request, make_scheduler
 from kv_vllm.vllm_world import WorldVllmConfig, kv_cache_config, layer_name, sharing_ranks_of, vllm_config
 
 PREFIX = "kv_vllm-"
-"""How the names of folders begin that worlds have."""
+"""The prefix of the names of worlds' folders."""
 SOCKETS = "VLLM_RPC_BASE_PATH"
 """The folder for sockets, which connectors name after their engine: in worlds those are named alike."""
 
@@ -147,7 +147,7 @@ class Setup:
         }
 
     def _new_folder(self) -> str:
-        """Make a folder that is removed when the engine is gone."""
+        """Make a folder that is removed after the engine's end."""
         folder = tempfile.mkdtemp(prefix=PREFIX)
         weakref.finalize(self._ledger, shutil.rmtree, folder, ignore_errors=True)
         return folder
@@ -159,7 +159,7 @@ class Setup:
         return config
 
     def _driven(self, guard: Guard, told: Any, connector: str, rank: int = 0) -> WorldVllmConfig:
-        """The configuration of the connector that vLLM holds."""
+        """The configuration of the connector that vLLM gets."""
         values = {
             **self._transfer,
             "kv_connector": connector,
@@ -216,7 +216,7 @@ class Setup:
         return scheduler, guard
 
     def _watch(self, scheduler: Any) -> None:
-        """Hear of new blocks, and judge what is reported before vLLM acts on it."""
+        """Notice new blocks, and check reports before vLLM acts on them."""
         pool, ledger = scheduler.kv_cache_manager.block_pool, self._ledger
         take, update = pool.get_new_blocks, scheduler._update_from_kv_xfer_finished
 

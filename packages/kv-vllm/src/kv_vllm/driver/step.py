@@ -1,4 +1,4 @@
-"""``VllmStep``: a step of vLLM's scheduler under way, what its devices compute, and what the model samples."""
+"""``VllmStep``: a step of vLLM's scheduler in flight: what its devices compute, and what the model samples."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
@@ -23,12 +23,12 @@ class Stint(NamedTuple):
 
 @dataclass
 class VllmStep(Step):
-    """A step under way, and what only vLLM's engine needs of it."""
+    """A step in flight, with the parts that only vLLM's engine needs."""
 
     stints: dict[str, Stint] = field(default_factory=dict)
-    """The one that each request is in."""
+    """The stint of each request."""
     tokens: dict[str, list[int]] = field(default_factory=dict)
-    """What each request samples."""
+    """The tokens that each request samples."""
 
     def attend(
         self,

@@ -1,8 +1,8 @@
 """Stand-ins for an accelerator's streams and events, on a machine that has none.
 
-There torch has names for them that can't be used, so no connector that orders its copies by an event could run.
-The devices of the testbed run at once what is launched: whatever one would wait for has happened, and that is what
-these say. Pinned memory, memory pools and kernels they don't replace.
+On such a machine torch's streams and events can't be used, so a connector that orders its copies by events
+couldn't run. The testbed's devices run work as soon as it is launched, so everything that a stream or event would
+wait for has happened, and these stand-ins say so. They don't replace pinned memory, memory pools and kernels.
 """
 
 from contextlib import AbstractContextManager, nullcontext
@@ -13,13 +13,13 @@ import torch
 
 
 class Event:
-    """Something that has happened."""
+    """An event that has happened."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
-        """Whatever it is made with."""
+        """Takes any arguments."""
 
     def record(self, stream: Any = None) -> None:
-        """It happens now."""
+        """Nothing to do: it has happened."""
 
     def wait(self, stream: Any = None) -> None:
         """Nothing to wait for: it has happened."""
@@ -117,7 +117,7 @@ STAND_INS: Final[dict[ModuleType, dict[str, Any]]] = {
 
 
 def stand_in_for_streams() -> None:
-    """From now on torch's streams and events can be used here; with an accelerator they are left as they are."""
+    """Put the stand-ins in the place of torch's streams and events, unless there is an accelerator."""
     if torch.accelerator.is_available():
         return
     for module, names in STAND_INS.items():

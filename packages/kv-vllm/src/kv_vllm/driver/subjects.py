@@ -1,8 +1,8 @@
-"""Connectors of vLLM's, and ours inside vLLM, as subjects of the testbed, with what they claim to withstand.
+"""vLLM's connectors, and ours inside vLLM, as subjects of the testbed, with the traits that they claim.
 
-Of vLLM's, ``ExampleConnector`` writes files, ``OffloadingConnector`` gets ``HostCopySpec``; the ones of hardware
-and networks aren't here. None of them claims ``FAILURES``: ``ExampleConnector`` has no copies, and
-``OffloadingConnector`` asserts that every job ends well.
+Of vLLM's connectors, ``ExampleConnector`` writes files, and ``OffloadingConnector`` gets ``HostCopySpec``; those
+that need hardware or networks aren't here. None of them claims ``FAILURES``: ``ExampleConnector`` has no copies,
+and ``OffloadingConnector`` asserts that every job succeeds.
 """
 
 from dataclasses import replace
@@ -35,7 +35,7 @@ def offloading(**options: Any) -> Subject:
 
 
 def tiers(*listed: dict[str, Any], **options: Any) -> Subject:
-    """``OffloadingConnector`` with these tiers below host memory. They are judged, and not the connector."""
+    """``OffloadingConnector`` with these tiers below host memory. The tiers are judged, not the connector."""
     spec = {"spec_name": "HostTieringSpec", "spec_module_path": "kv_vllm.tiers"}
     return Subject(
         "TieredConnector",
@@ -47,7 +47,7 @@ def tiers(*listed: dict[str, Any], **options: Any) -> Subject:
 
 
 def multi(*children: Subject) -> Subject:
-    """A ``MultiConnector`` of vLLM's over these."""
+    """Over these connectors, vLLM's ``MultiConnector``."""
     return several(*children, module_path=f"{_V1}.multi_connector")
 
 
@@ -81,7 +81,7 @@ OUR_SUBJECTS: Final[dict[str, Subject]] = {
     ),
     "our-p2p": replace(P2P, kv_connector="DrivenP2PConnector", module_path="kv_vllm.world_p2p"),
 }
-"""Ours as vLLM loads them. They claim what they claim in the testbed's own engine."""
+"""Our connectors as vLLM loads them, with the traits that they claim in the testbed's own engine."""
 
 VLLM_SUBJECTS: Final[dict[str, Subject]] = {
     "vllm-example": example("a"),

@@ -1,12 +1,12 @@
 """``DeviceTensor``: a layer of the testbed's memory as a torch tensor in vLLM's layout.
 
-Addresses, sizes and strides are told without further ado, and a view of such a tensor is one, too. Before elements
-are read or written, the device finishes what it was given, and its shadow is asked for the right to every block
-that is touched. Code that reads by an address isn't noticed. So a device runs a step as soon as it is launched,
+Addresses, sizes and strides can be read freely, and a view of such a tensor is a ``DeviceTensor``, too. Before
+elements are read or written, the device finishes the work that it was given, and its shadow checks the right to
+every block that is touched. Accesses by address aren't noticed. So a device runs a step as soon as it is launched,
 unless a worker has asked for the device itself, to copy through the testbed (``device_of``).
 
-A thread of the connector's own may run at any moment, and a device is made for one thread. So the device isn't
-asked to finish anything for it. What such a thread reads isn't noticed; where it writes, it needs the right to.
+A connector's own thread may run at any moment, but a device is made for one thread. So the device doesn't finish
+work for such a thread. Its reads aren't noticed; for writes it needs the right.
 """
 
 import threading
@@ -39,14 +39,14 @@ LOOKS: Final = frozenset(
         *("unbind", "unflatten", "unsqueeze", "untyped_storage", "view", "view_as"),
     }
 )
-"""What touches no elements, or gives a view of them."""
+"""Methods that touch no elements, or return a view of them."""
 
 TAKES_PART: Final = frozenset({"__getitem__", "gather", "index_select", "narrow", "select", "take"})
-"""What reads of its first argument only what the others say."""
+"""Methods that read only those elements of the first argument that the other arguments select."""
 
 
 class DeviceTensor(torch.Tensor):  # type: ignore[misc]
-    """The pages of one layer: ``(blocks, heads, slots, width)``, as vLLM hands them to a connector; or a part."""
+    """The pages of one layer, ``(blocks, heads, slots, width)``, as vLLM registers them; or a view of them."""
 
     _device: TensorDevice
 
@@ -54,7 +54,7 @@ class DeviceTensor(torch.Tensor):  # type: ignore[misc]
     def __torch_function__(
         cls, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        """Let the device finish before elements are touched, and ask for the right to."""
+        """Before elements are touched, let the device finish, and check the right."""
         kwargs, name = kwargs or {}, getattr(func, "__name__", "")
         if name not in LOOKS:
             with torch._C.DisableTorchFunctionSubclass():
@@ -79,7 +79,7 @@ def _touch(func: Callable[..., Any], name: str, args: tuple[Any, ...], kwargs: d
 
 
 def _written_part(name: str, numbers: torch.Tensor, said: Sequence[Any], named: Mapping[str, Any]) -> torch.Tensor:
-    """What a method that works in place writes of a tensor, by what was said to it after the tensor."""
+    """The part of a tensor that an in-place method writes, by its other arguments."""
     if name == "__setitem__":
         return numbers[said[0]]
     if name == "index_put_":
@@ -114,7 +114,7 @@ def _about_to_write(device: TensorDevice, method: str, blocks: list[int]) -> Non
 
 
 def _block_numbers(tensor: DeviceTensor) -> torch.Tensor:
-    """For each element of a tensor, the block that it is in."""
+    """The block of each element of a tensor."""
     config, size = tensor._device.config, tensor.element_size()
     elements = torch.arange(tensor.untyped_storage().nbytes() // size)
     pages = elements * size // config.page_bytes
@@ -126,7 +126,7 @@ def _distinct(numbers: torch.Tensor) -> list[int]:
 
 
 def _device_tensors(values: Iterable[Any]) -> Iterator[DeviceTensor]:
-    """Those among arguments, at any depth."""
+    """The device tensors among arguments, at any depth."""
     for value in values:
         if isinstance(value, DeviceTensor):
             if hasattr(value, "_device"):
@@ -140,7 +140,7 @@ _DEVICES: Final[WeakValueDictionary[int, TensorDevice]] = WeakValueDictionary()
 
 
 def _kept(result: Any) -> Any:
-    """A view of a device's memory is a ``DeviceTensor``."""
+    """Make a result that is a view of a device's memory a ``DeviceTensor``."""
     if isinstance(result, tuple | list):
         return type(result)(map(_kept, result)) if type(result) in (tuple, list) else result
     if not isinstance(result, torch.Tensor):
@@ -156,14 +156,14 @@ def _of_device(tensor: torch.Tensor, device: TensorDevice) -> DeviceTensor:
 
 
 def device_tensor(device: TensorDevice, layer: int) -> DeviceTensor:
-    """A layer of a device: of each slot of a block its key and its value."""
+    """A layer of a device: the key and the value of each slot of a block."""
     dtype, head_size = numbers_of(device.config)
     tokens: DeviceTensor = _layer(device, layer).view(dtype)[:, None].unflatten(2, (-1, 2 * head_size))
     return tokens
 
 
 def state_tensor(device: TensorDevice, layer: int) -> DeviceTensor:
-    """The same of a layer that keeps states: their bytes, of which the layer takes its parts, and no connector."""
+    """A layer of states: their bytes, of which only the layer knows the parts."""
     pages: DeviceTensor = _layer(device, layer).view(torch.int8)[:, None, None]
     return pages
 
@@ -175,7 +175,7 @@ def _layer(device: TensorDevice, layer: int) -> DeviceTensor:
 
 
 def device_of(tensor: torch.Tensor) -> TensorDevice:
-    """The device whose memory a tensor shows. Whoever asks for it copies through it, and not by address."""
+    """The device whose memory a tensor is of. A worker that asks for it copies through it, and not by address."""
     device = _DEVICES.get(tensor.untyped_storage().data_ptr())
     if device is None:
         raise ConfigError("the testbed can copy only tensors on its own devices, and this tensor is on another")

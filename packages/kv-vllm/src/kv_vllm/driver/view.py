@@ -1,4 +1,4 @@
-"""What worlds, checkers and logs read of the testbed's scheduler (``SchedulerView``), read off vLLM's."""
+"""vLLM's scheduler, with what worlds, checkers and logs read of the testbed's (``SchedulerView``)."""
 
 from collections import Counter
 from dataclasses import dataclass
@@ -17,15 +17,15 @@ class PoolView:
 
     @property
     def ref_counts(self) -> list[int]:
-        """How often each block is held. The null block's count is not kept."""
+        """The reference count of each block. vLLM keeps none for the null block."""
         return [0 if block.is_null else block.ref_cnt for block in self._manager.block_pool.blocks]
 
     def evict_blocks(self, block_ids: set[int]) -> None:
-        """Let nobody find these any more."""
+        """Remove these blocks' hashes, so that no request finds them."""
         self._manager.block_pool.evict_blocks(block_ids)
 
     def reset(self) -> bool:
-        """Forget all hashes; refused while any block is held."""
+        """Forget all hashes; refused while any block is in use."""
         return bool(self._manager.reset_prefix_cache())
 
 
@@ -49,7 +49,7 @@ class BlocksView:
 
 @dataclass
 class Ended:
-    """What the checkers ask of the testbed's ``Outcome``."""
+    """What checkers read of the testbed's ``Outcome``."""
 
     ledger: Ledger
 
@@ -60,7 +60,7 @@ class Ended:
 
 
 class SchedulerView:
-    """vLLM's scheduler, in the testbed's words. Connectors never see it."""
+    """vLLM's scheduler under the testbed's names. Connectors never get it."""
 
     def __init__(self, vllm: Any, ledger: Ledger, connector: Any) -> None:
         self._vllm = vllm
@@ -80,7 +80,7 @@ class SchedulerView:
 
     @property
     def deferred_frees(self) -> Any:
-        """Blocks that are freed when the steps under way have come back."""
+        """Blocks that are freed when the steps in flight were processed."""
         return self._vllm.deferred_frees
 
     @property
@@ -89,7 +89,7 @@ class SchedulerView:
         return self._ledger.step
 
     def check(self) -> None:
-        """Recount: every reference to a block stands in a table or waits to be freed."""
+        """Recount: every reference to a block is in a table or waits to be freed."""
         held: Counter[int] = Counter()
         for tables in self.blocks.tables.values():
             held.update(block for table in tables.groups for block in table if block)

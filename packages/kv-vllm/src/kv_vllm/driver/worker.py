@@ -1,9 +1,9 @@
-"""A rank's worker in the driver: vLLM's own code calls the connector's hooks, the testbed's device does the work.
+"""A rank's worker in the driver: vLLM's own code calls the connector's hooks, and the testbed's device computes.
 
-For runner V1 that is ``KVConnectorModelRunnerMixin``, for V2 ``ActiveKVConnector``. What surrounds them is in the
-model runners, which need a GPU, and is done here in their order: V1 calls ``handle_preemptions``, then zeroes new
-blocks and copies those that are copied on write; V2 does both before anything else. With drafts the end of a step
-waits for the draft model (V2: since 0.33). The device runs all layers of a step as one, so every
+For runner V1 that code is ``KVConnectorModelRunnerMixin``, for V2 ``ActiveKVConnector``. The code around them is
+in the model runners, which need a GPU, so it is done here, in their order: V1 calls ``handle_preemptions``, then
+zeroes new blocks and copies those that are copied on write; V2 does both before anything else. With drafts the end
+of a step waits for the draft model (V2: since 0.33). The device runs all layers of a step at once, so every
 ``wait_for_layer_load`` comes before it and every ``save_kv_layer`` after it; a real model goes layer by layer.
 """
 
@@ -36,7 +36,7 @@ TELLS_OF_SLEEP: Final = hasattr(KVConnectorBase_V1, "unregister_kv_caches")
 
 @contextmanager
 def process_of(connector: DrivenConnector, rank: int, world_size: int) -> Iterator[None]:
-    """Be the worker process that has this connector: vLLM has one for each."""
+    """A context in which this process is the worker's: vLLM has a process for each connector."""
     assert kv_transfer_state._KV_CONNECTOR_AGENT is None, "two workers of a process are at work at the same time"
     kv_transfer_state._KV_CONNECTOR_AGENT = connector
     try:
@@ -69,7 +69,7 @@ class VllmWorker:
             self.connector.get_mem_pool_context()
             self._start()
             self.handshake = self.connector.get_handshake_metadata()
-            """What other engines have to know of this rank, if anything."""
+            """The rank's handshake metadata for other engines, if it has any."""
 
     def _process(self) -> AbstractContextManager[None]:
         return process_of(self.connector, self._config.parallel_config.rank, self.world.world_size)
@@ -79,14 +79,14 @@ class VllmWorker:
         self.connector.set_host_xfer_buffer_ops(copy_kv_blocks)
 
     def sleep(self) -> None:
-        """Let go of the rank's GPU memory."""
+        """Release the rank's GPU memory."""
         if TELLS_OF_SLEEP:
             with self._process():
                 self.connector.unregister_kv_caches()
         self.device.sleep()
 
     def wake(self) -> None:
-        """The rank's GPU memory is there again, where it was."""
+        """Restore the rank's GPU memory at the same addresses."""
         self.device.wake()
         if TELLS_OF_SLEEP:
             with self._process():
@@ -94,7 +94,7 @@ class VllmWorker:
                 self.handshake = self.connector.get_handshake_metadata()
 
     def begins(self) -> None:
-        """The connector has seen to preempted requests: from now on loads may come."""
+        """The connector has handled preemptions: from now on loads may begin."""
         self.device.take_over(self._new_blocks)
         self.device.poison(self._load_targets)
 
@@ -132,7 +132,7 @@ class VllmWorker:
         self.device.copy_blocks([(copy.src_block_id, copy.dst_block_id) for copy in copies], step.number)
 
     def _attention(self) -> dict[str, Any]:
-        """What stands for the attention backend's metadata: there is a forward pass."""
+        """A stand-in for the attention backend's metadata, which says that there is a forward pass."""
         return {name: SimpleNamespace() for name in self._layers}
 
     def _forward(self, step: Step) -> None:
@@ -152,7 +152,7 @@ class VllmWorker:
 
 
 class VllmWorkerV2(VllmWorker):
-    """The same in the order of runner V2."""
+    """A worker with the order of runner V2."""
 
     def _start(self) -> None:
         self._active = ActiveKVConnector(self._config, self._layers)

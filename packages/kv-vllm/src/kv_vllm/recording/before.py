@@ -1,7 +1,7 @@
-"""``ConnectorBefore``: stands before any connector of vLLM's, and does what that one does.
+"""``ConnectorBefore``: wraps any connector of vLLM's, and does what that one does.
 
-``kv_connector_extra_config.connector`` is the ``kv_transfer_config`` of the one behind it; what that doesn't say
-of role, engine and failures is that of the one before it.
+``kv_connector_extra_config.connector`` is the ``kv_transfer_config`` of the wrapped connector; it inherits the
+role, the engine id and the load failure policy from the outer one unless it sets them.
 """
 
 from collections.abc import Callable, Mapping
@@ -28,16 +28,16 @@ from kv_vllm.versions import require_version
 INHERITED: Final = ("kv_role", "engine_id", "kv_buffer_device", "kv_load_failure_policy")
 
 Opens = Callable[[], None]
-"""Opens what was prepared."""
+"""The function that opens the files, after everything was checked."""
 
 
 class ConnectorBefore(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
-    """Whoever derives from it sees the calls that it overrides."""
+    """The base of wrapping connectors; a subclass overrides the calls that it records."""
 
     keys: ClassVar[tuple[str, ...]] = ("connector",)
-    """Those of ``kv_connector_extra_config`` that it knows."""
+    """The keys of ``kv_connector_extra_config`` that it reads."""
     usual: ClassVar[Mapping[str, Any] | None] = None
-    """The ``kv_transfer_config`` of what is behind it where nothing else is said."""
+    """The ``kv_transfer_config`` of the wrapped connector if none is configured."""
 
     def __init__(self, vllm_config: Any, role: Any, kv_cache_config: Any) -> None:
         require_version()
@@ -50,8 +50,8 @@ class ConnectorBefore(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
                 f"{transfer.kv_connector} supports one KV cache group only, but there are "
                 f"{len(kv_cache_config.kv_cache_groups)}; set --disable-hybrid-kv-cache-manager"
             )
-        # What is wrong is said before the one behind it takes memory. Files are opened when that one is there:
-        # an engine that doesn't start leaves them as they were.
+        # Settings are checked before the wrapped connector is made and allocates memory. Files are opened after it
+        # is made: an engine that doesn't start leaves them unchanged.
         is_scheduler = role is KVConnectorRole.SCHEDULER
         if is_scheduler:
             refuse_worker_of_another_engine(vllm_config)
@@ -61,7 +61,7 @@ class ConnectorBefore(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
             self._open_or_end(opens)
 
     def prepare(self, vllm_config: Any, config_behind: Any, kv_cache_config: Any) -> Opens:
-        """Read what the scheduler's side needs for its own work, and refuse what can't be."""
+        """Read and check the settings of the scheduler's side; returns the function that opens its files."""
         return lambda: None
 
     def _open_or_end(self, opens: Opens) -> None:
@@ -75,20 +75,20 @@ class ConnectorBefore(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
 
     @classmethod
     def transfer_behind(cls, transfer: Any) -> Any:
-        """The configuration of the connector behind it."""
+        """The ``kv_transfer_config`` of the wrapped connector."""
         inherited = {key: getattr(transfer, key) for key in INHERITED}
         return KVTransferConfig(**{**inherited, **cls._given(transfer.kv_connector_extra_config)})
 
     @classmethod
     def config_behind(cls, vllm_config: Any) -> Any:
-        """The engine's, as the connector behind it gets it."""
+        """The engine's configuration for the wrapped connector."""
         copied = copy(vllm_config)
         copied.kv_transfer_config = cls.transfer_behind(vllm_config.kv_transfer_config)
         return copied
 
     @classmethod
     def _given(cls, extra: Mapping[str, Any]) -> Mapping[str, Any]:
-        """What is said of the connector behind it."""
+        """The configured settings of the wrapped connector."""
         refuse_misspelt(extra, cls.keys, where="kv_connector_extra_config")
         given = extra.get("connector", cls.usual)
         if not isinstance(given, Mapping) or not given.get("kv_connector"):
@@ -151,7 +151,7 @@ class ConnectorBefore(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
         if not isinstance(told, StatsBehind):
             self.inner.update_connector_output(connector_output)
             return
-        # No copy: what a MultiConnector takes out of the engine's object has to be gone from there.
+        # Not a copy: a MultiConnector removes entries from the engine's own object.
         connector_output.kv_connector_stats = told.stats
         try:
             self.inner.update_connector_output(connector_output)
@@ -160,7 +160,7 @@ class ConnectorBefore(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
 
 
 def path_in(extra: Mapping[str, Any], key: str) -> Path:
-    """The path of a file that ``kv_connector_extra_config`` has to have."""
+    """The path of a file under a required key of ``kv_connector_extra_config``."""
     path = extra.get(key)
     if not isinstance(path, str) or not path:
         raise ConfigError(f"kv_connector_extra_config.{key}: expected the path of a file, got {path!r}")

@@ -1,7 +1,8 @@
-"""What a connector keeps blocks in, as its configuration says, so that a replay of a trace can have the same.
+"""Reads from a connector's configuration where it keeps blocks, so that a replay of a trace can have the same.
 
-It is said of an ``OffloadingConnector`` over host memory or files, and of a ``MultiConnector`` of one of each that
-loads what is longest, if all else is as usual: then a replay does what they do. Of others nothing is said.
+That works for an ``OffloadingConnector`` over host memory or files, and for a ``MultiConnector`` of one of each
+that loads the longest match, if all other settings are the defaults: a replay models these. For others there is no
+answer.
 """
 
 from collections.abc import Mapping
@@ -18,25 +19,25 @@ _USUAL: Final[Mapping[str, Any]] = {
     "file_shared": False,
     "save": True,
 }
-"""What would have to be otherwise in a replay as well."""
+"""Settings that a replay doesn't model."""
 _SIZES: Final = {"CPUOffloadingSpec": "cpu_bytes_to_use", "FileOffloadingSpec": "file_bytes_to_use"}
 
 
 @dataclass(frozen=True)
 class Kept:
-    """Room for blocks beside the GPU's cache, over all workers; its fields are those of each line."""
+    """Room for blocks beside the GPU's cache, over all workers; its fields are those of each line of a trace."""
 
     host_bytes: int | None = None
     disk_bytes: int | None = None
     policy: str | None = None
-    """Who leaves when there is no room."""
+    """The eviction policy."""
 
 
 NOT_SAID: Final = Kept()
 
 
 def kept_by(connector: str, extra: Mapping[str, Any]) -> Kept:
-    """What a connector with such an extra config keeps."""
+    """Where a connector with this extra config keeps blocks."""
     if connector == "OffloadingConnector":
         return _one(extra)
     children = extra.get("connectors") if connector == "MultiConnector" else None

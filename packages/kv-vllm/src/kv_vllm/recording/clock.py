@@ -1,4 +1,4 @@
-"""Reads when a request arrived, for a trace. Nothing is decided by it."""
+"""Reads the time at which a request arrives, for a trace. Nothing is decided by it."""
 
 from time import time as read_clock
 

@@ -1,11 +1,11 @@
-"""``RecordingConnector``: stands before any connector of vLLM's and writes down what an engine asks it.
+"""``RecordingConnector``: wraps any connector of vLLM's and records the engine's calls.
 
-``kv_connector_extra_config`` has ``connector``, which is behind it, and ``record_path``, where the schedule file
-goes that ``kv-sim replay-schedule`` reads. The scheduler's side writes each call as a line into ``….calls.jsonl``
-beside it as it happens, and makes the schedule of them when the engine ends; ``python -m kv_vllm schedule`` does
-so from the calls of an engine that was killed. What is in that file from an engine before is put aside, and
-nothing that goes wrong with it stops an engine that serves. Of a prompt there are its length and the first bytes
-of its block hashes, of an id a number.
+``kv_connector_extra_config`` has ``connector``, the wrapped one, and ``record_path``, the schedule file to write,
+which ``kv-sim replay-schedule`` reads. The scheduler's side writes each call as a line to ``….calls.jsonl`` beside
+it, and makes the schedule of the calls when the engine ends; ``python -m kv_vllm schedule`` makes it from the
+calls of an engine that was killed. A file of calls of an earlier engine is renamed. No error of these files stops
+an engine that serves. Of a prompt only its length and the first bytes of its block hashes are written, and ids
+become numbers.
 """
 
 import json
@@ -29,13 +29,13 @@ from kv_vllm.translate import describe_group
 
 HASH_BYTES: Final = 8
 REMEMBERED: Final = 1000
-"""How many requests that ended have a number still, since their transfers may be reported."""
+"""How many ended requests keep their number, since their transfers may still be reported."""
 
 _log: Final = getLogger("kv_vllm")
 
 
 class RecordingConnector(ConnectorBefore):
-    """What it does is what the one behind it does."""
+    """Does what the wrapped connector does, and records the calls."""
 
     keys = ("connector", "record_path")
     _log: "CallLog | None" = None
@@ -51,7 +51,7 @@ class RecordingConnector(ConnectorBefore):
 
     @property
     def log(self) -> "CallLog":
-        """Where the calls of the scheduler's side are written."""
+        """The log of the scheduler side's calls."""
         assert self._log is not None, f"a call of the scheduler's side, and the role is {self.role}"
         return self._log
 
@@ -105,14 +105,14 @@ class RecordingConnector(ConnectorBefore):
 
 
 class CallLog:
-    """Writes calls as lines; at the end, the schedule that they make."""
+    """Writes calls as lines; at the end makes the schedule of them."""
 
     def __init__(self, schedule: Path, header: dict[str, Any]) -> None:
         self._schedule = schedule
         self.calls = schedule.with_name(f"{schedule.stem}.calls.jsonl")
         self._numbers: dict[str, str] = {}
         self._ended: deque[tuple[str, str]] = deque()
-        """Ids and numbers; an id may have come back since, and has another number then."""
+        """The number of each request id; an id that comes back gets another number."""
         self._arrived = 0
         self._is_made = False
         try:
@@ -124,7 +124,7 @@ class CallLog:
         self._line(header)
 
     def number(self, request_id: str) -> str:
-        """The name that a request has here. One that nobody announced has none."""
+        """The name of a request in the file. A request that didn't arrive by ``on_new_request`` has none."""
         return self._numbers.get(request_id, "?")
 
     def write(self, call: str, **arguments: Any) -> None:
@@ -147,7 +147,7 @@ class CallLog:
         )
 
     def report(self, output: Any) -> None:
-        """What the workers say after a step."""
+        """The workers' report of a step."""
         self.write(
             "report",
             loads=sorted(map(self.number, output.finished_recving or ())),
@@ -192,7 +192,7 @@ class CallLog:
 
 
 def _put_aside(calls: Path, stem: str) -> None:
-    """Give another name to the calls of an engine before: if that was killed, they are all that there is of it."""
+    """Rename a file of calls of an earlier engine: if that was killed, no schedule was made of it."""
     if calls.is_file() and calls.stat().st_size:
         names = (calls.with_name(f"{stem}.{number}.calls.jsonl") for number in count(1))
         calls.rename(next(name for name in names if not name.exists()))

@@ -1,6 +1,6 @@
-"""``write_line``: a line of a file that grows while an engine serves, which no disk may stop.
+"""``write_line``: appends a line to a file while an engine serves; an error of the disk must not stop the engine.
 
-The file is open without a buffer, so what was written is there if the engine is killed.
+The file has no buffer, so every written line is there even if the engine is killed.
 """
 
 from collections.abc import Callable
@@ -9,9 +9,9 @@ from typing import Any
 
 
 def write_line(file: Any, text: str, say: Callable[[OSError], None]) -> None:
-    """Write all of it. If that fails the file is closed, which is said once: nothing is written after.
+    """Write the line. If that fails, ``say`` is called once and the file is closed; nothing is written after.
 
-    What was written of the line is taken back, so that what reads lines can read them all.
+    A part of the line that was written is removed again, so that readers can read every line.
     """
     line = f"{text}\n".encode()
     left = memoryview(line)

@@ -1,4 +1,4 @@
-"""``NoConnector``: loads nothing and stores nothing, for what stands before a connector and has none behind it."""
+"""``NoConnector``: loads nothing and stores nothing; a wrapping connector has it if no other one is configured."""
 
 from typing import Any
 
@@ -10,7 +10,7 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import (
 
 
 class NoConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
-    """An engine with it does what one without a connector does."""
+    """An engine with it behaves like one without a connector."""
 
     @classmethod
     def supports_sleep_mode(cls, kv_transfer_config: Any) -> bool:
@@ -33,13 +33,13 @@ class NoConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
         return False, None
 
     def start_load_kv(self, forward_context: Any, **kwargs: Any) -> None:
-        """Nobody told it to load."""
+        """Nothing to do: it never loads."""
 
     def wait_for_layer_load(self, layer_name: str) -> None:
         """Nothing is loading."""
 
     def save_kv_layer(self, layer_name: str, kv_layer: Any, attn_metadata: Any, **kwargs: Any) -> None:
-        """Nobody told it to store."""
+        """Nothing to do: it never stores."""
 
     def wait_for_save(self) -> None:
         """Nothing is being stored."""

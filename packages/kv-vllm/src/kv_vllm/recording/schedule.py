@@ -1,18 +1,18 @@
-"""From the calls that a ``RecordingConnector`` wrote down to the schedule that a world of the testbed replays.
+"""Makes the schedule that a world of the testbed replays, from the calls that a ``RecordingConnector`` wrote.
 
 A world computes by itself what an engine and a connector decide: answers, blocks, which request waits. What it
 takes from outside are its actions, so a schedule has the arrivals, aborts and resets of the live engine in the
 order in which they came between its steps, its steps, and when copies ended. Answers and blocks stay in the file
 of calls.
 
-Prompts become prefixes of a few conversations, which is how a world says what they share. Each block hash stands
-for everything before it. The first prompt of a conversation is its trunk, one that goes on where a trunk ends
-makes it longer, and one that leaves it has the rest for itself. So a schedule can't say that two prompts share
-what lies beyond a fork, nor that a prompt has what a request generated: how many tokens that are, the summary
-tells.
+Prompts become prefixes of a few conversations, by which a world describes shared prefixes. Each block hash stands
+for everything before it. The first prompt of a conversation is its trunk. A prompt that goes on where the trunk
+ends makes the trunk longer, and a prompt that leaves the trunk has the rest for itself. So a schedule can't say
+that two prompts share tokens beyond a fork, nor that a prompt has tokens that a request generated. The summary has
+the number of these tokens.
 
-A request that is longer than a world of these sizes has room for is left out, and counted: where a group has a
-window an engine holds more, since it lets go what slid out. One that was aborted would have gone on only so far.
+A request that is longer than a world of these sizes has room for is left out, and counted: a live engine has more
+room if a group has a window, since it frees the blocks that slid out. An aborted request counts up to its abort.
 
 Not in a schedule at all: that a copy ended in the step in which it began; what a copy did wrong; drafts. Nor is
 there what no connector is told of: resets of the engine's prefix cache alone, and the next turns of sessions.
@@ -30,16 +30,16 @@ from kv_vllm.recording.world import FORMAT, VERSION
 
 @dataclass
 class Summary:
-    """What a schedule holds, and what it can't say."""
+    """Counts of what a schedule has, and of what it can't express."""
 
     requests: int = 0
     steps: int = 0
     shared_tokens: int = 0
     """Tokens of prompts whose blocks an earlier prompt had, too."""
     lost_tokens: int = 0
-    """Of those, the ones that nothing shares in the schedule."""
+    """Those of them that aren't shared in the schedule."""
     left_out: int = 0
-    """Requests that aren't in the schedule, since no world of its sizes has room for them."""
+    """Requests that aren't in the schedule, since a world of these sizes has no room for them."""
 
     def __str__(self) -> str:
         told = (
@@ -91,7 +91,7 @@ class Conversations:
 
 
 def room_tokens(world: Mapping[str, Any]) -> int:
-    """Tokens of the longest request of a world: all groups hold all of it, beside the null block."""
+    """Tokens of the longest request of a world, in which all groups keep all blocks, beside the null block."""
     return (int(world["num_blocks"]) - 1) // len(world["groups"]) * int(world["block_size"])
 
 

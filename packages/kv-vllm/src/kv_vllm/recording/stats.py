@@ -1,7 +1,7 @@
-"""What the connector behind another one counts, in the process that logs it.
+"""The stats of a wrapped connector, in the process that logs them.
 
-That process has a payload and the class of the one in front, which knows of no configuration. So the payload says
-which connector it comes from, as kv-multi's says it of each child.
+That process has only the payload and the wrapping connector's class, and no configuration. So the payload names
+the wrapped connector's class, as kv-multi's payload does for each child.
 """
 
 from typing import Any, Final
@@ -16,7 +16,7 @@ _DATA: Final = "data"
 
 
 class StatsBehind(KVConnectorStats):  # type: ignore[misc]
-    """The stats of another connector, and what its class is called."""
+    """The stats of the wrapped connector, with the name of its class."""
 
     def __init__(self, stats: Any, kv_connector: str, kv_connector_module_path: str | None) -> None:
         super().__init__()
@@ -44,7 +44,7 @@ class StatsBehind(KVConnectorStats):  # type: ignore[misc]
 
 
 class MetricsBehind(KVConnectorPromMetrics):  # type: ignore[misc]
-    """Hands the payload of another connector to that one's metrics."""
+    """Passes the payload of the wrapped connector to that one's metrics."""
 
     def __init__(self, metrics: KVConnectorPromMetrics) -> None:
         # Not the constructor of vLLM's class: this one registers nothing.

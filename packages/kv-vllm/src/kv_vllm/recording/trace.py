@@ -1,7 +1,7 @@
 """``TraceConnector``: writes the requests of a live engine as a trace, from which host memory can be sized.
 
-``kv_connector_extra_config`` has ``trace_path``, and may have ``connector``, which is behind it; without that the
-engine does what it does without a connector. What is written is in ``traffic``.
+``kv_connector_extra_config`` has ``trace_path``, and may have ``connector``, the wrapped connector; without one
+the engine behaves as without a connector. ``traffic`` describes the file.
 """
 
 from functools import partial
@@ -20,18 +20,18 @@ from kv_vllm.translate import describe_group, reads_all
 NOTHING: Final = {"kv_connector": "NoConnector", "kv_connector_module_path": "kv_vllm.recording.nothing"}
 
 NULL_BLOCKS: Final = 1
-"""Of vLLM's pool: blocks that hold nothing."""
+"""Blocks of vLLM's pool that never hold KV."""
 
 _log: Final = getLogger("kv_vllm")
 
 
 class TraceConnector(ConnectorBefore):
-    """What it does is what the one behind it does."""
+    """Does what the wrapped connector does, and writes the requests."""
 
     keys = ("connector", "trace_path")
     usual = NOTHING
     traffic: Traffic | None = None
-    """Of the scheduler's side."""
+    """The writer; only on the scheduler's side."""
 
     def prepare(self, vllm_config: Any, config_behind: Any, kv_cache_config: Any) -> Opens:
         parallel = vllm_config.parallel_config

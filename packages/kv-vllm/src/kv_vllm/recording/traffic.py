@@ -4,23 +4,23 @@
      "block_size": 16, "block_bytes": 2097152, "gpu_blocks": 27000, "host_bytes": 68719476736, "policy": "lru",
      "cached_tokens": 32, "loaded_tokens": 16}
 
-These are the fields of Mooncake's traces: milliseconds, tokens, and an id for each full block of the prompt, which
-stands for everything up to its end. Behind them stands what the engine's blocks are: of how many tokens, and what
-a connector keeps them in (``behind``). If all are alike and kept for a whole prompt, it also stands there how many
-bytes one takes on all workers together, and how many the GPU's cache has. The last two are what the engine had of
-the prompt when it first began with it: all of that, and what of it a connector loaded, up to the first block whose
-load failed. A request that ended before has neither. An id is made of the first bytes of the engine's own hash, so
-it knows what the engine knows of a prompt (adapter, images, salt), and holds no text.
+The first four fields are those of Mooncake's traces: milliseconds, tokens, and an id for each full block of the
+prompt, which stands for everything up to the block's end. Then come the engine's blocks: their tokens, and where a
+connector keeps them (``behind``). If all blocks are alike and kept for a whole prompt, there are also the bytes of
+a block on all workers together, and the number of blocks of the GPU's cache. The last two fields are how much of
+the prompt the engine had when it first began with it: all cached tokens, and those of them that a connector
+loaded, up to the first block whose load failed. A request that ended before that has neither. An id is made of the
+first bytes of the engine's own hash, so it covers what that covers (adapter, images, salt), and reveals no text.
 
-**Theory of operation.** What a request sampled is known when it ends, and lines are to be in the order of arrival.
-So a request waits for those before it. If one takes so long that too much waits behind it, it is written with
-what it has sampled until then. Times never go back, whatever the clock does.
+**Theory of operation.** The number of sampled tokens is known when a request ends, but lines must be in the order
+of arrival. So a request waits for those before it. If one takes so long that too many wait behind it, it is
+written with the tokens that it has sampled until then. Times never go back, whatever the clock does.
 
-A trace goes on where the file ends, so an engine that is started again adds to it. Nothing that goes wrong with
-the file may stop an engine that serves: the trace ends there, and the log says why.
+A trace is appended to the file, so an engine that is started again continues it. No error of the file may stop an
+engine that serves: the trace ends there, and the log says why.
 
-**Invariants** (``check``): who waits is in the order of arrival, the first one has not ended, and ``_open`` has
-those that haven't, by id.
+**Invariants** (``check``): waiting requests are in the order of arrival, the first one has not ended, and
+``_open`` has those that haven't ended, by id.
 """
 
 import json
@@ -35,7 +35,7 @@ from kv_api import ConfigError
 from kv_vllm.recording.lines import write_line
 
 ID_BITS: Final = 53
-"""What any reader of JSON takes for a whole number."""
+"""The largest whole number that any reader of JSON reads exactly."""
 MOST_IDS_WAITING: Final = 1 << 20
 MOST_REQUESTS_WAITING: Final = 10_000
 
@@ -45,12 +45,13 @@ _BEGIN: Final = b'{"timestamp":'
 
 @dataclass(frozen=True)
 class Blocks:
-    """What an engine's blocks are; its fields are those of each line."""
+    """The engine's blocks; the fields are those of each line."""
 
     block_size: int
     """Tokens."""
     block_bytes: int | None = None
-    """On all workers. None, as the next, where blocks are of several kinds, or let go of within a prompt."""
+    """Bytes of a block on all workers. None, like the next field, if blocks are of several kinds or freed
+    early."""
     gpu_blocks: int | None = None
     host_bytes: int | None = None
     disk_bytes: int | None = None
@@ -59,31 +60,31 @@ class Blocks:
 
 @dataclass(slots=True, eq=False)
 class _Row:
-    """A request that was not written yet."""
+    """A request whose line was not written yet."""
 
     milliseconds: int
     request: Any
-    """While it runs; then None."""
+    """The request while it runs; then None."""
     input_tokens: int
     hashes: Sequence[bytes]
     output_tokens: int = 0
     in_gpu: int = 0
-    """Tokens of the prompt that the engine's own cache has, as it last looked."""
+    """Tokens of the prompt that the engine's own cache had at the last match."""
     loaded: int | None = None
-    """Those that a connector was to load beside them; None before the engine begins with it."""
+    """Tokens that a connector was to load beside them; None before the engine begins with the request."""
     targets: Sequence[int] = ()
-    """The GPU blocks from the first one that is being loaded on."""
+    """The GPU blocks from the first one on that is being loaded."""
 
     @property
     def observed(self) -> dict[str, int]:
-        """What its line says of caches."""
+        """The line's fields of cached tokens."""
         if self.loaded is None:
             return {}
         return {"cached_tokens": self.in_gpu + self.loaded, "loaded_tokens": self.loaded}
 
 
 class Traffic:
-    """The requests of one engine. Who has not ended when it closes is written as far as it came."""
+    """The requests of one engine. At ``close`` those that run are written with the tokens sampled so far."""
 
     def __init__(self, path: Path, blocks: Blocks, clock: Callable[[], float], warn: Callable[..., None]) -> None:
         """``clock``: seconds since 1970; ``warn`` logs a message and its arguments."""
@@ -114,13 +115,13 @@ class Traffic:
         self._write_some()
 
     def look_up(self, request: Any, in_gpu: int) -> None:
-        """The engine's own cache has so many tokens of it. It may be asked again before the engine begins."""
+        """The engine's own cache has ``in_gpu`` tokens of a prompt. It may match again before it begins."""
         row = self._open.get(request.request_id)
         if row is not None and row.loaded is None:
             row.in_gpu = in_gpu
 
     def begin(self, request: Any, to_load: int, blocks: Sequence[int] = ()) -> None:
-        """It got these blocks. Those that it gets later, as after a preemption, tell nothing of its prompt."""
+        """A request got its blocks. Later allocations, as after a preemption, are ignored."""
         row = self._open.get(request.request_id)
         if row is None:
             return
@@ -131,7 +132,7 @@ class Traffic:
             row.targets = tuple(blocks[first : -(-(row.in_gpu + to_load) // size)]) if to_load else ()
 
     def fail(self, blocks: Collection[int]) -> None:
-        """What was to be loaded into these blocks wasn't: nobody has a prompt from there on."""
+        """Loads of these blocks failed: a prompt is cached only up to the first of them."""
         for row in self._open.values() if blocks else ():
             place = next((place for place, block in enumerate(row.targets) if block in blocks), None)
             if place is not None:
@@ -153,7 +154,7 @@ class Traffic:
         self._write_some()
 
     def close(self) -> None:
-        """Write what waits."""
+        """Write all requests that wait."""
         while self._rows:
             self._write_first()
         self._file.close()
@@ -169,7 +170,7 @@ class Traffic:
         assert waiting == self._waiting_ids, f"{waiting} ids wait, {self._waiting_ids} were counted"
 
     def _write_some(self) -> None:
-        """Those before whom nobody runs any more, and as many as there are too many."""
+        """Write the requests before the first running one; more if too many wait."""
         while self._rows and (self._rows[0].request is None or self._is_too_much()):
             self._write_first()
 
@@ -197,7 +198,7 @@ class Traffic:
 
 
 def id_of(block_hash: bytes) -> int:
-    """What a trace calls the blocks up to the one with this hash."""
+    """The id in a trace of the prefix whose last block has this hash."""
     return int.from_bytes(block_hash[:_HASH_BYTES], "big") >> (8 * _HASH_BYTES - ID_BITS)
 
 
@@ -207,7 +208,7 @@ def path_of_replica(path: Path, replica: int) -> Path:
 
 
 def _appended(path: Path) -> Any:
-    """A file to be written to where it ends. One that is something else is a ConfigError."""
+    """Open a file to append to; a ConfigError if it is no trace."""
     path.parent.mkdir(parents=True, exist_ok=True)
     file = path.open("a+b", buffering=0)
     if file.tell():
@@ -219,6 +220,6 @@ def _appended(path: Path) -> Any:
                 "another file"
             )
         file.seek(-1, SEEK_END)
-        if file.read(1) != b"\n":  # the engine was killed as it wrote its last line
+        if file.read(1) != b"\n":  # an engine was killed while it wrote its last line
             file.write(b"\n")
     return file

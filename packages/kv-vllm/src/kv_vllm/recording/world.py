@@ -1,7 +1,7 @@
 """The header of a file of calls: a live engine as a world of the testbed, and its connector as a subject.
 
-An engine is refused whose blocks no schedule can have: those of states, and of sizes that differ from each other
-or from what one hash stands for.
+An engine is refused if a schedule can't have its blocks: blocks of states, or block sizes that differ from each
+other or from the tokens of a hash.
 """
 
 from collections.abc import Mapping, Sequence
@@ -19,13 +19,13 @@ WORLD_SPEC: Final = {"spec_name": "WorldCPUOffloadingSpec", "spec_module_path": 
 WORLD_SPECS: Final = {
     "FileOffloadingSpec": {"spec_name": "WorldFileOffloadingSpec", "spec_module_path": "kv_sim.offload"}
 }
-"""What stands for a medium in a world; for any other it is host memory."""
+"""The world's medium for a medium of the engine; for any other it is host memory."""
 NOT_THE_WORLDS: Final = (
     *("cpu_bytes_to_use", "copy_engine", "copy_threads", "copy_submission", "host_memory", "shared_memory_dir"),
     *("file_dir", "file_bytes_to_use", "file_tag", "file_staging_bytes", "file_threads", "file_direct"),
     *("file_shared", "file_engine"),
 )
-"""Options about bytes, which a world has none of."""
+"""Options in bytes, which a world doesn't have."""
 
 
 def world_of(vllm_config: Any, kv_cache_config: Any, groups: Sequence[GroupDescription]) -> dict[str, Any]:
@@ -57,7 +57,7 @@ def world_of(vllm_config: Any, kv_cache_config: Any, groups: Sequence[GroupDescr
 
 
 def bytes_of(groups: Sequence[GroupDescription], kv_cache_config: Any) -> list[int]:
-    """What a block takes in all layers of each group."""
+    """The bytes of a block in all layers of each group."""
     layers = [len(group.layer_names) for group in kv_cache_config.kv_cache_groups]
     return [group.page_size_bytes * count for group, count in zip(groups, layers, strict=True)]
 
@@ -89,7 +89,7 @@ def _refuse_what_no_world_has(vllm_config: Any, kv_cache_config: Any, groups: Se
 
 
 def subject_of(transfer: Mapping[str, Any]) -> dict[str, Any]:
-    """The connector as a world has it: ours over the world's copies, any other as it is."""
+    """The connector for a world: ours over the world's copies, any other unchanged."""
     connector = _in_a_world(transfer)
     extra = connector["kv_connector_extra_config"]
     return {

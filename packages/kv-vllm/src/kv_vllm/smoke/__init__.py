@@ -1,1 +1,1 @@
-"""One vLLM without our connector and one with it: ``run`` compares what a ``tiny_model`` says."""
+"""Compares a vLLM without our connector and one with it: ``run`` compares the outputs of a ``tiny_model``."""

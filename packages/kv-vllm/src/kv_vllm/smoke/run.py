@@ -1,9 +1,8 @@
-"""``python -m kv_vllm smoke``: one vLLM without a connector and one with it, and whether they say the same.
+"""``python -m kv_vllm smoke``: compares the outputs of a vLLM without a connector and of one with it.
 
-Prompts with a common prefix are run, the engine's own prefix cache is emptied, and they are run again, so that
-what they share comes from where the connector has it. It is what to run first on a machine that nobody has tried,
-and with a connector that no vLLM has had yet. Each vLLM has a process of its own, since a device's memory is only
-given back when its process ends.
+Prompts with a common prefix are run, the engine's own prefix cache is emptied, and they are run again, so that the
+connector loads the common prefix. Run it first on a new machine, or with a new connector. Each vLLM has a process
+of its own, since a device's memory is freed only when its process ends.
 """
 
 import json
@@ -26,11 +25,11 @@ SHARED_TOKENS: Final = 256
 OUTPUT_TOKENS: Final = 32
 HITS: Final = "vllm:external_prefix_cache_hits"
 READY_SECONDS: Final = 3600
-"""How long an engine may take to start. It imports vLLM in three processes, one after the other: minutes where the
-cores are busy."""
+"""How long an engine may take to start. It imports vLLM in three processes, one after the other, which takes
+minutes if the cores are busy."""
 PAUSE_SECONDS: Final = 0.02
 REST_SECONDS: Final = 120
-"""How long stores may hold blocks after the last answer; while they do, no cache can be reset."""
+"""How long stores may hold blocks after the last answer; the prefix cache can't be reset before."""
 
 CONNECTOR: Final[Mapping[str, Any]] = {
     "kv_connector": "OffloadingConnector",
@@ -39,12 +38,12 @@ CONNECTOR: Final[Mapping[str, Any]] = {
     "kv_load_failure_policy": "recompute",
     "kv_connector_extra_config": {"cpu_bytes_to_use": GIGABYTE},
 }
-"""What is tried where nobody says another."""
+"""The default connector."""
 
 
 @dataclass(frozen=True)
 class Told:
-    """What one vLLM said."""
+    """The outputs of one vLLM."""
 
     cold: list[list[int]]
     warm: list[list[int]]
@@ -53,7 +52,7 @@ class Told:
 
 
 def prompts(vocabulary: int) -> list[list[int]]:
-    """Prompts of one beginning, which end differently and in the middle of blocks."""
+    """Prompts with a common prefix and different ends, in the middle of blocks."""
     random = Random(0)
     shared = [random.randrange(10, vocabulary) for _ in range(SHARED_TOKENS)]
     return [shared + [random.randrange(10, vocabulary) for _ in range(length)] for length in (1, 17, 70, 130)]
@@ -71,7 +70,7 @@ def run_one(model: str, transfer: dict[str, Any] | None, options: dict[str, Any]
     params = vllm.SamplingParams(temperature=0, max_tokens=OUTPUT_TOKENS, ignore_eos=True, detokenize=False)
 
     def run() -> list[list[int]]:
-        # One after the other: how requests are batched can change the last bits of a sum.
+        # One after the other: batching can change the last bits of a sum.
         return [list(llm.generate([one], params, use_tqdm=False)[0].outputs[0].token_ids) for one in asked]
 
     cold = run()
@@ -86,7 +85,7 @@ def run_one(model: str, transfer: dict[str, Any] | None, options: dict[str, Any]
 
 
 def compare(without: Told, with_it: Told) -> list[str]:
-    """What is wrong, a line each."""
+    """The problems found, one line each."""
     wrong = []
     for name in ("cold", "warm"):
         expected, told = getattr(without, name), getattr(with_it, name)
@@ -102,7 +101,7 @@ def compare(without: Told, with_it: Told) -> list[str]:
 
 
 def read_transfer(text: str) -> dict[str, Any]:
-    """What was typed for vLLM's ``--kv-transfer-config``: an object that names a connector."""
+    """The value of vLLM's ``--kv-transfer-config`` as typed: an object that names a connector."""
     try:
         transfer = json.loads(text)
     except ValueError as error:
@@ -120,8 +119,8 @@ def smoke(
     show: Callable[[str], None],
     transfer: Mapping[str, Any] = CONNECTOR,
 ) -> bool:
-    """Compare both, with ``options`` of vLLM's, and ``transfer`` for a connector. True: nothing is wrong."""
-    environment = _environment(model)  # the next line settles more in this process than a model may bear
+    """Compare both, with ``options`` for vLLM and ``transfer`` for the connector. True: there is no problem."""
+    environment = _environment(model)  # before the next line, which sets variables that only suit the tiny model
     vllm_version()
     with TemporaryDirectory() as folder:
         if model is None:
@@ -161,7 +160,7 @@ def _in_a_process(
 
 
 def _environment(model: str | None) -> dict[str, str]:
-    """The children's; what the user has set wins. Only the tiny model needs no network for certain."""
+    """The children's environment; the user's variables win. Only the tiny model is run without network."""
     settled = {name: value for name, value in SETTINGS.items() if model is None or name != "HF_HUB_OFFLINE"}
     return {**settled, "VLLM_ENGINE_READY_TIMEOUT_S": str(READY_SECONDS), **os.environ}
 

@@ -1,4 +1,4 @@
-"""A tiny Llama with random weights, made on the spot: large enough that its output depends on its KV cache.
+"""Makes a tiny Llama with random weights, large enough that its output depends on its KV cache.
 
 Weights are drawn from N(0, 0.15) with a fixed seed. With smaller ones (vLLM's ``load_format="dummy"``) greedy
 output doesn't change when every loaded block is zeroed, and a comparison of outputs would prove nothing.
@@ -56,12 +56,12 @@ def shapes(config: dict[str, Any]) -> dict[str, tuple[int, ...]]:
 
 
 def make_model(folder: Path) -> Path:
-    """Write the Llama and its tokenizer, unless they are there."""
+    """Write the Llama and its tokenizer, unless they exist."""
     return write_model(folder, CONFIG, shapes(CONFIG))
 
 
 def write_model(folder: Path, config: dict[str, Any], shapes: dict[str, tuple[int, ...]]) -> Path:
-    """Write a model with random weights of these shapes (vectors are ones), unless it is there."""
+    """Write a model with random weights of these shapes (vectors are ones), unless it exists."""
     import torch
 
     save_file = import_module("safetensors.torch").save_file

@@ -1,13 +1,13 @@
 """vLLM's ``TieringOffloadingSpec`` under the testbed: tiers below host memory, over the testbed's copies.
 
-A tier is anybody's, unchanged, with its files and threads. When its jobs end is for the world to decide.
+A tier is an unchanged one of any package, with its files and threads. The world decides when its jobs end.
 
 =============== =============================================================================================
 ``spec``        what a configuration names (``spec_module_path: kv_vllm.tiers``): vLLM's own manager of tiers
 ``rows``        the host memory that a tier sees
 ``watch``       watches what a tier does with it
-``connector``   ``OffloadingConnector`` for a test that judges the tier, and not vLLM
-``memory_tier`` an example: a tier in memory that does everything right
+``connector``   ``OffloadingConnector`` for tests that judge the tier, and not vLLM
+``memory_tier`` an example: a correct tier in memory
 =============== =============================================================================================
 """
 

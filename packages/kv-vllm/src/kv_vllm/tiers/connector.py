@@ -1,10 +1,9 @@
-"""``TieredConnector``: vLLM's ``OffloadingConnector`` over a tier that is to be judged.
+"""``TieredConnector``: vLLM's ``OffloadingConnector`` over a tier that the testbed judges.
 
-It ends a history where vLLM itself goes wrong, so that no tier is blamed for it. One such place is where the
-scheduler's side of ``OffloadingConnector`` raises. Another is where its manager of tiers loads the chunks of a
-prompt in turns for ever, since host memory hasn't room for all of them. Before 0.33 the connector takes the blocks
-of a session's later turns for further ones; that is mended here. ``tests/schedules`` has all three as they are
-without this.
+It ends a history where vLLM itself goes wrong, so that no tier is blamed for it: where the scheduler's side of
+``OffloadingConnector`` raises, and where its manager of tiers loads the chunks of a prompt in turns for ever,
+because host memory has no room for all of them. Before 0.33 the connector counts the blocks of a session's later
+turns as additional ones; that is corrected here. ``tests/schedules`` shows all three faults without this class.
 """
 
 from collections import Counter
@@ -20,16 +19,16 @@ from kv_vllm.installed import vllm_version
 from kv_vllm.tiers.watch import watches_of
 
 MOST_QUESTIONS: Final = 40
-"""So often a request is asked about in a row: fewer than are WORK."""
+"""How often a request is matched in a row before the history ends: fewer times than break WORK."""
 
 
 class TieredConnector(OffloadingConnector):  # type: ignore[misc]
-    """The connector as it is, which hides its own faults."""
+    """vLLM's connector; at its own faults the history ends."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self._questions: Counter[str] = Counter()
-        """By request, how often in a row it was told to ask again."""
+        """For each request, how often in a row the answer was to ask again."""
 
     def get_num_new_matched_tokens(self, request: Any, num_computed_tokens: int) -> tuple[int | None, bool]:
         with _faults_of_vllm():
@@ -73,7 +72,7 @@ class TieredConnector(OffloadingConnector):  # type: ignore[misc]
 
 @contextmanager
 def _faults_of_vllm() -> Iterator[None]:
-    """What the connector's own code raises, and none of what it calls, ends the history."""
+    """A context in which an error of the connector's own code, but not of code that it calls, ends the history."""
     try:
         yield
     except (AssertionError, KeyError) as error:

@@ -1,8 +1,8 @@
-"""``MemoryTier``: a tier that keeps chunks in memory, and does right.
+"""``MemoryTier``: a correct tier that keeps chunks in memory.
 
-It shows what a tier owes vLLM: it answers at once, reads and writes rows only while a job of theirs is under way,
-says once how each job ended, and finds nothing that it can't load. With less room than it is given it drops what
-was used longest ago, but nothing that a load still needs.
+It shows a tier's duties: it answers at once, reads and writes rows only while a job of theirs is in flight,
+reports the end of each job once, and finds only chunks that it can load. If it has too little room it drops the
+least recently used chunks, except those that a load still needs.
 """
 
 from collections import OrderedDict
@@ -17,9 +17,9 @@ from vllm.v1.kv_offload.tiering.base import JobResult, SecondaryTierManager, Tra
 class MemoryTier(SecondaryTierManager):  # type: ignore[misc]
     """Rows by key.
 
-    ``chunks`` is how many it has room for. One job in ``fails_one_in`` fails, of a load only the last chunks. With
-    ``asks_first`` a key is looked for until the next step. With ``whole_requests`` it wants also what was in host
-    memory before.
+    It has room for ``chunks`` chunks. One job in ``fails_one_in`` fails, a load only for its last chunks. With
+    ``asks_first`` a lookup of a key is answered in the next step. With ``whole_requests`` it is also given chunks
+    that were in host memory before.
     """
 
     medium = Medium.STORAGE
@@ -48,24 +48,24 @@ class MemoryTier(SecondaryTierManager):  # type: ignore[misc]
         self._loading: dict[int, list[bytes]] = {}
 
     def lookup(self, key: Any, req_context: Any) -> LookupResult:
-        """Whether it is kept; asked for the first time since the last step it may not know yet."""
+        """Whether the chunk is kept; at the first lookup since the last step the answer may be to ask again."""
         if self._asks_first and key not in self._answers:
             self._asked.add(key)
             return LookupResult.RETRY
         return LookupResult.HIT if key in self._kept else LookupResult.MISS
 
     def submit_store(self, job_metadata: TransferJob) -> None:
-        """To be done later."""
+        """Queue the job."""
         self._jobs.append(job_metadata)
 
     def submit_load(self, job_metadata: TransferJob) -> None:
-        """To be done later, from what is kept now."""
+        """Queue the job, with the chunks that are kept now."""
         there = takewhile(self._kept.__contains__, job_metadata.keys)
         self._loading[job_metadata.job_id] = [self._kept[key] for key in there]
         self._jobs.append(job_metadata)
 
     def get_finished_jobs(self) -> Iterable[JobResult]:
-        """All that it was told to do is done when it is asked for."""
+        """Do all queued jobs, and report them."""
         jobs, self._jobs = self._jobs, []
         return [self._load(job) if job.is_promotion else self._store(job) for job in jobs]
 
@@ -96,7 +96,7 @@ class MemoryTier(SecondaryTierManager):  # type: ignore[misc]
         return bool(self._fails_one_in) and job.job_id % self._fails_one_in == 0
 
     def touch(self, keys: Collection[Any], req_context: Any) -> None:
-        """They were used."""
+        """These chunks were used."""
         for key in keys:
             if key in self._kept:
                 self._kept.move_to_end(key)
@@ -105,7 +105,7 @@ class MemoryTier(SecondaryTierManager):  # type: ignore[misc]
         return RequestOffloadingContext(policy=self._policy)
 
     def on_schedule_end(self, context: Any) -> None:
-        """What was asked in this step is known in the next one, and no longer."""
+        """Lookups of this step are answered in the next one, and then forgotten."""
         self._answers, self._asked = self._asked, set()
 
     def drain_jobs(self) -> None:

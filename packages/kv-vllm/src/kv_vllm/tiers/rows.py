@@ -1,8 +1,8 @@
 """``Rows``: the host memory of all ranks as a tier sees it, a row of bytes for each chunk.
 
-A tier gets the address of all rows, and nobody sees when it reads and writes. So they are not the ranks' host
-memory itself. A row is filled from there before a tier is told to read it, and brought back there after a tier has
-written it. In between it holds what nobody should use.
+A tier gets the address of all rows, and the testbed doesn't see its reads and writes. So rows are copies, apart
+from the ranks' host memory. A row is filled from there before a tier is told to read it, and copied back there
+after a tier has written it. At other times it has bytes that nobody may use.
 """
 
 import mmap
@@ -19,7 +19,7 @@ from kv_sim.memory.device import Device
 
 
 class Area(NamedTuple):
-    """Where a rank has its chunks: in the host memory of its device, from a slot on."""
+    """A rank's chunks: the host memory of its device, from a slot on."""
 
     device: Device
     first_slot: int
@@ -33,21 +33,21 @@ class Rows:
         self._areas: dict[int, Area] = {}
         self._words: npt.NDArray[np.uint64] = np.empty((0, 0), np.uint64)
         self._known = self._words
-        """What is in the rows, as far as nobody changed it who was not told to."""
+        """The expected content of the rows, to notice writes without a job."""
         self._readers: Counter[int] = Counter()
         self._open: set[int] = set()
 
     @property
     def device(self) -> Device:
-        """The first rank's: a tier's jobs are of the engine, and its copies of one rank are as good as any."""
+        """The first rank's device: a tier's jobs belong to the engine, so any rank's errands would do."""
         return self._areas[min(self._areas)].device
 
     def add(self, rank: int, area: Area) -> None:
-        """A worker says where its chunks are."""
+        """Add the area of a worker's chunks."""
         self._areas[rank] = area
 
     def make(self, chunks: int, row_bytes: int) -> memoryview:
-        """The memory that tiers get: whole pages of the operating system, as memory that processes share."""
+        """Make the memory that tiers get: whole pages of the operating system, like memory shared by processes."""
         used = self._factor * sum(area.device.block_bytes for area in self._areas.values())
         assert used <= row_bytes, f"a chunk of all ranks has {used} bytes, and a row {row_bytes}"
         memory = np.frombuffer(mmap.mmap(-1, max(chunks * row_bytes, 1)), np.uint8)
@@ -58,7 +58,7 @@ class Rows:
         return rows.data
 
     def lend(self, chunks: Iterable[int]) -> None:
-        """Somebody is told to read these: let them have what the ranks have there."""
+        """Fill these rows from the ranks, for a job that reads them."""
         for chunk in chunks:
             parts = [self._read(area, chunk) for area in self._in_order()]
             content = np.concatenate(parts)
@@ -67,18 +67,18 @@ class Rows:
             self._readers[chunk] += 1
 
     def take_back(self, chunks: Iterable[int]) -> None:
-        """Somebody has read these."""
+        """A job has read these rows: fill them with other bytes."""
         for chunk in chunks:
             self._readers[chunk] -= 1
             if not self._readers[chunk]:
                 self._spoil(chunk)
 
     def open(self, chunks: Iterable[int]) -> None:
-        """Somebody is told to write these."""
+        """A job will write these rows."""
         self._open.update(chunks)
 
     def close(self, chunks: Iterable[int], written: Iterable[int]) -> None:
-        """Somebody has written some of these: let the ranks have them."""
+        """A job of these rows has ended: copy those that were ``written`` to the ranks."""
         for chunk in written:
             begin = 0
             for area in self._in_order():
@@ -92,13 +92,13 @@ class Rows:
             self._open.discard(chunk)
 
     def changed(self) -> list[int]:
-        """The chunks whose rows somebody changed who was not told to."""
+        """The chunks whose rows were changed without a job."""
         differs = (self._words != self._known).any(axis=1)
         differs[[*self._open]] = False
         return [int(chunk) for chunk in np.flatnonzero(differs)]
 
     def _spoil(self, chunk: int) -> None:
-        """Nobody should use what is in there."""
+        """Fill a row with bytes that nobody may use."""
         self._words[chunk] = POISON
         self._remember(chunk)
 
@@ -109,7 +109,7 @@ class Rows:
         return [area for _, area in sorted(self._areas.items())]
 
     def _read(self, area: Area, chunk: int) -> npt.NDArray[np.uint64]:
-        """What a rank has of a chunk, block by block; poison where a restart lost it."""
+        """A rank's part of a chunk, block by block; poison for parts that a restart lost."""
         first = area.first_slot + chunk * self._factor
         pages = [area.device.read_host(slot) for slot in range(first, first + self._factor)]
         lost = np.full(area.device.memory.shape[1:], POISON, np.uint64)
@@ -117,16 +117,16 @@ class Rows:
 
 
 _OF_ENGINE: Final[WeakValueDictionary[str, Rows]] = WeakValueDictionary()
-"""By the id of an engine the newest rows: worlds that come one after another call their engines alike."""
+"""The newest rows of each engine id: successive worlds use the same ids."""
 
 
 def rows_of(engine_id: str) -> Rows:
-    """What the workers of an engine have set up, for its scheduler's side."""
+    """The rows that an engine's workers have made, for its scheduler's side."""
     return _OF_ENGINE[engine_id]
 
 
 def add_area(engine_id: str, rank: int, area: Area, blocks_per_chunk: int) -> Rows:
-    """The rows in which a worker has an area. The first rank's worker comes first, and begins with new ones."""
+    """Add a worker's area; returns the rows. The first rank's worker comes first and makes new rows."""
     if rank == 0:
         rows = _OF_ENGINE[engine_id] = Rows(blocks_per_chunk)
     else:

@@ -1,7 +1,7 @@
 """``HostTieringSpec``: vLLM's ``TieringOffloadingSpec`` on the testbed's copies, with watched tiers.
 
 Its scheduler's side is vLLM's own ``TieringOffloadingManager`` with the tiers that ``secondary_tiers`` lists, as
-in a server. What it lacks is a region of memory that processes share: here all is one process.
+in a server. Only the region of memory that processes share is replaced, since a world is one process.
 """
 
 from functools import partial
@@ -20,7 +20,7 @@ from kv_vllm.tiers.watch import watch_all
 
 
 class Region:
-    """In the place of vLLM's ``SharedOffloadRegion``: it has the rows of an engine."""
+    """Replaces vLLM's ``SharedOffloadRegion``; it has the rows of an engine."""
 
     def __init__(self, rows: Rows, *, num_chunks: int, kv_bytes_per_chunk: int, **others: Any) -> None:
         self._view = rows.make(num_chunks, kv_bytes_per_chunk)
@@ -30,11 +30,11 @@ class Region:
         return self._view
 
     def cleanup(self) -> None:
-        """Nothing to do: the rows go with the engine."""
+        """Nothing to do: the rows are freed with the engine."""
 
 
 class TieredWorker(HostCopyWorker):
-    """Copies as ``HostCopyWorker`` does, to where the rows are filled from."""
+    """A ``HostCopyWorker`` whose host memory the rows are filled from."""
 
     def __init__(self, caches: CanonicalKVCaches, spec: "HostTieringSpec") -> None:
         super().__init__(caches, spec.num_chunks, spec.blocks_per_chunk)
@@ -53,7 +53,7 @@ class HostTieringSpec(vllms_spec.TieringOffloadingSpec):  # type: ignore[misc]
         self.kv_bytes_per_chunk: int = round_up(self.kv_bytes_per_chunk, SharedOffloadRegion.BLOCK_SIZE_ALIGNMENT)
 
     def get_manager(self) -> OffloadingManager:
-        """That of vLLM, whose tiers are watched."""
+        """The manager is vLLM's, with a ``TierWatch`` around each tier."""
         if self._manager is None:
             rows = rows_of(self.config.engine_id)
             with patch.object(vllms_spec, "SharedOffloadRegion", partial(Region, rows)):

@@ -1,13 +1,13 @@
 """``TierWatch``: stands between vLLM's manager of tiers and one tier, and lets the world decide when jobs end.
 
-A tier may have threads, so when a job of its is done differs from run to run. What the manager hears doesn't: each
-job has an errand in the world, and is reported when that is done and not before. A tier that isn't ready by then
-is made ready by ``drain_jobs``, which promises just that. What is watched beside it:
+A tier may have threads, so the time at which its job ends differs between runs. The reports to the manager don't:
+each job has an errand in the world, and is reported only when that is done. If the tier hasn't finished the job by
+then, ``drain_jobs`` makes it finish. What is checked besides:
 
-- Rows that a tier was not told to write stay as they are.
-- A row that it has read, it doesn't need any more; there is something else in it.
-- Each job is reported once, under its own number, and of what was not loaded nothing is said to be.
-- Lookups that a tier has answered by a thread are answered by the next step.
+- A tier writes only rows that it was told to write.
+- A tier reads a row only during the job: afterwards the row has other bytes.
+- Each job is reported once, under its own number, and only keys of the job are reported as loaded.
+- Lookups that a tier answers by a thread are answered by the next step.
 """
 
 import time  # noqa: TID251 - a thread of the tier's own is waited for
@@ -24,26 +24,26 @@ from kv_sim.violation import Invariant
 from kv_vllm.tiers.rows import Rows
 
 MOST_SECONDS: Final = 5.0
-"""As long as a thread that answers lookups is waited for."""
+"""Seconds to wait for a thread that answers lookups."""
 _WATCHES: Final = "watches_of_the_testbed"
 
 
 class TierWatch:
-    """One tier of an engine. It takes the place of some of the tier's methods."""
+    """One tier of an engine. It replaces some of the tier's methods."""
 
     def __init__(self, tier: SecondaryTierManager, rows: Rows, errands: Errands) -> None:
         self._rows = rows
         self._errands = errands
         self._name = f"tier {tier.tier_type!r}"
         self._jobs: dict[int, TransferJob] = {}
-        """What the tier was told to do and the manager hasn't heard the end of."""
+        """Jobs of the tier whose end the manager doesn't know yet."""
         self._errand_of: dict[int, Errand[None]] = {}
         self._ready: dict[int, JobResult] = {}
-        """What the tier says that has ended, and the manager hasn't heard of."""
+        """Results of the tier that the manager didn't get yet."""
         self._due: list[int] = []
-        """Jobs of which it may hear now."""
+        """Jobs whose results the manager may get now."""
         self.loads: Counter[bool] = Counter()
-        """How many loads went well, and how many didn't, since somebody last cleared this."""
+        """How many loads succeeded, and how many failed, since this was last cleared."""
         self._drain, self._finished, self._load = tier.drain_jobs, tier.get_finished_jobs, tier.submit_load
         vars(tier).update(drain_jobs=self.drain, get_finished_jobs=self.finished, submit_load=self.load)
         for part in vars(tier).values():
@@ -53,24 +53,24 @@ class TierWatch:
     # -- what the manager asks of the tier -----------------------------------------------------
 
     def begin_store(self, job: TransferJob) -> None:
-        """The manager is about to have the tier read rows."""
+        """The manager is about to give the tier a job that reads rows."""
         self._rows.lend(job.chunk_ids.tolist())
         self._begin(job)
 
     def load(self, job: TransferJob) -> None:
-        """The manager has the tier write rows."""
+        """The manager gives the tier a job that writes rows."""
         self._rows.open(job.chunk_ids.tolist())
         self._begin(job)
         self._load(job)
 
     def finished(self) -> Iterable[JobResult]:
-        """Of what has ended, what the world says that has."""
+        """The results of jobs whose errands the world has done."""
         self._hear()
         due, self._due = self._due, []
         return [self._ready.pop(number) for number in due]
 
     def drain(self) -> None:
-        """All jobs end now."""
+        """Finish all jobs now."""
         self._drain()
         self._errands.wait_for(*self._errand_of.values())
 
@@ -81,7 +81,7 @@ class TierWatch:
         self._errand_of[job.job_id] = self._errands.submit(self._end, job.job_id)
 
     def _end(self, number: int) -> None:
-        """The world says that a job has ended."""
+        """The world has done a job's errand."""
         self._hear()
         if number not in self._ready:
             self._drain()
@@ -100,7 +100,7 @@ class TierWatch:
         self._due.append(number)
 
     def _hear(self) -> None:
-        """Take in what the tier says that has ended, and look at what it has written."""
+        """Take the tier's results, and check the rows that it wrote."""
         for result in self._finished():
             number = result.job_id
             if number not in self._jobs or number in self._ready:
@@ -117,7 +117,7 @@ class TierWatch:
 
 
 def watch_all(manager: TieringOffloadingManager, rows: Rows) -> None:
-    """Have the world decide when the jobs of a manager's tiers end."""
+    """Let the world decide when the jobs of a manager's tiers end."""
     errands, create = Errands(rows.device), manager.create_store_job
     watches = [TierWatch(tier, rows, errands) for tier in manager.secondary_tiers]
 
@@ -130,13 +130,13 @@ def watch_all(manager: TieringOffloadingManager, rows: Rows) -> None:
 
 
 def watches_of(manager: TieringOffloadingManager) -> list[TierWatch]:
-    """Those of its tiers."""
+    """The watches of a manager's tiers."""
     found: list[TierWatch] = vars(manager)[_WATCHES]
     return found
 
 
 def _answered(lookups: AsyncLookupManager, flush: Callable[[], None]) -> Callable[[], None]:
-    """``flush``, after which its thread has answered."""
+    """``flush``, which then waits until the thread has answered."""
 
     def flush_and_wait() -> None:
         flush()

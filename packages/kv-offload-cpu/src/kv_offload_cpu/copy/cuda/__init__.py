@@ -2,12 +2,12 @@
 
 ================= ============================================================================================
 **the engine**    and what it chooses from
-``engine``        takes jobs, keeps their order; what a method is, and the plainest one: a copy for each range
+``engine``        takes jobs, keeps their order; the interface of a method, and the simplest: a copy for each range
 ``methods/``      the others: the driver's batched copy, a kernel, and a buffer on the device
-``table``         which method copies which job; ``trial``: measures that on this device
-**the device**    as all of them see it
+``table``         which method copies which job; ``trial`` measures that on this device
+**the device**    for the engine and its methods
 ``torch_driver``  memory, copies and kernels, by torch
-``streams``       streams and events: calls are made at once, or noted
+``streams``       streams and events; calls are made at once, or noted for a thread
 ``giver``         a thread that makes the noted calls; ``call_loop``: its compiled loops
 ``batch_call``    the driver's batched copy, by cuda-bindings
 **kernels**       that methods launch

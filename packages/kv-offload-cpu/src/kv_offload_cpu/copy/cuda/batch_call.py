@@ -1,8 +1,8 @@
-"""The driver's ``cuMemcpyBatchAsync``, called with arrays, and what else is asked of cuda-bindings' driver.
+"""The driver's ``cuMemcpyBatchAsync``, called with arrays, and other uses of cuda-bindings' driver module.
 
-The bindings' own function of that name takes lists, and would make three Python objects of every copy. So they are
-asked for functions' addresses, for what attributes look like and for the values of their enumerations. An address
-is that of CUDA 12.8's form of a function, which newer drivers keep.
+The bindings' own function of that name takes lists, and would make three Python objects for every copy. So only
+addresses of functions, layouts of attributes and values of enumerations are taken from the bindings. An address
+is that of the function's form in CUDA 12.8, which newer drivers keep.
 """
 
 import ctypes
@@ -21,7 +21,7 @@ _NUMBER_BYTES: Final = 8
 
 
 class BatchCall:
-    """What the function is called with; a ConfigError where this machine's driver has none."""
+    """The arguments of the batched copy; a ConfigError if this machine's driver doesn't have one."""
 
     def __init__(self) -> None:
         bindings = load_bindings("a batched copy")
@@ -33,13 +33,13 @@ class BatchCall:
         self._addresses = ctypes.addressof(self._first), 1, ctypes.addressof(self._wrong)
 
     def arguments(self, stream: int, batch: Batch, begin: int, end: int) -> tuple[int, ...]:
-        """Targets, sources, sizes, their number; attributes, their first copies, their number; which was wrong."""
+        """Targets, sources, sizes, number; attributes, first copy of each, their number; failed index; stream."""
         columns = [address + begin * _NUMBER_BYTES for address in batch.addresses]
         return *columns, end - begin, self._attributes[batch.order][1], *self._addresses, stream
 
 
 def load_bindings(purpose: str) -> Any:
-    """The module of the driver's functions."""
+    """cuda-bindings' module of the driver; a ConfigError, which names the purpose, if it can't be imported."""
     try:
         return import_module("cuda.bindings.driver")
     except ImportError as error:
@@ -50,7 +50,7 @@ def load_bindings(purpose: str) -> Any:
 
 
 def mapped_address(bindings: Any, address: int) -> int:
-    """Where the device itself finds pinned memory that the host has at ``address``."""
+    """The address at which the device reaches pinned memory that the host has at ``address``."""
     result, mapped = bindings.cuMemHostGetDevicePointer(address, 0)
     if int(result):
         raise ConfigError(f"copy_engine: the device can't reach host memory: error {int(result)}; use 'cuda'")
@@ -73,7 +73,7 @@ def find_function(bindings: Any, symbol: bytes) -> int:
 
 
 def source_orders(bindings: Any) -> dict[SourceOrder, Any]:
-    """What the driver calls them."""
+    """The driver's names of the source orders."""
     names = bindings.CUmemcpySrcAccessOrder
     return {
         SourceOrder.STREAM: names.CU_MEMCPY_SRC_ACCESS_ORDER_STREAM,

@@ -9,12 +9,12 @@ from kv_offload_cpu.copy.cuda.nvrtc import Loaded, Source
 from kv_offload_cpu.copy.ranges.addresses import WIDEST_WORD_BYTES
 
 LANES: Final = 8
-"""Threads of a warp that have a buffer."""
+"""How many threads of a warp have a buffer."""
 
 WARPS: Final = {False: 6, True: 2}
-"""Of a program, by whether it stores; fewer where a device has no room for so many. Stores have under way what
-fills a link, two programs of 16 buffers on an H200, and with fewer not quite; loads three times that, for answers
-that come later beside stores."""
+"""Warps of a program, by whether it stores; fewer if the device has no room for so many. Stores have as many bytes
+in flight as fill the link: on an H200 that takes two programs of 16 buffers. Loads have three times as many,
+since their answers come later while stores run."""
 
 SOURCE: Final = Source(
     "bulk_kernel.cu",
@@ -29,7 +29,7 @@ _BARRIER_BYTES: Final = 8
 
 
 class BulkCall:
-    """The kernel on the current device; a ConfigError where that can't be."""
+    """The kernel on the current device; a ConfigError if the device can't run it."""
 
     def __init__(self) -> None:
         loaded = Loaded(SOURCE)
@@ -39,7 +39,7 @@ class BulkCall:
         loaded.allow_shared_bytes(self.function, shared_bytes(max(self.warps.values())))
 
     def kernel(self, steps: Any, num_steps: int, *, is_store: bool, word: int) -> "BulkKernel":
-        """The kernel for one direction and these steps, a tensor on the device."""
+        """The kernel for one direction and these steps; ``steps`` is a tensor on the device."""
         if word < WIDEST_WORD_BYTES:
             raise ConfigError(
                 f"copy_engine: 'cuda-bulk' copies multiples of {WIDEST_WORD_BYTES} bytes, and these pages or "
@@ -49,7 +49,7 @@ class BulkCall:
 
 
 class BulkKernel(DriverKernel):
-    """The kernel for one direction. Its programs stay until all is moved."""
+    """The kernel for one direction. Each of its programs runs until all steps are moved."""
 
     def __init__(self, call: BulkCall, steps: Any, num_steps: int, *, is_store: bool) -> None:
         warps = call.warps[is_store]
@@ -62,5 +62,5 @@ class BulkKernel(DriverKernel):
 
 
 def shared_bytes(warps: int) -> int:
-    """Bytes of shared memory that the buffers of so many warps take, with a barrier for each."""
+    """Bytes of shared memory that the buffers of ``warps`` warps take, with a barrier for each buffer."""
     return LANES * warps * (STEP_BYTES + _BARRIER_BYTES)

@@ -1,13 +1,13 @@
-"""Compiled loops that make calls which were noted before, with no interpreter and no lock of one.
+"""Compiled loops that make noted calls of the CUDA driver without Python's interpreter or its lock.
 
-A call is a row of words: where the function is, and its arguments, each in a word of its own. All functions get as
-many words as the one with the most takes; a function doesn't see those that it doesn't take. They are the
-driver's, of whole numbers and addresses, and give 0 or an error, at which a list of calls ends.
+A call is a row of words: the function's address, and then its arguments, one word each. Every function is called
+with as many words as the one with the most parameters; a function ignores the surplus. The functions are the
+driver's: they take whole numbers and addresses, and return 0 or an error. A list of calls ends at the first error.
 
-``CallLoop`` makes a list of calls. ``Server`` makes those that are published to it, list after list, in a thread
-that is in the compiled loop until its end. A number in memory tells it of more lists, and so does a file
-descriptor, which it reads when there is nothing to do. Numbers in memory are written so that who sees one sees
-what came before it.
+``CallLoop`` makes one list of calls. ``Server`` makes the lists that are published to it, one after the other, in
+a thread that stays in the compiled loop until it is told to leave. The publisher tells it of a new list by a
+number in memory, and by a file descriptor, which the thread reads while it has nothing to do. The number is
+written with release order: a thread that sees it sees everything that was written before it.
 """
 
 import ctypes
@@ -26,10 +26,10 @@ import numpy as np
 from kv_offload_cpu.copy.compiled import Compiled, Unavailable, compiled
 
 MOST_ARGUMENTS: Final = 11
-"""Those of ``cuLaunchKernel``."""
+"""Parameters of a call, at most: those of ``cuLaunchKernel``."""
 
 MOST_LISTS: Final = 1024
-"""That are published and not yet made."""
+"""Lists that are published and not yet made, at most."""
 
 _ROW_WORDS: Final = MOST_ARGUMENTS + 1
 
@@ -38,20 +38,20 @@ _ZEROS: Final = [(0,) * (MOST_ARGUMENTS - count) for count in range(MOST_ARGUMEN
 
 
 class _Word(IntEnum):
-    """What publisher and server tell each other."""
+    """The words in memory by which publisher and server tell each other things."""
 
     PUBLISHED = 0
-    """How many lists."""
+    """How many lists were published."""
     MADE = 1
-    """How many of them were made, or left out."""
+    """How many of them were made or skipped."""
     BROKEN = 2
-    """The number of the list that failed, from 1 on, or 0. What comes after it is left out."""
+    """The number of the list that failed, counted from 1, or 0. Lists after it are skipped."""
     PLACE = 3
-    """How many of its calls were made before."""
+    """How many calls of the failed list were made before the one that failed."""
     ERROR = 4
-    """What it failed by."""
+    """The error of the call that failed."""
     IS_ENDING = 5
-    """Whether to leave when nothing is left."""
+    """Whether the thread is to leave the loop when all published lists are made."""
 
 
 class CallLoop:
@@ -65,17 +65,17 @@ class CallLoop:
         self._serve = ctypes.CFUNCTYPE(None, address, address, word, address, address)(found.addresses[2])
 
     def make(self, calls: "Calls") -> tuple[int, int]:
-        """How many calls were made that gave 0, and the error of the one after them, or 0."""
+        """How many calls returned 0, and the error of the call after them, or 0."""
         error = ctypes.c_int64(0)
         made = self._make(calls.address, len(calls), ctypes.addressof(error))
         return made, error.value
 
     def publish(self, word: int, value: int) -> None:
-        """Write a number after all that was written before."""
+        """Write a number with release order: whoever sees it sees all earlier writes."""
         self._publish(word, value)
 
     def serve(self, state: int, ring: int, descriptor: int) -> None:
-        """Make what is published, until told to leave."""
+        """Make the lists that are published, until told to leave."""
         room = ctypes.c_int64(0)
         self._serve(state, ring, descriptor, _READ, ctypes.addressof(room))
 
@@ -84,7 +84,7 @@ _READ = ctypes.cast(ctypes.CDLL(None).read, ctypes.c_void_p).value
 
 
 class Server:
-    """Makes lists of calls in a thread of its own. One thread publishes, and asks."""
+    """Makes lists of calls in a thread of its own. All its methods are for one other thread, the publisher."""
 
     def __init__(self, loop: CallLoop, around: Callable[[], AbstractContextManager[object]], name: str) -> None:
         self._loop = loop
@@ -99,24 +99,24 @@ class Server:
 
     @property
     def num_made(self) -> int:
-        """Lists that were made, or left out."""
+        """How many lists were made or skipped."""
         return int(self._state[_Word.MADE])
 
     @property
     def is_lost(self) -> bool:
-        """Whether the thread has ended, and nobody told it to."""
+        """Whether the thread has ended without being told to."""
         return self._thread is not None and not self._thread.is_alive()
 
     @property
     def broken(self) -> tuple[int, int, int] | None:
-        """Which list failed, from 0 on, at which of its calls, by what error."""
+        """The list that failed, its call that failed, both counted from 0, and the error; None if none failed."""
         list_number, place, error = self._state[_Word.BROKEN : _Word.ERROR + 1].tolist()
         return (list_number - 1, place, error) if list_number else None
 
     def publish(self, calls: "Calls") -> int:
-        """Have one more list made, whose number this gives, from 0 on.
+        """Have one more list made; returns its number, counted from 0.
 
-        It stays as it is until it was made, and fewer than ``MOST_LISTS`` wait.
+        The caller must not change the list before it was made, nor publish while ``MOST_LISTS`` wait.
         """
         assert self._published - self.num_made < MOST_LISTS, "no room for one more list"
         self._ring[self._published % MOST_LISTS] = calls.address, len(calls)
@@ -132,11 +132,11 @@ class Server:
         return self._published - 1
 
     def mend(self) -> None:
-        """Make again what is published from now on. Nothing is being made; a thread that was lost left lists."""
+        """Make lists again after a failure, while none is made; lists that a lost thread left are dropped."""
         self._state[_Word.BROKEN], self._state[_Word.MADE] = 0, self._published
 
     def end(self) -> None:
-        """Make what is left, and let go of the thread, until there is more. May be repeated."""
+        """Make the lists that are left and end the thread; the next list begins another. May be repeated."""
         if self._thread is not None:
             self._loop.publish(self._at + 8 * _Word.IS_ENDING, 1)
             os.eventfd_write(self._descriptor, 1)
@@ -159,7 +159,7 @@ def find_loop() -> CallLoop | Unavailable:
 
 
 class Calls:
-    """Calls as the loops take them."""
+    """A list of calls in the form that the compiled loops read."""
 
     def __init__(self) -> None:
         self._words = array("q")
@@ -172,16 +172,16 @@ class Calls:
         self._words.extend((function, *arguments, *_ZEROS[len(arguments)]))
 
     def function(self, place: int) -> int:
-        """Where the function of a call is."""
+        """The address of a call's function."""
         return self._words[place * _ROW_WORDS]
 
     @property
     def address(self) -> int:
-        """Where they are, once no more are added."""
+        """The address of the list; no calls may be added any more."""
         return self._words.buffer_info()[0]
 
 
-# The functions, in LLVM's words
+# The functions in LLVM's IR
 
 
 def _describe(ir: Any) -> Any:

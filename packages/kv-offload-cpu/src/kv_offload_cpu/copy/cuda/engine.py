@@ -1,21 +1,22 @@
 """The copy engine for KV caches on a CUDA device: streams and events, and no thread of its own.
 
-**Theory of operation.** There are three lanes, each a stream of its own and a queue: stores, loads, and expedited
-loads, which so overtake the others. For a job, its lane's stream and every other stream of its method first wait
-for what the compute stream was given so far. A store must see what the model wrote. A load must not be overtaken
-by an earlier write to the block, such as zeroing. Then come an event, the copies, and another event. A job has
-ended when that is reached; since a stream keeps its order, only the head of each queue is ever asked.
+**Theory of operation.** There are three lanes, each with its own stream and queue: stores, loads, and expedited
+loads, which overtake other loads in this way. For a job, its lane's stream and every other stream of its method
+first wait for all work that the compute stream was given so far: a store must see what the model wrote, and an
+earlier write to the block, such as zeroing, must not overwrite what a load brings. Then come an event, the copies,
+and another event. The job has ended when the second event is reached. A stream keeps its order, so ``poll`` asks
+only for the head of each queue.
 
-How the copies of a job are given to a stream is a ``Method``, one for each lane: ``EachRange`` here, and the
-others are in ``methods``. Whatever streams and buffers a method uses, a job begins and ends on its lane's stream.
+A ``Method`` gives the copies of a job to streams, one method for each lane: ``EachRange`` is here, the others are
+in ``methods``. Whatever streams and buffers a method uses, a job begins and ends on its lane's stream.
 
-A device may leave what it is given until it is told to go, and who gives it then may be another thread: what fails
-there is heard of at the job's end. A job that fails half way, at its begin or later, is reported as failed once
-its streams are known to be idle; only then is what it was lent given back. Until then copies that were already
-given to them may run, and read buffers of the method.
+A device may collect calls until ``go``, and then another thread may make them; if one fails there, the engine
+learns it at the job's end. A job that fails half way is reported as failed only once its streams are idle, and
+only then does the method take back the buffers that it lent to the job: until then, copies that the streams
+already have may run and use them.
 
-**Invariants.** A job is in one queue, or it has ended. What a method lent is with one queued job, or given back;
-unless the device couldn't be asked whether it is still in use, then it goes to nobody.
+**Invariants.** A job is in one queue, or it has ended. A buffer that a method lent belongs to one queued job, or
+was given back. If the device couldn't say whether a buffer is still in use, nobody gets it any more.
 """
 
 from collections import deque
@@ -34,82 +35,83 @@ Event: TypeAlias = Any
 
 
 class Streams(Protocol):
-    """What engine and methods ask of a device to keep order. Everything may raise."""
+    """The part of a device that keeps order, for the engine and its methods. Every method may raise."""
 
     def new_stream(self, beside: Stream | None = None) -> Stream:
-        """A stream that runs beside all others. It and ``beside`` are given what they are given in one order."""
+        """A stream that runs beside all others. Calls for it and for ``beside`` are made in one common order."""
 
     def mark(self, stream: Stream) -> Event:
-        """An event after all that ``stream`` was given so far."""
+        """An event after all work that ``stream`` was given so far."""
 
     def hold(self, stream: Stream, event: Event) -> None:
-        """Let nothing that ``stream`` is given from now on begin before ``event``."""
+        """Work that ``stream`` is given from now on waits for ``event``."""
 
     def go(self, stream: Stream) -> None:
-        """What ``stream`` and the streams beside it were given may begin; a device may wait until this is called.
+        """Start the work of ``stream`` and of the streams beside it; a device may collect it until this call.
 
-        A failure of it isn't raised here, but when somebody asks for an event after it.
+        If it fails, this doesn't raise; asking for a later event of the stream does.
         """
 
 
 class Driver(Streams, Protocol):
-    """What the engine asks of a device. Everything may raise."""
+    """The device as the engine uses it. Every method may raise."""
 
     def mark_compute(self) -> Event:
-        """An event after all that the compute stream was given so far."""
+        """An event after all work that the compute stream was given so far."""
 
     def mark_time(self, stream: Stream) -> Event:
-        """An event after all that ``stream`` was given so far, which knows its time; it costs more."""
+        """Like ``mark``, but the event records the time when it is reached, which costs more."""
 
     def is_reached(self, event: Event) -> bool:
-        """Whether all before ``event`` has been done."""
+        """Whether all work before ``event`` is done."""
 
     def wait_for(self, event: Event) -> None:
-        """Return when all before ``event`` has been done."""
+        """Return when all work before ``event`` is done."""
 
     def drain(self, stream: Stream) -> None:
-        """Have all go that ``stream`` was given, and return when it is idle. What failed is over by then."""
+        """Start all work of ``stream`` and return when it is idle. It works again then, whatever had failed."""
 
     def seconds_between(self, begin: Event, end: Event) -> float:
-        """The time from one reached event to another, of those that know theirs."""
+        """The time between two reached events that record time."""
 
     def shutdown(self) -> None:
-        """Let go of the memory. Nothing runs any more. May be repeated."""
+        """Release the memory. No work runs any more. May be repeated."""
 
 
 class Method(Protocol):
-    """How the jobs of one lane are given to the device. All but ``take_back`` may raise."""
+    """Gives the jobs of one lane to the device. All methods but ``take_back`` may raise."""
 
     @property
     def streams(self) -> Sequence[Stream]:
-        """The lane's stream, and those that this method uses besides."""
+        """The lane's stream, and the other streams that this method uses."""
 
     @property
     def stages(self) -> Sequence[int]:
-        """The addresses of memory on the device that is this method's alone."""
+        """The addresses of this method's own memory on the device."""
 
     def prepare(self, direction: Direction, copies: PageCopies) -> Any:
-        """Work out what a checked job needs, and borrow it; nothing is given to a stream yet."""
+        """Work out and borrow what a job needs; no stream is given anything yet. The job was checked before."""
 
     def give(self, prepared: Any) -> None:
-        """Give its streams the copies of a job, which end before whatever the lane's stream is given after.
+        """Give the copies of a job to the method's streams.
 
-        What a stream was given before comes first.
+        They run after all that each stream was given before, and end before all that the lane's stream is given
+        afterwards.
         """
 
     def take_back(self, prepared: Any) -> None:
-        """Nothing touches what a job was prepared with any more, so it may serve another one."""
+        """The job's copies no longer touch what ``prepare`` borrowed, so another job may get it."""
 
 
 class RangeDriver(Protocol):
-    """What copying range by range asks of a device."""
+    """The device as ``EachRange`` uses it."""
 
     def copy(self, stream: Stream, direction: Direction, ranges: Ranges) -> None:
         """Give ``stream`` the copies of a job."""
 
 
 class EachRange:
-    """One copy of the device for each range."""
+    """Copies each range of a job by one copy of its own."""
 
     stages = ()
 
@@ -126,7 +128,7 @@ class EachRange:
         self._driver.copy(self.streams[0], *prepared)
 
     def take_back(self, prepared: tuple[Direction, Ranges]) -> None:
-        """There is nothing to take."""
+        """Nothing to do: ``prepare`` borrows nothing."""
 
 
 class _Job(NamedTuple):
@@ -163,7 +165,8 @@ class CudaCopyEngine:
         lane = self._lane(direction, urgency)
         driver, prepared = self._driver, None
         try:
-            # In this order: memory that a method takes anew may still be used by compute that was given before.
+            # In this order: memory that a method allocates anew may still be used by earlier work of the compute
+            # stream.
             prepared = lane.method.prepare(direction, copies)
             computed = driver.mark_compute()
             for stream in lane.method.streams:
@@ -212,7 +215,7 @@ class CudaCopyEngine:
         return self._expedited if urgency is Urgency.EXPEDITED else self._loads
 
     def _ended(self, lane: _Lane, job: _Job) -> bool:
-        """Whether a job has ended; if so its result is noted."""
+        """Whether a job has ended; if so, its result is added."""
         try:
             if not self._driver.is_reached(job.end):
                 return False
@@ -234,7 +237,7 @@ class CudaCopyEngine:
             self._drain(lane)
 
     def _drain(self, lane: _Lane) -> bool:
-        """Return when nothing of a lane runs; False if the device can't be asked."""
+        """Return when no work of a lane runs; False if the device can't be asked."""
         is_idle = True
         for stream in lane.method.streams:
             try:

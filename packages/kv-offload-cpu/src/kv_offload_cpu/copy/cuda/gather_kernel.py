@@ -1,11 +1,12 @@
-"""The kernel that moves pages between tensors and slots, in Triton. The only file here that imports it.
+"""The kernel in Triton that moves pages between tensors and slots. The only module that imports Triton.
 
-What a kernel gets out of a link is the bytes that it has under way, by the time of a round trip. So a program is
-as large as programs can be, and moves several steps at once: if it took one after the other, it would wait for the
-link after each. So few programs are enough, and few multiprocessors are taken from the model.
+A kernel's throughput over a link is the bytes that it has in flight, divided by the time of a round trip. So a
+program is as large as Triton allows, and moves several steps at once; if it moved them one after the other, it
+would wait for a round trip after each. In this way few programs are enough, and the model loses few
+multiprocessors.
 
-It works addresses out itself, of a page and of a step in it. What the host has to write for a job is three numbers
-a page, however many tensors that is in: see ``page_table``.
+The kernel computes the address of each step of a page by itself. The host writes three numbers for each page of a
+job, in however many tensors the page is: see ``page_table``.
 """
 
 # mypy: disable-error-code="import-not-found,import-untyped,untyped-decorator,no-untyped-def,no-untyped-call"
@@ -16,11 +17,11 @@ import triton
 import triton.language as tl
 
 WARPS: Final = 32
-"""Of a program: as many as there can be."""
+"""Warps of a program: the most that there can be."""
 
 
 class Tile(NamedTuple):
-    """How a program moves words of a width: so many steps at once, so many words of each."""
+    """How many steps a program moves at once, and how many words of each."""
 
     word_type: Any
     word_bytes: int
@@ -36,8 +37,8 @@ TILES: Final = {
     2: Tile(tl.int16, 2, False, 2, 2048),
     1: Tile(tl.int8, 1, False, 1, 4096),
 }
-"""By the width of words. With the widest, which nearly all pages are made of, a tile is 64 KiB: four loads of 16
-bytes a thread. Two programs of it fill a link of 55 GB/s."""
+"""The tile for each width of words. With the widest words, which fit nearly all pages, a tile is 64 KiB: each
+thread has four loads of 16 bytes. Two programs with this tile fill a link of 55 GB/s."""
 
 
 @triton.jit(do_not_specialize=["num_rows", "begin", "num_items", "num_steps"])
@@ -90,17 +91,17 @@ def move_pages(
 def arguments(
     table: Any, num_rows: int, rows: range, steps: Any, num_steps: int, *, is_store: bool, word: int
 ) -> tuple[Any, ...]:
-    """What the kernel is called with for some pages of ``table``, which has ``num_rows``."""
+    """The kernel's arguments for some pages of ``table``, which has ``num_rows`` rows."""
     return (table, num_rows, rows.start, len(rows) * num_steps, steps, num_steps, is_store, *TILES[word])
 
 
 def num_programs(num_items: int, word: int, most: int) -> int:
-    """How many programs have something to do, up to a limit."""
+    """How many programs have steps to move, up to the limit ``most``."""
     return max(1, min(most, -(-num_items // TILES[word].height)))
 
 
 class Kernel:
-    """The kernel for one direction and width of words, compiled once: looking it up takes as long as a launch."""
+    """The kernel for one direction and width of words, looked up once: a look-up takes as long as a launch."""
 
     def __init__(self, steps: Any, num_steps: int, *, is_store: bool, word: int) -> None:
         self._steps = steps
@@ -111,7 +112,7 @@ class Kernel:
         self._compiled = move_pages.warmup(*nothing, num_warps=WARPS, grid=(1,))
 
     def launch(self, stream: int, table: Any, num_rows: int, rows: range, programs: int) -> None:
-        """Give a stream, by its handle, the moves of some pages of ``table``, a tensor on the device."""
+        """Launch the kernel for some pages of ``table``, a tensor on the device; ``stream`` is a handle."""
         told = arguments(
             table, num_rows, rows, self._steps, self._num_steps, is_store=self._is_store, word=self._word
         )

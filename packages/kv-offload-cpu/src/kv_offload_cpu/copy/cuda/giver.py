@@ -1,20 +1,20 @@
-"""Gives a lane's streams what was noted for them, in order, while whoever noted it goes on.
+"""Makes the noted calls of the driver for a lane's streams, in order, in a thread beside the one that noted them.
 
-The driver takes half a microsecond and more for each copy of a batch, so a job of some hundred megabytes keeps a
-thread for milliseconds. If whoever submits the job does this, it is the thread that launches the model's own work.
-And two directions at once are more than one thread can give, where copies are small. So calls of the driver are
-noted, and each lane has a giver, with a thread that makes them and never waits for the interpreter.
+The driver takes half a microsecond or more for each copy of a batch, so a job of some hundred megabytes keeps a
+thread for milliseconds. The thread that submits a job is the one that launches the model's work, so it should not
+do this. And where copies are small, one thread is too slow for both directions at once. So calls of the driver are
+noted, and each lane has a giver, whose thread makes them and never waits for the interpreter.
 
-**Theory of operation.** What is noted comes into a list, until ``go``. Lists are numbered, and given in their
-order. If no other is under way, ``go`` gives a short one itself, since to wake a thread takes as long as some
-dozens of copies. All others are published to the thread, which gives them. What Python itself has to do is a call
-of Python, for which the thread must have the interpreter after all.
+**Theory of operation.** Calls are noted in a list, until ``go``. Lists are numbered, and given in this order: to
+give a list is to make its calls. If no other list is under way, ``go`` gives a short one itself, since waking the
+thread takes as long as some dozens of copies. All other lists are published to the thread. A Python function can
+be noted, too (an *action*); for that the thread does need the interpreter.
 
-When an entry fails, nothing more is given: what comes after it in its job would be wrong, and where the next job
-begins the giver doesn't know. All lists from that one on count as failed, until ``drain`` has found the lane's
-streams idle.
+When a call fails, nothing after it is given: the rest of its job would be wrong, and the giver doesn't know where
+the next job begins. That list and all later ones count as failed, until ``drain`` has found the lane's streams
+idle.
 
-**Invariant.** Lists up to ``_given`` were given, or have failed; ``_waiting`` has those after it that have gone.
+**Invariant.** Lists up to ``_given`` were given, or have failed; ``_waiting`` has the later ones that have gone.
 """
 
 import ctypes
@@ -27,10 +27,11 @@ from typing import Any, Final, NamedTuple
 from kv_offload_cpu.copy.cuda.call_loop import MOST_LISTS, CallLoop, Calls, Server
 
 AT_ONCE: Final = 64
-"""A list of so many copies at most is given by ``go`` itself; a longer one by the thread."""
+"""``go`` itself gives a list of at most this many copies; the thread gives longer ones."""
 
 _NAP: Final = 20e-6
-"""Seconds between two looks at what was given. It doubles until it is so many times as long."""
+"""Seconds of the first nap between two looks at what was given. Each nap is twice as long, up to ``_LONGEST_NAP``
+times."""
 _LONGEST_NAP: Final = 16
 
 _CALL_OF_PYTHON = ctypes.CFUNCTYPE(ctypes.c_int)
@@ -41,7 +42,7 @@ Action = Callable[[], object]
 class _List(NamedTuple):
     number: int
     in_thread: int
-    """Its place among those that the thread gives, from 0; the thread counts by it."""
+    """Its number among the lists that the thread gives, counted from 0."""
     calls: Calls
     kept: list[Any]
 
@@ -49,8 +50,8 @@ class _List(NamedTuple):
 class Giver:
     """Gives calls of the driver in the order in which they were noted.
 
-    A thread must be within ``on_device`` to make them; ``name_of`` has the name of the function at an address. All
-    methods are for one thread, the one that submits jobs.
+    A thread makes them within ``on_device``; ``name_of`` gives the name of the function at an address. All methods
+    are for one thread, the one that submits jobs.
     """
 
     def __init__(
@@ -61,7 +62,7 @@ class Giver:
         name: str,
     ) -> None:
         self.number = 1
-        """Of the list that is being noted: what says later whether all of it was given."""
+        """The number of the list that is being noted; ``is_given`` takes it."""
         self._loop = loop
         self._on_device = on_device
         self._name_of = name_of
@@ -76,18 +77,21 @@ class Giver:
         self._raised: Exception | None = None
 
     def note(self, function: int, arguments: tuple[int, ...], *kept: object, copies: int = 1) -> None:
-        """Note a call of the function at an address, worth so many copies. ``kept`` lives until it was made."""
+        """Note a call of the function at an address; it costs as much as ``copies`` copies.
+
+        ``kept`` is kept alive until the call was made.
+        """
         self._calls.add(function, arguments)
         self._kept += kept
         self._copies += copies
 
     def note_action(self, action: Action, copies: int = 1) -> None:
-        """Note a call of Python's, which needs the interpreter; it is worth so many copies."""
+        """Note a call of a Python function, which needs the interpreter; it costs as much as ``copies`` copies."""
         call = _CALL_OF_PYTHON(lambda: self._act(action))
         self.note(ctypes.cast(call, ctypes.c_void_p).value or 0, (), call, copies=copies)
 
     def go(self) -> None:
-        """Give what was noted: at once, if that is little and nothing is under way, else by the thread."""
+        """Give the noted list: at once if it is short and no other is under way, else by the thread."""
         if not len(self._calls):
             return
         calls, kept, copies, number = self._calls, self._kept, self._copies, self.number
@@ -107,7 +111,7 @@ class Giver:
         self._end_list(number)
 
     def is_given(self, number: int) -> bool:
-        """Whether all of a list was given; raises the error that it failed with."""
+        """Whether a list was given; raises its error if it failed."""
         if number > self._given:
             self._look()
             if number > self._given:
@@ -117,7 +121,7 @@ class Giver:
         return True
 
     def wait_for(self, number: int) -> None:
-        """Return when all of a list was given; raises the error that it failed with."""
+        """Return when a list was given; raises its error if it failed."""
         assert number < self.number, f"list {number} is still being noted"
         self._nap_until(lambda: self._given >= number)
         self.is_given(number)
@@ -125,7 +129,7 @@ class Giver:
     def drain(self, wait: Callable[[], None]) -> None:
         """Give all that was noted, and call ``wait``, which returns when the lane's streams are idle.
 
-        Then nothing is left of a job that failed, so lists after this one may be given again.
+        No work of a failed job is left then, so later lists are given again.
         """
         self.end()
         wait()
@@ -158,7 +162,7 @@ class Giver:
         self._given = number
 
     def _nap_until(self, is_so: Callable[[], bool]) -> None:
-        """Look at what the thread has given, with naps between, until something is so."""
+        """Look at what the thread has given, with naps in between, until ``is_so`` returns True."""
         nap = _NAP
         self._look()
         while not is_so():
@@ -169,7 +173,7 @@ class Giver:
     def _act(self, action: Action) -> int:
         try:
             action()
-        except Exception as error:  # noqa: BLE001 - whoever asks for the list hears of it
+        except Exception as error:  # noqa: BLE001 - is_given raises it
             self._raised = error
             return 1
         return 0

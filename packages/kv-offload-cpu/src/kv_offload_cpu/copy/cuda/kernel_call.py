@@ -1,6 +1,6 @@
-"""A launch of a kernel as a call of the driver, which a thread can make without Python's interpreter.
+"""The launch of a kernel as one call of the driver, which a thread can make without Python's interpreter.
 
-The kernel is told the same of a job as the one in Triton: see ``methods/page_table.py``.
+The kernel gets the same numbers of a job as the one in Triton: see ``methods/page_table.py``.
 """
 
 import ctypes
@@ -8,11 +8,11 @@ from abc import ABC, abstractmethod
 from typing import Any, Final, NamedTuple
 
 MOST_ITEMS: Final = 1 << 31
-"""Steps of a launch. Threads count theirs with 32 bits, and go beyond the last."""
+"""Steps of a launch, at most. Threads count them with 32 bits, and count past the last one."""
 
 
 class Told(ctypes.Structure):
-    """What a kernel is told, as ``Job`` in ``job.h``."""
+    """The kernel's argument, laid out as ``Job`` in ``job.h``."""
 
     _fields_ = (
         ("table", ctypes.c_void_p),
@@ -26,14 +26,14 @@ class Told(ctypes.Structure):
 
 
 class KernelCall(NamedTuple):
-    """What ``cuLaunchKernel`` is called with, and what it reads."""
+    """The arguments of ``cuLaunchKernel``, and the objects that it reads."""
 
     arguments: tuple[int, ...]
     kept: tuple[object, ...]
 
 
 class DriverKernel(ABC):
-    """A kernel, as the driver has it, for one direction and some steps, which are a tensor on the device."""
+    """A kernel of the driver, for one direction and some steps, which are a tensor on the device."""
 
     def __init__(
         self, function: Any, steps: Any, num_steps: int, *, is_store: bool, threads: int, shared_bytes: int = 0
@@ -46,10 +46,10 @@ class DriverKernel(ABC):
 
     @abstractmethod
     def grid(self, items: int, programs: int) -> tuple[int, int]:
-        """How many programs move so many steps, in columns and rows, where ``programs`` are given to a job."""
+        """The launch's grid for ``items`` steps: columns and rows; ``programs`` is the number set for the job."""
 
     def call(self, stream: int, table: int, num_rows: int, rows: range, programs: int) -> KernelCall:
-        """The call that gives a stream, by its handle, the moves of some pages of a table at that address."""
+        """The launch for some pages of the table at address ``table``; ``stream`` is the stream's handle."""
         items = len(rows) * self._num_steps
         if items > MOST_ITEMS:
             raise RuntimeError(f"a kernel takes {MOST_ITEMS} steps at most, and this job has {items}")

@@ -1,6 +1,6 @@
-"""Kernels in CUDA C++, whose sources are beside this file: compiled by NVRTC for a device, and loaded there.
+"""Compiles the kernels in CUDA C++, whose sources are beside this file, by NVRTC, and loads them on a device.
 
-Both by way of cuda-bindings, whose NVRTC is asked for when there is something to compile. All sources include
+Both go through cuda-bindings; its NVRTC is imported only when there is something to compile. All sources include
 ``job.h``.
 """
 
@@ -16,27 +16,27 @@ _HEADER: Final = "job.h"
 
 
 class WrongDeviceError(ConfigError):
-    """A device can't do this, whatever is installed."""
+    """The device can't run a kernel, whatever is installed."""
 
 
 class Source(NamedTuple):
-    """A file with kernels, and how errors speak of them."""
+    """A file with kernels, and words for errors about them."""
 
     file: str
     defined: tuple[str, ...]
-    """What the compiler is told of it."""
+    """Options of the compiler, such as definitions."""
     kind: str
-    """Such as "kernel of bulk copies"."""
+    """What the kernel is called in errors, such as "kernel of bulk copies"."""
     instead: str
-    """What does without."""
+    """What to use instead, as the end of an error."""
     oldest: tuple[int, int] | None = None
-    """The compute capability that it needs. None: it runs on all devices that the compiler knows."""
+    """The least compute capability that it needs. None: it runs on all devices that the compiler knows."""
 
 
 class MachineCode(NamedTuple):
-    """Machine code, or PTX for a device that the compiler doesn't know, and what the compiler said.
+    """Machine code, or PTX for a device that the compiler doesn't know, and the compiler's log.
 
-    The PTX is that of the oldest devices that can run it, which every later one takes, whatever its family.
+    PTX is compiled for the oldest devices that can run the kernel; every later device accepts that.
     """
 
     code: bytes
@@ -45,7 +45,7 @@ class MachineCode(NamedTuple):
 
 @cache
 def compile_source(source: Source, capability: tuple[int, int]) -> MachineCode:
-    """The kernels for a device; a ConfigError where it can't run them, or nothing compiles."""
+    """Compile the kernels for a device; a ConfigError if it can't run them, or if NVRTC fails."""
     number, oldest = _number(capability), _number(source.oldest or (0, 0))
     if number < oldest:
         raise WrongDeviceError(
@@ -77,7 +77,7 @@ def compile_source(source: Source, capability: tuple[int, int]) -> MachineCode:
 
 
 class Loaded:
-    """A source's kernels on the current device; a ConfigError where that can't be."""
+    """A source's kernels on the current device; a ConfigError if they can't be compiled or loaded."""
 
     def __init__(self, source: Source) -> None:
         self._source = source
@@ -87,23 +87,23 @@ class Loaded:
         [self._module] = self._asked("cuModuleLoadData", compile_source(source, (major, minor)).code)
 
     def device_attribute(self, name: str) -> int:
-        """A number of the device's."""
+        """An attribute of the device."""
         attribute = getattr(self._driver.CUdevice_attribute, f"CU_DEVICE_ATTRIBUTE_{name}")
         [number] = self._asked("cuDeviceGetAttribute", attribute, self._device)
         return int(number)
 
     def function(self, name: str) -> Any:
-        """A kernel, which is on the device from then on, so that no launch has to bring it there."""
+        """The address of a kernel. It is loaded on the device now, so that no launch has to load it."""
         [function] = self._asked("cuModuleGetFunction", self._module, name.encode())
         return function
 
     def allow_shared_bytes(self, function: Any, num_bytes: int) -> None:
-        """Let launches of a kernel have so much shared memory."""
+        """Let launches of a kernel have ``num_bytes`` of shared memory."""
         most = self._driver.CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
         self._asked("cuFuncSetAttribute", function, most, num_bytes)
 
     def _asked(self, name: str, *arguments: Any) -> Any:
-        """What a function of the driver answers."""
+        """Call a function of the driver; a ConfigError if it returns an error."""
         result, *answers = getattr(self._driver, name)(*arguments)
         if int(result):
             raise ConfigError(

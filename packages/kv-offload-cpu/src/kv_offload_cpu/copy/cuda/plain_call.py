@@ -1,8 +1,8 @@
 """The kernel of ``plain_kernel.cu``: it moves pages between the GPU's blocks and a buffer on the same device.
 
-It is launched where a thread without Python's interpreter gives the copies (``giver``); elsewhere Triton's is.
-Both ends are in the device's memory, so a round trip is short, and nothing is won by a few long programs that keep
-a link to the host full, as in ``bulk_call``. There are as many short programs as there are steps: see the source.
+It is used where a thread without Python's interpreter gives the copies (``giver``); elsewhere Triton's kernel is.
+Both ends are in the device's memory, so a round trip is short, and there is no link to the host that a few long
+programs should keep full, as in ``bulk_call``. There are as many short programs as the steps need: see the source.
 """
 
 from typing import Any, Final
@@ -12,15 +12,15 @@ from kv_offload_cpu.copy.cuda.methods.page_table import STEP_BYTES
 from kv_offload_cpu.copy.cuda.nvrtc import Loaded, Source
 
 WORDS: Final = 8
-"""What a thread moves, all of it under way at once. A warp moves a whole step where words are of 16 bytes; more
-warps share one where they are narrower."""
+"""Words that a thread moves, all in flight at once. With words of 16 bytes a warp moves a whole step; with
+narrower words several warps share a step."""
 
 WARPS: Final = 4
-"""Of a program. There are as many programs as the steps, or their parts, need: for half a buffer of 16 MiB about a
-thousand, of 16 KiB each. Nobody has measured this number, nor another one."""
+"""Warps of a program. There are as many programs as the steps, or their parts, need: for half a buffer of 16 MiB
+about a thousand, of 16 KiB each. This number was not measured."""
 
 WIDTHS: Final = (16, 8, 4, 2, 1)
-"""Of words, in bytes. There is a function for each."""
+"""Widths of words in bytes. The source has a function for each."""
 
 SOURCE: Final = Source(
     "plain_kernel.cu",
@@ -31,14 +31,14 @@ SOURCE: Final = Source(
 
 
 class PlainCall:
-    """The kernel on the current device; a ConfigError where that can't be."""
+    """The kernel on the current device; a ConfigError if it can't be compiled or loaded."""
 
     def __init__(self) -> None:
         loaded = Loaded(SOURCE)
         self._functions = {word: loaded.function(f"move_pages_{word}") for word in WIDTHS}
 
     def kernel(self, steps: Any, num_steps: int, *, is_store: bool, word: int) -> "PlainKernel":
-        """The kernel for one direction, words of a width, and these steps, a tensor on the device."""
+        """The kernel for one direction and words of a width; ``steps`` is a tensor on the device."""
         return PlainKernel(self._functions[word], steps, num_steps, is_store=is_store, word=word)
 
 
@@ -50,5 +50,5 @@ class PlainKernel(DriverKernel):
         self._parts = -(-STEP_BYTES // (32 * WORDS * word))
 
     def grid(self, items: int, programs: int) -> tuple[int, int]:
-        """Whatever is given to a job: none of them stays."""
+        """As many programs as the steps need, whatever ``programs`` is: each of them is short."""
         return max(1, -(-items // WARPS)), self._parts

@@ -1,8 +1,8 @@
-"""Streams and events of a device, in either of two ways: everything is given at once, or noted for a giver.
+"""Streams and events of a device, in two ways: ``AtOnce`` makes every call at once, ``Noted`` by a giver.
 
-``AtOnce`` wants torch alone, but for copies and kernels of the driver. ``Noted`` is the driver's own functions by
-their addresses, so that a compiled loop can call them (see ``giver``): it wants cuda-bindings, to find them, and
-llvmlite.
+``AtOnce`` needs only torch, except for batched copies and kernels of the driver. ``Noted`` has the addresses of
+the driver's own functions, so that a compiled loop can call them (see ``giver``): it needs cuda-bindings, to find
+the addresses, and llvmlite.
 """
 
 import ctypes
@@ -21,24 +21,24 @@ _WITHOUT_TIME: Final = 2
 _SIGNATURES: Final = [
     ctypes.CFUNCTYPE(ctypes.c_int, *[ctypes.c_uint64] * count) for count in range(MOST_ARGUMENTS + 1)
 ]
-"""Of a function of so many words."""
+"""The type of a function with that many words as parameters."""
 
 
 class Functions:
-    """The driver's functions, by name: called, or only where they are. Each is found when it is first needed."""
+    """The driver's functions by name, to call them or to get their addresses. Each is found when first needed."""
 
     def __init__(self) -> None:
         self._addresses: dict[str, int] = {}
         self._callable: dict[str, Callable[..., int]] = {}
 
     def address(self, name: str) -> int:
-        """Where a function is; a ConfigError where it can't be found."""
+        """The address of a function; a ConfigError if it can't be found."""
         if name not in self._addresses:
             self._addresses[name] = find_function(load_bindings("a call of the driver"), name.encode())
         return self._addresses[name]
 
     def name_of(self, address: int) -> str:
-        """The function that was found there."""
+        """The name of the function at an address that ``address`` returned."""
         return next(name for name, found in [*self._addresses.items()] if found == address)
 
     def __call__(self, name: str, *arguments: int) -> None:
@@ -46,14 +46,14 @@ class Functions:
             raise RuntimeError(f"{name} returned error {error}")
 
     def result(self, name: str, *arguments: int) -> int:
-        """What a function gives for whole numbers and addresses, of which it always takes as many."""
+        """Call a function with whole numbers and addresses; returns its error. Their number is always the same."""
         if name not in self._callable:
             self._callable[name] = _SIGNATURES[len(arguments)](self.address(name))
         return self._callable[name](*arguments)
 
 
 class Torch(Protocol):
-    """What is asked of torch, which this file doesn't import."""
+    """What is used of torch, which this module doesn't import."""
 
     def new_stream(self) -> Any:
         """Make a stream."""
@@ -65,11 +65,11 @@ class Torch(Protocol):
         """The stream that the model computes on."""
 
     def on_device(self) -> AbstractContextManager[object]:
-        """Where the device is the current one."""
+        """A context in which the device is the current one."""
 
 
 class AtOnce:
-    """All is given when it is told."""
+    """Makes every call at once."""
 
     def __init__(self, torch: Torch, functions: Functions) -> None:
         self._torch = torch
@@ -79,11 +79,11 @@ class AtOnce:
         return self._torch.new_stream()
 
     def of_torch(self, stream: Any) -> Any:
-        """The stream as torch has it."""
+        """The stream as an object of torch."""
         return stream
 
     def handle(self, stream: Any) -> int:
-        """The stream as the driver has it."""
+        """The handle of the stream in the driver."""
         return int(stream.cuda_stream)
 
     def mark_compute(self) -> Any:
@@ -103,11 +103,11 @@ class AtOnce:
             self._functions(name, *arguments)
 
     def act(self, stream: Any, action: Action, copies: int = 1) -> None:
-        """Have Python do something."""
+        """Call a Python function."""
         action()
 
     def go(self, stream: Any) -> None:
-        """Nothing to do: what was submitted went at once."""
+        """Nothing to do: every call was made at once."""
 
     def is_reached(self, event: Any) -> bool:
         return bool(event.query())
@@ -126,7 +126,7 @@ class AtOnce:
 
 
 class NotedStream(NamedTuple):
-    """A stream, and who gives it what is noted."""
+    """A stream, and the giver that makes its noted calls."""
 
     of_torch: Any
     handle: int
@@ -134,7 +134,7 @@ class NotedStream(NamedTuple):
 
 
 class Mark:
-    """An event, recorded in a list of a giver. Nobody has it any more: then others may use the event again."""
+    """An event that is recorded in a list of a giver. When the mark is garbage, its event is used again."""
 
     __slots__ = ("giver", "handle", "number", "shelf")
 
@@ -149,7 +149,7 @@ class Mark:
 
 
 class Noted:
-    """All is noted, and given by the giver of its lane: a stream, and those that were made beside it."""
+    """Notes every call for the giver of its lane: of a stream and the streams that were made beside it."""
 
     def __init__(self, torch: Torch, functions: Functions, loop: CallLoop) -> None:
         self._torch = torch
@@ -173,11 +173,11 @@ class Noted:
         return NotedStream(stream, stream.cuda_stream, giver)
 
     def of_torch(self, stream: NotedStream) -> Any:
-        """The stream as torch has it."""
+        """The stream as an object of torch."""
         return stream.of_torch
 
     def handle(self, stream: NotedStream) -> int:
-        """The stream as the driver has it."""
+        """The handle of the stream in the driver."""
         return stream.handle
 
     def mark_compute(self) -> Mark:
@@ -197,11 +197,11 @@ class Noted:
     def call(
         self, stream: NotedStream, name: str, arguments: tuple[int, ...], *kept: object, copies: int = 1
     ) -> None:
-        """Note a call of a function of the driver, and what it reads."""
+        """Note a call of a function of the driver, and the objects that it reads."""
         stream.giver.note(self._functions.address(name), arguments, *kept, copies=copies)
 
     def act(self, stream: NotedStream, action: Action, copies: int = 1) -> None:
-        """Note something that Python does."""
+        """Note a call of a Python function."""
         stream.giver.note_action(action, copies=copies)
 
     def go(self, stream: NotedStream) -> None:
@@ -249,7 +249,7 @@ class Noted:
 
     @contextmanager
     def _on_device(self) -> Iterator[None]:
-        """In a thread that may never have asked for the device, too."""
+        """A context in which the device is current, also in a thread that never used it."""
         with self._torch.on_device():
             self._functions("cuCtxSetCurrent", self._context)
             yield

@@ -1,8 +1,8 @@
-"""Which method copies a job best, by direction, bytes and the size of ranges: one table, and whoever follows it.
+"""Which method copies a job best, by direction, bytes and the size of ranges: a table, and a method for it.
 
-Every row was measured, since ``auto``, which nobody asks for, must not make anybody's copies slower. Before it
-follows a row, the row's method has to work on this machine (``choose``). ``cuda-best`` has a table of its own,
-which a ``trial`` measures on the device.
+Every row was measured: ``auto`` is the default, so it must not make anybody's copies slower. It follows a row only
+if the row's method works on this machine (``choose``). ``cuda-best`` makes a table of its own, measured by trials
+(``trial``) on the device.
 """
 
 import sys
@@ -20,9 +20,9 @@ from kv_offload_cpu.options import CopyEngineChoice
 
 
 class Row(NamedTuple):
-    """Jobs of this direction, of at least so many bytes, in ranges of less than so many on average.
+    """The method for jobs of at least ``least_bytes``, in ranges of less than ``below_bytes`` on average.
 
-    A row counts only for workers that hold at least and at most so many bytes of a chunk.
+    It holds only for workers whose part of a chunk has ``least_slot_bytes`` to ``most_slot_bytes``.
     """
 
     direction: Direction
@@ -34,7 +34,7 @@ class Row(NamedTuple):
 
 
 FEWEST_RANGES: Final = 4
-"""A job of fewer goes range by range: there is nothing to win."""
+"""A job of fewer ranges is copied range by range: no method is faster."""
 
 TABLE: Final = tuple(
     Row(direction, least_bytes, below_bytes, method, *slot_bytes)
@@ -45,23 +45,23 @@ TABLE: Final = tuple(
         (0, sys.maxsize, CopyEngineChoice.CUDA_BATCH, ()),
     )
 )
-"""The first row that fits counts; where none does, range by range. Measured on an H200 by
-``benchmarks/copy_engines.py``; ``docs/performance.md`` has the figures. A buffer has no row for slots that would
-make it larger."""
+"""The first row that fits a job decides; a job that no row fits is copied range by range. Measured on an H200 by
+``benchmarks/copy_engines.py``; ``docs/performance.md`` has the figures. No row uses the buffer for slots that are
+larger than half of it."""
 
 
 STAND_INS: Final = {CopyEngineChoice.CUDA_BULK: CopyEngineChoice.CUDA_GATHER}
-"""What copies instead where pages or a device don't let a method."""
+"""The method that is used instead where the pages, or the device, rule a method out."""
 
 
 def is_odd(plan: CopyPlan) -> bool:
-    """Whether its pages or slots are no multiples of the widest word: too odd for a method with a stand-in."""
+    """Whether pages or slots are no multiples of the widest word, which a method with a stand-in requires."""
     row_bytes = plan.layout.row_bytes
     return any(word_of(parts, plan.host_address, row_bytes) < WIDEST_WORD_BYTES for parts in plan.parts)
 
 
 def fitting(table: Sequence[Row], plan: CopyPlan) -> tuple[Row, ...]:
-    """The rows that jobs of ``plan`` can be like, with methods that can copy its pages."""
+    """The rows that jobs of ``plan`` can match, with methods that can copy its pages."""
     layout, takes_others = plan.layout, is_odd(plan)
     return tuple(
         row._replace(method=STAND_INS.get(row.method, row.method)) if takes_others else row
@@ -82,9 +82,9 @@ def pick(table: Sequence[Row], direction: Direction, extent: Extent) -> CopyEngi
 
 
 class ByTable:
-    """A method that hands each job to another one, as ``table`` says. All of them are of one lane.
+    """A method that hands each job to the method that ``table`` names for it. All of them are for one lane.
 
-    Every method's jobs begin and end on the lane's stream, so they stay in order whoever copies them.
+    A job begins and ends on the lane's stream, whichever method copies it, so the jobs stay in order.
     """
 
     def __init__(

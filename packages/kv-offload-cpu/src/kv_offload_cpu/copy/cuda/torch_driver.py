@@ -1,9 +1,9 @@
-"""What the CUDA engine and its methods ask of a device, answered by torch. The only file here that imports torch.
+"""The device of the CUDA engine and its methods, by torch. The only module here that imports torch.
 
-A range copied by itself is one ``copy_``, which for pinned host memory is one asynchronous copy of the device.
-Host memory is registered with the driver where it will have it, as it is, so that no allocator rounds it up. Else
-copies are still right, but slower, and may hold up the thread that submits them; a kernel couldn't reach it, so
-``enable_kernels`` and ``enable_bulk`` refuse.
+A single range is copied by ``copy_``, which for pinned host memory is one asynchronous copy. Host memory is pinned
+by registering it with the driver; torch's allocator, which would round its size up, isn't used. If the driver
+refuses, copies are still right, but slower, and may block the thread that submits them. A kernel can't reach
+memory that isn't pinned, so ``enable_kernels`` and ``enable_bulk`` raise a ConfigError.
 """
 
 from collections.abc import Callable
@@ -38,7 +38,7 @@ _MAPPED = 2
 
 
 class TorchTable:
-    """The numbers that a kernel is told its pages by: pinned on the host, and on the device."""
+    """The numbers of a job's pages for a kernel: pinned on the host, and on the device."""
 
     def __init__(self, num_rows: int, device: torch.device) -> None:
         self.pinned = torch.empty(COLUMNS * num_rows, dtype=torch.int64, pin_memory=device.type == "cuda")
@@ -48,14 +48,14 @@ class TorchTable:
 
 
 class TorchSteps(NamedTuple):
-    """What a kernel knows of a group's pages, and that kernel for either direction."""
+    """The steps of a group's pages on the device, and the kernel that moves them, for either direction."""
 
     numbers: torch.Tensor
     kernels: dict[Direction, Any]
 
 
 class TorchStreams:
-    """Torch's streams and events, and which device is the current one."""
+    """Torch's streams and events, and its choice of the current device."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
@@ -75,7 +75,7 @@ class TorchStreams:
 
 
 def _streams(device: torch.device, *, notes: bool) -> AtOnce | Noted:
-    """Noted, where that can be, and if it is wanted."""
+    """``Noted`` if it is wanted and possible, else ``AtOnce``."""
     functions, of_torch = Functions(), TorchStreams(device)
     if not notes:
         return AtOnce(of_torch, functions)
@@ -91,9 +91,9 @@ def _streams(device: torch.device, *, notes: bool) -> AtOnce | Noted:
 
 
 class TorchDriver:
-    """The device that ``tensors`` are on, and host memory, pinned if ``pin_memory`` is on and the driver will.
+    """The device that ``tensors`` are on, and host memory, pinned if ``pin_memory`` is on and the driver agrees.
 
-    ``notes``: whether threads give what is told, where they can; else it is given at once.
+    ``notes``: whether threads make the calls of the driver, where that is possible; else they are made at once.
 
     ``copy_batch`` works after ``enable_batches``; tables and kernels after ``enable_kernels`` or ``enable_bulk``,
     and stages after ``enable_stages``.
@@ -107,7 +107,7 @@ class TorchDriver:
         self._memory = torch.from_numpy(memory).view(torch.int8)
         self._streams = _streams(self._device, notes=notes)
         self.notes = isinstance(self._streams, Noted)
-        """Whether a thread gives what is noted."""
+        """Whether threads make the calls of the driver."""
         self.is_pinned = pin_memory and self._pin()
         self._stages: dict[int, torch.Tensor] = {}
         self._batch_call: BatchCall | None = None
@@ -118,12 +118,12 @@ class TorchDriver:
         self.stage_kernels = Kernels.GATHER
 
     def enable_batches(self) -> None:
-        """Find the driver's batched copy; a ConfigError where it has none."""
+        """Find the driver's batched copy; a ConfigError if the driver has none."""
         if self._batch_call is None:
             self._batch_call = BatchCall()
 
     def enable_kernels(self) -> None:
-        """Find what a kernel of Triton's needs; a ConfigError where that can't be."""
+        """Prepare for Triton's kernel; a ConfigError if this machine can't run it."""
         self._map_memory()
         try:
             from kv_offload_cpu.copy.cuda import gather_kernel
@@ -135,14 +135,14 @@ class TorchDriver:
         self._make_kernel[Kernels.GATHER] = gather_kernel.Kernel
 
     def enable_bulk(self) -> None:
-        """Find what a kernel of bulk copies needs; a ConfigError where that can't be."""
+        """Prepare for the kernel of bulk copies; a ConfigError if this machine can't run it."""
         self._load(Kernels.BULK, BulkCall)
 
     def enable_stages(self) -> None:
-        """Find what the kernels of buffers need; a ConfigError where that can't be.
+        """Prepare for the kernels that work on a buffer; a ConfigError if this machine can't run them.
 
-        Triton's, of which a launch needs the interpreter; where threads that don't have it give what is noted,
-        those of short programs, if they can be had.
+        Launching Triton's kernel needs Python's interpreter. So where threads without it make the calls, the
+        kernel of short programs is used, if it can be compiled.
         """
         if self.notes:
             try:
@@ -189,7 +189,7 @@ class TorchDriver:
     # What moves bytes
 
     def copy(self, stream: Any, direction: Direction, ranges: Ranges) -> None:
-        columns = [column.tolist() for column in ranges]  # which are overwritten by the next job's
+        columns = [column.tolist() for column in ranges]  # copied, since the next job overwrites the arrays
         action = partial(self._copy, self._streams.of_torch(stream), direction, columns)
         self._streams.act(stream, action, copies=10 * len(ranges.sizes))
 
@@ -261,14 +261,14 @@ class TorchDriver:
         self._memory = torch.empty(0, dtype=torch.int8)
 
     def _load(self, kernels: Kernels, call: Callable[[], BulkCall | PlainCall]) -> None:
-        """Have kernels that are compiled by NVRTC."""
+        """Load kernels that NVRTC compiles."""
         self._map_memory()
         if kernels not in self._make_kernel:
             with torch.cuda.device(self._device):
                 self._make_kernel[kernels] = call().kernel
 
     def _map_memory(self) -> None:
-        """Find host memory from the device, for kernels."""
+        """Find the address at which kernels reach host memory."""
         if not self.is_pinned:
             raise ConfigError("copy_engine: a kernel reaches pinned host memory only, and this isn't; use 'cuda'")
         with torch.cuda.device(self._device):
@@ -276,7 +276,7 @@ class TorchDriver:
         self.mapped_shift = mapped - self._host_address
 
     def _pin(self) -> bool:
-        """Whether the memory was registered. Asked once in a worker's life, so it is logged once."""
+        """Register the memory with the driver; returns whether that worked. Called, and so logged, once."""
         try:
             result = int(
                 torch.cuda.cudart().cudaHostRegister(self._memory.data_ptr(), self._memory.numel(), _MAPPED)

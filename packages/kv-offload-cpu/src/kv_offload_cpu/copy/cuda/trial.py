@@ -1,13 +1,12 @@
-"""Which method copies best on this device: found out by trying, before the first job, in memory that nobody uses.
+"""Measures which method copies best on this device, before the first job, in memory that nobody else uses.
 
-Where one method overtakes another differs with the device, the direction, the size of pages, and how many there
-are, so ``cuda-best`` knows none of it beforehand. Each method carries pages of tensors, as large as this worker's
-and four times as large, few and many, to the device and back. What is timed is all that a job takes, from the
-host's first number until the bytes are there. Whoever was fastest gets a row of the table that jobs are looked up
-in.
+Which method is fastest depends on the device, the direction, the size of pages, and their number, so ``cuda-best``
+assumes nothing. Each method copies pages, as large as this worker's and four times as large, few and many, to the
+device and back. The time of a job is measured from the host's first calculation until the bytes have arrived. The
+fastest method gets a row of the table in which jobs are looked up.
 
-A method that fails gets no row, and neither does one that brings back other bytes than it took. ``auto`` follows a
-table of others, so what it learns of a trial is only whether a method passed; tiny ranges do for that.
+A method that fails, or that returns wrong bytes, gets no row. ``auto`` follows a fixed table, so it uses a trial
+only to learn whether a method works; tiny ranges are enough for that.
 """
 
 import sys
@@ -28,33 +27,34 @@ from kv_offload_cpu.options import CopyEngineChoice
 from kv_offload_cpu.sizing import HostLayout
 
 COUNTS = (16, 64, 256, 1024)
-"""How many ranges are tried; fewer go as the fewest do."""
+"""Numbers of ranges that are tried. Jobs of fewer ranges are copied as those of the smallest number."""
 
 MOST_BYTES = 16 << 20
-"""Of one try, and so of the memory that is taken for it."""
+"""Bytes of one try, at most, and so of the memory that is allocated for it."""
 
 MOST_TENSORS = 16
-"""Of those that a page's ranges are in."""
+"""Tensors that a page's ranges are in, at most."""
 
 TIMES = 4
-"""How often each is tried. The best counts, so the first, which warms up, does no harm."""
+"""How often each case is tried. The shortest time counts, so that of the first try, which warms up, does no
+harm."""
 
 
 class Shape(NamedTuple):
-    """What a worker's pages are made of: ranges of so many bytes, in so many tensors."""
+    """The form of a worker's pages: the bytes of a range, and the number of tensors."""
 
     range_bytes: int
     num_tensors: int
 
 
 TINY = Shape(16, 4)
-"""Of ranges, where it is only to be seen whether a method works."""
+"""Bytes of ranges in a trial that only finds out whether a method works."""
 
 _FACTOR = 4
 
 
 class Case(NamedTuple):
-    """A job that is tried."""
+    """A job of a trial."""
 
     direction: Direction
     size: int
@@ -62,37 +62,37 @@ class Case(NamedTuple):
 
 
 Seconds = dict[Case, float]
-"""What a method takes for each."""
+"""The seconds that a method takes for each case."""
 
 MakeMethod: TypeAlias = Callable[[CopyPlan], Method]
 
 
 class TrialDriver(Streams, Protocol):
-    """What a trial asks of a device."""
+    """The device as a trial uses it."""
 
     def mark_compute(self) -> Event:
-        """An event after all that the compute stream was given so far."""
+        """An event after all work that the compute stream was given so far."""
 
     def new_table(self, num_rows: int) -> Table:
-        """Make a table of pinned numbers."""
+        """Make a table in pinned memory."""
 
     def new_stage(self, num_bytes: int) -> int:
-        """The address of memory on the device."""
+        """Allocate memory on the device; returns its address."""
 
     def free_stage(self, address: int) -> None:
-        """Give back memory on the device that nothing uses any more."""
+        """Free memory of the device that nothing uses any more."""
 
     def drain(self, stream: Stream) -> None:
         """Return when ``stream`` is idle."""
 
     def wait_for(self, event: Event) -> None:
-        """Return when all before ``event`` has been done."""
+        """Return when all work before ``event`` is done."""
 
 
 class Trial:
-    """Tries methods on ``stream``, with ranges of a shape and larger ones. To be closed.
+    """Tries methods on ``stream``, with ranges of a shape and larger ones. Its user must close it.
 
-    Chunks of one block are in pinned memory: the first half is sent to the device, and comes back to the other.
+    Pinned memory has chunks of one block: a try loads the first half of them, and stores to the other half.
     """
 
     def __init__(
@@ -105,14 +105,14 @@ class Trial:
         num_bytes = max((size * tensors * counts[-1] for size, counts in self._jobs.items() if counts), default=0)
         self._driver, self._stream, self._clock = driver, stream, clock
         self._methods: list[Method] = []
-        driver.hold(stream, driver.mark_compute())  # which may still use the memory that comes next
+        driver.hold(stream, driver.mark_compute())  # compute may still use the memory that is allocated next
         self._memory = driver.new_table(max(1, -(-2 * num_bytes // (8 * COLUMNS)))).numbers
-        # Never the bytes of the trial before, whose memory this may be.
+        # Other bytes than the previous trial's, whose memory this may be.
         self._memory[:] = np.random.default_rng().integers(1 << 62, size=len(self._memory))
         self._stage = driver.new_stage(num_bytes)
 
     def run(self, make_method: MakeMethod) -> Seconds:
-        """What a method takes; an error if it fails, or other bytes come back."""
+        """The seconds that a method takes; raises if it fails or brings back wrong bytes."""
         found: Seconds = {}
         for size, counts in self._jobs.items():
             if counts:
@@ -125,14 +125,14 @@ class Trial:
         return found
 
     def close(self) -> None:
-        """Give back the memory."""
+        """Free the memory."""
         for stream in (self._stream, *(stream for method in self._methods for stream in method.streams)):
             self._driver.drain(stream)
         for stage in (self._stage, *(stage for method in self._methods for stage in method.stages)):
             self._driver.free_stage(stage)
 
     def _plan(self, size: int, num_blocks: int) -> CopyPlan:
-        """Tensors on the device, one after the other, and twice as many chunks as they have blocks."""
+        """A plan for tensors one after the other on the device, and twice as many chunks as they have blocks."""
         slot = self._tensors * size
         places = range(self._stage, self._stage + num_blocks * slot, num_blocks * size)
         tensors = [TensorPages(num_blocks, size, size, address) for address in places]
@@ -141,14 +141,14 @@ class Trial:
         return CopyPlan(tensors, [refs], layout, 0, self._memory.ctypes.data)
 
     def _try(self, method: Method, size: int, count: int, num_blocks: int) -> Seconds:
-        """Send pages and get them back."""
+        """Load pages, store them again, and compare the bytes."""
         slot = self._tensors * size
         sent, came = (self._memory.view(np.uint8)[begin * slot :][: count * slot] for begin in (0, num_blocks))
-        sent += 1  # other bytes than those of the try before, which the device still has, and what came back
+        sent += 1  # the device and the other half still have the bytes of the previous try
         random, found, zeros = np.random.default_rng(count), Seconds(), np.zeros(count, np.int64)
         blocks, chunks = random.permutation(count), random.permutation(count)
         num_ranges = count * self._tensors
-        # Not in the same order: in a method's buffer no page lies where a load may have left its bytes.
+        # In another order, so that no page finds its own bytes in a method's buffer, left there by the load.
         back = PageCopies(zeros, np.roll(blocks, 1), np.roll(chunks, 1) + num_blocks, zeros)
         for direction, copies in (
             (Direction.LOAD, PageCopies(zeros, blocks, chunks, zeros)),
@@ -174,7 +174,7 @@ class Trial:
 
 
 def rows_of(found: Mapping[CopyEngineChoice, Seconds]) -> list[Row]:
-    """The table by what trials of the same jobs found: smaller ranges first, and of them many first."""
+    """The table from trials of the same jobs: smaller ranges first, and among equal ones more ranges first."""
     cases = {case for seconds in found.values() for case in seconds}
     largest = max((case.size for case in cases), default=0)
     fewest = min((case.num_ranges for case in cases), default=0)

@@ -1,12 +1,12 @@
-"""The copy engine for KV caches that lie in host memory: engines without an accelerator, and tests.
+"""The copy engine for KV caches in host memory: for LLM engines without an accelerator, and for tests.
 
-**Theory of operation.** A thread for stores and one for loads, so that neither waits for the other; each takes the
-next job of its queue, expedited loads first. A mover moves the bytes, with helper threads if they are many. The
-ranges of a job are worked out by the caller, in ``submit``: what is wrong with a job is its submitter's error.
-What goes wrong in a copy is a failed result.
+**Theory of operation.** One thread copies stores and one loads, so that neither waits for the other. Each takes
+the next job of its queue, expedited loads first. A mover moves the bytes, with helper threads if they are many.
+``submit`` works out the ranges of a job in the caller's thread, so a wrong job raises there. A failure of a copy
+is a failed result.
 
-On such an engine a step has written its blocks before anything is submitted after it, so a store has nothing to
-wait for.
+On such an engine a step has written its blocks before a store of them is submitted, so a store needs to wait for
+nothing.
 
 **Invariants.** A job is in one queue, or running, or it has ended; ``_pending`` has exactly those that have not.
 """
@@ -30,7 +30,7 @@ from kv_offload_cpu.copy.ranges.tensors import DeviceTensor
 _log = getLogger("kv_offload_cpu")
 
 _MOST_THREADS = 4
-"""More than these don't make memory any faster."""
+"""Threads, at most: more of them don't copy any faster."""
 
 
 class _Job(NamedTuple):
@@ -40,7 +40,7 @@ class _Job(NamedTuple):
 
 
 class HostCopyEngine:
-    """Copies between ``tensors`` and host memory; ``threads`` 0: as many as pay."""
+    """Copies between ``tensors`` and host memory; ``threads`` is 0 for as many threads as pay."""
 
     def __init__(
         self,
@@ -80,7 +80,7 @@ class HostCopyEngine:
 
     def wait(self, job_ids: Collection[int]) -> None:
         with self._changed:
-            for job_id in job_ids:  # one after the other: the end of any job wakes who waits
+            for job_id in job_ids:  # one after the other: the end of any job wakes this thread
                 while job_id in self._pending:
                     self._changed.wait()
 

@@ -1,11 +1,11 @@
-"""Moving byte ranges by what every system has: C's ``memmove``, and a call of the kernel for the small ones.
+"""Moves byte ranges without compiling anything: large ones by C's ``memmove``, small ones by a system call.
 
-Numpy can't do it well: gathering into an array and scattering from it touches each byte twice, and holds the
+Numpy isn't suited: it gathers into an array and scatters from it, touches each byte twice, and holds the
 interpreter's lock meanwhile. So large ranges are moved one by one by C's ``memmove``. Small ones are moved by the
-thousand by ``process_vm_readv``, which takes lists of ranges; aimed at one's own process, it is a copy in one call
-of the kernel. Both let go of the lock; the second takes it again a thousand times less often, which is what counts
-beside a thread that computes in Python. Where a sandbox forbids that call, or a system lacks it, small ranges go
-by ``memmove`` too.
+thousand by the system call ``process_vm_readv``, which takes lists of ranges and here reads from this process
+itself. Both release the interpreter's lock. The system call takes it again a thousand times less often, which
+matters beside a thread that computes in Python. Where a sandbox forbids that call, or a system lacks it, small
+ranges are moved by ``memmove``, too.
 """
 
 import ctypes
@@ -20,14 +20,14 @@ from kv_offload_cpu.copy.engine import Numbers
 from kv_offload_cpu.copy.host.moves import Mover
 
 LARGE_BYTES: Final = 32 << 10
-"""From this size on a call for each range is faster: what the kernel does for each page of memory costs more."""
+"""From this size on ``memmove`` is faster: the system call's work for each page of memory costs more."""
 
 _BATCH: Final = 1024
-"""Ranges in one call; the kernel takes no more."""
+"""Ranges of one system call, at most: the kernel's limit."""
 
 
 def move_by_c(targets: Numbers, sources: Numbers, sizes: Numbers) -> None:
-    """Large ranges by ``memmove``, small ones by the kernel."""
+    """Move large ranges by ``memmove``, small ones by the system call."""
     large = sizes >= LARGE_BYTES
     if large.all():
         move_each(targets, sources, sizes)
@@ -39,13 +39,13 @@ def move_by_c(targets: Numbers, sources: Numbers, sizes: Numbers) -> None:
 
 
 def move_each(targets: Numbers, sources: Numbers, sizes: Numbers) -> None:
-    """One ``memmove`` for each range."""
+    """Move each range by one ``memmove``."""
     for target, source, size in zip(targets.tolist(), sources.tolist(), sizes.tolist(), strict=True):
         ctypes.memmove(target, source, size)
 
 
 def move_small(targets: Numbers, sources: Numbers, sizes: Numbers) -> None:
-    """Many ranges a call; what the kernel doesn't take is moved one by one."""
+    """Move many ranges by each system call; ranges that the kernel doesn't take are moved one by one."""
     if _batch_call is None:
         move_each(targets, sources, sizes)
         return
@@ -59,7 +59,7 @@ def move_small(targets: Numbers, sources: Numbers, sizes: Numbers) -> None:
 
 
 def _find_batch_call() -> Callable[..., int] | None:
-    """The kernel's ``process_vm_readv``, if one may call it here."""
+    """The system call ``process_vm_readv``; None where it is missing or forbidden."""
     try:
         call: Callable[..., int] = ctypes.CDLL(None, use_errno=True).process_vm_readv
     except (AttributeError, OSError, TypeError):
@@ -84,4 +84,4 @@ def _lists(addresses: Numbers, sizes: Numbers) -> NDArray[np.int64]:
 _batch_call = _find_batch_call()
 
 BY_C: Final = Mover(move_by_c, piece_bytes=1 << 20)
-"""The mover that is always there."""
+"""The mover that is always available."""

@@ -1,7 +1,7 @@
-"""How the host engine moves the byte ranges of a job: by a mover, and on as many cores as pay.
+"""Moves the byte ranges of a job by a mover, on as many cores as pay.
 
-A mover is a function that moves whole arrays of ranges and lets go of the interpreter's lock meanwhile. The files
-``memmove`` and ``streaming`` have one each; here its work is shared among threads.
+A mover is a function that moves arrays of ranges and releases the interpreter's lock meanwhile. The modules
+``memmove`` and ``streaming`` have one each; this module shares its work among threads.
 """
 
 from collections.abc import Callable
@@ -16,9 +16,9 @@ from kv_offload_cpu.copy.ranges.addresses import split
 
 
 class Mover(NamedTuple):
-    """Moves bytes: ``move(targets, sources, sizes)``, any size at any address, in whichever order suits it.
+    """Moves bytes: ``move(targets, sources, sizes)`` takes ranges of any size at any address, in any order.
 
-    Fewer bytes than ``piece_bytes`` are not worth another thread.
+    Another thread pays only for ``piece_bytes`` or more.
     """
 
     move: Callable[[Numbers, Numbers, Numbers], None]
@@ -33,7 +33,7 @@ def move(
     helpers: Executor | None = None,
     threads: int = 1,
 ) -> None:
-    """Move ranges, sharing their bytes among ``threads`` threads: this one and those of ``helpers``."""
+    """Move ranges by up to ``threads`` threads: this one and those of ``helpers``."""
     if helpers is None or threads == 1:
         mover.move(targets, sources, sizes)
         return
@@ -44,7 +44,7 @@ def move(
     try:
         mover.move(targets[first], sources[first], sizes[first])
     finally:
-        wait(running)  # or a job would be reported while a helper still moves its bytes
+        wait(running)  # else the job would be reported while a helper still moves its bytes
     for future in running:
         future.result()
 

@@ -1,21 +1,22 @@
-"""Moving byte ranges past the caches by a compiled loop.
+"""Moves byte ranges past the processor's caches by a compiled loop.
 
-C's ``memmove`` writes past the caches in copies of hundreds of megabytes. In smaller ones it reads each line of a
-target before it writes it, which is half as much traffic again; and a call a range costs more than the bytes of a
-small one. A streaming store (LLVM: ``nontemporal``) writes whole lines and reads none. Nothing that Python brings
-makes them, so the loop over a job's ranges is described here, and LLVM compiles it when an engine is made.
+C's ``memmove`` bypasses the caches only in copies of hundreds of megabytes. In smaller ones it reads each cache
+line of the target before it writes it, which adds half as much traffic again; and a call for each range costs more
+than the bytes of a small range. A streaming store (LLVM: ``nontemporal``) writes whole cache lines and reads none.
+No function of Python or its libraries makes them, so this module writes the loop in LLVM's IR, and LLVM compiles
+it when an engine is made.
 
-**Theory of operation.** Of each range, bytes and then words are moved up to where the target begins a line; whole
-lines by streaming stores, which need that; and the rest by words and bytes. Meanwhile the first lines of the next
-range's source are on their way: what a processor fetches ahead by itself ends with a page of memory. The function
-calls nothing. Streaming stores are weakly ordered, so it ends in a fence (on x86 ``mfence`` or a locked operation,
-which both wait for them): who hears of its end sees the bytes.
+**Theory of operation.** The loop moves the begin of each range by bytes and then words, up to where the target
+begins a cache line; then whole lines by streaming stores, which must be aligned; and the rest by words and bytes.
+Meanwhile it prefetches the first lines of the next range's source, since a processor's own prefetching ends with a
+page of memory. The function calls nothing. Streaming stores are weakly ordered, so it ends with a fence (on x86
+``mfence`` or a locked operation, which both wait for them): a thread that learns of its end sees the bytes.
 
-Ranges and jobs of every size go this way. Measured: from 256 bytes on it is faster than the same loop of ordinary
-stores, and below no slower. Ordinary stores leave the bytes in the caches. Still, to move a job and then to read
-what it wrote takes together no longer than with those, and less from 16 MiB on.
+Ranges and jobs of every size are moved in this way. Measured: from 256 bytes on it is faster than the same loop
+with ordinary stores, and no slower below. Ordinary stores leave the bytes in the caches. Still, moving a job and
+then reading what it wrote takes no longer in all than with ordinary stores, and less from 16 MiB on.
 
-Compiled once in a process; ``find_streaming`` says why where that can't be.
+The loop is compiled once in a process; ``find_streaming`` returns why not, where it can't be.
 """
 
 import ctypes
@@ -32,13 +33,13 @@ from kv_offload_cpu.copy.engine import Numbers
 from kv_offload_cpu.copy.host.moves import Mover
 
 _LINE_BYTES: Final = 64
-"""What a processor writes at once, and the least that a streaming store should fill."""
+"""Bytes of a cache line, which a processor writes at once and streaming stores should fill."""
 
 _LINES_AHEAD: Final = 8
-"""Of the next range. With these, pages of 4 KiB are moved a third faster; with twice as many, less than that."""
+"""Lines of the next range to prefetch. They make moving pages of 4 KiB a third faster; twice as many gain less."""
 
 _PIECE_BYTES: Final = 4 << 20
-"""Waking a helper takes as long as moving a megabyte or two."""
+"""The bytes from which another thread pays: waking a helper takes as long as moving a megabyte or two."""
 
 _NAME: Final = "move_ranges"
 
@@ -73,7 +74,7 @@ class _StreamingMove:
 
 
 def _moves_rightly(move: _StreamingMove) -> bool:
-    """Try it with ranges of some sizes, their ends at all kinds of addresses."""
+    """Whether ``move`` is right for ranges of several sizes, with ends at all kinds of addresses."""
     source = np.random.default_rng(0).integers(0, 256, 1000, np.uint8)
     target = np.zeros(1000, np.uint8)
     wanted = target.copy()
@@ -84,11 +85,11 @@ def _moves_rightly(move: _StreamingMove) -> bool:
     return target.tobytes() == wanted.tobytes()
 
 
-# The function, in LLVM's words
+# The function in LLVM's IR
 
 
 def _describe(ir: Any) -> Any:
-    """The module with the function: targets, sources and sizes, each an array of words, and how many there are."""
+    """The module with the function of four arguments: arrays of targets, sources and sizes, and their length."""
     module, word = ir.Module(_NAME), ir.IntType(64)
     arguments = [word.as_pointer(), word.as_pointer(), word.as_pointer(), word]
     function = ir.Function(module, ir.FunctionType(ir.VoidType(), arguments), _NAME)
@@ -117,7 +118,7 @@ class _Code:
 
     @contextmanager
     def steps(self, begin: Any, end: Any, step: int) -> Iterator[Any]:
-        """A loop; what is written inside is done for ``begin``, ``begin + step`` and so on, below ``end``."""
+        """A loop: code written inside runs for ``begin``, ``begin + step`` and so on, below ``end``."""
         build = self.builder
         head, body, after = (build.append_basic_block(name) for name in ("head", "body", "after"))
         before = build.block
@@ -137,7 +138,7 @@ class _Code:
         return self.builder.load(self.builder.gep(column, [index]))
 
     def fetch_first_lines(self, sources: Any, index: Any, count: Any) -> None:
-        """Ask for the source of the next range, or of the last one once more. No address is wrong here."""
+        """Prefetch the source of the next range; at the end that of the last one again. Any address is allowed."""
         build, read, keep, data = self.builder, self._flag(0), self._flag(3), self._flag(1)
         following = build.add(index, self._word(1))
         following = build.select(build.icmp_unsigned("<", following, count), following, index)
@@ -147,9 +148,9 @@ class _Code:
             build.call(self._prefetch, [build.inttoptr(address, self._byte.as_pointer()), read, keep, data])
 
     def move_range(self, target: Any, source: Any, size: Any) -> None:
-        """All bytes of one range."""
+        """Move all bytes of one range."""
         build, word = self.builder, self._word
-        gap = build.and_(build.neg(target), word(_LINE_BYTES - 1))  # up to where the target begins a line
+        gap = build.and_(build.neg(target), word(_LINE_BYTES - 1))  # bytes up to the target's next cache line
         lines = build.select(build.icmp_unsigned("<", gap, size), gap, size)
         first_words = build.and_(lines, word(7))
         rest = build.add(lines, build.and_(build.sub(size, lines), word(-_LINE_BYTES)))
@@ -164,7 +165,7 @@ class _Code:
             self._move(kind, target, source, begin, end)
 
     def _move(self, kind: Any, target: Any, source: Any, begin: Any, end: Any) -> None:
-        """What is between ``begin`` and ``end`` of a range, in units of one kind."""
+        """Move the bytes from ``begin`` to ``end`` of a range, in units of one kind."""
         build, is_line = self.builder, kind is self._line
         unit_bytes = _LINE_BYTES if is_line else kind.width // 8
         with self.steps(begin, end, unit_bytes) as at:

@@ -5,6 +5,6 @@
 ``tensors``     where the pages of a KV cache are
 ``descriptors`` from pages to byte ranges
 ``addresses``   from byte ranges to moves in one direction
-``stretches``   which bytes lie together in two places that have the form of a slot
+``stretches``   which bytes two slots of the same layout can exchange in one copy
 =============== ===================================================================
 """

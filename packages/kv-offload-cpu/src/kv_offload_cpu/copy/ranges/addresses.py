@@ -1,4 +1,4 @@
-"""From byte ranges to moves in one direction, a whole job at a time, and how wide words may be. Pure."""
+"""From byte ranges to moves in one direction, a whole job at a time, and the widest word for addresses. Pure."""
 
 from collections.abc import Iterable
 from typing import NamedTuple
@@ -10,7 +10,7 @@ from kv_offload_cpu.copy.engine import Numbers
 from kv_offload_cpu.copy.ranges.descriptors import Ranges
 
 WIDEST_WORD_BYTES = 16
-"""The widest word that a kernel moves."""
+"""Bytes of the widest word that a kernel moves."""
 
 
 class Moves(NamedTuple):
@@ -22,13 +22,13 @@ class Moves(NamedTuple):
 
 
 def moves(ranges: Ranges, direction: Direction) -> Moves:
-    """The moves of a job from the device's side to the host's for a store, and back for a load."""
+    """The moves of a job: from device to host for a store, from host to device for a load."""
     _, device, host, sizes = ranges
     return Moves(host, device, sizes) if direction is Direction.STORE else Moves(device, host, sizes)
 
 
 def split(targets: Numbers, sources: Numbers, sizes: Numbers, limit: int) -> Moves:
-    """The same bytes in moves of at most ``limit``."""
+    """The same bytes in moves of at most ``limit`` bytes."""
     if not len(sizes) or sizes.max() <= limit:
         return Moves(targets, sources, sizes)
     counts = -(-sizes // limit)

@@ -1,11 +1,11 @@
 """From pages to byte ranges, a whole job at a time. Pure, and without a loop over pages.
 
-A plan is made once, from where the tensors and host memory are, and how they and the groups are laid out. A page
-of a group is one range in each tensor that holds layers of it: of the unpadded page, since nobody reads the
-padding, and once even where several layers alias the same bytes. A chunk is of one group, whose pages fill its
-slot from the begin on: where groups have different tensors, a slot has room for the largest group, not for all.
+A plan is made once, from the addresses and layouts of the tensors, host memory and the groups. A page of a group
+is one range in each tensor that holds layers of the group. The range leaves out the padding, which nobody reads,
+and layers that alias the same bytes share one range. A chunk belongs to one group, whose pages fill its slot from
+the begin on: if groups have different tensors, a slot has room for the largest group, not for all of them.
 
-Ranges come slot by slot, each in the order of host memory: whoever copies them goes through that in long strides.
+Ranges come slot by slot, each in the order of host memory, so that copies go through host memory in long strides.
 """
 
 import sys
@@ -31,36 +31,36 @@ class Ranges(NamedTuple):
 
     @property
     def num_bytes(self) -> int:
-        """How many bytes all ranges have together."""
+        """The bytes of all ranges together."""
         return int(self.sizes.sum())
 
 
 class Parts(NamedTuple):
-    """What tensors hold of a group's page, one number for each of them, in the order of host memory."""
+    """The parts of a group's page, one in each tensor that has some, in the order of host memory."""
 
     tensors: Numbers
     sizes: Numbers
     addresses: Numbers
     strides: Numbers
     host_begins: Numbers
-    """Where those of a chunk begin in its row. They follow each other there."""
+    """Where each part's pages of a chunk begin in the chunk's row. They are back to back there."""
 
 
 class Extent(NamedTuple):
-    """How large a job is: ranges, before neighbours are joined, and their bytes."""
+    """The size of a job: its ranges, before neighbours are joined, and their bytes."""
 
     num_ranges: int
     num_bytes: int
 
 
 class Scratch:
-    """Memory for the numbers of one job, and then of the next: to get it anew takes longer than to fill it."""
+    """Memory for the numbers of a job, reused by the next one: allocating it takes longer than filling it."""
 
     def __init__(self) -> None:
         self._numbers: Numbers = np.empty(0, np.int64)
 
     def columns(self, count: int, length: int) -> Numbers:
-        """So many rows of so many numbers, until the next call."""
+        """``count`` rows of ``length`` numbers, valid until the next call."""
         needed = count * length
         if needed > len(self._numbers):
             self._numbers = np.empty(1 << (needed - 1).bit_length(), np.int64)
@@ -68,7 +68,7 @@ class Scratch:
 
 
 class CopyPlan:
-    """The parts of each group's page, and so the ranges of any job. ``slot`` is this worker's, in every row."""
+    """Finds the ranges of any job, from the parts of each group's page. ``slot``: this worker's place in a row."""
 
     def __init__(
         self,
@@ -94,33 +94,33 @@ class CopyPlan:
 
     @property
     def range_bytes(self) -> int:
-        """How large ranges are that have no neighbours, on average."""
+        """The average bytes of a range, before neighbours are joined."""
         sizes = np.concatenate([np.empty(0, np.int64), *(parts.sizes for parts in self.parts)])
         return int(sizes.sum()) // len(sizes) if len(sizes) else 1
 
     @property
     def least_range_bytes(self) -> int:
-        """How large ranges are on average in jobs whose ranges are smallest."""
+        """The average bytes of a range in jobs of the group with the smallest ranges."""
         pages = zip(self._bytes_a_page, self._ranges_a_page, strict=True)
         return min((num_bytes // count for num_bytes, count in pages if count), default=1)
 
     @property
     def num_ranges_a_page(self) -> int:
-        """In how many tensors pages are, those of the group with the most."""
+        """The ranges of a page, in the group whose pages are in the most tensors."""
         return max(self._ranges_a_page, default=1)
 
     def extent(self, copies: PageCopies) -> Extent:
-        """How large a job is that was checked."""
+        """The size of a job, which was checked before."""
         counts = np.bincount(copies.groups).tolist()  # of none beyond the last one that has pages
         return Extent(sum(map(mul, counts, self._ranges_a_page)), sum(map(mul, counts, self._bytes_a_page)))
 
     def ranges(self, copies: PageCopies) -> Ranges:
-        """The ranges of a job's pages, neighbours on both sides joined."""
+        """The ranges of a job's pages; ranges that are adjacent on both sides are joined."""
         self.check(copies)
         return self.checked_ranges(copies, Scratch())
 
     def checked_ranges(self, copies: PageCopies, scratch: Scratch) -> Ranges:
-        """The same of a job that was checked, in ``scratch``."""
+        """Like ``ranges``, for a job that was checked before; the numbers are in ``scratch``."""
         blocks, chunks, offsets = copies.blocks, copies.chunks, copies.offsets
         of_group = by_group(copies.groups)
         lengths = [len(blocks[chosen]) * len(self.parts[group].tensors) for group, chosen in of_group]
@@ -132,7 +132,7 @@ class CopyPlan:
         return join_neighbours(Ranges(*columns))
 
     def host_begins(self, group: int, chunks: Numbers, offsets: Numbers) -> Numbers:
-        """Where pages of a group are in host memory: a row for each page, a column for each part."""
+        """The addresses of a group's pages in host memory: a row for each page, a column for each part."""
         parts = self.parts[group]
         found: Numbers = chunks[:, None] * self.layout.row_bytes + parts.host_begins
         if self.layout.blocks_per_chunk > 1:
@@ -140,7 +140,7 @@ class CopyPlan:
         return found
 
     def _surely_fits(self, copies: PageCopies) -> bool:
-        """Whether the least and the largest numbers alone show that all pages lie inside."""
+        """Whether the smallest and largest numbers alone show that all pages are within bounds."""
         layout = self.layout
         bounds = (
             (copies.groups, len(self.parts)),
@@ -191,7 +191,7 @@ class CopyPlan:
         return Parts(*np.array(rows, np.int64).reshape(-1, len(Parts._fields)).T.copy())
 
     def check(self, copies: PageCopies) -> None:
-        """Refuse pages that lie outside: these numbers become addresses."""
+        """Raise a KVError for pages out of bounds, since these numbers become addresses."""
         if len(copies) and self._surely_fits(copies):
             return
         limits = np.array([0, *self._num_blocks])[np.clip(copies.groups, -1, len(self.parts) - 1) + 1]
@@ -211,14 +211,14 @@ class CopyPlan:
 
 
 def by_group(groups: Numbers) -> list[tuple[int, slice | Numbers]]:
-    """The groups of a job, and which of its pages are theirs."""
+    """The groups of a job, each with its pages."""
     if len(groups) and (groups == groups[0]).all():
         return [(int(groups[0]), slice(None))]
     return [(group, np.flatnonzero(groups == group)) for group in np.unique(groups).tolist()]
 
 
 def _slot_by_slot(chunks: Numbers, num_parts: int) -> Numbers:
-    """The order of host memory for ranges that come page by page: in a slot, all pages of a part are together."""
+    """The order that sorts ranges from page by page to host memory's: in a slot, pages of a part are together."""
     firsts = np.flatnonzero(np.concatenate(([True], chunks[1:] != chunks[:-1])))
     lengths = np.diff([*firsts, len(chunks)])
     first, length = np.repeat(firsts, lengths), np.repeat(lengths, lengths)
@@ -229,7 +229,7 @@ def _slot_by_slot(chunks: Numbers, num_parts: int) -> Numbers:
 
 
 def join_neighbours(ranges: Ranges) -> Ranges:
-    """The same bytes in fewer ranges: what follows its predecessor on both sides becomes part of it."""
+    """The same bytes in fewer ranges: a range that follows its predecessor on both sides becomes part of it."""
     tensors, device, host, sizes = ranges
     if len(sizes) < 2:
         return ranges

@@ -1,8 +1,8 @@
 """From a job's blocks and chunks to its pages. Pure.
 
-The scheduler gives a job as GPU blocks, group after group, and the chunks that they fill, in the same order. The
-blocks of a group lie back to back in its chunks; only the first chunk may be entered in its middle, namely at
-``block_indices[g] % blocks_per_chunk``, and only the last may be left before its end.
+The scheduler describes a job by GPU blocks, group after group, and the chunks that they fill, in the same order.
+The blocks of a group are back to back in its chunks. Only the first chunk may begin in its middle, at block
+``block_indices[g] % blocks_per_chunk``, and only the last may end before its end.
 """
 
 from collections.abc import Iterable
@@ -17,7 +17,7 @@ from kv_offload_cpu.sizing import HostLayout
 def page_copies(
     job: str, blocks: GPULoadStoreSpec, chunks: Iterable[int], layout: HostLayout, num_groups: int
 ) -> PageCopies:
-    """The pages of a job that goes to or from ``chunks``; ``job`` is its name in an error."""
+    """The pages of a job that copies to or from ``chunks``; errors call it ``job``."""
     if len(blocks.group_sizes) != num_groups:
         raise KVError(
             f"{job}: group_sizes {list(blocks.group_sizes)} are of {len(blocks.group_sizes)} groups, "

@@ -1,7 +1,8 @@
-"""Which stretches of slots some pages fill: what can be copied in one go between two slots of the same form. Pure.
+"""Finds the stretches of a slot that some pages fill; one copy moves a stretch between slots of one layout. Pure.
 
-Nearly every chunk of a job is whole, and all whole chunks of a group have the same stretch, since a chunk's parts
-follow each other. It is worked out once; those of the others from their pages.
+Nearly every chunk of a job is complete, and all complete chunks of a group have the same single stretch, since a
+chunk's parts are back to back. It is worked out once; the stretches of incomplete chunks are found from their
+pages.
 """
 
 from typing import NamedTuple
@@ -13,7 +14,7 @@ from kv_offload_cpu.copy.ranges.descriptors import Parts
 
 
 class Stretches(NamedTuple):
-    """Each in the slot of the page with index ``pages[i]``, from place ``begins[i]`` of its row on, in bytes."""
+    """Stretch ``i`` is in the slot of page ``pages[i]``, and begins at byte ``begins[i]`` of its row."""
 
     pages: Numbers
     begins: Numbers
@@ -21,7 +22,7 @@ class Stretches(NamedTuple):
 
 
 def runs_of(chunks: Numbers, offsets: Numbers) -> Numbers:
-    """The number of the run that each page is in: pages of one chunk that follow each other, in rising order."""
+    """The number of each page's run: pages of one chunk at consecutive offsets are a run."""
     is_new = (chunks[1:] != chunks[:-1]) | (offsets[1:] <= offsets[:-1])
     found: Numbers = np.concatenate(([0], is_new.cumsum()))
     return found

@@ -23,7 +23,7 @@ from kv_offload.shape.layout import Group
 
 
 class Match(NamedTuple):
-    """What a lookup came to."""
+    """The result of a lookup."""
 
     boundary: int
     """Tokens after which the request could go on; what it has itself if nothing can be loaded."""
@@ -40,7 +40,7 @@ Counts = Callable[[LookupResult], bool]
 
 
 class Answers:
-    """What a medium says of one group's chunks, for one lookup. Each chunk is asked for once."""
+    """A medium's answers about one group's chunks, for one lookup. Each chunk is looked up once."""
 
     def __init__(
         self,
@@ -62,7 +62,7 @@ class Answers:
         """By what counted as a hit: the chunks that ``last_gap`` last found to have no gap."""
 
     def of(self, chunk: int) -> LookupResult:
-        """What is known of one chunk."""
+        """The medium's answer about one chunk."""
         if chunk in self._hits:
             return LookupResult.HIT
         if chunk >= len(self.keys):

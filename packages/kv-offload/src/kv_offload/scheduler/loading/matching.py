@@ -29,7 +29,7 @@ class Matching:
         self._clock = clock
 
     def match(self, request: Request, local: int) -> tuple[int | None, bool]:
-        """What can be loaded beyond ``local`` tokens, and whether between steps. None: ask again later."""
+        """How many tokens beyond ``local`` can be loaded, and whether asynchronously. None: ask again later."""
         books = self._books
         state = books.states.get(request.request_id) or books.begin_life(request)
         if request.request_id in books.agenda.listed:

@@ -12,7 +12,7 @@ from kv_offload.shape.naming import tail_key
 
 @dataclass
 class LoadPlan:
-    """What a load copies, group after group."""
+    """The blocks and chunks that a load copies, group after group."""
 
     keys: list[OffloadKey] = field(default_factory=list)
     block_ids: list[int] = field(default_factory=list)

@@ -22,7 +22,7 @@ from kv_offload.shape.naming import tail_key
 
 
 class TailAnswers:
-    """What a medium says of the tails of one request, for one lookup. Each is asked for once."""
+    """A medium's answers about the tails of one request, for one lookup. Each is looked up once."""
 
     def __init__(
         self,
@@ -48,7 +48,7 @@ class TailAnswers:
         self._asked = sorted(layout.groups, key=lambda group: group.kind is not AttentionKind.STATE_SPACE)
 
     def of(self, group: Group, boundary: int) -> LookupResult:
-        """What is known of the tail of one group."""
+        """The medium's answer about the tail of one group."""
         known = self._known.get((group.group_id, boundary))
         if known is None:
             key = tail_key(self._layout, group, self._hashes, boundary)

@@ -23,7 +23,7 @@ class Agenda:
         self.step = 0
         self._step_of: dict[str, int] = {}
         self.listed = self._step_of.keys()
-        """Who is on the agenda."""
+        """The requests on the agenda."""
         self._ids_in: dict[int, set[str]] = {}
         """Only ever asked whether an id is in it: the order of looks is that of the step."""
 

@@ -83,7 +83,7 @@ class Books:
         self.agenda.remove(state.context.req_id)
 
     def rewind(self, state: RequestState) -> None:
-        """What the request loaded or stored can't be relied on: it offers everything again, if it still lives."""
+        """The request's loaded or stored chunks can't be relied on: if it still lives, it offers all again."""
         state.progress.rewind()
         if self.states.get(state.context.req_id) is state:
             self.agenda.hasten(state.context.req_id)

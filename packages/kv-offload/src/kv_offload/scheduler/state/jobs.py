@@ -53,14 +53,14 @@ class Job:
     """Workers that gave it up and have yet to report that its copy ended."""
     has_failed: bool = False
     is_watched: bool = False
-    """Whoever gets its blocks must wait for it."""
+    """A request that gets the job's blocks must wait for the job."""
     is_at_boundary: bool = False
     """A store of what one block of some groups holds at a boundary."""
 
 
 @dataclass(slots=True)
 class Report:
-    """What a report changed."""
+    """The effect of a report on its job."""
 
     job: Job
     is_first_failure: bool

@@ -50,7 +50,7 @@ class GroupProgress:
         self.append(blocks)
 
     def append(self, blocks: Sequence[int]) -> None:
-        """It got these blocks more."""
+        """The request got these additional blocks."""
         self.table += blocks
         if self.block_index is not None and blocks:
             self.block_index.add(self.table, len(self.table) - len(blocks))
@@ -99,7 +99,7 @@ class GroupProgress:
         return chunks
 
     def _are_there(self, chunks: range) -> list[bool]:
-        """Of each of some chunks, whether it has all blocks that are copied when it is stored."""
+        """For each of some chunks, whether it has all blocks that storing it copies."""
         size = self.group.blocks_per_chunk
         start, stop = chunks.start * size, chunks.stop * size
         columns = [self.table[start + index : stop : size] for index in self.group.stored_blocks(0)]

@@ -53,7 +53,7 @@ class RequestState:
     context: ReqContext
     progress: Progress
     offers_loaded: bool = False
-    """What was loaded is offered for storing, too."""
+    """Loaded chunks are offered for storing, too."""
     max_load_tokens: int | None = None
     max_offload_tokens: int | None = None
     promise: Promise = field(default=Promise(0, 0))
@@ -72,7 +72,7 @@ class RequestState:
     stores: set[int] = field(default_factory=set)
     """Live jobs that store its chunks."""
     supplies: list[Supply] = field(default_factory=list)
-    """Of the last load: which tokens the chunks of each group bring."""
+    """For the last load, the tokens that the chunks of each group bring."""
 
     def refuse_store(self, next_step: int) -> None:
         """There was no room: pass over 1, 2, 4, … steps before the next try, so that waiting costs little."""

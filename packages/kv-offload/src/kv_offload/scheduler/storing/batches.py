@@ -33,7 +33,7 @@ class Progressed(NamedTuple):
 
 @dataclass(slots=True, eq=False)
 class Plan:
-    """What is offered of one request, and what comes of it."""
+    """The chunks that are offered for one request, and the medium's answer."""
 
     state: RequestState
     batches: list[Batch]

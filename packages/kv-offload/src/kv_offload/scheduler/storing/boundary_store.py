@@ -20,7 +20,7 @@ class Source(NamedTuple):
     """The bytes of one key."""
 
     place: int
-    """Of the group in the layout."""
+    """The group's index in the layout."""
     block: int
     key: OffloadKey
 

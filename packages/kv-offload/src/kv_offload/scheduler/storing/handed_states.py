@@ -33,7 +33,7 @@ Taken = dict[int, int]
 
 
 def offers_of(output: SchedulerOutput) -> Mapping[str, Sequence[Offer]]:
-    """What the engine hands over in a step, by request."""
+    """The states that the engine hands over in a step, by request."""
     block_state = getattr(output, "kv_connector_block_state", None)
     return getattr(block_state, "boundary_state_offloads", None) or {}
 

@@ -151,7 +151,7 @@ class Storing:
         return plan.is_begun
 
     def _plan(self, state: RequestState, known: int, *, is_final: bool) -> Plan:
-        """What of a request is complete within ``known`` tokens and was not offered."""
+        """The chunks of a request that are complete within ``known`` tokens and were not offered yet."""
         progress, request = state.progress, state.request
         prompt, limit = request.num_prompt_tokens, state.max_offload_tokens
         limit = sys.maxsize if limit is None else limit

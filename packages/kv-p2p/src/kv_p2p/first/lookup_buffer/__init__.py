@@ -1,5 +1,5 @@
-"""Lookup buffers: what makes a table of a pipe, keyed by tokens or by strings.
+"""Lookup buffers and stores: tables over pipes, keyed by tokens or by strings.
 
-``base`` has the two interfaces, ``table`` decides which entry answers which request, ``simple`` is the buffer
-over two pipes, ``store`` what is keyed by strings.
+``base`` has the two interfaces. ``table`` decides which entry answers a request, ``simple`` is the lookup buffer
+over two pipes, and ``store`` has the stores, whose keys are strings.
 """

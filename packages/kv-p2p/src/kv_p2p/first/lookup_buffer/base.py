@@ -9,11 +9,11 @@ from kv_api.engine import Tensor
 
 
 class KVLookupBufferBase(ABC):
-    """A table keyed by tokens. The producer inserts, the consumer selects; what is selected is gone.
+    """A table keyed by tokens. The producer inserts entries, the consumer selects them, which removes them.
 
-    ``roi`` is a mask over the tokens: those that count. An entry matches when its tokens that count and those
-    asked for are the same, in order, up to the length of the shorter, which is not 0. So an entry may hold fewer
-    tokens than were asked for, or more: who asks must look at what came.
+    ``roi`` is a mask over the tokens: the tokens at True count. An entry matches a request if the shorter of the
+    two lists of counting tokens is a prefix of the longer one, and is not empty. So an entry may have fewer or
+    more tokens than the request; the caller must check what it got.
     """
 
     @abstractmethod
@@ -25,31 +25,31 @@ class KVLookupBufferBase(ABC):
         value: Tensor | None,
         hidden: Tensor | None,
     ) -> None:
-        """Add an entry. It is there at once; the call returns as soon as there is room for another."""
+        """Add an entry. It can be selected at once; the call returns when there is room for another one."""
 
     @abstractmethod
     def drop_select(self, input_tokens: Tensor | None, roi: Tensor | None) -> list[Tensor | None]:
-        """Take an entry that matches, as it was inserted: tokens, roi, key, value, hidden. Or five times None.
+        """Take a matching entry, as it was inserted: tokens, roi, key, value, hidden; or five times None.
 
         Waits for the answer. Without tokens any entry matches; without a roi all tokens count.
         """
 
     @abstractmethod
     def close(self) -> None:
-        """End the buffer for both, and wake whoever waits. What was not taken is dropped."""
+        """End the buffer for both sides, and wake every thread that waits. Entries in it are dropped."""
 
 
 class KVStoreBufferBase(ABC):
-    """A table keyed by strings. What is put stays, until it is replaced or the store has no room for it."""
+    """A table keyed by strings. A value stays until it is replaced, or until the store needs its room."""
 
     @abstractmethod
     def put(self, key: str, value: Tensor | None) -> None:
-        """Store a copy of a tensor, or None, in place of what was there."""
+        """Store a copy of a tensor, or None, under the key; it replaces an earlier value."""
 
     @abstractmethod
     def get(self, key: str) -> Tensor | None:
-        """What is there under the key; None, if nothing is. Nobody else sees what is written to it."""
+        """A copy of the value under the key; None if there is none."""
 
     @abstractmethod
     def close(self) -> None:
-        """End it and release everything."""
+        """End the store and release all values."""

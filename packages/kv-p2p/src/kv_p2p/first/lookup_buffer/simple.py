@@ -1,22 +1,21 @@
-"""``SimpleBuffer``: the lookup buffer over two pipes. Both sides have one; the first call says which side it is.
+"""``SimpleBuffer``: the lookup buffer over two pipes. Both sides have one; its first call says which side it is.
 
-The producer keeps its entries, as copies, and a thread answers requests. A request is a number on the signal
-pipe (how many seconds the consumer will wait; below 0: as long as it takes), then tokens and roi on the data
-pipe; the answer is five tensors on the data pipe, five times None for nothing. None on the signal pipe is the
-consumer's farewell.
+The producer keeps copies of its entries, and its thread answers requests. A request is a number on the signal
+pipe (the seconds that the consumer will wait; below 0: without limit), then tokens and roi on the data pipe. The
+answer is five tensors on the data pipe, or five times None if no entry matches. None on the signal pipe says that
+the consumer closes its buffer.
 
-What holds:
+What always holds:
 
-* A request that nothing matches waits, as in vLLM, until something that does is inserted, or for
-  ``wait_seconds``.
-* ``buffer_size_thresh`` stops the producer: ``insert`` returns when the table isn't over it any more
-  (``EntryTable``). A request that nothing matches is answered with nothing then: what it asks for can't be
-  inserted while the producer stands still, and so each would wait for the other.
-* What comes after its request was answered with nothing makes room before the producer is stopped.
-* Bytes count until an entry is taken out of the table, not while they are sent.
-* When the buffer ends, for whatever reason, the thread ends, both pipes are closed, and whoever waits or comes
-  later gets a ``PipeClosedError`` that says why. A consumer that stops in the middle of a request has ended its
-  buffer.
+* A request that no entry matches waits, as in vLLM, until a matching entry is inserted, or for ``wait_seconds``.
+* ``buffer_size_thresh`` stops the producer: ``insert`` returns only when the table is within it again
+  (``EntryTable``). While the producer is stopped, a request that no entry matches is answered with None at once:
+  its entry can't be inserted then, and producer and consumer would wait for each other.
+* An entry that is inserted after its request was answered with None is dropped before the producer is stopped.
+* An entry's bytes count until it is taken out of the table, and not while they are sent.
+* When the buffer ends, for whatever reason, the thread ends and both pipes are closed. Every call that waits, and
+  every later one, raises a ``PipeClosedError`` with the reason. A consumer that stops in the middle of a request
+  ends its buffer.
 """
 
 import threading
@@ -45,7 +44,7 @@ class Side(Enum):
 
 
 class SimpleBuffer(KVLookupBufferBase):
-    """A lookup buffer over ``signal_pipe`` and ``data_pipe``, which are its own from then on."""
+    """A lookup buffer over ``signal_pipe`` and ``data_pipe``, which it closes at its end."""
 
     def __init__(
         self,
@@ -84,11 +83,11 @@ class SimpleBuffer(KVLookupBufferBase):
             self._require_open()
             self._table.add(entry)
             self._changed.notify_all()
-            self._changed.wait_for(lambda: not self._table.is_over)  # it is empty when the buffer has ended
+            self._changed.wait_for(lambda: not self._table.is_over)  # the table is empty when the buffer has ended
             self._require_open()
 
     def start_answering(self) -> None:
-        """Be the producer, from now on. The first ``insert`` does it, for who didn't."""
+        """Become the producer's side, whose thread answers requests; the first ``insert`` calls this, too."""
         with self._changed:
             self._take_side(Side.PRODUCER)
             if self._thread is None:
@@ -121,7 +120,7 @@ class SimpleBuffer(KVLookupBufferBase):
         return True
 
     def _take(self, asked: Tokens | None, wait_seconds: float) -> Entry | None:
-        """Wait for an entry that matches. None: there is none, and the producer stands still, or time is up."""
+        """Wait for a matching entry. None: there is none, and the producer is stopped, or the time is over."""
         found: Entry | None = None
 
         def is_decided() -> bool:
@@ -132,7 +131,7 @@ class SimpleBuffer(KVLookupBufferBase):
         with self._changed:
             self._table.ask(asked)
             self._changed.wait_for(is_decided, None if wait_seconds < 0 else wait_seconds)
-            self._require_open()  # who asks shall not take the end for an answer
+            self._require_open()  # else the consumer would take the end for the answer None
             if found is None and self._table.is_over:
                 log.warn(
                     "a request for %s was answered with nothing: %d entries of %d bytes wait to be taken, "
@@ -193,13 +192,13 @@ class SimpleBuffer(KVLookupBufferBase):
             assert self._thread is None or self._side is Side.PRODUCER, f"{self._side} has a thread"
 
     def _say_farewell(self) -> None:
-        """No request is under way, so the signal pipe is empty and takes one more."""
+        """Tell the producer that the buffer is closed. No request is under way, so the signal pipe has room."""
         if self._ended is None:
             with suppress(PipeClosedError):
                 self._signal_pipe.send_tensor(None)
 
     def _end(self, reason: str) -> None:
-        """End the buffer, for the first reason there is."""
+        """End the buffer. The first reason counts."""
         with self._changed:
             if self._ended is None:
                 self._ended = reason

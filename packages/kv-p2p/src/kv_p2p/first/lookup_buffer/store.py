@@ -1,10 +1,10 @@
 """Stores keyed by strings: one in this process, and one at the other end of a pipe.
 
-``LocalStore`` holds tensors. ``StoreServer`` answers what a ``PipeStore`` at the other end of its pipe asks of
-any store.
+``LocalStore`` holds tensors. ``StoreServer`` has any store and answers the requests of the ``PipeStore`` at the
+other end of its pipe.
 
-A request is two or three messages: what to do (0: get, 1: put, in an array of one number), the key's characters,
-and what is put. The answer to a get is the tensor, to a put None, when it is done.
+A request is two or three messages: the operation (0: get, 1: put, in an array of one number), the key's
+characters, and the tensor to put. The answer to a get is the tensor; the answer to a put is None, when it is done.
 """
 
 import threading
@@ -24,10 +24,10 @@ PUT: Final = 1
 
 
 class LocalStore(KVStoreBufferBase):
-    """A store in this process's memory, of at most ``capacity_bytes``: what was put longest ago makes room.
+    """A store of at most ``capacity_bytes`` in this process's memory; the oldest values are dropped to make room.
 
-    What is bigger than that alone isn't kept. Invariant (``check``): ``num_bytes`` is the sum, and within the
-    capacity.
+    A value larger than the capacity isn't kept. Invariant (``check``): ``num_bytes`` is the sum of the values'
+    bytes, and within the capacity.
     """
 
     def __init__(self, capacity_bytes: int) -> None:
@@ -81,14 +81,14 @@ class LocalStore(KVStoreBufferBase):
 
 
 class PipeStore(KVStoreBufferBase):
-    """The store that a ``StoreServer`` at the other end of ``pipe`` has. The pipe is its own from then on."""
+    """Uses the store of the ``StoreServer`` at the other end of ``pipe``, which this store closes at its end."""
 
     def __init__(self, pipe: KVPipeBase) -> None:
         self._pipe = pipe
         self._asking = threading.Lock()
 
     def put(self, key: str, value: Tensor | None) -> None:
-        copy = None if value is None else copy_of(value, key)  # what can't be sent is refused before anything is
+        copy = None if value is None else copy_of(value, key)  # raises before anything is sent
         self._ask(PUT, key, copy)
 
     def get(self, key: str) -> Tensor | None:
@@ -123,7 +123,7 @@ class StoreServer:
         self._thread.start()
 
     def close(self) -> None:
-        """End the pipe and the thread. The store stays."""
+        """End the pipe and the thread. The store stays open."""
         self._pipe.close()
         self._thread.join()
 

@@ -1,18 +1,19 @@
-"""``EntryTable``: the entries of a producer that nobody took yet, and which of them answers a request. Pure.
+"""``EntryTable``: a producer's entries that were not taken yet, and which of them answers a request. Pure.
 
-Entries stay in the order in which they came. Of those that match, the oldest with exactly the tokens asked for is
-taken, and if there is none the oldest. (vLLM takes the first that it comes across.)
+Entries are kept in the order in which they were inserted. A request takes the oldest entry with exactly its
+tokens; if there is none, the oldest entry that matches. (vLLM takes the first match that it comes across.)
 
-The threshold stops who adds, after the fact: the table is *over* it when its bytes are more and there are two
-entries at least, so that an entry that is too big for it alone gets through, too.
+The table is *over* its threshold when its entries have more bytes, and there are at least two of them; then the
+producer must wait. So an entry larger than the threshold gets through, too.
 
-A request that was answered with nothing is remembered as given up, until it is made again: its entry, when it
-comes after all, is *unwanted*. It is there like any other, but the unwanted make room, the oldest first, before
-anybody has to wait; else they would fill the table for good. Only the hash of its tokens is remembered, since a
-prompt may have very many: what has the same one by chance makes room, too.
+A request that was answered with None is remembered as given up, until it is made again. If its entry is inserted
+after all, it is *unwanted*: a request can still take it, but unwanted entries are dropped, the oldest first,
+before the producer has to wait. Otherwise they would fill the table for good. Only the hash of the request's
+tokens is remembered, since a prompt may have very many tokens. An entry with the same hash by chance is unwanted,
+too.
 
 Invariants (``check``): ``num_bytes`` is the sum over the entries; the index has each entry once, under its
-tokens, and in order; no list in it is empty; what is unwanted is there.
+tokens, and in order; no list in it is empty; every unwanted entry is in the table.
 """
 
 from typing import Final, NamedTuple
@@ -22,20 +23,20 @@ from kv_api.engine import Tensor
 Tokens = tuple[int, ...]
 
 GIVEN_UP_MAX: Final = 10_000
-"""How many requests that were given up are remembered."""
+"""How many requests that were given up are remembered, at most."""
 
 
 class Entry(NamedTuple):
-    """What one call inserted."""
+    """The arguments of one ``insert``."""
 
     tokens: Tokens
-    """Those that count."""
+    """The tokens that count."""
     tensors: tuple[Tensor | None, ...]
     num_bytes: int
 
 
 class EntryTable:
-    """The entries, by the order in which they came and by their tokens."""
+    """The entries, by the order of insertion and by their tokens."""
 
     def __init__(self, threshold_bytes: float) -> None:
         self._threshold_bytes = threshold_bytes
@@ -51,11 +52,11 @@ class EntryTable:
 
     @property
     def is_over(self) -> bool:
-        """Whether who adds has to wait until something is taken."""
+        """Whether the producer has to wait until an entry is taken."""
         return self.num_bytes > self._threshold_bytes and len(self._entries) > 1
 
     def add(self, entry: Entry) -> None:
-        """Append an entry. Unwanted ones make room, if there is too little."""
+        """Append an entry. If the table is over its threshold, unwanted entries are dropped."""
         self._entries[self._next] = entry
         self._by_tokens.setdefault(entry.tokens, []).append(self._next)
         wanted = hash(entry.tokens)
@@ -68,24 +69,24 @@ class EntryTable:
             self._remove(next(iter(self._unwanted)))
 
     def ask(self, asked: Tokens | None) -> None:
-        """A request begins: what was given up is wanted again."""
+        """A request begins: if it was given up before, its entry is wanted again."""
         if asked is not None:
             self._given_up.pop(hash(asked), None)
 
     def give_up(self, asked: Tokens | None) -> None:
-        """A request was answered with nothing: the next entry with exactly these tokens is probably unwanted."""
+        """A request was answered with None: the next entry with exactly these tokens will be unwanted."""
         if asked:
             self._given_up[hash(asked)] = None
             if len(self._given_up) > GIVEN_UP_MAX:
                 del self._given_up[next(iter(self._given_up))]
 
     def take(self, asked: Tokens | None) -> Entry | None:
-        """Remove the entry that answers a request for these tokens, or for anything. None: there is none."""
+        """Remove the entry that answers a request for these tokens, or for any (None); None if there is none."""
         number = self._find(asked)
         return None if number is None else self._remove(number)
 
     def clear(self) -> None:
-        """Drop everything."""
+        """Drop all entries."""
         for held in (self._entries, self._by_tokens, self._given_up, self._unwanted):
             held.clear()
         self.num_bytes = 0

@@ -1,6 +1,6 @@
-"""Pipes: FIFOs of tensors between two parties, and what they need to know of tensors.
+"""Pipes: FIFOs of tensors between two parties.
 
-``base`` is the interface, ``local`` a pair within one process, ``tcp`` a connection. ``rendezvous`` is how two
-engines come by two connections, ``hello`` what they say to each other first. ``tensors`` makes bytes of tensors
-and back, ``arrays`` is what numpy and torch call by different names.
+``base`` is the interface, ``local`` a pipe within one process, ``tcp`` one over a connection. ``rendezvous``
+connects a producer and a consumer by two pipes; ``hello`` has their first messages. ``tensors`` encodes and
+decodes tensors, and ``arrays`` has operations that numpy and torch call by different names.
 """

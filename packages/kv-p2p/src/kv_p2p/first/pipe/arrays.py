@@ -1,7 +1,7 @@
-"""What numpy arrays and torch tensors have in common, under one name. Torch is never imported here.
+"""Operations on numpy arrays and torch tensors, under one name each. Torch is never imported here.
 
-Who hands in a torch tensor has imported torch, so it is found among the loaded modules. A tensor that is
-neither, or of a type that has no name in a message, is refused with the choices.
+A caller with a torch tensor has imported torch, so this module finds it in ``sys.modules``. Another object, or a
+tensor of a type that messages can't name, raises a TensorError with the choices.
 """
 
 import sys
@@ -19,7 +19,7 @@ TORCH: Final = "torch"
 NUMPY_TYPES: Final = (
     *("b1", "i1", "i2", "i4", "i8", "u1", "u2", "u4", "u8", "f2", "f4", "f8", "c8", "c16"),
 )  # fmt: skip
-"""numpy's types, as ``dtype.str`` names them after the byte order."""
+"""numpy's types: ``dtype.str`` without the byte order."""
 TORCH_TYPES: Final = (
     *("bool", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64"),
     *("float16", "bfloat16", "float32", "float64", "complex64", "complex128"),
@@ -28,11 +28,11 @@ TORCH_TYPES: Final = (
 
 
 class TensorError(KVError, ValueError):
-    """Something is no tensor, or not one that is of use here."""
+    """An object is no tensor, or a tensor that can't be used here."""
 
 
 class Kind(NamedTuple):
-    """Whose tensor it is, and of which type."""
+    """A tensor's library and type."""
 
     library: str
     dtype: str
@@ -42,7 +42,7 @@ class Kind(NamedTuple):
 
 
 def kind_of(tensor: Tensor, what: str = "tensor") -> Kind:
-    """The kind of a tensor that can be sent."""
+    """The kind of a tensor; a TensorError if it can't be sent."""
     if isinstance(tensor, np.ndarray):
         if tensor.dtype.str[1:] in NUMPY_TYPES:
             return Kind(NUMPY, tensor.dtype.str)
@@ -58,24 +58,24 @@ def kind_of(tensor: Tensor, what: str = "tensor") -> Kind:
 
 
 def describe(tensor: Tensor) -> str:
-    """The kind and the shape, in words."""
+    """The kind and the shape as text."""
     return f"{kind_of(tensor)} {tuple(tensor.shape)}"
 
 
 def copy_of(tensor: Tensor, what: str = "tensor") -> Tensor:
-    """The same values in memory of its own, where the tensor is."""
+    """A copy of a tensor, in the same kind of memory."""
     if kind_of(tensor, what).library == NUMPY:
         return np.array(tensor, order="C")
     return tensor.detach().clone()
 
 
 def on_host(tensor: Tensor) -> Tensor:
-    """The tensor in host memory; itself, when it is there."""
+    """The tensor in host memory; not copied if it is there already."""
     return tensor if kind_of(tensor).library == NUMPY else tensor.detach().cpu()
 
 
 def beside(tensor: Tensor, other: Tensor) -> Tensor:
-    """The tensor in the memory that ``other``, of the same library, is in; itself, when it is there."""
+    """The tensor on the device of ``other``, of the same library; not copied if it is there already."""
     return tensor if kind_of(tensor).library == NUMPY else tensor.to(other.device)
 
 
@@ -104,19 +104,19 @@ def all_true(tensor: Tensor) -> Tensor:
 
 
 def indices(numbers: Sequence[int], tensor: Tensor) -> Tensor:
-    """Numbers that ``tensor`` can be indexed with."""
+    """The numbers as an index for ``tensor``."""
     if kind_of(tensor).library == NUMPY:
         return np.array(numbers, np.int64)
     return _torch().tensor(numbers, dtype=_torch().int64, device=tensor.device)
 
 
 def stack(tensors: Sequence[Tensor]) -> Tensor:
-    """Tensors of one kind and shape as one, with a dimension more in front."""
+    """Tensors of one kind and shape as one tensor, with one more dimension in front."""
     return np.stack(tensors) if kind_of(tensors[0]).library == NUMPY else _torch().stack(list(tensors))
 
 
 def concatenate(tensors: Sequence[Tensor]) -> Tensor:
-    """Tensors of one kind one after the other, along the first dimension."""
+    """Tensors of one kind joined along the first dimension."""
     return np.concatenate(tensors) if kind_of(tensors[0]).library == NUMPY else _torch().cat(list(tensors))
 
 

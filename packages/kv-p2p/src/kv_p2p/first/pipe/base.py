@@ -2,12 +2,13 @@
 
 What holds for every pipe:
 
-* What one end sends, the other receives in the same order, bit for bit: type, shape, values. None stays None.
-* A tensor is copied before ``send_tensor`` returns: whoever sent it may write to it, and nobody sees that.
-* ``close`` wakes whoever waits at either end, and may be called again. Later calls raise ``PipeClosedError``, at
-  the other end when it notices. What was sent and not received by then may be lost.
-* One thread may send while another receives; two that do the same wait for each other.
-* A tensor that can't be sent is refused (``TensorError``) before anything of it has left.
+* The other end receives what one end sent, in the same order and bit for bit: type, shape, values. None stays
+  None.
+* A tensor is copied before ``send_tensor`` returns, so the sender may write to it afterwards.
+* ``close`` wakes the threads that wait at either end, and may be called again. Later calls raise
+  ``PipeClosedError``, at the other end as soon as it notices. Tensors that were not received by then may be lost.
+* One thread may send while another one receives; two that send, or two that receive, take turns.
+* A tensor that can't be sent raises a ``TensorError`` before any part of it is sent.
 """
 
 from abc import ABC, abstractmethod
@@ -17,7 +18,7 @@ from kv_api.engine import Tensor
 
 
 class PipeClosedError(KVError, ConnectionError):
-    """There is nothing to send to, or to receive from, any more."""
+    """The pipe, or the buffer over it, was closed or broke."""
 
 
 class KVPipeBase(ABC):
@@ -29,8 +30,8 @@ class KVPipeBase(ABC):
 
     @abstractmethod
     def recv_tensor(self) -> Tensor | None:
-        """Take the oldest one that the other end sent. Waits for it."""
+        """Take the oldest tensor that the other end sent, or None if it sent that. Waits for it."""
 
     @abstractmethod
     def close(self) -> None:
-        """End the pipe for both."""
+        """End the pipe for both ends."""

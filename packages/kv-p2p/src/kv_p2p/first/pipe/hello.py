@@ -1,7 +1,7 @@
-"""What a consumer says when it has connected, and what a producer has against it. Pure: headers in, words out.
+"""The first messages of a connection: a consumer's hello, and the producer's welcome or refusal. Pure.
 
-The consumer's hello names the protocol's version, its role and rank, what the connection is for, and a name that
-all its connections share. The producer's answer is a welcome or a refusal with its reason.
+The consumer's hello has the protocol's version, its role and rank, the channel that the connection is for, and a
+name that all its connections share. The producer's answer is a welcome, or a refusal with its reason.
 """
 
 from collections.abc import Mapping
@@ -13,7 +13,7 @@ _VERSION_KEY: Final = "kv_p2p_pipe"
 
 
 class Channel(Enum):
-    """What one of the two connections is for."""
+    """Which pipe one of the two connections is for."""
 
     SIGNAL = "signal"
     DATA = "data"
@@ -23,17 +23,17 @@ WELCOME: Final[Mapping[str, Any]] = {"welcome": VERSION}
 
 
 def make_hello(channel: Channel, rank: int, caller: str) -> dict[str, Any]:
-    """What who connects says first."""
+    """The first message of a consumer."""
     return {_VERSION_KEY: VERSION, "role": "kv_consumer", "rank": rank, "channel": channel.value, "caller": caller}
 
 
 def make_refusal(reason: str) -> dict[str, Any]:
-    """The answer to a hello that is of no use."""
+    """The answer to a hello that is refused."""
     return {"refused": reason}
 
 
 def find_fault(hello: Mapping[str, Any], rank: int, taken: Mapping[Channel, str]) -> str | None:
-    """What is wrong with a hello to a producer of ``rank``, where ``taken`` are the callers it has welcomed."""
+    """Why a producer of ``rank`` refuses a hello; None if it is fine. ``taken``: the callers welcomed so far."""
     if _VERSION_KEY not in hello:
         keys = ", ".join(sorted(hello)) or "no key"
         return f"this is a producer's port, and the first frame is no hello: it has {keys}"
@@ -56,7 +56,7 @@ def find_fault(hello: Mapping[str, Any], rank: int, taken: Mapping[Channel, str]
 
 
 def find_refusal(answer: Mapping[str, Any]) -> str | None:
-    """Why a producer didn't welcome its caller."""
+    """Why a producer refused its caller; None if it welcomed it."""
     if answer == WELCOME:
         return None
     return str(answer.get("refused", f"it answered with {', '.join(sorted(answer)) or 'no key'}"))

@@ -1,7 +1,7 @@
 """``LocalPipe``: a pipe within one process, between threads.
 
 The two ends share two queues and one condition. Invariants (``check``): no queue is longer than the capacity;
-the ends are each other's.
+each end refers to the other one.
 """
 
 import threading
@@ -25,7 +25,7 @@ class LocalPipe(KVPipeBase):
 
     @classmethod
     def pair(cls, capacity: int | None = None) -> tuple["LocalPipe", "LocalPipe"]:
-        """Two connected ends. At most ``capacity`` tensors are under way in each direction, if it is given."""
+        """Two connected ends. At most ``capacity`` tensors, if it is given, wait in each direction."""
         if capacity is not None and capacity < 1:
             raise ConfigError(
                 f"capacity: expected at least 1, or None for a pipe that is never full, got {capacity}"
@@ -46,7 +46,7 @@ class LocalPipe(KVPipeBase):
             self._changed.notify_all()
 
     def recv_tensor(self) -> Tensor | None:
-        """Take the oldest one; also after the other end has closed, while there is one."""
+        """Take the oldest tensor. Those that were sent can be taken even after the other end has closed."""
         with self._changed:
             self._changed.wait_for(lambda: self._ended() or self._inbox)
             if self._is_closed or not self._inbox:

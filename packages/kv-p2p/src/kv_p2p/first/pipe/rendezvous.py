@@ -1,8 +1,8 @@
-"""How a producer and a consumer come by their two pipes: the one listens, the other connects, twice to one port.
+"""Connects a producer and a consumer by two pipes: the producer listens, the consumer connects twice to its port.
 
-The producer goes on waiting when somebody else calls: who that was is answered, if it can be, and logged, and
-named in the error if nobody better comes in time. The consumer tries again while nobody listens; an answer that
-is no welcome ends it at once.
+When somebody else connects, the producer refuses and logs it, and goes on waiting; if no consumer comes in time,
+the error names the last one that was refused. The consumer tries again while nobody listens; if its hello is
+refused, it fails at once.
 """
 
 import socket
@@ -20,14 +20,14 @@ from kv_p2p.first.pipe.tcp import TcpPipe
 from kv_p2p.frames import FrameError, recv_frame, send_frame
 
 HELLO_SECONDS: Final = 5.0
-"""How long the other side has for a word once there is a connection."""
+"""How long the other side may take for its first message on a connection."""
 HELLO_BYTES: Final = 1 << 16
-"""How long a word may be."""
+"""Bytes of that message, at most."""
 RETRY_SECONDS: Final = 0.05
 
 
 class RendezvousError(KVError, ConnectionError):
-    """The two sides did not find each other."""
+    """The producer and the consumer were not connected."""
 
 
 class Pipes(NamedTuple):
@@ -43,7 +43,7 @@ class Pipes(NamedTuple):
 
 
 class Listener:
-    """A producer's port. Port 0 is any that is free; ``port`` says which."""
+    """A producer's port. Port 0 stands for any free one; ``port`` is the one that was taken."""
 
     def __init__(self, host: str, port: int) -> None:
         try:
@@ -84,7 +84,7 @@ class Listener:
         return Pipes(found[Channel.SIGNAL], found[Channel.DATA])
 
     def close(self) -> None:
-        """Give the port back. The pipes stay."""
+        """Stop listening. The pipes stay open."""
         self._socket.close()
 
 
@@ -95,7 +95,7 @@ def _greet(
     callers: dict[Channel, str],
     seconds: float,
 ) -> str | None:
-    """Hear a caller, and take the connection or say what is wrong with it."""
+    """Read a caller's hello, and accept the connection or refuse it."""
     stream = sockets.Until(connection, seconds)
     try:
         hello = recv_frame(stream, 0, max_header=HELLO_BYTES)
@@ -114,7 +114,7 @@ def _greet(
 
 
 def connect(host: str, port: int, rank: int, seconds: float, clock: Clock = read_clock) -> Pipes:
-    """Connect to a producer, which may take ``seconds`` to appear."""
+    """Connect to a producer; waits at most ``seconds`` until it listens."""
     caller = uuid4().hex
     deadline = clock() + seconds
     opened: list[TcpPipe] = []
@@ -130,7 +130,7 @@ def connect(host: str, port: int, rank: int, seconds: float, clock: Clock = read
 
 
 def _call(host: str, port: int, hello: dict[str, object], seconds: float, left: Callable[[], float]) -> TcpPipe:
-    """Connect once, and again while nobody is there."""
+    """Connect; try again while nobody listens."""
     place = log.place_of(host, port)
     while True:
         try:
@@ -151,7 +151,7 @@ def _call(host: str, port: int, hello: dict[str, object], seconds: float, left: 
 
 
 def _introduce(connection: socket.socket, place: str, hello: dict[str, object]) -> TcpPipe:
-    """Say hello and hear the answer. A connection that just ends is an ``OSError``: nobody is there yet."""
+    """Send the hello and read the answer. A connection that ends without one is an ``OSError``: try again."""
     stream = sockets.Until(connection, HELLO_SECONDS)
     send_frame(stream, hello)
     try:

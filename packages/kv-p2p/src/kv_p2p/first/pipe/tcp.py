@@ -1,8 +1,8 @@
 """``TcpPipe``: a pipe over one TCP connection, a frame for each tensor.
 
-A connection on which something went wrong is of no use any more: the position in the stream is lost. So whatever
-goes wrong in it closes the pipe. A socket is closed when no thread is in a call on it any more, so that its
-number can't become another connection's meanwhile; ``shutdown`` is what makes those threads come back.
+After an error the position in the stream is unknown, so any error closes the pipe. The socket itself is closed
+only when no thread is in a call on it, so that another connection can't get its number meanwhile; ``shutdown``
+makes those threads return.
 """
 
 import socket
@@ -18,11 +18,12 @@ from kv_p2p.frames import recv_frame, send_frame
 from kv_p2p.log import place_of
 
 TENSOR_BYTES_MAX: Final = 1 << 38
-"""What a receiver believes. It is far beyond any tensor, and far below what a stray program's bytes would say."""
+"""The most bytes of a message that a receiver accepts: far more than any tensor has, and far less than the random
+bytes of another program would announce."""
 
 
 class TcpPipe(KVPipeBase):
-    """One end, over a connected socket, which is the pipe's from then on."""
+    """One end, over a connected socket, which the pipe closes at its end."""
 
     def __init__(self, connection: socket.socket) -> None:
         connection.settimeout(None)
@@ -69,7 +70,7 @@ class TcpPipe(KVPipeBase):
             raise self._closed_here()
 
     def _broken(self, problem: OSError | None) -> PipeClosedError:
-        """Close, and say why: it was closed here meanwhile, something went wrong, or the other end has ended."""
+        """Close the pipe; returns the error with the reason: closed here, broken, or closed at the other end."""
         if self._is_closed.is_set():
             return self._closed_here()
         self.close()

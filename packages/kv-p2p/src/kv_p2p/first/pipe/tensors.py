@@ -1,7 +1,7 @@
-"""Tensors as messages: a header, which is JSON, and the bytes of the values as they lie in memory.
+"""Encodes tensors as messages, and back: a JSON header, and the bytes of the values as they are in memory.
 
-A numpy array becomes a numpy array; a torch tensor becomes one in host memory, which takes a torch at the
-receiver. Neither changes in a bit: a type that numpy doesn't have is only ever bytes here.
+A numpy array arrives as a numpy array, a torch tensor as a torch tensor in host memory, for which the receiver
+needs torch. Both arrive bit for bit: values of a type that numpy doesn't have are handled as bytes.
 """
 
 from collections.abc import Mapping
@@ -15,7 +15,7 @@ from kv_api.engine import Tensor
 from kv_p2p.first.pipe.arrays import NUMPY, NUMPY_TYPES, TORCH, TORCH_TYPES, TensorError, kind_of
 
 NONE: Final[Mapping[str, Any]] = {"library": None}
-"""The header that stands for no tensor."""
+"""The header of a message that stands for None."""
 
 
 def encode(tensor: Tensor | None) -> tuple[dict[str, Any], list[Any]]:
@@ -34,7 +34,7 @@ def encode(tensor: Tensor | None) -> tuple[dict[str, Any], list[Any]]:
 
 
 def decode(header: Mapping[str, Any], parts: list[memoryview]) -> Tensor | None:
-    """The tensor of a message. It shares memory with the part."""
+    """The tensor of a message. It shares the part's memory."""
     library = header.get("library", "")
     if library is None:
         return None

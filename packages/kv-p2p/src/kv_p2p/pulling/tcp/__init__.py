@@ -1,8 +1,8 @@
 """The wire over TCP: each worker listens at its own port, and the worker that pulls connects to it.
 
-A pull is one connection. Its client names the hold, the digest of what it expects, its layout, and the blocks that
-it wants, by their places in the hold. The server answers with frames of blocks, or with one that says why not. The
-client says that it has got all, and the hold has ended. ``holds`` decides who may read what; ``server``,
-``client`` and ``wire`` have the threads, and a client's are shared out by ``lanes``. ``carried`` is what both say
-where something else moves the bytes, through ``slots``.
+A pull is one connection. Its client names the hold, the prompt's digest, its layout, and the blocks that it wants,
+by their places in the hold. The server answers with frames of blocks, or with one frame that says why it refuses.
+The client confirms that it has received all blocks, and the hold ends. ``holds`` decides which holds may be read;
+``server``, ``client`` and ``wire`` have the threads, and ``lanes`` shares a client's threads among other workers.
+``carried`` is the protocol if a carrier moves the bytes, through ``slots``.
 """

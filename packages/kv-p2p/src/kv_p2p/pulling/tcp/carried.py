@@ -1,8 +1,9 @@
-"""Blocks that a carrier moves: what both sides say about it over their connection.
+"""The protocol of server and client, over their connection, for blocks that a carrier moves.
 
-The server gathers blocks into one of two slots and says where they lie; the client reads them, says so, and hears
-that they were *kept* until then. Only after that they count: a server that has given the client up may have filled
-its slots for somebody else while the client was still reading, and then the client never hears it.
+The server gathers blocks in one of two slots and sends the address. The client reads them by the carrier and sends
+"read"; the server answers "kept" if the slot's bytes were unchanged until then. Only after that does the client
+use the bytes: a server that has given up the client may have filled the slot for another one during the read, and
+then it never sends "kept".
 
     server                                     client
     blocks, at an address of slot 0 ─────────▶ reads it
@@ -23,13 +24,13 @@ from kv_p2p.pulling.pages import CachePages
 from kv_p2p.pulling.tcp.slots import SlotPool
 
 SAID_BYTES: Final = 1 << 10
-"""More than a client has to say while it reads."""
+"""Bytes of a client's frame while it reads, at most; they have fewer."""
 Batch = tuple[int, CachePages, Sequence[int]]
-"""A KV cache group's number, its pages, and blocks of it that lie in a slot together."""
+"""A KV cache group's number, its pages, and those of its blocks that go into one slot together."""
 
 
 def send_carried(of_a_frame: Callable[[], Stream], batches: Iterable[Batch], pool: SlotPool) -> None:
-    """Have all of them read. The connection is asked for anew for each frame, since each has its time."""
+    """Have the client read all batches. ``of_a_frame`` gives the connection with the time limit of one frame."""
     with pool.take(2) as slots:
         under_way = 0
         for number, (group, pages, blocks) in enumerate(batches):
@@ -55,7 +56,7 @@ def send_carried(of_a_frame: Callable[[], Stream], batches: Iterable[Batch], poo
 
 
 def _confirm(of_a_frame: Callable[[], Stream]) -> None:
-    """Wait until the client has read the oldest of what was announced."""
+    """Wait until the client has read the oldest batch that was announced."""
     said = recv_frame(of_a_frame(), 0, max_header=SAID_BYTES)
     if said is None or said.header.get("op") != "read":
         raise FrameError("the client ended before it had read all blocks")
@@ -63,7 +64,7 @@ def _confirm(of_a_frame: Callable[[], Stream]) -> None:
 
 
 class CarriedFrames:
-    """What a client hears, one frame of blocks after the other, with the bytes."""
+    """A client's frames of blocks, one after the other, with the bytes that the carrier read."""
 
     def __init__(self, connection: socket.socket, pool: SlotPool, slot: Slot) -> None:
         self._connection = connection
@@ -72,12 +73,12 @@ class CarriedFrames:
         self._announced: deque[Frame] = deque()
 
     def next(self) -> Frame | None:
-        """The next one. If it has blocks, its part are their bytes, which are good until the next call."""
+        """The next frame. If it has blocks, its part is their bytes, which are valid until the next call."""
         frame = self._announced.popleft() if self._announced else recv_frame(self._connection, 0)
         if frame is None or frame.header.get("status") != "blocks":
             return frame
         session, address, size = _place_of(frame.header, len(self._slot.memory))
-        if size:  # a rank may have no layers of a group
+        if size:  # 0 if the rank has no layers of the group
             self._carrier.read(session, address, self._slot, size)
         send_frame(self._connection, {"op": "read"})
         for heard in self._heard():

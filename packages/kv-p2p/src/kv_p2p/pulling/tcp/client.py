@@ -1,8 +1,8 @@
-"""``Client``: pulls blocks from other workers. Threads do it, each a pull at a time, a few for each other worker.
+"""``Client``: pulls blocks from other workers in threads, one pull at a time in each.
 
-A pull is received into memory of its own and written to its blocks a frame at a time, each into the same memory:
-it is written before the next one is read. It may be given up between two frames, and writes nothing after that.
-Memory is taken when an answer has begun to come, by so many at a time.
+A pull has memory for one frame: each frame is received there and written to its blocks before the next one is
+read. A pull may be given up between two frames, and writes nothing after that. It takes its memory only when the
+answer begins to arrive, and only a limited number of pulls have memory at a time.
 """
 
 import socket
@@ -23,22 +23,22 @@ from kv_p2p.pulling.tcp.slots import SlotPool
 from kv_p2p.pulling.wire import Ended
 
 CONNECT_SECONDS: Final = 5.0
-"""How long nobody may answer at all; closing may take as long."""
+"""How long another worker may be silent; closing may take as long."""
 MOST_RECEIVING: Final = 16
-"""So many pulls receive blocks at a time: each takes the memory of a frame, or a slot of a carrier."""
+"""Pulls that receive blocks at a time, at most: each takes the memory of a frame, or a slot of a carrier."""
 MOST_DECLINES: Final = 1000
-"""What waits to be said to a worker that doesn't answer. Beyond that its holds end by themselves."""
+"""Declines that wait for a worker that doesn't answer, at most. Further ones are dropped, and the holds expire."""
 
 NextFrame = Callable[[], Frame | None]
-"""Brings the next frame of blocks, or what the other side has to say instead. None: it has ended."""
+"""Returns the next frame of blocks, or the other side's refusal; None if it has closed the connection."""
 
 
 class RefusedError(Exception):
-    """The other side doesn't give what was asked for."""
+    """The other side refused the request."""
 
 
 class _UnderWay:
-    """A pull. All of it is changed under the client's lock, and read there where it matters."""
+    """A pull in flight. Its attributes are written under the client's lock, and read there where it matters."""
 
     def __init__(self, pull: Pull) -> None:
         self.pull = pull
@@ -83,10 +83,10 @@ class Client:
         self._lanes.add(pull.source.address, partial(self._run, under_way))
 
     def give_up(self, request_id: str) -> bool:
-        """Stop a pull. False: it is writing."""
+        """Stop a pull. False: it is writing blocks now."""
         with self._lock:
             under_way = self._pulls.get(request_id)
-            if under_way is None:  # it has just ended, and nobody was told yet
+            if under_way is None:  # it has just ended, which wasn't reported yet
                 self._ended.pulled = [ended for ended in self._ended.pulled if ended != request_id]
                 self._ended.failed = [ended for ended in self._ended.failed if ended[0] != request_id]
                 return True
@@ -107,7 +107,7 @@ class Client:
         try:
             if not under_way.is_given_up:
                 self._receive_all(under_way)
-        except Exception as error:  # noqa: BLE001 - whatever it is, the load has failed and its request is told so
+        except Exception as error:  # noqa: BLE001 - the load has failed, whatever the reason, and is reported
             reason = f"{type(error).__name__}: {error}" if not isinstance(error, RefusedError) else str(error)
         with self._lock:
             if under_way.is_given_up:
@@ -137,7 +137,7 @@ class Client:
             if not self._keep(under_way, connection):
                 return
             send_frame(connection, asked)
-            connection.recv(1, socket.MSG_PEEK)  # the answer has begun, or it never comes
+            connection.recv(1, socket.MSG_PEEK)  # wait for the answer's begin before taking memory
             with self._receiving, self._frames(connection, pull) as next_frame:
                 for group, part in enumerate(pull.parts):
                     here = part.block_ids
@@ -150,7 +150,7 @@ class Client:
 
     @contextmanager
     def _frames(self, connection: socket.socket, pull: Pull) -> Iterator[NextFrame]:
-        """What brings the next frame; each uses the same memory."""
+        """The function that reads the next frame, each into the same memory."""
         if self._slots is None:
             memory = frame_memory(self._pages, [len(part.block_ids) for part in pull.parts])
             yield lambda: recv_frame(connection, len(memory), memory)
@@ -165,13 +165,13 @@ class Client:
         return connection
 
     def _keep(self, under_way: _UnderWay, connection: socket.socket) -> bool:
-        """Remember the connection, so that it can be broken. False: the pull was given up before."""
+        """Remember the connection, so that another thread can break it. False: the pull was given up before."""
         with self._lock:
             under_way.socket = connection
             return not under_way.is_given_up
 
     def _receive(self, under_way: _UnderWay, next_frame: NextFrame, group: int, here: Sequence[int]) -> int:
-        """Write the blocks of one frame, the next ones of ``here``. Returns how many; 0: it was given up."""
+        """Write one frame to the next blocks of ``here``; returns how many. 0: the pull was given up."""
         pages = self._pages.by_group[group]
         frame = next_frame()
         if frame is None:
@@ -186,26 +186,26 @@ class Client:
         parts = frame.parts if self._slots is None else pages.split(count, frame.parts[0])
         pages.scatter(here[:count], parts)
         with self._lock:
-            under_way.is_writing = False  # if it can't write, the pull ends, and nobody asks any more
+            under_way.is_writing = False  # also if writing raised: then the pull ends
             self._ended.pulled_bytes += count * pages.bytes_per_block
         return count
 
     def decline(self, source: Source) -> None:
-        """Say that nobody wants a hold."""
+        """Tell the producer that its hold isn't wanted."""
         if self._lanes.length(source.address) < MOST_DECLINES:
             self._lanes.add(source.address, partial(self._decline, source))
 
     def _decline(self, source: Source) -> None:
-        with suppress(OSError), self._connect(source) as connection:  # else the hold ends by itself, only later
-            # Whoever closes waits for it, also if what comes is a byte now and then.
+        with suppress(OSError), self._connect(source) as connection:  # if it fails, the hold ends by its time
+            # ``close`` waits for this, so it has a limit even if a byte arrives now and then.
             stream = sockets.Until(connection, min(CONNECT_SECONDS, self._silence_seconds))
             declined = {"op": "decline", "hold": source.hold_id, "digest": source.digest}
             send_frame(stream, {**declined, "engine": source.address.engine_id})
             recv_frame(stream, 0)
 
     def close(self) -> None:
-        """Give everything up. Nobody writes a block after that."""
-        self._lanes.stop()  # else who is stopped begins with the next
+        """Give up all pulls. Nobody writes a block after that."""
+        self._lanes.stop()  # first, or a thread whose pull is stopped would begin the next one
         with self._lock:
             for under_way in self._pulls.values():
                 self._stop(under_way)

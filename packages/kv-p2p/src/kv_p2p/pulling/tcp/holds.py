@@ -1,10 +1,10 @@
-"""``HoldTable``: which blocks may be read, by whom, and until when.
+"""``HoldTable``: which holds may be read, and how many readers each has.
 
 A hold is first *to come*: an engine with its ticket may ask for it before this worker was told of it. Then it is
-open, or closing, or gone. As long as somebody reads it, it isn't gone; if it was pulled or withdrawn meanwhile, it
-is *closing*, and nobody new may read it. If it is declined while it is read, the reader itself may have given up,
-which isn't known here yet: then the hold ends with its last reader, whatever that one got. No threads are used
-here, and no lock: that is up to the caller.
+open, or closing, or gone. It isn't gone while it has readers. If it was pulled or withdrawn while it has readers,
+it is *closing*: it takes no new reader. If it is declined while it has readers, a reader may have given up, which
+this worker doesn't know yet: then the hold ends with its last reader, whatever that one received. This module has
+no threads and no lock; the caller has them.
 """
 
 from collections.abc import Sequence
@@ -29,7 +29,7 @@ class HoldTable:
         self._held: dict[str, _Held] = {}
         self._served: list[str] = []
         self._newest = 0
-        """The number of the last hold that was opened."""
+        """The number of the hold that was opened last."""
 
     def serve(self, hold: Hold) -> None:
         """Open a hold."""
@@ -39,15 +39,15 @@ class HoldTable:
         self._newest = max(self._newest, number_of(hold.hold_id))
 
     def is_to_come(self, hold_id: str) -> bool:
-        """Whether this worker will be told of a hold, if it is one of its engine's: they come in order."""
+        """Whether this worker will still be told of a hold, if it is its engine's: holds come in order."""
         return number_of(hold_id) > self._newest
 
     def begin_read(
         self, hold_id: str, digest: str, places: Sequence[tuple[int, int]]
     ) -> list[tuple[int, ...]] | str:
-        """Somebody wants to read blocks of a hold: those of each KV cache group, or why not.
+        """A reader wants blocks of a hold. Returns the blocks of each KV cache group, or why it can't read them.
 
-        ``places``: of each group from which place on, and how many.
+        ``places``: for each group the first place, and the number of blocks.
         """
         held = self._held.get(hold_id)
         if held is None or held.is_closing:
@@ -71,11 +71,11 @@ class HoldTable:
         return found
 
     def is_closing(self, hold_id: str) -> bool:
-        """Whether nobody new may read a hold that is being read."""
+        """Whether a hold has readers and takes no new ones."""
         return self._held[hold_id].is_closing
 
     def end_read(self, hold_id: str, *, has_all: bool) -> None:
-        """A reader has finished. ``has_all``: it got what it wanted, so the hold may end."""
+        """A reader has finished. ``has_all``: it received all its blocks, so the hold may end."""
         held = self._held[hold_id]
         held.readers -= 1
         if has_all:
@@ -84,7 +84,7 @@ class HoldTable:
             self._end(hold_id)
 
     def decline(self, hold_id: str, digest: str) -> None:
-        """The other engine doesn't want it: end it now, or with its last reader if it is being read."""
+        """The other engine doesn't want the hold: end it now, or with its last reader."""
         held = self._held.get(hold_id)
         if held is None or held.hold.digest != digest:
             return
@@ -98,9 +98,9 @@ class HoldTable:
         self._served.append(hold_id)
 
     def withdraw(self, hold_id: str) -> bool:
-        """End a hold, or let nobody new read it. False: it is being read."""
+        """End a hold, or let it take no new readers. False: it has readers."""
         held = self._held.get(hold_id)
-        if held is None:  # it has just ended, and nobody was told yet
+        if held is None:  # it has just ended, which wasn't reported yet
             self._served = [served for served in self._served if served != hold_id]
             return True
         held.is_closing = True
@@ -110,12 +110,12 @@ class HoldTable:
         return True
 
     def take_served(self) -> list[str]:
-        """The holds that ended since the last call, but for those that were withdrawn."""
+        """The holds that ended since the last call, except those that were withdrawn."""
         served, self._served = self._served, []
         return served
 
     def check(self) -> None:
-        """Recount: readers are counted up and down, and what has ended is gone."""
+        """Recount: no hold has fewer than no readers, and holds that have ended are gone."""
         for hold_id, held in self._held.items():
             assert held.readers >= 0, f"hold {hold_id} has {held.readers} readers"
             assert held.readers or not (held.is_pulled or held.is_declined), (

@@ -1,10 +1,11 @@
-"""``Lanes``: what is to be said to other workers, to each in a lane of its own, so that none holds up the others.
+"""``Lanes``: runs tasks that talk to other workers, with a lane for each worker, so that none blocks the others.
 
-A worker that is gone, or that hangs, answers nobody, and each who asks it waits until the time is over. So of all
-threads no more than ``LANE_THREADS`` are with one place at once. What else is to be done there waits in its lane,
-and after each turn a lane queues up again behind the others.
+A worker that is gone, or that hangs, doesn't answer, and a task there waits until its time is over. So at most
+``LANE_THREADS`` of all threads are busy with one worker at once. Its other tasks wait in its lane, and after each
+turn a lane queues up again behind the other lanes.
 
-**Invariants** (``check``): a lane that is there has a turn that is queued or runs, and no more than it may have.
+**Invariants** (``check``): each lane has at least one turn that is queued or running, and at most
+``LANE_THREADS``.
 """
 
 import threading
@@ -18,22 +19,22 @@ from kv_p2p.pulling.ticket import Address
 
 LANE_THREADS: Final = 4
 MOST_THREADS: Final = 64
-"""So many places that don't answer, over ``LANE_THREADS``, don't yet hold up the others."""
+"""Threads of all lanes; divided by ``LANE_THREADS``, the workers that may hang before they block the others."""
 
 Task: TypeAlias = Callable[[], None]
 
 
 @dataclass
 class _Lane:
-    """What is to be done at one place."""
+    """The tasks for one other worker."""
 
     waiting: deque[Task] = field(default_factory=deque)
     turns: int = 0
-    """That are queued or running."""
+    """Turns of the lane that are queued or running."""
 
 
 class Lanes:
-    """The threads of one worker, and what they are to do."""
+    """The threads of one worker, and their tasks."""
 
     def __init__(self, name: str) -> None:
         self._threads = ThreadPoolExecutor(MOST_THREADS, name)
@@ -42,7 +43,7 @@ class Lanes:
         self._is_closed = False
 
     def add(self, place: Address, task: Task) -> None:
-        """Do it soon, after what is to be done at this place already."""
+        """Run a task soon, after the earlier ones of this place."""
         with self._lock:
             if self._is_closed:
                 return
@@ -53,13 +54,13 @@ class Lanes:
                 self._threads.submit(self._take_turn, place, lane)
 
     def length(self, place: Address) -> int:
-        """How much waits at a place."""
+        """How many tasks of a place wait."""
         with self._lock:
             lane = self._lanes.get(place)
             return len(lane.waiting) if lane is not None else 0
 
     def _take_turn(self, place: Address, lane: _Lane) -> None:
-        """In a thread: the next thing of a lane."""
+        """In a thread: run the next task of a lane."""
         with self._lock:
             task = lane.waiting.popleft() if lane.waiting else None
         try:
@@ -75,14 +76,14 @@ class Lanes:
                         del self._lanes[place]
 
     def stop(self) -> None:
-        """Begin nothing any more. May be repeated."""
+        """Begin no more tasks. May be repeated."""
         with self._lock:
             self._is_closed = True
             self._lanes.clear()
         self._threads.shutdown(wait=False, cancel_futures=True)
 
     def join(self) -> None:
-        """Return when what has begun has ended."""
+        """Return when the tasks that have begun have ended."""
         self._threads.shutdown()
 
     def check(self) -> None:

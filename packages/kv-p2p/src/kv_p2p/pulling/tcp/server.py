@@ -31,26 +31,26 @@ VERSION: Final = 2
 FRAME_BYTES: Final = 8 << 20
 """About how many bytes of blocks are in the memory of either side at once, for each pull."""
 PATIENCE_SECONDS: Final = 10.0
-"""How long who asks for a hold that is to come waits for it, at most: a worker hears of it with its next step."""
+"""How long a client waits for a hold that is to come, at most: this worker is told of it with its next step."""
 PAUSE_SECONDS: Final = 1.0
-"""Before connections are accepted again when one could not be."""
+"""Seconds before connections are accepted again after one failed."""
 ASK_SECONDS: Final = 5.0
-"""How long who has connected may take to ask: our own clients do it at once."""
+"""How long a client may take to send its request; our own clients send it at once."""
 ASKED_BYTES: Final = 1 << 20
-"""How long what is asked may be. Most of it is the layout, some tens of bytes for each layer."""
+"""Bytes of a request, at most. Most of them are the layout, some tens of bytes for each layer."""
 MOST_CLIENTS: Final = 256
-"""So many are heard at a time: each has a thread, and a file descriptor, of which a process may have 1,024."""
+"""Clients at a time, at most: each has a thread, and a file descriptor, of which a process may have 1,024."""
 MOST_READERS: Final = 64
-"""So many of them are sent blocks at a time: each takes the memory of a frame, or two slots of a carrier."""
+"""Clients that are sent blocks at a time, at most: each takes the memory of a frame, or two slots of a carrier."""
 
 
 def blocks_per_frame(pages: CachePages) -> int:
-    """How many blocks one frame has. All of them are of one KV cache group."""
+    """How many blocks of one KV cache group one frame has."""
     return max(1, FRAME_BYTES // max(1, pages.bytes_per_block))
 
 
 def frame_memory(pages: WorkerPages, counts: Sequence[int]) -> memoryview:
-    """Memory for any frame of so many blocks of each group."""
+    """Memory for any frame, if ``counts`` blocks of each group are sent."""
     sizes = [
         min(count, blocks_per_frame(of_group)) * of_group.bytes_per_block
         for of_group, count in zip(pages.by_group, counts, strict=True)
@@ -59,7 +59,7 @@ def frame_memory(pages: WorkerPages, counts: Sequence[int]) -> memoryview:
 
 
 def slot_bytes(pages: WorkerPages) -> int:
-    """Room for any frame at all."""
+    """Bytes that are enough for any frame."""
     return max(blocks_per_frame(of_group) * of_group.bytes_per_block for of_group in pages.by_group)
 
 
@@ -77,9 +77,9 @@ class Server:
         slots: SlotPool | None = None,
         engine_id: str | None = None,
     ) -> None:
-        """``changed`` has the lock of ``holds``, and tells when there is a new one. ``slots`` are a carrier's.
+        """``changed`` has the lock of ``holds``, and is notified of new holds. ``slots`` are a carrier's.
 
-        ``engine_id`` is what this engine calls itself in its tickets.
+        ``engine_id`` is the name of this engine in its tickets.
         """
         self._engine_id = engine_id
         self._pages = pages
@@ -88,10 +88,10 @@ class Server:
         self._wake = wake
         self._silence_seconds = silence_seconds
         self._slots = slots
-        self._patience_seconds = min(PATIENCE_SECONDS, silence_seconds / 2)  # before the other side loses its own
+        self._patience_seconds = min(PATIENCE_SECONDS, silence_seconds / 2)  # less than the client's own patience
         self._clients: set[socket.socket] = set()
         self._silent: dict[socket.socket, None] = {}
-        """Those of them that have not asked yet, the oldest first."""
+        """The clients that have not sent their request yet, the oldest first."""
         self._readers = 0
         self._threads: list[threading.Thread] = []
         self._closed = threading.Event()
@@ -120,14 +120,14 @@ class Server:
                 if self._closed.is_set():
                     client.close()
                     return
-                with suppress(OSError):  # it may be gone already, which whoever serves it will see
+                with suppress(OSError):  # it may be gone already, which its thread will notice
                     sockets.send_at_once(client)
                 self._clients.add(client)
                 self._silent[client] = None
                 self._start(self._converse, client)
 
     def _wait_for_place(self) -> None:
-        """Wait until one more may be heard. The lock is held, and let go of meanwhile."""
+        """Wait until one more client may be accepted. The caller has the lock, which is released meanwhile."""
         if len(self._clients) >= MOST_CLIENTS and self._silent:
             oldest = next(iter(self._silent))
             del self._silent[oldest]
@@ -143,7 +143,7 @@ class Server:
                     self._silent.pop(client, None)
                 if asked is not None:
                     self._answer(client, asked.header)
-        except OSError as error:  # the other side tells its user
+        except OSError as error:  # the client reports the failed pull
             if not self._closed.is_set():
                 warn("a client of %s broke off: %s", self.port, error)
         finally:
@@ -154,7 +154,7 @@ class Server:
             self._wake()
 
     def _soon(self, client: socket.socket, most_seconds: float = inf) -> Until:
-        """A connection over which the next frame has gone before the other side counts as dead."""
+        """The connection with the time limit of one frame, after which the client counts as dead."""
         return Until(client, min(most_seconds, self._silence_seconds))
 
     def _answer(self, client: socket.socket, asked: dict[str, Any]) -> None:
@@ -180,7 +180,7 @@ class Server:
                 self._changed.notify_all()
 
     def _find(self, asked: dict[str, Any], hold_id: str, digest: str) -> list[tuple[int, ...]] | str:
-        """The blocks of each group that are asked for, which are read from now on; or why nobody gets them."""
+        """Begin to read the blocks asked for; returns those of each group, or why the request is refused."""
         if asked.get("op") != "pull":
             return f"unknown operation {asked.get('op')!r}; known: decline, pull"
         if asked.get("version") != VERSION:
@@ -211,16 +211,16 @@ class Server:
             return blocks
 
     def _has_room(self) -> bool:
-        """Whether one more may be sent blocks."""
+        """Whether one more client may be sent blocks."""
         return self._closed.is_set() or self._readers < MOST_READERS
 
     def _is_of_another(self, asked: dict[str, Any]) -> bool:
-        """Whether the ticket says that it is of another engine, from which no hold will come to this worker."""
+        """Whether the ticket names another engine, whose holds never come to this worker."""
         named = asked.get("engine")
         return named is not None and self._engine_id is not None and named != self._engine_id
 
     def _wait_for(self, hold_id: str) -> bool:
-        """Wait for a hold that is to come. False: it didn't. The lock is held, and let go of meanwhile."""
+        """Wait for a hold that is to come; returns whether it came. The caller's lock is released meanwhile."""
         return self._changed.wait_for(
             lambda: self._closed.is_set() or not self._holds.is_to_come(hold_id), self._patience_seconds
         )
@@ -228,7 +228,7 @@ class Server:
     def _send(
         self, client: socket.socket, hold_id: str, blocks: Sequence[Sequence[int]], *, is_carried: bool
     ) -> bool:
-        """Send blocks, each frame from the same memory. True: the client says that it has got all of them."""
+        """Send blocks, each frame from the same memory. True: the client confirmed that it has received all."""
         whole = self._soon(client)
 
         def of_a_frame() -> Until:
@@ -236,7 +236,7 @@ class Server:
                 return whole if self._holds.is_closing(hold_id) else self._soon(client)
 
         if is_carried:
-            assert self._slots is not None, "who asks for a carrier that isn't here, is refused"
+            assert self._slots is not None, "a client that names a carrier is refused if there is none"
             send_carried(of_a_frame, self._batches(blocks), self._slots)
         else:
             memory = frame_memory(self._pages, [len(of_group) for of_group in blocks])
@@ -247,7 +247,7 @@ class Server:
         return end is not None and end.header.get("op") == "done"
 
     def _batches(self, blocks: Sequence[Sequence[int]]) -> Iterator[Batch]:
-        """Blocks that are sent together, one frame after the other."""
+        """The blocks of each frame, in order."""
         for group, (pages, of_group) in enumerate(zip(self._pages.by_group, blocks, strict=True)):
             count = blocks_per_frame(pages)
             for first in range(0, len(of_group), count):
@@ -260,15 +260,15 @@ class Server:
             self._changed.notify_all()
             clients, threads = list(self._clients), list(self._threads)
         for open_socket in (self._listener, *clients):
-            with suppress(OSError):  # its other end may have broken off
+            with suppress(OSError):  # the client may be gone
                 open_socket.shutdown(socket.SHUT_RDWR)
         for thread in threads:
             thread.join()
-        self._listener.close()  # not before: its number would be another's while somebody still waits for it
+        self._listener.close()  # only now: while a thread still used it, another file could get its number
 
 
 def _read_places(given: object) -> list[tuple[int, int]] | str:
-    """Of each KV cache group from which place on blocks are wanted, and how many; or what is wrong with it."""
+    """For each KV cache group the first place and the number of blocks asked for; or an error's text."""
     pairs = [tuple(pair) if isinstance(pair, list) else () for pair in given] if isinstance(given, list) else [()]
     if any(len(pair) != 2 or any(type(number) is not int for number in pair) for pair in pairs):
         return f"expected [first, count] of blocks for each KV cache group, got places {given!r}"
@@ -284,5 +284,5 @@ def _listen(address: tuple[str, int]) -> socket.socket:
             f"kv_connector_extra_config: can't listen at host {host!r}, port {port}: {error}; that is its "
             "listen_host (or host), and its port (or kv_port) and the worker's rank"
         ) from error
-    listener.settimeout(1.0)  # not everywhere does shutting it down end a call of accept
+    listener.settimeout(1.0)  # on some systems shutting a socket down doesn't end a call of accept
     return listener

@@ -1,4 +1,4 @@
-"""``SlotPool``: a worker's slots, each of which has room for any frame. What is given back is used again."""
+"""``SlotPool``: a worker's slots for a carrier, each with room for any frame. Slots are used again and again."""
 
 import threading
 from collections.abc import Callable, Iterator
@@ -8,9 +8,9 @@ from kv_p2p.pulling.carrier import Carrier, LingeringReadError, Slot
 
 
 class SlotPool:
-    """Slots are made when all there are, are in use: as many as pulls and conversations need at once.
+    """Makes a slot when all others are in use, so there are as many as pulls and clients need at once.
 
-    One is *lost* while somebody may still write into it whose read has failed; after that it is used again.
+    A slot is *lost* while a failed read may still write to it; after that it is used again.
     """
 
     def __init__(self, carrier: Carrier, slot_bytes: int) -> None:
@@ -19,12 +19,12 @@ class SlotPool:
         self._lock = threading.Lock()
         self._free: list[Slot] = []
         self._lost: list[tuple[Slot, Callable[[], bool]]] = []
-        """Each with whom to ask whether it still is."""
+        """The lost slots, each with the function that says whether its read has ended."""
         self._made = 0
 
     @contextmanager
     def take(self, count: int) -> Iterator[list[Slot]]:
-        """So many slots until the end of the context."""
+        """``count`` slots until the end of the context."""
         taken: list[Slot] = []
         try:
             while len(taken) < count:
@@ -49,7 +49,7 @@ class SlotPool:
         return self.carrier.make_slot(self._slot_bytes)
 
     def _look_for_lost_ones(self) -> None:
-        """Take back those into which nobody writes any more."""
+        """Take back the slots whose failed reads have ended."""
         still_lost = []
         for slot, has_ended in self._lost:
             if has_ended():
@@ -59,7 +59,7 @@ class SlotPool:
         self._lost[:] = still_lost
 
     def check(self) -> None:
-        """Recount: no slot is there twice, and not more than were made."""
+        """Recount: no slot is listed twice, and there are no more than were made."""
         with self._lock:
             here = [*self._free, *(slot for slot, _ in self._lost)]
             is_each_once = len({slot.address for slot in here}) == len(here) <= self._made

@@ -1,4 +1,4 @@
-"""``TcpWire``: a server and a client, as one wire."""
+"""``TcpWire``: the wire over TCP, which is a server and a client."""
 
 import threading
 
@@ -15,7 +15,7 @@ from kv_p2p.pulling.wire import Ended
 
 
 class TcpWire:
-    """Fits ``kv_p2p.pulling.wire.Wire``. A consumer serves nothing, so it doesn't listen."""
+    """A ``kv_p2p.pulling.wire.Wire``. An engine that is only a consumer serves nothing, so it doesn't listen."""
 
     def __init__(
         self,
@@ -57,13 +57,13 @@ class TcpWire:
         return cls(pages, vllm_config.parallel_config.rank, options, carrier, serves=serves, engine_id=engine_id)
 
     def serve(self, hold: Hold) -> None:
-        """Open it to whoever asks."""
+        """Let other workers pull the hold's blocks."""
         with self._changed:
             self._holds.serve(hold)
             self._changed.notify_all()
 
     def withdraw(self, hold_id: str) -> bool:
-        """Close a hold. False: its blocks are being read."""
+        """Stop serving a hold. False: its blocks are being read."""
         with self._lock:
             return self._holds.withdraw(hold_id)
 
@@ -76,11 +76,11 @@ class TcpWire:
         return self._client.give_up(request_id)
 
     def decline(self, source: Source) -> None:
-        """Say so to its producer."""
+        """Tell the hold's producer that it isn't wanted."""
         self._client.decline(source)
 
     def poll(self) -> Ended:
-        """What ended here and there."""
+        """The holds and pulls that ended."""
         self._news.clear()
         with self._lock:
             ended = self._client.take_ended()
@@ -88,7 +88,7 @@ class TcpWire:
         return ended
 
     def wait(self, seconds: float) -> None:
-        """Return when something has ended since the last ``poll``."""
+        """Return when a hold or pull has ended since the last ``poll``, or after ``seconds``."""
         self._news.wait(seconds)
 
     def close(self) -> None:
@@ -109,7 +109,7 @@ class TcpWire:
 
 
 def make_carrier(options: Options, *, serves: bool) -> Carrier | None:
-    """What an operator has chosen to move blocks with; whether others read from it, too."""
+    """The carrier that the settings name; None for ``tcp``. ``serves``: other workers read from it, too."""
     if options.carrier == TCP:
         return None
     if options.carrier == NIXL:

@@ -1,14 +1,14 @@
 """A whole job in a few calls of the driver: its batched copy, ``cuMemcpyBatchAsync``.
 
-The driver keeps a batch as a whole in the order of its stream, and the copies within one in none. When it may read
-the sources is ours to say:
+A batch as a whole keeps the order of its stream; the copies within a batch have no order. The caller says when the
+driver may read the sources:
 
-- A store reads GPU blocks that the model has written, or will have written when the stream gets there: in the
-  stream's order. To read any earlier would be to read what was there before.
-- A load reads chunks that are resident. Nobody writes them from the job's submission to its end, so the driver may
-  read them whenever it likes, which lets it fetch ahead.
+- A store reads GPU blocks that the model will have written when the stream gets there, so they are read in the
+  stream's order. Read earlier, they could hold old bytes.
+- A load reads resident chunks. Nobody writes them from the job's submission to its end, so the driver may read
+  them at any time, which lets it prefetch.
 
-The third choice, to have read all when the call returns, would make the submission wait for the copies.
+The driver's third choice, reading all sources before the call returns, would make ``submit`` wait for the copies.
 """
 
 from collections.abc import Iterator
@@ -29,31 +29,31 @@ class SourceOrder(Enum):
     """When the sources of a batch may be read."""
 
     STREAM = "stream"
-    """When its turn comes in the stream."""
+    """When the stream gets to the batch."""
     ANY = "any"
-    """From the call on, until the batch has ended."""
+    """At any time from the call until the batch has ended."""
 
 
 SOURCE_ORDER = {Direction.STORE: SourceOrder.STREAM, Direction.LOAD: SourceOrder.ANY}
-"""For copies between GPU blocks and chunks."""
+"""The source order of each direction, for copies between GPU blocks and chunks."""
 
 
 CALL_COPIES = 512
-"""Copies of one call, at most: ``benchmarks/copy_engines.py --calls`` shows what other numbers give."""
+"""Copies of one call, at most; ``benchmarks/copy_engines.py --calls`` measures other numbers."""
 
 FIRST_COPIES = 32
 """Copies of a job's first call. Each call after it has twice as many, until they have ``CALL_COPIES``: the device
 begins when a call returns, and half a thousand copies keep the driver busy for a quarter of a millisecond."""
 
 CALL_BYTES = 32 << 20
-"""Bytes of one call, at most, unless it is of one copy: large copies want shorter calls."""
+"""Bytes of one call, at most, unless a single copy has more: calls of large copies have fewer of them."""
 
 MOST_RANGES = 8 * CALL_COPIES
-"""What is prepared at once of a large job."""
+"""How much of a large job is prepared at once, in ranges."""
 
 
 class Batch:
-    """Moves as the driver takes them: columns without gaps, and where they begin. It is given some at a time."""
+    """A job's moves in the driver's form: contiguous columns, and their addresses. Each call takes a part."""
 
     def __init__(self, found: Moves, order: SourceOrder) -> None:
         self.order = order
@@ -65,22 +65,22 @@ class Batch:
         return len(self._ends)
 
     def calls(self, begin: int, end: int, most: Iterator[int]) -> Iterator[tuple[int, int]]:
-        """Some of them cut into calls, each of as many as ``most`` says."""
+        """Copies ``begin`` to ``end`` cut into calls; ``most`` yields the most copies of each next call."""
         return calls_of(self._ends, begin, end, most)
 
 
 class BatchDriver(Protocol):
-    """What a batched copy asks of a device."""
+    """The device as ``OneBatch`` uses it."""
 
     def copy_batch(self, stream: Stream, batch: Batch, begin: int, end: int) -> None:
-        """Give ``stream`` some copies of a batch, at least one, in one call."""
+        """Give ``stream`` copies ``begin`` to ``end`` of a batch, at least one, in one call."""
 
     def go(self, stream: Stream) -> None:
-        """What ``stream`` was given may begin."""
+        """Start the work that ``stream`` was given."""
 
 
 class OneBatch:
-    """A job in calls of the driver, each of many copies: its first ones run while the host prepares the next."""
+    """Copies a job by calls of many copies each; the first ones run while the host prepares the next."""
 
     stages = ()
 
@@ -92,7 +92,7 @@ class OneBatch:
         self._driver = driver
         self._plan = plan
         self._shelf: list[Scratch] = []
-        """What no batch has its numbers in that is still to be given."""
+        """Memory for a batch's numbers, free for the next batch: nothing that is still to be given reads it."""
 
     def prepare(self, direction: Direction, copies: PageCopies) -> tuple[Direction, PageCopies]:
         return direction, copies
@@ -113,13 +113,14 @@ class OneBatch:
             del batch
 
     def take_back(self, prepared: tuple[Direction, PageCopies]) -> None:
-        """The arrays are of this job alone."""
+        """Nothing to do: the arrays belong to this job alone."""
 
 
 def calls_of(ends: Numbers, begin: int, end: int, most: Iterator[int]) -> Iterator[tuple[int, int]]:
-    """Copies ``begin`` to ``end`` cut into calls of no more than ``CALL_BYTES``, each of as many as ``most`` says.
+    """Copies ``begin`` to ``end`` cut into calls of at most ``CALL_BYTES`` bytes.
 
-    ``ends[i]`` bytes are those of copy ``i`` and all before it.
+    ``most`` yields the most copies of each next call. ``ends[i]`` is the sum of the sizes up to copy ``i``,
+    included.
     """
     while begin < end:
         before = ends[begin - 1] if begin else 0
@@ -130,7 +131,7 @@ def calls_of(ends: Numbers, begin: int, end: int, most: Iterator[int]) -> Iterat
 
 
 def growing(most: int) -> Iterator[int]:
-    """Copies of each call of a job: few at first, and so many in the end."""
+    """The most copies of each call of a job: few at first, then doubling up to ``most``."""
     copies = min(FIRST_COPIES, most)
     while True:
         yield copies
@@ -138,9 +139,9 @@ def growing(most: int) -> Iterator[int]:
 
 
 def portions(copies: PageCopies, num_ranges: int) -> Iterator[PageCopies]:
-    """A job in parts: a small one first, so that the device needn't wait, and each later one twice as large.
+    """A job in parts: a small one first, so that the device can begin soon, and each later one twice as large.
 
-    None of a job without ranges, whose pages are of layers that other workers have.
+    A job without ranges, whose layers are all on other workers, has no parts.
     """
     begin, ranges = 0 if num_ranges else len(copies), CALL_COPIES
     while begin < len(copies):

@@ -1,9 +1,9 @@
-"""A whole job in a kernel, that moves bytes between GPU blocks and host memory itself.
+"""A whole job in one kernel for each group, which moves bytes between GPU blocks and host memory itself.
 
-The driver's copies have a price each, which small pages can't pay. A kernel's price is one launch for each group.
-Its programs take steps of the job's pages, many at a time, and read or write pinned host memory across the link:
-word by word with ordinary loads and stores, or step by step with bulk copies. It occupies multiprocessors for as
-long as it runs, so it is few programs, no more than it takes to fill the link.
+Each copy of the driver costs a fixed time, which is too much for a small page. A kernel costs one launch for each
+group. Its programs take many steps of the job's pages at a time, and read or write pinned host memory across the
+link: word by word with ordinary loads and stores, or step by step with bulk copies. A kernel occupies
+multiprocessors while it runs, so it has only as many programs as it takes to fill the link.
 """
 
 from collections.abc import Mapping
@@ -26,25 +26,25 @@ from kv_offload_cpu.copy.engine import PageCopies
 from kv_offload_cpu.copy.ranges.descriptors import CopyPlan, by_group
 
 PROGRAMS: Final = {Direction.LOAD: 3, Direction.STORE: 2}
-"""Programs of a kernel, and so how many multiprocessors it takes. On an H200 two nearly fill the link. Stores that
-fill it quite hold up what all multiprocessors read and write, loads don't: ``copy_engines.py --programs`` shows
-what a product of matrices loses."""
+"""Programs of a kernel, by direction; each takes a multiprocessor. On an H200 two nearly fill the link. Stores
+that fill the link completely slow down memory access of all multiprocessors; loads don't. ``copy_engines.py
+--programs`` measures what a matrix product beside them loses."""
 
 
 BULK_PROGRAMS: Final = dict.fromkeys(Direction, 2)
-"""Those of bulk copies: each has more under way than a program of the other kernel."""
+"""Programs of the kernel of bulk copies; each has more bytes in flight than a program of the other kernel."""
 
 
 class GatherDriver(KernelDriver, Protocol):
-    """What gathering from and to host memory asks of a device."""
+    """The device as ``OneKernel`` uses it."""
 
     @property
     def mapped_shift(self) -> int:
-        """What to add to an address in host memory for the device's own loads and stores."""
+        """The difference between the device's address of a byte of host memory and the host's."""
 
 
 class Gather(NamedTuple):
-    """A job in a table."""
+    """A job that is written to a table."""
 
     direction: Direction
     table: Table
@@ -53,7 +53,7 @@ class Gather(NamedTuple):
 
 
 class OneKernel:
-    """One kernel for each group of a job, of as many programs as its direction takes."""
+    """Copies a job by one kernel for each group; the number of programs depends on the direction."""
 
     stages = ()
 
@@ -84,7 +84,7 @@ class OneKernel:
             begin, end = end, end + len(copies.blocks[chosen])
             blocks[begin:end], offsets[begin:end] = copies.blocks[chosen], copies.offsets[chosen]
             np.multiply(copies.chunks[chosen], self._row_bytes, out=slots[begin:end])
-            if self._steps[group].num_steps:  # else its layers are other workers'
+            if self._steps[group].num_steps:  # else other workers have all layers of the group
                 groups.append((group, range(begin, end)))
         slots += self._address
         return Gather(direction, table, num_rows, groups)

@@ -1,12 +1,12 @@
-"""What a kernel is told of a job: three numbers a page; and what it knows already: where each step of a page is.
+"""What a kernel is given for a job: a table of three numbers a page, and, once for all jobs, the steps of a page.
 
-A page of a group is in several tensors, and is moved in *steps* of at most 4 KiB. Where a step is in a tensor
-depends on the block; where it is in a slot depends on the slot, and on the page's offset in it. The kernel adds
-both up for each step, so what the host has to do for a job doesn't grow with the number of layers. The slot may be
-one of host memory, or of a buffer that looks like it.
+A page of a group is in several tensors, and is moved in *steps* of at most 4 KiB. A step's place in a tensor
+depends on the block; its place in a slot depends on the slot, and on the page's offset in the slot. The kernel
+computes both for each step, so the host's work for a job doesn't grow with the number of layers. The slot is in
+host memory, or in a buffer of the same layout.
 
-The numbers of a job's pages are a *table*, in pinned memory. A stream uploads it before the job's kernels run;
-when the job has ended, the table is used again. Tables have powers of two of rows.
+The numbers of a job's pages are a *table*, in pinned memory. A stream uploads it before the job's kernels run.
+When the job has ended, another job uses the table. The number of a table's rows is a power of two.
 """
 
 from collections import defaultdict
@@ -22,37 +22,38 @@ from kv_offload_cpu.copy.ranges.addresses import widest_word
 from kv_offload_cpu.copy.ranges.descriptors import CopyPlan, Parts
 
 STEP_BYTES = 4 << 10
-"""What a program moves of a page at once, at most."""
+"""Bytes of a page that a program moves at once, at most."""
 
 COLUMNS = 3
-"""Of a job's table: the block, the address of the slot (rather, of the row that it would be in), the offset."""
+"""Columns of a table: the block, the address of the slot's row, and the page's offset in the slot."""
 
 _FEWEST_ROWS = 256
 
 
 class Kernels(Enum):
-    """Which kernel moves the steps."""
+    """The kernels that move steps."""
 
     GATHER = "gather"
-    """The threads of a multiprocessor, by registers; Triton's."""
+    """Threads move words through registers; the kernel in Triton."""
     BULK = "bulk"
-    """The multiprocessor's bulk copies, by shared memory; words of 16 bytes only."""
+    """Bulk copies through shared memory; words of 16 bytes only."""
     PLAIN = "plain"
-    """The threads of many short programs, which only move within the device's memory."""
+    """Threads of many short programs; only for moves within the device's memory."""
 
 
 class Table(Protocol):
-    """Pinned memory with room for the numbers of so many pages, and as much on the device."""
+    """Pinned memory for the numbers of some pages, and as much memory on the device."""
 
     @property
     def numbers(self) -> Numbers:
-        """The numbers in pinned memory, which the host writes, column after column."""
+        """The numbers in pinned memory, one column after the other; the host writes them."""
 
 
 class Steps(NamedTuple):
-    """The steps of a group's page, as a kernel knows them, column after column.
+    """The steps of a group's page, in memory of the device, one column after the other.
 
-    ``on_device`` has their addresses in block 0, strides, places in a row, and sizes of pages and of steps.
+    ``on_device`` has each step's address in block 0, its stride, its place in a row, the size of its page and its
+    own size.
     """
 
     on_device: Any
@@ -61,9 +62,9 @@ class Steps(NamedTuple):
 
 
 class Launch(NamedTuple):
-    """One kernel: some rows of a table of ``num_rows``, by ``programs`` programs.
+    """The launch of a kernel for some rows of a table of ``num_rows`` rows, with ``programs`` programs.
 
-    Programs of ``Kernels.PLAIN`` are as many as there is for them to do.
+    ``Kernels.PLAIN`` ignores ``programs`` and has as many as the steps need.
     """
 
     direction: Direction
@@ -75,25 +76,25 @@ class Launch(NamedTuple):
 
 
 class KernelDriver(Protocol):
-    """What a gathering kernel asks of a device."""
+    """The device as methods with kernels use it."""
 
     def new_table(self, num_rows: int) -> Table:
-        """A table of so many pages, on the host and on the device."""
+        """Make a table of ``num_rows`` rows, on the host and on the device."""
 
     def new_steps(self, numbers: Numbers, count: int, word: int, kernels: Kernels) -> Any:
-        """Put the numbers of so many steps on the device, for good, and make the kernels ready that move them."""
+        """Put the numbers of ``count`` steps on the device, until the shutdown; prepare the kernels for them."""
 
     def upload(self, stream: Stream, table: Table, num_rows: int) -> None:
-        """Have ``stream`` copy the first so many rows of a table to the device."""
+        """Have ``stream`` copy the first ``num_rows`` rows of a table to the device."""
 
     def run_kernel(self, stream: Stream, launch: Launch) -> None:
-        """Have ``stream`` run a kernel that moves some of a table's pages, in any order."""
+        """Have ``stream`` run a kernel that moves the pages of some of a table's rows, in any order."""
 
 
 def group_steps(
     driver: KernelDriver, plan: CopyPlan, slots_at: int, slots_apart: int, kernels: Kernels = Kernels.GATHER
 ) -> list[Steps]:
-    """The steps of each group, for slots whose rows begin at ``slots_at`` and are so far apart."""
+    """The steps of each group, for slots whose rows begin at ``slots_at``, ``slots_apart`` bytes apart."""
     found = []
     for parts in plan.parts:
         counts = -(-parts.sizes // STEP_BYTES)
@@ -119,9 +120,9 @@ def word_of(parts: Parts, slots_at: int, slots_apart: int) -> int:
 
 
 class Tables:
-    """Tables of one lane, lent to a job and taken back.
+    """The tables of one lane, each lent to a job and then taken back.
 
-    **Invariant** (``check``): a table is lent, or in the shelf of its size.
+    **Invariant** (``check``): a table is lent to a job, or on the shelf of its size.
     """
 
     def __init__(self, driver: KernelDriver) -> None:
@@ -131,7 +132,7 @@ class Tables:
         self._lent = 0
 
     def borrow(self, num_rows: int) -> Table:
-        """A table with room for at least so many pages."""
+        """A table with at least ``num_rows`` rows."""
         needed = max(_FEWEST_ROWS, 1 << (num_rows - 1).bit_length())
         shelf = self._shelves[needed]
         if not shelf:

@@ -1,7 +1,7 @@
-"""A job cut into pieces that fill a half of a buffer each: the slot of every page, and the copies of slots. Pure.
+"""Cuts a job into pieces that each fill half of a buffer: the slot of every page, and the copies of slots. Pure.
 
-A slot of the buffer looks like one of host memory, so a page has the same place in both. Pieces are of whole
-slots, and of one group. They take turns with the two halves.
+A slot of the buffer has the layout of one in host memory, so a page has the same place in both. A piece has whole
+slots of one group. Pieces use the two halves of the buffer in turn.
 """
 
 from itertools import accumulate, pairwise
@@ -17,13 +17,13 @@ from kv_offload_cpu.copy.ranges.descriptors import CopyPlan, Ranges, by_group, j
 from kv_offload_cpu.copy.ranges.stretches import SlotStretches, runs_of
 
 FIRST_PARTS = (8, 4, 2)
-"""What parts of a half the first pieces of a job fill: an eighth, and so on, so that the link needn't wait."""
+"""The parts of a half that the first pieces of a job fill: an eighth, and so on, so that copies begin soon."""
 
 _ALIGN = 16
 
 
 class Piece(NamedTuple):
-    """Pages of one group that fill a half of the buffer: the rows of the table, and the copies of their slots."""
+    """Pages of one group that fill half of the buffer: their rows in the table, and the copies of their slots."""
 
     group: int
     rows: range
@@ -33,7 +33,7 @@ class Piece(NamedTuple):
 
 
 class Cutter:
-    """Cuts jobs for a buffer of two halves of ``half_bytes``, or of one slot where that is more."""
+    """Cuts jobs for a buffer of two halves of ``half_bytes``, or of one slot each if a slot is larger."""
 
     def __init__(self, plan: CopyPlan, half_bytes: int) -> None:
         self._plan = plan
@@ -41,23 +41,24 @@ class Cutter:
         self.slots = max(1, half_bytes // self.slots_apart)
         self.half_bytes = self.slots * self.slots_apart
         self.rows_at = 0
-        """Where the first slot's row would begin, of which the buffer has this worker's slot alone."""
+        """The address where the first slot's row would begin: the buffer has only this worker's slot of each
+        row."""
         self._first_sizes = [max(1, self.slots // part) for part in FIRST_PARTS]
         self._stretches = [SlotStretches(parts, plan.layout.blocks_per_chunk) for parts in plan.parts]
 
     @property
     def first_pages(self) -> int:
-        """Pages of the small pieces that a job begins with, if its chunks are whole."""
+        """Pages of the small pieces that a job begins with, if its chunks are complete."""
         return sum(self._first_sizes) * self._plan.layout.blocks_per_chunk
 
     def put_at(self, address: int) -> None:
-        """Learn where the buffer begins."""
+        """Set the address at which the buffer begins."""
         self.rows_at = address - self._plan.slot_begin
 
     def cut(
         self, direction: Direction, copies: PageCopies, columns: Numbers, half: int, *, small_first: bool
     ) -> list[Piece]:
-        """The pieces of a job, from ``half`` on; writes its table, row by row, to ``columns``."""
+        """The pieces of a job, the first one in ``half``; writes the job's table, row by row, to ``columns``."""
         pieces: list[Piece] = []
         end = 0
         for group, chosen in by_group(copies.groups):
@@ -79,7 +80,7 @@ class Cutter:
         return pieces
 
     def _bounds(self, num_slots: int, first_sizes: list[int]) -> Numbers:
-        """Where pieces of so many slots begin and end, the first ones of these sizes."""
+        """The bounds of pieces of ``num_slots`` slots; the first pieces have ``first_sizes``."""
         first = list(accumulate(first_sizes, initial=0))
         bounds = [*first, *range(first[-1] + self.slots, num_slots, self.slots)]
         return np.array([*(bound for bound in bounds if bound < num_slots), num_slots])
@@ -89,8 +90,8 @@ class Cutter:
     ) -> Ranges:
         """The copies between slots of the buffer and of host memory, in the order of pieces.
 
-        Slots that are neighbours here are so in host memory, too, if their chunks are: then one copy takes all of
-        them. The buffer counts as a tensor for each piece, so that none is joined to another.
+        Adjacent slots of the buffer are adjacent in host memory, too, if their chunks are: then one copy takes all
+        of them. Each piece counts as a tensor of its own, so that copies of different pieces aren't joined.
         """
         pages, begins, sizes = self._stretches[group].find(runs, offsets)
         host = self._plan.host_address + chunks[pages] * self._plan.layout.row_bytes + begins

@@ -1,21 +1,21 @@
-"""A job by way of a buffer on the device: a kernel joins pages there, and the driver copies what is joined.
+"""A job through a buffer on the device: a kernel gathers pages in the buffer, and the driver copies whole slots.
 
 Pages of a chunk are scattered over the GPU, one in each tensor, but its slot in host memory is one stretch of
-bytes. So a kernel gathers pages into slots of a buffer that look like those of host memory, at the speed of the
-device's memory, and one copy takes each; a load goes the other way round. That pays where chunks are large and
-pages small: nothing that crosses the link is smaller than what a worker holds of a chunk, and multiprocessors are
-taken for an instant at a time.
+bytes. So a kernel gathers pages, at the speed of the device's memory, into slots of a buffer that have the layout
+of slots in host memory, and one copy takes each slot; a load goes the other way round. That pays where chunks are
+large and pages small: every copy across the link is as large as the worker's part of a chunk, and the kernel takes
+multiprocessors only for an instant at a time.
 
-**Theory of operation.** The buffer has two halves, and a job is cut into pieces that fill one each. While the
+**Theory of operation.** The buffer has two halves, and a job is cut into pieces that fill one half each. While the
 copies of one piece run, on the lane's stream, the kernel works on the other half, on a stream of its own. Each
-stream waits, by events, for the other one's work on the half that it wants; so does the next job, which begins
-with the half that was not used last. The host works out the first pieces, gives them to the streams, and works
-out the others while those are copied.
+stream waits, by events, for the other stream's work on the half that it uses next. So does the next job, which
+begins with the half that was not used last. The host prepares the first pieces, gives them to the streams, and
+prepares the others while the first are copied.
 
-When the kernel reads or writes the buffer is the streams' order, so copies out of it read in stream order, too.
-Those out of host memory may read at any time: see ``batch``.
+The kernel reads and writes the buffer in the streams' order, so copies out of the buffer must read in stream
+order, too. Copies out of host memory may read at any time: see ``batch``.
 
-**Invariant.** ``_free[half]`` is behind all that was given for that half.
+**Invariant.** ``_free[half]`` is an event after all work that was given for that half.
 """
 
 from itertools import repeat
@@ -38,28 +38,29 @@ from kv_offload_cpu.copy.engine import PageCopies
 from kv_offload_cpu.copy.ranges.descriptors import CopyPlan
 
 HALF_BYTES = 16 << 20
-"""Of half a buffer, of which each of three lanes has one; more where one slot needs more. Its copy should take
-longer than the host needs for the next piece, even if that has slots of 64 KiB and goes both ways. Between two
-kernels that take all multiprocessors each half gets its turn once, so larger ones would carry more beside long
-kernels; but one that begins while few multiprocessors are left keeps these for the longer, the larger it is."""
+"""Bytes of half a buffer, or one slot if that is larger; each of the three lanes has a buffer. Copying a half
+should take longer than the host needs to prepare the next piece, even with slots of 64 KiB and both directions at
+work. Larger halves would move more beside long kernels of the model: between two kernels that take all
+multiprocessors each half is used once. But a gathering kernel that starts on the few multiprocessors left keeps
+them for longer, the larger a half is."""
 
 PROGRAMS = 128
-"""Of a kernel that goes from the device's memory to the device's: nearly all multiprocessors, for an instant. For
-the copy a few would do; with as many it is over sooner."""
+"""Programs of a kernel that moves pages within the device's memory: nearly all multiprocessors, for an instant. A
+few would keep up with the copies; with this many the kernel ends sooner."""
 
 
 class StageDriver(Streams, BatchDriver, KernelDriver, Protocol):
-    """What staging asks of a device."""
+    """The device as ``TwoHalves`` uses it."""
 
     def new_stage(self, num_bytes: int) -> int:
-        """The address of memory on the device, which is kept until the shutdown."""
+        """Allocate memory on the device, until the shutdown; returns its address."""
 
     def free_stage(self, address: int) -> None:
-        """Give back memory on the device that nothing uses."""
+        """Free memory of the device that nothing uses."""
 
 
 class Part(NamedTuple):
-    """Pages of a job in a table, cut into pieces."""
+    """Pages of a job, written to a table and cut into pieces."""
 
     table: Table
     num_rows: int
@@ -67,7 +68,7 @@ class Part(NamedTuple):
 
 
 class Staged(NamedTuple):
-    """A job: the parts that were worked out, and the pages that will be once these are on their way."""
+    """A job: the parts that are prepared, and the pages to prepare once those are given to the streams."""
 
     direction: Direction
     parts: list[Part]
@@ -75,7 +76,7 @@ class Staged(NamedTuple):
 
 
 class TwoHalves:
-    """A buffer of two halves for a lane."""
+    """Copies a lane's jobs through a buffer of two halves."""
 
     def __init__(
         self,
@@ -94,7 +95,7 @@ class TwoHalves:
         try:
             self._steps = group_steps(driver, plan, cutter.rows_at, cutter.slots_apart, kernels)
         except BaseException:
-            driver.free_stage(self.stages[0])  # nobody else will learn of it
+            driver.free_stage(self.stages[0])  # the constructor fails, so nobody else can free it
             raise
         self._free: list[Event | None] = [None, None]
         self._half = 0
@@ -121,7 +122,7 @@ class TwoHalves:
             self.tables.give_back(part.table)
 
     def _add(self, job: Staged, copies: PageCopies, *, small_first: bool) -> None:
-        """Work out a part of a job."""
+        """Prepare a part of a job."""
         num_rows = len(copies)
         if not num_rows:
             return
@@ -132,7 +133,7 @@ class TwoHalves:
         self._half = (self._half + len(part.pieces)) % 2
 
     def _give_last(self, job: Staged) -> None:
-        """Give the streams the part that was worked out last."""
+        """Give the streams the part that was prepared last."""
         if not job.parts:
             return
         part = job.parts[-1]
@@ -170,6 +171,6 @@ class TwoHalves:
 
     def _run_kernel(self, direction: Direction, part: Part, piece: Piece) -> None:
         steps = self._steps[piece.group]
-        if steps.num_steps:  # else its layers are other workers'
+        if steps.num_steps:  # else other workers have all layers of the group
             launch = Launch(direction, part.table, part.num_rows, piece.rows, steps, PROGRAMS)
             self._driver.run_kernel(self.streams[1], launch)
