@@ -7,7 +7,7 @@ from random import Random
 import pytest
 from kv_offload_file_rig import Rig, make_key, make_keys
 
-from kv_api import GPULoadStoreSpec, LookupResult
+from kv_api import LookupResult
 
 TURNS = 60
 CHUNKS = 30
@@ -36,19 +36,6 @@ class Disk:
         return call
 
 
-def store(rig, numbers):
-    """Store chunks, if that goes well."""
-    output = rig.manager.prepare_store(make_keys(numbers), rig.context)
-    if output is None:
-        return
-    blocks = rig.blocks_of(output.keys_to_store)
-    for rank in rig.ranks:
-        rank.fill(output.keys_to_store, blocks)
-    gpu = GPULoadStoreSpec(blocks, [len(blocks)], [0])
-    success = rig._run(lambda worker, job: worker.submit_store(job, gpu, output.store_spec))
-    rig.manager.complete_store(output.keys_to_store, rig.context, success)
-
-
 def take_turn(rig, random):
     """Load of some chunks what is there, and store the rest."""
     first = random.randrange(CHUNKS)
@@ -56,7 +43,7 @@ def take_turn(rig, random):
     there = [n for n in numbers if rig.manager.lookup(make_key(n), rig.context) is LookupResult.HIT]
     if there and not rig.load(there):  # which compares bytes if it went well
         rig.manager.drop(make_keys(there))
-    store(rig, [number for number in numbers if number not in there] or numbers)
+    rig.try_store([number for number in numbers if number not in there] or numbers)
     if random.random() < 0.03:
         rig.manager.reset_cache()
         rig.manager.on_reset_flushed()

@@ -153,17 +153,22 @@ class Rig:
         return stored
 
     def _store(self, numbers):
+        stored, success = self.try_store(numbers)
+        assert success
+        return stored
+
+    def try_store(self, numbers):
+        """Store chunks at once. Which were new, None if any were refused, and whether all went well."""
         output = self.manager.prepare_store(make_keys(numbers), self.context)
         if output is None:
-            return None
+            return None, True
         blocks = self.blocks_of(output.keys_to_store)
         for rank in self.ranks:
             rank.fill(output.keys_to_store, blocks)
         gpu = GPULoadStoreSpec(blocks, [len(blocks)], [0])
         success = self._run(lambda worker, job: worker.submit_store(job, gpu, output.store_spec))
         self.manager.complete_store(output.keys_to_store, self.context, success)
-        assert success
-        return output.keys_to_store
+        return output.keys_to_store, success
 
     def load(self, numbers):
         """Load chunks that are hits, and say whether that went well. If so, the bytes are right."""

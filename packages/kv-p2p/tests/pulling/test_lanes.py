@@ -19,6 +19,14 @@ def gate():
     return gate
 
 
+def fill(lanes, gate, place):
+    """As many as may be at a place hang there."""
+    for _ in range(LANE_THREADS):
+        lanes.add(place, gate.pass_through)
+    for _ in range(LANE_THREADS):
+        gate.wait_for_somebody()
+
+
 @pytest.fixture
 def lanes(gate):
     """After the test all of their threads have ended."""
@@ -82,10 +90,7 @@ def test_what_is_done_is_forgotten_also_where_it_failed(lanes):
 
 def test_what_has_not_begun_when_they_stop_never_begins(lanes, gate):
     begun = []
-    for _ in range(LANE_THREADS):
-        lanes.add(HERE, gate.pass_through)
-    for _ in range(LANE_THREADS):
-        gate.wait_for_somebody()
+    fill(lanes, gate, HERE)
     lanes.add(HERE, lambda: begun.append("waited"))
     lanes.stop()
     lanes.add(HERE, lambda: begun.append("came later"))
@@ -96,10 +101,7 @@ def test_what_has_not_begun_when_they_stop_never_begins(lanes, gate):
 
 def test_what_has_not_begun_while_they_stop_never_begins(lanes, gate, monkeypatch):
     begun = []
-    for _ in range(LANE_THREADS):
-        lanes.add(HERE, gate.pass_through)
-    for _ in range(LANE_THREADS):
-        gate.wait_for_somebody()
+    fill(lanes, gate, HERE)
     lanes.add(HERE, lambda: begun.append("waited"))
     lane, shut_down = lanes._lanes[HERE], lanes._threads.shutdown
 

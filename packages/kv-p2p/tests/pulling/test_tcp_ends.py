@@ -11,7 +11,7 @@ from time import monotonic
 import numpy as np
 import pytest
 from kv_p2p_engine import kv_cache_config, vllm_config
-from kv_p2p_tcp import HOST, PATIENCE, answer, ask, connect, frame_of, wait_for
+from kv_p2p_tcp import HOST, PATIENCE, answer, ask, close, connect, frame_of, wait_for
 
 from kv_api import ConfigError
 from kv_p2p.frames import send_frame
@@ -25,14 +25,6 @@ SHORT = 0.2
 """Seconds that a test waits because it must."""
 LONG = 10_000.0
 PAUSE = 0.05
-
-
-def close(worker):
-    """Fails if it takes long."""
-    closing = threading.Thread(target=worker.wire.close, daemon=True)
-    closing.start()
-    closing.join(PATIENCE)
-    assert not closing.is_alive()
 
 
 class TestClosing:

@@ -20,6 +20,14 @@ PATIENCE = 30.0
 BLOCKS = 32
 
 
+def close(worker):
+    """Fails if it takes long."""
+    closing = threading.Thread(target=worker.wire.close, daemon=True)
+    closing.start()
+    closing.join(PATIENCE)
+    assert not closing.is_alive()
+
+
 def wait_for(condition):
     """Ask again and again until it is so."""
     end, pause = monotonic() + PATIENCE, threading.Event()

@@ -5,13 +5,11 @@
 """
 
 import json
-from contextlib import suppress
 from dataclasses import replace
-from random import Random
 
 import kv_vllm_gpu
 import pytest
-from kv_vllm_short_histories import comes
+from kv_vllm_short_histories import comes, loads_in_history
 from kv_vllm_simple import OnCpu
 from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorBase_V1
 from vllm.distributed.kv_transfer.kv_connector.v1.simple_cpu_offload_connector import SimpleCPUOffloadConnector
@@ -22,11 +20,8 @@ from kv_sim.cli.main import main as kv_sim
 from kv_sim.config import STATE, GroupConfig, WorldConfig
 from kv_sim.engine.request_spec import Turn
 from kv_sim.fuzz import replay
-from kv_sim.guard import HistoryEnds
-from kv_sim.history.draws import config_for
 from kv_sim.subject import Subject, Trait
 from kv_sim.violation import Violation
-from kv_sim.world import World
 from kv_vllm.installed import vllm_version
 
 pytestmark = [pytest.mark.vllm, pytest.mark.filterwarnings("ignore")]
@@ -54,11 +49,7 @@ def found_in(actions, config=CONFIG, *, name="OnCpu", traits=KEEPS, **settings):
 
 def history(subject, seed):
     """One of those that a hunt takes, with a prefix cache: without, the connector does nothing."""
-    random = Random(seed)
-    world = World(replace(config_for(subject, random, "vllm"), prefix_caching=True), subject)
-    with suppress(HistoryEnds):
-        world.run(random, 80)
-    return world.coverage.situations["match: asynchronous load"]
+    return loads_in_history(subject, seed, prefix_caching=True)
 
 
 # -- what is kept, and told --------------------------------------------------------------------

@@ -1,11 +1,16 @@
 """Short histories of vLLM's connectors, action by action; also of two engines between which one moves blocks."""
 
+from contextlib import suppress
 from dataclasses import replace
+from random import Random
 
 from kv_sim.actions import Action, Kind
 from kv_sim.checkers import at_rest
 from kv_sim.config import WorldConfig
 from kv_sim.engine.request_spec import RequestSpec
+from kv_sim.guard import HistoryEnds
+from kv_sim.history.coverage import LOADS
+from kv_sim.history.draws import config_for
 from kv_sim.subject import Trait
 from kv_sim.violation import Violation
 from kv_sim.world import World
@@ -60,3 +65,13 @@ def what_is_wrong(subject, config, *parts, without=()):
 def found_in(subject, config, *parts):
     """The same, of one that holds."""
     return what_is_wrong(replace(subject, traits=HOLDS), config, *parts)
+
+
+def loads_in_history(subject, seed, *, without=(), **changed):
+    """Run a history as a hunt takes it, in a world that may be changed; says how many loads there were."""
+    random = Random(seed)
+    world = World(replace(config_for(subject, random, "vllm"), **changed), subject)
+    world.referee.switched_off.update(without)
+    with suppress(HistoryEnds):
+        world.run(random, 80)
+    return sum(world.coverage.situations[load] for load in LOADS)

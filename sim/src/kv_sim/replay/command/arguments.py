@@ -10,16 +10,11 @@ from kv_offload import StoreWhen
 from kv_offload_cpu.policy import POLICIES
 from kv_sim.command.workers import num_cores
 from kv_sim.replay.command.foreign import add_refused
+from kv_sim.replay.command.trace_arguments import add_trace_arguments, values_of
 from kv_sim.replay.kv_model import DTYPES
 from kv_sim.replay.model_config import FILE
 from kv_sim.replay.models import MODELS
 from kv_sim.replay.policies import ALL_POLICIES, USUAL_POLICY
-from kv_sim.replay.readers.catalogue import FORMATS
-from kv_sim.replay.readers.naming import IdMeaning, IdScope
-from kv_sim.replay.readers.options import OnError, Partial, Unsorted
-from kv_sim.replay.readers.own_columns import PARTS
-from kv_sim.replay.readers.source import SHIPPED
-from kv_sim.replay.readers.turns import Turns
 from kv_sim.replay.routing import USUAL as USUAL_ROUTING
 from kv_sim.replay.routing import Routing
 from kv_sim.replay.units import EXPECTED, NOTHING
@@ -46,7 +41,8 @@ class Fidelity(Enum):
 
 def add_replay_arguments(parser: argparse.ArgumentParser, typed: Sequence[str]) -> None:
     """Add the options of ``replay``: those of the typed fidelity, and the common ones."""
-    _add_trace(parser)
+    add_trace_arguments(parser)
+    _add_fleet(parser)
     _add_fidelity(parser)
     parser.add_argument(
         "--write-oracle", metavar="FILE", help="also write the trace in libCacheSim's format oracleGeneral"
@@ -62,7 +58,8 @@ def add_replay_arguments(parser: argparse.ArgumentParser, typed: Sequence[str]) 
 
 def add_size_arguments(parser: argparse.ArgumentParser, typed: Sequence[str]) -> None:
     """Add the options of ``size`` in the same way."""
-    _add_trace(parser)
+    add_trace_arguments(parser)
+    _add_fleet(parser)
     _add_fidelity(parser)
     is_engine = _fidelity(typed) == Fidelity.ENGINE.value
     usual = USUAL_ENGINE_POINTS if is_engine else USUAL_POINTS
@@ -95,72 +92,7 @@ def _refuse_those_of(add: Callable[[argparse.ArgumentParser], None], parser: arg
     add_refused(parser, other)
 
 
-def _add_trace(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "trace", metavar="TRACE", help=f"a file, a folder of files, or a shipped one: {', '.join(SHIPPED)}"
-    )
-    reading = parser.add_argument_group("how the trace is read")
-    reading.add_argument(
-        "--format",
-        metavar="NAME",
-        help=f"the trace's format (default: recognised by its contents): {', '.join(FORMATS)}",
-    )
-    reading.add_argument(
-        "--columns",
-        metavar="PARTS",
-        help=f"for other formats, which column has what: {', '.join(f'{p}=…' for p in PARTS)}",
-    )
-    reading.add_argument(
-        "--time-unit", metavar="UNIT", help="the unit of times: s, ms, us or ns (default: the format's)"
-    )
-    reading.add_argument("--block-size", type=int, metavar="N", help="tokens in a block (default: the format's)")
-    reading.add_argument(
-        "--partial-block",
-        choices=_values(Partial),
-        default="keep",
-        help="what to do with a last block that isn't full",
-    )
-    reading.add_argument(
-        "--ids",
-        choices=_values(IdMeaning),
-        default="auto",
-        help="what an equal id means: an equal prefix, or only an equal block",
-    )
-    reading.add_argument(
-        "--id-scope", choices=_values(IdScope), default="auto", help="how far equal ids mean equal blocks"
-    )
-    reading.add_argument(
-        "--on-error", choices=_values(OnError), default="stop", help="what to do at a malformed record"
-    )
-    reading.add_argument(
-        "--unsorted",
-        choices=_values(Unsorted),
-        default="stop",
-        help="what to do with a request that is earlier than the one before it",
-    )
-    reading.add_argument(
-        "--turns",
-        choices=_values(Turns),
-        default="auto",
-        help="what a later turn of a session contains: the whole prompt, or only what it adds",
-    )
-    reading.add_argument(
-        "--tokenizer", metavar="FILE", help="the model's tokenizer.json, which turns text into tokens"
-    )
-    reading.add_argument(
-        "--stagger",
-        type=float,
-        default=0.0,
-        metavar="S",
-        help="for traces without times: seconds between the starts of sessions",
-    )
-    reading.add_argument("--requests", type=int, metavar="N", help="replay only the first N requests")
-    reading.add_argument(
-        "--assume-sharing",
-        metavar="HOW",
-        help="which prompts share prefixes, in a trace without block ids: none, or zipf:prefixes=…",
-    )
-    reading.add_argument("--seed", type=int, metavar="N", help="the seed of --assume-sharing (default 0)")
+def _add_fleet(parser: argparse.ArgumentParser) -> None:
     fleet = parser.add_argument_group("servers and routing")
     fleet.add_argument(
         "--servers", type=int, metavar="N", help="replay N servers, each with the memory given here (default 1)"
@@ -168,7 +100,7 @@ def _add_trace(parser: argparse.ArgumentParser) -> None:
     fleet.add_argument(
         "--routing",
         metavar="HOW",
-        help=f"how requests go to servers: {', '.join(_values(Routing))} (default {USUAL_ROUTING.value})",
+        help=f"how requests go to servers: {', '.join(values_of(Routing))} (default {USUAL_ROUTING.value})",
     )
 
 
@@ -212,7 +144,7 @@ def _add_disk_shared(parser: argparse.ArgumentParser) -> None:
 def _add_store_when(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--store-when",
-        choices=_values(StoreWhen),
+        choices=values_of(StoreWhen),
         default=StoreWhen.COMPUTED.value,
         help="when a block is stored: once it is computed (default), or when the GPU's prefix cache is about to "
         "evict it",
@@ -228,7 +160,7 @@ def _add_json(parser: argparse.ArgumentParser) -> None:
 def _add_fidelity(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--fidelity",
-        choices=_values(Fidelity),
+        choices=values_of(Fidelity),
         default=Fidelity.CACHE.value,
         help="cache: hits and traffic only (default); engine: a whole engine with a clock",
     )
@@ -299,7 +231,3 @@ def _fidelity(typed: Sequence[str]) -> str | None:
     parser.add_argument("--fidelity", nargs="?")
     found: str | None = parser.parse_known_args(typed)[0].fidelity
     return found
-
-
-def _values(choices: type[Enum]) -> list[str]:
-    return [str(choice.value) for choice in choices]

@@ -32,9 +32,8 @@ def as_usual(named: Mapping[str, Any]) -> dict[str, Any]:
 
 def _of_mlflow(named: Mapping[str, Any]) -> dict[str, Any]:
     kind = str(named[_MLFLOW]).strip('"')
-    answered = json_in(
-        named.get("mlflow.spanOutputs")
-    )  # with an API's own counts, where MLflow makes none of them
+    answered = json_in(named.get("mlflow.spanOutputs"))
+    # Where MLflow has no counts of its own, the API's are in its answer.
     counts = json_in(named.get("mlflow.chat.tokenUsage")) or inside(answered, "usage")
     found = {"gen_ai.operation.name": "chat" if kind in _ASKS else kind.lower(), **_counted(counts)}
     if str(named.get(_OF_WHOM)).strip('"') == _APART and found.get(_INPUT) is not None:
