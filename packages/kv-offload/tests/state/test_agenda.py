@@ -17,6 +17,7 @@ class Model:
     def __init__(self):
         self.step = 0
         self.steps = {}
+        self.through = set()
 
     def take(self, counts):
         due = [name for name, step in self.steps.items() if step <= self.step]
@@ -34,7 +35,9 @@ steps = st.lists(
     st.tuples(
         st.lists(
             st.tuples(
-                st.sampled_from(["put", "remove", "hasten", "skip"]), st.sampled_from(IDS), st.integers(0, 5)
+                st.sampled_from(["put", "remove", "hasten", "skip", "close"]),
+                st.sampled_from(IDS),
+                st.integers(0, 5),
             )
         ),
         st.dictionaries(st.sampled_from(IDS), st.integers(1, 2)),
@@ -51,22 +54,33 @@ def test_agrees_with_the_model(history):
         for call, name, ahead in calls:
             if call == "put":
                 agenda.put(name, agenda.step + ahead - 1)
+                model.through.discard(name)
                 step = max(model.step + ahead - 1, model.step)
                 model.steps[name] = min(step, model.steps.get(name, step))
             elif call == "remove":
                 agenda.remove(name)
                 model.steps.pop(name, None)
+                model.through.discard(name)
+            elif call == "close":
+                agenda.close(name)
+                model.steps.pop(name, None)
+                model.through.add(name)
             elif call == "skip":
                 agenda.skip(ahead)
                 model.step += ahead
                 model.steps = {name: max(step, model.step) for name, step in model.steps.items()}
             else:
                 agenda.hasten(name)
-                if name in model.steps:
+                if name in model.steps or name in model.through:
                     model.steps[name] = model.step
+                    model.through.discard(name)
         assert agenda.take(counts) == model.take(counts)
         assert {name: agenda.step_of(name) for name in IDS if agenda.step_of(name) is not None} == model.steps
-        agenda.check(model.steps)
+        assert agenda.through == model.through
+        assert [name for name in IDS if name in agenda] == [
+            name for name in IDS if name in {*model.steps, *model.through}
+        ]
+        agenda.check({*model.steps, *model.through})
 
 
 @given(
@@ -108,5 +122,15 @@ def test_who_is_due_and_not_in_the_step_stays_due():
 def test_check_sees_who_is_missing_and_who_is_too_many(with_blocks):
     agenda = Agenda()
     agenda.put("a", 2)
-    with pytest.raises(AssertionError, match=r"on the agenda \['a'\], with blocks " + re.escape(str(with_blocks))):
+    with pytest.raises(
+        AssertionError, match=r"on the agenda or through \['a'\], with blocks " + re.escape(str(with_blocks))
+    ):
         agenda.check(with_blocks)
+
+
+def test_check_sees_who_is_through_and_on_the_agenda():
+    agenda = Agenda()
+    agenda.put("a", 2)
+    agenda.through.add("a")
+    with pytest.raises(AssertionError, match=r"\['a'\] are through, and on the agenda"):
+        agenda.check(["a"])

@@ -133,17 +133,52 @@ class TestStores:
         meta = connector.build_connector_meta(step(more=[("a", None)], counts={"a": 1}))
         assert meta.store_jobs[1].src_spec == gpu(3, index=2)
 
-    def test_a_prompt_that_grows_is_looked_at_when_twice_as_much_is_known(self, fenced):
+    def decode(self, connector, request, block):
+        """A step in which a request gets a block and computes a token there."""
+        request.num_computed_tokens = len(request.tokens)
+        request.tokens.append(0)
+        return connector.build_connector_meta(step(more=[(request.request_id, ([block],))], counts={"a": 1}))
+
+    def test_after_its_prompt_a_request_costs_a_step_nothing(self, fenced, monkeypatch):
         connector, _ = fenced()
-        a = arrive(connector, Request("a", range(20), prompt=8))
-        assert run(connector, a, [1, 2, 3, 4, 5], count=10).store_jobs[0].src_spec == gpu(1, 2)
-        stored = []
-        for known in range(11, 21):
-            a.num_prompt_tokens = known
-            a.num_computed_tokens = known - 1
-            meta = connector.build_connector_meta(step(more=[("a", None)], counts={"a": 1}))
-            stored += [(known, job.src_spec) for job in meta.store_jobs.values()]
-        assert stored == [(20, gpu(3, 4, 5, index=2))]
+        a = arrive(connector, Request("a", range(8)))
+        run(connector, a, [1, 2])
+        table = connector.side._books.states["a"].progress.groups[0].table
+        monkeypatch.delattr(Request, "block_hashes")
+        for block in range(3, 9):
+            assert self.decode(connector, a, block) == plan()
+            connector.side.check()
+        assert table == [1, 2]
+
+    def test_after_its_prompt_it_still_waits_for_who_uses_a_block(self, fenced):
+        connector, _ = fenced()
+        a, b = (arrive(connector, Request(name, [*name.encode() * 8])) for name in "ab")
+        run(connector, a, [1, 2])
+        report(connector, done=[0])
+        run(connector, b, [3, 4])
+        connector.request_finished(b, [3, 4])
+        assert self.decode(connector, a, 4) == plan(flush={1})
+
+    def test_after_its_prompt_it_is_offered_again_after_a_reset(self, fenced):
+        connector, _ = fenced()
+        a = arrive(connector, Request("a", range(8)))
+        run(connector, a, [1, 2])
+        assert self.decode(connector, a, 3) == plan()
+        report(connector, done=[0])
+        assert connector.reset_cache()
+        assert self.decode(connector, a, 4).store_jobs[1].src_spec == gpu(1, 2)
+
+    @pytest.mark.parametrize("table", [[1, 2, 3, 4, 5], [6, 7, 3, 4, 5]])
+    def test_a_prompt_that_grows_is_stored_from_where_it_was(self, fenced, table):
+        connector, _ = fenced()
+        a = arrive(connector, Request("a", range(8)))
+        run(connector, a, [1, 2])
+        assert self.decode(connector, a, 3) == plan()
+        report(connector, done=[0])
+        a.tokens += range(9, 20)
+        a.num_computed_tokens, a.num_prompt_tokens = 9, 20
+        meta = connector.build_connector_meta(step(new=[("a", (table,))], counts={"a": 11}))
+        assert meta.store_jobs[1].src_spec == gpu(*table[2:], index=2)
 
     def test_a_long_prompt_waits_for_an_eighth_of_what_it_offered(self, fenced):
         connector, _ = fenced(offload_prompt_only=False)

@@ -32,7 +32,7 @@ class Matching:
         """How many tokens beyond ``local`` can be loaded, and whether asynchronously. None: ask again later."""
         books = self._books
         state = books.states.get(request.request_id) or books.begin_life(request)
-        if request.request_id in books.agenda.listed:
+        if request.request_id in books.agenda:
             books.lose_blocks(state)
         state.progress.rewind()
         state.promise = Promise(local, 0)

@@ -7,10 +7,12 @@ agenda. So no request is looked at too late, and one that is looked at too early
 is on the agenda already is never put off: otherwise a prompt that is computed in many steps would move in each of
 them.
 
-On the agenda are exactly the requests that have blocks: they are put on it when a step tells of all their blocks,
-and leave it when they lose them or end. A look takes a request off; whoever looks puts it on again.
+Each request that has blocks is on the agenda or *through*. It is put on the agenda when a step tells of all its
+blocks, and leaves it when it loses them or ends. A look takes a request off; whoever looks puts it on again. A
+request is through when nothing that it computes from now on is stored, as with ``offload_prompt_only`` after its
+prompt. Nobody needs to know its further blocks, so it costs nothing in the steps in which it decodes.
 
-**Invariants** (``check``): a request is on the agenda of one step, which is not over.
+**Invariants** (``check``): a request is on the agenda of one step, which is not over, or it is through.
 """
 
 from collections.abc import Iterable, Mapping
@@ -22,8 +24,8 @@ class Agenda:
     def __init__(self) -> None:
         self.step = 0
         self._step_of: dict[str, int] = {}
-        self.listed = self._step_of.keys()
-        """The requests on the agenda."""
+        self.through: set[str] = set()
+        """Requests that have blocks and store nothing more. To be changed by the methods only."""
         self._ids_in: dict[int, set[str]] = {}
         """Only ever asked whether an id is in it: the order of looks is that of the step."""
 
@@ -36,21 +38,30 @@ class Agenda:
             if known <= step:
                 return
             self.remove(request_id)
+        else:
+            self.through.discard(request_id)
         self._step_of[request_id] = step
         self._ids_in.setdefault(step, set()).add(request_id)
 
     def remove(self, request_id: str) -> None:
         """The request has no blocks any more."""
         step = self._step_of.pop(request_id, None)
-        if step is not None:
+        if step is None:
+            self.through.discard(request_id)
+        else:
             ids = self._ids_in[step]
             ids.remove(request_id)
             if not ids:
                 del self._ids_in[step]
 
+    def close(self, request_id: str) -> None:
+        """The request has blocks, and stores nothing more."""
+        self.remove(request_id)
+        self.through.add(request_id)
+
     def hasten(self, request_id: str) -> None:
         """Something changed: look at the request in the next step, if it has blocks."""
-        if request_id in self._step_of:
+        if request_id in self:
             self.put(request_id, self.step)
 
     def take(self, counts: Mapping[str, int]) -> list[str]:
@@ -79,6 +90,10 @@ class Agenda:
                 del self._step_of[request_id]
                 self.put(request_id, self.step)
 
+    def __contains__(self, request_id: str) -> bool:
+        """Whether a request is on the agenda or through, and so has blocks."""
+        return request_id in self._step_of or request_id in self.through
+
     def step_of(self, request_id: str) -> int | None:
         """When a request is looked at. None: it is not on the agenda."""
         return self._step_of.get(request_id)
@@ -92,5 +107,7 @@ class Agenda:
         assert all(self._ids_in.values()), f"a step has an empty agenda: {self._ids_in}"
         over = sorted(step for step in self._ids_in if step < self.step)
         assert not over, f"steps {over} have an agenda, and the next one is {self.step}"
-        expected = {*with_blocks}
-        assert listed.keys() == expected, f"on the agenda {sorted(listed)}, with blocks {sorted(expected)}"
+        both = sorted(self.through.intersection(listed))
+        assert not both, f"{both} are through, and on the agenda"
+        known, expected = sorted(self.through.union(listed)), sorted({*with_blocks})
+        assert known == expected, f"on the agenda or through {known}, with blocks {expected}"

@@ -30,23 +30,24 @@ def fresh_blocks(layout: Layout, tables: Tables, local: int) -> set[int]:
 
 
 class StepTables(NamedTuple, Generic[S]):
-    """The block tables that a step tells of, each with what ``tables_of_step`` knows of its request."""
+    """The block tables that a step tells of."""
 
     whole: list[tuple[S, Tables]]
-    """All blocks of a request that begins, or goes on after a preemption."""
-    more: list[tuple[S, Tables]]
-    """The blocks that a running request got in addition to those it has."""
+    """All blocks of a request that begins, or goes on after a preemption, with what is known of it."""
+    more: list[tuple[str, Tables]]
+    """The blocks that a running request, known or not, got in addition to those it has, with its id."""
 
 
 def tables_of_step(output: SchedulerOutput, states: Mapping[str, S]) -> StepTables[S]:
-    """Read the block tables of a step, leaving out requests that ``states`` doesn't know."""
+    """Read the block tables of a step; those that are whole only of requests that ``states`` knows."""
     whole: list[tuple[S, Tables]] = [
         (states[new.req_id], new.block_ids) for new in output.scheduled_new_reqs if new.req_id in states
     ]
-    more: list[tuple[S, Tables]] = []
     cached = output.scheduled_cached_reqs
     got = compress(cached.req_ids, cached.new_block_ids)  # most that decode got none: None
-    for request_id, blocks in zip(got, filter(None, cached.new_block_ids), strict=True):
-        if request_id in states:
-            (whole if request_id in cached.resumed_req_ids else more).append((states[request_id], blocks))
+    more: list[tuple[str, Tables]] = [*zip(got, filter(None, cached.new_block_ids), strict=True)]
+    resumed = cached.resumed_req_ids if more else ()
+    if resumed:
+        whole += [(states[name], blocks) for name, blocks in more if name in resumed and name in states]
+        more = [each for each in more if each[0] not in resumed]
     return StepTables(whole, more)

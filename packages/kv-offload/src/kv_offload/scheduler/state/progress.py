@@ -125,7 +125,8 @@ class Progress:
         self.loaded_tail = 0
         """The boundary of the tail that the last load ended with; 0: it had none."""
         self.next_end = 0
-        """Until so many tokens are known there is nothing to offer: most steps cost no more than a comparison."""
+        """Until so many tokens are known there is nothing to offer: most steps cost no more than a comparison.
+        ``sys.maxsize``: there never is, unless something changes."""
 
     def extend_keys(self, request: Request, tokens: int = sys.maxsize) -> None:
         """Name the chunks within ``tokens`` that block hashes cover now.
@@ -217,7 +218,8 @@ class Progress:
     ) -> None:
         """Chunks before ``stops`` have been dealt with; in a group that is in ``left``, those before that chunk.
 
-        ``limit`` is how many tokens may be stored at all: beyond them, look again when twice as many are known.
+        ``limit`` is how many tokens may be stored at all: beyond them, nothing more is offered. Where blocks may
+        be lost one by one, they must be known all the same; there, look again when twice as many tokens are known.
         Chunks that end within the first ``prompt`` tokens wait until enough of them can be offered together.
         """
         next_end = sys.maxsize
@@ -232,7 +234,9 @@ class Progress:
                 end = max(end, min(progress.cursor + offered // PATIENCE, min(prompt, limit) // size) * size)
             if end < next_end:
                 next_end = end
-        self.next_end = next_end if next_end <= limit else max(next_end, 2 * known)
+        if next_end > limit:
+            next_end = sys.maxsize if self._layout.reads_back_only else max(next_end, 2 * known)
+        self.next_end = next_end
 
     def rewind(self) -> None:
         """Offer everything again: what was loaded or stored can't be relied on."""

@@ -61,10 +61,12 @@ class Storing:
         for state, blocks in told.whole:
             state.progress.begin(blocks)
             books.agenda.put(state.context.req_id, books.agenda.step)
-        for state, blocks in told.more:
-            state.progress.append(blocks)
-            if state.context.req_id not in books.agenda.listed:
-                books.agenda.put(state.context.req_id, books.agenda.step)
+        through = books.agenda.through
+        for request_id, blocks in told.more:
+            if request_id not in through and request_id in states:
+                states[request_id].progress.append(blocks)
+                if request_id not in books.agenda:
+                    books.agenda.put(request_id, books.agenda.step)
 
     def _follow_fresh(self, output: SchedulerOutput, told: StepTables[RequestState]) -> None:
         """Learn which blocks somebody may write, and fence them."""
@@ -108,8 +110,11 @@ class Storing:
         self._store(plans)
         this_step = books.agenda.step - 1
         for state, computed in looks:
-            next_step = this_step + state.progress.next_end - computed
-            books.agenda.put(state.context.req_id, max(next_step, state.retry_step))
+            if state.progress.next_end == sys.maxsize:
+                books.agenda.close(state.context.req_id)
+            else:
+                next_step = this_step + state.progress.next_end - computed
+                books.agenda.put(state.context.req_id, max(next_step, state.retry_step))
 
     def _store_what_is_evicted(self, evictions: Evictions) -> None:
         """Store what lies in blocks that the engine is about to give away."""
