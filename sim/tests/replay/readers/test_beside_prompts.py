@@ -304,6 +304,14 @@ def test_a_column_with_a_unit_in_brackets_can_be_named(tmp_path):
 # What is no table
 
 
+def test_what_stands_before_json_that_says_its_time_is_passed_over(tmp_path):
+    file = tmp_path / "pod.log"
+    records = ({"timestamp": 5 + second, "messages": [user("a {b")]} for second in range(2))
+    kept = "".join(f"2026-03-01T10:00:00.1Z stdout F {json.dumps(record)}\n" for record in records)
+    file.write_text(f'{kept}{{"timestamp": 9, "messages": [{json.dumps(user("c d {e"))}]}}\n')
+    assert [one[0] for one in lengths(open_trace(file))] == [0, 1, 4]
+
+
 def test_what_stands_before_json_has_to_go(tmp_path):
     file = tmp_path / "pod.log"
     record = json.dumps({"messages": [user("a"), user("a"), user("b")]})

@@ -1,5 +1,6 @@
 """``Record``: one request as a file has it; and functions that read and check its fields."""
 
+import re
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -36,6 +37,8 @@ _EXACT_DIGITS: Final = 17
 """The most characters of a number that a float represents exactly, with ``.0`` at its end."""
 _BETWEEN: Final = str.maketrans(",;|", "   ")
 _INSIDE: Final = frozenset("[]{}()")
+_LISTED: Final = re.compile(r"\s*\[[\d,\s]+\]\s*", re.ASCII)
+"""Token ids as JSON, or as NumPy prints them."""
 _PROMPTS: Final = "text, a list of token ids, or a list of such prompts"
 _NAMES: Final = ("request_id", "requestId", "litellm_call_id")
 _SESSIONS: Final = ("session_id", "conversation_id", "sessionId")
@@ -238,6 +241,8 @@ def text_of(record: Mapping[str, Any], field: str) -> str | None:
 def prompts_of(record: Mapping[str, Any]) -> list[Prompt]:
     """The prompts of a completion: one or several, each as text or as token ids."""
     prompt = record.get("prompt")
+    if isinstance(prompt, list) or (isinstance(prompt, str) and _LISTED.fullmatch(prompt)):
+        prompt = as_tokens(prompt)
     if isinstance(prompt, list) and prompt and all(map(_is_prompt, prompt)):
         return [([one], None) if isinstance(one, str) else (None, one) for one in prompt]
     if isinstance(prompt, str):
@@ -248,6 +253,15 @@ def prompts_of(record: Mapping[str, Any]) -> list[Prompt]:
         odd = next(one for one in prompt if not _is_token(one))
         raise MalformedError(f"prompt: expected {_PROMPTS}, got one of {type(odd).__name__}")
     return [(None, prompt)]
+
+
+def as_tokens(value: Any) -> Any:
+    """Token ids that are written as text, or as several texts; other values are returned unchanged."""
+    words = value.strip("[]() \n").translate(_BETWEEN).split() if isinstance(value, str) else value
+    if not isinstance(words, list) or (len(words) < 2 and words is value):
+        return value
+    are_numbers = bool(words) and all(isinstance(one, str) and one.isascii() and one.isdecimal() for one in words)
+    return [*map(int, words)] if are_numbers and max(map(len, words)) <= _EXACT_DIGITS else value
 
 
 def _is_prompt(value: Any) -> bool:

@@ -1,6 +1,6 @@
 """What SGLang's own API is asked, a line a request: text, or token ids, which are exact. And SGLang's log of it.
 
-That log has two events a request, of which the second one counts: it says how long the answer was, and how long
+That log has two or three events a request, of which the last one counts: it says how long the answer was, and how long
 it took, so when the request arrived. Where what was asked isn't logged, it says how long it was.
 """
 
@@ -40,7 +40,8 @@ SGLANG = Format(
 
 # -- the log -------------------------------------------------------------------------------------
 
-_RECEIVED: Final = "request.received"
+_RECEIVED: Final = ("request.received", "request.received.openai")
+"""The second one has what a chat was, from level 2 on, and no ``rid``."""
 _FINISHED: Final = "request.finished"
 _CUT: Final = "..."
 _MOST_OF_A_CUT_ONE: Final = 2048
@@ -91,11 +92,11 @@ SGLANG_LOG = Format(
     "SGLang's log of requests in JSON: timestamp, event, obj of text or input_ids, out of meta_info; or "
     f"lengths only; {ASSUMED}",
     Container.JSON,
-    ("timestamp", "event", "rid", "obj"),
+    ("timestamp", "event", "obj"),
     _parse_log,
     overlaps=True,
-    matches=lambda record: record["event"] in (_RECEIVED, _FINISHED),
-    looked_for=f"an event that is {_RECEIVED} or {_FINISHED}",
+    matches=lambda record: record["event"] in (*_RECEIVED, _FINISHED),
+    looked_for=f"an event that is {_RECEIVED[0]} or {_FINISHED}",
     is_text=True,
     assumes="a request that hasn't finished in the log is left out",
 )
