@@ -1,7 +1,7 @@
 """What SGLang's own API is asked, a line a request: text, or token ids, which are exact. And SGLang's log of it.
 
-That log has two or three events a request, of which the last one counts: it says how long the answer was, and how long
-it took, so when the request arrived. Where what was asked isn't logged, it says how long it was.
+That log has two or three events a request, of which the last one counts: it says how long the answer was, and how
+long it took, so when the request arrived. Where what was asked isn't logged, it says how long it was.
 """
 
 from collections.abc import Iterator, Mapping
