@@ -286,3 +286,12 @@ def test_a_chat_may_have_a_time_in_a_database(read):
     assert notes[0] == "format: openai", "as a log has it"
     requests, notes = read(*({"createdAt": time, "messages": spoken[:1]} for time in (5, 7)))
     assert (notes[0], [one.arrival_seconds for one in requests]) == ("format: openai", [0, 2])
+
+
+def test_the_first_line_of_http_is_no_prompt():
+    """As APISIX and NGINX log it, of which only the first has lengths."""
+    line = {"time": "2026-01-31T10:00:00+00:00", "request": "POST /v1/chat/completions HTTP/1.1", "status": "200"}
+    assert likely_columns(line) is None
+    told = {**line, "llm_model": "m", "llm_prompt_tokens": "100", "llm_completion_tokens": "14"}
+    columns = "time=time,input=llm_prompt_tokens,output=llm_completion_tokens,model=llm_model"
+    assert likely_columns(told) == columns

@@ -12,7 +12,7 @@ from typing import Final
 from kv_api import ConfigError
 from kv_sim.replay.readers.catalogue import FORMATS, detect
 from kv_sim.replay.readers.format import Format
-from kv_sim.replay.readers.guess import UNITS, agreement, guess_block_tokens, guess_unit
+from kv_sim.replay.readers.guess import UNITS, agreement, guess_block_tokens, guess_unit, written_as_number
 from kv_sim.replay.readers.objects import Broken, Contents, Found, objects_of
 from kv_sim.replay.readers.options import SKIP_GOES_ON, EngineField, OnError, TraceOptions
 from kv_sim.replay.readers.own_columns import own_format
@@ -61,6 +61,9 @@ def choose_unit(form: Format, first: Sequence[Record], options: TraceOptions) ->
     if options.time_unit is not None:
         return UNITS[options.time_unit], None
     guessed = guess_unit(first, form.unit_seconds)
+    if guessed is None and (date := written_as_number(first)) is not None:
+        unit = next(unit for unit, size in UNITS.items() if size == form.unit_seconds)
+        return form.unit_seconds, f"times look like dates, as {date}, and are taken for {unit} (--time-unit)"
     if guessed is None or UNITS[guessed] == form.unit_seconds:
         numbers = [one.time for one in first if one.time is not None and not isinstance(one.time, Moment)]
         return form.unit_seconds, (form.told_unit or _of_fractions(form, numbers)) if numbers else None

@@ -1,5 +1,6 @@
 """Guesses the columns of a record of an unknown format: a text to paste after ``--columns``."""
 
+import re
 from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
@@ -26,14 +27,14 @@ _LIKELY: Final[Mapping[str, tuple[str, ...]]] = {
         *("input_length", "input_len", "input_tokens", "num_input_tokens", "prompt_tokens", "prompt_length"),
         *("prompt_len", "num_prompt_tokens", "num_prefill_tokens", "prefill_tokens", "context_tokens", "isl"),
         *("number_input_tokens", "input_token_count", "prompt_token_count", "genai_tokens_input"),
-        *("tokens_prompt", "tokens_in", "input_toks", "prompt_toks"),
+        *("tokens_prompt", "tokens_in", "input_toks", "prompt_toks", "llm_prompt_tokens"),
     ),
     "output": (
         *("output_length", "output_len", "output_tokens", "num_output_tokens", "completion_tokens"),
         *("num_completion_tokens", "response_tokens", "generated_tokens", "num_decode_tokens"),
         *("decode_tokens", "osl", "generation_tokens", "number_output_tokens", "output_token_count"),
         *("candidates_token_count", "genai_tokens_output", "tokens_completion", "tokens_out"),
-        "output_toks",
+        *("output_toks", "llm_completion_tokens"),
     ),
     "cached": (
         *("cached_tokens", "num_cached_tokens", "cached_input_tokens", "cached_prompt_tokens"),
@@ -42,7 +43,7 @@ _LIKELY: Final[Mapping[str, tuple[str, ...]]] = {
     ),
     "ids": ("hash_ids", "block_hashes", "block_ids", "prefix_hashes", "prefix_ids", "blocks", "hashes"),
     "session": ("session_id", "conversation_id", "chat_id", "session"),
-    "model": ("model", "model_name", "genai_model_name", "model_permaslug"),
+    "model": ("model", "model_name", "genai_model_name", "model_permaslug", "llm_model"),
     "prompt": (
         *_SURELY_TEXT,
         *("question", "query", "instruction", "inputtext"),
@@ -65,6 +66,7 @@ _SAID: Final = ("prompt", "answer", "conversation")
 """Parts that aren't searched inside objects, where text may be anything."""
 _FEW: Final = 3
 """A text of fewer words may be a name."""
+_OF_HTTP: Final = re.compile(r"[A-Z]+ \S+ HTTP/[\d.]+")
 _TOLD: Final = ("systemprompt", "system", "systemmessage")
 """Names of a system prompt."""
 _INSTRUCTION, _ABOUT = "instruction", "input"
@@ -165,9 +167,11 @@ def _fits(part: str, column: str, columns: Mapping[str, Any]) -> bool:
 
 
 def _words(columns: Mapping[str, Any], column: str) -> Any:
-    """A text of several words, or a value that isn't text; a single word is a name."""
+    """A text of several words, but no first line of HTTP, or a value that isn't text. A single word is a name."""
     value = json_in(columns[column])
-    return None if isinstance(value, str) and len(value.split()) < _FEW else prompts_in_column(columns, column)
+    if isinstance(value, str) and (len(value.split()) < _FEW or _OF_HTTP.fullmatch(value)):
+        return None
+    return prompts_in_column(columns, column)
 
 
 def _text(columns: Mapping[str, Any], column: str) -> str | None:

@@ -9,8 +9,8 @@ _SYSTEM: Final = ("systemInstruction", "system_instruction")
 KEPT: Final = "cachedContent"
 """The field that names the cached beginning of a prompt, which the request doesn't have."""
 _KEPT: Final = (KEPT, "cached_content")
-_APART: Final = ("model_parameters", "optional_params")
-"""Fields in which LiteLLM's logs and callbacks have the other parameters beside ``messages``."""
+_APART: Final = ("model_parameters", "optional_params", "kwargs")
+"""Fields in which LiteLLM's logs and callbacks, and OpenHands', have the other parameters beside ``messages``."""
 
 
 def as_usual(asked: Mapping[str, Any]) -> Mapping[str, Any]:

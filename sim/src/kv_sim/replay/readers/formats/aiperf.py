@@ -1,9 +1,10 @@
 """What aiperf is told to send: a record a request, a record a session, or its ``inputs.json``; milliseconds.
 
 A request is ``text_input``, a ``payload`` for an API, or messages. In a record of a session each of its ``turns``
-is what it adds to the one before, and a later record of its ``session_id`` goes on with it; payloads are whole
-prompts, but for those of ``inputs.json``, where aiperf writes of a turn what it adds behind its system prompt. A turn may have a ``delay`` instead of a time, from the answer before it on: how long that took isn't in
-the file, so it counts from when the turn before arrived.
+is what it adds to the one before, and a later record of its ``session_id`` goes on with it. Payloads are whole
+prompts, but for those of ``inputs.json``, where aiperf writes of a turn what it adds, behind its system prompt. A
+turn may have a ``delay`` instead of a time, from the answer before it on: how long that took isn't in the file, so
+it counts from when the turn before arrived.
 """
 
 from collections.abc import Iterator, Mapping
@@ -225,7 +226,7 @@ def _only_add(sessions: list[list[Mapping[str, Any]]]) -> bool:
 
 
 def _whole(payloads: list[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
-    """Turns with what aiperf sends before what each adds; the messages with which each of them begins come once."""
+    """Turns with what aiperf sends before what each adds; messages with which each of them begins come once."""
     said, made = list[Any](), list[Mapping[str, Any]]()
     for payload in payloads:
         turn = _said(payload)
