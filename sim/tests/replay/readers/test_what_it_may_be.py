@@ -295,3 +295,41 @@ def test_the_first_line_of_http_is_no_prompt():
     told = {**line, "llm_model": "m", "llm_prompt_tokens": "100", "llm_completion_tokens": "14"}
     columns = "time=time,input=llm_prompt_tokens,output=llm_completion_tokens,model=llm_model"
     assert likely_columns(told) == columns
+
+
+@pytest.mark.parametrize("level", ["level", "levelname", "severity", "logLevel"])
+def test_what_a_program_says_of_itself_is_no_prompt(level):
+    line = {"ts": "2026-01-31T10:00:00Z", "message": "POST /v1/chat 200 900 ms", "request": "Model: m, Body: x"}
+    assert likely_columns(line) == "time=ts,prompt=request"
+    assert likely_columns({**line, level: "INFO"}) is None
+    assert likely_columns({**line, level: "INFO", "prompt": "What is it?"}) == "time=ts,prompt=prompt"
+
+
+@pytest.mark.parametrize(
+    ("wrap", "way"),
+    [
+        (
+            lambda one: {"took": 1, "hits": {"total": 2, "hits": [{"_source": one}]}},
+            ".hits | .hits | .[] | ._source",
+        ),
+        (
+            lambda one: {"events": [{"message": json.dumps(one)}], "next": []},
+            ".events | .[] | .message | fromjson",
+        ),
+        (
+            lambda one: {"data": {"a-b": [["5", json.dumps(one)], ["6", "{"]]}},
+            '.data | ."a-b" | .[] | .[1] | fromjson',
+        ),
+        (lambda one: {"a": {"b": json.dumps({"c": json.dumps(one)})}}, ".a | .b | fromjson | .c | fromjson"),
+        (lambda one: {"a": {"b": {"messages": ["as LangChain has them"]}}}, None),
+        (lambda one: {"a": {"b": [5, None, []]}}, None),
+        (lambda one: {"a": [[[[[[[[one]]]]]]]]}, None),
+    ],
+)
+def test_what_is_wrapped_up_is_found(read, wrap, way):
+    """As Elasticsearch, CloudWatch and Loki give out a log."""
+    with pytest.raises(ConfigError) as refused:
+        read(wrap({"timestamp": 5, "request": {"messages": [user("a" * 40)]}}))
+    hint = f" (what can be read lies further in: jq -c '{way}' takes it out); "
+    assert (hint in str(refused.value)) is (way is not None)
+    assert ("further in" in str(refused.value)) is (way is not None)

@@ -49,9 +49,11 @@ from kv_sim.replay.readers.formats.sglang import SGLANG, SGLANG_LOG, SGLANG_METR
 from kv_sim.replay.readers.formats.vidur import VIDUR
 from kv_sim.replay.readers.formats.vllm_custom import VLLM
 from kv_sim.replay.readers.formats.weka import WEKA
+from kv_sim.replay.readers.further_in import way_to_records
 from kv_sim.replay.readers.guess import UNITS
 from kv_sim.replay.readers.likely_columns import are_records, likely_columns, unread_time
 from kv_sim.replay.readers.objects import BEFORE_JSON, FOR_PEOPLE, looks_for_people
+from kv_sim.replay.readers.record import MalformedError
 
 FORMATS: Final[Mapping[str, Format]] = {
     one.name: one
@@ -240,6 +242,9 @@ def _may_be(record: Mapping[str, Any], container: Container) -> str:
     )
     if listed is not None:
         return f" ({listed:.40} is a list of what can be read: jq -c '.{listed:.40}[]' takes them out)"
+    way = None if container is Container.CSV or likely_columns(record) else way_to_records(record, _is_read)
+    if way is not None:
+        return f" (what can be read lies further in: jq -c '{' | '.join(way)}' takes it out)"
     if container is Container.CSV and any("{" in name for name in record):
         return BEFORE_JSON
     if container is Container.CSV and looks_for_people(record):
@@ -280,6 +285,18 @@ def _holds_records(value: Any) -> bool:
     if not isinstance(value, list) or not value or not isinstance(value[0], dict):
         return False
     return _is_record(value[0]) or likely_columns(value[0]) is not None
+
+
+def _is_read(value: Any) -> bool:
+    """Whether it is a record that can be read without a mistake."""
+    if not _is_record(value):
+        return False
+    try:
+        return any(
+            one.lies_in(Container.JSON) and one.is_of(value) and any(one.parse(value)) for one in FORMATS.values()
+        )
+    except MalformedError:
+        return False
 
 
 def _wanted(record: Mapping[str, Any], container: Container) -> str:

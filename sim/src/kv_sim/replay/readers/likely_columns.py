@@ -66,6 +66,8 @@ _SAID: Final = ("prompt", "answer", "conversation")
 """Parts that aren't searched inside objects, where text may be anything."""
 _FEW: Final = 3
 """A text of fewer words may be a name."""
+_LEVELS: Final = frozenset(("level", "levelname", "severity", "loglevel", "log_level"))
+"""What only the log of a program has, in which a message, or a request, is what that says of itself."""
 _OF_HTTP: Final = re.compile(r"[A-Z]+ \S+ HTTP/[\d.]+")
 _TOLD: Final = ("systemprompt", "system", "systemmessage")
 """Names of a system prompt."""
@@ -86,7 +88,10 @@ def likely_columns(record: Mapping[str, Any]) -> str | None:
     for name in columns:
         named.setdefault(_plain(name.rpartition(".")[2]), []).append(name)
     found: dict[str, str] = {}
+    is_of_a_program = not _LEVELS.isdisjoint(map(str.lower, record))
     for part, likely in _LIKELY.items():
+        if part == "prompt" and is_of_a_program:
+            likely = (*_SURELY_TEXT, *_TOKENS, _CHAT)
         called = [name for one in likely for name in named.get(_plain(one), ())]
         called = [name for name in called if part not in _SAID or not depths[name][0]]
         called.sort(key=lambda name: depths[name][0])  # of equally deep ones the first

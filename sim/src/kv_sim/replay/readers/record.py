@@ -41,6 +41,8 @@ _LISTED: Final = re.compile(r"\s*\[[\d,\s]+\]\s*", re.ASCII)
 """Token ids as JSON, or as NumPy prints them."""
 _PROMPTS: Final = "text, a list of token ids, or a list of such prompts"
 _NAMES: Final = ("request_id", "requestId", "litellm_call_id")
+_NOBODY: Final = ("-", "None", "none", "null", "NaN", "nan", "N/A", "\\N")
+"""What Envoy, Python, databases and others write for no name."""
 _SESSIONS: Final = ("session_id", "conversation_id", "sessionId")
 
 
@@ -181,12 +183,12 @@ def _counts(value: Any) -> bool:
 
 def session_of(record: Mapping[str, Any]) -> str | None:
     """The name of its session, under any of the names that logs use."""
-    return next((name for field in _SESSIONS if (name := text_of(record, field)) is not None), None)
+    return next((name for field in _SESSIONS if (name := name_in(record, field)) is not None), None)
 
 
 def name_of(record: Mapping[str, Any]) -> str | None:
     """The request's id, under any of the names that logs use."""
-    return next((name for field in _NAMES if (name := text_of(record, field)) is not None), None)
+    return next((name for field in _NAMES if (name := name_in(record, field)) is not None), None)
 
 
 def id_list(record: Mapping[str, Any], field: str) -> list[Id]:
@@ -233,9 +235,15 @@ def ids_in(record: Mapping[str, Any], field: str) -> list[Id]:
 
 
 def text_of(record: Mapping[str, Any], field: str) -> str | None:
-    """The name of a session or of a model, if there is one."""
+    """The name of a session or of a model, if there is one; in a table a blank is none."""
     value = plain_of(record.get(field))
-    return None if value is None else str(value)
+    return None if value is None or value == "" else str(value)
+
+
+def name_in(record: Mapping[str, Any], field: str) -> str | None:
+    """The same of one that is nobody's where a log writes a word for it."""
+    name = text_of(record, field)
+    return None if name in _NOBODY else name
 
 
 def prompts_of(record: Mapping[str, Any]) -> list[Prompt]:
