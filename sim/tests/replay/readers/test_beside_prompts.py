@@ -262,7 +262,11 @@ def test_an_answer_that_a_model_is_to_go_on_with_is_not_spoken_of(read, more):
         ({"time_ns": 1_772_359_200_000_000_000, "TimeUs": 1_772_359_200_000_000},
          " (if time_ns or TimeUs is the time, call it timestamp)"),
         ({"time_of_it": 1_000_000_000}, " (if time_of_it is the time, call it timestamp)"),
+        ({"msec": "1772359200.123"}, " (if msec is the time, call it timestamp)"),
+        ({"response": {"created": 1_772_359_200}, "about": {"seen": "2026-03-01T10:00:00Z"}},
+         " (if response.created or about.seen is the time, call it timestamp)"),
         ({"time_left": 4_000_000_000, "timed": 999_999_999}, ""),
+        ({"response": {"id": 1_772_359_200, "time": [1_772_359_200]}, "times": "soon"}, ""),
         ({"execution_time_ms": 900, "seed": 1_772_359_200, "timed": True, "time_left": -1}, ""),
     ],
 )  # fmt: skip

@@ -31,6 +31,8 @@ _EPOCH: Final = (1_000_000_000, 4_000_000_000)
 """Seconds since 1970, of 2001 and of 2096."""
 _IDS: Final = frozenset((int, str))
 """The types of ids in JSON; true and false aren't ids."""
+_OF_TIMES: Final = re.compile("time|created|date|msec|(_at|_ts|_ms|_us|_ns)$", re.IGNORECASE)
+_MOST_DATES: Final = 3
 _EXACT: Final = 2.0**53
 """From here on a float can't represent each integer."""
 _EXACT_DIGITS: Final = 17
@@ -164,21 +166,28 @@ def time_of(record: Mapping[str, Any]) -> int | float | None:
 
 
 def dates_in(record: Mapping[str, Any]) -> list[str]:
-    """The fields of a record that are dates or times since 1970, under any name."""
-    return [
-        name for name, value in record.items() if _is_date(value) or ("time" in name.lower() and _counts(value))
-    ]
+    """The fields of a record, or of objects in it, that are dates or times since 1970, under any name."""
+    inner = {
+        f"{name}.{one}": value
+        for name, found in record.items()
+        if isinstance(found, dict)
+        for one, value in found.items()
+    }
+    found = [name for name, value in {**record, **inner}.items() if _is_date(value) or _may_be_time(name, value)]
+    return found[:_MOST_DATES]
 
 
 def _is_date(value: Any) -> bool:
     return len(str(value)) >= _SHORTEST_DATE and date_in(value) is not None
 
 
-def _counts(value: Any) -> bool:
-    """Whether it may be a time since 1970, in any unit."""
-    return isinstance(value, (int, float)) and any(
-        _EPOCH[0] <= value / unit < _EPOCH[1] for unit in (1, 1e3, 1e6, 1e9)
-    )
+def _may_be_time(name: str, value: Any) -> bool:
+    """Whether it may be a time since 1970, in any unit, by its name and its value, which in a log may be text."""
+    if not _OF_TIMES.search(name) or isinstance(value, bool):
+        return False
+    with suppress(ValueError, TypeError, OverflowError):
+        return any(_EPOCH[0] <= float(value) / unit < _EPOCH[1] for unit in (1, 1e3, 1e6, 1e9))
+    return False
 
 
 def session_of(record: Mapping[str, Any]) -> str | None:

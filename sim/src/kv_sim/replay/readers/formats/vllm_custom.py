@@ -24,7 +24,7 @@ def _parse(record: Mapping[str, Any]) -> Iterator[Record]:
     field = next((field for field in _TOKENS if record.get(field) is not None), "")
     tokens = record.get(field)
     request = own_request(record)
-    if answered_in(record) is None:
+    if not answered_in(record):
         outputs = objects_in(record, "outputs")
         there = (*(one.get("token_ids") for one in outputs), *(as_tokens(record.get(field)) for field in _CAME))
         came = [found for found in there if isinstance(found, list)]
