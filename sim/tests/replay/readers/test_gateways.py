@@ -51,6 +51,13 @@ def test_litellm_keeps_tools_and_instructions_beside_the_messages(read, apart):
     assert found.input_tokens == 32
 
 
+def test_tools_that_openhands_put_into_words_count_once(read):
+    tools = [{"type": "function", "function": {"name": "look"}}]
+    (usual,), _ = read(ASKED)
+    (found,), _ = read({**ASKED, "tools": tools, "raw_messages": ASKED["messages"]})
+    assert found == usual
+
+
 def test_a_table_says_it_as_well(tmp_path):
     file = tmp_path / "spent.csv"
     rows = [spent(0), spent(1, cache_hit="True"), spent(2, call_type="embedding"), spent(3, status="failure")]
