@@ -15,7 +15,8 @@ RULES = "Answer in one sentence, and politely. " * 20
 ANSWER = {"role": "assistant", "content": "Yes. " * 20}
 BESIDE = "which isn't counted: a prompt must have all that a model was asked"
 APART = (
-    "later turns of sessions don't begin with the prompt before: if each is only what it adds, prompts are longer"
+    "later turns of sessions don't begin with the prompt before: if each is only what it adds, prompts are longer "
+    "(--turns added)"
 )
 ENDS = "with an answer: if each is a whole conversation, use --format conversations-dated"
 

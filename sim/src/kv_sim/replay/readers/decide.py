@@ -106,19 +106,22 @@ def choose_block(
 _NEVER_GOES_ON: Final = (
     "later turns of sessions don't begin with the prompt before: if each is only what it adds, prompts are longer"
 )
+_ADDS: Final = "a later turn of a session is what it adds to the one before and its answer (--turns)"
 
 
 def choose_turns(form: Format, first: Sequence[Record], options: TraceOptions) -> tuple[bool, str | None]:
     """Whether a later turn has only what it adds to the turn before, and a note about it."""
     if form.turns is Turns.WHOLE:
-        if options.turns is Turns.ADDED:
+        if options.turns is Turns.ADDED and not form.may_add:
             raise ConfigError(f"--turns {options.turns.value}: a record of format {form.name} has a whole prompt")
-        return False, _NEVER_GOES_ON if look_apart(first) else None
+        if options.turns is Turns.ADDED:
+            return True, _ADDS
+        way = " (--turns added)" if form.may_add else ""
+        return False, f"{_NEVER_GOES_ON}{way}" if look_apart(first) and options.turns is Turns.AUTO else None
     if options.turns is not Turns.AUTO:
         return options.turns is Turns.ADDED, None
     if form.turns is Turns.ADDED:
-        said = "a later turn of a session is what it adds to the one before and its answer (--turns)"
-        return True, said if have_later_turns(first) else None
+        return True, _ADDS if have_later_turns(first) else None
     if not look_added(first):
         return False, None
     return True, (

@@ -98,6 +98,7 @@ def own_format(columns: Mapping[str, str], container: Container) -> Format:
         unit_seconds=UNITS[unit or "s"],
         told_unit=unit and f"times count {unit}, as {columns['time']} is called (--time-unit)",
         is_text="prompt" in columns,
+        may_add="prompt" in columns,
     )
 
 

@@ -92,4 +92,5 @@ OPENAI = Format(
     matches=is_request,
     looked_for="messages, input or prompt, maybe in a body",
     is_text=True,
+    may_add=True,
 )

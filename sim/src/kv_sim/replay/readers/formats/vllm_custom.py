@@ -68,4 +68,5 @@ VLLM = Format(
     matches=_is_custom,
     looked_for="prompt or prompt_token_ids",
     is_text=True,
+    may_add=True,
 )
