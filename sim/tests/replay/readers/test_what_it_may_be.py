@@ -8,6 +8,8 @@ from kv_sim_foreign_traces import ASKED, SAID, lengths, user
 from kv_api import ConfigError
 from kv_sim.replay.readers.likely_columns import likely_columns
 from kv_sim.replay.readers.opening import open_trace
+from kv_sim.replay.readers.options import TraceOptions
+from kv_sim.replay.readers.own_columns import parse_columns
 from kv_sim.replay.readers.sharing import parse_sharing
 
 
@@ -333,3 +335,20 @@ def test_what_is_wrapped_up_is_found(read, wrap, way):
     hint = f" (what can be read lies further in: jq -c '{way}' takes it out); "
     assert (hint in str(refused.value)) is (way is not None)
     assert ("further in" in str(refused.value)) is (way is not None)
+
+
+def test_what_an_api_was_asked_goes_before_lengths(tmp_path):
+    """As Kong logs it, further in than a name tells."""
+    counts = {"prompt_tokens": 32, "completion_tokens": 3}
+    log = {
+        "started_at": 1_769_853_600_000,
+        "ai": {"proxy": {"usage": counts, "payload": {"request": json.dumps(ASKED)}}},
+    }
+    line = "time=started_at,prompt=ai.proxy.payload.request,"
+    line += "input=ai.proxy.usage.prompt_tokens,output=ai.proxy.usage.completion_tokens"
+    assert likely_columns(log) == line
+    file = tmp_path / "kong.log"
+    file.write_text(json.dumps(log))
+    assert lengths(open_trace(file, TraceOptions(columns=parse_columns(line)))) == [(0, 32, 3)]
+    log["ai"]["proxy"]["payload"] = {"request": json.dumps({"query": "a"})}
+    assert likely_columns(log) == line.replace("prompt=ai.proxy.payload.request,", "")

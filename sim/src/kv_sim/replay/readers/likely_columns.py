@@ -1,13 +1,14 @@
 """Guesses the columns of a record of an unknown format: a text to paste after ``--columns``."""
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Final
 
-from kv_sim.replay.readers.asked import counted_beside, json_in
-from kv_sim.replay.readers.chat import answers_in
+from kv_sim.replay.readers.asked import counted_beside, json_in, object_in
+from kv_sim.replay.readers.chat import answers_in, is_request
 from kv_sim.replay.readers.own_prompts import messages_of, prompts_in_column
 from kv_sim.replay.readers.record import TIMES, MalformedError, ids_in, number_or_date, text_of, whole
+from kv_sim.replay.readers.usual import PROMPTS
 
 _SURELY_TEXT: Final = ("prompt", "prompt_text", "full_prompt", "user_prompt")
 _TOKENS: Final = ("tokens", "token_ids", "input_ids", "input_tok_ids", "input_token_ids")
@@ -97,9 +98,11 @@ def likely_columns(record: Mapping[str, Any]) -> str | None:
         called.sort(key=lambda name: depths[name][0])  # of equally deep ones the first
         if (column := next((name for name in called if _fits(part, name, columns)), None)) is not None:
             found[part] = column
+    if "prompt" not in found and (asked := next(filter(_is_asked(columns), columns), None)) is not None:
+        found["prompt"] = asked
     if not _is_within(found.get("cached"), found.get("input"), columns):
         found.pop("cached", None)
-    parts = _parts_of(found)
+    parts = _OF_PROMPTS if _is_asked(columns)(found.get("prompt", "")) else _parts_of(found)
     if "input" in parts and "input" in found:
         beside = (one for one in counted_beside(found["input"]) if one in columns)
         found["input"] = "+".join([found["input"], *beside])
@@ -110,6 +113,16 @@ def likely_columns(record: Mapping[str, Any]) -> str | None:
     if "answer" in parts and "output" in found:
         found.pop("answer", None)
     return ",".join(f"{part}={found[part]}" for part in parts if part in found) or None
+
+
+def _is_asked(columns: Mapping[str, Any]) -> Callable[[str], bool]:
+    """Whether a column has what an API was asked, which is surely a prompt; as a rule it lies further in."""
+
+    def is_asked(name: str) -> bool:
+        found = object_in(columns.get(name)) or {}
+        return not found.keys().isdisjoint(PROMPTS) and is_request(found)
+
+    return is_asked
 
 
 def unread_time(record: Mapping[str, Any]) -> str | None:
