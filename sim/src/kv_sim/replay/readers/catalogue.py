@@ -84,10 +84,13 @@ _REPORTS: Final = (
     ),
     *(((name,), _SUMS) for name in ("usage_date_utc", "usage_input_tokens_no_cache")),
     (("data", "has_more", "next_page"), _SUMS),
-    (
-        ("Metric", "avg"),
-        "the summary of a benchmark; what aiperf sent is in its inputs.json, and each request in its "
-        "profile_export.jsonl",
+    *(
+        (
+            names,
+            "the summary of a benchmark; what aiperf sent is in its inputs.json, and each request in its "
+            "profile_export.jsonl",
+        )
+        for names in (("Metric", "avg"), ("aiperf_version", "request_count"))
     ),
     *(
         (
