@@ -52,7 +52,7 @@ from kv_sim.replay.readers.formats.weka import WEKA
 from kv_sim.replay.readers.further_in import way_to_records
 from kv_sim.replay.readers.guess import UNITS
 from kv_sim.replay.readers.likely_columns import are_records, likely_columns, unread_time
-from kv_sim.replay.readers.objects import BEFORE_JSON, FOR_PEOPLE, looks_for_people
+from kv_sim.replay.readers.objects import BEFORE_JSON, FOR_PEOPLE, NAMELESS, looks_for_people
 from kv_sim.replay.readers.record import MalformedError
 
 FORMATS: Final[Mapping[str, Format]] = {
@@ -253,7 +253,7 @@ def _may_be(record: Mapping[str, Any], container: Container) -> str:
     if container is Container.CSV and looks_for_people(record):
         return FOR_PEOPLE
     if container is Container.CSV and any(name.replace(".", "").isdecimal() for name in record):
-        return " (a table's first line must name its columns)"
+        return NAMELESS
     return ""
 
 

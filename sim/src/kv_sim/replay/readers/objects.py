@@ -23,6 +23,7 @@ FOR_PEOPLE: Final = (
     " (is it a server's log for people? what is in that is no whole prompt; TraceConnector writes one; of a text "
     "with a prompt a line jq -Rc '{prompt: .}' makes a trace)"
 )
+NAMELESS: Final = " (a table's first line must name its columns)"
 BEFORE_JSON: Final = " (remove what is before the JSON of a line)"
 _LONGEST_NAME: Final = 40
 """Characters of a column's name; a longer text with blanks is no name."""
@@ -240,6 +241,7 @@ def _table(path: Path, header: tuple[int, str]) -> Iterator[Found]:
         table = Table(names)
     except ValueError as error:
         hint = BEFORE_JSON if '{"' in names else _SUMMARY if "Run Info" in names else ""
+        hint = hint or (NAMELESS if names[:1].isdecimal() else "")
         raise ConfigError(f"{path}:{number}: {error}{hint}") from None
     for line, text, cells in table.rows(islice(all_lines(path), number, None)):
         yield Place(path, line), _row(table, text, cells)
