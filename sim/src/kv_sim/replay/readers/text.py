@@ -115,7 +115,7 @@ def blocks_of_tokens(tokens: Sequence[int], block_tokens: int) -> tuple[int, lis
 
 def _is_role(piece: str) -> bool:
     """Whether a piece of a prompt is only a role, or blank, without text."""
-    return (piece.startswith("<|") and piece.endswith("|>")) or not piece.strip()
+    return (piece.startswith("<|") and piece.endswith("|>")) or not piece or piece.isspace()
 
 
 def _is_padded(tokens: Sequence[int] | None) -> bool:
