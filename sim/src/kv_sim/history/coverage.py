@@ -50,7 +50,8 @@ class Coverage:
         self._pulls_in_step: set[str] = set()
         """Requests with a ticket that load within the step in which they are scheduled."""
         self._pulls: dict[tuple[int, int], dict[str, list[int]]] = {}
-        """Engine and step -> request -> the blocks that it loads in this step by a ticket, and that haven't failed."""
+        """Engine and step -> request -> the blocks that it loads in this step by a ticket, and that haven't
+        failed."""
 
     def states(self, engine: Engine, action: Action) -> set[str]:
         """The states of the requests that ``action`` meets."""
