@@ -1,5 +1,4 @@
-"""``Engine``: the interface of any engine that a world drives: its connector, its devices, and the steps in
-flight.
+"""``Engine``: the interface of any engine that a world drives: its connector, its devices, its steps in flight.
 
 A step is scheduled, executed by each rank (hooks run, kernels are launched), retired by each rank (kernels have
 run), and when all ranks have retired it, processed: its output goes back to the scheduler. Up to ``run_ahead``

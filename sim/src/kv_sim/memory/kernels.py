@@ -51,7 +51,7 @@ class Kernels:
                 self._read(step, attention, group, step.first_read(attention, step.windows[group]))
                 if self._config.has_tails:
                     self._read_end(step, attention, group)
-        # A problem may be of another rank, or of a layer that read loaded blocks: all that follows from it is wrong.
+        # A problem may be of another rank, or of a layer that read loaded blocks: all later results are wrong.
         wrong = {problem.request_id for problem in step.problems}
         for attention in step.attentions if wrong else ():
             if attention.request_id in wrong:

@@ -93,10 +93,9 @@ class Shadow:
     def expect_load(
         self, request_id: str, tables: Iterable[list[int]], tokens: range, block_size: int, step: int | None
     ) -> list[int]:
-        """A load of a request's tokens was announced: it may write their blocks in ``tables``; returns these
-        blocks.
+        """A load of a request's tokens was announced: it may write their blocks in ``tables``.
 
-        The load belongs to ``step``, or, if that is None, goes on until it is reported.
+        Returns these blocks. The load belongs to ``step``, or, if that is None, goes on until it is reported.
         """
         first, last = tokens.start // block_size, -(-tokens.stop // block_size)
         targets = [block for table in tables for block in table[first:last] if block]
