@@ -5,12 +5,12 @@ of a full-attention group ends, or a token earlier with a draft model; one that 
 token before their end. With a short window and finer chunks, some chunks are never read. Chunked local attention
 may read any chunk.
 
-But chunks of a window for every boundary are many, and nearly all are never loaded. So an engine may keep only
-the blocks before *retained boundaries* (vLLM's ``prefix_cache_retention_interval``; the states that it hands over
-follow the same rule):
+But chunks of a window for every boundary are many, and nearly all are never loaded. So an engine may keep
+only the blocks before *retained boundaries* (vLLM's ``prefix_cache_retention_interval``; the states that it
+hands over follow the same rule):
 
-* where a request continues that repeats the prompt, or begins with all of it: its hit ends with the last chunk that
-  is complete within the prompt, in every group, and at a state;
+* where a request continues that repeats the prompt, or begins with all of it: its hit ends with the last chunk
+  that is complete within the prompt, in every group, and at a state;
 * the same for a part of the prompt that the engine has seen others share;
 * and, if the interval is not 0, every ``interval`` tokens.
 
