@@ -88,6 +88,13 @@ def add_size_arguments(parser: argparse.ArgumentParser) -> None:
 
 def _add_arguments(parser: argparse.ArgumentParser, usual_capacity: str) -> argparse._ArgumentGroup:
     group = parser.add_argument_group("engine fidelity")
+    _add_hardware(group)
+    _add_servers(group, usual_capacity)
+    return group
+
+
+def _add_hardware(group: argparse._ArgumentGroup) -> None:
+    """Add the model, the GPU and all numbers of the timing model."""
     group.add_argument("--model", metavar="NAME", help=f"default {USUAL.model.name}; known: {', '.join(MODELS)}")
     group.add_argument("--gpu", metavar="NAME", help=f"default {USUAL.gpu.name}; known: {', '.join(GPUS)}")
     for option, (_, text) in GPU_NUMBERS.items():
@@ -99,6 +106,10 @@ def _add_arguments(parser: argparse.ArgumentParser, usual_capacity: str) -> argp
         usual = getattr(USUAL, setting)
         shown = "" if usual is None else f" (default {usual:g})"
         group.add_argument(f"--{option}", type=kind, metavar="N", help=text + shown)
+
+
+def _add_servers(group: argparse._ArgumentGroup, usual_capacity: str) -> None:
+    """Add the sizes and policies of caches, and how servers work together."""
     group.add_argument(
         "--gpu-capacity",
         metavar="SIZE",
@@ -144,4 +155,3 @@ def _add_arguments(parser: argparse.ArgumentParser, usual_capacity: str) -> argp
     group.add_argument(
         "--check-contents", action="store_true", help="give blocks real bytes and check them at every step; slow"
     )
-    return group
