@@ -213,7 +213,9 @@ def _add_sizing(parser: argparse.ArgumentParser) -> None:
     """The options of ``size`` that only cache fidelity reads."""
     _add_footprint(parser)
     _add_policies(parser, ",".join(ALL_POLICIES))
-    parser.add_argument("--capacity", metavar="SIZES", help=f"the capacities to sweep, comma-separated: {EXPECTED}")
+    parser.add_argument(
+        "--capacity", metavar="SIZES", help=f"the capacities to sweep, comma-separated: {EXPECTED}"
+    )
     parser.add_argument(
         "--disk", metavar="FOLDER", help="size files in FOLDER (a folder of the server) instead of host memory"
     )
