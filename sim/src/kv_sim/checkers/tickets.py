@@ -204,7 +204,7 @@ class Tickets:
         return tokens - any(group.window for group in self._config.groups)
 
     def _is_held(self, tokens: int, first_tokens: Sequence[int], local: int = 0) -> bool:
-        """Whether a hold has all blocks that are read after ``tokens`` tokens, of which ``local`` are on the GPU."""
+        """Whether a hold has all blocks that are read after ``tokens`` tokens; ``local`` are on the GPU."""
         size = self._config.block_size
         for group, first in zip(self._config.groups, first_tokens, strict=True):
             needed = max(0, tokens - group.window + 1) if group.window else 0
