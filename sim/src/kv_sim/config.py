@@ -8,17 +8,17 @@ from kv_api import ConfigError
 
 BUILTIN_ENGINE = "builtin"
 NULL = 0
-"""The null block: its id stands for no block, for example for one that slid out of a window."""
+"""The null block: its id stands for no block, for example for one that has left a window."""
 WORD_BYTES = 8
-"""Bytes of a slot: what one layer keeps of one token."""
+"""Bytes of a slot: one layer's KV of one token."""
 
 
 MOST_ENGINES: Final = 2
 BLOCKS_MORE: Final = 7
 """How many more blocks the second engine of a world has than the first."""
 MIDDLING_BLOCK: Final = 4
-"""Tokens of a block: a stranger with another block size has larger blocks if the engine's are no larger than
-this, else smaller ones.
+"""A stranger with another block size has larger blocks if the engine's have at most this many tokens, otherwise
+smaller ones.
 """
 
 Role = Literal["kv_both", "kv_consumer", "kv_producer"]
@@ -37,8 +37,8 @@ COUNTERPARTS: Final[Mapping[Role, Role]] = {
 class GroupConfig:
     """One KV cache group.
 
-    ``window``: how many tokens one of them needs, itself among them; 0: all. Of states it is 2: what the token
-    before has left. A state's block holds the state after the last token in it.
+    ``window``: how many tokens a token attends to, itself included; 0: all. For states it is 2: the token and the
+    state before it. A state's block holds the state after its last token.
     """
 
     kind: Literal["full", "sliding", "state"] = "full"
@@ -55,7 +55,7 @@ class WorldConfig:
     engine: str = BUILTIN_ENGINE
     """The engine: the testbed's own model of vLLM, or one that an installed package offers."""
     num_blocks: int = 24
-    """GPU blocks, the null block among them."""
+    """GPU blocks, the null block included."""
     block_size: int = 4
     hashes_per_block: int = 1
     """If more than one, a hit in the GPU's prefix cache may end within a block. Only in a world with one group of
@@ -63,15 +63,15 @@ class WorldConfig:
     hardly ever end where a state was kept."""
     groups: tuple[GroupConfig, ...] = (GroupConfig(),)
     hands_over_states: bool = False
-    """The engine tells the connector of each state that it keeps, in the step that computes it."""
+    """The engine hands each kept state over to the connector, in the step that computes it."""
     prefix_caching: bool = True
     """Whether the engine has a prefix cache on the GPU."""
     layers: int = 1
-    """Of each group on each rank, where all stages of the pipeline are alike."""
+    """Layers of each group on each rank, if all pipeline stages are alike."""
     tp_size: int = 1
     pp_size: int = 1
     stages: Stages = "alike"
-    """Which layers the stages have. There may be one more of each group on those after the first, or on the first.
+    """How the stages differ in layers: those after the first, or the first, may have one layer more of each group.
     With several groups every second stage may have every second group and one layer more, and the other stages the
     other groups."""
     max_running: int = 4
@@ -83,31 +83,30 @@ class WorldConfig:
     runner: Literal[1, 2] = 1
     zero_new_blocks: bool = False
     spec_tokens: int = 0
-    """Drafts of a step, for each request."""
+    """Draft tokens of each request in a step."""
     drafter: Drafter = "text"
-    """Who drafts: what came before is looked up, or there is a draft model, whose layer is the last of the last
-    group that isn't of states (in the engine ``vllm`` alone). Each kind of model has slots for what it drafts
-    beyond the tokens of a step. With ``eagle`` and ``mtp`` the engine drops the last block of what it finds; with
-    ``mtp`` it marks the group for connectors, which may not find the last token of what they have, either."""
+    """The source of drafts: ``text``, earlier tokens (ngrams), or a draft model, whose layer is the last of the
+    last group that isn't of states (only in the engine ``vllm``). A draft model has slots for tokens beyond those
+    of a step. With ``eagle`` and ``mtp`` the engine drops the last block of a hit; with ``mtp`` it marks the group
+    for connectors, whose hits must not include the last token, either."""
     role: Role = "kv_both"
     failure_policy: Literal["recompute", "fail"] = "recompute"
     host_slots: int = 64
-    """Room of a connector's host memory, in blocks of one worker, the one with the largest. A connector learns it
-    from its extra config: as ``host_slots``, or as ``cpu_bytes_to_use``, which all workers have together."""
+    """The size of a connector's host memory, in blocks of the worker with the largest blocks. Its extra config has
+    it as ``host_slots``, and as ``cpu_bytes_to_use``, over all workers."""
     engines: int = 1
-    """Two serve each other what they have computed, or share a store. The second has other blocks, and the other
-    role."""
+    """Two engines serve each other, or share a store. The second has more blocks, and the other role."""
     stranger: Stranger = "none"
-    """How the second engine differs, if nothing of it may be found at the first, nor the other way round. It
-    serves another ``model``, or one whose ``path`` has the same end. Or it serves the same with another ``dtype``,
-    in ``blocks`` of another size, or on another number of ``ranks``. Its bytes are others in any case. Of one
-    engine: how that one differs."""
+    """How the second engine differs if it is a stranger: neither engine may find the other's chunks. It serves
+    another ``model``, or one whose ``path`` has the same last part, or the same model with another ``dtype``, in
+    ``blocks`` of another size, or on another number of ``ranks``. In any case its bytes differ. In the
+    configuration of one engine (``at``): how that one differs."""
     sessions: bool = False
-    """Whether some of the requests that arrive are sessions."""
+    """Whether some requests are sessions."""
     images: bool = False
-    """Whether some of the prompts that arrive have an image. In the built-in engine alone."""
+    """Whether some prompts have an image. Only in the built-in engine."""
     pauses: bool = False
-    """Whether the engine pauses now and then, and sleeps if its connector withstands that."""
+    """Whether the engine pauses now and then, and sleeps if its connector claims ``sleep``."""
     trouble: int = 1
     """How much more often than usual copies fail."""
     silent: frozenset[str] = field(default_factory=frozenset)
@@ -127,7 +126,7 @@ class WorldConfig:
             )
 
     def at(self, number: int) -> "WorldConfig":
-        """What one of the engines is: the second has some blocks more, so that none stands for another's."""
+        """The configuration of one engine: the second has more blocks, so that block numbers differ."""
         if number == 0:
             return self if self.stranger == "none" else replace(self, stranger="none")
         other = replace(self, role=COUNTERPARTS[self.role], num_blocks=self.num_blocks + BLOCKS_MORE)
@@ -138,7 +137,7 @@ class WorldConfig:
 
     @property
     def dtype(self) -> str:
-        """The type of the numbers that an engine's model computes with."""
+        """The data type of an engine's model."""
         return "bfloat16" if self.stranger == "dtype" else "float32"
 
     @property
@@ -153,7 +152,7 @@ class WorldConfig:
 
     @property
     def hit_ends_per_block(self) -> int:
-        """At how many of a block's hashes what a connector has may end: at each with tails, else at the last."""
+        """At how many of a block's hashes a connector's hit may end: with tails at each, otherwise at one."""
         return self.hashes_per_block if self.has_tails else 1
 
     @property
@@ -178,7 +177,7 @@ class WorldConfig:
         return (self.layers + has_more,) * groups
 
     def block_bytes_of(self, rank: int) -> int:
-        """Bytes of a block in all layers of a rank: of the group that has the most there."""
+        """Bytes of a block in all layers of a rank, for the group with the most layers there."""
         return max(self.layers_of(rank)) * self.page_bytes
 
     @property
@@ -195,17 +194,17 @@ class WorldConfig:
     def max_model_len(self) -> int:
         """Tokens of the longest request that the engine accepts: it fits alone, with blocks to copy from.
 
-        Of the two groups of a world with tails each may need one, and the state that is kept has a third.
+        In a world with tails each of the two groups may need one, and the kept state a third.
         """
         spare = 3 if self.has_tails else int(self.hashes_per_block > 1)
         return (self.num_blocks - 1 - spare) // len(self.groups) * self.block_size
 
     @property
     def longest_request(self) -> int:
-        """Tokens that a request may come to, so that it ends however it gets them; no more are ever drawn.
+        """The most tokens of a request that always ends, whether they are computed or loaded; no more are drawn.
 
-        An engine with drafts admits an asynchronous load only where it leaves room for a step of them. It takes
-        requests at its door for which there is none, and they end if nothing of them is loaded so.
+        An engine with drafts admits an asynchronous load only if there is room for a step of drafts. It accepts
+        requests without that room, which end only if they don't load asynchronously.
         """
         if not self.spec_tokens:
             return self.max_model_len
@@ -214,7 +213,7 @@ class WorldConfig:
 
     @property
     def draft_slots(self) -> int:
-        """For how many tokens beyond those of a step the engine has room for a draft model's KV."""
+        """For how many tokens beyond a step's the engine has slots for a draft model's KV."""
         return 0 if self.drafter == "text" else self.spec_tokens
 
     @property
@@ -226,17 +225,17 @@ class WorldConfig:
 
     @property
     def marks_drafts(self) -> bool:
-        """Whether connectors are told which group is the draft model's."""
+        """Whether the configuration for connectors marks the draft model's group."""
         return self.drafter == "mtp" and self.spec_tokens > 0
 
     @property
     def drops_last_block(self) -> bool:
-        """Whether the engine drops the last block of what it finds, for its draft model. A connector may, too."""
+        """Whether the engine drops the last block of a hit, for its draft model. A connector may do so, too."""
         return self.drafter in ("eagle", "mtp") and self.spec_tokens > 0
 
     @property
     def max_concurrent_steps(self) -> int:
-        """How many steps may be under way at once."""
+        """How many steps may be in flight at once."""
         return self.run_ahead + 1
 
     def to_json(self) -> dict[str, Any]:

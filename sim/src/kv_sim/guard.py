@@ -21,10 +21,10 @@ from kv_sim.memory.kv_cache import KVCache
 from kv_sim.violation import CalledAgain, DidNotReturn, Invariant, Referee, TestbedError, TookTooLong, Violation
 
 _LIBRARIES: Final = frozenset({"kv_sim", "kv_api", "kv_factory", "numpy", "torch"})
-"""Packages whose lines say little of a mistake in a connector."""
+"""Packages whose lines say little about a mistake in a connector."""
 
 _RAISED: Final = (Exception, SystemExit, CalledAgain, DidNotReturn)
-"""What a connector raises. Whoever calls ``sys.exit`` ends a server, and must not end the testbed."""
+"""Exceptions that a connector may raise. ``sys.exit`` would end a server, but must not end the testbed."""
 
 _MADE_BY_BASES: Final = frozenset(
     {"_vllm_config", "_kv_transfer_config", "_kv_cache_config", "_role", "_scheduler", "_worker"}
@@ -36,7 +36,7 @@ LogCall = Callable[[str, str, tuple[Any, ...], Any], None]
 
 
 class HistoryEnds(Exception):  # noqa: N818 - no error: the history just goes no further
-    """The history can't go on: a connector raised, or answered nonsense, and that checker is switched off."""
+    """The history can't go on: a connector raised, or gave a wrong answer, and that checker is switched off."""
 
 
 class NotCreated(Violation):
@@ -105,10 +105,10 @@ class Guard:
         return self.connector.requires_kv_delivery
 
     def get_num_new_matched_tokens(self, request: Any, num_computed_tokens: int) -> tuple[int | None, bool]:
-        """Ask, and check the answer."""
+        """Call it, and check the answer."""
         name = "get_num_new_matched_tokens"
         answer = self._ask(name, request, num_computed_tokens)
-        if answers.is_match(answer):  # who reads the log takes it apart
+        if answers.is_match(answer):  # readers of the log unpack it
             self._log(self._side, name, (request, num_computed_tokens), answer)
         checked = protocol.check_match(request, num_computed_tokens, answer, self._referee)
         self._work.matched(request.request_id, checked)
@@ -125,7 +125,7 @@ class Guard:
         return answer
 
     def get_kv_connector_stats(self) -> Any:
-        """Call it, and check that the stats survive the way to the process that shows them."""
+        """Call it, and check that the stats survive pickling for the process that shows them."""
         answer = self.call("get_kv_connector_stats")
         if answer is not None:
             with crashes(self._referee, f"{self._side} side, what its stats say"):
@@ -133,7 +133,7 @@ class Guard:
         return answer
 
     def add_stats(self, counted: Any, more: Any) -> None:
-        """Add what this side counted to what the workers did, as an engine does for whoever shows them."""
+        """Add this side's stats to those of the workers, as an engine does."""
         if counted is None or more is None:
             return
         with crashes(self._referee, "what the workers and the scheduler's side counted, added up"):
@@ -207,7 +207,7 @@ class Guard:
 
 
 def called_at(error: BaseException) -> str | None:
-    """Which method of a connector was being called, and by which side, when this was raised. None: no method."""
+    """The connector's side and method in which this was raised. None: no method."""
     trace, found = error.__traceback__, None
     while trace is not None:
         frame = trace.tb_frame
@@ -225,7 +225,7 @@ def _let_a_debugger_end(error: BaseException) -> None:
 
 
 def _told(error: BaseException) -> str:
-    """What was raised, where, and, if an attribute of the testbed's objects was missing, what there is."""
+    """The error, its place, and, if an attribute of the testbed's objects is missing, those that exist."""
     return f"{type(error).__name__}: {error} ({_innermost(error)}){_what_there_is(error)}"
 
 
@@ -243,7 +243,7 @@ def _what_there_is(error: BaseException) -> str:
 
 
 def _innermost(error: BaseException) -> str:
-    """Where it was raised. If that is in a library, or in the testbed, also who called into it."""
+    """Where it was raised; if that is in a library, or in the testbed, also the caller's line."""
     trace = error.__traceback__
     assert trace is not None
     places = []

@@ -1,11 +1,11 @@
-"""How a world comes to rest: nothing is added, and every copy and request ends.
+"""How a world comes to rest: no new work arrives, and every copy and request ends.
 
-An engine that pauses or sleeps goes on. Sessions get the turns that they wait for, and are told to end. Several
-sessions may wait for each other's blocks, or keep other requests from theirs, and no engine takes blocks away from
-a session: then their clients give up. Where engines serve each other, and nothing else moves, requests come for
-what is still held.
+An engine that pauses or sleeps goes on. Sessions get their remaining turns, and their end. Several
+sessions may wait for each other's blocks, or keep other requests waiting, and no engine takes blocks away from
+a session: then their clients give up. If engines serve each other, and there is no more progress, requests arrive
+that pull what is still held.
 
-All of this follows from the world alone, so nothing of it is recorded.
+All of this follows from the world alone, so it isn't recorded.
 """
 
 from kv_sim.actions import Kind
@@ -16,25 +16,25 @@ from kv_sim.world_state import WorldState
 
 MOST_STEPS = 400
 """Steps within which one more of a world's few requests must have ended; an engine with more blocks gets as many
-steps as it has blocks. Far fewer are needed, as a rule. But a connector may hold blocks until a time is over and
-others wait for these one after the other; or it may move one block in each step."""
+steps as it has blocks. Usually far fewer are needed. But a connector may hold blocks until they expire, for which
+other requests wait one after the other; or it may move one block in each step."""
 PATIENCE = 25
-"""Steps without any progress after which the client of a session that waits for room gives up."""
+"""Steps without progress after which the client of a session that waits for blocks gives up."""
 LAST_CALL = 8
-"""The same before a request comes for held blocks. Some holds end earlier, by their own timeout."""
+"""Steps without progress after which a request pulls held blocks. Some holds end earlier, by their own timeout."""
 
 
 def come_to_rest(world: WorldState) -> bool:
     """Take steps without new work until nothing is left to do. False: that never happens."""
     standing_still = 0  # steps without progress
-    last_call = LAST_CALL  # after how many of them somebody comes for what is held
+    last_call = LAST_CALL  # after how many of them a request pulls held blocks
     fewest_left = _left(world)  # turns and ends of requests
-    without_an_end = 0  # steps since there was one
+    steps_without_end = 0  # steps since the last turn or end
     _wake_engines(world)
-    while without_an_end < most_steps(world):
+    while steps_without_end < most_steps(world):
         for site in world.sites:
-            _let_steps_come_back(world, site)
-        working = [site for site in world.sites if site.engine.has_work]  # who is held is work
+            _finish_steps(world, site)
+        working = [site for site in world.sites if site.engine.has_work]  # a held request counts as work
         if not working:
             return True
         before = _progress(world)
@@ -47,10 +47,10 @@ def come_to_rest(world: WorldState) -> bool:
         if standing_still >= PATIENCE:
             _give_up_a_session(world)
         if standing_still >= last_call:
-            _come_for_what_is_held(world)
-            last_call = 1  # what else is held has waited as long
+            _pull_remaining_holds(world)
+            last_call = 1  # other holds have waited as long
         left = _left(world)
-        without_an_end = 0 if left < fewest_left else without_an_end + 1
+        steps_without_end = 0 if left < fewest_left else steps_without_end + 1
         fewest_left = min(fewest_left, left)
     return False
 
@@ -63,12 +63,12 @@ def _wake_engines(world: WorldState) -> None:
 
 
 def most_steps(world: WorldState) -> int:
-    """How many steps may go by until one more request has ended."""
+    """How many steps may pass until one more request has ended."""
     return max(MOST_STEPS, *[site.config.num_blocks for site in world.sites])
 
 
-def _let_steps_come_back(world: WorldState, site: Site) -> None:
-    """Finish the steps and copies that are under way, and let the next turns of sessions arrive."""
+def _finish_steps(world: WorldState, site: Site) -> None:
+    """Finish running steps and copies, and let the next turns of sessions arrive."""
     engine = site.engine
     world.take(Kind.SETTLE, **site.where)
     while engine.steps:
@@ -84,7 +84,7 @@ def _requests(world: WorldState) -> list[SimRequest]:
 
 
 def _left(world: WorldState) -> int:
-    """How many turns, and ends of requests, are yet to come. Nothing is added at rest."""
+    """How many turns, and ends of requests, are still to come."""
     return sum(1 + len(r.spec.turns or ()) - r.turn for r in _requests(world))
 
 
@@ -92,8 +92,8 @@ def _progress(world: WorldState) -> list[tuple[object, ...]]:
     return [(r.request_id, r.status, r.num_computed_tokens, r.num_output_tokens) for r in _requests(world)]
 
 
-def _come_for_what_is_held(world: WorldState) -> None:
-    """Let a request arrive for held blocks for which none has come yet, if there are any."""
+def _pull_remaining_holds(world: WorldState) -> None:
+    """Let a request arrive that pulls held blocks, if there are any that no request has pulled."""
     found = world.router.last_claim() if world.router is not None else None
     for site in world.sites:
         if found is not None and site.engine is found[0]:

@@ -1,7 +1,7 @@
 """``Site``: one engine of a world, with its connector, the actions on it, and the checkers of this engine alone.
 
-What the engines of a world share is the world's: the requests that arrive, the router that brings tickets from one
-engine to another, the checker that hears of these tickets, what was reached, and what happened.
+The world has what its engines share: arriving requests, the router that takes tickets from one engine to another,
+the checker of these tickets, coverage, and the history.
 """
 
 from collections.abc import Callable
@@ -22,7 +22,7 @@ from kv_sim.violation import Referee
 
 
 class Call(NamedTuple):
-    """A call of a connector, and what it answered."""
+    """A call to a connector, and its return value."""
 
     engine: int
     """The number of the engine that called."""
@@ -34,7 +34,7 @@ class Call(NamedTuple):
 
 
 Called = Callable[["Site", Call], None]
-"""Hears of each call of a site's connector."""
+"""A callback for each call to a site's connector."""
 
 
 @dataclass(frozen=True)
@@ -67,12 +67,12 @@ class Site:
         self.engine = engine_class(config, subject, self.referee, self._log(called), place)
         self.effects = Effects(self.engine, config, shared.coverage)
         self.shares_with: list[Site] = []
-        """The other engines with the same store, of which all is found here that they have stored."""
+        """The other engines with the same store, whose chunks must be found here."""
         self._matched: dict[str, int] = {}
         """Request -> how many tokens it had when it was last matched."""
 
     def share_with(self, other: "Site") -> None:
-        """Tell that another engine shares the store: a stranger, or one whose chunks must be found here."""
+        """Note that another engine shares the store: a stranger, or one whose chunks must be found here."""
         served = self.engine.served
         is_strange = self.config.stranger != other.config.stranger
         (served.strangers if is_strange else served.shares_with).append(other.engine.served)
@@ -81,7 +81,7 @@ class Site:
             share_media(self.engine.connectors[-1], other.engine.connectors[-1])
 
     def hear_of_sharing(self, call: Call) -> None:
-        """Count what is loaded here of what another engine stored, and what isn't since a stranger did."""
+        """Count loads of chunks that another engine stored, and matches that rightly ignore a stranger's."""
         if call.method == "get_num_new_matched_tokens":
             request, local = call.args
             self._matched[request.request_id] = local

@@ -1,4 +1,4 @@
-"""``Subject``: which connector is driven, and what it claims to withstand."""
+"""``Subject``: a connector for the testbed to drive, and the traits that it claims."""
 
 from collections.abc import Mapping, Set
 from dataclasses import dataclass, field
@@ -18,8 +18,8 @@ class Trait(StrEnum):
     STATES = "states"
     """Groups whose blocks hold states, which only count at a block's end. Needs ``GROUPS``."""
     FINE = "fine"
-    """Several hashes a block: what the GPU has may end within one, whose end is copied on write then. With runner
-    V2 the copy may come before ``handle_preemptions``: only who claims ``ZEROING``, too, meets it there."""
+    """Several hashes a block: a hit on the GPU may end within a block, which is then copied on write. With runner
+    V2 the copy may come before ``handle_preemptions``, but only for connectors that claim ``ZEROING``, too."""
     RANKS = "ranks"
     """Several workers."""
     FAILURES = "failures"
@@ -33,30 +33,32 @@ class Trait(StrEnum):
     RESET = "reset"
     """``reset_cache`` works."""
     SLEEP = "sleep"
-    """The engine may let go of its GPU memory, once it has paused and has no work left, and have it again later.
-    For what serves no peers."""
+    """A paused engine without work may free its GPU memory, and allocate it again later. Not for connectors that
+    serve peers."""
     KEEPS = "keeps"
-    """A cache of this engine alone, or of those that share a store. It stores every full block of the prompt of a
-    request that ran to its end, and drops it only for lack of room. It serves nothing that was not computed since
-    the last reset here, at this engine or at one that it shares with."""
+    """It is a cache of this engine, or of those that share a store. It stores every full block of the prompt of a
+    finished request, and evicts it only for lack of room. It serves only blocks that were computed since the last
+    reset, at this engine or at one that shares the store."""
     EVENTS = "events"
-    """Its KV events say exactly what it can find; with a shared store, those of all engines. Needs ``KEEPS``."""
+    """Its KV events describe exactly what it can find; with a shared store, those of all engines do. Needs
+    ``KEEPS``."""
     COUNTS = "counts"
-    """Its stats say how many bytes were copied, and which share of its memory is in use, under vLLM's names."""
+    """Its stats have the copied bytes, and the share of its memory that is in use, under vLLM's names."""
     CLIENTS = "clients"
-    """A client may send anything in ``kv_transfer_params``: what is no object, or one with wrong values."""
+    """A client may send anything in ``kv_transfer_params``: a value that isn't an object, or one with wrong
+    values."""
     IMAGES = "images"
     """Prompts may have images. All images have the same placeholder token."""
     HOLDS = "holds"
     """Blocks that another engine wants are all held until they are pulled, and freed if the request with their
     ticket ends without a pull. A valid ticket gets all of them. For connectors that serve peers."""
     TICKETS = "tickets"
-    """A ticket may be of the beginning of a prompt, of another salt or adapter, given twice, or of what is long
-    gone; and an engine may be a producer or a consumer alone. Without it a router can be trusted. For what serves
+    """A ticket may be of the beginning of a prompt, of another salt or adapter, used twice, or stale; and an
+    engine may be only a producer or a consumer. Without this trait the router is fair. For connectors that serve
     peers."""
     STRANGERS = "strangers"
-    """The other engine may have another model. Where a store is shared it may be of another shape, too. For what
-    has worlds of two engines."""
+    """The other engine may have another model; with a shared store it may also have another layout. For connectors
+    with worlds of two engines."""
 
 
 TICKET: Final = "do_remote_prefill"
@@ -68,13 +70,13 @@ PEERS: Final = {1: "--serves-peers", 2: "--two-engines"}
 SHARES: Final = "--shares-store"
 """The option for engines that share one store."""
 OF_PEERS: Final = frozenset({Trait.HOLDS, Trait.TICKETS})
-"""Traits that mean nothing where no other engine is served."""
+"""Traits only for connectors that serve other engines."""
 OF_TWO: Final = frozenset({Trait.STRANGERS})
-"""Traits that mean nothing where no other engine is pulled from, and no store is shared."""
+"""Traits only for connectors that pull from a second engine, or share a store."""
 OF_SEVERAL: Final = OF_PEERS | OF_TWO
-"""Traits that mean nothing where an engine is alone."""
+"""Traits only for connectors that serve peers or share a store."""
 NOT_OF_PEERS: Final = frozenset({Trait.SLEEP})
-"""Traits that mean nothing where others are: they may be reading while the engine sleeps."""
+"""Traits that connectors serving peers can't have: a peer may read while the engine sleeps."""
 
 
 @dataclass(frozen=True)
@@ -86,17 +88,18 @@ class Subject:
     extra_config: dict[str, Any] = field(default_factory=dict)
     traits: frozenset[Trait] = frozenset(Trait)
     blocks_per_chunk: int = 1
-    """It stores chunks of so many blocks: the end of a prompt may be too short for one."""
+    """Blocks of a chunk: the end of a prompt may be too short for a chunk."""
     keeps_from: int = 1
-    """It stores a chunk when it is computed for the so-many-th time."""
+    """At which computation of a chunk it stores the chunk: 1 is the first."""
     evicts_oldest: bool = False
     """It evicts the least recently used prompts first, and the end of a prompt before its beginning."""
 
     serves_peers: bool = False
-    """It serves what other engines computed, by tickets in ``kv_transfer_params``. Where a world has one, that is
-    the same one, which would find all of it in its own blocks; so most of these have no prefix cache."""
+    """It pulls what other engines computed, by tickets in ``kv_transfer_params``. A single engine pulls from
+    itself, and would find everything in its prefix cache; so most such worlds have none."""
     engines: int = 1
-    """How many its worlds have. Two, for one that serves peers and can't be its own, or that shares a store."""
+    """Engines of its worlds. Two for a connector that serves peers but can't pull from itself, or that shares a
+    store."""
     shares_store: bool = False
     """What one engine stores, another one finds, by no more than the prompt. Its worlds have two and no router,
     and ``{folder}`` in a setting is one for both."""

@@ -4,7 +4,7 @@ from enum import StrEnum
 
 
 class Invariant(StrEnum):
-    """What a connector must never break. ARCHITECTURE.md has a row for each: what it means, who looks after it."""
+    """What a connector must never break. ARCHITECTURE.md has a row for each: its meaning, and its checkers."""
 
     CONTENT = "CONTENT"
     OWNERSHIP = "OWNERSHIP"
@@ -31,7 +31,7 @@ class Violation(Exception):  # noqa: N818 - the word of the documentation
 
     @property
     def notes(self) -> list[str]:
-        """What else went wrong when it was found."""
+        """Further errors when it was found."""
         return list(getattr(self, "__notes__", ()))
 
 
@@ -63,7 +63,7 @@ class Referee:
     def __init__(self, where: str = "", switched_off: set[Invariant] | None = None) -> None:
         self.switched_off: set[Invariant] = set() if switched_off is None else switched_off
         self._where = where
-        """What stands before each message."""
+        """The prefix of each message."""
 
     @property
     def silent(self) -> set[Invariant]:

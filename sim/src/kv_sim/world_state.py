@@ -73,7 +73,7 @@ class WorldState:
         self.router: Router | None = None
         if subject.serves_peers:
             is_fair = Trait.TICKETS not in subject.traits
-            self.router = self.router_class(self.engines, is_fair=is_fair, comes_again=not holds)
+            self.router = self.router_class(self.engines, is_fair=is_fair, claims_used=not holds)
 
     def _let_devices_know_each_other(self) -> None:
         """Connect each device with the same rank's device in other engines, between which bytes are moved.

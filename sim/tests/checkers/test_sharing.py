@@ -146,8 +146,8 @@ class KnowsNoModel(SharedConnector):
     [
         ("model", "of another model"),
         ("path", "of another model"),
-        ("dtype", "whose numbers are of another type"),
-        ("ranks", "of an engine cut in another way"),
+        ("dtype", "of another data type"),
+        ("ranks", "of an engine with another layout"),
     ],
 )
 def test_a_strangers_bytes_are_told_as_such(stranger: Stranger, whose: str) -> None:

@@ -138,7 +138,7 @@ def request(name: str, sent: Any = None) -> SimRequest:
 
 
 def test_a_ticket_that_a_client_spoilt_is_not_given_back_but_somebody_comes_for_it_at_the_end() -> None:
-    router = Router(World(WorldConfig(num_blocks=80), P2P).engines, is_fair=False, comes_again=False)
+    router = Router(World(WorldConfig(num_blocks=80), P2P).engines, is_fair=False, claims_used=False)
     assert router.words == set()
     for sent, is_left in (({"remote_digest": 7}, True), (None, False)):
         held = request("held", {"a": 1})

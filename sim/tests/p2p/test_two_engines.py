@@ -165,9 +165,7 @@ def test_a_stranger_takes_no_ticket_and_lets_go_of_what_is_held(stranger: Strang
     assert world.coverage.situations["nothing is found of a stranger's"] == 1
 
 
-@pytest.mark.parametrize(
-    ("stranger", "whose"), [("path", "of another model"), ("dtype", "whose numbers are of another type")]
-)
+@pytest.mark.parametrize(("stranger", "whose"), [("path", "of another model"), ("dtype", "of another data type")])
 def test_who_takes_one_of_a_stranger_reads_what_another_model_wrote(stranger: Stranger, whose: str) -> None:
     [planted] = [one for one in PLANTED if one.name == "TakesTicketsOfOtherModels"]
     config = replace(TWO, stranger=stranger)

@@ -118,7 +118,9 @@ def test_every_option_says_what_it_is():
             assert bool(action.metavar) == takes_text, action.option_strings
     said = {action.dest: action.help for action in parsers[0]._actions}
     assert said["policy"] == "eviction policies: arc, lru, s3fifo, sieve, or all (default lru)"
-    assert said["capacity"] == "sizes of host memory, with commas: 20000blocks, 10Mtokens, 64GiB or 64GB; or none"
+    assert (
+        said["capacity"] == "sizes of host memory, comma-separated: 20000blocks, 10Mtokens, 64GiB or 64GB; or none"
+    )
     assert said["kv_dtype"] == "the type of KV numbers: bf16, fp16, fp8, int8 (default bf16)"
     assert said["trace"].endswith("a folder of files, or a shipped one: mooncake-conversation, mooncake-synthetic")
     assert (

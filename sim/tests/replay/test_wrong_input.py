@@ -14,8 +14,8 @@ from kv_sim.replay.readers.sharing import parse_sharing
 
 IN_TABLES = sum(one.lies_in(Container.CSV) for one in FORMATS.values())
 IN_LINES = sum(one.lies_in(Container.JSON) for one in FORMATS.values())
-OWN = "--columns says which is what in another one"
-SKIP = "if it is only this record: --format with --on-error skip"
+OWN = "--columns names the fields of another format"
+SKIP = "if only this record differs: --format with --on-error skip"
 COLUMNS = f"expected those of one of {IN_TABLES} formats, which --help lists; {OWN}"
 FIELDS = f"expected those of one of {IN_LINES} formats, which --help lists; {OWN}; {SKIP}"
 NEAR = (
@@ -27,7 +27,7 @@ NEAR = (
 
 def likely(refusal, columns):
     """The refusal of a record some of whose columns are called as elsewhere."""
-    return refusal.replace("in another one", f"in another one: --columns {columns}")
+    return refusal.replace("of another format", f"of another format: --columns {columns}")
 
 
 def session(block_size, *requests):
@@ -375,6 +375,6 @@ def test_junk(tmp_path, capsys):
 def test_a_first_record_that_is_another_is_left_out_as_it_is_said(tmp_path, capsys):
     file = tmp_path / "trace.jsonl"
     file.write_text('{"made": "today"}\n' + GOOD + "\n")
-    assert refused(capsys, "replay", file).endswith("; if it is only this record: --format with --on-error skip")
+    assert refused(capsys, "replay", file).endswith("; if only this record differs: --format with --on-error skip")
     command = ["replay", str(file), "--format", "mooncake", "--on-error", "skip", "--capacity", "5blocks"]
     assert main([*command, "--jobs", "1"]) == 0

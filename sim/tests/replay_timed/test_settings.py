@@ -82,11 +82,11 @@ def test_every_number_has_an_option() -> None:
     others |= {"gpu", "gpu-flops", "hbm-bandwidth", "link-bandwidth", "gpu-memory", "connector-config"}
     others |= {"disk-capacity", "disk-store-threshold", "disk-shared", "store-when", "prefill-servers"}
     assert set(said) == others | NUMBERS.keys()
-    assert said["capacity"].endswith("with commas (default 64GiB, or none where there is a disk)")
+    assert said["capacity"].endswith("comma-separated (default 64GiB, or none with a disk)")
     parser = argparse.ArgumentParser()
     add_size_arguments(parser)
     said = {action.option_strings[-1][2:]: action.help or "" for action in parser._actions}
-    assert said["capacity"].endswith("with commas (default: --points)")
+    assert said["capacity"].endswith("comma-separated (default: --points)")
     goals = "such as ttft-p90=800ms: ttft|tpot|latency|queueing, mean|p50|p90|p95|p99|worst"
     assert said["goal"] == f"find the least memory that meets these goals, {goals}"
 

@@ -225,7 +225,7 @@ class TestWhoHasNone:
         there, here = worker(1), carried(2)
         there.serve("h", 3)
         here.pull("r", there.source("h"), 0)
-        assert here.reason() == "blocks are carried by 'tcp' here, not by 'mooncake'"
+        assert here.reason() == "the carrier here is 'tcp', the request names 'mooncake'"
         there.poll()
         assert (there.readers("h"), there.served) == (0, [])
 
@@ -236,7 +236,7 @@ class TestWhoHasNone:
         with connect(there) as connection:
             question = {"op": "pull", "version": 2, "hold": "h", "digest": "digest h", "layout": there.layout}
             send_frame(connection, {**question, "places": [[0, 1]], "carrier": asked})
-            said = f"blocks are carried by 'mooncake' here, not by {asked!r}"
+            said = f"the carrier here is 'mooncake', the request names {asked!r}"
             assert answer(connection) == {"status": "refused", "reason": said}
 
 

@@ -169,7 +169,7 @@ class TestListening:
         said = f"kv_connector_extra_config: can't listen at host '127.0.0.1', port {port}: "
         assert str(raised.value).startswith(said)
         assert os.strerror(errno.EADDRINUSE) in str(raised.value)
-        end = "; that is its listen_host (or host), and its port (or kv_port) and the worker's rank"
+        end = "; the address is listen_host (or host), the port is port (or kv_port) plus the worker's rank"
         assert str(raised.value).endswith(end)
         assert {*threading.enumerate()} == before
 
@@ -210,8 +210,8 @@ class TestListening:
         assert monotonic() - began >= 2 * PAUSE
         port = there.wire.server.port
         assert caplog.messages == [
-            f"nobody could connect to {port}: [Errno {errno.EMFILE}] too many",
-            f"nobody could connect to {port}: gone",
+            f"accepting connections at {port} failed: [Errno {errno.EMFILE}] too many",
+            f"accepting connections at {port} failed: gone",
         ]
 
     def test_it_goes_on_when_nobody_came_for_a_while(self, worker, monkeypatch, caplog):

@@ -210,7 +210,10 @@ def test_nobody_waits_for_what_another_engine_held(worker, patient):
         send_frame(connection, {"op": "decline", "hold": "r.1", "digest": "digest r.1", "engine": "another"})
         assert answer(connection) == {"status": "declined"}
     here.pull("x", of(there, "r.1", "another"), 4)
-    said = "hold 'r.1' is of engine 'another', and here is 'engine': that one has gone, or it is elsewhere"
+    said = (
+        "hold 'r.1' is of engine 'another', but this is engine 'engine': the other one has ended, or has another "
+        "address"
+    )
     assert here.reason() == said
     there.serve("r.1", 5)
     here.pull("y", of(there, "r.1", "another"), 4)  # a framework may name its halves differently
@@ -247,8 +250,8 @@ def test_nor_for_ever_for_what_does_not_come(worker, monkeypatch, most, silence)
     there, here = worker(1, silence=silence), worker(2)
     here.pull("x", there.source("r.9"), 0)
     assert here.reason() == (
-        f"hold 'r.9' did not come to this worker within {SHORT:g} seconds: its engine hangs, or it is of one that "
-        "was here before"
+        f"this worker did not learn of hold 'r.9' within {SHORT:g} seconds: its engine hangs, or the hold is of "
+        "an earlier engine at this address"
     )
     there.serve("r.9", 1)
     here.pull("y", there.source("r.9"), 0)

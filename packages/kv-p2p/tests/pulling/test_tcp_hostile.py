@@ -252,7 +252,7 @@ class TestSoManyAtOnce:
         there, here = worker(1, silence=SHORT), worker(2)
         there.serve("h", 1)
         here.pull("r", there.source("h"), 0)
-        assert here.reason() == "0 others are being sent blocks here, and none of them has ended"
+        assert here.reason() == "this worker is sending blocks to 0 others, and none of these pulls has ended"
         assert there.wire.withdraw("h") is True
 
 

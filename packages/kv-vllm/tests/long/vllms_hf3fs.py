@@ -77,7 +77,7 @@ def test_another_models_kv_is_loaded():
     assert found.startswith("CONTENT  engine 1 request r2 token 0: rank 0 block"), found
     assert "holds token 0 of request r1, of another model" in found
     found = found_in([*STORED, comes("r2", engine=1)], replace(config, stranger="dtype"), subject)
-    assert "holds token 0 of request r1, whose numbers are of another type" in found
+    assert "holds token 0 of request r1, of another data type" in found
     assert found_in([*STORED, comes("r2", engine=1)], replace(config, stranger="none"), subject) is None
 
 

@@ -101,7 +101,7 @@ def test_of_which_type_numbers_are_is_in_no_key():
     history = [*STORED, comes("r2", 12, engine=1)]
     for subject in (LMCACHE, lacks("NamesType")):
         found = found_in(history, config, replace(subject, shares_store=True, engines=2))
-        assert found is not None and "of request r1, whose numbers are of another type" in found, found
+        assert found is not None and "of request r1, of another data type" in found, found
     assert found_in(history, config, replace(MENDED, shares_store=True, engines=2)) is None
 
 

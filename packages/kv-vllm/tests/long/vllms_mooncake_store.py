@@ -202,7 +202,7 @@ def test_of_which_type_numbers_are_is_in_no_key():
     subject = replace(STORE, shares_store=True, engines=2)
     config = replace(CONFIG, engines=2, role="kv_both", stranger="dtype")
     history = [*STORED, comes("r2", engine=1), ELSEWHERE]
-    assert "of request r1, whose numbers are of another type" in found_in(history, config, subject)
+    assert "of request r1, of another data type" in found_in(history, config, subject)
     assert found_in(history, config, replace(MENDED, shares_store=True, engines=2)) is None
 
 

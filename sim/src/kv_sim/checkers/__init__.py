@@ -1,6 +1,6 @@
-"""Checkers: what judges a history, besides the engine model, its memory and its guard.
+"""Checkers of a history, in addition to those in the engine model, its memory and its guard.
 
-``violation.Invariant`` names the ten invariants, and ARCHITECTURE.md says which file looks after which. Code that
+``violation.Invariant`` names the ten invariants, and ARCHITECTURE.md says which file checks which. Code that
 finds one broken calls the ``violation.Referee``, which raises. Checkers are called from these places:
 
 ========================= =================================================================================

@@ -1,10 +1,10 @@
 """The operating system's resources in use: open descriptors, child processes, segments of shared memory.
 
 ``Holdings`` is one look at it, from ``/proc`` and ``/dev/shm``. Where these are missing, as they are on anything
-but Linux, nothing is seen, and so nothing is judged. The difference of two looks was opened in between: by a
+but Linux, nothing is checked. The difference of two looks was opened in between: by a
 connector, or by Python, a library or the testbed at its first use. ``ending`` finds out which.
 
-Segments of shared memory are everybody's on the machine. This process's are those that it has open or mapped.
+Segments of shared memory belong to the whole machine. This process's are those that it has open or mapped.
 """
 
 import os
@@ -31,10 +31,10 @@ class Holdings:
     """What this process has in use."""
 
     descriptors: frozenset[tuple[int, str]]
-    """By number: what it leads to."""
+    """Number and target of each."""
     children: frozenset[int]
     segments: frozenset[Segment]
-    """All there are, whoever made them."""
+    """All segments, of any process."""
 
     @classmethod
     def now(cls) -> "Holdings":
@@ -42,9 +42,9 @@ class Holdings:
         return cls(frozenset(_descriptors()), frozenset(_children()), frozenset(_segments()))
 
     def since(self, before: "Holdings", made: Set[Segment] = frozenset()) -> Counter[str]:
-        """What was taken since ``before`` and is in use, in words, and how often the same.
+        """Resources taken since ``before`` and still in use, in words, with their counts.
 
-        ``made``: which segments this process had then.
+        ``made``: the segments that this process had then.
         """
         names = [_anonymous(target) for _, target in self.descriptors - before.descriptors]
         names += [f"process {_command(child)}" for child in self.children_since(before)]
@@ -52,11 +52,11 @@ class Holdings:
         return Counter(names)
 
     def children_since(self, before: "Holdings") -> list[int]:
-        """Processes that were begun since ``before`` and go on."""
+        """Processes that were started since ``before`` and still run."""
         return [child for child in sorted(self.children - before.children) if _is_alive(child)]
 
     def segments_since(self, before: "Holdings") -> set[Segment]:
-        """Segments that came up since ``before`` and that this process has, but no other."""
+        """Segments created since ``before`` that only this process has."""
         new = {segment for segment in self.segments - before.segments if _is_ours(segment)}
         if not new:
             return set()  # a look at all processes takes its time
@@ -113,7 +113,7 @@ def _held_by(process: int, segments: Set[Segment]) -> set[Segment]:
 
 
 def _is_alive(process: int) -> bool:
-    """Whether a process goes on. One that has ended, and that nobody has waited for, doesn't."""
+    """Whether a process runs. One that has ended without being waited for doesn't."""
     with suppress(OSError):
         return (PROCESSES / str(process) / "stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
     return False

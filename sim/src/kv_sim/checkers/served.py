@@ -1,13 +1,14 @@
 """HITS, at every match: what a connector finds was computed since the last successful reset.
 
-For a cache of one engine alone all of that is known (``Trait.KEEPS``). For a subject that only claims that a
-reset works (``Trait.RESET``), only this is known: what a reset forgot must not be found before it is computed
-again. Kept by the engine as its requests go on, and asked by ``guard``. What must be found is ``hits``.
+For a cache of one engine alone this is fully known (``Trait.KEEPS``). For a subject that only claims that a reset
+works (``Trait.RESET``), only this is known: blocks from before a reset must not be found until they are computed
+again. The engine updates this as its requests go on, and ``guard`` calls the checks. ``hits`` checks what must be
+found.
 
-What is found can be loaded, too: in a cache of one engine alone a load fails only if a copy has failed.
+A hit can be loaded, too: in a cache of one engine alone a load fails only if a copy has failed.
 
-Where engines share a store, each may find what any of them computed since its own last reset; that another one
-was reset says nothing of it, but what it had may be gone then.
+If engines share a store, each may find what any of them computed since its own last reset. A reset of another
+engine doesn't forbid hits here, but chunks may be gone then.
 """
 
 from collections.abc import Iterable, Sequence
@@ -39,25 +40,25 @@ class Served:
         self._hashes_per_block = hashes_per_block
         """More than one: a hit may end within a block."""
         self._proof_blocks = proof_blocks
-        """How many blocks after a hit must have been computed, too: what a draft model keeps of a token depends on
-        the one after it."""
+        """How many blocks after a hit must have been computed, too: a draft model's KV of a token depends on the
+        next token."""
         self._computed: set[bytes] = set()
         """Blocks that were computed, or lay in a running request's table, since the last reset."""
         self._forgotten: set[bytes] = set()
-        """What was, before a reset."""
+        """Such blocks from before a reset."""
         self._unfair: set[int] = set()
-        """Requests that lived through a reset: what they had stored before it is gone."""
+        """Requests that ran during a reset: their earlier stores are gone."""
         self.shares_with: list[Served] = []
-        """Those of other engines with the same store."""
+        """The same of other engines with the same store."""
         self.strangers: list[Served] = []
-        """Those of engines that use it, too, and of which nothing may be found."""
+        """The same of strangers in the store, whose chunks must not be found."""
         self._own: set[bytes] = set()
-        """Of a shared store: what was computed here, since the last reset."""
+        """With a shared store: blocks that were computed here since the last reset."""
         self._seen: dict[int, SimRequest] = {}
-        """Of a shared store: all requests of which a step was scheduled."""
+        """With a shared store: all requests that were scheduled."""
         self.resets = 0
         self.found: dict[str, int] = {}
-        """Request id -> tokens that its last match found, those of the GPU among them."""
+        """Request id -> tokens of its last hit, including those on the GPU."""
 
     def compute(self, request: SimRequest) -> None:
         """A step of the request was scheduled."""
@@ -79,7 +80,7 @@ class Served:
         return bool(self.shares_with or self.strangers)
 
     def reset(self, requests: Iterable[SimRequest]) -> None:
-        """The connector reported a successful reset. What running requests have on the GPU may be stored again."""
+        """The connector reported a successful reset. Blocks of running requests may be stored again."""
         self._forgotten |= self._computed
         self._computed.clear()
         self._own.clear()
@@ -92,7 +93,7 @@ class Served:
             other._lose_all(self)
 
     def _lose_all(self, forgets: "Served") -> None:
-        """Another engine forgot everything: this one's may be gone. What its living have may be stored anew."""
+        """Another engine was reset: this one's chunks may be gone. Its running requests may be stored again."""
         self._unfair.update(self._seen)
         for request in self._seen.values():
             if not request.status.is_finished:
@@ -105,7 +106,7 @@ class Served:
         return any(name not in self._own for name in self._blocks(request, start, end))
 
     def is_of_strangers(self, request: SimRequest, start: int) -> bool:
-        """Whether a stranger, and nobody else, has computed the first whole block from this token on."""
+        """Whether only a stranger has computed the first full block from this token on."""
         first = self._blocks(request, start, min(start + self._block_size, request.num_tokens))
         return any(name in other._own for name in first if name not in self._computed for other in self.strangers)
 
@@ -135,11 +136,11 @@ class Served:
             self._check_proof(request, local, count)
 
     def _may_find(self, block_hash: bytes) -> bool:
-        """Whether a block was computed since the last reset; or where nobody knows, and it wasn't forgotten."""
+        """Whether a block was computed since the last reset; if unknown, whether it isn't from before one."""
         return block_hash in self._computed or not (self._is_on or block_hash in self._forgotten)
 
     def _check_proof(self, request: SimRequest | Request, local: int, count: int) -> None:
-        """A hit is followed by what others computed as well: the same tokens."""
+        """Check that the block after a hit was computed, too, with the same tokens."""
         last = (local + count) // self._block_size + self._proof_blocks - 1
         known = request.block_hashes[self._hashes_per_block - 1 :: self._hashes_per_block]
         if last >= len(known) or known[last] not in self._computed:
@@ -151,7 +152,7 @@ class Served:
             )
 
     def _check_end(self, request: SimRequest | Request, local: int, count: int) -> None:
-        """A hit that ends within a block ends where the engine hashes, and somebody computed so far."""
+        """A hit that ends within a block must end at a hash, up to which a request has computed."""
         end = local + count
         if not count or not end % self._block_size:
             return
@@ -163,7 +164,7 @@ class Served:
             self._referee.fail(Invariant.HITS, f"{where}, but nobody computed the last of them")
 
     def check_failures(self, failed: Iterable[str], blocks: Iterable[int], devices: Sequence[Device]) -> None:
-        """Check that a load that failed had a reason: what is found can be loaded, as long as copies end well."""
+        """Check that a failed load had a reason: a hit can be loaded as long as copies succeed."""
         what = [f"request {request_id}" for request_id in sorted(failed)] or [f"blocks {sorted(blocks)}"]
         if not self._is_on or self._has_others or what == ["blocks []"] or any(map(_has_trouble, devices)):
             return
@@ -174,7 +175,7 @@ class Served:
         )
 
     def is_fair(self, request: SimRequest) -> bool:
-        """Whether the request ran to its own end with no preemption or reset in between."""
+        """Whether the request ran to its end without a preemption or a reset."""
         ran = request.status is Status.FINISHED_STOPPED and not request.num_preemptions
         return ran and id(request) not in self._unfair
 

@@ -1,17 +1,16 @@
-"""HITS, where engines serve each other: blocks that are wanted are held, and a valid ticket gets all of them.
+"""HITS, if engines serve each other: wanted blocks are held, and a valid ticket gets all of them.
 
-Nothing breaks if a connector holds nothing, refuses a ticket or takes only a part: the prompt is computed. So that
-it holds and takes is demanded here, in the words of vLLM's routers, wherever it can have no reason not to: the
-request that was held ended well and is held still, nobody took or refused its ticket before, and nothing was reset
-since. Where the other engine is a stranger, a ticket is of another model and must be refused: who takes it breaks
-CONTENT.
+No other invariant breaks if a connector holds nothing, refuses a ticket or pulls only a part: the prompt is
+computed. So holding and pulling are demanded here, by the keys of vLLM's routers, whenever there is no reason not
+to: the held request ended well and is still held, no request took or refused its ticket before, and nothing was
+reset since. If the other engine is a stranger, a ticket is of another model and must be refused: a connector that
+takes it breaks CONTENT.
 
-A ticket that a request leaves is of blocks that are held: its own, or those of an earlier request that is held.
-All of this is demanded only of connectors that claim it (the trait ``holds``), and what follows of all that serve
-peers.
+A request's ticket must be for held blocks: its own, or those of an earlier request that is still held. All of this
+is demanded only of connectors that claim the trait ``holds``; the following is demanded of all that serve peers.
 
-After a reset no ticket is taken that came before it. What was held then may not be pulled by a pull that begins
-after the step which told the workers of the reset.
+After a reset no earlier ticket is taken. Blocks that were held at the reset must not be pulled by a pull that
+begins after the step in which the workers learned of the reset.
 """
 
 from collections.abc import Collection, Sequence
@@ -25,53 +24,53 @@ from kv_sim.subject import TICKET, WANTED
 from kv_sim.violation import Invariant, Referee
 
 ENDS: Final = ("request_finished", "request_finished_all_groups")
-"""The calls that tell that a request has ended."""
+"""The calls for a request that has ended."""
 
 
 @dataclass
 class Issued:
-    """A ticket, and the request whose blocks it is for."""
+    """A ticket, and the request that left it."""
 
     request: SimRequest
     ticket: dict[str, Any]
     tokens: int
-    """Of its prompt."""
+    """Tokens of its prompt."""
     first_tokens: tuple[int, ...]
-    """Of each KV cache group: from which token on it is held. What is before has slid out of a window."""
+    """For each KV cache group, the first held token. Earlier ones have left a window."""
     is_spent: bool = False
     """The ticket was used, or can't be used any more."""
 
 
 class Tickets:
-    """Hears the calls of the scheduler's side, and knows which tickets are live."""
+    """Follows the calls to the scheduler's sides, and knows which tickets are live."""
 
     def __init__(self, config: WorldConfig, referee: Referee, *, is_on: bool, holds: bool = True) -> None:
         self._config = config
         self._referee = referee
         self._is_on = is_on
         self._holds = holds
-        """Whether what is wanted has to be held, and taken as a whole."""
+        """Whether wanted prompts must be held, and pulled whole."""
         self._issued: dict[str, Issued] = {}
         self._holders: dict[str, SimRequest] = {}
-        """By ticket: whose blocks it is for, also after a reset."""
+        """Ticket -> the request whose blocks it is for, also after a reset."""
         self._untold: set[str] = set()
-        """Tickets of holds of which the workers will be told in the next step."""
+        """Tickets of holds that the workers will learn of in the next step."""
         self._stale: set[str] = set()
-        """Requests whose ticket came before a reset."""
+        """Requests that arrived with a ticket before a reset."""
         self._reset: set[str] = set()
-        """Tickets of what was held at a reset."""
+        """Tickets of holds at a reset."""
         self._before_reset: set[str] = set()
-        """Those of them of whose reset the workers were told."""
+        """Those of them whose reset the workers have learned of."""
         self._too_late: set[str] = set()
-        """Requests that pull by such a ticket."""
+        """Requests that pull with such a ticket."""
         self._carries: dict[str, str] = {}
-        """By request: the name of the ticket that it came with."""
+        """Request -> the name of its ticket."""
         self._brought: dict[str, Issued] = {}
-        """By request: the ticket that it came with and that it neither took nor refused yet."""
+        """Request -> its ticket, until it takes or refuses the ticket."""
 
     @property
     def bearers(self) -> Collection[str]:
-        """Who came with a ticket, whatever became of it."""
+        """Requests that arrived with a ticket, used or not."""
         return self._carries.keys()
 
     @property
@@ -81,16 +80,16 @@ class Tickets:
 
     @property
     def has_held(self) -> bool:
-        """Whether something is held that a ticket is for."""
+        """Whether there is a ticket whose blocks are held."""
         return any(issued.request.is_held for issued in self._issued.values())
 
     @property
     def has_revoked(self) -> bool:
-        """Whether something is held still that was held when the cache was reset."""
+        """Whether a hold from before a reset still exists."""
         return any(self._holders[name].is_held for name in self._reset)
 
     def hear(self, name: str, args: tuple[Any, ...], answer: Any, role: Role | None = None) -> None:
-        """The scheduler's side of an engine was called, and answered. Its role, if it isn't the first one's."""
+        """The scheduler's side of an engine was called. ``role``: the engine's, if it isn't the first one's."""
         if not self._is_on:
             return
         role = role or self._config.role
@@ -104,7 +103,7 @@ class Tickets:
             self._spend(args[0].request_id)
             first_tokens = [self._first_token(table) for table in tables_told(name, args)]
             self._ends(args[0], answer[1] or {}, first_tokens, role, is_held=answer[0])
-        elif name == "reset_cache":  # whatever it says: a MultiConnector's children may differ
+        elif name == "reset_cache":  # whatever it returns: a MultiConnector's children may differ
             self._reset.update(name for name, issued in self._issued.items() if issued.request.is_held)
             self._stale.update(self._carries)
             self._issued.clear()
@@ -135,7 +134,7 @@ class Tickets:
             self._brought[request.request_id] = issued
 
     def _check_pull(self, request_id: str, tokens: int, sources: Any) -> None:
-        """A pull begins: not by a ticket that came before a reset."""
+        """A pull begins; its ticket must not be from before a reset."""
         if not any(getattr(source, "value", source) == CacheHitSource.P2P for source in dict(sources)):
             return
         if request_id in self._stale:
@@ -147,7 +146,7 @@ class Tickets:
             self._too_late.add(request_id)
 
     def _check_pulled(self, output: KVConnectorOutput) -> None:
-        """What ended well was not held when the cache was reset, in a step before the pull began."""
+        """A successful pull must not be of blocks that were held at a reset whose step came before the pull."""
         ended = self._too_late & set(output.finished_recving or ())
         self._too_late -= ended
         for request_id in sorted(ended - output.failed_recving):
@@ -157,7 +156,7 @@ class Tickets:
             )
 
     def _spend_what_is_meant(self, request: SimRequest) -> None:
-        """A client sent words of its own over those of a ticket: it may be taken all the same, or refused."""
+        """A client has overridden keys of its ticket: the connector may take or refuse it."""
         sent = request.spec.kv_transfer_params
         if not isinstance(sent, dict):
             return
@@ -177,12 +176,12 @@ class Tickets:
             issued.is_spent = True
 
     def _check_match(self, request: SimRequest, local: int, count: int | None, *, computes: int) -> None:
-        """``computes``: of a whole prompt, how many of the last tokens the step has to compute that loads it."""
+        """``computes``: how many of a whole prompt's last tokens the loading step must compute."""
         issued = self._brought.get(request.request_id) if self._holds else None
         if issued is None or issued.is_spent or not issued.request.is_held or count is None:
             return
         usable = issued.tokens
-        if usable < request.num_tokens:  # only whole blocks of a longer prompt are as they will be
+        if usable < request.num_tokens:  # of a longer prompt only full blocks have their final contents
             usable -= usable % self._config.block_size
         else:
             usable = min(self._goes_on_at(usable), usable - computes)
@@ -196,16 +195,16 @@ class Tickets:
             )
 
     def _first_token(self, table: Sequence[int]) -> int:
-        """The token from which on a table has blocks."""
+        """The first token for which a table has a block."""
         nulls = [place for place, block in enumerate(table) if block == NULL]
         return (nulls[-1] + 1) * self._config.block_size if nulls else 0
 
     def _goes_on_at(self, tokens: int) -> int:
-        """What is loaded of a whole prompt: its last token is computed anew, from what its own window has."""
+        """How many tokens of a whole prompt are loaded: its last token is computed again, from its own window."""
         return tokens - any(group.window for group in self._config.groups)
 
     def _is_held(self, tokens: int, first_tokens: Sequence[int], local: int = 0) -> bool:
-        """Whether a hold has all that is read by who goes on after so many tokens, the first ``local`` its own."""
+        """Whether a hold has all blocks that are read after ``tokens`` tokens; ``local`` are on the GPU."""
         size = self._config.block_size
         for group, first in zip(self._config.groups, first_tokens, strict=True):
             needed = max(0, tokens - group.window + 1) if group.window else 0
@@ -241,7 +240,7 @@ class Tickets:
     def _leaves(
         self, request: SimRequest, ticket: dict[str, Any], first_tokens: Sequence[int], *, is_held: bool
     ) -> None:
-        """A request leaves a ticket when it ends. If it isn't held itself, the ticket is one of before."""
+        """A request leaves a ticket when it ends. If it isn't held itself, the ticket is an earlier one."""
         name = _name_of(ticket)
         if is_held:
             self._issued[name] = Issued(request, ticket, request.num_prompt_tokens, tuple(first_tokens))
@@ -261,11 +260,11 @@ class Tickets:
 
 
 def tables_told(name: str, args: tuple[Any, ...]) -> Sequence[Sequence[int]]:
-    """The block tables that one of these calls comes with."""
+    """The block tables in the arguments of one of these calls."""
     tables: Sequence[Sequence[int]] = args[1] if name == "request_finished_all_groups" else (args[1],)
     return tables
 
 
 def _name_of(ticket: dict[str, Any]) -> str:
-    """What tells a ticket from others, whatever its bearer wants besides."""
+    """A ticket's identity, whatever else its request wants."""
     return repr(sorted((key, value) for key, value in ticket.items() if key not in (TICKET, WANTED)))

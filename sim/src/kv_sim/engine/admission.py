@@ -1,11 +1,10 @@
 """Admission: what happens to waiting requests when a step is scheduled.
 
-Those that hold blocks (their load was announced, or they are sessions) come before those that don't. Each of the
-others is matched against the prefix cache, then against the connector, and gets its blocks; then it runs, or waits
-for its load. A session that goes on isn't matched: it has blocks and gets more. While it waits for its next turn
-it takes the place of one that runs.
-A request that can't go on now is skipped and keeps its place; one that finds no room ends the round. While the
-engine pauses only those that hold blocks are looked at.
+Requests with blocks (those with an announced load, and sessions) come before those without. Each of the others is
+matched against the prefix cache, then against the connector, and gets its blocks; then it runs, or waits for its
+load. A session that goes on isn't matched: it has blocks and gets more. A session that waits for its next turn
+counts as a running request. A request that can't go on now is skipped and keeps its position in the queue; if a
+request finds no room, admission ends for this step. A paused engine admits only requests with blocks.
 """
 
 from collections import deque
@@ -20,22 +19,22 @@ from kv_sim.engine.request import SimRequest, Status
 
 
 class Admitted(Enum):
-    """What came of a waiting request when a step was scheduled."""
+    """The result of trying to admit a waiting request."""
 
     RUNS = auto()
     LATER = auto()
-    """Not in this step: it waits for the connector's answer, or for its load. Others may be admitted."""
+    """Not in this step: it waits for the connector's answer, or for its load. Later requests may be admitted."""
     NO_ROOM = auto()
-    """Neither it nor anybody behind it, for want of blocks or of budget."""
+    """Neither it nor later requests are admitted, for lack of blocks or budget."""
 
 
 class Match(NamedTuple):
-    """What is there of a request's tokens, on the GPU and at the connector."""
+    """A request's hit on the GPU, and the connector's."""
 
     hit: tuple[list[int], ...]
-    """The blocks that the GPU has, by group."""
+    """The blocks of the hit on the GPU, by group."""
     local: int
-    """How many tokens are in them."""
+    """Tokens of the hit on the GPU."""
     external: int
     """Tokens to load."""
     is_async: bool
@@ -71,8 +70,8 @@ class Admission:
                 skip(queue)
                 continue
             if queue is self._state.holding and request.request_id not in self._state.blocks.tables:
-                # Its load failed, and it holds nothing any more. vLLM leaves it here, where a lack of room for it
-                # keeps those behind from going on, although their loads have ended.
+                # Its load failed, and it has no blocks any more. vLLM leaves it in this queue; if it finds no
+                # room, the requests behind it can't go on either, although their loads have ended.
                 self._state.waiting.appendleft(queue.popleft())
                 continue
             admitted = self._admit(plan, request)
@@ -94,7 +93,8 @@ class Admission:
         self._state.loaded.remove(request.request_id)
         if request.request_id in self._state.failed_loads:
             self._state.failed_loads.remove(request.request_id)
-            # Kept among those in their prefill, as vLLM does, it would reserve blocks against its own next load.
+            # If it stayed among the requests in prefill, as in vLLM, it would reserve blocks against its own next
+            # load.
             self._state.forget_prefill(request)
             if not request.num_computed_tokens:
                 self._state.blocks.free(request.request_id)
@@ -150,10 +150,10 @@ class Admission:
         return Admitted.RUNS
 
     def _match(self, plan: StepPlan, request: SimRequest) -> Match | None:
-        """What the GPU and the connector have of a request. None: ask the connector again.
+        """Find a request's hits, on the GPU and at the connector. None: ask the connector again.
 
-        What the GPU has may end within a block. The connector hears of whole ones; if it has more than that end,
-        the load takes the place of what would be copied.
+        A hit on the GPU may end within a block. The connector is told only its full blocks; if the connector's hit
+        reaches beyond the end of the GPU's, it is loaded, and the partly filled block isn't copied.
         """
         hit, local = self._local_hit(request)
         end = local % self._state.config.block_size
@@ -170,7 +170,7 @@ class Admission:
         return Match(hit, local, 0, False)
 
     def _tokens_to_run(self, plan: StepPlan, request: SimRequest, computed: int) -> int | None:
-        """How many tokens the request computes first. None: a padded decode doesn't fit, which ends the round.
+        """How many tokens the request computes first. None: a padded decode doesn't fit, which ends admission.
 
         With drafts a request that begins with one token is padded to the size of a decode, so that the step
         keeps one shape.
@@ -211,10 +211,10 @@ class Admission:
         return still_needed + -(-decode // config.block_size) * len(config.groups)
 
     def _still_needed(self, request: SimRequest, decode: int) -> int:
-        """As vLLM counts the rest of a request, but never less than its next chunk.
+        """The blocks that a request still needs, as vLLM counts them, but never fewer than for its next chunk.
 
-        vLLM takes the null blocks before a window off what the window may hold at most. With several groups it so
-        admits loads that leave no room for those before them, and none of them ever goes on.
+        vLLM subtracts the null blocks before a window from the window's limit. So with several groups it admits
+        loads that leave no room for the requests before them, and none of them ever goes on.
         """
         blocks, computed = self._state.blocks, request.num_computed_tokens
         tables, total = blocks.tables_of(request.request_id).groups, request.num_tokens + decode

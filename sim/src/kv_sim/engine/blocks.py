@@ -16,7 +16,7 @@ class Tables:
 
     groups: tuple[list[int], ...]
     num_cached: list[int] = field(default_factory=list)
-    """Of each group, how many leading blocks were offered to the prefix cache."""
+    """For each group, how many leading blocks were added to the prefix cache."""
 
     def get_block_ids(self) -> tuple[list[int], ...]:
         """A copy of the tables."""
@@ -31,15 +31,15 @@ class KVCacheManager:
         self.block_pool = BlockPool(config.num_blocks, enable_caching=config.prefix_caching)
         self.tables: dict[str, Tables] = {}
         self.fresh: list[int] = []
-        """Blocks that were allocated since the last step took them."""
+        """Blocks that were allocated since the last ``take_fresh``."""
         self._copies: list[BlockCopy] = []
-        """For the step that is being planned to make. Both ends of each are held for it."""
+        """Block copies for the step that is being planned. Source and target of each are held until then."""
         self._handed: dict[str, list[tuple[int, int, int]]] = {}
-        """States that the step that is being planned hands over, by request: group, block, tokens."""
+        """States that the planned step hands over, by request: group, block, tokens."""
         self.tails = Tails(config, self.block_pool) if config.has_tails else None
         self._unwritten: set[int] = set()
-        """Blocks that were named since then and count only when the step that is being planned has run: those of
-        states, and ends of prompts."""
+        """Blocks in the prefix cache that the planned step is yet to write: those of states, and ends of
+        prompts."""
 
     def tables_of(self, request_id: str) -> Tables:
         """The tables of a request; empty ones if it has none."""
@@ -51,7 +51,7 @@ class KVCacheManager:
         return max(0, tokens - window + 1) // self.config.block_size if window else 0
 
     def find_hit(self, block_hashes: Sequence[bytes], max_tokens: int) -> tuple[tuple[list[int], ...], int]:
-        """The longest prefix that every group has: its blocks by group, and its tokens."""
+        """The longest prefix that the prefix cache has for every group: its blocks by group, and its tokens."""
         if self.tails is not None:
             return self.tails.find_hit(block_hashes, max_tokens)
         fine_hashes, per_block = block_hashes, self.config.hashes_per_block
@@ -99,7 +99,7 @@ class KVCacheManager:
     ) -> int:
         """How many more blocks it takes to extend ``tables`` to ``total_tokens``.
 
-        ``whole``: as admission counts a whole prompt; a window never holds more than it spans and a few steps add.
+        ``whole``: as admission counts a whole prompt; a window has at most its own blocks and a few steps'.
         """
         size, needed = self.config.block_size, 0
         for group, (table, spec) in enumerate(zip(tables, self.config.groups, strict=True)):
@@ -114,10 +114,11 @@ class KVCacheManager:
     def _begin(
         self, request_id: str, hit: tuple[list[int], ...] | None, computed_tokens: int
     ) -> tuple[tuple[list[int], ...], int]:
-        """The tables that a request has, or those it begins with; and how many free blocks the latter take.
+        """A request's tables, or those it begins with; and how many free blocks the latter take.
 
-        Of a hit only what the window still reaches is taken. If it ends within a block, that is copied. A prompt
-        of one token that was loaded is matched once more, since that token is computed, too; it has its block.
+        Blocks of a hit that have left the window are not taken. If the hit ends within a block, that block is
+        copied. A loaded prompt of one token is matched again, since that token is computed, too; it already has
+        its block.
         """
         if hit is None or request_id in self.tables:
             return self.tables_of(request_id).groups, 0
@@ -135,10 +136,10 @@ class KVCacheManager:
     def fits_whole(
         self, request_id: str, total_tokens: int, computed_tokens: int, hit: tuple[list[int], ...] | None
     ) -> bool:
-        """Whether all of a request fits now; one that doesn't isn't admitted."""
+        """Whether all of a request fits now; otherwise it isn't admitted."""
         tables, taken = self._begin(request_id, hit, computed_tokens)
         if any(block in self._unwritten for table in hit or () for block in table):
-            return False  # requests of one step can't go on from each other's ends
+            return False  # a request can't copy a block that another one writes in the same step
         needed = self.blocks_to_allocate(tables, total_tokens, computed_tokens, whole=True)
         return needed + taken <= self.block_pool.num_free
 
@@ -167,7 +168,7 @@ class KVCacheManager:
             if hit is not None and self._ends_within(hit, computed_tokens):
                 self._copy_end(self.tables[request_id])
         self._copy_tail(request_id)
-        for tokens in (computed_tokens, total_tokens):  # what is loaded comes before what is computed
+        for tokens in (computed_tokens, total_tokens):  # first the loaded tokens, then the computed ones
             for group, table in enumerate(self.tables[request_id].groups):
                 more = max(-(-tokens // self.config.block_size) - len(table), 0)
                 nulls = max(self.first_needed(group, computed_tokens) - len(table), 0)
@@ -177,7 +178,7 @@ class KVCacheManager:
         return True
 
     def _copy_end(self, tables: Tables) -> None:
-        """Give a request blocks of its own in the place of the last ones, which others go on writing."""
+        """Replace a request's last blocks, which are shared, by copies of its own."""
         for group, table in enumerate(tables.groups):
             copy = BlockCopy(table[-1], self.block_pool.allocate(1)[0])
             table[-1] = copy.dst_block_id
@@ -196,7 +197,7 @@ class KVCacheManager:
         self._handed.setdefault(request_id, []).extend(offers)
 
     def cache_blocks(self, request: SimRequest, tokens: int) -> None:
-        """Offer the blocks of the first ``tokens`` tokens to the prefix cache."""
+        """Add the blocks of the first ``tokens`` tokens to the prefix cache."""
         tables, block_hashes = self.tables[request.request_id], request.hashes_up_to(request.num_tokens)
         full = min(tokens // self.config.block_size, len(block_hashes))
         for group, table in enumerate(tables.groups):
@@ -215,7 +216,7 @@ class KVCacheManager:
             self._handed.setdefault(request_id, []).append((group, block, count * self.config.block_size))
 
     def _cache_end(self, request: SimRequest, tables: Tables, tokens: int) -> None:
-        """Name the block in which a prompt ends by the last hash of it that a request like it could hit."""
+        """Add a prompt's last block to the prefix cache, by the last hash that an equal prompt could hit."""
         size = self.config.block_size // self.config.hashes_per_block
         count = (request.num_prompt_tokens - 1) // size
         index = count * size // self.config.block_size
@@ -227,7 +228,7 @@ class KVCacheManager:
                 self._unwritten.add(block)
 
     def drop_passed(self, request_id: str, tokens: int) -> list[int]:
-        """Free what slid out of a window after ``tokens`` processed tokens, and return it, the last first."""
+        """Free and return the blocks that have left a window after ``tokens`` processed tokens, the last first."""
         tables, freed = self.tables.get(request_id), []
         for group, table in enumerate(tables.groups if tables else ()):
             for index in range(min(self.first_needed(group, tokens), len(table)) - 1, -1, -1):
@@ -245,7 +246,7 @@ class KVCacheManager:
 
     def take(self, request_id: str) -> list[list[int]]:
         """Take a request's blocks away without freeing them, by group in the order of the tokens."""
-        self._handed.pop(request_id, None)  # somebody else may get them in the same step
+        self._handed.pop(request_id, None)  # another request may get them in the same step
         if self.tails is not None:
             self.tails.forget(request_id)
         tables = self.tables.pop(request_id, None)
@@ -260,15 +261,15 @@ class KVCacheManager:
         return list(dict.fromkeys(block for block in fresh if self.block_pool.ref_counts[block]))
 
     def take_handed(self) -> dict[str, list[tuple[int, int, int]]]:
-        """The states that the step in the making hands over."""
+        """The states that the planned step hands over."""
         handed, self._handed = self._handed, {}
         return handed
 
     def take_copies(self) -> list[BlockCopy]:
-        """The copies that the step in the making has to make. Who takes them holds both ends of each."""
+        """The block copies of the planned step. From now on the caller holds source and target of each."""
         copies, self._copies = self._copies, []
         return copies
 
     def check(self) -> None:
-        """Recount: every reference stands in a table (deferred ones excepted, which the scheduler counts)."""
+        """Recount: every reference is that of a table (except deferred ones, which the scheduler counts)."""
         self.block_pool.check()

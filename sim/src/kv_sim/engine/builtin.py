@@ -26,7 +26,7 @@ from kv_sim.violation import Referee
 
 
 class BuiltinEngine(Engine):
-    """One engine of the testbed's."""
+    """The testbed's own engine."""
 
     scheduler_class: ClassVar[type[Scheduler]] = Scheduler
 
@@ -79,11 +79,11 @@ class BuiltinEngine(Engine):
         self.outcome = Outcome(self.scheduler, referee)
 
     def describe(self, subject: Subject, rank: int) -> Any:
-        """What a connector is told of the engine; fits ``kv_api.VllmConfig``."""
+        """The engine's configuration for connectors; fits ``kv_api.VllmConfig``."""
         return vllm_config(self.config, subject, rank, self.place)
 
     def describe_caches(self, rank: int = 0) -> Any:
-        """What a connector is told of a rank's KV caches; fits ``kv_api.KVCacheConfig``."""
+        """The configuration of a rank's KV caches for connectors; fits ``kv_api.KVCacheConfig``."""
         return kv_cache_config(self.config, rank)
 
     def make_device(self, rank: int) -> Device:
@@ -104,11 +104,11 @@ class BuiltinEngine(Engine):
         return request
 
     def take_turn(self, request_id: str) -> None:
-        """The next turn of a session arrives; or the end of it, if it had all its turns."""
+        """The next turn of a session arrives, or after the last turn its end."""
         self.outcome.take_turn(self.scheduler.requests[request_id])
 
     def abort(self, request_id: str) -> None:
-        """A request's client went away."""
+        """A request's client has disconnected."""
         self.outcome.finish([request_id], Status.FINISHED_ABORTED)
 
     def reset(self, *, running: bool, connector: bool) -> bool | None:
@@ -126,11 +126,11 @@ class BuiltinEngine(Engine):
 
     @property
     def pause_state(self) -> Pause:
-        """Who isn't scheduled now."""
+        """Which requests are not scheduled now."""
         return self.scheduler.pause
 
     def pause(self, mode: PauseMode) -> None:
-        """Schedule nobody new, or nobody at all, until it goes on."""
+        """Schedule no new requests, or none at all, until ``wake``."""
         if mode == "abort":
             self.outcome.finish(list(self.scheduler.requests), Status.FINISHED_ABORTED)
         self.scheduler.pause = MODES[mode]
@@ -151,7 +151,7 @@ class BuiltinEngine(Engine):
         """How many steps were scheduled."""
         return self.scheduler.num_steps
 
-    # -- a step's way --------------------------------------------------------------------------
+    # -- the stages of a step ------------------------------------------------------------------
 
     def schedule(self, reject_drafts: RejectDrafts) -> Step:
         """Schedule one more step."""
@@ -177,7 +177,7 @@ class BuiltinEngine(Engine):
         return step
 
     def process(self) -> None:
-        """Take in the output of the oldest step."""
+        """Process the output of the oldest step."""
         step = self.processable()
         assert step is not None, "no step has come back"
         self.steps.popleft()
@@ -192,7 +192,7 @@ class BuiltinEngine(Engine):
         self.take_events()
 
     def take_events(self) -> None:
-        """Apply the connector's news to what a router would believe."""
+        """Pass the connector's KV events on to the checkers."""
         events = list(self.scheduler.connector.take_events())
         self.children.check_events(events)
         self.mirror.take(events)

@@ -1,7 +1,7 @@
-"""What the two sides of a connector send each other, where their objects are in different processes.
+"""Carries metadata and reports between the two sides of a connector, as between processes.
 
-With several workers each is a process of its own: what the scheduler's side says reaches it as a pickled copy, and
-what it answers comes back as one. A single worker is in the scheduler's process, so both sides share the very
+Each of several workers is a process of its own: the scheduler's metadata reaches it as a pickled copy, and its
+reports come back as one. A single worker is in the scheduler's process, so both sides share the very
 objects, and it executes each step before the next one is scheduled. A world may let it execute later; then it is
 treated as one in another process, and gets a copy that was made before the next step was scheduled (``part``).
 """
@@ -15,14 +15,14 @@ Value = TypeVar("Value")
 
 
 class Crossing:
-    """The way between the processes of one engine."""
+    """The transport between the processes of one engine."""
 
     def __init__(self, world_size: int, referee: Referee) -> None:
         self._is_needed = world_size > 1
         self.referee = referee
 
     def pack(self, value: Any, what: str) -> bytes | None:
-        """What is sent. None: the thing itself is shared, since nobody is elsewhere or it can't be sent."""
+        """Pickle ``value``. None: the object is shared: there is one process, or pickling failed."""
         if not self._is_needed:
             return None
         try:
@@ -32,14 +32,14 @@ class Crossing:
             return None
 
     def part(self, value: Any) -> bytes | None:
-        """What one worker gets of a step later than the next is scheduled. None: it is shared all the same."""
+        """Pickle a step's metadata for a single worker that executes it late. None: it can't be; it is shared."""
         try:
             return pickle.dumps(value)
-        except Exception:  # noqa: BLE001 - nobody demands of one worker's that it can be sent
+        except Exception:  # noqa: BLE001 - with a single worker it needn't be picklable
             return None
 
     def unpack(self, packed: bytes | None, value: Value, what: str) -> Value:
-        """What arrives of ``value``."""
+        """``value`` as it arrives."""
         if packed is None:
             return value
         try:

@@ -1,11 +1,11 @@
-"""``Engine``: what a world drives, whosever engine it is: its connector, its devices, and the steps under way.
+"""``Engine``: the interface of any engine that a world drives: its connector, its devices, its steps in flight.
 
 A step is scheduled, executed by each rank (hooks run, kernels are launched), retired by each rank (kernels have
-run), and processed when all ranks have: its output goes back to the scheduler. Up to ``run_ahead`` further steps
-are scheduled meanwhile. Nothing happens by itself: the world calls.
+run), and when all ranks have retired it, processed: its output goes back to the scheduler. Up to ``run_ahead``
+further steps are scheduled meanwhile. Nothing happens by itself: the world calls.
 
-How requests come and go, and how a step is scheduled and processed, each engine says for itself: ``builtin`` is
-the testbed's own, and a package may offer another.
+Each engine implements requests, and how a step is scheduled and processed: ``builtin`` is the testbed's own, and a
+package may offer another.
 """
 
 from abc import ABC, abstractmethod
@@ -39,10 +39,11 @@ class Engine(ABC):
     """One engine with one connector."""
 
     own_modules: ClassVar[tuple[str, ...]] = ("kv_sim.engine", "kv_sim.memory")
-    """Where its classes are. What a connector was handed of them is not among what the connector remembers."""
+    """The modules of its classes. Objects of these that a connector was given don't count as the connector's
+    own."""
 
     params_for: Callable[[SimRequest], Any] = staticmethod(lambda request: request.spec.kv_transfer_params)
-    """The ``kv_transfer_params`` that a request comes with."""
+    """Gives the ``kv_transfer_params`` with which a request arrives."""
 
     scheduler: SeenScheduler
     outcome: SeenOutcome
@@ -53,20 +54,20 @@ class Engine(ABC):
 
     @classmethod
     def fit(cls, config: WorldConfig) -> WorldConfig:
-        """The world nearest to ``config`` that this engine can be."""
+        """``config`` without what this engine can't do."""
         return config
 
-    # -- which connectors it can drive: of other classes, or by other names, than our factory's -----
+    # -- connectors that it can drive: an engine may know other classes and names than our factory ----
 
     @classmethod
     def subject_named(cls, name: str) -> Subject:
-        """The connector that goes by a name here; it claims nothing. Unknown: ``UnknownNameError``."""
+        """The connector with a name that this engine knows, without traits. Unknown: ``UnknownNameError``."""
         KVConnectorFactory.get_connector_class_by_name(name)
         return Subject(name, None, traits=frozenset())
 
     @classmethod
     def connector_class(cls, transfer: KVTransferConfig) -> type[Any]:
-        """The class that a configuration stands for."""
+        """The connector class of a configuration."""
         return KVConnectorFactory.get_connector_class(transfer)
 
     @classmethod
@@ -74,15 +75,15 @@ class Engine(ABC):
         """Whether a configured connector works with several KV cache groups."""
         return KVConnectorFactory.supports_hma_config(transfer)
 
-    # -- what a router has to know of it -----------------------------------------------------------
+    # -- what a router needs to know ---------------------------------------------------------------
 
     @property
     def leaves_tickets(self) -> bool:
-        """Whether the connector gives out tickets for what it holds. If its class says no, the router does."""
+        """Whether the connector makes tickets for its holds. If its class says no, the router makes them."""
         return bool(getattr(self.connectors[-1], "leaves_tickets", True))
 
     def address(self) -> dict[str, Any]:
-        """Where blocks are held, for a ticket that the router makes up."""
+        """The address of held blocks, for a ticket that the router makes."""
         return {"remote_engine_id": self.place.engine_id}
 
     # -- making one ----------------------------------------------------------------------------
@@ -96,7 +97,7 @@ class Engine(ABC):
         log: LogCall,
         place: Place | None = None,
     ) -> None:
-        """Make what watches any engine. A subclass makes the rest: scheduler, workers, devices."""
+        """Make the checkers of any engine. A subclass makes the rest: scheduler, workers, devices."""
         self.config = config
         self.place = place or Place()
         self.referee = referee
@@ -113,27 +114,27 @@ class Engine(ABC):
         )
         self.steps: deque[Step] = deque()
         self.forgiven: dict[int, int] = {}
-        """GPU block -> the last step that may have read what a failed load left there."""
+        """GPU block -> the last step that may have read the bytes that a failed load left there."""
         self.crossing = Crossing(config.world_size, referee)
         self.is_asleep = False
 
     def let_others_work(self) -> None:
-        """Nothing moves, and the world has no copy to end: give threads that aren't the world's time to work."""
+        """Give foreign threads time to work: nothing else happens, and the world has no copy to end."""
 
     def _handshakes(self) -> dict[tuple[int, int], KVConnectorHandshakeMetadata]:
-        """What the workers have for other engines, by (pp rank, tp rank), as it gets to the scheduler's side."""
+        """The workers' handshake metadata by (pp rank, tp rank), as it reaches the scheduler's side."""
         found = {divmod(rank, self.config.tp_size): worker.handshake for rank, worker in enumerate(self.workers)}
         present = {place: handshake for place, handshake in found.items() if handshake is not None}
         return self.crossing.carry(present, "worker side, get_handshake_metadata") if present else {}
 
     @property
     def _ranks(self) -> Sequence[RankDevice]:
-        """The devices, as far as any engine has them: one that models time alone has no memory."""
+        """The devices, by the part that those of every engine have: one that only models time has no memory."""
         return self.devices
 
     @property
     def guards(self) -> list[Any]:
-        """What the connector's objects are called through, in the order in which an engine shuts them down."""
+        """The guards around the connector's objects, in the order in which an engine shuts them down."""
         return [*(worker.connector for worker in self.workers), self.scheduler.connector]
 
     # -- requests ------------------------------------------------------------------------------
@@ -144,11 +145,11 @@ class Engine(ABC):
 
     @abstractmethod
     def take_turn(self, request_id: str) -> None:
-        """The next turn of a session arrives; or the end of it, if it had all its turns."""
+        """The next turn of a session arrives, or after the last turn its end."""
 
     @abstractmethod
     def abort(self, request_id: str) -> None:
-        """A request's client went away."""
+        """A request's client has disconnected."""
 
     @abstractmethod
     def reset(self, *, running: bool, connector: bool) -> bool | None:
@@ -159,24 +160,24 @@ class Engine(ABC):
     @property
     @abstractmethod
     def pause_state(self) -> Pause:
-        """Who isn't scheduled now."""
+        """Which requests are not scheduled now."""
 
     @abstractmethod
     def pause(self, mode: PauseMode) -> None:
-        """Schedule nobody new, or nobody at all, until it goes on."""
+        """Schedule no new requests, or none at all, until ``wake``."""
 
     @abstractmethod
     def _resume(self) -> None:
-        """Schedule everybody again."""
+        """Schedule all requests again."""
 
     @property
     def may_sleep(self) -> bool:
-        """Whether it has paused, and nothing is left to do."""
+        """Whether it is paused and has no work left."""
         paused = self.pause_state is not Pause.NONE
         return paused and not (self.is_asleep or self.steps or self.has_work)
 
     def sleep(self) -> bool:
-        """Forget what is cached, and let go of the GPU memory. False: it can't forget, and only pauses."""
+        """Reset the caches, and free the GPU memory. False: the reset failed, and the engine is only paused."""
         if not self.reset(running=True, connector=True):
             return False
         for worker in self.workers:
@@ -195,9 +196,9 @@ class Engine(ABC):
 
     @abstractmethod
     def _tell_handshakes(self) -> None:
-        """Bring what the workers have for other engines to the connector's scheduler side."""
+        """Pass the workers' handshake metadata on to the connector's scheduler side."""
 
-    # -- what there is to do ---------------------------------------------------------------------
+    # -- work ------------------------------------------------------------------------------------
 
     @property
     @abstractmethod
@@ -209,11 +210,11 @@ class Engine(ABC):
     def num_steps(self) -> int:
         """How many steps were scheduled."""
 
-    # -- a step's way --------------------------------------------------------------------------
+    # -- the stages of a step ------------------------------------------------------------------
 
     @property
     def can_schedule(self) -> bool:
-        """Whether there is room for one more step under way."""
+        """Whether one more step may be in flight."""
         return len(self.steps) < self.config.max_concurrent_steps
 
     @abstractmethod
@@ -221,13 +222,13 @@ class Engine(ABC):
         """Schedule one more step."""
 
     def _part_with_steps(self) -> None:
-        """Pack what steps under way carry to workers, so that nothing which comes later can change it."""
+        """Pickle the metadata of steps in flight, so that later steps can't change it."""
         for step in self.steps:
             if not step.reports and step.packed is None:
                 step.packed = self.crossing.part(self._said_in(step))
 
     def _said_in(self, step: Step) -> Any:
-        """The part of a step's output that is carried to a worker."""
+        """The part of a step's output that goes to a worker."""
         return step.output.kv_connector_metadata
 
     def executable(self, rank: int) -> Step | None:
@@ -250,11 +251,11 @@ class Engine(ABC):
 
     @abstractmethod
     def process(self) -> None:
-        """Take in the output of the oldest step."""
+        """Process the output of the oldest step."""
 
     @abstractmethod
     def take_events(self) -> None:
-        """Apply the connector's news to what a router would believe."""
+        """Pass the connector's KV events on to the checkers."""
 
     def finish_step(self) -> None:
         """Let every rank execute and retire the oldest step, and process it."""
@@ -267,7 +268,7 @@ class Engine(ABC):
         self.process()
 
     def _take_reports(self, step: Step) -> list[KVConnectorOutput]:
-        """What each rank reported of a step. Wrong bytes in blocks that it says were not loaded are forgiven."""
+        """Each rank's report of a step. Wrong bytes in blocks that a rank reports as not loaded are forgiven."""
         reports = [step.reports[rank] for rank in range(self.config.world_size)]
         for rank, report in enumerate(reports):
             if len(self.config.groups) == 1:  # with several none may be named at all

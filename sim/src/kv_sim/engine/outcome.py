@@ -1,4 +1,4 @@
-"""What a step's output changes: tokens, ends, failed loads, finished transfers; vLLM's ``update_from_output``.
+"""Takes in a step's output: tokens, ends, failed loads, finished transfers; vLLM's ``update_from_output``.
 
 The order matters to connectors: deferred frees, failed loads, tokens (with ``request_finished`` for those that
 stop), requests that failed, then ``update_connector_output``, then reports of loads and stores, stats, events.
@@ -20,17 +20,17 @@ class FailedLoads(NamedTuple):
     """Requests whose load failed."""
 
     failing: set[str]
-    """They fail with it."""
+    """Requests that fail with their load."""
     skipped: set[str]
-    """What they computed in this step doesn't count."""
+    """Requests whose tokens of this step don't count."""
 
 
 class Rewound(NamedTuple):
-    """What became of requests when blocks turned out not to be loaded."""
+    """Requests that were set back, since blocks were not loaded."""
 
     request_ids: set[str]
     block_ids: set[int]
-    """Theirs, from the first one that wasn't loaded on."""
+    """Their blocks, from the first that wasn't loaded on."""
 
 
 class Outcome:
@@ -40,10 +40,10 @@ class Outcome:
         self.scheduler = scheduler
         self.referee = referee
         self.ended: list[SimRequest] = []
-        """Requests that ended, for the books."""
+        """Requests that have ended, for the checkers."""
 
     def process(self, step: Step, report: KVConnectorOutput) -> None:
-        """Take in the output of the oldest step."""
+        """Process the output of the oldest step."""
         scheduler, output = self.scheduler, step.output
         if scheduler.defers_frees and output.total_num_scheduled_tokens:
             scheduler.processed_step_seq += 1
@@ -73,7 +73,7 @@ class Outcome:
     # -- tokens --------------------------------------------------------------------------------
 
     def _take_tokens(self, step: Step, request: SimRequest, count: int, *, skip: bool) -> bool:
-        """Process what a request computed. True: it stopped, and its blocks are freed; or it paused."""
+        """Count a request's computed tokens. True: it stopped and its blocks are freed, or a session waits."""
         request.num_in_flight_tokens -= count
         is_stale = request.num_stale_output_tokens > 0
         if is_stale:
@@ -115,7 +115,7 @@ class Outcome:
     # -- sessions ------------------------------------------------------------------------------
 
     def take_turn(self, request: SimRequest) -> None:
-        """The next turn of a session has arrived, or the end of it. It is taken up when that has stopped."""
+        """The next turn of a session has arrived, or its end. It counts once the session has stopped."""
         request.turns_arrived += 1
         if request.status is not Status.WAITING_FOR_STREAMING_REQ:
             return
@@ -127,10 +127,10 @@ class Outcome:
             self.finish([request.request_id], Status.FINISHED_ABORTED)
 
     def _pauses(self, request: SimRequest) -> bool:
-        """Let a session that stopped wait for its next turn, or go on if that is here. False: it ends.
+        """Let a stopped session wait for its next turn, or go on if that has arrived. False: it ends.
 
-        It keeps its blocks, if it isn't preempted, and what is known to be computed in them; what later steps
-        compute is dropped.
+        Unless it is preempted, it keeps its blocks, and the tokens that are known to be computed in them; tokens
+        that later steps compute are dropped.
         """
         if request.spec.turns is None:
             return False
@@ -237,7 +237,8 @@ class Outcome:
         loading = [r for r in scheduler.holding if r.status is Status.WAITING_FOR_REMOTE_KVS]
         waiting = self._rewind(loading, report.invalid_block_ids, counts)
         running = self._rewind(scheduler.running, report.invalid_block_ids, counts)
-        # vLLM leaves them findable when it recomputes; who hits one, or aborts first, gets what was not loaded.
+        # vLLM leaves them in the prefix cache when it recomputes, so a hit on one may read bytes that weren't
+        # loaded.
         spoilt = (block for problem in step.problems for block in problem.spoilt)
         for block in sorted(running.block_ids.union(report.invalid_block_ids, spoilt)):
             scheduler.blocks.block_pool.uncache(block)
@@ -250,8 +251,9 @@ class Outcome:
     def _rewind(self, requests: Iterable[SimRequest], invalid: set[int], counts: dict[str, int]) -> Rewound:
         """Set each request back to before its first failed block.
 
-        vLLM counts a failed block that an earlier request shares as computed, because that one recomputes it. But
-        it fails, or is preempted first, and then the connector is told of tokens that nobody has.
+        If an earlier request shares a failed block, vLLM counts it as computed, because that request recomputes
+        it. But if that request fails or is preempted first, the connector is told of tokens that aren't in any
+        block.
         """
         size = self.scheduler.config.block_size
         rewound = Rewound(set(), set())
@@ -270,7 +272,7 @@ class Outcome:
         return rewound
 
     def _forget_steps_under_way(self, request: SimRequest) -> None:
-        """What later steps compute for the request rests on what was not loaded: drop it."""
+        """Drop what later steps compute for the request, since they read blocks that were not loaded."""
         request.drop_stale_output = True
         request.num_stale_output_tokens = request.num_in_flight_tokens
         request.num_output_placeholders = request.num_unseen_rejects = request.num_draft_tokens = 0

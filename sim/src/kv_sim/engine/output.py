@@ -1,4 +1,4 @@
-"""What a step does, as the connector sees it and as the workers execute it."""
+"""A planned step: as the connector sees it (``SchedulerOutput``), and as the workers execute it (``Step``)."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -33,7 +33,7 @@ class CachedRequestData:
 
 
 class BlockCopy(NamedTuple):
-    """A block whose bytes another one gets before the step computes anything; vLLM's field names."""
+    """A copy from block to block, before the step computes anything; vLLM's field names."""
 
     src_block_id: int
     dst_block_id: int
@@ -41,10 +41,10 @@ class BlockCopy(NamedTuple):
 
 @dataclass(frozen=True)
 class BlockState:
-    """What a step hands over to a connector; vLLM's field names."""
+    """The states that a step hands over to a connector; vLLM's field names."""
 
     boundary_state_offloads: dict[str, list[tuple[int, int, int]]]
-    """Of each request: group, block, and the tokens after which the state in it is."""
+    """By request: group, block, and the number of tokens after which its state is."""
 
 
 @dataclass
@@ -67,13 +67,13 @@ class SchedulerOutput:
 
 @dataclass
 class Step:
-    """A step under way: what was scheduled, what the devices do, what the workers reported."""
+    """A step in flight: its plan, the work of the devices, and the workers' reports."""
 
     number: int
     output: SchedulerOutput
     attentions: list[Attention]
     poison: list[int]
-    """New blocks whose bytes nobody promised to load."""
+    """New blocks that no load is announced for."""
     load_targets: list[int]
     """New blocks that a load of this step, in it or asynchronous, will fill."""
     sync_targets: dict[str, list[int]]
@@ -82,18 +82,19 @@ class Step:
     sampling: set[str]
     """Requests that sample a token in this step."""
     ends: list[tuple[int, int]] = field(default_factory=list)
-    """For each hit on the GPU that ended within a block: how many tokens into it, and what the connector had."""
+    """For each hit on the GPU that ended within a block: its tokens in that block, and those of the connector's
+    hit."""
     handed: list[Offer] = field(default_factory=list)
-    """The ends of prompts within blocks that it hands over, with the states after them, to the connector."""
+    """The ends of prompts within blocks that the step hands over, with the states after them."""
     packed: bytes | None = None
-    """Its metadata on the way to workers in other processes."""
+    """Its metadata, pickled for workers in other processes."""
     reports: dict[int, KVConnectorOutput] = field(default_factory=dict)
-    """What each rank's worker reported."""
+    """The report of each rank's worker."""
     problems: list[ContentProblem] = field(default_factory=list)
     """Wrong bytes that kernels of this step read; forgiven if the load that left them is reported as failed."""
 
     @property
     def new_blocks(self) -> list[int]:
-        """All that were allocated for it, however they are filled."""
+        """All blocks allocated for the step, however they are filled."""
         copies = getattr(self.output, "kv_cache_block_copies", None) or ()  # an old vLLM's has none
         return [*self.poison, *self.load_targets, *(copy.dst_block_id for copy in copies)]

@@ -1,8 +1,8 @@
-"""``{folder}`` in a setting of a connector: a folder that no other world has, which is gone when its engine is.
+"""``{folder}`` in a connector's settings: a folder of this world alone, removed with its engine.
 
 All connectors of an engine get the same folder, and so do those of engines that share a store. It is for
-connectors that keep files, and for those whose store outlives an engine: by its place the store of one world is
-another one than that of the next.
+connectors that keep files, and for those whose store outlives an engine: its path tells the stores of worlds
+apart.
 """
 
 import shutil
@@ -17,13 +17,13 @@ FOLDER: Final = "{folder}"
 
 
 class Folder:
-    """A folder that is made when somebody asks for it, and gone when nobody has this object any more."""
+    """A folder that is made when its path is first asked for, and removed with this object."""
 
     def __init__(self) -> None:
         self._path = ""
 
     def path(self, prefix: str) -> str:
-        """Where it is. Its name begins with the prefix of who asked first."""
+        """Its path. The folder's name begins with the prefix of the first call."""
         if not self._path:
             self._path = tempfile.mkdtemp(prefix=prefix)
             weakref.finalize(self, shutil.rmtree, self._path, ignore_errors=True)
@@ -31,12 +31,12 @@ class Folder:
 
 
 def with_folder(subject: Subject, folder: Folder, prefix: str = "kv_sim-") -> Subject:
-    """The subject as an engine tells its connectors of it. A folder is made if a setting asks for one."""
+    """The subject with ``{folder}`` filled in. The folder is made if a setting has it."""
     return replace(subject, extra_config=filled(subject.extra_config, folder, prefix))
 
 
 def filled(value: Any, folder: Folder, prefix: str) -> Any:
-    """A setting, with the path of the folder."""
+    """A setting, with the folder's path filled in."""
     if isinstance(value, dict):
         return {key: filled(item, folder, prefix) for key, item in value.items()}
     if isinstance(value, list):

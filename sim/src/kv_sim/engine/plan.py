@@ -40,7 +40,7 @@ class StepPlan:
     ends: list[tuple[int, int]] = field(default_factory=list)
     """For each GPU hit that ended within a block: the tokens in that block, and the connector's tokens."""
     handed: list[Offer] = field(default_factory=list)
-    """The ends of prompts within blocks whose states the connector is handed."""
+    """The ends of prompts within blocks whose states are handed over to the connector."""
     async_targets: list[int] = field(default_factory=list)
     sync_targets: dict[str, list[int]] = field(default_factory=dict)
     has_sync_loads: bool = False

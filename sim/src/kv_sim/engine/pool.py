@@ -2,7 +2,7 @@
 
 A block is free, or held by one or more requests. Free blocks are in a queue: allocation takes from its front,
 freed blocks with a cached hash go to its back (last out), those without to its front. A cached block keeps its
-hash until it is allocated again. Block 0 is the null block, which replaces blocks that slid out of a window.
+hash until it is allocated again. Block 0 is the null block, which replaces blocks that have left a window.
 
 A connector may hold blocks, too: ``blocks``, ``touch`` and ``free_blocks`` are vLLM's names for that.
 ``evict_blocks`` removes blocks from the prefix cache, and ``free_block_queue`` has the next blocks to be
@@ -57,7 +57,7 @@ class BlockPool:
         return len(self.free_queue)
 
     def allocate(self, count: int) -> list[int]:
-        """Take the first ``count`` free blocks; what they cached is gone."""
+        """Take the first ``count`` free blocks out of the queue and of the prefix cache."""
         assert count <= self.num_free, f"asked for {count} of {self.num_free} free blocks"
         blocks = [self.free_queue.popitem(last=False)[0] for _ in range(count)]
         for block in blocks:

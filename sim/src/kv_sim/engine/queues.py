@@ -37,7 +37,7 @@ class Queues:
         self.finished_req_ids: set[str] = set()
         self.preempted_req_ids: set[str] = set()
         self.loaded: set[str] = set()
-        """Requests whose load was reported and that weren't scheduled since."""
+        """Requests whose load was reported, until they are scheduled."""
         self.failed_loads: set[str] = set()
         self.deferred_frees: deque[tuple[int, list[int]]] = deque()
         self.num_steps = 0
@@ -103,7 +103,7 @@ class Queues:
             self.inflight_prefills.remove(request)
 
     def own(self, request: SimRequest) -> None:
-        """Note that the request owns its blocks now."""
+        """Tell the shadow that the blocks are the request's now."""
         for table in self.blocks.tables[request.request_id].groups:
             self.shadow.own(request.request_id, table)
 

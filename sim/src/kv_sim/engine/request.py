@@ -93,16 +93,16 @@ class SimRequest:
     is_held = False
     """It ended, and the engine holds its blocks until a store is reported."""
     asked: RequestSpec | Turn
-    """The spec or turn that says how many tokens it samples now."""
+    """The spec or turn with the number of tokens that it samples now."""
     turn = 0
     """The turn in which a session is."""
     turns_arrived = 0
-    """Of a session: how many turns after the first have arrived. One more than it has: it was told to end."""
+    """Of a session: how many turns after the first have arrived. One more than there are means its end."""
 
     def __init__(
         self, spec: RequestSpec, block_size: int, length: int, hashes_per_block: int = 1, seed: int = 0
     ) -> None:
-        """``seed``: of the hashes that name its blocks, which are others where blocks have another size."""
+        """``seed``: a start value of its block hashes, so that they differ between block sizes."""
         self.spec = spec
         self.hashes_per_block = hashes_per_block
         self._seed = seed
@@ -145,7 +145,7 @@ class SimRequest:
 
     @property
     def may_hear_more(self) -> bool:
-        """Whether it is a session that another turn of, or the end of it, can still arrive for."""
+        """Whether it is a session whose next turn, or end, can still arrive."""
         return self.spec.turns is not None and self.turns_arrived <= len(self.spec.turns)
 
     @property
@@ -159,7 +159,7 @@ class SimRequest:
         return self.turns_arrived == len(self.stories)
 
     def begin_turn(self) -> None:
-        """Let a session continue with a longer prompt, which begins with what was computed."""
+        """Let a session continue with a longer prompt, which begins with its computed tokens."""
         self.num_output_tokens = 0
         self.turn += 1
         self._take_up(self.spec.asked_in(self.turn))
@@ -201,7 +201,7 @@ class SimRequest:
         return self.hashes_up_to(self.num_prompt_tokens)
 
     def known_hashes(self) -> Iterator[Sequence[bytes]]:
-        """By turn, those of all full blocks that it has known; in earlier ones with the token that it dropped."""
+        """By turn, the hashes of all full blocks it has known; in earlier turns including the token it dropped."""
         last = self.hashes_per_block - 1
         for turn, story in enumerate(self.stories[: self.turn]):
             tokens = story.prompt_tokens + self.spec.asked_in(turn).output_tokens
@@ -217,7 +217,7 @@ class SimRequest:
                 yield name, names[index - 1] if index else None, story.tokens[index * size : (index + 1) * size]
 
     def parts_of_blocks(self) -> Iterator[tuple[bytes | None, bytes, list[int]]]:
-        """What each hash within a block stands for: the hash before it, itself, and the tokens of it alone."""
+        """For each hash within a block: the hash before it, the hash, and the tokens between them."""
         size, count = self._block_size // self.hashes_per_block, self.hashes_per_block
         for story in self.stories:
             for index, part in enumerate(story.block_hashes):
@@ -226,7 +226,7 @@ class SimRequest:
                     yield before, part, story.tokens[index * size : (index + 1) * size]
 
     def images_by_hash(self) -> dict[bytes, tuple[str, int]]:
-        """By the hash of the block that has its image, and of the part of one: the image, and its place there."""
+        """Hash of the block (and of the part of a block) with its image -> the image, and its position there."""
         found: dict[bytes, tuple[str, int]] = {}
         image, count = self.spec.seen, self.hashes_per_block
         if image is None:
@@ -245,12 +245,12 @@ class SimRequest:
         return self.num_tokens + self.num_draft_tokens
 
     def wrong_draft_hashes(self, start: int, end: int) -> Words:
-        """What rejected drafts leave in ``[start, end)``: bytes that belong to no prefix."""
+        """The bytes that rejected drafts leave in ``[start, end)``; they belong to no prefix."""
         return np.array([mix(int(h) ^ 0xD12AF7) for h in self.hashes[start:end]], dtype=np.uint64)
 
     @property
     def waits_for(self) -> str:
-        """The report that would free an ended request's blocks. Empty: it has none."""
+        """For messages: the report that an ended request's blocks wait for. Empty: it has no blocks."""
         if not self.status.is_finished:
             return ""
         if self.is_held:

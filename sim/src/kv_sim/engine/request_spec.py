@@ -10,7 +10,7 @@ from typing import Any, Final
 from kv_sim.memory.content import Image, hash_text, mix
 
 FIRST_TOKENS: Final = 40_000
-"""So many conversations differ in their first token."""
+"""How many conversations have different first tokens."""
 
 
 @dataclass(frozen=True)
@@ -28,8 +28,8 @@ class RequestSpec:
 
     request_id: str
     conversation: int
-    """Requests of one conversation share its tokens, as far as both go. Two conversations differ only in their
-    first token: the same tokens follow, at the same places, after another prefix."""
+    """Requests of one conversation share its tokens, up to the shorter one. Two conversations differ only in their
+    first token: the same tokens follow, at the same positions, after another prefix."""
     shared_tokens: int
     own_tokens: int
     """Tokens of the prompt after those of the conversation, which no other request has."""
@@ -41,15 +41,16 @@ class RequestSpec:
     adapter: str | None = None
     skip_reading_prefix_cache: bool = False
     image: str | None = None
-    """Not None: one token of its prompt stands for the image of this name; without the image it is the same."""
+    """Not None: one token of its prompt is the placeholder of this image. The token is the same without an
+    image."""
     image_at: int = 0
-    """The place of that token. Beyond the prompt there is no image."""
+    """The position of that token. Beyond the prompt there is no image."""
     turns: tuple[Turn, ...] | None = None
-    """Not None: it is a session with these turns after the first. After the last one it is told to end."""
+    """Not None: it is a session with these turns after the first. After the last turn its end arrives."""
     own_of: str | None = None
-    """Not None: by the tokens that are its own it is this other request, as one that goes on from it elsewhere."""
+    """Not None: it has the own tokens of this other request, which it continues at another engine."""
     kv_transfer_params: Any = field(default=None, hash=False)
-    """What its client sends, which may be anything. These keys override a router's; a value that is no object
+    """The client's parameters, which may be anything. An object overrides keys of the router's; any other value
     replaces the router's object."""
 
     @classmethod
@@ -81,7 +82,7 @@ class RequestSpec:
 
     @property
     def seen(self) -> Image | None:
-        """The image that its prompt has."""
+        """The image in its prompt."""
         has_image = self.image is not None and self.image_at < len(self.prompt)
         return Image(self.image, self.image_at) if has_image and self.image is not None else None
 
@@ -95,22 +96,22 @@ class RequestSpec:
         return first + sum(turn.tokens + turn.output_tokens - 1 for turn in self.turns or ())
 
     def asked_in(self, turn: int) -> "RequestSpec | Turn":
-        """What says how much it samples in a turn."""
+        """The spec or turn with the number of tokens that it samples in a turn."""
         return self.turns[turn - 1] if self.turns and turn else self
 
     def said_in(self, turn: int) -> tuple[int, ...]:
-        """The tokens that a turn after the first brings."""
+        """The new tokens of a turn after the first."""
         assert self.turns is not None, f"{self.request_id} is no session"
         count, root = self.turns[turn - 1].tokens, self.conversation << 32 | turn << 24
         return tuple(2000 + mix(root | position) % 997 for position in range(count))
 
 
 AHEAD: Final = 1 << 13
-"""More tokens than steps under way, with drafts, go beyond the last one of a request."""
+"""More tokens than steps in flight, with drafts, compute beyond the last token of a request."""
 
 
 def most_tokens(spec: RequestSpec, max_model_len: int) -> int:
-    """How many tokens a request can come to: each of them is written down when it arrives."""
+    """The most tokens that a request can have: all of them are made when it arrives."""
     told = spec.shared_tokens + spec.own_tokens + spec.output_tokens
     later = sum(turn.tokens + turn.output_tokens for turn in spec.turns or ())
     return min(max_model_len, told + later + AHEAD)

@@ -24,7 +24,7 @@ RejectDrafts = Callable[[str, int], int]
 
 
 class Scheduler(Queues):
-    """Decides on one step after the other."""
+    """Plans one step after the other."""
 
     admission_class: ClassVar[type[Admission]] = Admission
 
@@ -37,7 +37,7 @@ class Scheduler(Queues):
     # -- one step ------------------------------------------------------------------------------
 
     def schedule(self, reject_drafts: RejectDrafts) -> tuple[SchedulerOutput, StepPlan]:
-        """Decide on the next step and let the connector plan its part of it."""
+        """Plan the next step, and let the connector plan its part of it."""
         self.num_steps += 1
         plan = StepPlan(0 if self.pause is Pause.ALL else self.config.max_step_tokens)
         self._schedule_running(plan)
@@ -57,7 +57,7 @@ class Scheduler(Queues):
         return output, plan
 
     def attend(self, plan: StepPlan, reject_drafts: RejectDrafts) -> None:
-        """Note what the devices will do."""
+        """Work out what the devices will compute and read."""
         plan.attend(self.requests, self.blocks, reject_drafts)
 
     def _schedule_running(self, plan: StepPlan) -> None:
@@ -82,7 +82,7 @@ class Scheduler(Queues):
         return max(0, min(wanted, budget, self.config.max_model_len - request.num_computed_tokens - 1))
 
     def _make_room(self, plan: StepPlan, request: SimRequest, count: int) -> bool:
-        """Allocate for ``count`` more tokens, preempting from the back until it works. False: it can't."""
+        """Allocate blocks for ``count`` more tokens; preempt the last requests until they fit. False: no room."""
         while not self._allocate_running(plan, request, count):
             if self.connector.has_pending_block_frees():
                 return False
@@ -128,7 +128,7 @@ class Scheduler(Queues):
         self.waiting.appendleft(request)
         self.preempted_req_ids.add(request.request_id)
 
-    # -- after a step is decided ---------------------------------------------------------------
+    # -- after a step is planned ---------------------------------------------------------------
 
     def _after_schedule(self, plan: StepPlan) -> None:
         for request_id, count in plan.counts.items():
@@ -149,7 +149,7 @@ class Scheduler(Queues):
         self.preempted_req_ids = set()
 
     def _release_when_copied(self, copies: list[BlockCopy]) -> None:
-        """Both ends of a copy are held until the step that makes it has come back."""
+        """Hold source and target of each copy until its step has come back."""
         blocks = [block for copy in copies for block in copy]
         if blocks and self.defers_frees:
             self.deferred_frees.append((self.sched_step_seq + 1, blocks))
@@ -157,7 +157,7 @@ class Scheduler(Queues):
             self.blocks.block_pool.free(blocks)
 
     def _offers(self, handed: BlockState) -> list[Offer]:
-        """What is handed over: blocks, each with its tokens that don't change though others are appended."""
+        """The handed-over blocks, each with how many of its tokens don't change while others are appended."""
         size, tables = self.config.block_size, self.blocks.tables
         return [
             offer

@@ -53,7 +53,7 @@ class SeenScheduler(Protocol):
 
     @property
     def connector(self) -> Any:
-        """What its side of the connector is called through."""
+        """The guard around its side of the connector."""
         ...
 
     @property
@@ -68,12 +68,12 @@ class SeenScheduler(Protocol):
 
     @property
     def deferred_frees(self) -> Sized:
-        """Blocks that are freed when the steps under way have come back."""
+        """Blocks to free when the steps in flight have come back."""
         ...
 
     @property
     def blocks(self) -> SeenBlocks:
-        """Which requests have which GPU blocks."""
+        """The block tables of requests."""
         ...
 
 
@@ -82,16 +82,16 @@ class SeenOutcome(Protocol):
 
     @property
     def ended(self) -> Sequence[SimRequest]:
-        """Those that have ended, in that order."""
+        """Requests that have ended, in that order."""
         ...
 
 
 class SeenWorker(Protocol):
-    """A rank's worker's visible part."""
+    """The visible part of a rank's worker."""
 
     @property
     def connector(self) -> Any:
-        """What its side of the connector is called through."""
+        """The guard around its side of the connector."""
         ...
 
     @property
@@ -100,7 +100,7 @@ class SeenWorker(Protocol):
         ...
 
     def execute(self, step: Step) -> KVConnectorOutput:
-        """Run the hooks of a step and launch its kernels; returns what the connector reports."""
+        """Run the hooks of a step and launch its kernels; returns the connector's report."""
         ...
 
     def sleep(self) -> None:

@@ -17,9 +17,9 @@ KINDS = {
 
 
 def vllm_config(config: WorldConfig, subject: Subject, rank: int = 0, place: Place | None = None) -> Any:
-    """The configuration as the worker of ``rank`` gets it; the scheduler's says rank 0.
+    """The configuration for the worker of ``rank``; the scheduler's is that of rank 0.
 
-    Of the model there are its path and its type, and only where there is another engine, which may have another.
+    ``model_config`` has only the model's path and data type, and only in worlds of two engines.
     """
     place = place or Place()
     model = SimpleNamespace(model=place.model, dtype=config.dtype)
@@ -47,7 +47,7 @@ def vllm_config(config: WorldConfig, subject: Subject, rank: int = 0, place: Pla
 
 
 def kv_cache_config(config: WorldConfig, rank: int = 0) -> Any:
-    """Groups and tensors of a rank; the scheduler is told those of rank 0.
+    """Groups and tensors of a rank; the scheduler gets those of rank 0.
 
     As in vLLM, a block belongs to one group, and layer i of every group that has one shares a tensor.
     """

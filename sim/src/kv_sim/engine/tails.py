@@ -31,7 +31,7 @@ class Tails:
         """Request -> the boundary of the state in its last block, which its next step would overwrite."""
 
     def boundaries(self, request: SimRequest) -> list[int]:
-        """The boundaries within blocks where a step over the prompt ends: its last, and that of what it shares."""
+        """Where steps of a prompt end within blocks: at its last hash, and at the end of its shared part."""
         size, per_hash = self._config.block_size, self._tokens_per_hash
         last = request.num_prompt_tokens - 1
         ends = {min(tokens, last) // per_hash * per_hash for tokens in (last, request.spec.shared_tokens)}
@@ -63,7 +63,10 @@ class Tails:
     # -- keeping -------------------------------------------------------------------------------
 
     def keep(self, request: SimRequest, tables: Groups, tokens: int) -> list[int]:
-        """The next step ends after so many tokens. At a boundary its states get names; returns their blocks."""
+        """The next step ends after ``tokens``. At a boundary, enter its states into the prefix cache.
+
+        Returns their blocks.
+        """
         if tokens not in self.boundaries(request):
             return []
         blocks = [tables[group][tokens // self._config.block_size] for group in self._states]
@@ -74,7 +77,7 @@ class Tails:
         return blocks
 
     def blocks_to_copy(self, request_id: str) -> int:
-        """How many blocks the next step of a request needs, to copy the states there that it would overwrite."""
+        """How many blocks the next step of a request needs for copies of states that it would overwrite."""
         return len(self._states) if request_id in self._kept else 0
 
     def copy(self, request_id: str, tables: Groups) -> tuple[list[BlockCopy], list[tuple[int, int, int]]]:
@@ -98,7 +101,7 @@ class Tails:
         self._kept.pop(request_id, None)
 
     def end(self, request: SimRequest, tables: Groups) -> list[tuple[int, int, int]]:
-        """The states that a request hands over as it ends, if no step has gone on from them; as in ``copy``."""
+        """The states that an ending request hands over, unless a step has overwritten them; as in ``copy``."""
         boundary = self._kept.pop(request.request_id, None)
         if boundary is None or request.num_in_flight_tokens or request.num_computed_tokens != boundary:
             return []

@@ -59,7 +59,7 @@ class Worker:
         self.handshake = self.connector.get_handshake_metadata()
 
     def execute(self, step: Step) -> KVConnectorOutput:
-        """Run the hooks of a step and launch its kernels; returns what the connector reports."""
+        """Run the hooks of a step and launch its kernels; returns the connector's report."""
         output, connector = step.output, self.connector
         sent = "scheduler side, build_connector_meta"
         meta = self._crossing.unpack(step.packed, output.kv_connector_metadata, sent)

@@ -48,9 +48,10 @@ class Coverage:
         self._turns: dict[str, int] = {}
         """Request id -> its turn when it was scheduled as a new request."""
         self._pulls_in_step: set[str] = set()
-        """Requests with a ticket of which something is loaded in the step, if they are scheduled."""
+        """Requests with a ticket that load within the step in which they are scheduled."""
         self._pulls: dict[tuple[int, int], dict[str, list[int]]] = {}
-        """Engine and step -> by request, the blocks that are loaded in it by a ticket, and haven't failed."""
+        """Engine and step -> request -> the blocks that it loads in this step by a ticket, and that haven't
+        failed."""
 
     def states(self, engine: Engine, action: Action) -> set[str]:
         """The states of the requests that ``action`` meets."""
@@ -68,12 +69,12 @@ class Coverage:
         self.situations[name] += 1
 
     def client_sends(self, params: Any) -> None:
-        """A request arrives with these words of its client's, or None."""
+        """A request arrives with these parameters of its client, or None."""
         if params is not None:
             self.situation(STRANGE_WORDS if isinstance(params, dict) else NO_OBJECT)
 
     def matched(self, request: Any, answer: Any, carries: Container[str] = ()) -> None:
-        """The connector answered a match; ``carries`` has who came with a ticket."""
+        """The connector answered a match; ``carries`` are the requests with a ticket."""
         count, is_async = answer
         self._pulls_in_step.discard(request.request_id)
         if count and not is_async and request.request_id in carries:
@@ -88,7 +89,7 @@ class Coverage:
                 self.situation("match: the answer is dropped")
 
     def reported(self, engine: Engine, output: KVConnectorOutput, carries: Container[str]) -> None:
-        """The connector was told what its workers reported; ``carries`` has who came with a ticket."""
+        """The connector's scheduler side got its workers' reports; ``carries`` are the requests with a ticket."""
         for request_id in output.finished_recving or ():
             if request_id in carries and request_id in engine.scheduler.requests:
                 tables = engine.scheduler.blocks.tables.get(request_id)
@@ -102,7 +103,7 @@ class Coverage:
                     self.situation(NOT_PULLED)
 
     def pulls(self, engine: Engine, step: Step) -> None:
-        """A step was scheduled: who loads by a ticket in it, and what became of that in those that came back."""
+        """A step was scheduled: note its loads by tickets, and count those of processed steps as successful."""
         under_way = {(engine.place.number, one.number) for one in engine.steps}
         for earlier in [one for one in self._pulls if one[0] == engine.place.number and one not in under_way]:
             for _ in self._pulls.pop(earlier):
@@ -147,7 +148,7 @@ class Coverage:
         self._meanwhile(engine)
 
     def _meanwhile(self, engine: Engine) -> None:
-        """What goes on while a step is scheduled."""
+        """Count the situations in which a step is scheduled."""
         if engine.scheduler.deferred_frees:
             self.situation("frees are deferred")
         requests = engine.scheduler.requests.values()

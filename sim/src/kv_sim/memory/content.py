@@ -1,4 +1,4 @@
-"""What a slot must hold: a function of the whole token prefix, images, salt, adapter, layer, group and rank.
+"""The right bytes of a slot: a function of the whole token prefix, images, salt, adapter, layer, group and rank.
 
 ``prefix_hashes`` chains 64-bit hashes over tokens, so two slots are equal only if everything before them is. A
 slot's value is that hash xor a constant of its layer, group and rank: bytes of another layer or rank never pass
@@ -67,14 +67,14 @@ class Image:
 
     name: str
     at: int
-    """The place of the token."""
+    """The position of the token."""
 
 
 @lru_cache(maxsize=512)
 def whole_story(
     root: int, prompt: tuple[int, ...], length: int, image: Image | None = None
 ) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """The tokens of a request that is let go on to some length, and the hash after each. Shrinking asks again."""
+    """The tokens of a request up to some length, and the hash after each; cached, since shrinking repeats them."""
     seen = list(prompt)
     if image is not None and image.at < len(seen):
         seen[image.at] = mix(hash_text(image.name) ^ seen[image.at])

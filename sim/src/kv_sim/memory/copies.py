@@ -1,13 +1,13 @@
 """The copies of one rank: asynchronous, of whole blocks, and run when the world says.
 
-A copy is submitted by a connector's worker, then advances page by page, and ends: complete, failed (maybe after
-some pages: torn) or never (lost). It reads or writes memory at the moment a page is copied, so everything that a
-real stream could do to a careless connector happens here. An end may be reported twice, which must change nothing.
+A connector's worker submits a copy, which advances page by page, and ends: complete, failed (if after some pages:
+torn) or never (lost). It reads or writes memory at the moment a page is copied, so everything that a real stream
+could do to a careless connector happens here. An end may be reported twice, which must change nothing.
 
 A copy with ``after_compute`` starts only when every step that was launched before it has retired, like a CUDA
 stream that waits for an event on the compute stream. Copies of one ``stream`` run in the order of submission; one
-that is lost moves nothing more and keeps nobody waiting. It may be found again, and goes on late, unless somebody
-was told that it never will: who waited for it, or gave it up for good.
+that is lost moves nothing more and blocks no other. It may be found again and go on late, unless the connector
+may rely on its end: since it waited for the copy, or gave it up for good.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -20,7 +20,7 @@ from kv_sim.memory.settled import Settled
 
 
 class Pages(Protocol):
-    """What moves one page, and says whether it may."""
+    """Moves single pages, and checks that this is allowed; a device."""
 
     @property
     def retired_steps(self) -> int:
@@ -45,12 +45,12 @@ class Pages(Protocol):
 
     @property
     def settled(self) -> Settled:
-        """Knows of which tokens blocks don't change any more."""
+        """Which tokens of partly filled blocks don't change any more."""
         ...
 
 
 class CopyQueue:
-    """One worker's access to the copies of its rank: it submits copies, and is told only of its own."""
+    """One worker's access to the copies of its rank: it submits copies, and gets only their reports."""
 
     def __init__(self, copies: "Copies") -> None:
         self._copies = copies
@@ -64,7 +64,7 @@ class CopyQueue:
         after_compute: bool = True,
         stream: str = "",
     ) -> int:
-        """Begin a copy of ``pairs`` (GPU block, host slot); returns its id at once."""
+        """Submit a copy of ``pairs`` (GPU block, host slot); returns its id at once."""
         return self._copies.begin(
             self, Direction(direction), tuple(pairs), after_compute=after_compute, stream=stream
         )
@@ -80,7 +80,7 @@ class CopyQueue:
         return reports
 
     def wait(self, copy_ids: Sequence[int]) -> set[int]:
-        """Let these copies end now; returns the ids that never will. The results come through ``poll``."""
+        """Let these copies end now; returns the ids of those that never will. ``poll`` returns the results."""
         return {copy_id for copy_id in copy_ids if not self._copies.force(copy_id)}
 
     @property
@@ -89,13 +89,13 @@ class CopyQueue:
         return bool(self._reports)
 
     def report(self, result: Result) -> None:
-        """Take in that one of its copies ended."""
+        """One of its copies has ended."""
         self._reports.append(result)
 
 
 @dataclass
 class Copies:
-    """The copies of one rank. Workers ``open`` a queue; the rest is the world's."""
+    """The copies of one rank. Workers ``open`` a queue; all other methods are for the world."""
 
     pages: Pages
     launched_steps: int = 0
@@ -106,7 +106,7 @@ class Copies:
     """The next load that its worker waits for fails."""
     running: dict[int, Copy] = field(default_factory=dict)
     ended: list[Copy] = field(default_factory=list)
-    """Every copy that ended, for repeats and for the books."""
+    """Every copy that has ended, for repeats and for checkers."""
     lost_slots: set[int] = field(default_factory=set)
     """Host slots that hold nothing since a restart: a load from one fails."""
     restarts: int = 0
@@ -118,7 +118,7 @@ class Copies:
 
     @property
     def has_unheard(self) -> bool:
-        """Whether a copy has ended whose end wasn't polled yet, since no step came after it."""
+        """Whether the end of a copy was not polled yet, since no step came after it."""
         return any(queue.has_reports for queue in self._queues.values())
 
     def open(self) -> CopyQueue:
@@ -159,7 +159,7 @@ class Copies:
         return copy_id
 
     def force(self, copy_id: int) -> bool:
-        """Let a copy end now, after what has to come before it. False: it never will."""
+        """Let a copy end now, after all that must come before it. False: it never will."""
         copy = self.running.get(copy_id)
         if copy is None:
             return True
@@ -176,7 +176,7 @@ class Copies:
         return True
 
     def _take_spoiling(self, copy: Copy) -> bool:
-        """Whether this is the copy that was to fail when it is waited for. The next one isn't, then."""
+        """Whether this awaited copy is the one that was to fail; clears the mark."""
         if self.spoiled:
             self.spoiled = False
             return True
@@ -185,7 +185,7 @@ class Copies:
             return True
         return False
 
-    # -- what the world decides ----------------------------------------------------------------
+    # -- for the world -------------------------------------------------------------------------
 
     def startable(self) -> list[Copy]:
         """Copies whose next page may be moved now."""
@@ -196,7 +196,7 @@ class Copies:
         return [copy for copy in first_of.values() if copy.after_step <= retired]
 
     def advance(self, copy: Copy, pages: int) -> None:
-        """Move the next ``pages`` pages; one that has none left is done, one with nothing to load fails."""
+        """Move the next ``pages`` pages. Without pages left the copy is complete; if a slot is empty, it fails."""
         if copy.errand is not None:
             copy.errand()
             self._end(copy, State.DONE)
@@ -212,7 +212,7 @@ class Copies:
             self._end(copy, State.DONE)
 
     def fail(self, copy: Copy) -> None:
-        """The copy ends here; what it moved stays moved."""
+        """The copy fails; pages that it has moved stay moved."""
         self._end(copy, State.FAILED)
 
     def lose(self, copy: Copy) -> None:
@@ -229,12 +229,12 @@ class Copies:
         copy.state = State.RUNNING
 
     def give_up(self, copy_id: int) -> None:
-        """A worker makes sure that its lost copy is never found again."""
+        """A worker gives up a lost copy for good: it is never found again."""
         if copy_id in self.running:
             self.running[copy_id].is_over = True
 
     def restart(self, host_slots: int) -> None:
-        """Every copy fails, also a lost one, and the first ``host_slots`` slots hold nothing any more."""
+        """Every copy fails, also a lost one, and the first ``host_slots`` slots are empty from now on."""
         self.restarts += 1
         self.lost_slots.update(range(host_slots))
         for copy in list(self.running.values()):

@@ -35,11 +35,11 @@ class Copy:
     """The holders of the blocks when the copy was submitted, for messages."""
     was_lost: bool = False
     is_over: bool = False
-    """It is lost, and will never be found."""
+    """It is lost, and will never be found again."""
     given_up_to: set[int] = field(default_factory=set)
     """Blocks that it may still write late, since nothing has used them since it was lost."""
     settled: dict[int, tuple[str, int]] = field(default_factory=dict)
-    """What was settled in its blocks when it was submitted (``settled``)."""
+    """The settled tokens of its blocks when it was submitted (``settled``)."""
     errand: Callable[[], None] | None = None
     """The function to call instead of copying (``errands``). Then there are no pairs."""
 

@@ -1,7 +1,7 @@
 """The device of one rank: real GPU memory, a queue of launched steps, host memory, copies.
 
-A step is *launched* when the worker's hooks have run and *retires* when its kernels have: in between the host runs
-ahead. Retiring a step poisons the blocks it got and runs its ``kernels``. ``shadow`` has the rights to blocks.
+A step is *launched* when the worker's hooks have run, and *retires* when its kernels have run: in between the host
+runs ahead. Retiring a step poisons its new blocks and runs its ``kernels``. ``shadow`` has the rights to blocks.
 """
 
 import threading  # noqa: TID251 - asks which thread this is, and makes none
@@ -34,41 +34,41 @@ class Device:
         layers = max(config.layers_of(rank))
         by_layer = np.full((layers, config.num_blocks, config.block_size), POISON, dtype=np.uint64)
         self.memory: Words = by_layer.transpose(1, 0, 2)
-        """By block, layer and slot; the pages of a layer lie together. Groups that have fewer layers here use the
-        first ones."""
+        """By block, layer and slot; the pages of a layer are adjacent. Groups with fewer layers use the first
+        ones."""
         self.kernels = Kernels(rank, config, shadow, self.memory)
         self.host: Words = np.empty((0, *self.memory.shape[1:]), dtype=np.uint64)
         self.queue: deque[LaunchedStep] = deque()
         self.is_asleep = False
         self.waited_steps = 0
-        """Steps that this rank's worker executed while no copy was under way that can end, here or at another
-        engine: what stands for time. A copy that is only late is none that a timeout may give up."""
+        """The testbed's clock for timeouts: steps of this rank's worker while no copy that can end was running,
+        here or at another engine. So a timeout never gives up a copy that is only late."""
         self.others: list[Device] = []
-        """Of the same rank, at those of the world's other engines that have one."""
+        """The devices of the same rank at the world's other engines."""
         self.wires: list[Any] = []
-        """What moves bytes between them and this one, in the order in which it was set up."""
+        """The wires that move bytes between them and this one, in the order of their creation."""
         self.settled = Settled()
         self.copies = Copies(self)
         self._thread = threading.get_ident()
         self._refused = ""
-        """A call by another thread than the world's, for the error."""
+        """A call by a foreign thread, for the error."""
 
     @property
     def block_bytes(self) -> int:
-        """Bytes of a block in all layers: what a copy of it moves."""
+        """Bytes of a block in all layers, as copies move them."""
         return self.config.block_bytes_of(self.rank)
 
     # -- host memory, for connectors -----------------------------------------------------------
 
     def allocate_host(self, slots: int) -> int:
-        """Get ``slots`` pages of host memory; returns the number of the first, as copies know it."""
+        """Allocate ``slots`` pages of host memory; returns the number of the first host slot."""
         first = len(self.host)
         more = np.full((slots, *self.memory.shape[1:]), POISON, dtype=np.uint64)
         self.host = np.concatenate([self.host, more])
         return first
 
     def read_host(self, slot: int) -> Words | None:
-        """A copy of a page of host memory, all layers of a block. None: a restart lost what was there."""
+        """A copy of a page of host memory, all layers of a block. None: a restart lost the page."""
         self.must_be_in_turn("Device.read_host")
         self.shadow.about_to_use_host(
             self.rank, slot, Direction.LOAD, len(self.host), self.copies.running.values()
@@ -77,7 +77,7 @@ class Device:
         return self.host[slot].copy() if is_there else None
 
     def write_host(self, slot: int, page: Words) -> None:
-        """Fill a page of host memory with one as ``read_host`` gives it."""
+        """Overwrite a page of host memory by one from ``read_host``."""
         self.must_be_in_turn("Device.write_host")
         self.shadow.about_to_use_host(
             self.rank, slot, Direction.STORE, len(self.host), self.copies.running.values()
@@ -95,7 +95,7 @@ class Device:
         return cache
 
     def must_be_in_turn(self, what: str) -> None:
-        """Refuse a thread of the connector's own, which would come in between anything that the world does."""
+        """Refuse a thread of the connector, which would interfere with the world at any moment."""
         if threading.get_ident() == self._thread:
             return
         self._refused = self._refused or (
@@ -108,7 +108,7 @@ class Device:
     # -- sleep ---------------------------------------------------------------------------------
 
     def sleep(self) -> None:
-        """Free the GPU memory with its contents. No copy may be under way; lost ones are never found again."""
+        """Free the GPU memory with its contents. No copy may be running; lost ones are never found again."""
         for copy in self.copies.running.values():
             self.copies.give_up(copy.copy_id)
         self.shadow.about_to_sleep(self.rank, self.copies.running.values())
@@ -120,7 +120,7 @@ class Device:
         self.is_asleep = False
 
     def must_have(self, block: int, who: str) -> None:
-        """Report a block that doesn't exist; numpy would take a negative index as one from the end."""
+        """Report a block that doesn't exist; numpy would count a negative index from the end."""
         self.shadow.must_be_one_of(self.rank, block, len(self.memory), who)
 
     def must_be_awake(self, block: int, who: str) -> None:
@@ -136,7 +136,7 @@ class Device:
         return self.copies.launched_steps - len(self.queue)
 
     def begin_step(self, new_blocks: Iterable[int], handed: Iterable[Offer]) -> None:
-        """The rank's worker begins with a step, which gets new blocks and hands over ends of prompts."""
+        """The rank's worker begins a step, which gets new blocks and hands over ends of prompts."""
         copies = (copy for device in (self, *self.others) for copy in device.copies.running.values())
         self.waited_steps += all(copy.state is State.LOST for copy in copies)
         self.settled.begin_step(new_blocks, handed)
@@ -148,7 +148,7 @@ class Device:
             given_up_to.difference_update(blocks)
 
     def read_loaded(self, step: LaunchedStep, blocks: Collection[int], group: int, layer: int) -> None:
-        """A layer of the forward pass reads what the step itself loads into these blocks."""
+        """A layer of the forward pass reads these blocks, which the step itself loads."""
         self.kernels.read_loaded(step, blocks, group, layer)
 
     def launch(self, step: LaunchedStep) -> None:
@@ -182,14 +182,14 @@ class Device:
         self.retire_until(self.copies.launched_steps)
 
     def zero(self, blocks: list[int], step: int) -> None:
-        """Zero newly allocated blocks, as a kernel that is launched now would."""
+        """Zero newly allocated blocks now, as a kernel would on a fast device."""
         self.shadow.about_to_write(self.rank, blocks, f"step {step} zeroes it", self.copies.running.values())
         for block in blocks:
             self.memory[block] = ZERO
             self.shadow.last_writer[self.rank][block] = f"step {step}, which zeroed it"
 
     def copy_blocks(self, copies: Sequence[tuple[int, int]], step: int) -> None:
-        """Copy blocks (from, to), as a kernel that is launched now would, on a device that is quick."""
+        """Copy blocks (from, to) now, as a kernel would on a fast device."""
         if copies:
             self.synchronize()
         others = self.copies.running.values()
@@ -213,7 +213,7 @@ class Device:
         return self.shadow.owner(block)
 
     def restart_copies(self, *, forget_host: bool) -> None:
-        """What moves the bytes starts anew: copies under way fail; what the host held may be gone."""
+        """Restart the copy engine: running copies fail, and host memory may be lost."""
         if forget_host:
             self.host[:] = POISON
         self.copies.restart(len(self.host) if forget_host else 0)

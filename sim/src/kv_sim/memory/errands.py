@@ -44,7 +44,7 @@ class Errand(Future[T]):
             self.set_result(answer)
 
     def result(self, timeout: float | None = None) -> T:
-        """What it returned, or what it raised. One that is lost takes longer than anybody waits."""
+        """Return what it returned, or raise what it raised. A lost errand raises a ``TimeoutError``."""
         self._errands.wait_for(self)
         return super().result(0)
 
@@ -62,26 +62,27 @@ class Errands(Executor):
         self._shadow = device.shadow
         device.copies.executors += 1
         self._stream = f"errands {device.copies.executors}" if in_order else ""
-        """Of those that one thread would do, one after the other; another executor has another thread."""
+        """The copy stream of errands that run in order, as one thread would run them; another executor has
+        another."""
 
     def submit(self, fn: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> Errand[T]:
-        """Have a function called some time."""
+        """Have a function called at some later time."""
         errand = Errand(self, lambda: fn(*args, **kwargs))
         self._queue.send(errand, self._stream)
         return errand
 
     def wait_for(self, *errands: Errand[Any]) -> None:
-        """Have these done now, unless they are lost."""
+        """Run these errands now, unless they are lost."""
         self._queue.wait([errand.copy_id for errand in errands])
 
     def waits_for_itself(self, errand: Errand[Any]) -> NoReturn:
-        """It asked for its own end, or for that of one which has to come after it."""
+        """Report an errand that waits for itself, or for one that must run after it."""
         said = f"errand {errand.copy_id} waits for itself, or for one behind it: a thread would wait for good"
         self._shadow.fail(Invariant.LIVENESS, said)
         raise RuntimeError(said)
 
     def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
-        """Have all of them done, or cancelled."""
+        """Run or cancel all errands."""
         left = [*self._queue.under_way.values()]
         if cancel_futures:
             for errand in left:
@@ -91,21 +92,21 @@ class Errands(Executor):
 
 
 class _Queue(CopyQueue):
-    """It hears of the ends of errands, and keeps none of them for a poll."""
+    """A copy queue for errands: it passes their ends on to them, and keeps none for a poll."""
 
     def __init__(self, device: Device) -> None:
         super().__init__(device.copies)
         self.under_way: dict[int, Errand[Any]] = {}
 
     def send(self, errand: Errand[Any], stream: str) -> None:
-        """Begin with an errand."""
+        """Submit an errand."""
         errand.copy_id = self._copies.begin(
             self, Direction.STORE, (), after_compute=False, stream=stream, errand=errand.run
         )
         self.under_way[errand.copy_id] = errand
 
     def report(self, result: Result) -> None:
-        """It ended; one that failed was never begun. It may be told twice."""
+        """An errand has ended; if it failed, it never began. This may be reported twice."""
         errand = self.under_way.pop(result.copy_id, None)
         if errand is not None and not errand.done() and errand.set_running_or_notify_cancel():
             errand.set_exception(OSError(f"errand {result.copy_id} fails, since the world says so"))

@@ -1,9 +1,8 @@
-"""What a launched step does to a device's memory, and what it must find there.
+"""The kernels of a launched step: they write and read a device's memory, and check every byte they read.
 
-Its kernels write the slots that it computes, then read every slot that it attends to. What isn't what it must be
-is a ``ContentProblem`` of the step, which the engine judges when the step has come back. From wrong bytes wrong
-ones are computed: what the step wrote for that request is *spoilt*, and counts as wrong for whoever reads it
-later.
+They write the slots that the step computes, then read every slot that it attends to. A wrong slot is a
+``ContentProblem`` of the step, which the engine judges when the step has come back. Wrong input gives wrong
+output: the slots that the step wrote for that request are *spoilt*, and count as wrong when they are read later.
 """
 
 from collections.abc import Collection, Iterator, Sequence
@@ -17,21 +16,21 @@ from kv_sim.memory.launched import Attention, ContentProblem, LaunchedStep
 from kv_sim.memory.shadow import Shadow
 
 Slot = tuple[int, int, int]
-"""Block, layer, and the token's place in the block."""
+"""Block, layer, and the token's position in the block."""
 
 
 class Kernels:
-    """What the steps of one rank compute, in its ``memory``."""
+    """The kernels of one rank, on its ``memory``."""
 
     def __init__(self, rank: int, config: WorldConfig, shadow: Shadow, memory: Words) -> None:
         self._rank = rank
         self._config = config
         self._shadow = shadow
         self._of_group = [memory[:, :layers] for layers in config.layers_of(rank)]
-        """What groups use of the memory: the layers that they have here."""
+        """Each group's part of the memory: the layers that it has on this rank."""
         self.keys = self.keys_of(rank)
         self.others: list[Kernels] = []
-        """Those of the other engines, one of each: where wrong bytes may be from."""
+        """One of each other engine, to find where wrong bytes come from."""
         here = [group for group, layers in enumerate(config.layers_of(rank)) if layers]
         self._states = [group for group in here if config.groups[group].kind == "state"]
         self._tokens = [group for group in here if group not in self._states]
@@ -52,14 +51,14 @@ class Kernels:
                 self._read(step, attention, group, step.first_read(attention, step.windows[group]))
                 if self._config.has_tails:
                     self._read_end(step, attention, group)
-        # Also on another rank, or when a layer waited for it: what is computed of it goes into all that follows.
+        # A problem may be of another rank, or of a layer that read loaded blocks: all later results are wrong.
         wrong = {problem.request_id for problem in step.problems}
         for attention in step.attentions if wrong else ():
             if attention.request_id in wrong:
                 self._spoil(attention)
 
     def read_loaded(self, step: LaunchedStep, blocks: Collection[int], group: int, layer: int) -> None:
-        """A layer reads what the step loads: the full blocks of its group among ``blocks``, but no states."""
+        """A layer reads blocks that the step loads: the full ones of its group among ``blocks``, but no states."""
         size = self._config.block_size
         for attention in step.attentions if group in self._tokens else ():
             first = step.first_read(attention, step.windows[group])
@@ -74,11 +73,11 @@ class Kernels:
                         self._note(step, attention, index * size + offset, group, slot, role)
 
     def changes(self, step: LaunchedStep, copy: Copy, block: int) -> bool:
-        """Whether a step will leave other bytes in what a copy wants of a block than there are now.
+        """Whether a step will change bytes of a block that a copy reads.
 
-        Tokens that are computed anew, since a load before them failed, come out as they were: who shares their
-        blocks may be reading them. What is spoilt counts as what it should be: whoever stores it has to drop it.
-        And to what a store wants of a block others may be appended.
+        Tokens that are computed again after a failed load get the same bytes: other requests that share their
+        blocks may be reading them. Spoilt slots count as if they were right, since a connector must drop chunks of
+        them anyway. And appended tokens don't matter to a store of the settled ones before them.
         """
         if block in step.poison:
             return True
@@ -114,19 +113,19 @@ class Kernels:
             self._shadow.wrote_part(self._rank, block, writer, slots, len(self.keys[group]) - 1)
 
     def _ahead(self, attention: Attention, group: int) -> Iterator[tuple[int, slice, Words]]:
-        """Where a draft model writes beyond the step's tokens, and the words that it leaves in its layer."""
+        """The slots in which a draft model writes beyond the step's tokens, and the words that it writes."""
         if group in attention.ahead:
             words = attention.ahead[group] ^ self.keys[group][-1]
             yield from _places(attention.tables[group], self._config.block_size, attention.end, words)
 
     def _spoil(self, attention: Attention) -> None:
-        """Leave wrong bytes where a request wrote, which read some."""
+        """Spoil the slots that a request wrote, since it read wrong bytes."""
         for group in self._tokens:
             for block, slots, hashes in self._written(attention, group):
                 self._of_group[group][block, :, slots] = ~(hashes ^ self.keys[group][:, None])
 
     def _written(self, attention: Attention, group: int) -> Iterator[tuple[int, slice, Words]]:
-        """Where a request writes: a block, the slots in it, and the hashes of the tokens there."""
+        """The slots that a request writes: block, slots in it, and the hashes of their tokens."""
         hashes = attention.hashes[attention.start : attention.end]
         return _places(attention.tables[group], self._config.block_size, attention.start, hashes)
 
@@ -140,7 +139,7 @@ class Kernels:
             self._compare(step, attention, group, first, table, expected)
 
     def _read_end(self, step: LaunchedStep, attention: Attention, group: int) -> None:
-        """Read a block that isn't full: what was loaded or copied of it may never be read otherwise."""
+        """Read a partly filled block: its loaded or copied slots might never be read otherwise."""
         index, count = divmod(attention.end, self._config.block_size)
         if count:
             expected = attention.hashes[attention.end - count : attention.end].reshape(1, count)
@@ -155,7 +154,7 @@ class Kernels:
         table: Sequence[int],
         expected: Words,
     ) -> None:
-        """Compare the beginnings of blocks, whose first is a request's ``first``, with what they must hold."""
+        """Compare the beginnings of a request's blocks, from the ``first`` on, with the expected words."""
         held = self._of_group[group][list(table), :, : expected.shape[1]]
         got = held ^ self.keys[group][None, :, None]
         differs = got != expected[:, None]
@@ -167,7 +166,7 @@ class Kernels:
     def _note(
         self, step: LaunchedStep, attention: Attention, token: int, group: int, slot: Slot, role: str = ""
     ) -> None:
-        """Note that a slot isn't what it must be for a request's ``token``."""
+        """Note that a slot has the wrong bytes for a request's ``token``."""
         block, layer, _ = slot
         request_id, held = attention.request_id, int(self._of_group[group][slot])
         whose = self._whose(held, group, layer)
@@ -177,7 +176,7 @@ class Kernels:
         step.problems.append(ContentProblem(request_id, block, message, tuple(sorted(spoilt))))
 
     def _whose(self, value: int, group: int, layer: int) -> str | None:
-        """Which request's token a value is of, and where it belongs if that is elsewhere. None: nobody's here."""
+        """The request and token that a value belongs to, and its place if that is another one. None: unknown."""
         if value in (POISON, ZERO):
             return None
         for kernels in (self, *self.others):
@@ -194,7 +193,7 @@ class Kernels:
         return layer_keys(rank, self._config.layers_of(rank), self._config.stranger)
 
     def find(self, value: int) -> tuple[int, str, int, int, int] | None:
-        """Of which token of which request of this engine a value is, at which rank, group and layer."""
+        """The token of a request of this engine that a value belongs to, with its rank, group and layer."""
         for rank in range(self._config.world_size):
             for group, keys in enumerate(self.keys_of(rank)):
                 for layer, key in enumerate(keys):
@@ -205,24 +204,24 @@ class Kernels:
         return None
 
     def _elsewhere(self, kernels: "Kernels") -> str:
-        """Whose a value is, if it isn't this engine's."""
+        """For messages: the request of another engine that a value belongs to."""
         if kernels is self:
             return ""
         strange = {kernels._config.stranger, self._config.stranger} - {"none"}
         if not strange:
             return " at another engine"
         if strange == {"dtype"}:
-            return ", whose numbers are of another type"
-        return ", of another model" if strange <= {"model", "path"} else ", of an engine cut in another way"
+            return ", of another data type"
+        return ", of another model" if strange <= {"model", "path"} else ", of an engine with another layout"
 
     def _write_states(self, step: LaunchedStep, attention: Attention, group: int) -> None:
-        """Leave the states that the step comes to."""
+        """Write the states after the step's tokens."""
         for block, token in attention.moves(group, self._config.block_size).after:
             self._of_group[group][block] = (attention.hashes[token] ^ self.keys[group])[:, None]
             self._shadow.last_writer[self._rank][block] = _writer(step, attention)
 
     def _read_state(self, step: LaunchedStep, attention: Attention, group: int) -> None:
-        """Go on from the state after the token before the step's first."""
+        """Read the state before the step's first token."""
         block, token = attention.moves(group, self._config.block_size).before, attention.start - 1
         if block is None:
             return
@@ -235,7 +234,7 @@ class Kernels:
 
 
 def _places(table: Sequence[int], size: int, start: int, words: Words) -> Iterator[tuple[int, slice, Words]]:
-    """Where words from a request's ``start`` on are, as far as its table goes: block, slots, and those words."""
+    """The places of words from a request's ``start`` on, up to the end of its table: block, slots, and words."""
     position, end = start, min(start + len(words), len(table) * size)
     while position < end:
         index, offset = divmod(position, size)

@@ -8,10 +8,10 @@ from kv_sim.memory.content import Words
 
 
 class KVCache(np.ndarray[Any, np.dtype[np.uint64]]):
-    """What a connector gets for a layer: its pages of one device, an array of (blocks, words).
+    """The pages of a layer on one device, for a connector: an array of (blocks, words).
 
-    The array shows the memory as it is at this moment, and can't be written to; it is for those who want to know
-    where pages lie. ``read`` and ``write`` wait for the device first, as an access from the host does. ``device``,
+    The array shows the memory as it is at this moment, and is read-only; it is for connectors that need addresses
+    and strides. ``read`` and ``write`` wait for the device first, as an access from the host does. ``device``,
     which views keep, has ``copies``, which don't wait.
     """
 
@@ -28,7 +28,7 @@ class KVCache(np.ndarray[Any, np.dtype[np.uint64]]):
         return self._device
 
     def read(self, block: int) -> Words:
-        """A copy of a page, after the device has finished what it was given."""
+        """A copy of a page, after the device has finished all launched steps."""
         self.device.must_be_in_turn("KVCache.read")
         self.device.must_have(block, "KVCache.read")
         self.device.must_be_awake(block, "the connector")
@@ -39,7 +39,7 @@ class KVCache(np.ndarray[Any, np.dtype[np.uint64]]):
         return cast(Words, self.device.memory[block, self.layer].copy())
 
     def write(self, block: int, page: Any) -> None:
-        """Overwrite a page by one as ``read`` gives it, after the device has finished what it was given."""
+        """Overwrite a page by one from ``read``, after the device has finished all launched steps."""
         words = self.device.memory.shape[-1]
         if not isinstance(page, np.ndarray) or page.dtype != np.uint64 or page.shape != (words,):
             got = _described(page)

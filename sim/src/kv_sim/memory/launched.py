@@ -1,7 +1,4 @@
-"""A step that was launched: what each of its requests computes and reads on a device.
-
-What the device makes of it is in ``kernels``.
-"""
+"""A launched step: what each of its requests computes and reads on a device. ``kernels`` runs it."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -29,15 +26,15 @@ class Attention:
     end: int
     tables: tuple[tuple[int, ...], ...]
     hashes: Words
-    """What each position must hold, drafts included; at least ``end`` long."""
+    """The right hash of each position, drafts included; at least ``end`` long."""
     states: Mapping[int, StateMoves] = field(default_factory=dict)
-    """Where the states of a group are, if the engine says so: with drafts there are more than the table tells."""
+    """The blocks of a group's states, if the engine names them: with drafts there are more than in the table."""
     ahead: Mapping[int, Words] = field(default_factory=dict)
-    """What a draft model, which has the last layer of a group, leaves there from ``end`` on, as far as there are
-    blocks: it counts for nothing, and the next step writes over it."""
+    """The words that a draft model, which has the last layer of a group, writes there from ``end`` on, as far as
+    there are blocks. No request reads them, and the next step overwrites them."""
 
     def moves(self, group: int, block_size: int) -> StateMoves:
-        """Where the states of a group are. As a table tells it, each block has the state after its last token."""
+        """The blocks of a group's states. In a block table each block has the state after its last token."""
         if group in self.states:
             return self.states[group]
         table, last = self.tables[group], self.end - 1
@@ -49,13 +46,13 @@ class Attention:
 
 @dataclass(frozen=True)
 class ContentProblem:
-    """A kernel read something else than its request's prefix."""
+    """A kernel read bytes that aren't those of its request's prefix."""
 
     request_id: str
     block: int
     message: str
     spoilt: tuple[int, ...] = field(default=(), compare=False)
-    """Blocks with what was computed from it."""
+    """Blocks with slots that were computed from these bytes."""
 
 
 @dataclass
@@ -85,7 +82,7 @@ class LaunchedStep:
                 self.reads.update(table[first : last + 1])
                 end = attention.end + len(attention.ahead.get(group, ()))
                 self.writes.update(table[attention.start // self.block_size : -(-end // self.block_size)])
-        # An engine that keeps states only where it means to has no block for those between.
+        # An engine that keeps only some states has no blocks for the others.
         self.reads.discard(NULL)
         self.writes.discard(NULL)
 

@@ -1,8 +1,8 @@
 """``Shadow``, the rights over memory: who may read and write each GPU block and host slot now, on each rank.
 
-It knows what bytes can't tell: a copy that touches a block outside its right fails even if the bytes happen to
-be the right ones. Rights come from the engine (blocks that a load was announced for), from the queue of launched
-steps (blocks that running kernels read or write) and from running copies (pages they have yet to move).
+A copy that touches a block without a right fails even if the bytes happen to be right. Rights come from the
+engine (blocks that a load was announced for), from the queue of launched steps (blocks that running kernels read
+or write) and from running copies (pages they have yet to move).
 """
 
 import sys
@@ -25,19 +25,19 @@ class UsesBlocks(Protocol):
 
 
 class Part(NamedTuple):
-    """What somebody wrote of a block."""
+    """A written part of a block, and its writer."""
 
     writer: str
     slots: slice
     layer: int | None
-    """None: all of them."""
+    """None: all layers."""
 
     def has(self, layer: int, slot: int) -> bool:
         """Whether a slot of a layer is in it."""
         return self.layer in (None, layer) and self.slots.start <= slot < self.slots.stop
 
     def hides(self, other: "Part") -> bool:
-        """Whether nothing is left of what was written before."""
+        """Whether it overwrites all of an earlier part."""
         within = self.slots.start <= other.slots.start and other.slots.stop <= self.slots.stop
         return within and self.layer in (None, other.layer)
 
@@ -62,18 +62,18 @@ class Shadow:
         self.owners: dict[int, str] = {}
         """GPU block -> the request that got it last, for messages."""
         self.hashes_of: dict[str, Words] = {}
-        """By request, what its tokens are known by, for messages."""
+        """Request -> the hashes of its tokens, for messages."""
         self.ranks_that_failed: set[int] = set()
-        """Those whose worker said of a load that it failed, or that lost what a file was to get: what was moved
-        there need not be what others moved."""
+        """Ranks that reported a failed load, or lost bytes on the way to a file: their blocks may differ from
+        those of other ranks."""
         self.last_writer: list[dict[int, str]] = [{} for _ in range(ranks)]
-        """By rank, GPU block -> who wrote it last, the whole of it or a part."""
+        """By rank, GPU block -> the last writer of the block or a part of it."""
         self._parts: list[dict[int, list[Part]]] = [{} for _ in range(ranks)]
-        """By rank, GPU block -> who wrote which part of it since it was written as a whole, the last one last."""
+        """By rank, GPU block -> the parts written since the block was last written as a whole, the latest last."""
         self.fail = referee.fail
 
     def must_be_one_of(self, rank: int, block: int, blocks: int, who: str) -> None:
-        """Whoever names a GPU block means one that there is."""
+        """Report a GPU block that doesn't exist."""
         try:
             is_there = 0 <= index(block) < blocks
         except TypeError:
@@ -93,9 +93,9 @@ class Shadow:
     def expect_load(
         self, request_id: str, tables: Iterable[list[int]], tokens: range, block_size: int, step: int | None
     ) -> list[int]:
-        """A load of a request's tokens was announced: it may write the blocks of ``tables`` that hold them.
+        """A load of a request's tokens was announced: it may write their blocks in ``tables``.
 
-        It belongs to a step, or, if that is None, goes on until it is reported. Those blocks are the answer.
+        Returns these blocks. The load belongs to ``step``, or, if that is None, goes on until it is reported.
         """
         first, last = tokens.start // block_size, -(-tokens.stop // block_size)
         targets = [block for table in tables for block in table[first:last] if block]
@@ -123,7 +123,7 @@ class Shadow:
         copies: Iterable[Copy],
         changes: Callable[[Copy, int], bool] = _always,
     ) -> None:
-        """A kernel writes ``blocks``: no copy may be using them, but to read what it doesn't change."""
+        """A kernel writes ``blocks``: no copy may be using them, except to read bytes that don't change."""
         copies = list(copies)
         if not copies:
             return
@@ -134,11 +134,11 @@ class Shadow:
                 self._no_copy_uses(rank, changed, what, [copy], (Direction.STORE,))
 
     def about_to_read(self, rank: int, blocks: Collection[int], what: str, copies: Iterable[Copy]) -> None:
-        """Somebody reads ``blocks``: no load may be writing them."""
+        """A kernel or the connector reads ``blocks``: no load may be writing them."""
         self._no_copy_uses(rank, blocks, what, copies, (Direction.LOAD,))
 
     def about_to_load(self, rank: int, block: int, what: str, copies: Iterable[Copy]) -> None:
-        """A connector writes ``block`` from the host: it needs the right to, and nobody else may be using it."""
+        """A connector writes ``block`` from the host: it needs the right, and nothing else may be using it."""
         self._has_load_right(rank, block, what)
         self._no_copy_uses(rank, [block], what, copies, (Direction.STORE, Direction.LOAD))
 
@@ -163,7 +163,7 @@ class Shadow:
     # -- sleep ---------------------------------------------------------------------------------
 
     def about_to_sleep(self, rank: int, copies: Iterable[Copy]) -> None:
-        """The GPU memory goes: no copy may be under way."""
+        """The GPU memory is freed: no copy may be running."""
         for copy in copies:
             # An errand has no blocks, and is judged when it reads.
             if copy.state is not State.LOST and copy.blocks_left:
@@ -174,7 +174,7 @@ class Shadow:
                 )
 
     def misses(self, rank: int, block: int, who: str) -> None:
-        """Somebody uses a block, and there is no GPU memory."""
+        """A block is used while there is no GPU memory."""
         whose = f"rank {rank} block {block} (of {self.owner(block)})"
         self.fail(Invariant.OWNERSHIP, f"{whose}: {who} uses it while the engine sleeps")
 
@@ -191,7 +191,7 @@ class Shadow:
         copies: Collection[Copy],
         changes: Callable[[Any, Copy, int], bool] = _always,
     ) -> None:
-        """A copy moves one page: is the block its, and is neither end in somebody else's use?"""
+        """A copy moves one page: it needs the right to the block, and nothing else may be using block or slot."""
         if not 0 <= slot < slots:
             self.fail(Invariant.GEOMETRY, f"rank {rank}: {copy} uses host slot {slot} of {slots}")
         if block == 0:
@@ -230,7 +230,7 @@ class Shadow:
             )
 
     def about_to_use_host(self, rank: int, slot: int, way: Direction, slots: int, copies: Iterable[Copy]) -> None:
-        """The connector itself reads (as for a load) or writes a host slot."""
+        """The connector itself reads a host slot (as a load does), or writes it."""
         what = f"the connector {'reads' if way is Direction.LOAD else 'writes'} it"
         if not 0 <= slot < slots:
             self.fail(Invariant.GEOMETRY, f"rank {rank}: {what}: host slot {slot} of {slots}")
@@ -245,7 +245,7 @@ class Shadow:
             )
 
     def _at_host_slot(self, slot: int, way: Direction, copies: Iterable[Copy]) -> Iterable[Copy]:
-        """Copies that are yet to use a host slot in a way that this one bears not."""
+        """Copies that have yet to use a host slot, in conflict with this use."""
         for other in copies:
             is_in_the_way = Direction.STORE in (way, other.direction) and other.state is not State.LOST
             if is_in_the_way and slot in {left for _, left in other.pairs[other.copied :]}:
@@ -254,7 +254,7 @@ class Shadow:
     # -- content -------------------------------------------------------------------------------
 
     def wrote_part(self, rank: int, block: int, writer: str, slots: slice, layer: int | None = None) -> None:
-        """Somebody wrote slots of a block, in one layer or in all. Of the whole block ``last_writer`` is told."""
+        """Note the writer of slots of a block, in one layer or all; of a whole block it is in ``last_writer``."""
         written, part = self.last_writer[rank], Part(writer, slots, layer)
         parts = self._parts_of(rank, block)
         self._parts[rank][block] = [*(before for before in parts if not part.hides(before)), part]
@@ -276,7 +276,7 @@ class Shadow:
         value: int,
         whose: str | None = None,
     ) -> str:
-        """Say what a kernel read in place of the request's prefix, in a slot of (block, layer, place in it)."""
+        """The message for wrong bytes that a kernel read, in a slot of (block, layer, position in it)."""
         block, layer, place = slot
         held = {int(POISON): "poison", int(ZERO): "zeroes"}.get(value, whose or f"{value:#x}")
         parts = self._parts_of(rank, block)
@@ -288,5 +288,5 @@ class Shadow:
         )
 
     def owner(self, block: int) -> str:
-        """Who got the block last."""
+        """The request that got the block last."""
         return f"request {self.owners[block]}" if block in self.owners else "nobody"

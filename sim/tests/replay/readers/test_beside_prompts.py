@@ -280,11 +280,11 @@ def test_times_by_other_names_are_named(read, more, said):
     ("header", "row", "said"),
     [
         ("timestamp,prompt", f'"3/1/2026, 10:00:00 PM",{asked(1)}',
-         "--columns prompt=prompt; timestamp ('3/1/2026, 10:00:00 PM') is no date that can be read, as "
-         "2026-01-31T10:00:00 is"),
+         "--columns prompt=prompt; timestamp ('3/1/2026, 10:00:00 PM') is not a readable date such as "
+         "2026-01-31T10:00:00"),
         ("TimeGenerated [UTC],PromptTokens", "01/03/2026 10:00,500",
-         "--columns input=PromptTokens; TimeGenerated [UTC] ('01/03/2026 10:00') is no date that can be read, as "
-         "2026-01-31T10:00:00 is"),
+         "--columns input=PromptTokens; TimeGenerated [UTC] ('01/03/2026 10:00') is not a readable date such as "
+         "2026-01-31T10:00:00"),
         ("TimeGenerated [UTC],PromptTokens", "2026-03-01 10:00:00.250,500",
          "--columns time=TimeGenerated [UTC],input=PromptTokens"),
         ("time,ts,isl", "noon,5,500", "--columns time=ts,input=isl"),
@@ -331,5 +331,5 @@ def test_what_stands_before_json_has_to_go(tmp_path):
 def test_answers_of_anthropic_s_batches_are_refused_as_what_they_are(tmp_path):
     file = tmp_path / "results.jsonl"
     file.write_text(json.dumps({"custom_id": "a", "result": {"type": "succeeded", "message": {"content": []}}}))
-    with pytest.raises(ConfigError, match="this is the answers of a batch; what counts here is in the file that"):
+    with pytest.raises(ConfigError, match="this is the answers of a batch; the requests are in the file from"):
         open_trace(file)

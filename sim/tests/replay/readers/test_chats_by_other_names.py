@@ -81,7 +81,7 @@ def test_what_only_a_response_is_asked_with_says_that_it_is_one(tmp_path, field)
 def test_who_asks_for_an_embedding_or_a_response_is_told_how_to_say_which(tmp_path):
     with pytest.raises(ConfigError) as refused:
         prompts(written(tmp_path, {"model": "m", "input": "x"}))
-    assert "; --format openai, if it asks for a response and not for an embedding;" in str(refused.value)
+    assert "; if it asks for a response, not an embedding: --format openai;" in str(refused.value)
     with pytest.raises(ConfigError) as refused:
         prompts(written(tmp_path, {"model": "m", "input": ["x"]}))
     assert "--format openai" not in str(refused.value)

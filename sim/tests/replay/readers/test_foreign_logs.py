@@ -15,7 +15,7 @@ from kv_sim.replay.readers.options import OnError
 def test_what_an_api_was_asked_is_seen_under_any_name(read, body):
     with pytest.raises(ConfigError) as refused:
         read({"when": 5, "BackendRequestBody": body})
-    hint = "(BackendRequestBody is what an API was asked: call it request_body, its answer response_body)"
+    hint = "(BackendRequestBody is a request to an API: rename it to request_body, its answer to response_body)"
     assert f" no known format has the fields when, BackendRequestBody {hint}; expected" in str(refused.value)
     answer = json.dumps({"usage": {"completion_tokens": 7}})
     assert lengths(read({"request_body": body, "response_body": answer})[0]) == [(0, 32, 7)]
@@ -29,17 +29,17 @@ def test_what_an_api_was_asked_is_seen_under_any_name(read, body):
     ],
 )
 def test_a_record_within_another_one_is_seen(read, inner):
-    said = "(_source is a record that can be read: jq -c '._source' takes it out)"
+    said = "(_source is a readable record: jq -c '._source' takes it out)"
     with pytest.raises(ConfigError, match=re.escape(f"fields _id, _source {said}")):
         read({"_id": "a", "_source": inner})
-    said = "(log is a record that can be read: jq -c '.log | fromjson' takes it out)"
+    said = "(log is a readable record: jq -c '.log | fromjson' takes it out)"
     with pytest.raises(ConfigError, match=re.escape(f"fields log, stream {said}")):
         read({"log": json.dumps(inner), "stream": "stdout"})
 
 
 def test_so_is_one_of_a_format_with_fields_of_its_own(read):
     log = {"schemaType": "ModelInvocationLog", "timestamp": "2026-01-31T10:00:00Z", "input": {}}
-    said = "(message is a record that can be read: jq -c '.message | fromjson' takes it out)"
+    said = "(message is a readable record: jq -c '.message | fromjson' takes it out)"
     with pytest.raises(ConfigError, match=re.escape(f"fields id, message {said}")):
         read({"id": 5, "message": json.dumps(log)})
 
@@ -141,5 +141,5 @@ def test_a_request_that_failed_counts_and_is_said(read, failed):
 
 def test_a_log_of_gemini_cli_s_telemetry_is_called_that(read):
     record = {"hrTime": [1, 0], "attributes": {"event.name": "gemini_cli.api_request"}, "_body": "asked"}
-    with pytest.raises(ConfigError, match=re.escape("Gemini CLI keeps what it asked in ~/.gemini/tmp")):
+    with pytest.raises(ConfigError, match=re.escape("Gemini CLI saves its requests in ~/.gemini/tmp")):
         read(record)

@@ -141,7 +141,7 @@ def test_a_format_and_columns(tmp_path: Path, capsys: pytest.CaptureFixture[str]
 def test_an_unknown_table_is_sent_here(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "t.csv").write_text(TABLE)
     assert main(["replay", str(tmp_path / "t.csv")]) == 2
-    assert capsys.readouterr().err.endswith("; --columns says which is what in another one\n")
+    assert capsys.readouterr().err.endswith("; --columns names the fields of another format\n")
 
 
 LIKELY = {
@@ -178,7 +178,7 @@ def test_what_columns_are_called_elsewhere_is_a_line_to_paste(
     file = tmp_path / ("t.jsonl" if text.startswith("{") else "t.csv")
     file.write_text(text)
     assert main(["replay", str(file)]) == 2
-    _, _, told = capsys.readouterr().err.partition("in another one")
+    _, _, told = capsys.readouterr().err.partition("of another format")
     assert told.strip().partition("; ")[0] == f": --columns {LIKELY[text]}"
     columns, _, unit = LIKELY[text].partition(" --time-unit ")
     [(_, prompt, *_)] = read(file, text, columns, sharing=parse_sharing("none"), time_unit=unit or None)
@@ -200,4 +200,4 @@ def test_without_the_length_of_a_prompt_there_is_no_such_line(
 ) -> None:
     (tmp_path / "t.csv").write_text(text)
     assert main(["replay", str(tmp_path / "t.csv")]) == 2
-    assert capsys.readouterr().err.endswith("; --columns says which is what in another one\n")
+    assert capsys.readouterr().err.endswith("; --columns names the fields of another format\n")

@@ -188,7 +188,7 @@ def test_where_text_may_be_is_a_line_to_paste(
     file = tmp_path / "t.jsonl"
     file.write_text(json.dumps(record) + "\n")
     assert main(["replay", str(file)]) == 2
-    _, _, told = capsys.readouterr().err.partition("in another one: --columns ")
+    _, _, told = capsys.readouterr().err.partition("of another format: --columns ")
     assert told.strip().partition("; ")[0] == columns
     assert main(["replay", str(file), "--columns", columns, "--assume-sharing", "none"]) == 0
 
@@ -207,7 +207,7 @@ def test_what_says_nothing_is_no_such_line(
     file = tmp_path / "t.jsonl"
     file.write_text(json.dumps(record) + "\n")
     assert main(["replay", str(file)]) == 2
-    assert "--columns says which is what in another one; " in capsys.readouterr().err
+    assert "--columns names the fields of another format; " in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("columns", ["prompt=q", "conversation=log"])

@@ -24,7 +24,7 @@ REPORTS = [
     ),
     (
         {"metadata": {}, "metrics": {}},
-        "what aiperf measured of a request; what was sent is in its inputs.json, or lengths are read with "
+        "aiperf's measurements of a request; the requests are in its inputs.json, or read lengths with "
         "--columns time=metadata.request_start_ns,input=metrics.input_sequence_length.value,"
         "output=metrics.output_sequence_length.value",
     ),
@@ -35,12 +35,12 @@ REPORTS = [
     ),
     (
         {"data": [], "has_more": False, "next_page": None},
-        "the sums of several requests; what counts here is in a log that has each by itself",
+        "the sums of several requests; a log with a record for each request can be read",
     ),
     *(
         (
             record,
-            "what a KV cache stored and dropped, and not what was asked, which TraceConnector writes",
+            "the events of a KV cache, without the requests; TraceConnector records these",
         )
         for record in (
             {"ts": 1.0, "events": []},
@@ -49,17 +49,17 @@ REPORTS = [
     ),
     (
         {"source": "agent", "action": "run", "args": {}},
-        "an event of OpenHands, without what its models were asked; that it keeps with log_completions",
+        "an event of OpenHands, without the requests to its models; with log_completions it saves these",
     ),
     (
         {"session_id": "a", "prefix_tokens": 1, "newly_append_tokens": 2, "timing_events": []},
-        "TraceLab's, whose rounds have no ids of blocks; kv-cache-tester's format has them (weka)",
+        "a trace of TraceLab, without block ids; kv-cache-tester's format (weka) has them",
     ),
     *(
         (
             message,
-            "a message by itself; a record is a whole conversation: jq -c '{messages: .}' makes one of a list of "
-            "messages, jq -sc '{messages: .}' of lines",
+            "a single message; a record must be a whole conversation: jq -c '{messages: .}' makes one from a list "
+            "of messages, jq -sc '{messages: .}' from lines",
         )
         for message in (
             {"role": "user", "content": "Hello!"},
@@ -83,24 +83,23 @@ REPORTS = [
     ),
     (
         {"parts": [], "kind": "request", "run_id": "a"},
-        "a message of Pydantic AI's; whole requests are in its spans, which are read",
+        "a message of Pydantic AI; its spans have whole requests, and can be read",
     ),
     (
         {"task": "Hello!", "task_images": None},
-        "what an agent of smolagents remembers; its requests are in its spans, which are read",
+        "the memory of a smolagents agent; its spans have the requests, and can be read",
     ),
     (
         {"run_id": "a", "run_data": {"metrics": {"input_tokens": 5}}},
-        "a run of an agent of Agno's: the sums of several requests; what counts here is in a log that has each by "
-        "itself",
+        "a run of an Agno agent: the sums of several requests; a log with a record for each request can be read",
     ),
     (
         {"id": "a", "custom_id": "r1", "response": {"status_code": 200}},
-        "the answers of a batch; what counts here is in the file that the batch was made from",
+        "the answers of a batch; the requests are in the file from which the batch was made",
     ),
     (
         {"id": "a", "object": "chat.completion", "model": "m", "choices": []},
-        "the answers of an API; what it was asked is what counts here, in the same file or instead of it",
+        "the answers of an API; the requests are needed, in the same file or instead of it",
     ),
 ]
 
@@ -326,7 +325,7 @@ def test_what_is_asked_in_a_row_of_litellm_s_is_read_where_it_is_kept(tmp_path):
         ),
         (
             "usage_date_utc,model_version,usage_input_tokens_no_cache,usage_output_tokens",
-            "this is the sums of several requests; what counts here is in a log that has each by itself",
+            "this is the sums of several requests; a log with a record for each request can be read",
         ),
         (
             "Run Info,Run Info,Benchmark,Requests",
@@ -345,7 +344,7 @@ def test_a_table_of_sums_is_refused_as_what_it_is(tmp_path, header, problem):
 
 def test_a_log_that_begins_with_an_embedding_says_how_such_are_left_out(read):
     embedded = {"url": "/v1/embeddings", "body": {"model": "e", "input": ["a", "b"]}}
-    with pytest.raises(ConfigError, match="; --format openai --on-error skip leaves out what asks for embeddings"):
+    with pytest.raises(ConfigError, match="; --format openai --on-error skip leaves out requests for embeddings"):
         read(embedded, ASKED)
     requests, _ = read(embedded, ASKED, format="openai", on_error=OnError.SKIP)
     assert lengths(requests) == [(0, 32, 0)]
@@ -358,7 +357,7 @@ def test_a_report_in_yaml_is_refused_as_what_it_is(tmp_path):
         open_trace(file)
     assert (
         str(refused.value)
-        == f"{file}:1: this is GuideLLM's report in YAML; what is read is its JSON, benchmarks.json"
+        == f"{file}:1: this is GuideLLM's report in YAML; its report in JSON, benchmarks.json, can be read"
     )
 
 

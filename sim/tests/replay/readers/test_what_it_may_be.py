@@ -63,16 +63,19 @@ def test_what_mini_swe_agent_writes_is_a_conversation(read, last):
     [
         (
             {"a": {"isl": 9, "osl": 2}, "b": {"isl": 8, "osl": 3}},
-            "(each of its fields is what can be read: jq -c '.[]' takes them out)",
+            "(each of its fields is a readable record: jq -c '.[]' takes them out)",
         ),
         (
             {"date": "2026-01-31", "prompt_tokens": 9, "api_requests": 5},
-            "this is the sums of several requests; what",
+            "this is the sums of several requests; a log",
         ),
-        ({"input_tokens": 9, "num_model_requests": 5}, "this is the sums of several requests; what counts here"),
+        (
+            {"input_tokens": 9, "num_model_requests": 5},
+            "this is the sums of several requests; a log with a record",
+        ),
         (
             user(SAID),
-            "this is a message by itself; a record is a whole conversation: jq -c '{messages: .}' makes one",
+            "this is a single message; a record must be a whole conversation: jq -c '{messages: .}' makes one",
         ),
         (
             {
@@ -81,41 +84,41 @@ def test_what_mini_swe_agent_writes_is_a_conversation(read, last):
                 "operationName": "a",
                 "properties": "{}",
             },
-            "this is Azure's diagnostic log, which has neither prompts nor tokens; a gateway in front logs both",
+            "this is Azure's diagnostic log, without prompts and tokens; a gateway in front of it can log both",
         ),
-        ({"service_kind": "openai", "experiments": []}, "what was sent is in its inputs.json"),
+        ({"service_kind": "openai", "experiments": []}, "the requests are in its inputs.json"),
         (
             {"message_tree_id": "a", "prompt": {"text": "b", "role": "prompter", "replies": []}},
-            "this is OpenAssistant's, whose answers people wrote; each path through its replies is a conversation",
+            "this is a message tree of OpenAssistant; make a conversation of each path through its replies",
         ),
         (
             {"message_id": "a", "text": "b", "role": "prompter", "message_tree_id": "a"},
-            "this is OpenAssistant's, whose answers people wrote; each path through its replies is a conversation",
+            "this is a message tree of OpenAssistant; make a conversation of each path through its replies",
         ),
         (
             {"requesterUsername": "a", "requests": [{"message": {"text": "b"}}]},
-            "this is a chat that VS Code exports, without most of what its models were asked",
+            "this is a chat exported by VS Code, without most of the prompts",
         ),
         (
             {"id": "a", "sessionID": "s", "role": "user", "time": {"created": 1}},
-            "this is a message that opencode stores, without what it says; opencode export writes the whole",
+            "this is a message stored by opencode, without its text; opencode export writes the whole",
         ),
         (
             {"ts": 5, "type": "say", "say": "text", "text": "do it"},
-            "this is what Cline shows; what it asked is in api_conversation_history.json beside it",
+            "this is the messages that Cline shows; its requests are in api_conversation_history.json beside this",
         ),
         (
             {"event": "launched", "properties": {}, "user_id": "a", "time": 5},
-            "those that are requests are what jq -c 'select(.event == \"message_send\")' takes out",
+            "jq -c 'select(.event == \"message_send\")' takes out the requests",
         ),
         ({"TimeGenerated": "2026-01-31", "PromptTokens": 9}, "--columns time=TimeGenerated,input=PromptTokens"),
         (
             {"requests": [{"custom_id": "a", "params": ASKED}]},
-            "(requests is a list of what can be read: jq -c '.requests[]' takes them out)",
+            "(requests is a list of readable records: jq -c '.requests[]' takes them out)",
         ),
         (
             {"page": 1, "items": [{"isl": 9}]},
-            "(items is a list of what can be read: jq -c '.items[]' takes them out)",
+            "(items is a list of readable records: jq -c '.items[]' takes them out)",
         ),
     ],
 )
@@ -332,7 +335,7 @@ def test_what_is_wrapped_up_is_found(read, wrap, way):
     """As Elasticsearch, CloudWatch and Loki give out a log."""
     with pytest.raises(ConfigError) as refused:
         read(wrap({"timestamp": 5, "request": {"messages": [user("a" * 40)]}}))
-    hint = f" (what can be read lies further in: jq -c '{way}' takes it out); "
+    hint = f" (readable records are further in: jq -c '{way}' takes them out); "
     assert (hint in str(refused.value)) is (way is not None)
     assert ("further in" in str(refused.value)) is (way is not None)
 

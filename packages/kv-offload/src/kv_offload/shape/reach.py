@@ -1,21 +1,21 @@
 """Which chunks of a sliding window are worth storing: those that a later request may read.
 
-Where an engine keeps everything that it computed, nearly all are. Requests that share a part of the tokens go on
-where a chunk of a full-attention group ends, or a token before if there is a draft model. A request that repeats
-all of them goes on a token before they end. A short window with finer chunks than that never reads some of them. A
-window that begins anew (chunked local attention) may read any.
+If all boundaries count, nearly all chunks are. A request that shares a part of the tokens continues where a chunk
+of a full-attention group ends, or a token earlier with a draft model; one that repeats all tokens continues a
+token before their end. With a short window and finer chunks, some chunks are never read. Chunked local attention
+may read any chunk.
 
-But of a window a chunk for every boundary is a lot, and nearly all are never asked for. So an engine may keep only
-what is before the *retained boundaries* (vLLM's ``prefix_cache_retention_interval``), and what it hands over of
-states follows the same rule:
+But chunks of a window for every boundary are many, and nearly all are never loaded. So an engine may keep
+only the blocks before *retained boundaries* (vLLM's ``prefix_cache_retention_interval``; the states that it
+hands over follow the same rule):
 
-* where those go on who repeat the prompt, or begin with all of it. What they find ends with the last chunk that is
-  complete within the prompt, in every group, and where a state is;
+* where a request continues that repeats the prompt, or begins with all of it: its hit ends with the last chunk
+  that is complete within the prompt, in every group, and at a state;
 * the same for a part of the prompt that the engine has seen others share;
-* and, if the interval is not 0, every so many tokens.
+* and, if the interval is not 0, every ``interval`` tokens.
 
-Then a chunk is stored if somebody who goes on at a retained boundary reads any of it. What reads all tokens is
-always stored: it decides how far anybody gets.
+Then a chunk is stored if a request that continues at a retained boundary reads any of it. Chunks of full attention
+are always stored, since they decide how far any hit reaches.
 """
 
 from collections.abc import Iterator, Sequence
@@ -26,19 +26,19 @@ from kv_offload.shape.layout import Group, Layout
 
 
 class Ends(NamedTuple):
-    """Where others may stop to have the same tokens as a request; of what may be stored of it."""
+    """Where other requests may stop having the same tokens as a request, within the tokens that may be stored."""
 
     prompt: int
     known: int
-    """All its tokens."""
+    """All known tokens."""
     shared: int = 0
     """A part of the prompt that the engine has seen others share; 0: none."""
 
 
 def reachable(layout: Layout, group: Group, chunks: Sequence[int], ends: Ends) -> Sequence[int]:
-    """Those of some chunks of a window, which rise, that a lookup could ever need.
+    """The chunks of a window, of these in rising order, that a lookup could ever need.
 
-    Which a boundary needs follow each other, so what there is to do grows with boundaries and not with chunks.
+    The chunks that a boundary needs are consecutive, so the work grows with boundaries, not with chunks.
     """
     if not chunks or not group.has_window or group.is_draft or group.restart_tokens:
         return chunks
@@ -46,7 +46,7 @@ def reachable(layout: Layout, group: Group, chunks: Sequence[int], ends: Ends) -
         spans = _retained(layout, group, chunks, ends)
     else:
         size = _distance(layout)
-        # Who goes on where a chunk ends reads of it, but for a window of one token: that is the computed one.
+        # A request that continues at a chunk's end reads the chunk, unless the window has only the computed token.
         if size is None or (group.tokens_per_chunk % size == 0 and group.window_tokens > 1):
             return chunks
         spans = _met(layout, group, chunks, ends, size)
@@ -56,18 +56,18 @@ def reachable(layout: Layout, group: Group, chunks: Sequence[int], ends: Ends) -
 
 
 def _distance(layout: Layout) -> int | None:
-    """How far apart the boundaries are where requests go on that share a part; None: there are others between."""
+    """The distance of the boundaries where requests that share a part continue; None: it isn't constant."""
     sizes = {group.tokens_per_chunk for group in layout.groups if group.reads_all}
     if len(sizes) != 1:
         return None
     (size,) = sizes
     chunks = {group.tokens_per_chunk for group in layout.groups}
-    # Else one goes on within chunks, too, where the last chunk of another group ends.
+    # Otherwise a request may also continue within a chunk, where another group's chunk ends.
     return None if any(size % chunk and chunk % size for chunk in chunks) else size
 
 
 def _met(layout: Layout, group: Group, chunks: Sequence[int], ends: Ends, size: int) -> Iterator[range]:
-    """What those need who go on where chunks that read all end, so far apart; or a token before all tokens do."""
+    """The chunks needed at each boundary, ``size`` tokens apart, and a token before the end of all tokens."""
     of_chunk, has_drafts = group.tokens_per_chunk, any(other.is_draft for other in layout.groups)
     for start in range(chunks[0] * of_chunk // size * size, (chunks[-1] + 1) * of_chunk, size):
         end = start + size
@@ -78,7 +78,7 @@ def _met(layout: Layout, group: Group, chunks: Sequence[int], ends: Ends, size: 
 
 
 def _retained(layout: Layout, group: Group, chunks: Sequence[int], ends: Ends) -> Iterator[range]:
-    """What is read from retained boundaries."""
+    """The chunks needed at retained boundaries."""
     for last in (ends.prompt, ends.shared):
         for limit in (last - 1, last):
             yield _needed(group, replay_boundary(layout, last, limit))
@@ -91,7 +91,7 @@ def _retained(layout: Layout, group: Group, chunks: Sequence[int], ends: Ends) -
 
 
 def _needed(group: Group, boundary: int) -> range:
-    """The chunks of which somebody who goes on at a boundary reads anything."""
+    """The chunks that a request which continues at a boundary reads, or parts of them."""
     return range(group.first_needed(boundary) // group.tokens_per_chunk, -(-boundary // group.tokens_per_chunk))
 
 
@@ -109,7 +109,7 @@ def replay_boundary(layout: Layout, tokens: int, limit: int) -> int:
 
 
 def _reached(group: Group, tokens: int, limit: int) -> int:
-    """The same with one group: ``lookup``'s rules, where nothing is missing but what isn't complete."""
+    """The same with one group: ``lookup``'s rules, if only incomplete chunks are missing."""
     complete = tokens // group.tokens_per_chunk * group.tokens_per_chunk
     if group.kind is AttentionKind.STATE_SPACE:
         return min(limit, complete) // group.tokens_per_chunk * group.tokens_per_chunk
@@ -119,5 +119,5 @@ def _reached(group: Group, tokens: int, limit: int) -> int:
         return limit
     first = group.first_needed(limit)
     if first >= limit:
-        return limit  # it reads nothing of what came before
+        return limit  # it reads no earlier tokens
     return max(complete, first) if group.restart_tokens else complete

@@ -179,13 +179,13 @@ def _add_cache(parser: argparse.ArgumentParser) -> None:
     _add_footprint(parser)
     _add_policies(parser, USUAL_POLICY)
     parser.add_argument(
-        "--capacity", metavar="SIZES", help=f"sizes of host memory, with commas: {EXPECTED}; or {NOTHING}"
+        "--capacity", metavar="SIZES", help=f"sizes of host memory, comma-separated: {EXPECTED}; or {NOTHING}"
     )
     _add_gpu(parser)
     parser.add_argument(
         "--disk-capacity",
         metavar="SIZES",
-        help="sizes of files on a disk behind host memory, with commas (default: none)",
+        help="sizes of files on a disk behind host memory, comma-separated (default: none)",
     )
     _add_disk_shared(parser)
     parser.add_argument(
@@ -213,7 +213,9 @@ def _add_sizing(parser: argparse.ArgumentParser) -> None:
     """The options of ``size`` that only cache fidelity reads."""
     _add_footprint(parser)
     _add_policies(parser, ",".join(ALL_POLICIES))
-    parser.add_argument("--capacity", metavar="SIZES", help=f"the capacities to sweep, with commas: {EXPECTED}")
+    parser.add_argument(
+        "--capacity", metavar="SIZES", help=f"the capacities to sweep, comma-separated: {EXPECTED}"
+    )
     parser.add_argument(
         "--disk", metavar="FOLDER", help="size files in FOLDER (a folder of the server) instead of host memory"
     )

@@ -1,4 +1,4 @@
-"""``FORMATS``: every format that can be read; and ``detect``, which finds a file's format."""
+"""``FORMATS``: every known format; and ``detect``, which finds a file's format."""
 
 from collections.abc import Mapping
 from typing import Any, Final
@@ -70,11 +70,12 @@ FORMATS: Final[Mapping[str, Format]] = {
 
 
 _MOST_SHOWN: Final = 3
-_SUMS: Final = "the sums of several requests; what counts here is in a log that has each by itself"
+_SUMS: Final = "the sums of several requests; a log with a record for each request can be read"
 _MESSAGE: Final = (
-    "a message by itself; a record is a whole conversation: jq -c '{messages: .}' makes one of a list of "
-    "messages, jq -sc '{messages: .}' of lines"
+    "a single message; a record must be a whole conversation: jq -c '{messages: .}' makes one from a list of "
+    "messages, jq -sc '{messages: .}' from lines"
 )
+_ANSWERS: Final = "the answers of a batch; the requests are in the file from which the batch was made"
 _REPORTS: Final = (
     *(((name,), _SUMS) for name in ("api_requests", "num_model_requests", "n_requests")),
     (
@@ -95,13 +96,13 @@ _REPORTS: Final = (
     *(
         (
             names,
-            "what a KV cache stored and dropped, and not what was asked, which TraceConnector writes",
+            "the events of a KV cache, without the requests; TraceConnector records these",
         )
         for names in (("block_hashes", "parent_block_hash"), ("ts", "events"))
     ),
     (
         ("source", "action", "args"),
-        "an event of OpenHands, without what its models were asked; that it keeps with log_completions",
+        "an event of OpenHands, without the requests to its models; with log_completions it saves these",
     ),
     (
         ("load_summary", "successes"),
@@ -109,55 +110,51 @@ _REPORTS: Final = (
     ),
     (
         ("metadata", "metrics"),
-        "what aiperf measured of a request; what was sent is in its inputs.json, or lengths are read with "
-        "--columns time=metadata.request_start_ns,input=metrics.input_sequence_length.value,"
+        "aiperf's measurements of a request; the requests are in its inputs.json, or read lengths with --columns "
+        "time=metadata.request_start_ns,input=metrics.input_sequence_length.value,"
         "output=metrics.output_sequence_length.value",
     ),
     (
         ("prefix_tokens", "newly_append_tokens", "timing_events"),
-        "TraceLab's, whose rounds have no ids of blocks; kv-cache-tester's format has them (weka)",
+        "a trace of TraceLab, without block ids; kv-cache-tester's format (weka) has them",
     ),
-    (
-        ("custom_id", "response"),
-        "the answers of a batch; what counts here is in the file that the batch was made from",
-    ),
-    (
-        ("custom_id", "result"),
-        "the answers of a batch; what counts here is in the file that the batch was made from",
-    ),
+    (("custom_id", "response"), _ANSWERS),
+    (("custom_id", "result"), _ANSWERS),
     (
         ("service_kind", "experiments"),
-        "what genai-perf measured of its requests; what was sent is in its inputs.json",
+        "genai-perf's measurements of its requests; the requests are in its inputs.json",
     ),
     (
         ("category", "operationName", "properties"),
-        "Azure's diagnostic log, which has neither prompts nor tokens; a gateway in front logs both, as API "
+        "Azure's diagnostic log, without prompts and tokens; a gateway in front of it can log both, such as API "
         "Management with its log of language models",
     ),
     (
         ("message_tree_id",),
-        "OpenAssistant's, whose answers people wrote; each path through its replies is a conversation: "
+        "a message tree of OpenAssistant; make a conversation of each path through its replies: "
         '{"conversations": [{"from": "human", "value": …}, {"from": "gpt", "value": …}]}',
     ),
     (
         ("requesterUsername", "requests"),
-        "a chat that VS Code exports, without most of what its models were asked: files, tools and what they gave "
-        "back",
+        "a chat exported by VS Code, without most of the prompts: files, tools and their results are missing",
     ),
     (
         ("sessionID", "role", "time"),
-        "a message that opencode stores, without what it says; opencode export writes the whole session",
+        "a message stored by opencode, without its text; opencode export writes the whole session",
     ),
     (
         ("hrTime", "attributes", "_body"),
-        "a log of Gemini CLI's telemetry, or of another program's, with what happened among it; Gemini CLI keeps "
-        "what it asked in ~/.gemini/tmp",
+        "a telemetry log of Gemini CLI or another program, which has other events, too; Gemini CLI saves its "
+        "requests in ~/.gemini/tmp",
     ),
-    (("ts", "type", "text"), "what Cline shows; what it asked is in api_conversation_history.json beside it"),
+    (
+        ("ts", "type", "text"),
+        "the messages that Cline shows; its requests are in api_conversation_history.json beside this file",
+    ),
     (
         ("event", "properties", "user_id"),
-        "an analytics log, as Aider's, of several kinds of events; those that are requests are what "
-        "jq -c 'select(.event == \"message_send\")' takes out",
+        "an analytics log with several kinds of events, such as Aider's; "
+        "jq -c 'select(.event == \"message_send\")' takes out the requests",
     ),
     *((names, _MESSAGE) for names in (("role", "content"), ("type", "data.type", "data.content"))),
     (
@@ -175,19 +172,19 @@ _REPORTS: Final = (
         ("doc_id", "arguments.gen_args_0"),
         "a sample of lm-eval's; --columns prompt=arguments.gen_args_0.arg_0 reads what was asked first",
     ),
-    (("benchmarks:",), "GuideLLM's report in YAML; what is read is its JSON, benchmarks.json"),
-    (("parts", "kind", "run_id"), "a message of Pydantic AI's; whole requests are in its spans, which are read"),
+    (("benchmarks:",), "GuideLLM's report in YAML; its report in JSON, benchmarks.json, can be read"),
+    (("parts", "kind", "run_id"), "a message of Pydantic AI; its spans have whole requests, and can be read"),
     (
         ("task", "task_images"),
-        "what an agent of smolagents remembers; its requests are in its spans, which are read",
+        "the memory of a smolagents agent; its spans have the requests, and can be read",
     ),
-    (("run_id", "run_data"), f"a run of an agent of Agno's: {_SUMS}"),
+    (("run_id", "run_data"), f"a run of an Agno agent: {_SUMS}"),
     (
         ("object", "model", "choices"),
-        "the answers of an API; what it was asked is what counts here, in the same file or instead of it",
+        "the answers of an API; the requests are needed, in the same file or instead of it",
     ),
 )
-"""Fields of known files that don't have the requests in a readable form, what each is, and what to use instead."""
+"""Fields of known files without readable requests; what such a file is, and what to use instead."""
 
 
 def detect(record: Mapping[str, Any], container: Container, where: str) -> Format:
@@ -201,17 +198,17 @@ def detect(record: Mapping[str, Any], container: Container, where: str) -> Forma
     what = "fields" if container is Container.JSON else "columns"
     found = ", ".join(f"{name:.40}" for name in list(record)[:12]) or "none"
     wanted = _wanted(record, container)
-    skip = "; if it is only this record: --format with --on-error skip" if container is Container.JSON else ""
+    skip = "; if only this record differs: --format with --on-error skip" if container is Container.JSON else ""
     likely = likely_columns(record)
-    own = f"; --columns says which is what in another one{'' if likely is None else f': --columns {likely}'}"
+    own = f"; --columns names the fields of another format{'' if likely is None else f': --columns {likely}'}"
     if likely is not None and "time=" in likely and container is Container.CSV:
         own += _unit_as_elsewhere(record)
     if (unread := unread_time(record)) is not None:
-        own += f"; {unread} is no date that can be read, as 2026-01-31T10:00:00 is"
+        own += f"; {unread} is not a readable date such as 2026-01-31T10:00:00"
     if isinstance(record.get("input"), str):
-        own += "; --format openai, if it asks for a response and not for an embedding"
+        own += "; if it asks for a response, not an embedding: --format openai"
     elif "embedding" in str(path_in(record)):
-        own += "; --format openai --on-error skip leaves out what asks for embeddings"
+        own += "; --format openai --on-error skip leaves out requests for embeddings"
     raise ConfigError(
         f"{where}: no known format has the {what} {found}{_may_be(record, container)}; "
         f"expected those of {wanted}{own}{skip}"
@@ -232,22 +229,22 @@ def _may_be(record: Mapping[str, Any], container: Container) -> str:
         name, found = asks[0]
         if asked_in(found) is not found or is_conversation(found):
             return _packed(name, record[name])
-        return f" ({name:.40} is what an API was asked: call it request_body, its answer response_body)"
+        return f" ({name:.40} is a request to an API: rename it to request_body, its answer to response_body)"
     packed = next((name for name, value in record.items() if _is_record(object_in(value))), None)
     if packed is not None and likely_columns(record) is None:
         return _packed(packed, record[packed])
     if are_records(record) and _holds_records([*record.values()]):
-        return " (each of its fields is what can be read: jq -c '.[]' takes them out)"
+        return " (each of its fields is a readable record: jq -c '.[]' takes them out)"
     listed = (
         None
         if likely_columns(record)
         else next((name for name, value in record.items() if _holds_records(value)), None)
     )
     if listed is not None:
-        return f" ({listed:.40} is a list of what can be read: jq -c '.{listed:.40}[]' takes them out)"
+        return f" ({listed:.40} is a list of readable records: jq -c '.{listed:.40}[]' takes them out)"
     way = None if container is Container.CSV or likely_columns(record) else way_to_records(record, _is_read)
     if way is not None:
-        return f" (what can be read lies further in: jq -c '{' | '.join(way)}' takes it out)"
+        return f" (readable records are further in: jq -c '{' | '.join(way)}' takes them out)"
     if container is Container.CSV and any("{" in name for name in record):
         return BEFORE_JSON
     if container is Container.CSV and looks_for_people(record):
@@ -265,7 +262,7 @@ def _has_counts(found: Mapping[str, Any]) -> bool:
 def _packed(name: str, value: Any) -> str:
     """A hint how to take a record out of a field, in which it is as an object or as JSON."""
     out = f".{name:.40} | fromjson" if isinstance(value, str) else f".{name:.40}"
-    return f" ({name:.40} is a record that can be read: jq -c '{out}' takes it out)"
+    return f" ({name:.40} is a readable record: jq -c '{out}' takes it out)"
 
 
 def _is_record(value: Any) -> bool:

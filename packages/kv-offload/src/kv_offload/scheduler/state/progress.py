@@ -1,18 +1,18 @@
 """How far a request is stored: the keys of its chunks, its known blocks, and which chunks were offered.
 
 State of ``GroupProgress``, for one group of one request: ``keys`` grow with the request's block hashes, as far as
-anybody needs them. ``table`` has the GPU block of each of its blocks; 0 where it has none, or no longer. What slid
-out of a window stays in the table until somebody else gets the block, since the block holds its bytes until then.
-Chunks before ``cursor`` have been offered to the medium, or never will be: they had no blocks when they were
-complete. ``loaded`` came out of the medium in this life of the request.
+they are needed. ``table`` is the request's block table, with 0 for blocks that it doesn't have, or no longer has.
+A block that has left a window stays in the table until another request gets it, since its bytes are there until
+then. Chunks before ``cursor`` have been offered to the medium, or never will be: they had no blocks when they were
+complete. Chunks in ``loaded`` came out of the medium in this life of the request.
 
-What a request *offers* are the chunks that are complete and may be stored. Most often these are all chunks of a
+A request *offers* the chunks that are complete and may be stored. Most often these are all chunks of a
 group from the cursor on, so they are a range, and nothing is done chunk by chunk.
 
 A long prompt is computed in many steps. It offers chunks when they are an eighth of those that it offered before,
-and the last ones when it is complete: so there are few offers and jobs, however long it is. What a request that
-loses its blocks has not offered is computed again. Where blocks may be lost one by one (windows, states), nothing
-waits.
+and the last ones when it is complete: so there are few offers and jobs, however long it is. If a request loses its
+blocks, chunks that it has not offered are computed again. If blocks may be lost one by one (windows, states),
+chunks are offered at once.
 """
 
 import sys
@@ -40,7 +40,7 @@ class GroupProgress:
     cursor: int = 0
     loaded: range = range(0)
     block_index: BlockIndex | None = None
-    """Which has ``table`` and those of others; None where no block is lost by itself, or nobody cares any more."""
+    """The index of this ``table`` and others; None if no block is lost by itself, or the request has ended."""
 
     def set_table(self, blocks: Sequence[int]) -> None:
         """These are all of its blocks."""
@@ -56,7 +56,7 @@ class GroupProgress:
             self.block_index.add(self.table, len(self.table) - len(blocks))
 
     def leave_index(self) -> None:
-        """Whatever becomes of its blocks, its table stays as it is."""
+        """From now on its table stays as it is, even if other requests get the blocks."""
         if self.block_index is not None:
             self.block_index.remove(self.table)
             self.block_index = None
@@ -69,7 +69,7 @@ class GroupProgress:
         assert all(get_offload_group_idx(key) == group_id for key in keys), f"group {group_id} has keys of others"
 
     def extend_keys(self, hashes: Sequence[bytes], tokens: int) -> None:
-        """Name the chunks within ``tokens`` that block hashes cover now, by the hash that each ends with."""
+        """Make keys for the chunks within ``tokens`` that block hashes cover now, from each chunk's last hash."""
         group, known = self.group, len(self.keys)
         size = group.hashes_per_chunk
         stop = min(len(hashes) // size, tokens // group.tokens_per_chunk)
@@ -95,11 +95,11 @@ class GroupProgress:
         if group.has_window and ends is not None:
             chunks = reachable(layout, group, chunks, ends)
         if chunks and chunks[-1] - chunks[0] == len(chunks) - 1:
-            return range(chunks[0], chunks[-1] + 1)  # which others handle in one go
+            return range(chunks[0], chunks[-1] + 1)  # which callers handle in one go
         return chunks
 
     def _are_there(self, chunks: range) -> list[bool]:
-        """For each of some chunks, whether it has all blocks that storing it copies."""
+        """For each of these chunks, whether it has all blocks that its store copies."""
         size = self.group.blocks_per_chunk
         start, stop = chunks.start * size, chunks.stop * size
         columns = [self.table[start + index : stop : size] for index in self.group.stored_blocks(0)]
@@ -115,7 +115,7 @@ class Progress:
     """All groups of one request."""
 
     def __init__(self, layout: Layout, context: ReqContext, block_index: BlockIndex | None = None) -> None:
-        """``block_index``: who learns of blocks that others got, where requests may lose some one by one."""
+        """``block_index`` learns which blocks other requests get, if requests may lose single blocks."""
         self._layout = layout
         self.groups = tuple(
             GroupProgress(group, block_index=None if group.reads_all else block_index) for group in layout.groups
@@ -125,14 +125,14 @@ class Progress:
         self.loaded_tail = 0
         """The boundary of the tail that the last load ended with; 0: it had none."""
         self.next_end = 0
-        """Until so many tokens are known there is nothing to offer: most steps cost no more than a comparison.
-        ``sys.maxsize``: there never is, unless something changes."""
+        """How many tokens must be known before there is something to offer; so most steps cost only a comparison.
+        ``sys.maxsize``: nothing, unless something changes."""
 
     def extend_keys(self, request: Request, tokens: int = sys.maxsize) -> None:
-        """Name the chunks within ``tokens`` that block hashes cover now.
+        """Make keys for the chunks within ``tokens`` that block hashes cover now.
 
-        Of a long prompt whose chunks nobody has, that is better done step by step: it takes no longer, and a key
-        that was just made is still at hand when it is looked for.
+        For a long prompt without hits it is better to do this step by step: it takes no longer, and new keys are
+        still in the CPU's caches when they are looked up.
         """
         hashes = request.block_hashes
         for progress in self.groups:
@@ -152,7 +152,7 @@ class Progress:
             progress.append(tables[progress.group.group_id])
 
     def end(self, tables: Sequence[Sequence[int]]) -> None:
-        """The request ends with these tables. What they lack of what is known is still intact."""
+        """The request ends with these tables. Known blocks that they lack are still intact."""
         for progress in self.groups:
             known, told = progress.table, list(tables[progress.group.group_id])
             told += known[len(told) :]
@@ -166,19 +166,19 @@ class Progress:
         return any(progress.table for progress in self.groups)
 
     def lose_blocks(self) -> None:
-        """The request has no blocks any more. It begins at its first token when it gets some."""
+        """The request has no blocks any more. With new ones it begins at its first token."""
         for progress in self.groups:
             progress.set_table(())
             progress.cursor = 0
         self.next_end = 0
 
     def leave_index(self) -> None:
-        """The request has ended: others get its blocks, and its tables stay what they were."""
+        """The request has ended: its tables stay as they are while others get its blocks."""
         for progress in self.groups:
             progress.leave_index()
 
     def first_token_in(self, blocks: Set[int]) -> int | None:
-        """The first token that lies in any of ``blocks``."""
+        """The first token in any of ``blocks``."""
         found = [
             index * progress.group.tokens_per_block
             for progress in self.groups
@@ -197,7 +197,7 @@ class Progress:
     def stops(self, tokens: int, settled: int) -> list[int]:
         """By group, how many chunks may be stored: they have keys and blocks, and end within ``tokens``.
 
-        Of a draft model, within ``settled`` tokens.
+        For a draft model they end within ``settled`` tokens.
         """
         found = []
         for progress in self.groups:
@@ -207,7 +207,7 @@ class Progress:
         return found
 
     def offers(self, stops: Sequence[int], ends: Ends | None, *, with_loaded: bool) -> list[Sequence[int]]:
-        """What lies before ``stops`` and was not offered; of windows what ``ends`` lets reach, or all of it."""
+        """By group, the chunks before ``stops`` that weren't offered; in windows only those that ``ends`` need."""
         found = []
         for place, progress in enumerate(self.groups):
             found.append(progress.offers(stops[place], ends, self._layout, with_loaded=with_loaded))
@@ -239,7 +239,7 @@ class Progress:
         self.next_end = next_end
 
     def rewind(self) -> None:
-        """Offer everything again: what was loaded or stored can't be relied on."""
+        """Offer everything again: earlier loads and stores can't be relied on."""
         for progress in self.groups:
             progress.cursor = 0
             progress.loaded = range(0)

@@ -1,21 +1,21 @@
-"""Stores at the last moment: chunks that requests left in GPU blocks, just before the engine gives these away.
+"""Stores at the last moment: chunks of freed GPU blocks, just before the engine's pool reuses the blocks.
 
-**Theory of operation.** What is stored as soon as it is computed is in the medium while the GPU has it, too: so a
-medium adds nothing until it is larger than the GPU's prefix cache. With ``store_when: evicted`` a chunk is stored
-when its request has let go of it and the first of its blocks comes up among those that the engine gives away next.
-Then the two hold different chunks, and what stays on the GPU anyway is never copied.
+**Theory of operation.** A chunk that is stored as soon as it is computed is in the medium and on the GPU at the
+same time: so a medium adds nothing until it is larger than the GPU's prefix cache. With ``store_when: evicted`` a
+chunk is stored when its request has freed its blocks, and the first of them is among the next that the pool will
+reuse. Then the two caches hold different chunks, and chunks that stay on the GPU anyway are never copied.
 
-A request that ends, or is preempted, *leaves* its chunks here, by block. A block that somebody else gets takes its
-chunk along; of one that the engine doesn't find by its hash nothing is stored: it isn't complete, or wrong. A
-block that a request finds by its hash is only read, and that request leaves its chunk once more. The engine's
-queue of free blocks is looked at as far as an eighth of all blocks, and again when half of them have been given
-away. Chunks found there are offered to the medium, and left no longer.
+A request that ends, or is preempted, *leaves* its chunks here, by block. If another request gets a block as a
+fresh one, the chunk is lost. If the engine can't find a block by its hash, its chunk isn't stored: it is
+incomplete, or wrong. If a request hits a block, it only reads it, and later leaves its chunk again. The first
+eighth of the pool's queue of free blocks is searched, and again when half of that has been reused. Chunks found
+there are offered to the medium, and removed here.
 
-The copy begins after the step, and whoever gets a block meanwhile waits for it (a fence). A medium hears of a
-request of its own each time, since the one that computed the chunks prepares nothing any more. Chunks that find
-no room are lost, and so are chunks in blocks beyond that eighth which the engine gives away in one step.
+The copy begins after the step, and a request that gets a block meanwhile waits for the copy (a fence). The medium
+sees another request each time, since the one that computed the chunks prepares no stores any more. Chunks that
+find no room are lost, and so are chunks of blocks beyond that eighth if the engine reuses these in one step.
 
-**Invariant** (``check``): a chunk that was left lies in the blocks for which it was left.
+**Invariant** (``check``): a chunk is left only for blocks that it lies in.
 """
 
 from collections.abc import Iterable, Iterator, Set
@@ -30,13 +30,13 @@ from kv_offload.scheduler.state.request_state import RequestState
 from kv_offload.scheduler.storing.batches import Batch, Plan, in_batches
 from kv_offload.shape.layout import Layout
 
-NOBODY: Any = None
-"""In the place of the request that left something: the engine's object may have all images of a prompt, so it is
-kept only where events tell of its tokens."""
+NO_REQUEST: Any = None
+"""Replaces the engine's request in left state: that object may have all images of a prompt, so it is kept only if
+events need its tokens."""
 
 
 class FreeBlocks(Protocol):
-    """The engine's queue of free blocks, the next one that it gives away first."""
+    """The engine's queue of free blocks, in the order in which it reuses them."""
 
     def iter_blocks_after(self, cursor: None) -> Iterable[Any]: ...
 
@@ -46,7 +46,7 @@ class Left(NamedTuple):
 
     state: RequestState
     place: int
-    """Of its group in the layout."""
+    """The index of its group in the layout."""
     chunk: int
 
 
@@ -59,7 +59,7 @@ class Evictions:
         self._look_ahead = look_ahead(0)
         self._left: dict[int, Left] = {}
         self._ahead = 0
-        """How many blocks that were looked at have not been given away."""
+        """How many of the searched blocks have not been reused."""
 
     def bind(self, pool: BlockPool) -> None:
         """Take the engine's pool."""
@@ -73,7 +73,7 @@ class Evictions:
         self._look_ahead = look_ahead(pool.num_gpu_blocks)
 
     def leave(self, plan: Plan) -> None:
-        """A request left these chunks; the plan doesn't depend on the request any more (`detached`)."""
+        """A request leaves these chunks; the plan must not depend on the request any more (`detached`)."""
         for batch in plan.batches:
             for place, chunks in enumerate(batch):
                 progress = plan.state.progress.groups[place]
@@ -82,7 +82,7 @@ class Evictions:
                     self._left.update(dict.fromkeys(progress.blocks_of(chunk), left))
 
     def vacate(self, fresh: Set[int]) -> None:
-        """Other requests got these blocks."""
+        """Other requests have got these blocks."""
         self._ahead -= len(fresh)
         for block in self._left.keys() & fresh:
             del self._left[block]
@@ -101,7 +101,7 @@ class Evictions:
         return [*{id(left.state): left.state for left in self._left.values()}.values()]
 
     def plans(self) -> list[Plan]:
-        """Take out the chunks that have to be stored now."""
+        """Remove and return the chunks to store now."""
         if not self._left or self._ahead > self._look_ahead // 2:
             return []
         chunks: dict[RequestState, list[set[int]]] = {}
@@ -112,7 +112,7 @@ class Evictions:
         return [self._plan(state, [sorted(found) for found in by_place]) for state, by_place in chunks.items()]
 
     def _coming_up(self) -> Iterator[Left]:
-        """The chunks of which a block is among the next ones, whole ones only. They are left no longer."""
+        """Remove the chunks with a block among the next to be reused, and yield those that are whole."""
         if self._free is None:
             raise ConfigError(
                 "kv_connector_extra_config.store_when: got 'evicted', but the engine has bound no block pool "
@@ -127,7 +127,7 @@ class Evictions:
             its = left.state.progress.groups[left.place].blocks_of(left.chunk)
             is_whole = all(self._left.get(other) == left for other in its)
             for other in its:
-                if self._left.get(other) == left:  # else it is another request's by now
+                if self._left.get(other) == left:  # otherwise another request has left it since
                     del self._left[other]
             if is_whole and block.block_hash is not None:
                 yield left
@@ -144,7 +144,7 @@ class Evictions:
 
 
 def detached(state: RequestState, layout: Layout) -> RequestState:
-    """What a request leaves, apart from it: it may go on, with another table."""
+    """The state of a request that leaves chunks, without the request: it may go on, with another table."""
     progress = Progress(layout, ReqContext(""))
     for left, known in zip(progress.groups, state.progress.groups, strict=True):
         left.keys, left.table = known.keys, known.table
@@ -152,7 +152,7 @@ def detached(state: RequestState, layout: Layout) -> RequestState:
 
 
 def _context(of_request: ReqContext, progress: Progress) -> ReqContext:
-    """That of a request which stores what another one left."""
+    """The context of a request that stores another one's left chunks."""
     context = replace(of_request, req_id=f"{of_request.req_id}, left")
     for of_group in progress.groups:
         context.derive_offload_key_positions(of_group.keys, of_group.group.tokens_per_chunk)

@@ -1,14 +1,14 @@
 """Stores: which chunks are offered, and when; and which jobs have to end before a block gets a new owner.
 
-Where a fence protects a block (see ``describe``), chunks are stored as they become complete. If somebody else gets
-a block while a job uses it, the job is among the ``jobs_to_flush`` of that step. Otherwise a request is stored
-when it has ended, and its blocks are held meanwhile. With ``store_when: evicted`` it leaves its chunks in its
-blocks instead, and these are stored when the engine is about to give the blocks away (``evictions``).
+If a fence can protect blocks (see ``describe``), chunks are stored as they become complete. If another request
+gets a block while a job uses it, the job is among the ``jobs_to_flush`` of that step. Without fences a request is
+stored when it has ended, and its blocks are held meanwhile. With ``store_when: evicted`` it leaves its chunks in
+its blocks instead, and these are stored when the engine's pool is about to reuse the blocks (``evictions``).
 
-What a step completes is planned request by request, offered to the medium all together, and then begun. If there
-is no room for an offer, it is halved until its beginning fits. The rest is offered again later. Whenever a job
-ends, the request that has waited longest does so. Each request also does so after passing over 1, 2, 4, … steps,
-and a last time when it ends.
+The chunks that a step completes are planned request by request, offered to the medium all together, and then
+stored. If there is no room for an offer, it is halved until its beginning fits, and the rest is offered again
+later: whenever a job ends, by the request that has waited longest; by each request after passing over 1, 2, 4, …
+steps; and a last time when the request ends.
 """
 
 import sys
@@ -31,12 +31,12 @@ from kv_offload.scheduler.storing.batches import (
     keys_of,
     source_of,
 )
-from kv_offload.scheduler.storing.evictions import NOBODY, Evictions, detached
+from kv_offload.scheduler.storing.evictions import NO_REQUEST, Evictions, detached
 from kv_offload.shape.reach import Ends
 
 
 class Storing:
-    """Plans stores and fences. Keeps nothing of its own that changes, but for what was left (``evictions``)."""
+    """Plans stores and fences. Its only changing state is ``evictions``."""
 
     def __init__(self, books: Books) -> None:
         self._books = books
@@ -51,7 +51,9 @@ class Storing:
         for request_id in preempted:
             if request_id in states:
                 state = states[request_id]
-                self._leave(state, state.request.num_tokens)  # what isn't computed, the engine finds by no hash
+                self._leave(
+                    state, state.request.num_tokens
+                )  # the engine finds no block by its hash that isn't computed
                 books.lose_blocks(states[request_id])
         told = tables_of_step(output, states)
         for state, _ in told.whole:
@@ -69,7 +71,7 @@ class Storing:
                     books.agenda.put(request_id, books.agenda.step)
 
     def _follow_fresh(self, output: SchedulerOutput, told: StepTables[RequestState]) -> None:
-        """Learn which blocks somebody may write, and fence them."""
+        """Note the blocks that this step may write, and fence them."""
         books, fresh = self._books, self._books.fresh
         for state, blocks in told.whole:
             books.note_fresh(state, blocks)
@@ -94,7 +96,7 @@ class Storing:
     def _store_what_is_computed(self, output: SchedulerOutput) -> None:
         """Store chunks that are complete when this step has run.
 
-        Only known tokens count: what is computed beyond them rests on drafts, which may be rejected.
+        Only known tokens count: those computed beyond depend on drafts, which may be rejected.
         """
         books, counts = self._books, output.num_scheduled_tokens
         looks: list[tuple[RequestState, int]] = []
@@ -117,7 +119,7 @@ class Storing:
                 books.agenda.put(state.context.req_id, max(next_step, state.retry_step))
 
     def _store_what_is_evicted(self, evictions: Evictions) -> None:
-        """Store what lies in blocks that the engine is about to give away."""
+        """Store chunks in blocks that the engine is about to reuse."""
         plans = evictions.plans()
         for plan in plans:
             self._books.manager.on_new_request(plan.state.context)
@@ -126,12 +128,12 @@ class Storing:
             self._books.manager.on_request_finished(plan.state.context)
 
     def _leave(self, state: RequestState, known: int) -> None:
-        """A request lets go of its blocks, and what it has within ``known`` tokens is left in them."""
+        """A request frees its blocks, and leaves its chunks within ``known`` tokens in them."""
         if self.evictions is not None:
             left = detached(state, self._books.layout)
             plan = self._plan(left, known, is_final=True)
             if not self._books.events.is_describing:
-                left.request = NOBODY
+                left.request = NO_REQUEST
             self.evictions.leave(plan)
 
     def store_at_end(self, state: RequestState, block_ids: BlockIds) -> bool:
@@ -175,7 +177,7 @@ class Storing:
         return Plan(state, in_batches(self._books.layout, offers), then, is_final)
 
     def _store(self, plans: list[Plan]) -> None:
-        """Offer what is planned, in its order, and note how far each request has come."""
+        """Offer planned chunks in order, and note how far each request has come."""
         offers = [(plan, batch, keys_of(plan.state.progress, batch)) for plan in plans for batch in plan.batches]
         if offers:
             outputs = self._books.prepare_stores([(keys, plan.state.context) for plan, _, keys in offers])
@@ -221,7 +223,7 @@ class Storing:
             self._begin(plan, offered, keys, output)
 
     def _begin(self, plan: Plan, batch: Batch, keys: list[OffloadKey], output: PrepareStoreOutput) -> None:
-        """Begin a job for what the medium made room for, if for anything."""
+        """Begin a job for the chunks that the medium made room for, if any."""
         if not output.keys_to_store:
             return
         books, state, is_final = self._books, plan.state, plan.is_final

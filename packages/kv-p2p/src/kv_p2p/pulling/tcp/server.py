@@ -112,7 +112,7 @@ class Server:
                 if self._closed.is_set():
                     return
                 if not isinstance(error, TimeoutError):  # too many files are open, or a client was gone at once
-                    warn("nobody could connect to %s: %s", self.port, error)
+                    warn("accepting connections at %s failed: %s", self.port, error)
                     self._closed.wait(PAUSE_SECONDS)
                 continue
             with self._changed:
@@ -180,32 +180,32 @@ class Server:
                 self._changed.notify_all()
 
     def _find(self, asked: dict[str, Any], hold_id: str, digest: str) -> list[tuple[int, ...]] | str:
-        """Begin to read the blocks asked for; returns those of each group, or why the request is refused."""
+        """Begin to read the requested blocks; returns those of each group, or the reason for a refusal."""
         if asked.get("op") != "pull":
             return f"unknown operation {asked.get('op')!r}; known: decline, pull"
         if asked.get("version") != VERSION:
-            return f"this is version {VERSION} of the protocol, not {asked.get('version')!r}"
+            return f"the protocol here has version {VERSION}, the request has {asked.get('version')!r}"
         if asked.get("layout") != self._pages.layout:
             return "the KV caches of the two workers differ in the groups, names, types or sizes of their layers"
         here = TCP if self._slots is None else self._slots.carrier.name
         if asked.get("carrier", here) != here:
-            return f"blocks are carried by {here!r} here, not by {asked['carrier']!r}"
+            return f"the carrier here is {here!r}, the request names {asked['carrier']!r}"
         places = _read_places(asked.get("places"))
         if isinstance(places, str):
             return places
         with self._changed:
             if self._is_of_another(asked) and self._holds.is_to_come(hold_id):
                 return (
-                    f"hold {hold_id!r} is of engine {asked['engine']!r}, and here is {self._engine_id!r}: "
-                    "that one has gone, or it is elsewhere"
+                    f"hold {hold_id!r} is of engine {asked['engine']!r}, but this is engine {self._engine_id!r}: "
+                    "the other one has ended, or has another address"
                 )
             if not self._wait_for(hold_id):
                 return (
-                    f"hold {hold_id!r} did not come to this worker within {self._patience_seconds:g} seconds: its "
-                    "engine hangs, or it is of one that was here before"
+                    f"this worker did not learn of hold {hold_id!r} within {self._patience_seconds:g} seconds: "
+                    "its engine hangs, or the hold is of an earlier engine at this address"
                 )
             if not self._changed.wait_for(self._has_room, self._silence_seconds):
-                return f"{MOST_READERS} others are being sent blocks here, and none of them has ended"
+                return f"this worker is sending blocks to {MOST_READERS} others, and none of these pulls has ended"
             blocks = self._holds.begin_read(hold_id, digest, places)
             self._readers += not isinstance(blocks, str)
             return blocks
@@ -215,12 +215,12 @@ class Server:
         return self._closed.is_set() or self._readers < MOST_READERS
 
     def _is_of_another(self, asked: dict[str, Any]) -> bool:
-        """Whether the ticket names another engine, whose holds never come to this worker."""
+        """Whether the ticket names another engine, of whose holds this worker never learns."""
         named = asked.get("engine")
         return named is not None and self._engine_id is not None and named != self._engine_id
 
     def _wait_for(self, hold_id: str) -> bool:
-        """Wait for a hold that is to come; returns whether it came. The caller's lock is released meanwhile."""
+        """Wait until this worker learns of a hold; returns whether it did. The caller's lock is free meanwhile."""
         return self._changed.wait_for(
             lambda: self._closed.is_set() or not self._holds.is_to_come(hold_id), self._patience_seconds
         )
@@ -268,7 +268,7 @@ class Server:
 
 
 def _read_places(given: object) -> list[tuple[int, int]] | str:
-    """For each KV cache group the first place and the number of blocks asked for; or an error's text."""
+    """For each KV cache group the first requested place and the number of blocks; or an error's text."""
     pairs = [tuple(pair) if isinstance(pair, list) else () for pair in given] if isinstance(given, list) else [()]
     if any(len(pair) != 2 or any(type(number) is not int for number in pair) for pair in pairs):
         return f"expected [first, count] of blocks for each KV cache group, got places {given!r}"
@@ -281,8 +281,8 @@ def _listen(address: tuple[str, int]) -> socket.socket:
     except OSError as error:
         host, port = address
         raise ConfigError(
-            f"kv_connector_extra_config: can't listen at host {host!r}, port {port}: {error}; that is its "
-            "listen_host (or host), and its port (or kv_port) and the worker's rank"
+            f"kv_connector_extra_config: can't listen at host {host!r}, port {port}: {error}; the address "
+            "is listen_host (or host), the port is port (or kv_port) plus the worker's rank"
         ) from error
     listener.settimeout(1.0)  # on some systems shutting a socket down doesn't end a call of accept
     return listener

@@ -1,9 +1,10 @@
-"""The formats of traces that are known: each file that isn't named here is one, with its ``Format``.
+"""The known formats of traces: each file not listed here has one, or several, as ``Format`` objects.
 
 ===================== =====================================================================================
 ``lengths``           several formats that have times and lengths, and no ids
-``otlp``              of ``otel``: where spans and events lie; ``otel_asked``: what they say was asked;
-                      ``services``: what MLflow's and Langfuse's say, in OpenTelemetry's words;
-                      ``logfire``: what Logfire's say twice; ``scattered``: messages that are an event each
+``otlp``              for ``otel``: finds spans and events in a record; ``otel_asked``: the request in them;
+                      ``services``: translates MLflow's and Langfuse's attributes to OpenTelemetry's names;
+                      ``logfire``: merges requests that Logfire logs twice; ``scattered``: collects messages
+                      that are an event each
 ===================== =====================================================================================
 """

@@ -1,6 +1,7 @@
-"""AIBrix's workloads: a time, and the prompts that are sent at it; milliseconds.
+"""AIBrix's workloads: a time, and the prompts that are sent then; milliseconds.
 
-Its client says what was said before in a session together with a prompt, so a later prompt of one is what it adds.
+Its client sends the earlier turns of a session with each prompt, so a later prompt in the file is only the new
+part.
 """
 
 from collections.abc import Iterator, Mapping

@@ -1,10 +1,10 @@
-"""What aiperf is told to send: a record a request, a record a session, or its ``inputs.json``; milliseconds.
+"""aiperf's inputs: a record for each request, or for each session, or its ``inputs.json``; milliseconds.
 
-A request is ``text_input``, a ``payload`` for an API, or messages. In a record of a session each of its ``turns``
-is what it adds to the one before, and a later record of its ``session_id`` goes on with it. Payloads are whole
-prompts, but for those of ``inputs.json``, where aiperf writes of a turn what it adds, behind its system prompt. A
-turn may have a ``delay`` instead of a time, from the answer before it on: how long that took isn't in the file, so
-it counts from when the turn before arrived.
+A request is ``text_input``, a ``payload`` for an API, or messages. In a record of a session each of the ``turns``
+adds to the one before, and a later record with the same ``session_id`` continues the session. Payloads are whole
+prompts, except in ``inputs.json``, where aiperf writes only what a turn adds, after its system prompt. A turn may
+have a ``delay`` after the previous answer instead of a time: how long that answer took isn't in the file, so the
+delay counts from the arrival of the previous turn.
 """
 
 from collections.abc import Iterator, Mapping
@@ -31,7 +31,7 @@ from kv_sim.replay.readers.turns import TURN_SECONDS, Turns
 _MINUTE: Final = TURN_SECONDS * 1000
 _SENT: Final = "request_start_ns"
 _PLAYS: Final = ("x_correlation_id", "conversation_id")
-"""What names a session, of which one conversation may be several."""
+"""Fields that name a session. One conversation may be several sessions."""
 
 
 # -- a record a request --------------------------------------------------------------------------
@@ -53,7 +53,7 @@ def _parse_request(record: Mapping[str, Any]) -> Iterator[Record]:
 
 
 def _parse_sent(record: Mapping[str, Any], sent: Mapping[str, Any]) -> Iterator[Record]:
-    """What it did send, as it writes with ``--export-level raw``: nanoseconds since 1970."""
+    """A request that aiperf has sent, as ``--export-level raw`` writes it: nanoseconds since 1970."""
     asked, responses = _asked(record), record.get("responses")
     came = last_of([found for text in _texts_in(responses) if (found := object_in(text)) is not None])
     request = Record(
@@ -71,7 +71,7 @@ def _parse_sent(record: Mapping[str, Any], sent: Mapping[str, Any]) -> Iterator[
 
 
 def _texts_in(responses: Any) -> Iterator[Any]:
-    """What came, whole or in pieces."""
+    """The texts of a response, whole or in pieces."""
     for response in responses if isinstance(responses, list) else []:
         packets = inside(response, "packets")
         yield inside(response, "text")
@@ -79,7 +79,7 @@ def _texts_in(responses: Any) -> Iterator[Any]:
 
 
 def _asked(record: Mapping[str, Any]) -> Mapping[str, Any]:
-    """What an API is asked by it."""
+    """The request to an API in a record."""
     if record.get("payload") is not None:
         payload = record["payload"]
         if not isinstance(payload, dict):
@@ -95,7 +95,7 @@ def _answered(record: Mapping[str, Any]) -> int:
 
 
 def _text(record: Mapping[str, Any], place: str) -> str:
-    """What is said, where that is one text."""
+    """The text of a turn, if it is a single text."""
     field = "text_input" if "text_input" in record else "text"
     text = record.get(field)
     if text is None and record.get("texts") is not None:
@@ -158,13 +158,13 @@ def _parse_turns(record: Mapping[str, Any]) -> Iterator[Record]:
 
 
 def _is_said_before(turn: Mapping[str, Any]) -> bool:
-    """Whether a first turn is no request of its own."""
+    """Whether a first turn is sent together with the next one."""
     own = ("timestamp", "delay", "output_length", "extra")
     return turn.get("role") == "system" and all(turn.get(field) is None for field in own)
 
 
 def _when(turn: Mapping[str, Any]) -> tuple[int | float | None, int | float | None]:
-    """When a turn arrives, or how long after the turn before; neither: nobody says."""
+    """When a turn arrives, or how long after the turn before; None for both: the file doesn't say."""
     if turn.get("timestamp") is not None:
         return number(turn, "timestamp"), None
     return None, None if turn.get("delay") is None else delay_of(turn)

@@ -1,6 +1,6 @@
 """Qwen-Bailian JSON lines: chats of Alibaba's service, ids of 16-token blocks, seconds.
 
-Each turn is a chat of its own, and names the one that it goes on with: a conversation is a chain of them.
+Each turn is a chat of its own, and names the chat that it continues: a conversation is a chain of chats.
 """
 
 from collections.abc import Iterator, Mapping

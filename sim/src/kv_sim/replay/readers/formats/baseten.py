@@ -1,6 +1,6 @@
 """Baseten's traces, which aiperf reads as Parquet, as JSON or as a table: prompts with the hashes of their blocks.
 
-The hashes are those of a server, and count where a record has them; else the prompt does. Milliseconds.
+The hashes are a server's; without them the prompt is used. Milliseconds.
 """
 
 from collections.abc import Iterator, Mapping

@@ -1,6 +1,6 @@
-"""What ``vllm bench serve --save-detailed`` and SGLang's ``bench_serving --output-details`` save: a run a record.
+"""Results of ``vllm bench serve --save-detailed`` and SGLang's ``bench_serving --output-details``: a run a record.
 
-Each request has its lengths, and in newer ones the second in which it was sent. No ids.
+Each request has its lengths, and in newer versions the time at which it was sent, in seconds. No ids.
 """
 
 from collections.abc import Iterator, Mapping
@@ -20,7 +20,7 @@ def _parse(record: Mapping[str, Any]) -> Iterator[Record]:
     model = text_of(record, "model_id")
     sent: list[int | float | None] = [None] * len(inputs)
     order = list(range(len(inputs)))
-    if times is not None:  # of those that were sent together anyone may be the first in the lists
+    if times is not None:  # requests that were sent together may be in any order
         found = [number({"start_times": time}, "start_times") for time in times]
         sent, order = [*found], sorted(order, key=found.__getitem__)
     for index in order:

@@ -1,4 +1,4 @@
-"""BurstGPT, CSV: seconds and lengths. No ids. A request that failed has no response tokens, and counts, too."""
+"""BurstGPT, CSV: seconds and lengths. No ids. Failed requests, without response tokens, count, too."""
 
 from collections.abc import Iterator, Mapping
 from typing import Any

@@ -1,7 +1,7 @@
-"""What Amazon's services keep of requests: SageMaker's data capture, and Bedrock's log of model invocations.
+"""Request logs of Amazon's services: SageMaker's data capture, and Bedrock's log of model invocations.
 
-What an endpoint was asked, and what it answered, are texts as they went over the wire, or base64 of them. Answers
-need not be there, or be text; then nobody knows how long they were.
+Requests and answers are texts as they were sent, or their base64. An answer may be missing, or not be text; then
+its length is unknown.
 """
 
 import base64
@@ -75,7 +75,7 @@ def _parse_sagemaker(record: Mapping[str, Any]) -> Iterator[Record]:
 
 
 def _within(place: str, value: Any, field: str) -> int | float:
-    """The time that an object has in a field."""
+    """The time in a field of an object."""
     if not isinstance(value, dict):
         raise MalformedError(f"{place}: expected an object, got {type(value).__name__}")
     try:
@@ -85,7 +85,7 @@ def _within(place: str, value: Any, field: str) -> int | float:
 
 
 def _payload(place: str, entry: Any) -> str:
-    """What was sent, or came back, as text."""
+    """The request or the answer, as text."""
     data = inside(entry, "data")
     if not isinstance(data, str):
         raise MalformedError(f"{place}.data: expected text, got {type(data).__name__}")
@@ -101,7 +101,7 @@ def _payload(place: str, entry: Any) -> str:
 
 
 def _answer(entry: Any) -> Any:
-    """What was answered, where that is there as text."""
+    """The answer, if there is one as text."""
     try:
         answer = json_in(_payload(_OUTPUT, entry))
     except MalformedError:
@@ -114,7 +114,7 @@ def _answer(entry: Any) -> Any:
 
 
 def _answered(answer: Any) -> tuple[int, str | None]:
-    """The tokens of an answer, or what it says, where one of them is there."""
+    """An answer's number of tokens and its text, as far as they are there."""
     try:
         tokens, said = answered_in({"response": answer}), inside(answer, "generated_text")
     except MalformedError as error:
@@ -138,7 +138,7 @@ SAGEMAKER = Format(
 _MEDIA: Final = ("image", "document", "video", "audio")
 _LOG: Final = "ModelInvocationLog"
 _TOLD: Final = ("inputTokenCount", "cacheReadInputTokenCount", "cacheWriteInputTokenCount")
-"""How long a prompt was: without what its cache had or took, and that."""
+"""Fields with a prompt's tokens: without the cache, read from it, and written to it."""
 
 
 def _parse_bedrock(record: Mapping[str, Any]) -> Iterator[Record]:
@@ -163,7 +163,7 @@ def _parse_bedrock(record: Mapping[str, Any]) -> Iterator[Record]:
 
 
 def _as_usual(asked: Mapping[str, Any]) -> Mapping[str, Any]:
-    """What Converse is asked, as other APIs are: its tools lie in a configuration, and no part says its type."""
+    """A request to Converse as other APIs have it: its tools are in a configuration, its parts have no type."""
     tools, messages = inside(asked.get("toolConfig"), "tools"), asked.get("messages")
     if tools is not None:
         asked = {**asked, "tools": tools}

@@ -1,7 +1,7 @@
-"""Chats that ChatGPT exports: conversations.json, a chat a record, whose messages name the one above; seconds.
+"""Chats exported by ChatGPT: conversations.json, a chat a record, whose messages name their parent; seconds.
 
-What a model says in a row, as a tool's call after a thought, is one answer. What a tool gave back is asked with
-again. A thought isn't sent again; what ChatGPT only shows, as how long it thought, is none.
+Consecutive messages of the model, such as a thought and a tool call, are one answer. A tool's result makes a new
+request. Thoughts aren't sent again, nor are messages that ChatGPT only shows, such as how long it thought.
 """
 
 from collections.abc import Iterator, Mapping
@@ -15,7 +15,7 @@ from kv_sim.replay.readers.record import MalformedError, Record, session_of, tex
 from kv_sim.replay.readers.text import ASSUMED
 
 _TEXTS: Final = ("text", "result", "user_profile", "user_instructions", "model_set_context")
-"""What a content without parts says, whatever its type is."""
+"""Fields with the text of a content without parts, whatever its type."""
 _THOUGHTS: Final = "thoughts"
 _MEDIA: Final = ("image", "audio", "video", "file")
 
@@ -55,7 +55,7 @@ def _said(message: Any, place: str) -> Said:
 
 
 def _part(part: Any) -> Any:
-    """Text, or what isn't text with a type, as an API is sent it."""
+    """A part as an API gets it: text, or an object with a type."""
     kind = str(inside(part, "content_type")).partition("_")[0]
     return {**part, "type": kind} if kind in _MEDIA and not isinstance(part.get("text"), str) else part
 
@@ -65,7 +65,7 @@ def _is_answer(node: Any) -> bool:
 
 
 def _goes_on(nodes: Mapping[str, Any], name: str) -> Iterator[str]:
-    """What a model said from there on, until somebody else said something."""
+    """The model's messages from there on, until one of somebody else."""
     seen = set()
     while name not in seen:
         seen.add(name)

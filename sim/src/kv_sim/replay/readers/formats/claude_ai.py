@@ -1,7 +1,7 @@
-"""Chats that Claude.ai exports: conversations.json, a chat a record, of messages in a row or each below another.
+"""Chats exported by Claude.ai: conversations.json, a chat a record, of messages in a row or with parents.
 
-An answer may be several: a model that calls a tool goes on with what that gave back, which is asked anew. What it
-thought is sent again until its turn is over.
+An answer may be several requests: a model that calls a tool continues with the tool's result, which is a new
+request. Thoughts are sent again until the turn is over.
 """
 
 from collections.abc import Iterator, Mapping
@@ -19,7 +19,7 @@ from kv_sim.replay.readers.text import ASSUMED
 _ABOVE: Final = "parent_message_uuid"
 _THOUGHT: Final = "thinking"
 _SHOWN: Final = ("token_budget", "flag")
-"""Types of parts that nobody said."""
+"""Types of parts that aren't part of the conversation."""
 
 
 def _parse(record: Mapping[str, Any]) -> Iterator[Record]:
@@ -37,7 +37,7 @@ def _parse(record: Mapping[str, Any]) -> Iterator[Record]:
 
 
 class _Message:
-    """One message, and what of it is sent again."""
+    """One message, and the parts of it that are sent again."""
 
     def __init__(self, message: Mapping[str, Any], place: str) -> None:
         self._place = place
@@ -49,7 +49,7 @@ class _Message:
         self.again = [*self._said(thoughts=False)]
 
     def requests(self, above: list[Said], session: str | None, model: str | None) -> Iterator[Record]:
-        """One for each time that the model was asked."""
+        """One request for each call of the model."""
         if not self._is_answer:
             return
         for step, (is_back, parts) in enumerate(self._steps):
@@ -70,12 +70,12 @@ class _Message:
         return said(role, [*whole, *self._beside], self._place, time if is_back else self._time)
 
     def _stopped(self, part: Any) -> int | float | None:
-        """When a tool had given something back."""
+        """When a tool's result was complete."""
         return time_in(part, "stop_timestamp", self._place) if isinstance(part, dict) else None
 
 
 def _steps_of(message: Mapping[str, Any]) -> list[tuple[bool, list[Any]]]:
-    """What was said in turns: by who writes, and by tools, which is what the first of each says."""
+    """The parts of a message in turns, of the model or of tools; the first value of each says whether of tools."""
     content = message.get("content")
     parts = content if isinstance(content, list) and content else [message.get("text") or ""]
     steps: list[tuple[bool, list[Any]]] = []
@@ -88,7 +88,7 @@ def _steps_of(message: Mapping[str, Any]) -> list[tuple[bool, list[Any]]]:
 
 
 def _beside(message: Mapping[str, Any]) -> Iterator[Any]:
-    """What a user sent with a message: texts that were taken from files, and what are files still."""
+    """A message's attachments: texts extracted from files, and files."""
     for attached in objects_in(message, "attachments") if message.get("attachments") else []:
         yield text_of(attached, "extracted_content") or ""
     for file in objects_in(message, "files") if message.get("files") else []:

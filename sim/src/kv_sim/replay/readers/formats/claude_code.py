@@ -1,11 +1,11 @@
-"""Transcripts of Claude Code: a session a file, a line for each message or part of one, each below another line.
+"""Transcripts of Claude Code: a session a file, a line for each message or part of one, with its parent's name.
 
-What a model was asked is what stands above its answer. An answer may be several lines, one for each part, and what
-its tools gave back stands below the part that called them: so of an answer all parts count, and all that they got.
-Where a session was compacted, a line stands below none, and so does the first one of a subagent.
+The prompt of an answer are all lines above it. An answer may be several lines, one for each part, and tool results
+are below the part that called the tool: so all parts of an answer count, and all their results. After a compaction
+a line has no parent, and neither has the first line of a subagent.
 
-A request arrives when the last line above its answer was written. A session that goes on in another file is copied
-there, so a request that is in two files is one.
+A request arrives when the last line above its answer was written. A session that continues in another file is
+copied there, so a request that is in two files counts once.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -21,16 +21,16 @@ Line = Mapping[str, Any]
 
 _ANSWER: Final = "assistant"
 _GIVEN_BACK: Final = "tool_result"
-"""A line of Qwen Code's, whose transcripts are otherwise alike, but for what an answer says of itself."""
+"""The type of a line of Qwen Code, whose transcripts differ only in this and in an answer's counts."""
 _NOBODY: Final = "<synthetic>"
-"""The model of what the program says by itself, which no model was asked and none is told."""
+"""The model name of the program's own messages, which no model writes or reads."""
 _READ: Final = ("input_tokens", "cache_creation_input_tokens", "cache_read_input_tokens")
 _BEGINS: Final = ("sessionId", "leafUuid", "snapshot")
-"""What lines have: of messages, of a summary, of files."""
+"""Fields of lines with messages, with a summary, and with files."""
 
 
 class _Transcript:
-    """The lines of a file, and which stand above which."""
+    """The lines of a file, and their parents."""
 
     def __init__(self, lines: Sequence[Line]) -> None:
         self._lines = lines
@@ -38,7 +38,7 @@ class _Transcript:
         self._parts: dict[str, list[int]] = {}
         """The lines of each answer."""
         self._given_back: dict[str, list[int]] = {}
-        """By a tool's call: the lines with what it gave back."""
+        """Tool call -> the lines with its results."""
         self._above: dict[str, list[int]] = {}
         """The lines above each answer."""
         self._said: dict[int, list[str] | MalformedError] = {}
@@ -49,7 +49,7 @@ class _Transcript:
                 self._given_back.setdefault(call, []).append(place)
 
     def requests(self) -> Iterator[tuple[int, Line]]:
-        """The line with which each answer begins, and what a request is read from."""
+        """The number of the line at which each answer begins, and the record of its request."""
         for answer, parts in self._parts.items():
             first = parts[0]
             self._above[answer] = above = sorted({place for place in self._find(answer) if place < first})
@@ -79,7 +79,7 @@ class _Transcript:
         return above if above is not None and above < place else None
 
     def _pieces_of(self, place: int) -> list[str] | MalformedError:
-        """What a line says, made once for all that stands below it."""
+        """The text of a line, made once for all lines below it."""
         if place not in self._said:
             try:
                 self._said[place] = _pieces(self._lines[place])
@@ -93,7 +93,7 @@ def _gather(lines: Sequence[Line]) -> Iterator[tuple[int, Line]]:
 
 
 def _pieces(line: Line) -> list[str]:
-    """What a line says of its message; of lines without one, nothing."""
+    """The text of a line's message; nothing without a message."""
     if compressed := _compressed_in(line):
         return chat({"messages": compressed})[:-1]
     message = line.get("message")
@@ -107,14 +107,14 @@ def _pieces(line: Line) -> list[str]:
 
 
 def _compressed_in(line: Line) -> list[Any]:
-    """What took the place of all above it, in a transcript of Qwen Code."""
+    """The summary that replaces all lines above it, in a transcript of Qwen Code."""
     told = line.get("systemPayload") if line.get("subtype") == "chat_compression" else None
     found = told.get("compressedHistory") if isinstance(told, dict) else None
     return found if isinstance(found, list) else []
 
 
 def _plain(content: Any) -> Any:
-    """Thoughts as text, without what they are signed with."""
+    """Thoughts as text, without their signatures."""
     if not isinstance(content, list):
         return content
     return [part["thinking"] if _is_thought(part) else part for part in content]
@@ -125,7 +125,7 @@ def _is_thought(part: Any) -> bool:
 
 
 def _answer_of(line: Line) -> str | None:
-    """The name of the answer that a line is a part of."""
+    """The name of the answer to which a line belongs."""
     message = line.get("message")
     if line.get("type") != _ANSWER or not isinstance(message, dict) or _is_nobodys(message):
         return None
@@ -177,7 +177,7 @@ def _parse(record: Line) -> Iterator[Record]:
 
 
 def _usual(usage: Line) -> Line:
-    """Qwen Code's counts, as Claude Code has them."""
+    """Qwen Code's counts under Claude Code's names."""
     said = whole(usage, "candidatesTokenCount", usual=0) + whole(usage, "thoughtsTokenCount", usual=0)
     return {
         "input_tokens": usage.get("promptTokenCount"),

@@ -1,7 +1,7 @@
-"""What Cline and Roo Code keep of a task: api_conversation_history.json, messages with ``ts``; milliseconds.
+"""Tasks of Cline and Roo Code: api_conversation_history.json, messages with ``ts``; milliseconds.
 
-Where Roo Code has condensed a task, a summary takes the place of the messages that name it. What Cline calls
-``cached`` is what a cache had and what it took, together, beside the rest of the prompt.
+If Roo Code has condensed a task, a summary replaces the messages that name it. Cline's ``cached`` are the tokens
+read from and written to a cache, together, beside the rest of the prompt.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -23,7 +23,7 @@ _PARENT: Final = "condenseParent"
 
 
 def _gather(lines: Sequence[Line]) -> Iterator[tuple[int, Line]]:
-    """Each answer, with all that stands above it."""
+    """Each answer, with all messages before it."""
     above: list[Line] = []
     heard = Heard(lambda line: [_said(line)])
     for place, line in enumerate(lines):
@@ -58,7 +58,7 @@ def _said(line: Line) -> Said:
 
 
 def _part(part: Any) -> Any:
-    """A thought as text, without what it is signed with."""
+    """A thought as text, without its signature."""
     kind = inside(part, "type")
     if kind in _THOUGHT:
         return text_of(part, "thinking") or text_of(part, "text") or ""

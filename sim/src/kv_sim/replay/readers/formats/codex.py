@@ -1,10 +1,10 @@
-"""Rollouts of Codex: a session a file, a line for each item that a model was told or answered, in their order.
+"""Rollouts of Codex: a session a file, a line for each item of the conversation, in order.
 
-Items of a model in a row are one answer, and what stands above them is what it was asked. A request arrives when
-the last of that was written. Where a session was compacted, what took the place of its items is in the line.
+Consecutive items of the model are one answer, and all items above them are its prompt. A request arrives when the
+last of these was written. A line for a compaction has the items that replace the earlier ones.
 
-A session that was forked off another one begins with a copy of it, all of which was written when it began: those
-are no requests of its own.
+A forked session begins with a copy of another one, all of it written when the fork began: these are not requests
+of its own.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -22,31 +22,31 @@ Line = Mapping[str, Any]
 
 _OF_A_MODEL: Final = ("reasoning", "function_call", "custom_tool_call", "local_shell_call", "web_search_call")
 _COPIED_SECONDS: Final = 1.0
-"""A copy is written at once; before a model has answered something new, more time goes by."""
+"""Lines written within this time of a fork's begin are copies; a new answer takes longer."""
 _FORKED: Final = "asked in a session that this one was forked off"
 _PACKED: Final = "encrypted_content"
-"""What a model thought, for itself only."""
+"""The field with encrypted thoughts."""
 
 
 @dataclass
 class _Session:
-    """What was said so far."""
+    """The conversation so far."""
 
     name: str | None = None
     began: int | float | None = None
     is_fork: bool = False
     model: str | None = None
     begin: list[str] = field(default_factory=list)
-    """What comes before all items."""
+    """The text before all items."""
     said: list[str | MalformedError] = field(default_factory=list)
     told_at: Line | None = None
-    """The last line that a model was told."""
+    """The last line of the prompt."""
     answer: dict[str, Any] | None = None
-    """That which is being read, or was read last."""
+    """The answer that is being read, or was read last."""
     is_answering: bool = False
 
     def ask(self, line: Line) -> None:
-        """A model begins to answer with a line."""
+        """A line begins an answer."""
         last = line if self.told_at is None else self.told_at
         asked = [*self.begin, *self.said]
         self.answer = {"asked": asked, "last": last, "session": self.name, "model": self.model, "answer": []}
@@ -54,7 +54,7 @@ class _Session:
         self.is_answering = True
 
     def _was_there(self, line: Line) -> bool:
-        """Whether it was when the session began."""
+        """Whether a line was written when the session began."""
         time = _time_of(line)
         return time is not None and self.began is not None and time - self.began <= _COPIED_SECONDS
 
@@ -84,7 +84,7 @@ def _gather(lines: Sequence[Line]) -> Iterator[tuple[int, Line]]:
 
 
 def _hear(session: _Session, line: Line, payload: Mapping[str, Any]) -> None:
-    """What a line says that is no item."""
+    """Take in a line that isn't an item."""
     kind = line.get("type")
     if kind == "session_meta":
         session.is_fork |= payload.get("forked_from_id") is not None or session.name is not None
@@ -102,7 +102,7 @@ def _hear(session: _Session, line: Line, payload: Mapping[str, Any]) -> None:
         session.told_at, session.is_answering = line, False
     elif kind == "event_msg" and payload.get("type") == "token_count" and session.answer is not None:
         usage = inside(payload.get("info"), "last_token_usage")
-        if isinstance(usage, dict):  # else it is of limits only
+        if isinstance(usage, dict):  # otherwise it is only about limits
             session.answer.setdefault("usage", usage)
 
 
@@ -118,7 +118,7 @@ def _is_of_model(item: Mapping[str, Any]) -> bool:
 
 
 def _pieces(item: Any) -> list[str | MalformedError]:
-    """What an item says."""
+    """The text of an item."""
     if isinstance(item, dict):
         item = {name: value for name, value in item.items() if name != _PACKED}
     try:

@@ -1,7 +1,7 @@
-"""Sessions of Continue, a file each: ``history`` of messages, each with what was put in beside it; no times.
+"""Sessions of Continue, a file each: ``history`` of messages, each with its context items; no times.
 
-What a user put in as context is sent before what he says. A thought isn't sent again. The list of all sessions,
-which lies beside them, has none of their messages.
+Context items are sent before the user's message. Thoughts aren't sent again. The list of all sessions, in the same
+folder, has no messages.
 """
 
 from collections.abc import Iterator, Mapping
@@ -17,7 +17,7 @@ from kv_sim.replay.readers.turns import TURN_SECONDS
 
 _HISTORY: Final = "history"
 _LISTED: Final = "dateCreated"
-"""What the list of all sessions has of each."""
+"""A field of the list of all sessions."""
 _THOUGHT: Final = "thinking"
 
 
@@ -33,7 +33,7 @@ def _parse(record: Mapping[str, Any]) -> Iterator[Record]:
 
 
 def _messages(history: list[Mapping[str, Any]]) -> Iterator[Mapping[str, Any]]:
-    """Messages as an API is sent them."""
+    """Messages as an API gets them."""
     for number, item in enumerate(history):
         message = item.get("message")
         if not isinstance(message, dict):

@@ -1,7 +1,6 @@
-"""Whole conversations, a record each: every answer is a request, whose prompt is all before it.
+"""Whole conversations, a record each: every answer is a request, whose prompt is everything before it.
 
-Such data has no times: a minute is taken to lie between two turns, and each conversation counts from its own
-begin.
+Such data has no times: a minute between two turns is assumed, and each conversation counts from its own begin.
 """
 
 from collections.abc import Iterator, Mapping

@@ -1,8 +1,8 @@
 """Sessions of GitHub's Copilot CLI: events.jsonl, lines of ``type``, ``data``, ``timestamp``; dates.
 
-What a model was asked is all that was said before: by a user, as it was put into words for the model; by models,
-with the tools that they called; by these tools. A subagent has its own prompt, that of the call that began it.
-Where a session was compacted, a summary takes the place of all that came before.
+The prompt of an answer is all of the conversation before it: the user's messages, as they were worded for the
+model; answers with tool calls; tool results. A subagent's first prompt is that of the call that began it.
+After a compaction a summary replaces everything before it.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -29,21 +29,21 @@ _BEGINS: Final = ("session.", "user.", "assistant.", "tool.", "system.", "subage
 
 @dataclass
 class _Talk:
-    """What is said in a session itself, or by a subagent and to it."""
+    """The conversation of a session, or of one subagent in it."""
 
     above: list[Line] = field(default_factory=list)
     answer: tuple[int, dict[str, Any]] | None = None
-    """The last one, which may go on, and where it began."""
+    """The last answer, which may go on, and the line where it began."""
 
     def end_answer(self) -> Iterator[tuple[int, Line]]:
-        """It doesn't go on, if there is one."""
+        """The last answer is complete, if there is one."""
         if self.answer is not None:
             yield self.answer
         self.answer = None
 
 
 def _gather(lines: Sequence[Line]) -> Iterator[tuple[int, Line]]:
-    """Each answer, with all that stands above it; several messages of a model in a turn are one."""
+    """Each answer, with all messages before it; consecutive messages of the model are one answer."""
     talks: dict[str | None, _Talk] = {}
     heard = Heard(lambda line: [_said(line)])
     session = model = None
@@ -78,7 +78,7 @@ def _gather(lines: Sequence[Line]) -> Iterator[tuple[int, Line]]:
 
 
 def _begun_by(call: str, talks: Iterable[_Talk]) -> Line:
-    """What a subagent is asked first: what the call says that began it."""
+    """A subagent's first prompt: that of the call that began it."""
     for line in (line for talk in talks for line in talk.above if line.get("type") == _ANSWER):
         for asked in _calls_of(line):
             prompt = inside(inside(asked, "arguments"), "prompt")
@@ -93,7 +93,7 @@ def _calls_of(line: Line) -> list[Any]:
 
 
 def _said(line: Line) -> Said:
-    """What of a line is sent."""
+    """The part of a line that is sent to the model."""
     kind, data, time = line["type"], line["data"], time_in(line, "timestamp", "event")
     if kind == _SUMMARY:
         return said("user", data["summaryContent"], "data", time)

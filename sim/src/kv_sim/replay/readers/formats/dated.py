@@ -1,8 +1,8 @@
-"""Conversations whose messages say when they were sent: WildChat's, and what chat front ends export.
+"""Conversations whose messages have times: WildChat's, and exports of chat front ends.
 
-A request arrives when the message before its answer does. WildChat has only times of answers, of when they were
-whole; there that is taken. Where only a conversation as a whole has a time, it begins then; but that of WildChat's
-is when the last answer was there.
+A request arrives with the message before its answer. WildChat has only the times at which answers were complete;
+there these are taken. If only the conversation has a time, it begins then; but in WildChat that is the time of the
+last answer.
 """
 
 from collections.abc import Iterator, Mapping
@@ -16,7 +16,7 @@ from kv_sim.replay.readers.text import ASSUMED
 from kv_sim.replay.readers.turns import TURN_SECONDS
 
 _BY_ITS_END: Final = "conversation_hash"
-"""What WildChat's have, whose time is that of the last turn."""
+"""A field of WildChat's records, whose time is that of the last turn."""
 
 
 def _parse(record: Mapping[str, Any]) -> Iterator[Record]:
@@ -56,7 +56,7 @@ def _is_dated(record: Mapping[str, Any]) -> bool:
         return False
     try:
         return time_of(record) is not None or _are_dated(record[spoken_in(record)])
-    except MalformedError:  # what is called like a time, and is none
+    except MalformedError:  # it has the name of a time, but isn't one
         return _are_dated(record[spoken_in(record)])
 
 

@@ -1,7 +1,7 @@
-"""Chats that DeepSeek exports: conversations.json, a chat a record, whose messages name the one above; dates.
+"""Chats exported by DeepSeek: conversations.json, a chat a record, whose messages name their parent; dates.
 
-A message says in fragments what was asked, thought, found and answered; older ones have it in fields, and don't
-say who speaks: a user begins, and each answers the other. A thought isn't sent again.
+A message has fragments with its question, thoughts, search results and answer; older messages have fields instead,
+and no role: the user begins, and the roles alternate. Thoughts aren't sent again.
 """
 
 from collections.abc import Iterator, Mapping
@@ -45,7 +45,7 @@ def _parse(record: Mapping[str, Any]) -> Iterator[Record]:
 
 
 def _is_answer(message: Mapping[str, Any], depth: int) -> bool:
-    """Whether a message, below so many, is a model's."""
+    """Whether a message with ``depth`` messages above it is a model's."""
     fragments = message.get(_FRAGMENTS)
     if isinstance(fragments, list) and fragments:
         return not any(inside(one, "type") == _REQUEST for one in fragments)
@@ -68,7 +68,7 @@ def _thought(message: Mapping[str, Any]) -> str:
 
 
 def _texts(message: Mapping[str, Any], kinds: tuple[str, ...], field: str) -> Iterator[str]:
-    """The texts of its fragments of some kinds; of a message without any, that of a field."""
+    """The texts of a message's fragments of some kinds; without fragments, that of a field."""
     if message.get(_FRAGMENTS) is None:
         yield text_of(message, field) or ""
         return

@@ -1,7 +1,7 @@
-"""What Dynamo's frontend writes of each request (``DYN_REQUEST_TRACE=1``): prefix ids of its blocks; milliseconds.
+"""Request traces of Dynamo's frontend (``DYN_REQUEST_TRACE=1``): prefix ids of each request's blocks; ms.
 
-A line is written when an answer ends, so those of requests that overlap don't stand as they arrived. Other events,
-such as calls of tools, stand between them; some sinks put each into an ``event`` of a line.
+A line is written when an answer ends, so overlapping requests aren't in the order of arrival. Other events, such
+as tool calls, are between them; some sinks put each event into the field ``event`` of a line.
 """
 
 from collections.abc import Iterator, Mapping
@@ -60,7 +60,7 @@ def _object_in(outer: Mapping[str, Any], field: str, place: str) -> Mapping[str,
 
 
 def _arrival_of(event: Mapping[str, Any], request: Mapping[str, Any]) -> int | float:
-    """When it was received; where nobody says that, when it ended less what it took."""
+    """When it was received; if the event doesn't say that, its end minus its duration."""
     if request.get("request_received_ms") is not None or event.get("event_time_unix_ms") is None:
         return number(request, "request_received_ms")
     took = 0 if request.get("total_time_ms") is None else number(request, "total_time_ms")

@@ -1,8 +1,8 @@
-"""Sessions of Gemini CLI: a file each, a document of messages, or a line for each and for what became of it.
+"""Sessions of Gemini CLI: a file each, a document of messages, or a line for each message and each update of one.
 
-A message is there again, whole, when something is known of it that wasn't, as what its tools gave back: the last
-one is it, but for a copy that says less. Where a session was wound back, its messages were asked all the same. A
-session that is gone on with is copied from a document to lines; a request that is in two files is one.
+A message is written again, whole, when more is known of it, such as its tool results: the last version counts,
+unless it is a copy with less. If a session was rewound, its earlier messages still count. A resumed session is
+copied from a document to lines; a request that is in two files counts once.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -21,7 +21,7 @@ Line = Mapping[str, Any]
 
 _ANSWER: Final = "gemini"
 _SENT: Final = ("user", _ANSWER)
-"""Other messages are shown only."""
+"""Types of messages that are sent; others are only shown."""
 _BACK: Final = "$rewindTo"
 _SET: Final = "$set"
 _COUNTS: Final = "tokens"
@@ -29,12 +29,12 @@ _CALLED, _GIVEN_BACK = "functionCall", "functionResponse"
 
 
 def _gather(lines: Sequence[Line]) -> Iterator[tuple[int, Line]]:
-    """Each answer, with all that stands above it."""
+    """Each answer, with all messages before it."""
     newest: dict[str, Line] = {}
     for one in (one for line in lines for one in _messages_in(line) if isinstance(one.get("id"), str)):
         newest[one["id"]] = _fuller(newest.get(one["id"]), one)
     known: dict[str, Line] = {}
-    """What was known of each message so far: what its tools gave back may be cut short later."""
+    """The fullest version of each message so far: later versions may have shortened tool results."""
     called = {str(call.get("id")) for line in lines for one in _messages_in(line) for call in _calls(one)}
     heard = Heard(lambda message: _said(message, called))
     path: dict[str, None] = {}
@@ -64,16 +64,15 @@ def _gather(lines: Sequence[Line]) -> Iterator[tuple[int, Line]]:
 
 
 def _fuller(before: Line | None, message: Line) -> Line:
-    """What is known of a message that is told again.
+    """The fuller of two versions of a message.
 
-    A copy of an answer, made when a session is gone on with, lacks its counts, its model, and what its tools gave
-    back.
+    A copy of an answer in a resumed session lacks its counts, its model, and its tool results.
     """
     return before if before is not None and before.get(_COUNTS) and not message.get(_COUNTS) else message
 
 
 def _messages_in(line: Line) -> list[Line]:
-    """The messages of a document, of a line that changes it, or that a line is."""
+    """The messages of a document or of a line that changes it; or a line that is itself a message."""
     told = line.get("messages", inside(line.get(_SET), "messages"))
     if isinstance(told, list):
         return [one for one in told if isinstance(one, dict)]
@@ -102,7 +101,7 @@ def _parse(record: Line) -> Iterator[Record]:
 
 
 def _said(message: Line, called: set[str]) -> Iterator[Said]:
-    """What a message says, and what its tools gave back."""
+    """A message's text, and its tool results."""
     kind, place = message.get("type"), f"message {message['id']}"
     if kind not in _SENT:
         return
@@ -118,7 +117,7 @@ def _said(message: Line, called: set[str]) -> Iterator[Said]:
 
 
 def _answer(message: Line, place: str) -> Said:
-    """What a model said, and what it called."""
+    """An answer's text and its tool calls."""
     content = _parts(message.get("content"))
     told = content if isinstance(content, list) else [content or ""]
     if not any(inside(part, _CALLED) for part in told):
@@ -131,7 +130,7 @@ def _parts(content: Any) -> Any:
 
 
 def _is_known(part: Any, called: set[str]) -> bool:
-    """Whether it is what a tool gave back, which its call tells of, too."""
+    """Whether it is a tool result that its call has, too."""
     return str(inside(inside(part, _GIVEN_BACK), "id")) in called
 
 

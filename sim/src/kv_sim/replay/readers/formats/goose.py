@@ -1,6 +1,6 @@
-"""Sessions of goose: JSON lines, the first of which is about all, or what ``goose session export`` writes; s.
+"""Sessions of goose: JSON lines, the first of which describes the session, or ``goose session export``; seconds.
 
-Of a message that is for the user only nothing is sent.
+A message for the user only isn't sent to the model.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -19,11 +19,11 @@ Line = Mapping[str, Any]
 _ALL: Final = "conversation"
 _THOUGHT: Final = "thinking"
 _CALLED, _GIVEN_BACK = ("toolRequest", "toolCall"), ("toolResponse", "toolResult")
-"""Parts that are no text, and what of them is sent."""
+"""Parts that aren't text, and the field of each that is sent."""
 
 
 def _gather(lines: Sequence[Line]) -> Iterator[tuple[int, Line]]:
-    """Each answer, with all that stands above it; several messages of a model in a row are one."""
+    """Each answer, with all messages before it; consecutive messages of the model are one answer."""
     about: Line = {}
     above: list[Line] = []
     heard = Heard(lambda message: [_said(message)])

@@ -1,4 +1,4 @@
-"""GuideLLM's reports: what it sent to a server in each of its benchmarks, one after the other; seconds."""
+"""GuideLLM's reports: the requests of its benchmarks, one benchmark after the other; seconds."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
@@ -21,7 +21,7 @@ def _parse(record: Mapping[str, Any]) -> Iterator[Record]:
     if not isinstance(benchmarks, list):
         raise MalformedError(f"benchmarks: expected a list, got {type(benchmarks).__name__}")
     found = [one for index, benchmark in enumerate(benchmarks) for one in _requests(benchmark, index)]
-    for time, place, request in sorted(found, key=lambda one: one[0]):  # they lie there as they ended
+    for time, place, request in sorted(found, key=lambda one: one[0]):  # they are in the order of their ends
         try:
             yield from _sent(time, request, has_failed=f".{_BROKEN}[" in place)
         except MalformedError as error:
@@ -42,7 +42,7 @@ def _requests(benchmark: Any, index: int) -> Iterator[tuple[int | float, str, Ma
             if not isinstance(request, dict):
                 raise MalformedError(f"{where}: expected an object, got {type(request).__name__}")
             field = next((field for field in _STARTS if request.get(field) is not None), None)
-            if field is not None:  # else it was never sent
+            if field is not None:  # otherwise it was never sent
                 yield number(request, field), where, request
 
 

@@ -1,4 +1,4 @@
-"""What a browser or a proxy kept of all that went over it (HAR): requests to a model among others."""
+"""The traffic of a browser or a proxy (HAR): requests to a model among others."""
 
 import base64
 from collections.abc import Iterator, Mapping
@@ -28,12 +28,12 @@ def _parse(record: Mapping[str, Any]) -> Iterator[Record]:
 
 
 def _begin(numbered: tuple[int, Mapping[str, Any]]) -> str:
-    """Dates of one writer, which are alike."""
+    """The date of an entry, as text; all entries of one writer have the same form."""
     return str(numbered[1].get("startedDateTime"))
 
 
 def _logged(entry: Mapping[str, Any]) -> Mapping[str, Any]:
-    """An entry as a log would have it."""
+    """An entry as a record of a log."""
     request, response = entry.get("request"), entry.get("response")
     return {
         "timestamp": entry.get("startedDateTime"),

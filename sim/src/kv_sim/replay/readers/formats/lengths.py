@@ -1,6 +1,6 @@
-"""Formats that have times and lengths under names of their own, and no ids: an entry each.
+"""Formats with only times and lengths, each under its own field names.
 
-What their requests share is yet to be assumed (``sharing``).
+Shared prefixes must be assumed (``sharing``).
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -17,14 +17,14 @@ Time = Callable[[Mapping[str, Any], str], int | float]
 
 @dataclass(frozen=True)
 class _Fields:
-    """Which fields of a record have its time and its lengths."""
+    """The fields of a record with its time and its lengths."""
 
     time: str
     input: str
     output: str
     read_time: Time = number
     ids: str | None = None
-    """A field that isn't there, or the format is another one."""
+    """A field that this format doesn't have."""
 
     def parse(self, record: Mapping[str, Any]) -> Iterator[Record]:
         """The request of one record."""
@@ -46,16 +46,16 @@ class _Fields:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """Those that tell the format."""
+        """The fields that identify the format."""
         return self.time, self.input, self.output
 
     def lacks_ids(self, record: Mapping[str, Any]) -> bool:
-        """Whether a record is of this format, as far as ids go."""
+        """Whether a record lacks the field ``ids``."""
         return self.ids is None or record.get(self.ids) is None
 
 
 def _cached_in(record: Mapping[str, Any]) -> int | None:
-    """What a cache had of it; LiteLLM keeps what a provider says in its metadata."""
+    """The prompt tokens found in a cache; LiteLLM keeps a provider's count in its metadata."""
     metadata = json_in(record.get("metadata"))
     return cached_among((record, *(inside(metadata, field) for field in _USAGES)))
 

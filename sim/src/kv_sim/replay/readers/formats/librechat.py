@@ -1,7 +1,7 @@
-"""Chats of LibreChat: what it exports, a chat a record, or its messages in MongoDB, one a record; dates.
+"""Chats of LibreChat: its exports, a chat a record, or its messages in MongoDB, one a record; dates.
 
-Each message names the one above it, or lies within it, or they lie in a row. An answer may be several: a model
-that calls a tool goes on with what that gave back, which is asked anew. A thought isn't sent again.
+Each message names its parent, or is nested in it, or the messages are in a row. An answer may be several requests:
+a model that calls a tool continues with the tool's result, which is a new request. Thoughts aren't sent again.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -22,13 +22,13 @@ _ABOVE: Final = "parentMessageId"
 _NAME: Final = "messageId"
 _BY_USER: Final = "isCreatedByUser"
 _TOLD: Final = ("promptPrefix", "system", "instructions")
-"""What a model is told first, among a chat's options."""
+"""Options of a chat with the system prompt."""
 _MEDIA: Final = ("image", "audio", "video")
 _THOUGHT, _ERROR = "think", "error"
 
 
 def _gather(lines: Sequence[Line]) -> Iterator[tuple[int, Line]]:
-    """Each chat, with all its messages, and where its first one lies."""
+    """Each chat, with all its messages, and the line of the first one."""
     alone: dict[str, tuple[int, list[Any]]] = {}
     for place, line in enumerate(lines):
         if "messages" in line:
@@ -58,13 +58,13 @@ def _parse(record: Line) -> Iterator[Record]:
 
 
 def _told_in(options: Any) -> str:
-    """What a model is told first."""
+    """The system prompt."""
     found = [inside(options, field) for field in _TOLD]
     return next((text for text in found if isinstance(text, str) and text), "")
 
 
 def _flat(messages: Any, above: str | None) -> Any:
-    """The same, where each may have those that stand below it within itself."""
+    """The messages in a list, if each may have its children nested in itself."""
     if not isinstance(messages, list):
         return messages
     found: list[Any] = []
@@ -78,7 +78,7 @@ def _flat(messages: Any, above: str | None) -> Any:
 
 
 def _requests(message: Line, above: list[Said], place: str, chat: str | None, options: Any) -> Iterator[Record]:
-    """One for each time that the model was asked."""
+    """One request for each call of the model."""
     steps = _steps_of(message)
     time = time_in(message, "createdAt", place)
     tokens = counted_in(message, ("tokenCount",), place) if len(steps) == 1 else None
@@ -92,7 +92,7 @@ def _requests(message: Line, above: list[Said], place: str, chat: str | None, op
 
 
 def _said(message: Line, place: str) -> Iterator[Said]:
-    """What of a message is sent again."""
+    """The parts of a message that are sent again."""
     time = time_in(message, "createdAt", place)
     if not message.get(_BY_USER):
         for parts in _steps_of(message):
@@ -108,7 +108,7 @@ def _said(message: Line, place: str) -> Iterator[Said]:
 
 
 def _steps_of(message: Line) -> list[list[Any]]:
-    """What was said in turns: a step ends with the calls of tools that it goes on after."""
+    """The parts of a message in steps: each ends with the tool calls after which the model goes on."""
     content = message.get("content")
     parts = content if isinstance(content, list) and content else [message.get("text") or ""]
     steps: list[list[Any]] = [[]]
@@ -120,7 +120,7 @@ def _steps_of(message: Line) -> list[list[Any]]:
 
 
 def _one(parts: list[Any], place: str, time: int | float | None) -> Iterator[Said]:
-    """What a model said in a step, and what tools gave back."""
+    """The model's message in a step, and the tool results."""
     yield said(ANSWERS, [_text(part) for part in parts], place, time)
     back = [text for part in parts if (text := text_of(_call_of(part) or {}, "output"))]
     yield said("tool", back, place, time)
@@ -136,7 +136,7 @@ def _thought(part: Any) -> str:
 
 
 def _text(part: Any) -> str:
-    """What a part sends; a thought and an error are shown only."""
+    """The text of a part; thoughts and errors are only shown."""
     if isinstance(part, str):
         return part
     if not isinstance(part, dict):

@@ -1,9 +1,9 @@
-"""Conversations that LM Studio keeps, a file each (*.conversation.json): messages of which each has versions; ms.
+"""Conversations of LM Studio, a file each (*.conversation.json): messages, each with versions; milliseconds.
 
-An answer that was made anew is another version, and another request; what comes after goes on with the version
-that is selected. An answer lies in blocks: a model that calls a tool goes on with what that gave back, which is
-asked anew. The name of a block begins with the time at which it did; where it doesn't, a minute is taken to lie
-between two turns. A thought isn't sent again.
+A regenerated answer is another version, and another request; later messages continue from the selected version.
+An answer consists of blocks: a model that calls a tool continues with the tool's result, which is a new request.
+The name of a block begins with the time of its begin; without one, a minute between two turns is assumed. Thoughts
+aren't sent again.
 """
 
 from collections.abc import Iterator, Mapping
@@ -25,7 +25,7 @@ _BLOCK: Final = "contentBlock"
 _BACK: Final = "toolCallResult"
 _CALL: Final = "toolCallRequest"
 _DIGITS: Final = 13
-"""Of milliseconds since 1970."""
+"""Digits of milliseconds since 1970."""
 
 
 def _parse(record: Mapping[str, Any]) -> Iterator[Record]:
@@ -55,7 +55,7 @@ def _parse(record: Mapping[str, Any]) -> Iterator[Record]:
 
 
 def _system_of(record: Mapping[str, Any]) -> str | None:
-    """What the model was told first."""
+    """The system prompt."""
     fields = inside(record.get("perChatPredictionConfig"), "fields")
     own = (
         [inside(one, "value") for one in fields if inside(one, "key") == _SYSTEM]
@@ -66,7 +66,7 @@ def _system_of(record: Mapping[str, Any]) -> str | None:
 
 
 def _steps_of(version: Part, where: str) -> Iterator[tuple[list[Part], list[Part]]]:
-    """The blocks of an answer in turns: what a model said, and what tools gave back."""
+    """The blocks of an answer in turns: the model's, and then tool results."""
     try:
         steps = objects_in(version, "steps") if "steps" in version else [version]
     except MalformedError as error:
@@ -101,7 +101,7 @@ def _answer(blocks: list[Part], version: Part, usual: Moment, where: str) -> Ans
 
 
 def _begin_of(blocks: list[Part], usual: Moment) -> Moment:
-    """When a model began with them."""
+    """When the model began these blocks."""
     digits = next((str(block.get("stepIdentifier")).partition("-")[0] for block in blocks), "")
     return Moment(int(digits) / 1000) if len(digits) == _DIGITS and digits.isdecimal() else usual
 
@@ -116,13 +116,13 @@ def _parts(block: Part, where: str) -> list[Any]:
 
 
 def _sent(blocks: list[Part], where: str) -> list[Any]:
-    """What of them is sent again."""
+    """The parts of these blocks that are sent again."""
     kept = [one for one in blocks if inside(one.get("style"), "type") != "thinking"]
     return [_text(part) for block in kept for part in _parts(block, where)]
 
 
 def _text(part: Any) -> Any:
-    """Text, or what isn't text as an API is sent it."""
+    """A part as an API gets it: text, or an object."""
     kind = inside(part, "type")
     if kind == _CALL:
         return as_json({name: part.get(name) for name in ("name", "parameters")})

@@ -1,6 +1,6 @@
-"""LMCache's lookup log: the hashes of the full chunks that a request looked up, seconds.
+"""LMCache's lookup log: the hashes of the full chunks that a request looked up; seconds.
 
-A chunk's hash is one of tokens: two models have the same for the same prompt. A request may be looked up again.
+A chunk's hash covers only tokens: two models have the same hashes for one prompt. A request may look up again.
 """
 
 from collections.abc import Iterator, Mapping

@@ -1,8 +1,8 @@
-"""What Logfire writes of an answer that came as a stream: its request a second time, when that had ended.
+"""Streamed requests in Logfire: it writes each one twice, as a span and, when the stream has ended, as a log.
 
-The span of such a request ends with the call, before anything came, and says what was asked; the other record,
-a log, repeats this and says what was answered, and how long that took. The log is taken for the request, and its
-span left out. They have no name in common, so a span waits for the next log that says the same.
+The span ends with the call, before anything was answered, and has the prompt; the log repeats the prompt, and has
+the answer and its duration. The log counts as the request, and the span is left out. They have no id in common, so
+a span is matched with the next log of the same prompt.
 """
 
 from collections import Counter
@@ -19,7 +19,7 @@ _NANOSECONDS: Final = 10**9
 
 
 class Streams:
-    """The logs of one trace that tell of a stream; each stands for a span that is yet to be met, or was."""
+    """The stream logs of one trace; each belongs to a span, earlier or later in the trace."""
 
     def __init__(self) -> None:
         self._ended = Counter[int]()
@@ -30,7 +30,7 @@ class Streams:
             self._ended[_same(seen.named)] += 1
 
     def is_told_again(self, seen: SpanOrEvent) -> bool:
-        """Whether this is the span of a stream of which a log tells, too. Each log counts for one."""
+        """Whether this is the span of a stream that has a log, too. Each log counts for one span."""
         named = seen.named
         if named.get(_KIND) != "span" or any(field in named for field in _ANSWERED):
             return False
@@ -40,7 +40,7 @@ class Streams:
 
 
 def began(seen: SpanOrEvent) -> int | float:
-    """When the request of a record began: of a log, before it was written."""
+    """When the request of a record began; for a log, its time minus its duration."""
     time = seen.time
     if not _has_ended(seen.named):
         return time

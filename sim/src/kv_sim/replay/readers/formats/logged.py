@@ -1,6 +1,6 @@
-"""Exports of Langfuse and of LangSmith: requests among other things that were observed.
+"""Exports of Langfuse and of LangSmith: requests among other observations.
 
-A record that is no request to a model is none here, too: a span, a call of a tool, an agent that asks others.
+Records that aren't requests to a model are left out: spans, tool calls, agents.
 """
 
 from collections.abc import Iterator, Mapping
@@ -27,7 +27,7 @@ _LEFT_OUT: Final = "whatever isn't a request to a model is left out"
 
 
 def _start_of(record: Mapping[str, Any]) -> int | float:
-    """When it began. When it was stored is another time."""
+    """When it began, not when it was stored."""
     there = [field for field in _STARTS if field in record]
     field = next((field for field in there if record[field] is not None), (*there, _STARTS[0])[0])
     return number_or_date(record, field)
@@ -41,7 +41,7 @@ def _kind(record: Mapping[str, Any], field: str) -> str:
 
 
 def _without_blanks(record: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The same without a table's empty cells."""
+    """The record without empty cells of a table."""
     return {name: value for name, value in record.items() if value != ""}
 
 
@@ -50,7 +50,7 @@ def _requests(record: Mapping[str, Any], field: str, request: Record) -> Iterato
 
 
 def _asked(record: Mapping[str, Any], field: str) -> Mapping[str, Any]:
-    """What a model was asked: messages, an object with such, or what one user says."""
+    """The request: messages, an object with messages, or a user's text."""
     found = json_in(record.get(field))
     if isinstance(found, dict):
         return found
@@ -99,13 +99,13 @@ def _parse_langfuse(record: Mapping[str, Any]) -> Iterator[Record]:
 
 
 def _is_within(usage: Any) -> bool:
-    """Whether a prompt's length has what a cache had in it, as LiteLLM says it: all together tells."""
+    """Whether a prompt's length includes its cached tokens, as with LiteLLM; the total shows it."""
     lengths = [count_in(usage, field) or 0 for field in (_WHOLE, "output")]
     return lengths[0] > 0 and count_in(usage, "total") == sum(lengths)
 
 
 def _sum_of(usage: Any, word: str) -> int | None:
-    """All counts whose names have the word: a token is in one of them, such as that of thoughts or of a cache."""
+    """The sum of all counts whose names have the word; each token is in one of them."""
     counts = {} if not isinstance(usage, dict) else {name: usage[name] for name in usage if word in name}
     there = [name for name, value in counts.items() if value is not None and not isinstance(value, (dict, list))]
     return sum(whole(counts, name) for name in there) if there else None
@@ -162,7 +162,7 @@ def _parse_langsmith(record: Mapping[str, Any]) -> Iterator[Record]:
 
 
 def _usage_in(outputs: Any, depth: int) -> Any:
-    """The counts that LangChain keeps with an answer, which may be a message, a list, or generations of such."""
+    """The token counts that LangChain keeps with an answer: a message, a list, or generations of them."""
     if isinstance(outputs, list) and depth < _DEEPEST:
         return next((found for one in outputs if (found := _usage_in(one, depth + 1)) is not None), None)
     if not isinstance(outputs, dict) or depth >= _DEEPEST:
@@ -173,7 +173,7 @@ def _usage_in(outputs: Any, depth: int) -> Any:
 
 
 def _plain(inputs: Mapping[str, Any]) -> Mapping[str, Any]:
-    """What LangChain writes, as an API is asked."""
+    """LangChain's inputs as a request to an API."""
     if "prompts" in inputs:
         return {"prompt": inputs["prompts"]}
     messages = inputs.get("messages")

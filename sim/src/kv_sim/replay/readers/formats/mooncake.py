@@ -1,8 +1,8 @@
 """Mooncake's JSON lines, which aiperf and Dynamo's replay read, too: prefix ids of 512-token blocks, milliseconds.
 
-A later turn of a session has its whole prompt, or only what it adds, which ``turns`` tells apart. It may have
-a ``delay`` instead of a ``timestamp``. How long its answer took is not in the file, so such a turn is taken to
-arrive that long after the turn before it arrived. Where there are only delays, that of a first turn is null.
+A later turn of a session has its whole prompt, or only the new part, which ``turns`` tells apart. It may have
+a ``delay`` after the previous answer instead of a ``timestamp``. How long that answer took is not in the file, so
+the delay counts from the arrival of the previous turn. If a file has only delays, that of a first turn is null.
 """
 
 from collections.abc import Iterator, Mapping
@@ -44,7 +44,7 @@ def _parse(record: Mapping[str, Any]) -> Iterator[Record]:
 
 
 def delay_of(record: Mapping[str, Any]) -> int | float:
-    """How long after the turn before one arrives."""
+    """The delay of a turn after the one before."""
     field = next((field for field in _DELAYS if record.get(field) is not None), _DELAYS[0])
     delay = number(record, field)
     if delay < 0:
@@ -54,7 +54,7 @@ def delay_of(record: Mapping[str, Any]) -> int | float:
 
 @dataclass(slots=True)
 class DelayedRecord(Record):
-    """A record whose time is counted from the turn before, where ``time`` is None; ``delay`` may be None, too."""
+    """A record with a delay after the turn before if ``time`` is None; ``delay`` may be None, too."""
 
     delay: int | float | None = None
 

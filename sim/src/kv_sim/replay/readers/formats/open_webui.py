@@ -1,7 +1,7 @@
-"""Chats that Open WebUI exports: a chat a record, whose messages name the one above them; seconds.
+"""Chats exported by Open WebUI: a chat a record, whose messages name their parent; seconds.
 
-An answer is a request, whose prompt is what stands above it; so one that was made anew, or by several models, is
-there several times. It was asked for when its message was made. A thought of an answer isn't sent again.
+Each answer is a request, whose prompt are the messages above it; a regenerated answer, or one of several models,
+is another request. It arrives when its message was made. Thoughts aren't sent again.
 """
 
 import re
@@ -19,7 +19,7 @@ from kv_sim.replay.readers.text import ASSUMED
 _THOUGHT: Final = re.compile(r'<details type="reasoning".*?</details>\s*', re.DOTALL)
 _PROMPT: Final = ("prompt_tokens", "input_tokens", "prompt_eval_count")
 _LLAMA: Final = ("prompt_n", "cache_n")
-"""What llama.cpp computed of a prompt and what it had, which lie among the others."""
+"""llama.cpp's counts: prompt tokens that it computed, and that it found in its cache."""
 _ANSWER: Final = ("completion_tokens", "output_tokens", "eval_count")
 """Ollama's names come last."""
 
@@ -46,7 +46,7 @@ def _messages_of(record: Mapping[str, Any]) -> Any:
 
 
 def _sent(message: Mapping[str, Any]) -> Mapping[str, Any]:
-    """A message as an API is sent it."""
+    """A message as an API gets it."""
     said, files = message.get("content"), objects_in(message, "files") if message.get("files") else []
     images = [file.get("url") for file in files if file.get("type") == "image"]
     content = _THOUGHT.sub("", said) if message.get("role") == ANSWERS and isinstance(said, str) else said
@@ -76,7 +76,7 @@ def _request(message: Mapping[str, Any], text: list[str], record: Mapping[str, A
 
 
 def _told(usage: Mapping[str, Any]) -> int | None:
-    """How long the prompt was."""
+    """The prompt's length in tokens."""
     if usage.get(_PROMPT[0]) is None and usage.get(_LLAMA[0]) is not None:
         return sum(whole(usage, name, usual=0) for name in _LLAMA)
     name = _first(usage, _PROMPT)

@@ -1,4 +1,4 @@
-"""What an API was asked, a record a request: messages, an input or a prompt, alone or in a log."""
+"""Requests to an API, a record each: messages, an input or a prompt, alone or in a log."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial
@@ -23,7 +23,7 @@ from kv_sim.replay.readers.record import MalformedError, Record, name_of, sessio
 from kv_sim.replay.readers.text import ASSUMED
 
 _OF_REQUESTS: Final = frozenset(("max_tokens", "max_completion_tokens", "temperature", "stream", "response"))
-"""What is beside a prompt in a request, or in a log of it, and not in a conversation."""
+"""Fields of a request, or of a log of it, that a conversation doesn't have."""
 
 
 def _parse(record: Mapping[str, Any]) -> Iterator[Record]:
@@ -31,12 +31,12 @@ def _parse(record: Mapping[str, Any]) -> Iterator[Record]:
 
 
 def _look_through(records: Iterable[Mapping[str, Any]]) -> Callable[[Mapping[str, Any]], Iterator[Record]]:
-    """How a record is parsed that may go on from one above it: nothing is read beforehand."""
+    """The parser of records that may continue earlier ones; it doesn't read them beforehand."""
     return partial(requests_in, chains=Chains())
 
 
 def requests_in(record: Mapping[str, Any], chains: Chains) -> Iterator[Record]:
-    """The requests of one record, which may go on from what chains have of those before it."""
+    """The requests of one record, which may continue earlier ones (``chains``)."""
     if (why := left_out_of(record)) is not None:
         yield Record(None, 0, 0, None, left_out=why)
         return
@@ -47,7 +47,7 @@ def requests_in(record: Mapping[str, Any], chains: Chains) -> Iterator[Record]:
     if tokens:  # who counts none, of an answer that is there, didn't count
         answer = None
     elif isinstance(record.get("request"), str) and isinstance(record.get("response"), str):
-        answer = None  # it is what went over the wire
+        answer = None  # it is the request as it was sent
     prompts, answers = prompts_in(record, asked), _answers_within(record)
     request = Record(
         time_of(record),
@@ -69,13 +69,13 @@ def requests_in(record: Mapping[str, Any], chains: Chains) -> Iterator[Record]:
 
 
 def _adapter_of(asked: Mapping[str, Any]) -> str | None:
-    """What Text Generation Inference is told to change its model with."""
+    """The adapter that a request to Text Generation Inference names."""
     parameters = asked.get("parameters")
     return text_of(parameters, "adapter_id") if isinstance(parameters, dict) else None
 
 
 def _answers_within(record: Mapping[str, Any]) -> list[int]:
-    """Where they stand in a prompt of which nothing beside it is known."""
+    """The positions of answers in a prompt that has no other fields beside it."""
     messages = record.get("messages")
     if not isinstance(messages, list) or not _OF_REQUESTS.isdisjoint(record):
         return []

@@ -1,4 +1,4 @@
-"""Tables of a log with a column of JSON: what an API was asked. Helicone's exports, LiteLLM's spend logs."""
+"""Tables of a log with requests to an API in a column of JSON: Helicone's exports, LiteLLM's spend logs."""
 
 from collections.abc import Iterator, Mapping
 from typing import Any, Final
@@ -27,7 +27,7 @@ def _parse(record: Mapping[str, Any]) -> Iterator[Record]:
 
 
 def _body(cell: Any) -> Mapping[str, Any] | None:
-    """An object. Helicone's tool doubles its quotes twice."""
+    """The object in a cell. Helicone's tool doubles its quotes twice."""
     return object_in(cell) or (object_in(cell.replace('""', '"')) if isinstance(cell, str) else None)
 
 

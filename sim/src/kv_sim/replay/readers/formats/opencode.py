@@ -1,7 +1,7 @@
 """Sessions as ``opencode export`` writes them: a session a record, of messages, each of parts; milliseconds.
 
-A model is asked once for each step of an answer: a step ends where its tokens are, and what its tools gave back is
-asked with again. Where a session was compacted, what was said before is sent no more.
+Each step of an answer is a request: a step ends with its token counts, and its tool results are in the next
+prompt. After a compaction, earlier messages aren't sent any more.
 """
 
 from collections.abc import Iterator, Mapping
@@ -55,7 +55,7 @@ def _parse(record: Mapping[str, Any]) -> Iterator[Record]:
             )
             spoken.append((name, answer))
             spoken += [(name, one) for part in step for one in _given_back(part, place)]
-        if info.get("summary") is True:  # of a user's message it is an object that says what was changed
+        if info.get("summary") is True:  # in a user's message it is an object that describes changes
             above = [one for one in above if one[0] is not None and one[0] == text_of(info, "parentID")]
         above += spoken
 

@@ -1,10 +1,10 @@
 """Spans and events of OpenTelemetry: those of requests to a model, by their attributes; nanoseconds, or dates.
 
-Attributes are those of OpenTelemetry's own conventions, or of OpenInference's, as Phoenix has them. What was asked
-is there where that is captured, and else how many tokens it had. A span within that of a request is the same
-request seen by the next one who takes it, as a server's within a client's, and isn't counted again, wherever they
-lie; but one that doesn't even say how long the prompt was leaves that to those within. An event of a log that
-names a span of a request is that request, too: of both is taken what each says.
+Attributes follow OpenTelemetry's own conventions, or OpenInference's, as in Phoenix. They have the prompt if it
+was captured, otherwise its number of tokens. A span within the span of a request is the same request, seen by the
+next service (a server's span in a client's), and isn't counted again, wherever the two are; but if the outer one
+doesn't even have the prompt's length, the inner ones count instead. An event of a log that names the span of a
+request is that request, too: the two complete each other.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -53,12 +53,12 @@ _OURS: Final = ("gen_ai.", "llm.", "openinference.", "ai.prompt.", "mlflow.", "l
 
 
 def _look_through(records: Iterable[Mapping[str, Any]]) -> Callable[[Mapping[str, Any]], Iterator[Record]]:
-    """How a record is parsed, when all of them are known: spans of one request may lie in several."""
+    """The parser of records, after a look at all of them: spans of one request may be in several."""
     above: dict[int, int] = {}
     asked, telling, pairs, streams, chains = set[int](), set[int](), _Pairs(), Streams(), Chains()
     scattered = Scattered()
     for record in records:
-        with suppress(MalformedError):  # which is said when it is parsed
+        with suppress(MalformedError):  # the parser reports it
             for seen in spans_and_events_in(record):
                 streams.see(seen)
                 if seen.own is None:
@@ -87,15 +87,15 @@ def _look_through(records: Iterable[Mapping[str, Any]]) -> Callable[[Mapping[str
 
 
 class _Pairs:
-    """A span and an event that are one request, of which one says the prompt, or at least its length."""
+    """Spans and events that are one request: one of the two has the prompt, or at least its length."""
 
     def __init__(self) -> None:
         self._told: dict[int, dict[bool, tuple[int, int | float, Named]]] = {}
-        """By the span's number, of a span and of an event: how much it says, its time, what it says by name."""
+        """Span number -> for span and event: its weight, its time, its attributes."""
         self._several: set[tuple[int, bool]] = set()
 
     def see(self, seen: SpanOrEvent) -> bool:
-        """Look at one that asks, and has a number. Whether it says what was asked, or how long that was."""
+        """Note a request's span or event with a number. Returns whether it has the prompt or its length."""
         assert seen.own is not None
         told = self._told.setdefault(seen.own, {})
         if seen.is_event in told:
@@ -106,7 +106,7 @@ class _Pairs:
         return weight > 0
 
     def one_of(self, seen: SpanOrEvent, chains: Chains) -> Record | None:
-        """The request of one of a pair, with what the other says; None: the other is to be taken."""
+        """The request of one of a pair, completed by the other; None: the other counts instead."""
         told = self._told.get(seen.own or 0, {})
         if seen.own is None or len(told) < 2 or any((seen.own, kind) in self._several for kind in told):
             return _request(seen, chains)
@@ -120,7 +120,7 @@ class _Pairs:
 
 
 def _weight(seen: SpanOrEvent) -> int:
-    """How much it says: 2 what was asked, 1 how long that was."""
+    """2 if it has the prompt, 1 if it has the prompt's length, otherwise 0."""
     return 2 if asked_of(seen) is not None else int(first(seen.named, _INPUTS) is not None)
 
 
@@ -129,7 +129,7 @@ def _parse(record: Mapping[str, Any]) -> Iterator[Record]:
 
 
 def _above(name: int, above: Mapping[int, int]) -> Iterator[int]:
-    """The spans around one, from the nearest on; each once, though two may say that they are around each other."""
+    """The spans around one, the nearest first; each once, even if spans name each other as parents."""
     seen = {name}
     while (found := above.get(name)) is not None and found not in seen:
         seen.add(found)
@@ -173,7 +173,7 @@ def _asks(seen: SpanOrEvent) -> bool:
 
 
 def _is_traced(record: Mapping[str, Any]) -> bool:
-    """Whether a record has spans or events of OpenTelemetry's, and at least one of them is about a model."""
+    """Whether a record has OpenTelemetry spans or events, and at least one is about a model."""
     if not record.keys().isdisjoint(PACKETS) or is_jaeger(record):
         return True
     try:

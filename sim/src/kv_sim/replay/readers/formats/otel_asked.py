@@ -1,7 +1,7 @@
-"""What the attributes and the events of a span say that a model was asked, as an API is asked it.
+"""The request to a model in a span's attributes and events, in the form of a request to an API.
 
-Several conventions have it under names of their own: OpenTelemetry's, new and old; OpenInference's, which Phoenix
-has; Vercel's; Logfire's.
+Conventions differ in the names: OpenTelemetry's, new and old; OpenInference's, which Phoenix uses; Vercel's;
+Logfire's.
 """
 
 from collections.abc import Iterator, Mapping
@@ -22,16 +22,16 @@ _TOOLS: Final = ("llm.tools.", "llm.request.functions.")
 _CALLS: Final = ".tool_calls."
 _VALUE: Final = "input.value"
 _WHOLE_CALLS: Final = ((_VALUE, "output.value"), ("mlflow.spanInputs", "mlflow.spanOutputs"))
-"""What an API was asked, and what it answered, as OpenInference and MLflow have them."""
+"""Attributes with the whole request and the whole answer, of OpenInference and of MLflow."""
 _PARTS: Final = "contents"
 _CALLED: Final = "tool_calls"
 _NAMES: Final = ("role", "name", "tool_call_id")
-"""Fields of a message that aren't said."""
+"""Fields of a message that aren't its content."""
 _TEXTS: Final[Mapping[str, tuple[str, ...]]] = {
     "text": ("content",),
     "tool_call_response": ("response", "result"),
 }
-"""What a part says that is text, by its type."""
+"""By a part's type, the fields with its text."""
 _ASKED: Final = ("messages", "prompt")
 _EVENTS: Final = "events"
 _CHOICE: Final = "gen_ai.choice"
@@ -44,7 +44,7 @@ _MOST_DIGITS: Final = 10
 
 
 def asked_of(seen: SpanOrEvent) -> Mapping[str, Any] | None:
-    """What was asked, if that is there."""
+    """The request, if it was captured."""
     named = seen.named
     messages = _messages(seen)
     if messages is None:
@@ -64,7 +64,7 @@ def asked_of(seen: SpanOrEvent) -> Mapping[str, Any] | None:
 
 
 def response_in(named: Named) -> tuple[Mapping[str, Any], Mapping[str, Any]] | None:
-    """The response to a request that may go on from another one, as a log has it, and that request."""
+    """A response in the form of a log, and its request, which may continue an earlier response."""
     for name, answered in _WHOLE_CALLS:
         asked, response = object_in(named.get(name)), object_in(named.get(answered))
         if (
@@ -91,7 +91,7 @@ def _messages(seen: SpanOrEvent) -> Any:
 
 
 def _captured(messages: list[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
-    """None of those of which nothing but their roles was kept."""
+    """The messages of which more than the role was captured."""
     return messages if any(message.keys() - {"role"} and message.get("content") for message in messages) else []
 
 
@@ -100,7 +100,7 @@ def _is_answer(event: Mapping[str, Any]) -> bool:
 
 
 def _written(value: Any) -> Any:
-    """Messages, or an object with such or a text, as JSON; or what a user says."""
+    """Messages, or an object with messages or a text, from JSON; or a user's text."""
     found = json_in(value)
     if isinstance(found, dict):
         found = next((found[field] for field in _ASKED if field in found), value)
@@ -108,7 +108,7 @@ def _written(value: Any) -> Any:
 
 
 def _numbered(named: Named) -> Iterator[Mapping[str, Any]]:
-    """Messages whose parts are attributes with numbers in their names."""
+    """Messages from attributes with numbers in their names."""
     calls: dict[str, list[Any]] = {}
     for name, value in named.items():
         number, between, field = name.removeprefix(f"{PROMPT}.").partition(_CALLS)
@@ -120,13 +120,13 @@ def _numbered(named: Named) -> Iterator[Mapping[str, Any]]:
         content = named.get(f"{PROMPT}.{index}.content")
         parts = json_in(content)
         are_parts = isinstance(parts, list) and all(isinstance(inside(one, "type"), str) for one in parts)
-        called = sorted(calls.get(str(index), ()))  # in whatever order attributes lie
+        called = sorted(calls.get(str(index), ()))  # whatever the order of the attributes
         yield {"role": role, "content": parts if are_parts else content, "tool_calls": called}
         index += 1
 
 
 def _of_openinference(named: Named) -> list[Mapping[str, Any]]:
-    """The same where more than text may be said: parts, and calls of tools, are in pieces, too."""
+    """Messages of OpenInference from numbered attributes: parts and tool calls are in pieces, too."""
     found: dict[int, dict[str, Any]] = {}
     for name, value in named.items():
         number, _, field = name.removeprefix(_SAID).partition(".message.")
@@ -136,7 +136,7 @@ def _of_openinference(named: Named) -> list[Mapping[str, Any]]:
 
 
 def _put_together(fields: Mapping[str, Any]) -> Mapping[str, Any]:
-    """A message, of its fields by dotted names; what nobody here knows is its name and its value."""
+    """A message from fields with dotted names; an unknown field becomes its name and value."""
     pieces: dict[str, dict[str, dict[str, Any]]] = {_PARTS: {}, _CALLED: {}}
     content: list[Any] = []
     for field, value in fields.items():
@@ -157,13 +157,13 @@ def _place(numbered: tuple[str, Any]) -> int:
 
 
 def _plain(message: Any) -> Any:
-    """A message as an API is asked with it."""
+    """A message as an API gets it."""
     parts = inside(message, "parts")
     return {**message, "content": [*map(_part, parts)]} if isinstance(parts, list) else message
 
 
 def _part(part: Any) -> Any:
-    """Text that is said, or that a tool gave back; any other part is what it is."""
+    """A part as an API gets it: text, also of a tool result; other parts stay as they are."""
     kind = inside(part, "type")
     said = next((part[field] for field in _TEXTS.get(str(kind), ()) if field in part), None)
     return said if isinstance(said, str) else part

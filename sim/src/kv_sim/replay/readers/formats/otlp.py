@@ -1,14 +1,14 @@
-"""Where OpenTelemetry's spans and events lie in a record, and what each of them says by name.
+"""Finds OpenTelemetry's spans and events in a record, and gives each one's attributes by name.
 
 A record may be:
 
 * OTLP's JSON, of spans (Tempo calls them batches) or of logs;
 * traces as Jaeger shows them, where attributes are called tags;
-* an object with ``spans``, or with such in its ``data``, as MLflow's;
-* one span, as a console or a table has it, whose attributes are an object, or, as in Phoenix's, columns.
+* an object with ``spans``, or with ``data`` that has them, as MLflow's;
+* one span, as a console or a table has it, whose attributes are an object, or columns, as in Phoenix's.
 
-What a model was asked may be said in events of a span, or in those of a log. In a log each message is an event,
-and the events of one span are one request.
+A prompt may be in the events of a span, or in those of a log. In a log each message is an event, and the events of
+one span are one request.
 """
 
 from collections.abc import Iterator, Mapping
@@ -32,12 +32,12 @@ _PARENTS: Final = ("parentSpanId", "parent_span_id", "parent_id", "ParentSpanId"
 _SPANS: Final = ("resourceSpans", "batches")
 _LOGS: Final = "resourceLogs"
 PACKETS: Final = (*_SPANS, _LOGS, "resourceMetrics")
-"""What OTLP calls what it sends. Metrics are of nobody in particular."""
+"""The top-level fields of OTLP's messages. Metrics are ignored."""
 
 _MESSAGES: Final = {f"gen_ai.{role}.message": role for role in ("system", "user", "assistant", "tool")}
 _CALLED: Final = ("eventName", "event_name", "EventName")
 _CALLED_BY_NAME: Final = ("event.name", "name")
-"""Where an event says what it is: itself, or its attributes."""
+"""Fields or attributes with an event's name."""
 _BODIES: Final = ("body", "Body")
 _CONTENT: Final = ("gen_ai.event.content", "content")
 
@@ -45,7 +45,7 @@ _OF_EVENTS: Final = (
     *("timeUnixNano", "observedTimeUnixNano", "LogAttributes", "Body", "body"),
     *("severityNumber", "severity_number", "SeverityNumber"),
 )
-"""What only events of a log have."""
+"""Fields that only events of a log have."""
 
 Named = dict[str, Any]
 """Attributes by name."""
@@ -57,7 +57,7 @@ class SpanOrEvent(NamedTuple):
     span: Mapping[str, Any]
     named: Named
     messages: list[Mapping[str, Any]]
-    """What its events say, where each is a message."""
+    """The messages in its events, if each event is a message."""
 
     @property
     def time(self) -> int | float:
@@ -66,7 +66,7 @@ class SpanOrEvent(NamedTuple):
 
     @property
     def is_event(self) -> bool:
-        """Whether it is one of a log, and no span."""
+        """Whether it is an event of a log, not a span."""
         return not self.span.keys().isdisjoint(_OF_EVENTS)
 
     @property
@@ -81,17 +81,17 @@ class SpanOrEvent(NamedTuple):
 
     @property
     def _context(self) -> Mapping[str, Any]:
-        """What of it has its ids: a field ``context``, or the span itself."""
+        """The object with its ids: the field ``context``, or the span itself."""
         found = self.span.get("context")
         return found if isinstance(found, dict) and first(self.span, _IDS) is None else self.span
 
     def _number(self, name: str | None) -> int | None:
-        is_told = name is not None and name.strip("0x")  # of nobody, it is zeros
+        is_told = name is not None and name.strip("0x")  # without a parent it is zeros
         return hash((text_in(self._context, _TRACES), name)) if is_told else None
 
 
 def spans_and_events_in(record: Mapping[str, Any]) -> Iterator[SpanOrEvent]:
-    """Every span and every event of a log that lies in a record."""
+    """Every span and every event of a log in a record."""
     if _LOGS in record:
         yield from _of_logs(record)
     elif is_jaeger(record):
@@ -109,7 +109,7 @@ def spans_and_events_in(record: Mapping[str, Any]) -> Iterator[SpanOrEvent]:
 
 
 def spans_of(record: Mapping[str, Any]) -> list[Mapping[str, Any]]:
-    """The spans that a record has, or has in its data, as MLflow's; or the one that it is."""
+    """The spans of a record, or of its data, as MLflow's; or the record itself if it is a span."""
     data = record.get("data")
     outer = data if isinstance(data, dict) and "spans" in data else record
     return objects_in(outer, "spans") if "spans" in outer else [_of_columns(record)]
@@ -141,7 +141,7 @@ def _flat(name: str, value: Any) -> Iterator[tuple[str, Any]]:
 
 
 def attributes_of(span: Any) -> Mapping[str, Any] | None:
-    """The attributes of a span, where they are an object; None: there are none, or they are a list."""
+    """The attributes of a span, if they are an object; None: there are none, or they are a list."""
     return next((one for field in ATTRIBUTES if isinstance(one := inside(span, field), dict)), None)
 
 
@@ -217,7 +217,7 @@ def _of_logs(record: Mapping[str, Any]) -> Iterator[SpanOrEvent]:
         for scope in objects_in(resource, "scopeLogs"):
             for event in objects_in(scope, "logRecords"):
                 named, body = _by_name(objects_in(event, "attributes")), _value(event.get("body"))
-                if event.get("timeUnixNano") in (0, "0"):  # nobody knows when it happened
+                if event.get("timeUnixNano") in (0, "0"):  # its time is unknown
                     event = {**event, "timeUnixNano": None}
                 role = _role_of(event, named)
                 if role is None:
@@ -231,12 +231,12 @@ def _of_logs(record: Mapping[str, Any]) -> Iterator[SpanOrEvent]:
 
 
 def _role_of(event: Mapping[str, Any], named: Named) -> str | None:
-    """Who says the message that an event stands for; None: it stands for none."""
+    """The role of the message in an event; None: it has no message."""
     return _MESSAGES.get(str(text_in(event, _CALLED) or text_in(named, _CALLED_BY_NAME)))
 
 
 def _message(role: str, about: Named) -> Mapping[str, Any]:
-    """The message that an event stands for: its content is that message, or what it says, either maybe as JSON."""
+    """The message in an event: its body is the message or the message's content, either maybe as JSON."""
     said = json_in(about.get(first(about, _CONTENT) or _CONTENT[0]))
     if not isinstance(said, dict):
         return {"role": role, "content": said}

@@ -1,7 +1,7 @@
-"""Sessions of pi: a file each, a line for each entry, which names the one above it.
+"""Sessions of pi: a file each, a line for each entry, which names its parent.
 
-Where a session was compacted, a summary takes the place of what stands above the first entry that was kept. A
-session that forked off another one begins with a copy of it; a request that is in two files is one.
+After a compaction a summary replaces everything above the first entry that was kept. A forked session begins with
+a copy of another one; a request that is in two files counts once.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -30,12 +30,12 @@ Line = Mapping[str, Any]
 
 _FIRST_KEPT: Final = "firstKeptEntryId"
 _ROLES: Final = {"toolResult": "tool"}
-"""Every other one that isn't an answer's speaks as a user."""
+"""Roles as an API has them; any other entry that isn't an answer counts as a user's."""
 _BROKEN: Final = ("error", "aborted")
 
 
 def _gather(lines: Sequence[Line]) -> Iterator[tuple[int, Line]]:
-    """Each answer, with all that stands above it."""
+    """Each answer, with all entries above it."""
     session = next((text_of(line, "id") for line in lines if line.get("type") == "session"), None)
     entries: dict[str, Line] = {}
     heard = Heard(lambda line: [_said(line)])
@@ -52,7 +52,7 @@ def _gather(lines: Sequence[Line]) -> Iterator[tuple[int, Line]]:
 
 
 def _sent(entries: Mapping[str, Line], above: list[str]) -> list[str]:
-    """Those of what stands above that are sent: none that a summary has taken the place of, but for it itself."""
+    """The entries above an answer that are sent: the summary, but not those that it replaces."""
     places = [place for place, name in enumerate(above) if entries[name].get("type") == "compaction"]
     if not places:
         return above
@@ -84,7 +84,7 @@ def _parse(record: Line) -> Iterator[Record]:
 
 
 def _said(line: Line) -> Said:
-    """What an entry says; most of those that aren't messages say nothing."""
+    """The text of an entry; most entries that aren't messages have none."""
     role, time, place = _role(line), _time(line), f"entry {text_of(line, 'id')}"
     if role is None:
         summary = line.get("summary", line.get("content") if line.get("type") == "custom_message" else None)

@@ -1,8 +1,8 @@
-"""What kv-vllm's ``TraceConnector`` writes of a live engine: Mooncake's fields, and what the engine's blocks are.
+"""Recordings of a live engine by kv-vllm's ``TraceConnector``: Mooncake's fields, and the engine's blocks.
 
-How many bytes a block takes, on all workers, and how many the GPU's cache has, are there if all blocks are alike;
-so is what a connector kept them in, ``host_bytes``, ``disk_bytes`` and ``policy``, if a replay can have the same.
-``cached_tokens`` of a prompt were there when it began to run, ``loaded_tokens`` of them by a connector.
+If all blocks are alike, there are also the bytes of a block on all workers, and the number of GPU blocks; and
+``host_bytes``, ``disk_bytes`` and ``policy`` of the connector, if a replay can model it. ``cached_tokens`` of a
+prompt were cached when it began to run; a connector loaded ``loaded_tokens`` of them.
 """
 
 from collections.abc import Iterator, Mapping
@@ -31,7 +31,7 @@ def _parse(record: Mapping[str, Any]) -> Iterator[Record]:
 
 
 def _said(record: Mapping[str, Any], field: str) -> int | None:
-    """A count that isn't there of a request that never ran, nor in lines of before kv-vllm 0.2.40."""
+    """A count; None for a request that never ran, and in lines from before kv-vllm 0.2.40."""
     return None if record.get(field) is None else whole(record, field)
 
 
@@ -56,7 +56,7 @@ def _memory(record: Mapping[str, Any], block_tokens: int) -> EngineMemory | None
 
 
 def _count(record: Mapping[str, Any], field: str) -> int:
-    """As `whole`, and larger than tokens are: of bytes, or of blocks on a GPU."""
+    """As `whole`, but for larger numbers than tokens: bytes, or blocks of a GPU."""
     value = record.get(field)
     if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value < 2**53:
         raise MalformedError(f"{field}: expected a whole number of 0 to {2**53 - 1}, got {value!r:.60}")

@@ -1,7 +1,7 @@
-"""What a model was asked where each message is an event of a log: those of one span are one request.
+"""Requests whose messages are separate events of a log: the events of one span are one request.
 
-A log may have a record of each of them, or be cut into records anywhere between them. So messages are kept from
-when all records are looked through until the first record with one of them is parsed, which the request is of.
+A log may have a record for each event, or be cut into records anywhere between them. So all records are looked
+through first, and the messages kept until the first record with one of them is parsed, which gets the request.
 """
 
 from collections.abc import Iterator
@@ -10,13 +10,13 @@ from kv_sim.replay.readers.formats.otlp import SpanOrEvent
 
 
 class Scattered:
-    """The messages of one trace, by the span that they are of."""
+    """The messages of one trace, by their span."""
 
     def __init__(self) -> None:
         self._asked: dict[int, SpanOrEvent] = {}
 
     def see(self, seen: SpanOrEvent) -> bool:
-        """Look at what a record has. Whether it is one or some of the messages of a request."""
+        """Note the messages of a span or event. Returns whether it has any."""
         if seen.own is None or not _are_messages(seen):
             return False
         if seen.own in self._asked:
@@ -30,7 +30,7 @@ class Scattered:
         yield from self._asked.values()
 
     def whole(self, seen: SpanOrEvent) -> SpanOrEvent | None:
-        """The request that begins in a record; None: it began in an earlier one. What isn't messages, as it is."""
+        """The whole request of a message; None: an earlier record has it. Without messages: the argument."""
         if seen.own is None or not _are_messages(seen):
             return seen
         return self._asked.pop(seen.own, None)

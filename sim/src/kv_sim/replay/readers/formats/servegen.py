@@ -1,6 +1,6 @@
-"""ServeGen's traces of batch jobs: prefix ids of 16-token blocks, or lengths only. All were there at once.
+"""ServeGen's traces of batch jobs: prefix ids of 16-token blocks, or lengths only. All requests arrive at once.
 
-Each record has no field but those that are named here; one that does may have a time by another name.
+A record with any other field isn't of this format, since it may have a time by another name.
 """
 
 from collections.abc import Iterator, Mapping

@@ -1,4 +1,4 @@
-"""What MLflow and Langfuse say of a span, in OpenTelemetry's words: they have JSON, under names of their own."""
+"""Translates span attributes of MLflow and Langfuse, which have JSON under their own names, to OpenTelemetry's."""
 
 from collections.abc import Mapping
 from typing import Any, Final
@@ -10,7 +10,8 @@ _MLFLOW: Final = "mlflow.spanType"
 _ASKS: Final = ("CHAT_MODEL", "LLM")
 _OF_WHOM: Final = "mlflow.message.format"
 _APART: Final = "anthropic"
-"""Whose counts are kept as they came: a prompt's length is without what a cache had, or took."""
+"""A provider whose counts are kept as they are: a prompt's length excludes tokens read from and written to a
+cache."""
 _LANGFUSE: Final = "langfuse.observation.type"
 _GENERATION: Final = "generation"
 _INPUT: Final = "gen_ai.usage.input_tokens"
@@ -18,11 +19,11 @@ _COUNTS: Final = {
     **{name: name for name in ("input_tokens", "output_tokens", "prompt_tokens", "completion_tokens")},
     **{"input": "input_tokens", "output": "output_tokens"},
 }
-"""The last ones are Langfuse's."""
+"""Names of token counts; the last ones are Langfuse's."""
 
 
 def as_usual(named: Mapping[str, Any]) -> dict[str, Any]:
-    """The same, with what is usual besides; of a span of somebody else, as it is."""
+    """The attributes with OpenTelemetry's added; those of any other service as they are."""
     if _MLFLOW in named:
         return {**_of_mlflow(named), **named}
     if _LANGFUSE in named:
@@ -33,7 +34,7 @@ def as_usual(named: Mapping[str, Any]) -> dict[str, Any]:
 def _of_mlflow(named: Mapping[str, Any]) -> dict[str, Any]:
     kind = str(named[_MLFLOW]).strip('"')
     answered = json_in(named.get("mlflow.spanOutputs"))
-    # Where MLflow has no counts of its own, the API's are in its answer.
+    # If MLflow has no counts of its own, the API's are in the answer.
     counts = json_in(named.get("mlflow.chat.tokenUsage")) or inside(answered, "usage")
     found = {"gen_ai.operation.name": "chat" if kind in _ASKS else kind.lower(), **_counted(counts)}
     if str(named.get(_OF_WHOM)).strip('"') == _APART and found.get(_INPUT) is not None:
@@ -53,14 +54,14 @@ def _of_langfuse(named: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _counted(counts: Any) -> dict[str, Any]:
-    """How long a prompt and its answer were, and what of it a cache had."""
+    """The tokens of a prompt and its answer, and those found in a cache."""
     told = [(field, inside(counts, name)) for name, field in _COUNTS.items()]
     told.append(("cache_read_input_tokens", cached_of(counts)))
     return {f"gen_ai.usage.{field}": count for field, count in told if count is not None}
 
 
 def _asked(asked: Any) -> dict[str, Any]:
-    """What a model was asked, of the object in which that is."""
+    """The request in an object."""
     messages = next((one for name in ("messages", "prompt", "input") if (one := inside(asked, name))), None)
     if isinstance(messages, str):
         messages = [{"role": "user", "content": messages}]

@@ -1,7 +1,7 @@
-"""What SGLang's own API is asked, a line a request: text, or token ids, which are exact. And SGLang's log of it.
+"""Requests to SGLang's own API, a line each: text, or token ids, which are exact. And SGLang's request log.
 
-That log has two or three events a request, of which the last one counts: it says how long the answer was, and how
-long it took, so when the request arrived. Where what was asked isn't logged, it says how long it was.
+The log has two or three events for each request. The last one counts: it has the answer's length and duration, and
+so the request's arrival. If the prompt isn't logged, it has the prompt's length.
 """
 
 from collections.abc import Iterator, Mapping
@@ -45,7 +45,7 @@ _RECEIVED: Final = ("request.received", "request.received.openai")
 _FINISHED: Final = "request.finished"
 _CUT: Final = "..."
 _MOST_OF_A_CUT_ONE: Final = 2048
-"""What the log's second level keeps of a text, the half of it from its begin, or of a list."""
+"""The most characters of a text (half of them from its begin), or entries of a list, at the log's second level."""
 
 
 def _parse_log(record: Mapping[str, Any]) -> Iterator[Record]:
@@ -76,7 +76,7 @@ def _parse_log(record: Mapping[str, Any]) -> Iterator[Record]:
 
 
 def _refuse_cut(value: Any, field: str) -> None:
-    """Refuse what has its middle left out."""
+    """Refuse a prompt whose middle is left out."""
     is_cut = isinstance(value, list) and _CUT in value
     if isinstance(value, str) and len(value) == _MOST_OF_A_CUT_ONE + len(_CUT):
         is_cut = value.startswith(_CUT, _MOST_OF_A_CUT_ONE // 2)
@@ -102,7 +102,7 @@ SGLANG_LOG = Format(
 )
 
 
-# -- what it measured ----------------------------------------------------------------------------
+# -- its metrics ---------------------------------------------------------------------------------
 
 _PARAMETERS: Final = "request_parameters"
 

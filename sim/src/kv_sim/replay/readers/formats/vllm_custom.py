@@ -1,6 +1,6 @@
-"""vLLM's custom benchmark data: prompts as text or as token ids. It has no times; a log of such prompts does.
+"""vLLM's custom benchmark data: prompts as text or as token ids, without times; a log of such prompts has times.
 
-TensorRT-LLM's is alike, but for what token ids are called; so is what vLLM gives back offline, with ``outputs``.
+TensorRT-LLM's data differ only in the name of token ids; vLLM's offline results, with ``outputs``, are read, too.
 """
 
 from collections.abc import Iterator, Mapping
@@ -17,7 +17,7 @@ _TOKENS: Final = ("prompt_token_ids", "input_ids")
 _CAME: Final = ("output_token_ids", "output_ids", "completion_token_ids", "response_token_ids")
 """The same of an answer."""
 _BESIDE: Final = ("history", "chat_history", "context", "previous_messages", "suffix")
-"""What a model may have been asked besides, in whatever way it was put into words."""
+"""Fields that may be part of the prompt, in an unknown form."""
 
 
 def _parse(record: Mapping[str, Any]) -> Iterator[Record]:
@@ -47,7 +47,7 @@ def _parse(record: Mapping[str, Any]) -> Iterator[Record]:
 
 
 def _is_custom(record: Mapping[str, Any]) -> bool:
-    """Whether it has a prompt; beside messages that are a whole one, as in UltraChat, only token ids are."""
+    """Whether it has a prompt; beside messages, as in UltraChat, only token ids count as one."""
     if isinstance(record.get("prompt"), dict):
         return False
     if record.get("prompt_token_ids") is not None:

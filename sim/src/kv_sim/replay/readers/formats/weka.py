@@ -1,10 +1,10 @@
 """WEKA kv-cache-tester: one agent session a file, or a line. Ids are the session's own, subagents nest in it.
 
-Times count from the begin of the session, so sessions of one trace all begin together unless they are told to
-begin one after another. Within a subagent they count from where it begins; some writers count them from the begin
-of the session there, too, and then none is earlier than the subagent.
+Times count from the begin of the session, so all sessions of a trace begin together, unless an option lets them
+begin one after another. Within a subagent times count from its begin; some writers count them from the begin of
+the session there, too: then none is earlier than the subagent.
 
-Requests name their model, or what they lie in names the only one.
+A request names its model, or the object around it names the only one.
 """
 
 from collections.abc import Iterator, Mapping
@@ -15,7 +15,7 @@ from kv_sim.replay.readers.record import MalformedError, Record, id_list, number
 
 
 class _Around(NamedTuple):
-    """What a request has from what it lies in."""
+    """Values that a request takes from the objects around it."""
 
     block_tokens: int
     is_local: bool
@@ -23,7 +23,7 @@ class _Around(NamedTuple):
     model: str | None = None
 
     def within(self, node: Mapping[str, Any], begin: int | float) -> "_Around":
-        """The same for what lies in a node that begins so much later."""
+        """The values for requests in a node, which begins ``begin`` later."""
         models = node.get("models")
         model = str(models[0]) if isinstance(models, list) and len(models) == 1 else None
         return self._replace(begin=self.begin + begin, model=model or self.model)
@@ -70,7 +70,7 @@ def _request(request: Mapping[str, Any], around: _Around) -> Record:
 
 
 def _begin_within(subagent: Mapping[str, Any]) -> int | float:
-    """From when on the times within a subagent count, in the time that the subagent itself has."""
+    """The moment from which times within a subagent count."""
     own, inside = _time_of(subagent), subagent.get("requests")
     if own is None or not isinstance(inside, list):
         return 0
@@ -79,7 +79,7 @@ def _begin_within(subagent: Mapping[str, Any]) -> int | float:
 
 
 def _time_of(request: Any) -> int | float | None:
-    """Its time, if it has one; what is wrong with it is said where the request itself is read."""
+    """Its time, if it has one; a wrong time is reported when the request itself is read."""
     try:
         return number(request, "t") if isinstance(request, dict) else None
     except MalformedError:
