@@ -170,3 +170,11 @@ def test_what_vllm_gives_back_offline_has_token_ids_and_times(read):
         read({**about, "metrics": {"arrival_time": float("inf")}})
     [request], _ = read({**about, "outputs": [{"text": TEXT}], "metrics": None})
     assert request.output_tokens == 10
+
+
+@pytest.mark.parametrize("asked", [{"messages": [{"role": "user", "content": "a"}]}, {"prompt": "a"}])
+def test_who_counts_no_token_of_an_answer_did_not_count(read, asked):
+    counted = {"response": {"choices": [{"message": {"content": "x" * 40}}]}, "usage": {"completion_tokens": 0}}
+    silent = {"response": {"choices": [{"message": {"content": None}}]}, "usage": {"completion_tokens": 0}}
+    requests, _ = read(*({"timestamp": 5, **asked, **one} for one in (counted, silent)))
+    assert [one.output_tokens for one in requests] == [10, 0]

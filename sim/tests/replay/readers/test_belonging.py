@@ -10,6 +10,7 @@ from kv_sim.replay.readers.naming import IdMeaning, IdScope
 from kv_sim.replay.readers.opening import open_trace
 from kv_sim.replay.readers.options import TraceOptions
 from kv_sim.replay.readers.sessions import OwnIds, Retries
+from kv_sim.replay.readers.sharing import parse_sharing
 
 
 def written(file, *records):
@@ -224,3 +225,29 @@ def test_a_lookup_that_is_there_again_is_counted(tmp_path, monkeypatch):
     for name in ("a", "b", "c", "b", "a", None, None):
         recent.see(name)
     assert recent.note("lookup", "so").startswith("1 lookup has")
+
+
+# -- nobody's ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("nobody", ["", "-", "None", "null"])
+def test_what_a_log_writes_for_no_session_is_none(tmp_path, nobody):
+    """BurstGPT's requests by API have a blank, and were all one session, which went to one server."""
+    file = tmp_path / "trace.csv"
+    rows = [f"{second},{session},1,m,64,1,65,x" for second, session in enumerate((nobody, "7", nobody, "7"))]
+    names = "Timestamp,Session ID,Elapsed time,Model,Request tokens,Response tokens,Total tokens,Log Type"
+    file.write_text("\n".join([names, *rows]))
+    told = {"time": "Timestamp", "input": "Request tokens", "session": "Session ID"}
+    for options in ({}, {"columns": told}):
+        found = open_trace(file, TraceOptions(sessions=True, sharing=parse_sharing("none"), **options))
+        assert found.sessions.tolist() == [-1, 0, -1, 0]
+
+
+@pytest.mark.parametrize("nobody", ["", "-", "None"])
+def test_what_a_log_writes_for_no_name_is_none(tmp_path, nobody):
+    file = tmp_path / "trace.jsonl"
+    record = {"timestamp": 5, "prompt": "a" * 64, "session_id": nobody, "request_id": nobody}
+    file.write_text(f"{json.dumps(record)}\n" * 2)
+    found = open_trace(file, TraceOptions(sessions=True))
+    assert found.sessions.tolist() == [-1, -1]
+    assert not any("request_id" in note for note in found.notes)

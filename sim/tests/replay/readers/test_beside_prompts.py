@@ -15,7 +15,8 @@ RULES = "Answer in one sentence, and politely. " * 20
 ANSWER = {"role": "assistant", "content": "Yes. " * 20}
 BESIDE = "which isn't counted: a prompt must have all that a model was asked"
 APART = (
-    "later turns of sessions don't begin with the prompt before: if each is only what it adds, prompts are longer"
+    "later turns of sessions don't begin with the prompt before: if each is only what it adds, prompts are longer "
+    "(--turns added)"
 )
 ENDS = "with an answer: if each is a whole conversation, use --format conversations-dated"
 
@@ -262,7 +263,11 @@ def test_an_answer_that_a_model_is_to_go_on_with_is_not_spoken_of(read, more):
         ({"time_ns": 1_772_359_200_000_000_000, "TimeUs": 1_772_359_200_000_000},
          " (if time_ns or TimeUs is the time, call it timestamp)"),
         ({"time_of_it": 1_000_000_000}, " (if time_of_it is the time, call it timestamp)"),
+        ({"msec": "1772359200.123"}, " (if msec is the time, call it timestamp)"),
+        ({"response": {"created": 1_772_359_200}, "about": {"seen": "2026-03-01T10:00:00Z"}},
+         " (if response.created or about.seen is the time, call it timestamp)"),
         ({"time_left": 4_000_000_000, "timed": 999_999_999}, ""),
+        ({"response": {"id": 1_772_359_200, "time": [1_772_359_200]}, "times": "soon"}, ""),
         ({"execution_time_ms": 900, "seed": 1_772_359_200, "timed": True, "time_left": -1}, ""),
     ],
 )  # fmt: skip
@@ -302,6 +307,14 @@ def test_a_column_with_a_unit_in_brackets_can_be_named(tmp_path):
 
 
 # What is no table
+
+
+def test_what_stands_before_json_that_says_its_time_is_passed_over(tmp_path):
+    file = tmp_path / "pod.log"
+    records = ({"timestamp": 5 + second, "messages": [user("a {b")]} for second in range(2))
+    kept = "".join(f"2026-03-01T10:00:00.1Z stdout F {json.dumps(record)}\n" for record in records)
+    file.write_text(f'{kept}{{"timestamp": 9, "messages": [{json.dumps(user("c d {e"))}]}}\n')
+    assert [one[0] for one in lengths(open_trace(file))] == [0, 1, 4]
 
 
 def test_what_stands_before_json_has_to_go(tmp_path):

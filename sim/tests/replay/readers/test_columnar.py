@@ -20,6 +20,7 @@ from kv_sim.replay.readers.objects import objects_of
 from kv_sim.replay.readers.opening import open_trace
 from kv_sim.replay.readers.options import OnError, TraceOptions
 from kv_sim.replay.readers.own_columns import parse_columns
+from kv_sim.replay.readers.record import Moment
 
 OF_SEVERAL_TYPES = {"langfuse", "langsmith"}
 """A field has a list in one record and text in another: no column is both."""
@@ -63,7 +64,7 @@ VALUES = {
     "seconds": (pyarrow.timestamp("s", tz="+05:00"), IN_UTC.replace(microsecond=0), "2026-11-27T12:00:00"),
     "a day": (pyarrow.date32(), date(2026, 11, 27), "2026-11-27"),
     "a time": (pyarrow.time64("ns"), 43_201_000_000_001, "12:00:01.000000001"),
-    "a duration": (pyarrow.duration("ns"), 1_500_000_001, 1.5),
+    "a duration": (pyarrow.duration("ns"), 1_500_000_001, Moment(1.5)),
     "a whole decimal": (pyarrow.decimal128(10, 2), Decimal("12.00"), 12),
     "a decimal": (pyarrow.decimal128(10, 2), Decimal("12.50"), 12.5),
     "text as bytes": (pyarrow.binary(), b"abc", "abc"),
@@ -246,3 +247,12 @@ def test_a_row_that_is_no_request_is_named(tmp_path):
     assert notes[-1] == f"2 malformed records were skipped, first: {skipped}"
     assert refused(written(file, [{"a": 1}])).startswith("no known format has the columns a; expected those of ")
     assert not refused(file).endswith("--on-error skip")
+
+
+def test_a_duration_has_its_own_unit(tmp_path):
+    """Whatever the format counts in."""
+    times = pyarrow.array([timedelta(seconds=2 * one) for one in range(3)], pyarrow.duration("ms"))
+    rows = {"timestamp": times, "input_length": [1024] * 3, "output_length": [1] * 3, "hash_ids": [[1, 2]] * 3}
+    columns = open_trace(written(tmp_path / "trace", pyarrow.table(rows)))
+    assert columns.notes[0] == "format: mooncake"
+    assert columns.arrivals.tolist() == [0, 2, 4]

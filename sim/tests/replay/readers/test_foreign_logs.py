@@ -71,6 +71,16 @@ def test_a_line_that_is_no_header_is_seen(tmp_path, header, hint):
         assert hint in str(refused.value)
 
 
+def test_a_first_row_with_a_number_twice_is_no_header(tmp_path):
+    """As of ServeGen's tables of rates."""
+    path = tmp_path / "chunk-0-trace.csv"
+    path.write_text("0,0,0,,0,0\n600,0,0,,0,0\n")
+    with pytest.raises(
+        ConfigError, match=r"two columns are called '0' \(a table's first line must name its columns"
+    ):
+        open_trace(path)
+
+
 @pytest.mark.parametrize(
     ("record", "problem"),
     [

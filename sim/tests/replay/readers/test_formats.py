@@ -68,7 +68,7 @@ NEEDED = {
     "aibrix": "timestamp, requests",
     "langfuse": "type, input, traceId, usageDetails",
     "langsmith": "run_type, start_time, inputs",
-    "sglang-log": "timestamp, event, rid, obj",
+    "sglang-log": "timestamp, event, obj",
     "har": "log",
     "sagemaker": "captureData, eventMetadata",
     "bedrock": "schemaType, timestamp, input",

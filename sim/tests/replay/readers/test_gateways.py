@@ -40,7 +40,7 @@ def test_what_no_model_had_to_go_on_with_is_left_out_and_said(read, asked):
     assert not any("left out" in note for note in notes)
 
 
-@pytest.mark.parametrize("apart", ["model_parameters", "optional_params"])
+@pytest.mark.parametrize("apart", ["model_parameters", "optional_params", "kwargs"])
 def test_litellm_keeps_tools_and_instructions_beside_the_messages(read, apart):
     tools = [{"type": "function", "function": {"name": "look", "description": "z" * 80}}]
     for asked in ({"tools": tools}, {"instructions": SAID}):
@@ -49,6 +49,13 @@ def test_litellm_keeps_tools_and_instructions_beside_the_messages(read, apart):
         assert found.blocks == whole.blocks and len(whole.blocks) > 2
     (found,), _ = read({**ASKED, apart: "{}"})
     assert found.input_tokens == 32
+
+
+def test_tools_that_openhands_put_into_words_count_once(read):
+    tools = [{"type": "function", "function": {"name": "look"}}]
+    (usual,), _ = read(ASKED)
+    (found,), _ = read({**ASKED, "tools": tools, "raw_messages": ASKED["messages"]})
+    assert found == usual
 
 
 def test_a_table_says_it_as_well(tmp_path):

@@ -4,7 +4,7 @@ from collections import Counter
 
 import pytest
 
-from kv_sim.replay.readers.guess import agreement, guess_block_tokens, guess_unit
+from kv_sim.replay.readers.guess import agreement, guess_block_tokens, guess_unit, written_as_number
 from kv_sim.replay.readers.naming import Evidence, as_numbers
 from kv_sim.replay.readers.record import Moment, Record
 from kv_sim.replay.readers.sharing import Sharer, Sharing, parse_sharing
@@ -20,9 +20,28 @@ def test_times_since_1970_tell_their_unit():
             found = [guess_unit(records(time * scale, 2 * time * scale, None), usual) for time in seconds]
             guessed = small if unit == "s" else unit
             assert found == [None, guessed, guessed, None]
+        assert guess_unit(records(1_790_000_000.5, 1_790_000_001), usual) == "s", "no clock counts half of them"
         assert guess_unit(records(None), usual) is None and guess_unit(records(5, 1e18), usual) is None
     assert guess_unit(records(Moment(1_790_000_000)), 1e-3) is None, "a date has no unit"
     assert guess_unit(records(500_000 * 10**9), 1e-3) is None, "nanoseconds since the machine was started"
+
+
+@pytest.mark.parametrize(
+    ("times", "written"),
+    [
+        ((20260131235959, 20260201000001), 20260131235959),
+        ((20260131235959.0, None), 20260131235959),
+        ((20260131235959, 20260131235960), None),
+        ((20001231235959,), None),
+        ((20970101000000,), None),
+        ((20260230000000,), None),
+        ((Moment(20260131235959),), None),
+        ((1769853600,), None),
+        ((None,), None),
+    ],
+)
+def test_dates_may_be_written_as_numbers(times, written):
+    assert written_as_number([Record(time, 1, 1, []) for time in times]) == written
 
 
 def test_blocks_have_the_size_that_most_requests_agree_with():

@@ -254,6 +254,25 @@ def test_what_genai_perf_sends_is_read_as_what_aiperf_sends(read):
     assert (notes[0], lengths(requests)) == ("format: aiperf-inputs", [(0, 32, 0), (0, 45, 0)])
 
 
+@pytest.mark.parametrize("field", ["messages", "input"])
+@pytest.mark.parametrize("system", [[], [{"role": "system", "content": "s" * 100}]])
+def test_turns_in_aiperf_s_inputs_may_be_what_they_add(read, field, system):
+    """So aiperf writes those that it makes itself, each behind the system prompt of all."""
+    turns = [user(letter * 43) for letter in "abc"]
+    answer = {"role": "assistant", "content": ""}
+    added = [{field: [*system, turn]} for turn in turns]
+    whole = [{field: [*system, *said]} for said in ([turns[0]], [turns[0], answer, turns[1]])]
+    whole.append({field: [*whole[1][field], answer, turns[2]]})
+    requests, notes = read({"data": [{"payloads": payloads} for payloads in (added, added[:1])]})
+    assert requests == read({"data": [{"payloads": payloads} for payloads in (whole, whole[:1])]})[0]
+    assert shared(requests[-2], requests[-1]) > shared(requests[0], requests[-2])
+    assert not any("don't begin with the prompt before" in note for note in notes)
+
+    requests, _ = read({"data": [{"payloads": payloads} for payloads in (added, whole)]})
+    alone, _ = read({"data": [{"payloads": added}]})
+    assert sum(one.input_tokens for one in requests) < 2 * sum(one.input_tokens for one in alone), "some are whole"
+
+
 def test_what_tensorrt_llm_is_benchmarked_with_is_text_or_tokens(read):
     """Whichever comes first."""
     as_tokens = {"task_id": 0, "input_ids": [*range(40)], "output_tokens": 9}

@@ -99,14 +99,15 @@ def test_counts_of_an_assumption_are_whole(setting, said):
 
 
 TEXT = "four characters are taken for a token"
+EMPTY = "1 request says nothing, or nothing but roles: did the log leave out the text?"
 
 
 @pytest.mark.parametrize(
     ("prompts", "said"),
     [
         ([[*range(40)], [*range(16), 7]], []),
-        ([[]], []),
-        ([""], [TEXT]),
+        ([[]], [EMPTY]),
+        ([""], [TEXT, EMPTY]),
         ([[*range(40)], "Tell me."], [TEXT]),
         (["Tell me.", [*range(40)]], [TEXT]),
     ],
@@ -116,6 +117,40 @@ def test_of_token_ids_it_is_not_said_what_text_is_taken_for(tmp_path, prompts, s
     file.write_text("".join(json.dumps({"prompt": prompt}) + "\n" for prompt in prompts))
     no_times = "the trace has no times: one request a second is assumed"
     assert open_trace(file).notes == ("format: vllm", *said, no_times)
+
+
+def test_a_date_that_is_a_number_is_said(notes):
+    requests = [request(time, 512, [1]) for time in (20260131235959, 20260201000001)]
+    assert "times look like dates, as 20260131235959, and are taken for ms (--time-unit)" in notes(requests)
+    told = TraceOptions(time_unit="s")
+    assert not any("look like dates" in note for note in notes(requests, told))
+
+
+@pytest.mark.parametrize("prompt", ["[hidden]", [*range(9)]])
+def test_that_all_prompts_are_the_same_is_said(read, prompt):
+    same = "all 10 prompts are the same: did the log leave out what they say?"
+    for count, other, is_said in ((10, [], True), (9, [], False), (9, ["b"], False), (10, ["b"], False)):
+        _, notes = read(*({"prompt": one} for one in [*[prompt] * count, *other]))
+        assert (same in notes) is is_said
+
+
+@pytest.mark.parametrize(
+    ("prompts", "count"),
+    [
+        ([[*range(40), *[0] * 8], [*range(40)]], 1),
+        ([[*[7] * 8, *range(40)], [*[7] * 9, *range(39)]], 2),
+        ([[*range(40), -1]], 1),
+        ([[-100, *range(40)]], 1),
+        ([[*range(40), *[0] * 7]], 0),
+        ([[5] * 40], 0),
+        ([[0] * 8, [*range(40)]], 0),
+        ([[*range(40), *[0] * 8], [*range(40)], [*range(41)]], 0),
+    ],
+)
+def test_what_fills_prompts_up_is_said(read, prompts, count):
+    _, notes = read(*({"prompt": prompt} for prompt in prompts))
+    said = [note.partition(" ")[0] for note in notes if "is that padding?" in note]
+    assert said == [str(count)] * bool(count)
 
 
 def test_without_a_session_nothing_is_kept_apart_and_that_is_said(notes):

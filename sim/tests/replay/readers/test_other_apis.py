@@ -7,6 +7,7 @@ import pytest
 from kv_sim_foreign_traces import ASKED, MORE, SAID, event, lengths, shared
 
 from kv_api import ConfigError
+from kv_sim.replay.readers.opening import open_trace
 from kv_sim.replay.readers.sharing import parse_sharing
 
 
@@ -97,6 +98,17 @@ def test_requests_of_sglang_arrive_before_they_finish(read):
     assert lengths(requests) == [(0, 32, 7), (4.5, 32, 0)]
     assert shared(*requests) == 0
     assert "a request that hasn't finished in the log is left out" in notes[1]
+
+
+def test_sglang_s_log_is_read_as_its_logger_writes_it(tmp_path):
+    """Behind a date; and with what a chat was, which from level 2 on stands before its tokens."""
+    told = event("finished", 9, {"input_ids": [*range(40)]}, e2e_latency=1, completion_tokens=7)
+    chat = {"timestamp": told["timestamp"], "event": "request.received.openai", "obj": ASKED}
+    file = tmp_path / "host_0.log"
+    for before in ("", "[2026-01-31 10:00:09] "):
+        file.write_text("".join(f"{before}{json.dumps(one)}\n" for one in (chat, told, told)))
+        trace = open_trace(file)
+        assert (trace.notes[0], lengths(trace)) == ("format: sglang-log", [(0, 40, 7), (0, 40, 7)])
 
 
 @pytest.mark.parametrize(

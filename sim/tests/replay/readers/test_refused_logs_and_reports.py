@@ -29,6 +29,11 @@ REPORTS = [
         "output=metrics.output_sequence_length.value",
     ),
     (
+        {"aiperf_version": "0.13.0", "request_throughput": {}, "request_count": {}},
+        "the summary of a benchmark; what aiperf sent is in its inputs.json, and each request in its "
+        "profile_export.jsonl",
+    ),
+    (
         {"data": [], "has_more": False, "next_page": None},
         "the sums of several requests; a log with a record for each request can be read",
     ),

@@ -361,3 +361,54 @@ def test_a_stream_of_which_logfire_tells_twice_is_one_request(read, dated):
     expected = [(0, 32, 7), (1.75, 32, 7), (2.25, 34, 0), (2.25, 32, 7), (2.5, 32, 0), (2.625, 32, 0)]
     expected.append((4.75, 10, 7))
     assert sorted(lengths(requests)) == sorted(expected)
+
+
+# -- Phoenix's -----------------------------------------------------------------------------------
+
+
+def _of_phoenix(second, kind="LLM", **more):
+    """A span as Phoenix's data frame has it, of which parquet and JSON lines are written."""
+    messages = [{"message.role": "user", "message.content": SAID}]
+    counts = {"prompt": 130.0, "completion": 3.0, "prompt_details.cache_read": 16.0}
+    return {
+        "span_kind": kind,
+        "parent_id": None,
+        "start_time": f"2026-01-31T10:00:0{second}+00:00",
+        "status_code": "OK",
+        "context.span_id": f"{second}a",
+        "context.trace_id": "b",
+        "attributes.openinference.span.kind": kind,
+        "attributes.llm.input_messages": messages if kind == "LLM" else None,
+        **{f"attributes.llm.token_count.{name}": count for name, count in counts.items() if kind == "LLM"},
+        "attributes.llm.tools": [{"tool.json_schema": "{}"}] if kind == "LLM" else None,
+        **more,
+    }
+
+
+def test_attributes_may_be_columns(read):
+    spans = [_of_phoenix(0, "CHAIN"), _of_phoenix(1), _of_phoenix(2, status_code="ERROR"), _of_phoenix(3, "TOOL")]
+    spans.append({**_of_phoenix(4), "parent_id": "1a"})
+    requests, notes = read(*spans)
+    asked = span(1, {"openinference.span.kind": "LLM", "llm.tools.0.tool.json_schema": "{}"})
+    for name, value in {"role": "user", "content": SAID}.items():
+        asked["attributes"] += span(0, {f"llm.input_messages.0.message.{name}": value})["attributes"]
+    (usual,), _ = read(otlp(asked))
+    assert lengths(requests) == [(0, usual.input_tokens, 3), (1, usual.input_tokens, 3)], "one lies in another"
+    assert requests[0].blocks == requests[1].blocks == usual.blocks
+    assert any(note.startswith("1 request failed") for note in notes)
+
+
+def test_a_span_may_say_its_kind_beside_its_attributes(read):
+    """As those that Phoenix's API gives out; the first of them may tell of no model."""
+    said = {"llm.input_messages.0.message.role": "user", "llm.input_messages.0.message.content": SAID}
+    spans = [
+        {
+            "context": {"trace_id": "b", "span_id": f"{second}a"},
+            "span_kind": kind,
+            "start_time": f"2026-01-31T10:00:0{second}+00:00",
+            "attributes": named,
+        }
+        for second, kind, named in ((0, "CHAIN", {"session.id": "s"}), (1, "LLM", said), (2, "TOOL", said))
+    ]
+    requests, notes = read(*spans)
+    assert (notes[0], lengths(requests)) == ("format: otel", [(0, 32, 0)])

@@ -63,7 +63,9 @@ def test_text_and_token_ids_are_the_same_prompt(read: Read, tokenizer: Path) -> 
 def test_blocks_are_as_large_as_wanted(read: Read, tokenizer: Path, kind: str, size: int | None) -> None:
     """Each block is named by all of it, so two prompts share what they share of that size."""
     one, other = (
-        {"prompt": [5] * 24 + [last] * 40} if kind == "ids" else {"prompt": "w1 w" * 24 + f"{last} w{last}" * 32}
+        {"prompt": [5, 6] * 12 + [last, 7] * 20}
+        if kind == "ids"
+        else {"prompt": "w1 w" * 24 + f"{last} w{last}" * 32}
         for last in (1, 2)
     )
     options = {"tokenizer": tokenizer} if kind == "tokenizer" else {}

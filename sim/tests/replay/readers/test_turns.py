@@ -159,7 +159,7 @@ def test_a_stream_has_the_same_prompts(tmp_path):
 
 
 def test_other_formats_have_whole_prompts(tmp_path):
-    path = written(tmp_path, [{"prompt": [1, 2, 3]}])
+    path = written(tmp_path, [{"input_ids": [1, 2, 3], "sampling_params": {}}])
     with pytest.raises(ConfigError) as refused:
         open_trace(path, TraceOptions(turns=Turns.ADDED, on_error=OnError.STOP))
-    assert str(refused.value) == "--turns added: a record of format vllm has a whole prompt"
+    assert str(refused.value) == "--turns added: a record of format sglang has a whole prompt"

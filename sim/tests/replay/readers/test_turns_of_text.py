@@ -6,8 +6,13 @@ import pytest
 from kv_sim_foreign_traces import ASKED, MORE, SAID, lengths, shared
 
 from kv_sim.replay.readers.opening import open_trace
+from kv_sim.replay.readers.turns import Turns
 
 ADDS = "a later turn of a session is what it adds to the one before and its answer (--turns)"
+APART = (
+    "later turns of sessions don't begin with the prompt before: if each is only what it adds, prompts are longer "
+    "(--turns added)"
+)
 TURNS = [(0, "a", SAID, 16), (1000, "b", SAID, 16), (2000, "a", "y" * 43, 5), (3000, "b", "y" * 43, None)]
 GROWN = [(0, 32, 16), (1, 32, 16), (2, 64, 5), (3, 64, 0)]
 """The second turns: 32 tokens, 16 of the answer, 64 characters."""
@@ -27,6 +32,33 @@ def test_turns_of_aibrix_add_to_the_turn_before(read):
     apart, notes = read(*({**one, "requests": [{**one["requests"][0], "session_id": None}]} for one in records))
     assert [one.input_tokens for one in apart] == [32, 32, 16, 16]
     assert ADDS not in notes
+
+
+COLUMNS = {"time": "timestamp", "prompt": "prompt", "output": "output_tokens", "session": "session_id"}
+
+
+@pytest.mark.parametrize(
+    ("said", "options"),
+    [
+        (lambda text: {"prompt": f"<|user|>{text}<|assistant|>"}, {}),
+        (lambda text: {"prompt": f"<|user|>{text}<|assistant|>"}, {"columns": COLUMNS}),
+        (lambda text: {"messages": [{"role": "user", "content": text}]}, {}),
+    ],
+)
+def test_turns_of_a_log_add_where_that_is_said(read, said, options):
+    """As a chat's log has them, with what was asked and answered in each."""
+    records = [
+        {"timestamp": time / 1000, "session_id": session, **said(text), "output_tokens": answer or 0}
+        for time, session, text, answer in TURNS
+    ]
+    requests, notes = read(*records, turns=Turns.ADDED, **options)
+    assert lengths(requests) == GROWN
+    assert shared(requests[2], requests[3]) == 2, "an answer is its session's own"
+    assert ADDS in notes and APART not in notes
+    for turns, is_said in ((Turns.AUTO, True), (Turns.WHOLE, False)):
+        requests, notes = read(*records, turns=turns, **options)
+        assert [one.input_tokens for one in requests] == [32, 32, 16, 16]
+        assert (APART in notes) is is_said and ADDS not in notes
 
 
 @pytest.mark.parametrize("times", [("timestamp", 2000), ("delay", 2000)])

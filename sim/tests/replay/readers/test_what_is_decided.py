@@ -229,6 +229,7 @@ def test_who_says_nothing_of_outputs_has_none_and_tokens_can_be_ids(tmp_path):
     assert columns.notes == (
         "format: vllm",
         "four characters are taken for a token",
+        "1 request says nothing, or nothing but roles: did the log leave out the text?",
         "the trace has no times: one request a second is assumed",
     )
 

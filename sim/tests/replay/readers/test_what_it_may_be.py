@@ -8,6 +8,8 @@ from kv_sim_foreign_traces import ASKED, SAID, lengths, user
 from kv_api import ConfigError
 from kv_sim.replay.readers.likely_columns import likely_columns
 from kv_sim.replay.readers.opening import open_trace
+from kv_sim.replay.readers.options import TraceOptions
+from kv_sim.replay.readers.own_columns import parse_columns
 from kv_sim.replay.readers.sharing import parse_sharing
 
 
@@ -289,3 +291,67 @@ def test_a_chat_may_have_a_time_in_a_database(read):
     assert notes[0] == "format: openai", "as a log has it"
     requests, notes = read(*({"createdAt": time, "messages": spoken[:1]} for time in (5, 7)))
     assert (notes[0], [one.arrival_seconds for one in requests]) == ("format: openai", [0, 2])
+
+
+def test_the_first_line_of_http_is_no_prompt():
+    """As APISIX and NGINX log it, of which only the first has lengths."""
+    line = {"time": "2026-01-31T10:00:00+00:00", "request": "POST /v1/chat/completions HTTP/1.1", "status": "200"}
+    assert likely_columns(line) is None
+    told = {**line, "llm_model": "m", "llm_prompt_tokens": "100", "llm_completion_tokens": "14"}
+    columns = "time=time,input=llm_prompt_tokens,output=llm_completion_tokens,model=llm_model"
+    assert likely_columns(told) == columns
+
+
+@pytest.mark.parametrize("level", ["level", "levelname", "severity", "logLevel"])
+def test_what_a_program_says_of_itself_is_no_prompt(level):
+    line = {"ts": "2026-01-31T10:00:00Z", "message": "POST /v1/chat 200 900 ms", "request": "Model: m, Body: x"}
+    assert likely_columns(line) == "time=ts,prompt=request"
+    assert likely_columns({**line, level: "INFO"}) is None
+    assert likely_columns({**line, level: "INFO", "prompt": "What is it?"}) == "time=ts,prompt=prompt"
+
+
+@pytest.mark.parametrize(
+    ("wrap", "way"),
+    [
+        (
+            lambda one: {"took": 1, "hits": {"total": 2, "hits": [{"_source": one}]}},
+            ".hits | .hits | .[] | ._source",
+        ),
+        (
+            lambda one: {"events": [{"message": json.dumps(one)}], "next": []},
+            ".events | .[] | .message | fromjson",
+        ),
+        (
+            lambda one: {"data": {"a-b": [["5", json.dumps(one)], ["6", "{"]]}},
+            '.data | ."a-b" | .[] | .[1] | fromjson',
+        ),
+        (lambda one: {"a": {"b": json.dumps({"c": json.dumps(one)})}}, ".a | .b | fromjson | .c | fromjson"),
+        (lambda one: {"a": {"b": {"messages": ["as LangChain has them"]}}}, None),
+        (lambda one: {"a": {"b": [5, None, []]}}, None),
+        (lambda one: {"a": [[[[[[[[one]]]]]]]]}, None),
+    ],
+)
+def test_what_is_wrapped_up_is_found(read, wrap, way):
+    """As Elasticsearch, CloudWatch and Loki give out a log."""
+    with pytest.raises(ConfigError) as refused:
+        read(wrap({"timestamp": 5, "request": {"messages": [user("a" * 40)]}}))
+    hint = f" (readable records are further in: jq -c '{way}' takes them out); "
+    assert (hint in str(refused.value)) is (way is not None)
+    assert ("further in" in str(refused.value)) is (way is not None)
+
+
+def test_what_an_api_was_asked_goes_before_lengths(tmp_path):
+    """As Kong logs it, further in than a name tells."""
+    counts = {"prompt_tokens": 32, "completion_tokens": 3}
+    log = {
+        "started_at": 1_769_853_600_000,
+        "ai": {"proxy": {"usage": counts, "payload": {"request": json.dumps(ASKED)}}},
+    }
+    line = "time=started_at,prompt=ai.proxy.payload.request,"
+    line += "input=ai.proxy.usage.prompt_tokens,output=ai.proxy.usage.completion_tokens"
+    assert likely_columns(log) == line
+    file = tmp_path / "kong.log"
+    file.write_text(json.dumps(log))
+    assert lengths(open_trace(file, TraceOptions(columns=parse_columns(line)))) == [(0, 32, 3)]
+    log["ai"]["proxy"]["payload"] = {"request": json.dumps({"query": "a"})}
+    assert likely_columns(log) == line.replace("prompt=ai.proxy.payload.request,", "")

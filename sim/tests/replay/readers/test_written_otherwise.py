@@ -213,3 +213,34 @@ def test_ids_in_text_may_be_floats_too(tmp_path):
     path = written(tmp_path, f"t,n,ids\n{rows}", "trace.csv")
     first, second, third = open_trace(path, TraceOptions(columns={"time": "t", "input": "n", "ids": "ids"}))
     assert first.blocks == second.blocks != third.blocks
+
+
+# -- token ids -----------------------------------------------------------------------------------
+
+IDS = [*range(100, 164)]
+
+
+@pytest.mark.parametrize("field", ["prompt", "prompt_token_ids"])
+@pytest.mark.parametrize(
+    "ids", [[*map(str, IDS)], json.dumps(IDS), str(IDS).replace(",", ""), f" {json.dumps(IDS, indent=1)}\n"]
+)
+def test_token_ids_may_be_text(read, field, ids):
+    """Several texts were several prompts, and a list of numbers in a text was what a user said."""
+    usual, _ = read({"prompt": IDS})
+    requests, notes = read({field: ids, "output_token_ids": ids})
+    assert seen(requests) == [(0, 64, 64, usual[0].blocks)]
+    assert notes[0] == "format: vllm"
+
+
+def test_a_field_of_token_ids_has_no_other_text(read):
+    usual, _ = read({"prompt": IDS})
+    requests, _ = read({"prompt_token_ids": " ".join(map(str, IDS))}, {"prompt": ["1", "a"]})
+    assert requests[0].blocks == usual[0].blocks
+    assert [one.input_tokens for one in requests] == [64, 1, 1]
+    with pytest.raises(ConfigError, match=r":1: prompt_token_ids: expected token ids, got 'Hello, 1 2' \("):
+        read({"prompt_token_ids": "Hello, 1 2"}, {"prompt_token_ids": IDS})
+
+
+def test_messages_in_a_prompt_may_be_json(read):
+    messages = [{"role": "system", "content": "x" * 100}, {"role": "user", "content": "[1]"}]
+    assert read({"prompt": json.dumps(messages)}) == read({"prompt": messages})

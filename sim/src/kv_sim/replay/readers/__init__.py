@@ -15,6 +15,7 @@
                       several lines tell of one (``table``, ``columnar``: the rows of one)
 ``record``            one request as a file has it; ``records``: all of a trace's, without those that don't count
                       (``dates``: as programs write them; ``extended_json``: numbers and dates of MongoDB's)
+``further_in``        how to get at records within what is wrapped around them
 ``decide``            which format a trace has, and which units, by a ``guess`` where nobody says
 ``naming``            from the ids of a file to ids that name a prefix; ``text``: ids where there is only text;
                       ``sharing``: where there is nothing

@@ -49,9 +49,11 @@ from kv_sim.replay.readers.formats.sglang import SGLANG, SGLANG_LOG, SGLANG_METR
 from kv_sim.replay.readers.formats.vidur import VIDUR
 from kv_sim.replay.readers.formats.vllm_custom import VLLM
 from kv_sim.replay.readers.formats.weka import WEKA
+from kv_sim.replay.readers.further_in import way_to_records
 from kv_sim.replay.readers.guess import UNITS
 from kv_sim.replay.readers.likely_columns import are_records, likely_columns, unread_time
-from kv_sim.replay.readers.objects import BEFORE_JSON, FOR_PEOPLE, looks_for_people
+from kv_sim.replay.readers.objects import BEFORE_JSON, FOR_PEOPLE, NAMELESS, looks_for_people
+from kv_sim.replay.readers.record import MalformedError
 
 FORMATS: Final[Mapping[str, Format]] = {
     one.name: one
@@ -83,10 +85,13 @@ _REPORTS: Final = (
     ),
     *(((name,), _SUMS) for name in ("usage_date_utc", "usage_input_tokens_no_cache")),
     (("data", "has_more", "next_page"), _SUMS),
-    (
-        ("Metric", "avg"),
-        "the summary of a benchmark; what aiperf sent is in its inputs.json, and each request in its "
-        "profile_export.jsonl",
+    *(
+        (
+            names,
+            "the summary of a benchmark; what aiperf sent is in its inputs.json, and each request in its "
+            "profile_export.jsonl",
+        )
+        for names in (("Metric", "avg"), ("aiperf_version", "request_count"))
     ),
     *(
         (
@@ -237,12 +242,15 @@ def _may_be(record: Mapping[str, Any], container: Container) -> str:
     )
     if listed is not None:
         return f" ({listed:.40} is a list of readable records: jq -c '.{listed:.40}[]' takes them out)"
+    way = None if container is Container.CSV or likely_columns(record) else way_to_records(record, _is_read)
+    if way is not None:
+        return f" (readable records are further in: jq -c '{' | '.join(way)}' takes them out)"
     if container is Container.CSV and any("{" in name for name in record):
         return BEFORE_JSON
     if container is Container.CSV and looks_for_people(record):
         return FOR_PEOPLE
     if container is Container.CSV and any(name.replace(".", "").isdecimal() for name in record):
-        return " (a table's first line must name its columns)"
+        return NAMELESS
     return ""
 
 
@@ -277,6 +285,18 @@ def _holds_records(value: Any) -> bool:
     if not isinstance(value, list) or not value or not isinstance(value[0], dict):
         return False
     return _is_record(value[0]) or likely_columns(value[0]) is not None
+
+
+def _is_read(value: Any) -> bool:
+    """Whether it is a record that can be read without a mistake."""
+    if not _is_record(value):
+        return False
+    try:
+        return any(
+            one.lies_in(Container.JSON) and one.is_of(value) and any(one.parse(value)) for one in FORMATS.values()
+        )
+    except MalformedError:
+        return False
 
 
 def _wanted(record: Mapping[str, Any], container: Container) -> str:

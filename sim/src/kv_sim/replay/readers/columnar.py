@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from kv_api import ConfigError
+from kv_sim.replay.readers.record import Moment
 
 _PARQUET: Final = "Parquet"
 _FILE: Final = "Arrow"
@@ -168,5 +169,5 @@ def _plain(value: Any) -> Any:
     if isinstance(value, date):
         return value.isoformat()
     if isinstance(value, timedelta):
-        return value.total_seconds()
+        return Moment(value.total_seconds())  # which aren't of the format's unit
     return value if value is None or isinstance(value, (bool, int, float, str)) else str(value)

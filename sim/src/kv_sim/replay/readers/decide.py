@@ -12,7 +12,7 @@ from typing import Final
 from kv_api import ConfigError
 from kv_sim.replay.readers.catalogue import FORMATS, detect
 from kv_sim.replay.readers.format import Format
-from kv_sim.replay.readers.guess import UNITS, agreement, guess_block_tokens, guess_unit
+from kv_sim.replay.readers.guess import UNITS, agreement, guess_block_tokens, guess_unit, written_as_number
 from kv_sim.replay.readers.objects import Broken, Contents, Found, objects_of
 from kv_sim.replay.readers.options import SKIP_GOES_ON, EngineField, OnError, TraceOptions
 from kv_sim.replay.readers.own_columns import own_format
@@ -61,6 +61,9 @@ def choose_unit(form: Format, first: Sequence[Record], options: TraceOptions) ->
     if options.time_unit is not None:
         return UNITS[options.time_unit], None
     guessed = guess_unit(first, form.unit_seconds)
+    if guessed is None and (date := written_as_number(first)) is not None:
+        unit = next(unit for unit, size in UNITS.items() if size == form.unit_seconds)
+        return form.unit_seconds, f"times look like dates, as {date}, and are taken for {unit} (--time-unit)"
     if guessed is None or UNITS[guessed] == form.unit_seconds:
         numbers = [one.time for one in first if one.time is not None and not isinstance(one.time, Moment)]
         return form.unit_seconds, (form.told_unit or _of_fractions(form, numbers)) if numbers else None
@@ -103,19 +106,22 @@ def choose_block(
 _NEVER_GOES_ON: Final = (
     "later turns of sessions don't begin with the prompt before: if each is only what it adds, prompts are longer"
 )
+_ADDS: Final = "a later turn of a session is what it adds to the one before and its answer (--turns)"
 
 
 def choose_turns(form: Format, first: Sequence[Record], options: TraceOptions) -> tuple[bool, str | None]:
     """Whether a later turn has only what it adds to the turn before, and a note about it."""
     if form.turns is Turns.WHOLE:
-        if options.turns is Turns.ADDED:
+        if options.turns is Turns.ADDED and not form.may_add:
             raise ConfigError(f"--turns {options.turns.value}: a record of format {form.name} has a whole prompt")
-        return False, _NEVER_GOES_ON if look_apart(first) else None
+        if options.turns is Turns.ADDED:
+            return True, _ADDS
+        way = " (--turns added)" if form.may_add else ""
+        return False, f"{_NEVER_GOES_ON}{way}" if look_apart(first) and options.turns is Turns.AUTO else None
     if options.turns is not Turns.AUTO:
         return options.turns is Turns.ADDED, None
     if form.turns is Turns.ADDED:
-        said = "a later turn of a session is what it adds to the one before and its answer (--turns)"
-        return True, said if have_later_turns(first) else None
+        return True, _ADDS if have_later_turns(first) else None
     if not look_added(first):
         return False, None
     return True, (

@@ -46,6 +46,8 @@ class Format:
     """Whether a session has the same name in all files of a trace."""
     turns: Turns = Turns.WHOLE
     """Whether a later turn of a session has its whole prompt."""
+    may_add: bool = False
+    """Whether a later turn may have only what it adds, if the user says so, though its prompt is mostly whole."""
     has_retries: bool = False
     """Whether a session is one request, which may occur several times because it was retried."""
     is_text: bool = False

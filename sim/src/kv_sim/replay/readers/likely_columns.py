@@ -1,12 +1,14 @@
 """Guesses the columns of a record of an unknown format: a text to paste after ``--columns``."""
 
-from collections.abc import Iterator, Mapping
+import re
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Final
 
-from kv_sim.replay.readers.asked import counted_beside, json_in
-from kv_sim.replay.readers.chat import answers_in
+from kv_sim.replay.readers.asked import counted_beside, json_in, object_in
+from kv_sim.replay.readers.chat import answers_in, is_request
 from kv_sim.replay.readers.own_prompts import messages_of, prompts_in_column
 from kv_sim.replay.readers.record import TIMES, MalformedError, ids_in, number_or_date, text_of, whole
+from kv_sim.replay.readers.usual import PROMPTS
 
 _SURELY_TEXT: Final = ("prompt", "prompt_text", "full_prompt", "user_prompt")
 _TOKENS: Final = ("tokens", "token_ids", "input_ids", "input_tok_ids", "input_token_ids")
@@ -26,14 +28,14 @@ _LIKELY: Final[Mapping[str, tuple[str, ...]]] = {
         *("input_length", "input_len", "input_tokens", "num_input_tokens", "prompt_tokens", "prompt_length"),
         *("prompt_len", "num_prompt_tokens", "num_prefill_tokens", "prefill_tokens", "context_tokens", "isl"),
         *("number_input_tokens", "input_token_count", "prompt_token_count", "genai_tokens_input"),
-        *("tokens_prompt", "tokens_in", "input_toks", "prompt_toks"),
+        *("tokens_prompt", "tokens_in", "input_toks", "prompt_toks", "llm_prompt_tokens"),
     ),
     "output": (
         *("output_length", "output_len", "output_tokens", "num_output_tokens", "completion_tokens"),
         *("num_completion_tokens", "response_tokens", "generated_tokens", "num_decode_tokens"),
         *("decode_tokens", "osl", "generation_tokens", "number_output_tokens", "output_token_count"),
         *("candidates_token_count", "genai_tokens_output", "tokens_completion", "tokens_out"),
-        "output_toks",
+        *("output_toks", "llm_completion_tokens"),
     ),
     "cached": (
         *("cached_tokens", "num_cached_tokens", "cached_input_tokens", "cached_prompt_tokens"),
@@ -42,7 +44,7 @@ _LIKELY: Final[Mapping[str, tuple[str, ...]]] = {
     ),
     "ids": ("hash_ids", "block_hashes", "block_ids", "prefix_hashes", "prefix_ids", "blocks", "hashes"),
     "session": ("session_id", "conversation_id", "chat_id", "session"),
-    "model": ("model", "model_name", "genai_model_name", "model_permaslug"),
+    "model": ("model", "model_name", "genai_model_name", "model_permaslug", "llm_model"),
     "prompt": (
         *_SURELY_TEXT,
         *("question", "query", "instruction", "inputtext"),
@@ -65,6 +67,9 @@ _SAID: Final = ("prompt", "answer", "conversation")
 """Parts that aren't searched inside objects, where text may be anything."""
 _FEW: Final = 3
 """A text of fewer words may be a name."""
+_LEVELS: Final = frozenset(("level", "levelname", "severity", "loglevel", "log_level"))
+"""What only the log of a program has, in which a message, or a request, is what that says of itself."""
+_OF_HTTP: Final = re.compile(r"[A-Z]+ \S+ HTTP/[\d.]+")
 _TOLD: Final = ("systemprompt", "system", "systemmessage")
 """Names of a system prompt."""
 _INSTRUCTION, _ABOUT = "instruction", "input"
@@ -84,15 +89,20 @@ def likely_columns(record: Mapping[str, Any]) -> str | None:
     for name in columns:
         named.setdefault(_plain(name.rpartition(".")[2]), []).append(name)
     found: dict[str, str] = {}
+    is_of_a_program = not _LEVELS.isdisjoint(map(str.lower, record))
     for part, likely in _LIKELY.items():
+        if part == "prompt" and is_of_a_program:
+            likely = (*_SURELY_TEXT, *_TOKENS, _CHAT)
         called = [name for one in likely for name in named.get(_plain(one), ())]
         called = [name for name in called if part not in _SAID or not depths[name][0]]
         called.sort(key=lambda name: depths[name][0])  # of equally deep ones the first
         if (column := next((name for name in called if _fits(part, name, columns)), None)) is not None:
             found[part] = column
+    if "prompt" not in found and (asked := next(filter(_is_asked(columns), columns), None)) is not None:
+        found["prompt"] = asked
     if not _is_within(found.get("cached"), found.get("input"), columns):
         found.pop("cached", None)
-    parts = _parts_of(found)
+    parts = _OF_PROMPTS if _is_asked(columns)(found.get("prompt", "")) else _parts_of(found)
     if "input" in parts and "input" in found:
         beside = (one for one in counted_beside(found["input"]) if one in columns)
         found["input"] = "+".join([found["input"], *beside])
@@ -103,6 +113,16 @@ def likely_columns(record: Mapping[str, Any]) -> str | None:
     if "answer" in parts and "output" in found:
         found.pop("answer", None)
     return ",".join(f"{part}={found[part]}" for part in parts if part in found) or None
+
+
+def _is_asked(columns: Mapping[str, Any]) -> Callable[[str], bool]:
+    """Whether a column has what an API was asked, which is surely a prompt; as a rule it lies further in."""
+
+    def is_asked(name: str) -> bool:
+        found = object_in(columns.get(name)) or {}
+        return not found.keys().isdisjoint(PROMPTS) and is_request(found)
+
+    return is_asked
 
 
 def unread_time(record: Mapping[str, Any]) -> str | None:
@@ -165,9 +185,11 @@ def _fits(part: str, column: str, columns: Mapping[str, Any]) -> bool:
 
 
 def _words(columns: Mapping[str, Any], column: str) -> Any:
-    """A text of several words, or a value that isn't text; a single word is a name."""
+    """A text of several words, but no first line of HTTP, or a value that isn't text. A single word is a name."""
     value = json_in(columns[column])
-    return None if isinstance(value, str) and len(value.split()) < _FEW else prompts_in_column(columns, column)
+    if isinstance(value, str) and (len(value.split()) < _FEW or _OF_HTTP.fullmatch(value)):
+        return None
+    return prompts_in_column(columns, column)
 
 
 def _text(columns: Mapping[str, Any], column: str) -> str | None:

@@ -12,6 +12,7 @@ from typing import Any, Final, NamedTuple
 from kv_api import ConfigError
 from kv_sim.replay.readers.columnar import has_rows, is_columnar, rows_of
 from kv_sim.replay.readers.format import Container, Format
+from kv_sim.replay.readers.record import TIMES
 from kv_sim.replay.readers.source import all_lines, first_bad_byte, lines_of, refuse_by_line, whole_text
 from kv_sim.replay.readers.table import NOT_CLOSED, Table
 
@@ -22,6 +23,7 @@ FOR_PEOPLE: Final = (
     " (is it a server's log for people? what is in that is no whole prompt; TraceConnector writes one; of a text "
     "with a prompt a line jq -Rc '{prompt: .}' makes a trace)"
 )
+NAMELESS: Final = " (a table's first line must name its columns)"
 BEFORE_JSON: Final = " (remove what is before the JSON of a line)"
 _LONGEST_NAME: Final = 40
 """Characters of a column's name; a longer text with blanks is no name."""
@@ -33,6 +35,8 @@ _CLOSED_BEHIND_COMMA: Final = re.compile(r"\s*,\s*[\]}]")
 _COMMENTS: Final = ("#", "//")
 _COMMENT: Final = " (remove what is above the records: tail -n +2 leaves out a first line)"
 _DATED: Final = re.compile(r"\[\d{4}-\d\d-\d\d")
+_BEFORE: Final = re.compile(r"(?:\[\d{4}-\d\d-\d\d|[^\s{\[\",])[^{\"]{,200}\s(?=\{\"[^\"])")
+"""What a logger or a container's log has before the JSON of a line: a date, a level, a name, and a blank."""
 
 
 class Place(NamedTuple):
@@ -82,6 +86,8 @@ def objects_of(path: Path) -> Contents:
     if first is None:
         raise ConfigError(f"{path}: {NOTHING}")
     refuse_by_line(path, first[1])
+    if _is_behind(first[1]):
+        return Contents(Container.JSON, None, _json_lines(path, _behind(chain([first], lines))))
     shape = _shape(first[1])
     if shape is _Shape.TABLE:
         header = next(lines, first) if _SAYS_BETWEEN.fullmatch(first[1].strip()) else first
@@ -104,6 +110,20 @@ def gathered(found: Iterator[Found], form: Format) -> Iterator[Found]:
             lines.append((place, value))
     for number, record in form.gather([value for _, value in lines]):
         yield lines[number][0], record
+
+
+def _is_behind(line: str) -> bool:
+    """Whether a line is one object behind what a logger writes, and says by itself when it was."""
+    found = _BEFORE.match(line)
+    value = None if found is None else _parsed(line[found.end() :].strip())[1]
+    return isinstance(value, dict) and not value.keys().isdisjoint(TIMES)
+
+
+def _behind(lines: Iterator[tuple[int, str]]) -> Iterator[tuple[int, str]]:
+    """The lines without what is before their JSON, where there is any."""
+    for number, line in lines:
+        found = _BEFORE.match(line)
+        yield number, line if found is None else line[found.end() :]
 
 
 def _shape(line: str) -> _Shape:
@@ -221,6 +241,7 @@ def _table(path: Path, header: tuple[int, str]) -> Iterator[Found]:
         table = Table(names)
     except ValueError as error:
         hint = BEFORE_JSON if '{"' in names else _SUMMARY if "Run Info" in names else ""
+        hint = hint or (NAMELESS if names[:1].isdecimal() else "")
         raise ConfigError(f"{path}:{number}: {error}{hint}") from None
     for line, text, cells in table.rows(islice(all_lines(path), number, None)):
         yield Place(path, line), _row(table, text, cells)

@@ -15,7 +15,7 @@ from kv_sim.replay.readers.asked import counted_beside, for_each
 from kv_sim.replay.readers.format import Container, Format
 from kv_sim.replay.readers.guess import UNITS
 from kv_sim.replay.readers.own_prompts import answers_of, conversation_format, prompts_in_column
-from kv_sim.replay.readers.record import MalformedError, Record, ids_in, number_or_date, text_of, whole
+from kv_sim.replay.readers.record import MalformedError, Record, ids_in, name_in, number_or_date, text_of, whole
 
 PARTS: Final[Mapping[str, str]] = {
     "time": "when a request arrived, as a number or a date",
@@ -98,6 +98,7 @@ def own_format(columns: Mapping[str, str], container: Container) -> Format:
         unit_seconds=UNITS[unit or "s"],
         told_unit=unit and f"times count {unit}, as {columns['time']} is called (--time-unit)",
         is_text="prompt" in columns,
+        may_add="prompt" in columns,
     )
 
 
@@ -158,7 +159,7 @@ def _request(columns: Mapping[str, str], found: Mapping[str, Any]) -> Record:
         0,
         whole(found, columns["output"]) if "output" in columns else 0,
         ids_in(found, columns["ids"]) if "ids" in columns else None,
-        text_of(found, given("session", "")),
+        name_in(found, given("session", "")),
         model=text_of(found, given("model", "")),
         cached_tokens=_cached(found, columns[_MAYBE]) if _MAYBE in columns else None,
     )

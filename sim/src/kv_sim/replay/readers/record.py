@@ -1,5 +1,6 @@
 """``Record``: one request as a file has it; and functions that read and check its fields."""
 
+import re
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -30,14 +31,20 @@ _EPOCH: Final = (1_000_000_000, 4_000_000_000)
 """Seconds since 1970, of 2001 and of 2096."""
 _IDS: Final = frozenset((int, str))
 """The types of ids in JSON; true and false aren't ids."""
+_OF_TIMES: Final = re.compile("time|created|date|msec|(_at|_ts|_ms|_us|_ns)$", re.IGNORECASE)
+_MOST_DATES: Final = 3
 _EXACT: Final = 2.0**53
 """From here on a float can't represent each integer."""
 _EXACT_DIGITS: Final = 17
 """The most characters of a number that a float represents exactly, with ``.0`` at its end."""
 _BETWEEN: Final = str.maketrans(",;|", "   ")
 _INSIDE: Final = frozenset("[]{}()")
+_LISTED: Final = re.compile(r"\s*\[[\d,\s]+\]\s*", re.ASCII)
+"""Token ids as JSON, or as NumPy prints them."""
 _PROMPTS: Final = "text, a list of token ids, or a list of such prompts"
 _NAMES: Final = ("request_id", "requestId", "litellm_call_id")
+_NOBODY: Final = ("-", "None", "none", "null", "NaN", "nan", "N/A", "\\N")
+"""What Envoy, Python, databases and others write for no name."""
 _SESSIONS: Final = ("session_id", "conversation_id", "sessionId")
 
 
@@ -159,31 +166,38 @@ def time_of(record: Mapping[str, Any]) -> int | float | None:
 
 
 def dates_in(record: Mapping[str, Any]) -> list[str]:
-    """The fields of a record that are dates or times since 1970, under any name."""
-    return [
-        name for name, value in record.items() if _is_date(value) or ("time" in name.lower() and _counts(value))
-    ]
+    """The fields of a record, or of objects in it, that are dates or times since 1970, under any name."""
+    inner = {
+        f"{name}.{one}": value
+        for name, found in record.items()
+        if isinstance(found, dict)
+        for one, value in found.items()
+    }
+    found = [name for name, value in {**record, **inner}.items() if _is_date(value) or _may_be_time(name, value)]
+    return found[:_MOST_DATES]
 
 
 def _is_date(value: Any) -> bool:
     return len(str(value)) >= _SHORTEST_DATE and date_in(value) is not None
 
 
-def _counts(value: Any) -> bool:
-    """Whether it may be a time since 1970, in any unit."""
-    return isinstance(value, (int, float)) and any(
-        _EPOCH[0] <= value / unit < _EPOCH[1] for unit in (1, 1e3, 1e6, 1e9)
-    )
+def _may_be_time(name: str, value: Any) -> bool:
+    """Whether it may be a time since 1970, in any unit, by its name and its value, which in a log may be text."""
+    if not _OF_TIMES.search(name) or isinstance(value, bool):
+        return False
+    with suppress(ValueError, TypeError, OverflowError):
+        return any(_EPOCH[0] <= float(value) / unit < _EPOCH[1] for unit in (1, 1e3, 1e6, 1e9))
+    return False
 
 
 def session_of(record: Mapping[str, Any]) -> str | None:
     """The name of its session, under any of the names that logs use."""
-    return next((name for field in _SESSIONS if (name := text_of(record, field)) is not None), None)
+    return next((name for field in _SESSIONS if (name := name_in(record, field)) is not None), None)
 
 
 def name_of(record: Mapping[str, Any]) -> str | None:
     """The request's id, under any of the names that logs use."""
-    return next((name for field in _NAMES if (name := text_of(record, field)) is not None), None)
+    return next((name for field in _NAMES if (name := name_in(record, field)) is not None), None)
 
 
 def id_list(record: Mapping[str, Any], field: str) -> list[Id]:
@@ -230,14 +244,22 @@ def ids_in(record: Mapping[str, Any], field: str) -> list[Id]:
 
 
 def text_of(record: Mapping[str, Any], field: str) -> str | None:
-    """The name of a session or of a model, if there is one."""
+    """The name of a session or of a model, if there is one; in a table a blank is none."""
     value = plain_of(record.get(field))
-    return None if value is None else str(value)
+    return None if value is None or value == "" else str(value)
+
+
+def name_in(record: Mapping[str, Any], field: str) -> str | None:
+    """The same of one that is nobody's where a log writes a word for it."""
+    name = text_of(record, field)
+    return None if name in _NOBODY else name
 
 
 def prompts_of(record: Mapping[str, Any]) -> list[Prompt]:
     """The prompts of a completion: one or several, each as text or as token ids."""
     prompt = record.get("prompt")
+    if isinstance(prompt, list) or (isinstance(prompt, str) and _LISTED.fullmatch(prompt)):
+        prompt = as_tokens(prompt)
     if isinstance(prompt, list) and prompt and all(map(_is_prompt, prompt)):
         return [([one], None) if isinstance(one, str) else (None, one) for one in prompt]
     if isinstance(prompt, str):
@@ -248,6 +270,15 @@ def prompts_of(record: Mapping[str, Any]) -> list[Prompt]:
         odd = next(one for one in prompt if not _is_token(one))
         raise MalformedError(f"prompt: expected {_PROMPTS}, got one of {type(odd).__name__}")
     return [(None, prompt)]
+
+
+def as_tokens(value: Any) -> Any:
+    """Token ids that are written as text, or as several texts; other values are returned unchanged."""
+    words = value.strip("[]() \n").translate(_BETWEEN).split() if isinstance(value, str) else value
+    if not isinstance(words, list) or (len(words) < 2 and words is value):
+        return value
+    are_numbers = bool(words) and all(isinstance(one, str) and one.isascii() and one.isdecimal() for one in words)
+    return [*map(int, words)] if are_numbers and max(map(len, words)) <= _EXACT_DIGITS else value
 
 
 def _is_prompt(value: Any) -> bool:

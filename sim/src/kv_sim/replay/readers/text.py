@@ -31,6 +31,11 @@ _ALIKE: Final = Fraction(5, 4)
 _REMEMBERED: Final = 4096
 """How many pieces' tokens are cached, for conversations that continue."""
 
+_MANY: Final = 10
+"""So many equal prompts are no accident."""
+_RUN: Final = 8
+"""So many equal token ids at an end of a prompt may be padding."""
+
 _KEPT: Final = 1 << 17
 """How many block ids are kept as single objects: those of twenty prompts of 100,000 tokens."""
 
@@ -109,8 +114,16 @@ def blocks_of_tokens(tokens: Sequence[int], block_tokens: int) -> tuple[int, lis
 
 
 def _is_role(piece: str) -> bool:
-    """Whether a piece of a prompt is only a role, without text."""
-    return piece.startswith("<|") and piece.endswith("|>")
+    """Whether a piece of a prompt is only a role, or blank, without text."""
+    return (piece.startswith("<|") and piece.endswith("|>")) or not piece or piece.isspace()
+
+
+def _is_padded(tokens: Sequence[int] | None) -> bool:
+    """Whether a prompt seems to be filled up, at either end, to the length of others."""
+    if not tokens or len(tokens) <= _RUN:
+        return False
+    ends = (end for end in (tokens[:_RUN], tokens[-_RUN:]) if len(set(end)) == 1)
+    return any(one[0] != tokens[len(tokens) // 2] for one in ends) or tokens[0] < 0 or tokens[-1] < 0
 
 
 class Text:
@@ -120,6 +133,9 @@ class Text:
         self._cutter: Cutter = FourCharacters() if tokenizer is None else ByTokenizer(tokenizer)
         self._block_tokens = BLOCK_TOKENS if block_tokens is None else block_tokens
         self._counted = self._told = self._depicted = self._silent = 0
+        self._prompts = self._padded = 0
+        self._first: list[Id] | None = None
+        """The blocks of the first prompt, as long as all have the same."""
         self._salts: set[str | None] = set()
 
     @property
@@ -140,7 +156,17 @@ class Text:
             yield f"prompts have {salts}, and share blocks only with prompts of the same salt"
         if self._silent:
             requests = counted(self._silent, "request says", "requests say")
-            yield f"{requests} nothing but roles: did the log leave out the text?"
+            yield f"{requests} nothing, or nothing but roles: did the log leave out the text?"
+        if self._first is not None and self._prompts >= _MANY:
+            yield f"all {self._prompts:,} prompts are the same: did the log leave out what they say?"
+        if self._padded and 2 * self._padded >= self._prompts:
+            requests = counted(
+                self._padded, "prompt of token ids begins or ends", "prompts of token ids begin or end"
+            )
+            yield (
+                f"{requests} with one id over and over, or with one below 0: is that padding? It counts, and in "
+                "front of prompts of several lengths it hides what they share"
+            )
         if self._depicted:
             requests = counted(
                 self._depicted, "request has images, sounds or files", "requests have images, sounds or files"
@@ -160,7 +186,10 @@ class Text:
             ids = [f"{record.salt} {ids[0]}", *ids[1:]]
         record.ids = list(map(_kept, ids))
         record.block_tokens = self._block_tokens
-        self._silent += bool(record.text) and all(map(_is_role, record.text or ()))
+        self._silent += all(map(_is_role, record.text or ())) and not record.tokens
+        self._padded += _is_padded(record.tokens)
+        self._first = record.ids if not self._prompts or self._first == record.ids else None
+        self._prompts += 1
         if record.told_tokens is not None:
             self._counted += record.input_tokens
             self._told += record.told_tokens

@@ -9,8 +9,12 @@ _SYSTEM: Final = ("systemInstruction", "system_instruction")
 KEPT: Final = "cachedContent"
 """The field that names the cached beginning of a prompt, which the request doesn't have."""
 _KEPT: Final = (KEPT, "cached_content")
-_APART: Final = ("model_parameters", "optional_params")
-"""Fields in which LiteLLM's logs and callbacks have the other parameters beside ``messages``."""
+_APART: Final = ("model_parameters", "optional_params", "kwargs")
+"""Fields in which LiteLLM's logs and callbacks, and OpenHands', have the other parameters beside ``messages``."""
+
+
+_RAW: Final = "raw_messages"
+"""The field that OpenHands logs where it has put the tools into words, among ``messages``."""
 
 
 def as_usual(asked: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -34,7 +38,9 @@ def as_usual(asked: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def _with_parameters(asked: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The request with its separately logged parameters, such as tools."""
+    """The request with its separately logged parameters, such as tools, unless these are among its messages."""
+    if _RAW in asked:
+        return {name: value for name, value in asked.items() if name != "tools"}
     for field in _APART:
         apart = asked.get(field)
         if isinstance(apart, dict) and (missing := apart.keys() - asked.keys() - {*PROMPTS}):

@@ -1,12 +1,14 @@
 """aiperf's inputs: a record for each request, or for each session, or its ``inputs.json``; milliseconds.
 
 A request is ``text_input``, a ``payload`` for an API, or messages. In a record of a session each of the ``turns``
-adds to the one before, and a later record with the same ``session_id`` continues the session; payloads are whole
-prompts. A turn may have a ``delay`` after the previous answer instead of a time: how long that answer took isn't
-in the file, so the delay counts from the arrival of the previous turn.
+adds to the one before, and a later record with the same ``session_id`` continues the session. Payloads are whole
+prompts, except in ``inputs.json``, where aiperf writes only what a turn adds, after its system prompt. A turn may
+have a ``delay`` after the previous answer instead of a time: how long that answer took isn't in the file, so the
+delay counts from the arrival of the previous turn.
 """
 
 from collections.abc import Iterator, Mapping
+from itertools import pairwise, takewhile
 from typing import Any, Final
 
 from kv_sim.replay.readers.asked import (
@@ -19,7 +21,7 @@ from kv_sim.replay.readers.asked import (
     object_in,
     told_in,
 )
-from kv_sim.replay.readers.chat import chat, is_request, prompts_in, user
+from kv_sim.replay.readers.chat import ANSWERS, chat, is_request, prompts_in, user
 from kv_sim.replay.readers.format import Container, Format
 from kv_sim.replay.readers.formats.mooncake import DelayedRecord, delay_of
 from kv_sim.replay.readers.record import MalformedError, Moment, Record, number, text_of
@@ -197,25 +199,51 @@ def _parse_inputs(record: Mapping[str, Any]) -> Iterator[Record]:
     sessions = record["data"]
     if not isinstance(sessions, list):
         raise MalformedError(f"data: expected a list, got {type(sessions).__name__}")
-    for place, session in enumerate(sessions):
-        payloads = session.get("payloads", session.get("payload")) if isinstance(session, dict) else None
-        if not isinstance(payloads, list):
-            raise MalformedError(f"data[{place}].payloads: expected a list, got {type(payloads).__name__}")
+    found = [_payloads_of(session, place) for place, session in enumerate(sessions)]
+    if _only_add(found):
+        found = [_whole(payloads) for payloads in found]
+    for place, payloads in enumerate(found):
         for turn, payload in enumerate(payloads):
-            if not isinstance(payload, dict):
-                got = type(payload).__name__
-                raise MalformedError(f"data[{place}].payloads[{turn}]: expected an object, got {got}")
-            for text, tokens in prompts_in(payload, payload):
-                yield Record(
-                    turn * _MINUTE,
-                    0,
-                    0,
-                    None,
-                    session=str(place),
-                    model=text_of(payload, "model"),
-                    text=text,
-                    tokens=tokens,
-                )
+            request = Record(turn * _MINUTE, 0, 0, None, session=str(place), model=text_of(payload, "model"))
+            yield from for_each(prompts_in(payload, payload), request)
+
+
+def _payloads_of(session: Any, place: int) -> list[Mapping[str, Any]]:
+    payloads = session.get("payloads", session.get("payload")) if isinstance(session, dict) else None
+    if not isinstance(payloads, list):
+        raise MalformedError(f"data[{place}].payloads: expected a list, got {type(payloads).__name__}")
+    odd = next((turn for turn, one in enumerate(payloads) if not isinstance(one, dict)), None)
+    if odd is not None:
+        got = type(payloads[odd]).__name__
+        raise MalformedError(f"data[{place}].payloads[{odd}]: expected an object, got {got}")
+    return payloads
+
+
+def _only_add(sessions: list[list[Mapping[str, Any]]]) -> bool:
+    """Whether there are later turns, none of which begins with the messages of the turn before."""
+    turns = [(_said(before), _said(turn)) for payloads in sessions for before, turn in pairwise(payloads)]
+    return bool(turns) and all(before and turn and turn[: len(before)] != before for before, turn in turns)
+
+
+def _whole(payloads: list[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+    """Turns with what aiperf sends before what each adds; messages with which each of them begins come once."""
+    said, made = list[Any](), list[Mapping[str, Any]]()
+    for payload in payloads:
+        turn = _said(payload)
+        again = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(said, turn, strict=False)))
+        said = [*said, *([{"role": ANSWERS, "content": ""}] if said else []), *turn[again:]]
+        made.append({**payload, _field_of(payload): said})
+    return made
+
+
+def _field_of(payload: Mapping[str, Any]) -> str:
+    return "messages" if "messages" in payload else "input"
+
+
+def _said(payload: Mapping[str, Any]) -> list[Any]:
+    """The messages of a payload; none: it has other prompts."""
+    said = payload.get(_field_of(payload))
+    return said if isinstance(said, list) else []
 
 
 def _have_payloads(record: Mapping[str, Any]) -> bool:
@@ -235,5 +263,6 @@ INPUTS = Format(
     matches=_have_payloads,
     looked_for="of sessions with payloads",
     is_text=True,
-    assumes="a minute for the time between two turns",
+    assumes="a minute for the time between two turns; turns that only say what they add have those before them, "
+    "without answers",
 )

@@ -4,7 +4,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from kv_sim.replay.readers.format import Container, Format
-from kv_sim.replay.readers.record import Record, number, text_of, whole
+from kv_sim.replay.readers.record import Record, name_in, number, text_of, whole
 
 
 def _parse(record: Mapping[str, Any]) -> Iterator[Record]:
@@ -13,7 +13,7 @@ def _parse(record: Mapping[str, Any]) -> Iterator[Record]:
         whole(record, "Request tokens"),
         whole(record, "Response tokens"),
         None,
-        session=text_of(record, "Session ID"),
+        session=name_in(record, "Session ID"),
         model=text_of(record, "Model"),
     )
 

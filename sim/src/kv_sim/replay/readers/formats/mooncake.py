@@ -11,7 +11,7 @@ from typing import Any, Final
 
 from kv_sim.replay.readers.cached import cached_of
 from kv_sim.replay.readers.format import Container, Format
-from kv_sim.replay.readers.record import Id, MalformedError, Record, id_list, number, text_of, whole
+from kv_sim.replay.readers.record import Id, MalformedError, Record, id_list, name_in, number, text_of, whole
 from kv_sim.replay.readers.turns import Turns
 
 _DELAYS: Final = ("delay", "delay_ms")
@@ -19,7 +19,7 @@ _DELAYS: Final = ("delay", "delay_ms")
 
 
 def _parse(record: Mapping[str, Any]) -> Iterator[Record]:
-    session = text_of(record, "session_id")
+    session = name_in(record, "session_id")
     ids: list[Id] = id_list(record, "hash_ids")
     if record.get("timestamp") is None:
         if session is None or record.keys().isdisjoint(_DELAYS):

@@ -44,7 +44,7 @@ def requests_in(record: Mapping[str, Any], chains: Chains) -> Iterator[Record]:
     if asked is record and (field := without_request(record)) is not None:
         raise MalformedError(f"{field}: expected the JSON of what an API was asked, got {record[field]!r:.40}")
     asked, chain = chains.whole(record, asked)
-    if tokens is not None:
+    if tokens:  # who counts none, of an answer that is there, didn't count
         answer = None
     elif isinstance(record.get("request"), str) and isinstance(record.get("response"), str):
         answer = None  # it is the request as it was sent
@@ -92,4 +92,5 @@ OPENAI = Format(
     matches=is_request,
     looked_for="messages, input or prompt, maybe in a body",
     is_text=True,
+    may_add=True,
 )

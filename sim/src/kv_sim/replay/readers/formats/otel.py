@@ -19,12 +19,14 @@ from kv_sim.replay.readers.format import Container, Format
 from kv_sim.replay.readers.formats.logfire import Streams, began
 from kv_sim.replay.readers.formats.otel_asked import PROMPT, WHOLE, asked_of, response_in
 from kv_sim.replay.readers.formats.otlp import (
+    KIND,
     PACKETS,
     Named,
     SpanOrEvent,
     attributes_of,
     first,
     is_jaeger,
+    is_span,
     spans_and_events_in,
     spans_of,
     text_in,
@@ -151,8 +153,12 @@ def _request(seen: SpanOrEvent, chains: Chains) -> Record:
         text=None if prompt is None else chat(prompt),
         told_tokens=None if told is None else count_in(named, told),
         cached_tokens=cached_of(dict(named), *_CACHED),
-        has_failed="error.type" in named or str(inside(seen.span.get("status"), "code")) in _BROKEN,
+        has_failed="error.type" in named or _status_of(seen.span) in _BROKEN,
     )
+
+
+def _status_of(span: Mapping[str, Any]) -> str:
+    return str(span.get("status_code", inside(span.get("status"), "code")))
 
 
 def _asks(seen: SpanOrEvent) -> bool:
@@ -160,7 +166,7 @@ def _asks(seen: SpanOrEvent) -> bool:
     operation = seen.named.get("gen_ai.operation.name")
     if operation is not None:
         return operation in _ASKS
-    kind = seen.named.get("openinference.span.kind")
+    kind = seen.named.get(KIND)
     if kind is not None:
         return bool(kind == "LLM")
     return bool(seen.messages) or first(seen.named, (*_INPUTS, *WHOLE, PROMPT, f"{PROMPT}.0.content")) is not None
@@ -174,6 +180,8 @@ def _is_traced(record: Mapping[str, Any]) -> bool:
         spans = spans_of(record)
     except MalformedError:
         return False
+    if any(attributes_of(one) is not None and is_span(one) for one in spans[:1]):
+        return True
     named: list[Named | Mapping[str, Any]] = [one for span in spans if (one := attributes_of(span)) is not None]
     return any(str(name).startswith(_OURS) for one in named for name in one)
 

@@ -5,7 +5,7 @@ A record may be:
 * OTLP's JSON, of spans (Tempo calls them batches) or of logs;
 * traces as Jaeger shows them, where attributes are called tags;
 * an object with ``spans``, or with ``data`` that has them, as MLflow's;
-* one span, as a console or a table has it, whose attributes are an object.
+* one span, as a console or a table has it, whose attributes are an object, or columns, as in Phoenix's.
 
 A prompt may be in the events of a span, or in those of a log. In a log each message is an event, and the events of
 one span are one request.
@@ -23,7 +23,9 @@ STARTS: Final = (
     *("timeUnixNano", "observedTimeUnixNano"),
     *("Timestamp", "timestamp", "observed_timestamp"),
 )
+KIND: Final = "openinference.span.kind"
 ATTRIBUTES: Final = ("attributes", "SpanAttributes", "LogAttributes")
+_COLUMNS: Final = ("attributes.", "context.")
 _TRACES: Final = ("traceId", "trace_id", "TraceId", "traceID")
 _IDS: Final = ("spanId", "span_id", "SpanId")
 _PARENTS: Final = ("parentSpanId", "parent_span_id", "parent_id", "ParentSpanId")
@@ -110,12 +112,43 @@ def spans_of(record: Mapping[str, Any]) -> list[Mapping[str, Any]]:
     """The spans of a record, or of its data, as MLflow's; or the record itself if it is a span."""
     data = record.get("data")
     outer = data if isinstance(data, dict) and "spans" in data else record
-    return objects_in(outer, "spans") if "spans" in outer else [record]
+    return objects_in(outer, "spans") if "spans" in outer else [_of_columns(record)]
+
+
+def _of_columns(record: Mapping[str, Any]) -> Mapping[str, Any]:
+    """A span whose attributes, and ids, are columns that are named after them; others are returned unchanged."""
+    if not any(name.startswith(_COLUMNS[0]) for name in record):
+        return record
+    inner, about = ({name: record[name] for name in record if name.startswith(begin)} for begin in _COLUMNS)
+    own = {name.removeprefix(_COLUMNS[1]): value for name, value in about.items()}
+    named = {
+        name.removeprefix(_COLUMNS[0]): value
+        for column, one in inner.items()
+        for name, value in _flat(column, one)
+    }
+    return {**record, "context": own, "attributes": named}
+
+
+def _flat(name: str, value: Any) -> Iterator[tuple[str, Any]]:
+    """What lies in a value by names, as OpenInference's attributes are; null is nothing."""
+    if isinstance(value, list):
+        value = {str(place): one for place, one in enumerate(value)}
+    if isinstance(value, dict):
+        for inner, one in value.items():
+            yield from _flat(f"{name}.{inner}", one)
+    elif value is not None:
+        yield name, value
 
 
 def attributes_of(span: Any) -> Mapping[str, Any] | None:
     """The attributes of a span, if they are an object; None: there are none, or they are a list."""
     return next((one for field in ATTRIBUTES if isinstance(one := inside(span, field), dict)), None)
+
+
+def is_span(record: Mapping[str, Any]) -> bool:
+    """Whether a record with attributes is a span of a trace, whatever it tells of."""
+    seen = SpanOrEvent(record, {}, [])
+    return seen.own is not None and not seen.is_event and first(record, STARTS) is not None
 
 
 def is_jaeger(record: Mapping[str, Any]) -> bool:
@@ -167,6 +200,8 @@ def _of_jaeger(span: Mapping[str, Any]) -> SpanOrEvent:
 
 def _span_or_message(span: Mapping[str, Any], named: Named) -> SpanOrEvent:
     """A record that is a span, or an event of a log, which may be a message."""
+    if isinstance(kind := span.get("span_kind"), str):  # Phoenix takes it out of the attributes
+        named = {KIND: kind, **named}
     role = _role_of(span, named)
     if role is None or first(span, _BODIES) is None:
         return _span(span, named)

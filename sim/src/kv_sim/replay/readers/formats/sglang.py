@@ -1,7 +1,7 @@
 """Requests to SGLang's own API, a line each: text, or token ids, which are exact. And SGLang's request log.
 
-The log has two events for each request. The second one counts: it has the answer's length and duration, and so the
-request's arrival. If the prompt isn't logged, it has the prompt's length.
+The log has two or three events for each request. The last one counts: it has the answer's length and duration, and
+so the request's arrival. If the prompt isn't logged, it has the prompt's length.
 """
 
 from collections.abc import Iterator, Mapping
@@ -40,7 +40,8 @@ SGLANG = Format(
 
 # -- the log -------------------------------------------------------------------------------------
 
-_RECEIVED: Final = "request.received"
+_RECEIVED: Final = ("request.received", "request.received.openai")
+"""The second one has what a chat was, from level 2 on, and no ``rid``."""
 _FINISHED: Final = "request.finished"
 _CUT: Final = "..."
 _MOST_OF_A_CUT_ONE: Final = 2048
@@ -91,11 +92,11 @@ SGLANG_LOG = Format(
     "SGLang's log of requests in JSON: timestamp, event, obj of text or input_ids, out of meta_info; or "
     f"lengths only; {ASSUMED}",
     Container.JSON,
-    ("timestamp", "event", "rid", "obj"),
+    ("timestamp", "event", "obj"),
     _parse_log,
     overlaps=True,
-    matches=lambda record: record["event"] in (_RECEIVED, _FINISHED),
-    looked_for=f"an event that is {_RECEIVED} or {_FINISHED}",
+    matches=lambda record: record["event"] in (*_RECEIVED, _FINISHED),
+    looked_for=f"an event that is {_RECEIVED[0]} or {_FINISHED}",
     is_text=True,
     assumes="a request that hasn't finished in the log is left out",
 )

@@ -7,34 +7,41 @@ from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
 from kv_sim.replay.readers.answered import answer_in
-from kv_sim.replay.readers.asked import answered_in, for_each, objects_in, own_request
+from kv_sim.replay.readers.asked import answered_in, for_each, json_in, objects_in, own_request
 from kv_sim.replay.readers.chat import are_messages, behind_system, chat
 from kv_sim.replay.readers.format import Container, Format
-from kv_sim.replay.readers.record import Prompt, Record, number, prompts_of, text_of
+from kv_sim.replay.readers.record import MalformedError, Prompt, Record, as_tokens, number, prompts_of, text_of
 from kv_sim.replay.readers.text import ASSUMED
 
 _TOKENS: Final = ("prompt_token_ids", "input_ids")
+_CAME: Final = ("output_token_ids", "output_ids", "completion_token_ids", "response_token_ids")
+"""The same of an answer."""
 _BESIDE: Final = ("history", "chat_history", "context", "previous_messages", "suffix")
 """Fields that may be part of the prompt, in an unknown form."""
 
 
 def _parse(record: Mapping[str, Any]) -> Iterator[Record]:
-    tokens = next((record[field] for field in _TOKENS if record.get(field) is not None), None)
+    field = next((field for field in _TOKENS if record.get(field) is not None), "")
+    tokens = record.get(field)
     request = own_request(record)
-    if answered_in(record) is None:
+    if not answered_in(record):
         outputs = objects_in(record, "outputs")
-        came = [found for one in outputs if isinstance(found := one.get("token_ids"), list)]
+        there = (*(one.get("token_ids") for one in outputs), *(as_tokens(record.get(field)) for field in _CAME))
+        came = [found for found in there if isinstance(found, list)]
         said = "".join(text_of(one, "text") or "" for one in outputs) or answer_in(record)
         request.output_tokens, request.answer = sum(map(len, came)), None if came else said
     metrics = record.get("metrics")
     if request.time is None and isinstance(metrics, dict) and metrics.get("arrival_time") is not None:
         request.time = number(metrics, "arrival_time")
-    if tokens is None and are_messages(record.get("prompt")):
-        prompts: list[Prompt] = [(chat({**record, "messages": record["prompt"]}), None)]
+    if tokens is None and are_messages(messages := json_in(record.get("prompt"))):
+        prompts: list[Prompt] = [(chat({**record, "messages": messages}), None)]
     elif tokens is None:
         request.beside = next((field for field in _BESIDE if record.get(field)), None)
         prompts = behind_system(record, prompts_of(record))
     else:
+        tokens = as_tokens(tokens)
+        if isinstance(tokens, str):
+            raise MalformedError(f"{field}: expected token ids, got {tokens!r:.60}")
         prompts = prompts_of({"prompt": tokens})
     yield from for_each(prompts, request)
 
@@ -61,4 +68,5 @@ VLLM = Format(
     matches=_is_custom,
     looked_for="prompt or prompt_token_ids",
     is_text=True,
+    may_add=True,
 )
