@@ -6,7 +6,7 @@ import re
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
-from importlib.metadata import EntryPoint
+from importlib.metadata import EntryPoint, distributions
 from pathlib import Path
 from typing import Any
 
@@ -161,10 +161,13 @@ def test_nobody_is_to_blame(monkeypatch: pytest.MonkeyPatch) -> None:
     assert str(refused.value) == "entry points can't be read: something is wrong with what is installed"
 
 
+@pytest.mark.parametrize("order", [1, -1])
 def test_malformed_entry_points_name_their_distribution(
-    zoo: str, install: Install, capsys: pytest.CaptureFixture[str]
+    zoo: str, install: Install, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, order: int
 ) -> None:
     install("kvf-one", "1.0", kv_connectors="no line of this kind")
+    found = [*distributions()][::order]
+    monkeypatch.setattr("importlib.metadata.distributions", lambda: found)
     with pytest.raises(ConfigError) as refused:
         KVConnectorFactory.get_connector_class_by_name("One")
     assert str(refused.value) == "entry points can't be read: those of kvf-one 1.0 are malformed"

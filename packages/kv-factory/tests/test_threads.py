@@ -15,6 +15,7 @@ from kv_factory import (
     Offer,
     Target,
     ensure_kv_transfer_initialized,
+    ensure_kv_transfer_shutdown,
     get_kv_transfer_group,
 )
 from kv_factory.registry import LazyRegistry
@@ -194,3 +195,28 @@ def test_a_process_gets_one_connector(folder: Path, zoo: str, hub: Any, engine: 
     results = run(*[initialise] * 8)
     assert len(hub.runs) == 1
     assert results == hub.runs * 8
+
+
+def test_who_shuts_a_connector_down_waits_for_who_does_so(
+    folder: Path, zoo: str, hub: Any, engine: Callable[..., Any]
+) -> None:
+    (folder / "kvf_closing.py").write_text(
+        f"import kvf_hub, {zoo}\n"
+        f"class Closing({zoo}.Two):\n"
+        "    def shutdown(self):\n"
+        "        kvf_hub.runs.append(self)\n"
+        "        kvf_hub.begun.set()\n"
+        "        kvf_hub.others.wait(0.2)\n"
+        "        kvf_hub.is_shut_down = True\n"
+    )
+    hub.begun, hub.others, hub.is_shut_down = threading.Event(), threading.Event(), False
+    KVConnectorFactory.register_connector("Closing", "kvf_closing", "Closing")
+    ensure_kv_transfer_initialized(engine("Closing"))
+
+    def wait_and_shut_down() -> bool:
+        assert hub.begun.wait(PATIENCE_SECONDS)
+        ensure_kv_transfer_shutdown()
+        return bool(hub.is_shut_down)
+
+    assert run(ensure_kv_transfer_shutdown, *[wait_and_shut_down] * 3) == [None, True, True, True]
+    assert len(hub.runs) == 1

@@ -35,7 +35,7 @@ def test_the_childrens_parameters_stay_as_they_are(scheduler):
     ("last", "named"),
     [
         ({"c": 0, "a": 0}, "'two' and 'three' both set 'c'"),
-        ({"a": 0, "x": 0, "b": 0}, "'one' and 'three' both set 'a', 'b'"),
+        ({"a": 0, "c": 0, "x": 0, "b": 0}, "'one' and 'three' both set 'a', 'b'"),
     ],
 )
 def test_the_first_key_says_with_whom(last, named):

@@ -59,12 +59,12 @@ def test_a_connector_for_another_engine_says_what_its_hashes_cover(fenced):
     """It is asked block by block, of full blocks and of the part of one that a tail is."""
     connector, _ = fenced(self_describing_kv_events=True, blocks_per_chunk=2, connector_class=OfImages)
     a = Request("a", range(16))
-    a.images = [("cat", 5), ("dog", 6), ("cat", 12)]
+    a.images = [("cat", 5), ("dog", 7), ("cat", 12)]
     connector.on_new_request(a)
     run(connector, a, [1, 2, 3, 4])
     report(connector, done=[0])
     assert [event.extra_keys for event in connector.take_events()] == [
-        [None, (("cat", 1), ("dog", 2))],
+        [None, (("cat", 1), ("dog", 3))],
         [None, (("cat", 0),)],
     ]
 

@@ -376,6 +376,16 @@ class TestLoads:
         assert connector.get_num_new_matched_tokens(a, local) == ((None, False) if local == 4 else (0, False))
         connector.build_connector_meta(step())
 
+    def test_who_has_less_than_when_it_began_to_wait_asks_anew(self, fenced):
+        """The engine has lost some of its tokens, and the medium never had them."""
+        connector, manager = fenced()
+        a = Request("a", range(13))
+        manager.answers[key(a, 1)] = LookupResult.HIT_PENDING
+        connector.on_new_request(a)
+        assert connector.get_num_new_matched_tokens(a, 4) == (None, False)
+        assert connector.get_num_new_matched_tokens(a, 0) == (0, False)
+        connector.build_connector_meta(step())
+
     def test_nobody_waits_for_what_it_waited_for_before_it_was_answered(self, fenced):
         connector, manager = fenced(max_deferred_lookups=1)
         a = Request("a", range(13))

@@ -154,8 +154,9 @@ def test_a_chunk_of_several_blocks_is_stored_whole_or_not_at_all(late, lost, fou
         run(connector, b, [lost])
     pool.next = [8, 5]
     assert stored(go_on(connector)) == found
-    pool.next = [6, 7]
+    looks, pool.next = pool.looks, [6, 7]
     assert stored(go_on(connector)) == []
+    assert pool.looks == looks, "no block of a chunk is still left"
 
 
 def test_chunks_are_stored_in_the_order_of_their_tokens(late):

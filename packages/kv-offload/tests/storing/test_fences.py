@@ -165,6 +165,11 @@ class TestFences:
         with pytest.raises(AssertionError, match="group 0: cursor 99 of 2 keys"):
             connector.side.check()
         progress.cursor = cursor
+        for jobs in (books.meta.load_jobs, books.meta.store_jobs):
+            jobs[9] = TransferJob("a", gpu(1), Slots([0]))
+            with pytest.raises(AssertionError, match="jobs \\[9\\] are planned and not in the book"):
+                connector.side.check()
+            del jobs[9]
 
     @pytest.mark.parametrize("knows_of_them", [True, False])
     def test_an_engine_that_tells_no_copies(self, fenced, knows_of_them):

@@ -180,6 +180,21 @@ class StrictManager(OffloadingManager):
         assert self.is_locked
         self.resets.append("flushed")
 
+    def on_schedule_end(self, context):
+        assert self.is_locked
+
+    def has_pending_work(self):
+        assert self.is_locked
+        return False
+
+    def get_stats(self):
+        assert self.is_locked
+        return None
+
+    def config_info(self):
+        assert self.is_locked
+        return super().config_info()
+
 
 class Known(OffloadingManager):
     """Says what it was told to, and counts."""

@@ -32,7 +32,7 @@ def worker():
     for one in made:
         one.pages.reading.open.set()
         one.pages.writing.open.set()
-        one.wire.close()
+        one.close()
         one.wire.check()
         assert one.wire.server is None or not one.wire.server._clients
     assert {*threading.enumerate()} <= before

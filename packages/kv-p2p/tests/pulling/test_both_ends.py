@@ -6,6 +6,7 @@ from contextlib import ExitStack, suppress
 
 import numpy as np
 import pytest
+from kv_p2p_background import Background
 from kv_p2p_engine import ALL, SIZE, Blocks, Request, kv_cache_config, spec, step, vllm_config
 from kv_p2p_ipv6 import EITHER
 from kv_p2p_tcp import BLOCKS, HOST, wait_for
@@ -120,7 +121,7 @@ class Engine:
 
     def close(self):
         for worker in self.workers:
-            worker.shutdown()
+            Background(worker.shutdown).result()
         self.scheduler.shutdown()
 
 

@@ -8,6 +8,7 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
+from kv_p2p_background import Background
 from kv_p2p_carrier import REACHED, LocalCarrier
 from kv_p2p_engine import kv_cache_config, spec
 from kv_p2p_tcp import BLOCKS, HOST, PATIENCE, answer, ask, connect, pull_at_random, wait_for
@@ -73,7 +74,7 @@ class TestBlocks:
         assert ours["near0"][[7, 8]].tobytes() == theirs["near0"][[6, 7]].tobytes()
         for wire in (here, there):
             wire.check()
-            wire.close()
+            Background(wire.close).result()
 
     def test_slots_are_used_again_but_not_by_two_at_once(self, carried):
         there, here = carried(1), carried(2)
@@ -114,7 +115,7 @@ class TestBlocks:
         assert (here.poll().pulled, here._carrier.arrived.acquire(blocking=False)) == (["r"], False)
         for wire in (here, there):
             wire.check()
-            wire.close()
+            Background(wire.close).result()
 
 
 class TestTheConversation:

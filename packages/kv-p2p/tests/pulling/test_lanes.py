@@ -62,6 +62,23 @@ def test_so_many_are_at_a_place_at_once(lanes, gate):
     gate.wait_for_somebody()
 
 
+def test_no_more_are_at_a_place_after_one_has_left(lanes, gate):
+    alone = Gate()
+    alone.shut()
+    lanes.add(HERE, alone.pass_through)
+    alone.wait_for_somebody()
+    for _ in range(LANE_THREADS - 1):
+        lanes.add(HERE, gate.pass_through)
+        gate.wait_for_somebody()
+    lane = lanes._lanes[HERE]
+    alone.open.set()
+    wait_for(lambda: lane.turns == LANE_THREADS - 1)
+    for _ in range(LANE_THREADS):
+        lanes.add(HERE, gate.pass_through)
+    gate.wait_for_somebody()
+    assert lanes.length(HERE) == LANE_THREADS - 1
+
+
 def test_a_place_that_always_has_more_to_do_lets_others_have_their_turn(gate, monkeypatch):
     monkeypatch.setattr("kv_p2p.pulling.tcp.lanes.MOST_THREADS", 1)
     lanes, order = Lanes("lanes"), []

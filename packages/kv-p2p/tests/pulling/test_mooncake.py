@@ -5,6 +5,7 @@ from types import ModuleType, SimpleNamespace
 
 import numpy as np
 import pytest
+from kv_p2p_background import Background
 from kv_p2p_engine import kv_cache_config, spec, vllm_config
 
 from kv_api import ConfigError
@@ -120,5 +121,5 @@ def test_a_worker_has_the_carrier_that_was_chosen(engine):
         kv_cache_config(4, (spec(4),), [["layer"]]),
     )
     carrier = wire._carrier
-    wire.close()
+    Background(wire.close).result()
     assert carrier._engine.called[0][0] == "initialize"

@@ -1,6 +1,7 @@
 """What can't be in a pool of slots, or behind a wire, is found when it is recounted."""
 
 import pytest
+from kv_p2p_background import Background
 from kv_p2p_carrier import LocalCarrier
 
 from kv_p2p.pulling.carrier import Slot
@@ -47,4 +48,4 @@ def test_of_a_wire(break_it, said):
     break_it(wire)
     with pytest.raises(AssertionError, match=said):
         wire.check()
-    wire.close()
+    Background(wire.close).result()

@@ -10,8 +10,9 @@ from time import monotonic
 
 import numpy as np
 import pytest
+from kv_p2p_background import Background
 from kv_p2p_engine import kv_cache_config, vllm_config
-from kv_p2p_tcp import HOST, PATIENCE, answer, ask, close, connect, frame_of, wait_for
+from kv_p2p_tcp import HOST, PATIENCE, answer, ask, connect, frame_of, wait_for
 
 from kv_api import ConfigError
 from kv_p2p.frames import send_frame
@@ -37,7 +38,7 @@ class TestClosing:
             ask(connection, there, "h", count=100_000)
             for _ in range(10):
                 there.pages.reading.wait_for_somebody()
-            close(there)
+            there.close()
         assert there.readers("h") == 0
         assert not caplog.messages
 
@@ -49,7 +50,7 @@ class TestClosing:
         here.wire.decline(raw.source)
         connections = [raw.asked()[0] for _ in range(4)]
         with connect(here), connect(here):
-            close(here)
+            here.close()
         assert not caplog.messages
         for connection in connections:
             assert answer(connection) is None
@@ -66,7 +67,7 @@ class TestClosing:
         here.pull("r", raw.source, 0)
         connection, _ = raw.asked()
         connection.sendall(b"KVp1\0\0\0\2")
-        close(here)
+        here.close()
         assert here.blocks == before
 
     def test_while_it_writes_the_last_of_somebody_who_has_broken_off(self, worker, raw):
@@ -106,7 +107,7 @@ class TestClosing:
         here = worker(2, silence=silence)
         here.wire.decline(raw.source)
         raw.asked()
-        close(here)
+        here.close()
 
     def test_whoever_is_connected_meanwhile_is_not_heard(self, worker, monkeypatch):
         accept, accepted, go_on = socket.socket.accept, threading.Event(), threading.Event()
@@ -155,7 +156,7 @@ class TestClosing:
     def test_again(self, worker):
         here = worker(2)
         for _ in range(3):
-            here.wire.close()
+            here.close()
         with pytest.raises(ConnectionRefusedError):
             connect(here)
 
@@ -185,7 +186,7 @@ class TestListening:
         pages = WorkerPages([CachePages({"layer": np.zeros((2, 3))}, 2)])
         wire = TcpWire(pages, 0, Options("reached.invalid", 0, 1.0, 1.0, HOST))
         socket.create_connection((HOST, wire.server.port), PATIENCE).close()
-        wire.close()
+        Background(wire.close).result()
 
     def test_it_goes_on_when_nobody_could_connect_for_a_while(self, worker, monkeypatch, caplog):
         """Such as when too many files were open."""
@@ -227,6 +228,7 @@ class TestListening:
         monkeypatch.setattr(socket.socket, "accept", accept_later)
         there = worker(1)
         assert late.wait(PATIENCE)
+        assert there.wire.server._listener.gettimeout(), "it has a time to end at"
         with connect(there) as connection:
             ask(connection, there, "h")
             assert answer(connection)["status"] == "refused"
@@ -241,13 +243,13 @@ class TestOfWorker:
         for role, serves in (("kv_producer", True), ("kv_both", True), ("kv_consumer", False)):
             wire = TcpWire.of_worker(self.caches, self.options, vllm_config(role), kv_cache_config())
             assert (wire.server is not None) is serves
-            wire.close()
+            Background(wire.close).result()
 
     def test_its_rank(self):
         config = vllm_config("kv_consumer", rank=2, tp=4)
         wire = TcpWire.of_worker(self.caches, self.options, config, kv_cache_config())
         assert wire._client._rank == 2
-        wire.close()
+        Background(wire.close).result()
 
     def test_it_needs_to_know_how_many_blocks_there_are(self):
         with pytest.raises(ConfigError) as raised:

@@ -21,7 +21,7 @@ def test_while_it_receives(worker, raw, small_frames):
     assert not here.wire._client._pulls
     with suppress(ConnectionError):  # it may have hung up already
         send_frame(connection, *frame_of(sent, 3, 4, 5))
-    here.wire.close()
+    here.close()
     here.poll()
     assert here.blocks == [*sent.blocks[:3], *before[3:]]
     assert (here.pulled, here.failed) == ([], [])
@@ -53,7 +53,7 @@ def test_after_it_has_written_a_frame(worker, raw, small_frames):
     here.pages.writing.open.set()
     wait_for(lambda: here.wire.give_up("r"))
     assert answer(connection) is None
-    here.wire.close()
+    here.close()
     here.poll()
     assert (here.pulled, here.failed) == ([], [])
 
@@ -75,7 +75,7 @@ def test_between_receiving_and_writing(worker, raw, monkeypatch):
     assert received.wait(PATIENCE)
     assert here.wire.give_up("r") is True
     go_on.set()
-    here.wire.close()
+    here.close()
     here.poll()
     assert (here.blocks, here.pulled, here.failed) == (before, [], [])
 
@@ -142,6 +142,6 @@ def test_while_it_connects(worker, raw, monkeypatch):
     here.pull("r", raw.source, 0)
     assert answer(raw.accept()) is None
     assert given_up == [True]
-    here.wire.close()
+    here.close()
     here.poll()
     assert (here.pulled, here.failed) == ([], [])

@@ -4,6 +4,7 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
+from kv_p2p_background import Background
 from kv_p2p_engine import kv_cache_config, spec
 from kv_p2p_tcp import HOST, PATIENCE, RawServer, answer
 
@@ -58,7 +59,7 @@ def made():
 
     yield make
     for one in workers:
-        one.wire.close()
+        Background(one.wire.close).result()
 
 
 def pull(source, *parts):

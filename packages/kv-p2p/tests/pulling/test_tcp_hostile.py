@@ -7,7 +7,7 @@ import threading
 from contextlib import contextmanager, suppress
 
 import pytest
-from kv_p2p_tcp import PATIENCE, answer, ask, close, connect, frame_of, wait_for
+from kv_p2p_tcp import PATIENCE, answer, ask, connect, frame_of, wait_for
 
 from kv_p2p import sockets
 from kv_p2p.frames import recv_frame, send_frame
@@ -136,7 +136,7 @@ def test_a_wire_can_be_closed_while_a_decline_is_answered_byte_by_byte(worker, r
     here.wire.decline(raw.source)
     connection, _ = raw.asked()
     with meanwhile(drip, connection, start(1 << 20) + b" " * (1 << 20)):
-        close(here)
+        here.close()
 
 
 class TestAClientHasNotForEver:

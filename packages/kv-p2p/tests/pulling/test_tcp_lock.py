@@ -92,7 +92,7 @@ def test_pulls(here, worker, touch, raw, monkeypatch):
         here.pull(name, raw.source, 4)
         raw.asked()
     assert here.wire.give_up("s") is True
-    here.wire.close()
+    here.close()
     names = ("begin", "end", "clear", "socket", "is_writing", "is_given_up", "pulled_bytes", "served")
     assert touch.all == {(name, True) for name in names}
 

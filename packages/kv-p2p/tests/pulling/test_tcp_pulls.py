@@ -141,8 +141,8 @@ class TestBlocks:
         assert here.pulled == ["r"]
 
     def test_a_rank_listens_at_its_own_port(self, worker):
-        free = worker().wire
-        port = free.server.port
+        free = worker()
+        port = free.wire.server.port
         free.close()
         assert worker(rank=3, port=port - 3).wire.server.port == port
 

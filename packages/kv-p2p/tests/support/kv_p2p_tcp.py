@@ -5,6 +5,7 @@ import threading
 from time import monotonic
 
 import numpy as np
+from kv_p2p_background import Background
 
 from kv_p2p.frames import recv_frame, send_frame
 from kv_p2p.pulling.metadata import Hold, Part, Pull, Source
@@ -18,14 +19,6 @@ HOST = "127.0.0.1"
 PATIENCE = 30.0
 """Seconds after which a test has failed; nothing that is right takes nearly as long."""
 BLOCKS = 32
-
-
-def close(worker):
-    """Fails if it takes long."""
-    closing = threading.Thread(target=worker.wire.close, daemon=True)
-    closing.start()
-    closing.join(PATIENCE)
-    assert not closing.is_alive()
 
 
 def wait_for(condition):
@@ -149,6 +142,10 @@ class Worker:
         assert not self.pulled
         ((_, reason),) = self.failed
         return reason
+
+    def close(self):
+        """Fails if it takes long."""
+        Background(self.wire.close).result()
 
     def readers(self, hold_id):
         held = self.wire._holds._held.get(hold_id)

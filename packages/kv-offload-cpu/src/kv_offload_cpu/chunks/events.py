@@ -15,18 +15,15 @@ class EventLog:
 
     def stored(self, keys: Sequence[OffloadKey]) -> None:
         """Chunks became resident."""
-        if keys:
-            self._events.append(OffloadingEvent([*keys], self._medium, removed=False))
+        self._events.append(OffloadingEvent([*keys], self._medium, removed=False))
 
     def removed(self, keys: Sequence[OffloadKey]) -> None:
         """Residents left."""
-        if keys:
-            self._events.append(OffloadingEvent([*keys], self._medium, removed=True))
+        self._events.append(OffloadingEvent([*keys], self._medium, removed=True))
 
     def given_back(self, keys: Sequence[OffloadKey]) -> None:
         """Slots were given back before they held anything: nothing changes for a mirror."""
-        if keys:
-            self._events.append(OffloadingEvent([*keys], self._medium, removed=True, metadata_only=True))
+        self._events.append(OffloadingEvent([*keys], self._medium, removed=True, metadata_only=True))
 
     def forgotten(self, keys: Sequence[OffloadKey], is_resident: Callable[[OffloadKey], bool]) -> None:
         """Chunks are about to be forgotten, whatever they are."""
@@ -34,7 +31,7 @@ class EventLog:
         self.given_back([key for key in keys if not is_resident(key)])
 
     def take(self, is_held: Callable[[OffloadKey], bool]) -> list[OffloadingEvent]:
-        """The events. What was given back is left out where a retry holds the key by now."""
+        """The events that tell of a chunk. What was given back is left out where a retry holds the key by now."""
         events, self._events = self._events, []
         for index, event in enumerate(events):
             if event.metadata_only:

@@ -122,8 +122,8 @@ class Producer:
     # -- what the workers are told -----------------------------------------------------------------
 
     def is_busy(self) -> bool:
-        """Whether blocks are held, or the workers are to be told something."""
-        return bool(self._holding or self._holds or self._revoked)
+        """Whether blocks are held, or the workers are to be told of holds that were revoked."""
+        return bool(self._holding or self._revoked)
 
     def take_told(self) -> tuple[list[Hold], list[str]]:
         """The holds that began, and the requests whose holds are no longer served, since the last call."""
