@@ -262,6 +262,15 @@ def test_the_type_of_what_is_stored(of_cache, dtype):
     assert describe_engine(config, kv_cache_config()).config.model == OffloadingModelConfig("m", dtype, 0)
 
 
+def test_two_models_of_one_path_have_two_names():
+    config = vllm_config()
+    names = []
+    for said in ({}, {"revision": "v2"}, {"revision": "v3"}, {"hf_overrides": {"rope_theta": 9}}):
+        config.model_config = SimpleNamespace(model="m", dtype="torch.float16", max_model_len=None, **said)
+        names.append(describe_engine(config, kv_cache_config()).config.model.name)
+    assert names == ["m", "m (revision=v2)", "m (revision=v3)", 'm (hf_overrides={"rope_theta": 9})']
+
+
 @pytest.mark.parametrize("prefill", [1, 2])
 @pytest.mark.parametrize("decode", [1, 2])
 def test_when_workers_share_the_tokens_of_a_block(prefill, decode):

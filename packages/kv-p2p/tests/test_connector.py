@@ -52,6 +52,11 @@ class TestTheHalves:
         assert scheduler.build_connector_meta(step()) == P2PMetadata()
         worker.shutdown()
 
+    def test_the_scheduler_knows_how_many_blocks_there_are(self):
+        """So an engine that does both holds a third of them at most."""
+        both, producer = made(SCHEDULER), made(SCHEDULER, role="kv_producer")
+        assert (both.side._producer._max_held_blocks, producer.side._producer._max_held_blocks) == (5, None)
+
     def test_what_an_engine_asks(self):
         connector = made(SCHEDULER, role="kv_producer")
         assert connector.requires_kv_delivery is True
@@ -99,7 +104,7 @@ def test_a_subclass_makes_another_wire():
     config, cache, caches = vllm_config(port=99), kv_cache_config(), {"layer": object()}
     connector = Elsewhere(config, WORKER, cache)
     connector.register_kv_caches(caches)
-    assert connector.made_of == (caches, Options(port=99), config, cache)
+    assert connector.made_of == (caches, Options(port=99, max_held_blocks=5), config, cache)
     wire = connector.side.wire
     assert isinstance(wire, Wire)
     connector.shutdown()

@@ -19,9 +19,12 @@ FLAKY: Connector = ("FlakyConnector", {})
 FLAKY_PATIENT: Connector = ("FlakyPatientConnector", {})
 LAYERWISE: Connector = ("LayerwiseConnector", {})
 HOLDING: Connector = ("HoldingConnector", {})
-P2P: Connector = ("WorldP2PConnector", {"hold_seconds": 5, "pull_seconds": 6})
-P2P_HASTY: Connector = ("WorldP2PConnector", {"hold_seconds": 1, "pull_seconds": 1})
-P2P_LASTING: Connector = ("WorldP2PConnector", {"hold_seconds": 1 << 20, "pull_seconds": 6})
+P2P: Connector = ("WorldP2PConnector", {"hold_seconds": 5, "pull_seconds": 6, "max_held_blocks": 1 << 20})
+P2P_HASTY: Connector = ("WorldP2PConnector", {"hold_seconds": 1, "pull_seconds": 1, "max_held_blocks": 1 << 20})
+P2P_LASTING: Connector = (
+    "WorldP2PConnector",
+    {"hold_seconds": 1 << 20, "pull_seconds": 6, "max_held_blocks": 1 << 20},
+)
 IN_STEP = {"sync_load_budget_bytes": 1 << 20, "eviction_policy": "s3fifo"}
 CHUNKS = {
     "blocks_per_chunk": 2,

@@ -173,7 +173,7 @@ def test_who_comes_last_comes_once_for_each_that_is_held() -> None:
 def test_what_is_held_ends_by_its_own_time_or_since_somebody_comes(
     subject: Subject, seconds: int, last: list[str]
 ) -> None:
-    held = replace(subject, extra_config={"hold_seconds": seconds, "pull_seconds": 6})
+    held = replace(subject, extra_config={**subject.extra_config, "hold_seconds": seconds})
     arrived: list[str] = []
 
     def observe(call: Call) -> None:
@@ -198,7 +198,7 @@ class KeepsThem(WorldP2PConnector):
 
 
 def test_what_is_held_for_ever_is_told() -> None:
-    endless = {"hold_seconds": 10000, "pull_seconds": 6}
+    endless = {**FAIR.extra_config, "hold_seconds": 10000}
     subject = Subject("KeepsThem", __name__, endless, FAIR.traits - {Trait.HOLDS}, serves_peers=True)
     world = World(WorldConfig(prefix_caching=False), subject)
     world.engine.add(RequestSpec("r1", 0, 9, 0, 1, 1))

@@ -19,7 +19,7 @@ from kv_sim.growth.situations import OF_PEERS, OUTPUTS, SITUATIONS, UnitWork, si
 from kv_sim.history.coverage import PULLED
 from kv_sim.subject import Subject
 
-PATIENT = replace(P2P, extra_config={"hold_seconds": 10_000, "pull_seconds": 10_000})
+PATIENT = replace(P2P, extra_config={**P2P.extra_config, "hold_seconds": 10_000, "pull_seconds": 10_000})
 FULL = MODELS["full attention"]
 ENGINES = pytest.mark.parametrize("engines", [1, 2])
 
@@ -150,7 +150,8 @@ def test_what_grows_is_named(monkeypatch: pytest.MonkeyPatch, capsys: pytest.Cap
     smaller = {name: each._replace(sizes=(2, 8, 32)) for name, each in OF_PEERS.items()}
     monkeypatch.setattr("kv_sim.growth.command.situations_for", lambda subject: smaller)
     monkeypatch.setattr(kept, "ROUNDS", (2, 6, 10))
-    patient = ["--extra", '{"hold_seconds": 10000, "pull_seconds": 9}', "--traits", "holds", "--two-engines"]
+    extra = '{"hold_seconds": 10000, "pull_seconds": 9, "max_held_blocks": 1048576}'
+    patient = ["--extra", extra, "--traits", "holds", "--two-engines"]
     assert main(["growth", "broken_peers:LooksAtHolds", *patient]) == 1
     beside, after, keeps = [line for line in capsys.readouterr().out.splitlines() if line.startswith("GROWS: ")]
     assert beside.startswith(

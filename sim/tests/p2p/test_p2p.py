@@ -16,9 +16,10 @@ from kv_sim.config import STATE, GroupConfig, WorldConfig
 from kv_sim.engine.engine import Engine
 from kv_sim.engine.pool import BlockPool
 from kv_sim.engine.request_spec import RequestSpec
-from kv_sim.examples.catalogue import P2P, SUBJECTS
+from kv_sim.examples.catalogue import P2P, P2P_CROWDED, SUBJECTS
 from kv_sim.fuzz import run_seed
 from kv_sim.history.arrivals import MOST_BLOCKS, Arrivals
+from kv_sim.history.coverage import PULLED
 from kv_sim.history.draws import config_for, with_loads, with_own_cache
 from kv_sim.memory.device import Device
 from kv_sim.memory.shadow import Shadow
@@ -316,3 +317,12 @@ def test_the_worker_waits_only_where_nothing_is_computed_and_nothing_moves() -> 
         world.take(Kind.STEP)
         seconds.append(worker.clock())
     assert len(set(seconds)) == 1
+
+
+@pytest.mark.once
+def test_it_gets_on_where_more_is_wanted_than_there_is_room_for() -> None:
+    """Some give way to who comes with a ticket, and holds end although none does so by time."""
+    runs = [run_seed(P2P_CROWDED, seed) for seed in range(12)]
+    assert [run.failure for run in runs] == [None] * 12
+    for situation, least in ((PULLED, 10), ("match: ask again", 5)):
+        assert sum(run.coverage.situations[situation] for run in runs) > least, situation

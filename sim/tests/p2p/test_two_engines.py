@@ -152,7 +152,7 @@ def test_what_one_holds_the_other_pulls() -> None:
 
 @pytest.mark.parametrize("stranger", ["model", "path", "dtype"])
 def test_a_stranger_takes_no_ticket_and_lets_go_of_what_is_held(stranger: Stranger) -> None:
-    subject = replace(FAIR, extra_config={"hold_seconds": 1000, "pull_seconds": 6})
+    subject = replace(FAIR, extra_config={**FAIR.extra_config, "hold_seconds": 1000})
     world = World(replace(TWO, stranger=stranger), subject)
     assert world.apply(add(PROMPT))
     settled_steps(world, 0, 3)
@@ -221,7 +221,7 @@ def test_who_comes_at_the_end_comes_to_the_other_engine() -> None:
         if call.method == "on_new_request":
             arrived.append((call.engine, call.args[0].request_id))
 
-    world = World(TWO, replace(FAIR, extra_config={"hold_seconds": 1000, "pull_seconds": 6}), observe=observe)
+    world = World(TWO, replace(FAIR, extra_config={**FAIR.extra_config, "hold_seconds": 1000}), observe=observe)
     world.engine.add(PROMPT)
     world.rest()
     assert arrived == [(0, "r1"), (1, "r1-80000001")]

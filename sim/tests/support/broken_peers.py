@@ -34,6 +34,8 @@ class HoldsNothingScheduler(P2PSchedulerSide):
     """Has nothing to give, whatever it is asked for."""
 
     def request_finished_all_groups(self, request: Request, block_ids: Any) -> tuple[bool, None]:
+        self._consumer.end_request(request.request_id)
+        self._producer.end_request(request.request_id)
         return False, None
 
 

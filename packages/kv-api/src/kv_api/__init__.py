@@ -14,6 +14,7 @@ Start at ``KVConnectorBase_V1`` (or, to write a connector as two classes, ``TwoS
 ``connector_v0``    the first family, which moves whole requests
 **what it reads**   of an engine
 ``config``          its configuration; ``engine``: requests, blocks and steps
+``model_variant``   what makes another model of the one at a path
 ``blocks``          how large blocks are; ``groups``: what the layers of a group read of them
 ``layout``          where the bytes of blocks are, as pages; ``pages``: one layer as pages
 **what it says**    to others

@@ -13,6 +13,7 @@ from kv_api import (
     VllmConfig,
 )
 from kv_api.blocks import bytes_per_block
+from kv_api.model_variant import variant_of
 from kv_offload.shape.layout import Group, Layout
 
 
@@ -59,8 +60,9 @@ def _model(vllm_config: VllmConfig) -> OffloadingModelConfig:
     dtype = getattr(vllm_config.cache_config, "cache_dtype", "auto")
     if dtype == "auto":
         dtype = getattr(model, "dtype", "auto")
+    name, variant = getattr(model, "model", ""), variant_of(model)
     return OffloadingModelConfig(
-        str(getattr(model, "model", "")),
+        f"{name} ({variant})" if variant else str(name),
         str(dtype).removeprefix("torch."),
         int(getattr(model, "max_model_len", 0) or 0),
     )

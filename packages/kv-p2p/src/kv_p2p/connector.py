@@ -56,7 +56,7 @@ class P2PConnector(TwoSidedHMAConnector):
 
     def build_side(self, side_class: Any, vllm_config: VllmConfig, kv_cache_config: KVCacheConfig | None) -> Any:
         """Give a side the operator's settings and the groups, too, and a worker's side the maker of its wire."""
-        options = parse_options(vllm_config)
+        options = parse_options(vllm_config, kv_cache_config)
         groups = groups_of(vllm_config, kv_cache_config, self.describe_group)
         if issubclass(side_class, P2PSchedulerSide):
             return side_class(vllm_config, kv_cache_config, options, groups)

@@ -92,7 +92,7 @@ def test_what_is_held_of_each_group(make):
     assert half.build_connector_meta(step()).holds == [
         Hold("a", "a.1", digest_of(request, 11), ((3, 4, 5), (0, 7, 8)))
     ]
-    assert half.get_kv_connector_stats().data == {"vllm:kv_p2p_held_blocks": 5}
+    assert half.get_kv_connector_stats().data == {"vllm:kv_p2p_held_blocks": 6}
     half.check()
 
 

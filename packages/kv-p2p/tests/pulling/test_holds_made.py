@@ -52,8 +52,13 @@ def test_no_more_is_held_than_may_be(make, caplog):
     half = make(options=replace(OPTIONS, max_held_blocks=5))
     assert ended(half, Request("a", TOKENS, WANTED))[0]
     assert ended(half, Request("b", TOKENS, WANTED), (3, 4, 5)) == NOTHING
-    said = "its 3 blocks are to be held, but 3 are held and max_held_blocks is 5; it isn't held"
-    assert caplog.messages == [f"request b: {said}"]
+    said = (
+        "request b: 3 more blocks are to be held, but 3 are held and max_held_blocks is 5 (not set, it is a third "
+    )
+    said += (
+        "of the blocks of an engine that is kv_both); it isn't held; further ones are only counted, until half "
+    )
+    assert caplog.messages == [f"{said}of these are free"]
     assert ended(half, Request("c", range(8), WANTED), (3, 4))[0]
     assert ended(half, Request("d", TOKENS), (5, 6, 10)) == NOTHING
     assert half.get_kv_connector_stats().data == {HELD_BLOCKS: 5, REFUSED_HOLDS: 1}
@@ -65,6 +70,136 @@ def test_no_more_is_held_than_may_be(make, caplog):
     with pytest.raises(AssertionError, match="5 blocks are held, at most 4"):
         half.check()
     half._producer._max_held_blocks = 5
+
+
+def test_a_block_of_several_holds_counts_once(make):
+    """All prompts begin alike: their beginning is in the same blocks."""
+    half = make(options=replace(OPTIONS, max_held_blocks=5))
+    for name, own, held in (("a", 7, 3), ("b", 8, 4), ("c", 9, 5)):
+        assert ended(half, Request(name, TOKENS, WANTED), (1, 2, own))[0]
+        assert half.get_kv_connector_stats().data == {HELD_BLOCKS: held}
+    assert ended(half, Request("d", TOKENS, WANTED), (1, 2, 10)) == NOTHING
+    told(half)
+    for name, held in (("b", 4), ("a", 3), ("c", 0)):
+        half.update_connector_output(KVConnectorOutput(finished_sending={name}))
+        half.check()
+        assert half.get_kv_connector_stats().data[HELD_BLOCKS] == held
+
+
+def test_two_groups_may_call_two_blocks_by_one_number(make):
+    half = make(specs=(spec(), spec()))
+    assert half.request_finished_all_groups(Request("a", TOKENS, WANTED), ([7, 8, 9], [7, 8, 9]))[0]
+    assert half.get_kv_connector_stats().data == {HELD_BLOCKS: 6}
+
+
+def test_refusals_are_said_once_until_half_of_what_may_be_held_is_free(make, caplog):
+    half = make(options=replace(OPTIONS, max_held_blocks=6))
+
+    def refused(name, *, said):
+        assert ended(half, Request(name, TOKENS, WANTED), (13, 14, 15)) == NOTHING
+        assert [message.split(":")[0] for message in caplog.messages] == ([f"request {name}"] if said else [])
+        caplog.clear()
+
+    for name, blocks in (("a", (1, 2)), ("b", (3, 4)), ("c", (5, 6))):
+        assert ended(half, Request(name, range(8), WANTED), blocks)[0]
+    told(half)
+    refused("d", said=True)
+    refused("e", said=False)
+    half.update_connector_output(KVConnectorOutput(finished_sending={"a"}))
+    refused("f", said=False)
+    half.update_connector_output(KVConnectorOutput(finished_sending={"b"}))
+    assert ended(half, Request("g", range(12), WANTED), (7, 8, 9))[0]
+    refused("h", said=True)
+    assert half.get_kv_connector_stats().data[REFUSED_HOLDS] == 4
+
+
+def test_an_output_is_kept_with_its_prompt_so_it_counts_too(make):
+    half = make(options=replace(OPTIONS, max_held_blocks=5))
+    longer = Request("a", range(8), WANTED, output=[1] * 9)
+    assert ended(half, longer, (1, 2, 3, 4, 5, 6)) == NOTHING
+    assert ended(half, longer, (1, 2, 3, 4, 5))[0]
+    assert half.get_kv_connector_stats().data == {HELD_BLOCKS: 5, REFUSED_HOLDS: 1}
+
+
+# -- who gives way ---------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def crowded(make):
+    """Of 15 blocks and the null block 5 may be held, and 3 are. A request with a ticket waits for blocks."""
+    half = make(options=replace(OPTIONS, max_held_blocks=5))
+    assert ended(half, Request("a", TOKENS, WANTED))[0]
+    half.on_new_request(Request("t", range(8), ticket_of(range(8)).to_params("there")))
+    return half
+
+
+def answer(half, request):
+    return half.get_num_new_matched_tokens(request, 0)
+
+
+GIVES_WAY = (None, False)
+GOES_ON = (0, False)
+
+
+@pytest.mark.parametrize(
+    ("tokens", "params", "expected"),
+    [
+        (8, WANTED, GOES_ON),  # 3 + 2 blocks
+        (9, WANTED, GIVES_WAY),  # 3 + 3
+        (9, {}, GOES_ON),
+        (20, WANTED, GIVES_WAY),
+        (21, WANTED, GOES_ON),  # it is never held
+        (44, WANTED, GOES_ON),  # 3 + 11 blocks, and one for the next token
+        (45, WANTED, GIVES_WAY),
+        (44, None, GOES_ON),
+        (45, None, GIVES_WAY),
+    ],
+)
+def test_who_finds_no_room_beside_what_is_held_lets_tickets_go_first(crowded, tokens, params, expected):
+    assert answer(crowded, Request("b", range(tokens), params, computed=0)) == expected
+
+
+@pytest.mark.parametrize("ends", ["it is pulled", "it goes away", "a reset"])
+def test_nobody_gives_way_if_nobody_waits_with_a_ticket(crowded, ends):
+    wanted = Request("b", TOKENS, WANTED, computed=0)
+    assert answer(crowded, wanted) == GIVES_WAY
+    bearer = Request("t", range(8))
+    if ends == "it is pulled":
+        assert answer(crowded, bearer) == (8, True)
+        crowded.update_state_after_alloc(bearer, Blocks(1, 2), 8)
+    elif ends == "it goes away":
+        crowded.request_finished(bearer, [])
+    else:
+        crowded.reset_cache()
+    assert answer(crowded, wanted) == GOES_ON
+
+
+def test_who_was_begun_to_be_held_counts_until_it_ends(crowded):
+    first, second = (Request(name, range(8), WANTED, computed=0) for name in "bc")
+    assert answer(crowded, first) == answer(crowded, second) == GOES_ON
+    crowded.update_state_after_alloc(first, Blocks(1, 2), 0)
+    crowded.update_state_after_alloc(first, Blocks(1, 2), 0)
+    crowded.check()
+    assert (answer(crowded, first), answer(crowded, second)) == (
+        GOES_ON,
+        GIVES_WAY,
+    )  # the first: if it is preempted
+    first.status.name = "FINISHED_ABORTED"
+    crowded.request_finished(first, [1, 2])
+    assert answer(crowded, second) == GOES_ON
+
+
+def test_where_nothing_is_held_nothing_is_waited_for(make):
+    half = make(options=replace(OPTIONS, max_held_blocks=5))
+    half.on_new_request(Request("t", range(8), ticket_of(range(8)).to_params("there")))
+    assert answer(half, Request("b", range(99), None, computed=0)) == GOES_ON
+
+
+def test_without_a_limit_nobody_gives_way(make):
+    half = make()
+    assert ended(half, Request("a", TOKENS, WANTED))[0]
+    half.on_new_request(Request("t", range(8), ticket_of(range(8)).to_params("there")))
+    assert answer(half, Request("b", range(99), WANTED, computed=0)) == GOES_ON
 
 
 def test_of_windows_what_has_slid_out_counts_for_nothing(make):
@@ -279,8 +414,9 @@ def test_a_producer_must_deliver(make, role, delivers):
 def test_recounting_finds_what_cannot_be():
     for break_it, said in [
         (lambda half: half._consumer._pulling.add("a"), "ticketed [], pulled ['a'], held ['a']"),
-        (lambda half: (half._producer._holding.clear(), half._producer._count_held(-3)), "not held"),
-        (lambda half: half._producer._count_held(1), "4 blocks are held, counted again 3"),
+        (lambda half: (half._producer._holding.clear(), half._producer._holds_of.clear()), "not held"),
+        (lambda half: half._producer._holds_of.update([(0, 7)]), "counted again Counter({(0, 7): 1, (0, 8): 1"),
+        (lambda half: half._producer._to_be_held.update(b=2), "0 blocks to come, counted again 2"),
         (lambda half: half._consumer._pulls.append(Pull("b", None, ())), "not pulled"),
     ]:
         half = scheduler()

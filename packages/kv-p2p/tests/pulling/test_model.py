@@ -24,10 +24,10 @@ class TorchsDtype:
         return f"torch.{self.name}"
 
 
-def of_model(path="org/model", dtype="bfloat16", cache_dtype="auto"):
+def of_model(path="org/model", dtype="bfloat16", cache_dtype="auto", **more):
     """What an engine says of its model, and of the numbers in its caches."""
     return {
-        "model_config": SimpleNamespace(model=path, dtype=TorchsDtype(dtype)),
+        "model_config": SimpleNamespace(model=path, dtype=TorchsDtype(dtype), **more),
         "cache_config": SimpleNamespace(block_size=4, cache_dtype=cache_dtype),
     }
 
@@ -61,6 +61,15 @@ ALIKE = {
         {"says": of_model("/here"), "options": named("/there")},
         {"says": of_model("/there")},
     ),
+    "one revision, and overrides in another order": (
+        {"says": of_model(revision="v2", hf_overrides={"a": {"c": 1, "d": 2}, "b": 3})},
+        {"says": of_model(revision="v2", hf_overrides={"b": 3, "a": {"d": 2, "c": 1}})},
+    ),
+    "no revision, said or not": ({"says": of_model(revision=None, hf_overrides={})}, {"says": of_model()}),
+    "one name for two revisions": (
+        {"says": of_model(revision="v2"), "options": named("m")},
+        {"says": of_model(hf_overrides={"b": 3}), "options": named("m")},
+    ),
     "a name and no path": ({"options": named("m")}, {"options": named("m")}),
     "nothing": ({}, {}),
     "a type that is said and one that is the model's": (
@@ -74,6 +83,14 @@ ALIKE = {
 }
 APART = {
     "another model": ({"says": of_model("org/tuned")}, {"says": of_model()}),
+    "a revision": ({"says": of_model(revision="v2")}, {"says": of_model()}),
+    "another revision": ({"says": of_model(revision="v2")}, {"says": of_model(revision="v1")}),
+    "overrides": ({"says": of_model(hf_overrides={"rope_theta": 1e6})}, {"says": of_model()}),
+    "other overrides": (
+        {"says": of_model(hf_overrides={"rope_theta": 1e6})},
+        {"says": of_model(hf_overrides={"rope_theta": 1e7})},
+    ),
+    "overrides by a function": ({"says": of_model(hf_overrides=found)}, {"says": of_model(hf_overrides=named)}),
     "another type": ({"says": of_model(dtype="float16")}, {"says": of_model()}),
     "caches of another type": ({"says": of_model(cache_dtype="fp8")}, {"says": of_model()}),
     "another name": (
@@ -97,6 +114,15 @@ def test_a_ticket_of_another_is_not(make, engines, caplog):
     assert (found(one, ticket_of(other)), found(other, ticket_of(one))) == (0, 0)
     assert all(message.endswith("; its prompt is computed here") for message in caplog.messages)
     assert len(caplog.messages) == 2
+
+
+def test_it_is_said_which_revision_and_overrides(make, caplog):
+    producer = make(says=of_model(revision="v2", hf_overrides={"rope_theta": 10}))
+    assert found(make(says=of_model()), ticket_of(producer)) == 0
+    assert caplog.messages[0].startswith(
+        "request b: the ticket is of model 'org/model' ('revision=v2, hf_overrides={\"rope_theta\": 10}') with KV "
+        "in 'bfloat16', this engine is of model 'org/model' with KV in 'bfloat16'; "
+    )
 
 
 def test_it_is_said_which_counted_and_declined(make, caplog):

@@ -3,7 +3,7 @@
 from types import SimpleNamespace
 
 import pytest
-from kv_p2p_engine import vllm_config
+from kv_p2p_engine import kv_cache_config, vllm_config
 
 from kv_api import ConfigError
 from kv_p2p.pulling.options import Options, parse_options
@@ -114,6 +114,23 @@ def test_how_much_may_be_held():
     assert Options().max_held_blocks is None
     assert parse_options(vllm_config(max_held_blocks=1)).max_held_blocks == 1
     assert parse_options(vllm_config(max_held_blocks=None)).max_held_blocks is None
+
+
+@pytest.mark.parametrize(
+    ("role", "extra", "most"),
+    [
+        ("kv_both", {}, 5),
+        ("kv_both", {"max_held_blocks": None}, 5),
+        ("kv_both", {"max_held_blocks": 99}, 99),
+        ("kv_producer", {}, None),
+        ("kv_producer", {"max_held_blocks": 3}, 3),
+        ("kv_consumer", {}, None),
+    ],
+)
+def test_who_also_pulls_holds_a_third_of_its_blocks_if_nothing_else_is_said(role, extra, most):
+    config = vllm_config(role, **extra)
+    assert parse_options(config, kv_cache_config(num_blocks=17)).max_held_blocks == most
+    assert parse_options(config).max_held_blocks == extra.get("max_held_blocks")  # who knows how many there are
 
 
 def test_seconds_for_ever():

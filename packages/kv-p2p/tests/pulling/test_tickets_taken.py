@@ -347,7 +347,7 @@ class TestNotTaking:
 def test_recounting_finds_what_cannot_be():
     for break_it, said in [
         (lambda half: half._consumer._pulling.add("a"), "ticketed ['a'], pulled ['a'], held []"),
-        (lambda half: half._producer._holding.update(a=0), "ticketed ['a'], pulled [], held ['a']"),
+        (lambda half: half._producer._holding.update(a=()), "ticketed ['a'], pulled [], held ['a']"),
         (lambda half: half._consumer._asked_from.update(b=1), "asked from {'b': 1}, ticketed ['a']"),
         (lambda half: half._consumer._pulls.append(Pull("b", Source(THERE, "h", "d"), ())), "not pulled"),
     ]:

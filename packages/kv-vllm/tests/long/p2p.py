@@ -9,6 +9,7 @@ from kv_vllm_pulls import (
     ask,
     come_to_rest,
     engines_apart,
+    flood,
     free_port,
     hand_over,
     hand_over_a_beginning,
@@ -120,6 +121,21 @@ def test_what_a_replay_prints_for_servers_that_prefill_is_a_configuration(engine
     come_to_rest(prefill)
     prefill.close()
     decode.close()
+
+
+def test_an_engine_that_does_both_has_more_to_do_than_room(engines, prefill):
+    """Tickets don't wait behind prompts that are held again, so no hold ends by its time."""
+    prompts = [made_up(seed, 60 + seed) for seed in range(100, 160)]
+    expected = [ask(prefill, prompt, 24)[0] for prompt in prompts]
+    both = engines(transfer("kv_both", hold_seconds=60), enable_prefix_caching=False, num_gpu_blocks_override=64)
+    found, tickets = flood(both, prompts)
+    assert found == expected
+    for _ in range(9):  # what was counted last comes with later steps
+        ask(both, prompts[0], 1)
+    told = {name: both.metric(f"vllm:kv_p2p_{name}_holds") for name in ("served", "expired", "refused")}
+    assert told == {"served": tickets, "expired": 0, "refused": len(prompts) - tickets}
+    assert tickets > len(prompts) / 2
+    both.close()
 
 
 @pytest.mark.parametrize("carrier", ["nixl", "mooncake"])

@@ -98,3 +98,33 @@ def hand_over_a_beginning(prefill, decode, prompt, longer, computed=0):
         assert loaded(decode) - before == tokens
         come_to_rest(decode)
         ask(decode, prompt[:129], 1)
+
+
+def flood(engine, prompts):
+    """Ask one engine for all prompts at once, to be held, and for each again with its ticket as soon as it comes.
+
+    Returns what the prompts get, and how many of them came with a ticket.
+    """
+    from vllm import SamplingParams
+
+    def ask_for(name, prompt, tokens, params):
+        extra = {"kv_transfer_params": params} if params else None
+        sampling = SamplingParams(
+            temperature=0, max_tokens=tokens, ignore_eos=True, detokenize=False, extra_args=extra
+        )
+        engine.engine.add_request(name, {"prompt_token_ids": prompt}, sampling)
+
+    for place, prompt in enumerate(prompts):
+        ask_for(f"first {place}", prompt, 1, WANTED)
+    found, tickets = {}, 0
+    while len(found) < len(prompts):
+        for output in engine.engine.step():
+            if not output.finished:
+                continue
+            half, place = output.request_id.split()
+            if half == "again":
+                found[int(place)] = list(output.outputs[0].token_ids)
+                continue
+            tickets += bool(output.kv_transfer_params)
+            ask_for(f"again {place}", prompts[int(place)], 24, output.kv_transfer_params)
+    return [found[place] for place in range(len(prompts))], tickets

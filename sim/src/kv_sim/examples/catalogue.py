@@ -161,10 +161,12 @@ OFFLOAD_FILE_SHARED: Final = replace(
 """Each of two engines reads what the other one stored. What it couldn't load from there it doesn't ask for again,
 and the other one's events don't say so."""
 
+_ALL: Final = 1 << 20
+"""More blocks than a world has. An engine that also pulls would hold a part of its own, and refuse the rest."""
 P2P: Final = Subject(
     "WorldP2PConnector",
     "kv_sim.p2p",
-    {"hold_seconds": 5, "pull_seconds": 6},
+    {"hold_seconds": 5, "pull_seconds": 6, "max_held_blocks": _ALL},
     frozenset(
         {
             Trait.GROUPS,
@@ -182,13 +184,17 @@ P2P: Final = Subject(
     ),
     serves_peers=True,
 )
-P2P_HASTY: Final = replace(P2P, extra_config={"hold_seconds": 1, "pull_seconds": 1})
+P2P_HASTY: Final = replace(P2P, extra_config={**P2P.extra_config, "hold_seconds": 1, "pull_seconds": 1})
 """Gives up at once what is lost, which may be found later."""
 P2P_TWO: Final = replace(P2P, engines=2, traits=P2P.traits | {Trait.STRANGERS})
 P2P_LASTING: Final = replace(
-    P2P, extra_config={"hold_seconds": 1 << 20, "pull_seconds": 6}, traits=P2P.traits - {Trait.TICKETS}
+    P2P, extra_config={**P2P.extra_config, "hold_seconds": 1 << 20}, traits=P2P.traits - {Trait.TICKETS}
 )
 """Holds end by a pull, or when nobody will come, and not by time: so its router has to be trusted."""
+P2P_CROWDED: Final = replace(
+    P2P, extra_config={"hold_seconds": 1 << 20, "pull_seconds": 6}, traits=P2P.traits - {Trait.HOLDS}
+)
+"""Holds don't end by time, and its router asks for more of them than there is room for: so it can't hold all."""
 
 LONGEST: Final = {"load_policy": "longest"}
 BEFORE_FILES_SHARED: Final = replace(

@@ -79,3 +79,19 @@ class DeliveryNotRequired(WorldP2PConnector):
     """Delivery isn't required, so a request that is preempted in its last step ends with no blocks to hold."""
 
     scheduler_class = _NobodyWaits
+
+
+class _TakesAll(Producer):
+    def __init__(self, *arguments: Any) -> None:
+        super().__init__(*arguments)
+        self._max_held_blocks = None
+
+
+class _TakesAllSide(PartedP2PScheduler):
+    producer = _TakesAll
+
+
+class HoldsAllThereIs(WorldP2PConnector):
+    """An engine that also pulls holds as much as is wanted, so tickets wait behind prompts that are held again."""
+
+    scheduler_class = _TakesAllSide

@@ -37,7 +37,8 @@ class PartedP2PScheduler(P2PSchedulerSide):
     ) -> None:
         super().__init__(vllm_config, kv_cache_config, options, groups)
         self._consumer = self.consumer(self._kv_transfer_config, self._shape, self._stats)
-        self._producer = self.producer(self._kv_transfer_config, self._shape, options, self._stats)
+        blocks = None if kv_cache_config is None else kv_cache_config.num_blocks
+        self._producer = self.producer(self._kv_transfer_config, self._shape, options, self._stats, blocks)
 
 
 class _HastyWire(WorldWire):

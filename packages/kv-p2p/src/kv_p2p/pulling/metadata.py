@@ -45,11 +45,6 @@ def first_place(table: Sequence[int]) -> int:
     return next((place for place in range(len(table), 0, -1) if table[place - 1] == NULL_BLOCK), 0)
 
 
-def num_blocks_of(tables: tuple[tuple[int, ...], ...]) -> int:
-    """How many blocks there are in these tables."""
-    return sum(block != NULL_BLOCK for table in tables for block in table)
-
-
 @dataclass(frozen=True)
 class Hold:
     """Blocks that wait to be pulled."""
@@ -59,11 +54,6 @@ class Hold:
     digest: str
     tables: tuple[tuple[int, ...], ...]
     """The block ids of each KV cache group, in the order of tokens. Blocks that slid out of a window are null."""
-
-    @property
-    def num_blocks(self) -> int:
-        """How many blocks are held."""
-        return num_blocks_of(self.tables)
 
 
 class Part(NamedTuple):

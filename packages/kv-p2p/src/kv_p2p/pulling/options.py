@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
-from kv_api import ConfigError, VllmConfig
+from kv_api import ConfigError, KVCacheConfig, VllmConfig
 from kv_api.errors import refuse_misspelt
 from kv_p2p.extra_config import (
     DEFAULT_PORT,
@@ -18,6 +18,8 @@ from kv_p2p.extra_config import (
 )
 from kv_p2p.pulling.carrier import CARRIERS, TCP
 
+HELD_SHARE: Final = 3
+"""If nothing else is said, one block in this many may be held of an engine that also pulls."""
 NO_OPTIONS: Final = ("name", "save")
 """Keys of the extra config that a MultiConnector uses for its children."""
 EVERYWHERE: Final = ("0.0.0.0", "::")
@@ -46,7 +48,8 @@ class Options:
     nixl_backend: str = "UCX"
     """The plugin by which NIXL moves bytes."""
     max_held_blocks: int | None = None
-    """How many blocks of all KV cache groups may be held at once. None: no limit."""
+    """How many blocks of all KV cache groups may be held at once. None: no limit. Default: of an engine that also
+    pulls (``kv_both``) a third of its blocks, else None."""
     model_name: str | None = None
     """The model's name in tickets. None: its path."""
 
@@ -94,7 +97,7 @@ _READERS: Final[Mapping[str, Reader]] = {
 """The reader of each key except ``port``."""
 
 
-def parse_options(vllm_config: VllmConfig) -> Options:
+def parse_options(vllm_config: VllmConfig, kv_cache_config: KVCacheConfig | None = None) -> Options:
     """Read and check the settings. Each worker of each data-parallel replica has a port of its own."""
     transfer = vllm_config.kv_transfer_config
     if transfer is None:
@@ -103,4 +106,9 @@ def parse_options(vllm_config: VllmConfig) -> Options:
     refuse_misspelt(extra, ("port", *_READERS, *NO_OPTIONS), where=EXTRA)
     parallel = vllm_config.parallel_config
     before = getattr(parallel, "data_parallel_index", 0) * parallel.world_size
-    return Options(port=read_port(transfer, before, parallel.world_size), **read_values(extra, _READERS))
+    values = read_values(extra, _READERS)
+    if kv_cache_config is not None and transfer.is_kv_producer and transfer.is_kv_consumer:
+        # Requests with tickets end holds, here or at an engine that serves this one, and need blocks for that. If
+        # all blocks could be held, all requests would wait until the time of a hold is over.
+        values.setdefault("max_held_blocks", kv_cache_config.num_blocks // HELD_SHARE)
+    return Options(port=read_port(transfer, before, parallel.world_size), **values)

@@ -1,8 +1,11 @@
 """The scheduler's side: it gets the engine's calls and passes each to the half that decides.
 
 An engine may prefill for others, have others prefill for it, or do both. As a ``producer`` it holds blocks and
-issues tickets, as a ``consumer`` it uses tickets and pulls. Neither half knows of the other. One rule concerns
-both and is here: a request that ends while its blocks are still being pulled is not held.
+issues tickets, as a ``consumer`` it uses tickets and pulls. Neither half knows of the other. Two rules concern
+both and are here. A request that ends while its blocks are still being pulled is not held. And a prompt that
+can't be held for lack of room *gives way*: it isn't begun while a request with a ticket waits for blocks. That one
+ends a hold, at this engine or at another, but it may have come later, and engines begin requests in the order in
+which they came. Without this rule an engine with too much to do computes prompts that nobody can pull.
 """
 
 from typing import Any
@@ -53,7 +56,8 @@ class P2PSchedulerSide(SchedulerSide, SupportsHMA):
         )
         self._stats = P2PStats()
         self._consumer = Consumer(self._kv_transfer_config, self._shape, self._stats)
-        self._producer = Producer(self._kv_transfer_config, self._shape, options, self._stats)
+        blocks = None if kv_cache_config is None else kv_cache_config.num_blocks
+        self._producer = Producer(self._kv_transfer_config, self._shape, options, self._stats, blocks)
 
     def set_xfer_handshake_metadata_pp_aware(
         self, metadata: dict[tuple[int, int], KVConnectorHandshakeMetadata]
@@ -69,11 +73,21 @@ class P2PSchedulerSide(SchedulerSide, SupportsHMA):
         self._consumer.begin_request(request)
 
     def get_num_new_matched_tokens(self, request: Request, num_computed_tokens: int) -> tuple[int | None, bool]:
+        if self._gives_way(request):
+            return None, False
         more = self._consumer.match(request, num_computed_tokens)
         return more, more > 0
 
+    def _gives_way(self, request: Request) -> bool:
+        """Whether a request is begun later, since what is held leaves no room for it and others have tickets."""
+        ticketed = self._consumer.ticketed
+        if not ticketed or request.request_id in ticketed:
+            return False
+        return self._producer.leaves_no_room_for(request)
+
     def update_state_after_alloc(self, request: Request, blocks: KVCacheBlocks, num_external_tokens: int) -> None:
         self._consumer.begin_pull(request, blocks, num_external_tokens)
+        self._producer.begin_request(request)
 
     def request_finished(self, request: Request, block_ids: list[int]) -> tuple[bool, dict[str, Any] | None]:
         return self.request_finished_all_groups(request, (block_ids,))
@@ -82,6 +96,7 @@ class P2PSchedulerSide(SchedulerSide, SupportsHMA):
         self, request: Request, block_ids: BlockIds
     ) -> tuple[bool, dict[str, Any] | None]:
         self._consumer.end_request(request.request_id)
+        self._producer.end_request(request.request_id)
         if request.request_id in self._consumer.pulling:
             return False, None
         return self._producer.hold(request, block_ids)

@@ -9,7 +9,7 @@ blocks, so a ticket has the first place of each group.
 """
 
 from array import array
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from hashlib import blake2b
 from typing import Any, Final
 
@@ -89,7 +89,7 @@ class Ticket:
             "remote_digest": self.digest,
             "tp_size": self.shape.tp_size,
             "pp_size": self.shape.pp_size,
-            **({} if self.shape.model is None else {"remote_model": asdict(self.shape.model)}),
+            **({} if self.shape.model is None else {"remote_model": self.shape.model.to_json()}),
         }
 
 
@@ -151,10 +151,11 @@ def _read_model(where: str, given: object) -> Model | None:
     """The model of a ticket; None if the ticket doesn't name one."""
     if given is None:
         return None
-    name, dtype = (given.get("name"), given.get("dtype")) if isinstance(given, dict) else (None, None)
-    if not isinstance(name, str) or not isinstance(dtype, str):
+    said = given if isinstance(given, dict) else {}
+    name, dtype, variant = said.get("name"), said.get("dtype"), said.get("variant", "")
+    if not (isinstance(name, str) and isinstance(dtype, str) and isinstance(variant, str)):
         raise BadTicketError(f"{where}: expected name and dtype of a model, got {given!r:.{MOST_SHOWN}}")
-    return Model(name, dtype)
+    return Model(name, dtype, variant)
 
 
 def _number(where: str, value: object, least: int) -> int:
