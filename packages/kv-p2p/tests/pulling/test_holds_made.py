@@ -52,13 +52,11 @@ def test_no_more_is_held_than_may_be(make, caplog):
     half = make(options=replace(OPTIONS, max_held_blocks=5))
     assert ended(half, Request("a", TOKENS, WANTED))[0]
     assert ended(half, Request("b", TOKENS, WANTED), (3, 4, 5)) == NOTHING
-    said = (
-        "request b: 3 more blocks are to be held, but 3 are held and max_held_blocks is 5 (not set, it is a third "
-    )
-    said += (
-        "of the blocks of an engine that is kv_both); it isn't held; further ones are only counted, until half "
-    )
-    assert caplog.messages == [f"{said}of these are free"]
+    assert caplog.messages == [
+        "request b: 3 more blocks are to be held, but 3 are held and max_held_blocks is 5 (if not set, a third of "
+        "the blocks of an engine that is kv_both; one that only prefills should be a kv_producer, which has no "
+        "limit); it isn't held; further ones are only counted, until half of these are free"
+    ]
     assert ended(half, Request("c", range(8), WANTED), (3, 4))[0]
     assert ended(half, Request("d", TOKENS), (5, 6, 10)) == NOTHING
     assert half.get_kv_connector_stats().data == {HELD_BLOCKS: 5, REFUSED_HOLDS: 1}

@@ -176,9 +176,10 @@ class Producer:
         self._stats.add(REFUSED_HOLDS, 1)
         if not self._has_refused:
             said = (
-                "request %s: %d more blocks are to be held, but %d are held and max_held_blocks is %d (not set, "
-                "it is a third of the blocks of an engine that is kv_both); it isn't held; further ones are only "
-                "counted, until half of these are free"
+                "request %s: %d more blocks are to be held, but %d are held and max_held_blocks is %d (if not "
+                "set, a third of the blocks of an engine that is kv_both; one that only prefills should be a "
+                "kv_producer, which has no limit); it isn't held; further ones are only counted, until half of "
+                "these are free"
             )
             warn(said, request_id, more, held, most)
         self._has_refused = True
