@@ -199,8 +199,8 @@ class Mirror:
             if self._is_exact and self.blocks[key] and is_last:
                 self._referee.fail(
                     Invariant.ACCOUNTING,
-                    f"an event stores block {block_hash!r} of group {event.group_idx} in {event.medium}, which "
-                    "an earlier event stored, and no event has removed since",
+                    f"an event stores block {block_hash!r} of group {event.group_idx} in {event.medium}, but an "
+                    "earlier event stored it, and no event has removed it since",
                 )
             self.blocks[key] += 1
         if event.token_ids and event.block_hashes and all(name in self._known for name in event.block_hashes):
@@ -215,14 +215,14 @@ class Mirror:
         if told != true:
             self._referee.fail(
                 Invariant.ACCOUNTING,
-                f"of blocks {event.block_hashes!r} an event tells (parent, tokens, block size, adapter) {told}, "
-                f"but it is {true}",
+                f"an event for blocks {event.block_hashes!r} has (parent, tokens, block size, adapter) {told}, "
+                f"expected {true}",
             )
         if event.extra_keys is not None and list(event.extra_keys) != extras:  # vLLM's connector tells none
             self._referee.fail(
                 Invariant.ACCOUNTING,
-                f"of blocks {event.block_hashes!r} an event tells the extra keys {event.extra_keys}, but they "
-                f"are {extras}",
+                f"an event for blocks {event.block_hashes!r} has the extra keys {event.extra_keys}, expected "
+                f"{extras}",
             )
 
     def _remove(self, event: BlockRemoved) -> None:
@@ -234,7 +234,7 @@ class Mirror:
                 self._referee.fail(
                     Invariant.ACCOUNTING,
                     f"an event removes block {block_hash!r} of group {event.group_idx} from {event.medium}, "
-                    "which no event had stored",
+                    "but no event has stored it there",
                 )
                 continue
             self.blocks[key] -= 1

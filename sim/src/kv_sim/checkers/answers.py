@@ -34,7 +34,7 @@ def complaint(name: str, answer: Any) -> str:
 def not_run(name: str, answer: Any) -> str | None:
     """The message about a method that didn't run, since it is a coroutine or a generator."""
     if isinstance(answer, (CoroutineType, AsyncGeneratorType)):
-        return f"{name} answered a coroutine, which nobody awaits: write it without async"
+        return f"{name} answered a coroutine, which isn't awaited: write it without async"
     if isinstance(answer, GeneratorType) and name != "take_events":
         return f"{name} answered a generator, and nothing of it has run: write it without yield"
     return None

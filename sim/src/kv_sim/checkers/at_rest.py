@@ -67,6 +67,6 @@ def _comes_to_rest(world: WorldState) -> bool:
     if come_to_rest(world):
         return True
     stuck = ", ".join(repr(r) for engine in world.engines for r in engine.scheduler.requests.values())
-    what = f"there are still requests: {stuck}" if stuck else "no request is left, but the engine has to go on"
-    world.referee.fail(Invariant.LIVENESS, f"after {most_steps(world)} quiet steps {what}")
+    what = f"these requests are left: {stuck}" if stuck else "no request is left, but the engine has to go on"
+    world.referee.fail(Invariant.LIVENESS, f"after {most_steps(world)} steps without new work {what}")
     return False

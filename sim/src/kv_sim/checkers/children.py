@@ -46,8 +46,8 @@ class Children:
         if left:
             self._referee.fail(
                 Invariant.ACCOUNTING,
-                f"the children reported {len(given)} events, of which {left.total()} got lost, such as "
-                f"{next(iter(left))}",
+                f"take_events of the children returned {len(given)} events, but their parent's lacks "
+                f"{left.total()} of them, such as {next(iter(left))}",
             )
 
     def check_sources(self, request_id: str, answer: Any) -> None:

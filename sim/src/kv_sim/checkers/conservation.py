@@ -21,7 +21,7 @@ def check_engine(engine: Engine) -> None:
         referee.fail(Invariant.CONSERVATION, f"GPU blocks {held} (of {', '.join(owners)}) are never freed")
     if engine.shadow.load_rights:
         requests = sorted(set(engine.shadow.load_rights.values()))
-        referee.fail(Invariant.CONSERVATION, f"loads of requests {requests} never ended")
+        referee.fail(Invariant.CONSERVATION, f"the end of the loads of requests {requests} was never reported")
 
 
 def check_connectors(engine: Engine) -> None:

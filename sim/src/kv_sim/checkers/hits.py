@@ -174,9 +174,9 @@ def _compare(site: Site, request: SimRequest, found: int, stored: set[bytes], ro
     if found < run * size:
         site.referee.fail(
             Invariant.HITS,
-            f"request {request.request_id} comes again at rest: {found} of its {request.num_prompt_tokens} tokens "
-            f"are found, but the first {run * size} belong to requests that ended well, no copy failed, and there "
-            f"was room for all: at most {room} of {site.config.host_slots} host slots were needed",
+            f"request {request.request_id} is repeated at rest: {found} of its {request.num_prompt_tokens} tokens "
+            f"are found, but earlier requests computed the first {run * size} and ended well, no copy failed, and "
+            f"there was room for all: at most {room} of {site.config.host_slots} host slots were needed",
         )
 
 
@@ -190,8 +190,8 @@ def _compare_events(site: Site, request: SimRequest, found: int, told: set[bytes
             has, says = ("is found", "is not stored") if is_found else ("is not found", "is stored")
             site.referee.fail(
                 Invariant.ACCOUNTING,
-                f"request {request.request_id} comes again at rest: block {index} of its prompt {has}, but by the "
-                f"events so far it {says}",
+                f"request {request.request_id} is repeated at rest: block {index} of its prompt {has}, but "
+                f"according to the events so far it {says}",
             )
         if not is_found:
             return

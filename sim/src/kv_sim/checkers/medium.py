@@ -200,8 +200,8 @@ class MediumGuard:
         finished = self._finished.get(id(req_context))
         if finished is not None and finished() is req_context:
             self._fail(
-                f"{method} is called for request {req_context.req_id}, of which on_request_finished said that it "
-                "prepares nothing more: a medium may have forgotten it"
+                f"{method} is called for request {req_context.req_id} after on_request_finished, when a medium "
+                "may have forgotten it"
             )
 
     def _count_offers(self, keys: Iterable[OffloadKey], req_context: ReqContext) -> None:
@@ -211,8 +211,8 @@ class MediumGuard:
         most = max(offers.values(), default=0)
         if most > MOST_OFFERS:
             self._fail(
-                f"prepare_store was asked {most} times for one chunk of request {req_context.req_id}, and it "
-                "answered each time",
+                f"prepare_store was offered one chunk of request {req_context.req_id} {most} times, and answered "
+                "each time",
                 Invariant.WORK,
             )
 
@@ -234,7 +234,7 @@ class MediumGuard:
             what = f"{len(strange)} that weren't offered" if strange else "some of them twice"
             self._fail(f"{method} stores {len(stored)} chunks of {len(keys)} that were offered, {what}")
         if evicted.intersection(keys):
-            self._fail(f"{method} evicts {len(evicted.intersection(keys))} chunks of the same offer")
+            self._fail(f"{method} evicts {len(evicted.intersection(keys))} chunks that are in the same offer")
         used = [key for key in evicted if self._users[key]]
         if used:
             where = [self._place_of[key] for key in used if key in self._place_of]
@@ -252,7 +252,7 @@ class MediumGuard:
                 Invariant.OWNERSHIP,
             )
         self._use(stored, answer.store_spec)
-        self._not_there.update(dict.fromkeys(stored, "goes on"))
+        self._not_there.update(dict.fromkeys(stored, "hasn't ended"))
 
     def _use(self, keys: Collection[OffloadKey], spec: LoadStoreSpec) -> None:
         self._users.update(keys)

@@ -55,7 +55,9 @@ class WorkerGuard:
         answer: Any = getattr(self.worker, "num_chunks", None)
         is_number = isinstance(answer, Integral) and answer is not True
         if answer is not None and not (is_number and answer >= 1):
-            self._fail(f"num_chunks is {answer!r}, expected for how many chunks this rank has room, or None")
+            self._fail(
+                f"num_chunks is {answer!r}, expected the number of chunks for which this rank has room, or None"
+            )
         return answer  # type: ignore[no-any-return]
 
     def submit_store(self, job_id: int, src_spec: GPULoadStoreSpec, dst_spec: LoadStoreSpec) -> bool:
@@ -81,8 +83,8 @@ class WorkerGuard:
         for result in answer:
             if result.job_id not in self._under_way:
                 self._fail(
-                    f"get_finished reports job {result.job_id}, which it doesn't have: it was reported before, "
-                    "refused or never given"
+                    f"get_finished reports job {result.job_id}, which isn't under way: it was reported before, "
+                    "refused or never submitted"
                 )
             self._under_way.pop(result.job_id, None)
         return list(answer)
@@ -109,9 +111,7 @@ class WorkerGuard:
 
     def _submitted(self, method: str, job_id: int, direction: Direction, taken: Any) -> bool:
         if not isinstance(taken, bool):
-            self._fail(
-                f"{method} answered {taken!r}, expected True, and get_finished reports it, or False: it is refused"
-            )
+            self._fail(f"{method} answered {taken!r}, expected True (it is accepted) or False (it is refused)")
         elif taken:
             self._under_way[job_id] = direction
         return taken  # type: ignore[no-any-return]

@@ -33,6 +33,9 @@ class KnowsRequests(Protocol):
         ...
 
 
+_NO_REQUEST: Final = "but the engine has no such request any more"
+
+
 def check_match(request: SimRequest, local: int, answer: object, referee: Referee) -> tuple[int | None, bool]:
     """Check an answer of ``get_num_new_matched_tokens``; returns a legal one."""
 
@@ -55,7 +58,8 @@ def check_match(request: SimRequest, local: int, answer: object, referee: Refere
         return refuse("which is an asynchronous load of 0 tokens")
     most = request.num_tokens - local - (0 if is_async else 1)
     if count > most:
-        return refuse(f"but at most {most} of its {request.num_tokens} tokens can be loaded so")
+        leaves = "" if is_async else ": a load within the step leaves a token to compute"
+        return refuse(f"but at most {most} of its {request.num_tokens} tokens can be loaded{leaves}")
     return count, is_async
 
 
@@ -66,8 +70,8 @@ def check_reports(scheduler: KnowsRequests, results: KVConnectorTransferResults,
         if request is None or not request.awaits_load:
             referee.fail(
                 Invariant.PROTOCOL,
-                f"request {request_id}: the end of a load is reported, "
-                + ("but there is no such request" if request is None else "but none is under way"),
+                f"request {request_id}: finished_recving reports the end of its load, "
+                + (_NO_REQUEST if request is None else "but none is under way, or its end was reported before"),
             )
             results.finished_recving.discard(request_id)
         else:
@@ -79,8 +83,8 @@ def check_reports(scheduler: KnowsRequests, results: KVConnectorTransferResults,
         if request is None or not (request.is_held or aborted_load):
             referee.fail(
                 Invariant.PROTOCOL,
-                f"request {request_id}: the end of a store is reported, "
-                + ("but there is no such request" if request is None else "but its blocks are not held for one"),
+                f"request {request_id}: finished_sending reports the end of its store, "
+                + (_NO_REQUEST if request is None else "but its blocks are not held"),
             )
             results.finished_sending.discard(request_id)
         else:
@@ -95,7 +99,7 @@ def check_joined(reports: Iterable[KVConnectorOutput], joined: KVConnectorOutput
         if said is not None and getattr(joined, name) is None:
             referee.fail(
                 Invariant.PROTOCOL,
-                f"{type(said).__name__}.aggregate answered None, expected the joined reports of two workers",
+                f"{type(said).__name__}.aggregate answered None, expected the reports of two workers as one",
             )
 
 
@@ -111,8 +115,8 @@ def check_failed_blocks(rank: int, failed: Iterable[int], step: Step, shadow: Sh
             known = ", ".join(map(str, sorted(filled))) or "none"
             referee.fail(
                 Invariant.PROTOCOL,
-                f"worker {rank} side, get_block_ids_with_load_errors: block {block} (of {shadow.owner(block)}) "
-                f"is not one that a load under way has to fill; those are: {known}",
+                f"worker {rank} side, get_block_ids_with_load_errors reports block {block} (of "
+                f"{shadow.owner(block)}), which no load under way fills; blocks that loads fill: {known}",
             )
 
 
@@ -130,9 +134,10 @@ def check_failed_loads(
             known = ", ".join(sorted(name for name, one in requests.items() if one.awaits_load)) or "none"
             referee.fail(
                 Invariant.PROTOCOL,
-                f"worker {rank} side, get_transfer_results: the load of request {request_id} has failed, "
-                + ("but there is no such request" if request is None else "but none of it is under way")
-                + f"; asynchronous loads are: {known}",
+                f"worker {rank} side, get_transfer_results reports in failed_recving that the load of request "
+                f"{request_id} failed, "
+                + (_NO_REQUEST if request is None else "but it has no asynchronous load under way")
+                + f"; requests that have one: {known}",
             )
 
 

@@ -52,10 +52,9 @@ def check_recent(site: Site, spec: RequestSpec, settle: Callable[[], bool]) -> N
         if found < least and count_failed(engine) == failed:
             site.referee.fail(
                 Invariant.HITS,
-                f"request {request.request_id} comes again at rest: {found} of its first {least} tokens are "
-                f"found, but {spec.request_id} and new requests of {room} chunks came last, and all of them fit "
-                "in "
-                f"{config.host_slots} host slots",
+                f"request {request.request_id} is repeated at rest: {found} of its first {least} tokens are "
+                f"found, but {spec.request_id} and new requests of {room} chunks were the last to be "
+                f"computed, and all of them fit in {config.host_slots} host slots",
             )
     least = (prompt - 1) // chunk_tokens * chunk_tokens - chunk_tokens - proof_tokens
     if least > 0 and count_failed(engine) == failed:
@@ -74,9 +73,9 @@ def _check_beginning(site: Site, spec: RequestSpec, least: int, settle: Callable
     if found < least and count_failed(engine) == failed and not engine.has_work:
         site.referee.fail(
             Invariant.HITS,
-            f"request {request.request_id} comes again at rest: {found} of its first {least} tokens are found, "
-            "but since all of it was found only one chunk was stored, for which the prompt's end should be "
-            "evicted before its beginning",
+            f"request {request.request_id} is repeated at rest: {found} of its first {least} tokens are found; "
+            "all of it was found before one more chunk was stored, for which the prompt's end should be evicted, "
+            "not its beginning",
         )
 
 
@@ -109,8 +108,8 @@ def check_windows(site: Site, settle: Callable[[], bool]) -> None:
         if found < new.own_tokens and count_failed(engine) == failed:
             site.referee.fail(
                 Invariant.HITS,
-                f"request {request.request_id} comes again at rest: {found} of its first {new.own_tokens} tokens "
-                f"are found, but they were computed just now, and {room} chunks of each group fit in "
+                f"request {request.request_id} is repeated at rest: {found} of its first {new.own_tokens} tokens "
+                f"are found, but it has just computed them all, and {room} chunks of each group fit in "
                 f"{config.host_slots} host slots",
             )
 

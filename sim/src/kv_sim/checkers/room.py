@@ -61,15 +61,16 @@ class _Room:
                 return  # what it takes this time need not be what it takes the next time
             most = self._most()
         elif before != most:
-            self._fail(f"has room for {before} chunks, and after a reset for {most}")
-        for what, use in (("stored", self._stored), ("being stored", self._in_flight), ("read", self._read)):
+            why = "some are still in use" if before < most else "the reset lost some"
+            self._fail(f"has room for {before} more chunks, but after a reset for {most}: {why}")
+        for what, use in (("stored", self._stored), ("being stored", self._in_flight), ("being read", self._read)):
             used = use(most)
             if use == self._stored:
                 self._check_refusal(used or [])
             self._reset()
             left = self._most()
             if left != most:
-                self._fail(f"has room for {most} chunks, and after a reset while so many were {what}, for {left}")
+                self._fail(f"has room for {most} chunks, but for {left} after a reset while {most} were {what}")
         self._manager.on_request_finished(self._context)
 
     def _most(self) -> int:
@@ -107,7 +108,7 @@ class _Room:
         if len(after) < len(before):
             self._fail(
                 f"finds {len(before)} chunks, but only {len(after)} of them after prepare_store refused "
-                f"{MOST_CHUNKS} more: it has to be all or nothing",
+                f"{MOST_CHUNKS} more: a refused store must change nothing",
                 Invariant.HITS,
             )
 

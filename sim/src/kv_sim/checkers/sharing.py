@@ -80,8 +80,8 @@ def check_lent(site: Site, settle: Callable[[], bool]) -> None:
         if found < least and _count_failed(sites) == failed and not other.engine.has_work:
             other.referee.fail(
                 Invariant.HITS,
-                f"request {new.request_id} comes at rest: {found} of its first {least} tokens are found, but "
-                f"engine {site.place.number} has just computed them, and shares its store",
+                f"request {new.request_id} arrives at rest: {found} of its first {least} tokens are found, but "
+                f"engine {site.place.number}, which shares the store, has just computed them all",
             )
 
 
