@@ -1,7 +1,8 @@
-"""ACCOUNTING for a connector with children: their events arrive, and a hit has the sources that the child names.
+"""ACCOUNTING for a connector with children: it passes on their events, and the sources that a child names for a
+hit.
 
 Such a connector has the attribute ``sub_connectors`` on its scheduler's side. The children's answers to their
-parent are noted here, and compared with the parent's answers to the engine. If a child may be switched off,
+parent are recorded here, and compared with the parent's answers to the engine. If a child may be switched off,
 nothing is compared, since the parent may drop that child's last answer.
 """
 

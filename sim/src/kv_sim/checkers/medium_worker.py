@@ -4,8 +4,7 @@ A job that the worker accepts is reported exactly once; a job that it refused or
 State: the jobs that are accepted and not reported.
 
 And WORK: ``get_finished`` waits for no job, and waiting for stores doesn't wait for loads, or the other way
-round. Nothing would break, but the engine would compute nothing meanwhile. (A job may have to wait for others of
-its own direction.)
+round. The engine would compute nothing meanwhile. (A job may have to wait for others of its own direction.)
 """
 
 from collections.abc import Callable, Collection
@@ -23,7 +22,7 @@ T = TypeVar("T")
 
 
 def guard_workers(connector: Any, referee: Referee, copies: Copies) -> None:
-    """Guard the media's workers of a rank's connector and of its children, as far as they are kv-offload's."""
+    """Guard the media's workers of a rank's connector and of its children, if they are kv-offload's."""
     for side in owners(connector):
         if isinstance(side, OffloadingWorkerSide):
             if side.medium_worker is None:
@@ -61,19 +60,19 @@ class WorkerGuard:
         return answer  # type: ignore[no-any-return]
 
     def submit_store(self, job_id: int, src_spec: GPULoadStoreSpec, dst_spec: LoadStoreSpec) -> bool:
-        """Hand the job on, and check whether it is taken."""
+        """Pass the job on, and note whether it is accepted."""
         taken = self.worker.submit_store(job_id, src_spec, dst_spec)
         return self._submitted("submit_store", job_id, Direction.STORE, taken)
 
     def submit_load(
         self, job_id: int, src_spec: LoadStoreSpec, dst_spec: GPULoadStoreSpec, expedited: bool = False
     ) -> bool:
-        """Hand the job on, and check whether it is taken."""
+        """Pass the job on, and note whether it is accepted."""
         taken = self.worker.submit_load(job_id, src_spec, dst_spec, expedited=expedited)
         return self._submitted("submit_load", job_id, Direction.LOAD, taken)
 
     def get_finished(self) -> list[TransferResult]:
-        """Ask, and check that each job comes once."""
+        """Ask, and check that each job is reported once."""
         before = len(self._copies.waited)
         answer: Any = self.worker.get_finished()
         self._check_waits("get_finished", before, "it is only asked which jobs have ended")
@@ -90,7 +89,7 @@ class WorkerGuard:
         return list(answer)
 
     def wait(self, job_ids: set[int]) -> None:
-        """Let these end, and look at what was waited for."""
+        """Wait for these jobs, and check which copies were waited for."""
         self._wait("wait", self.worker.wait, job_ids)
 
     def _wait(self, method: str, wait: Callable[[set[int]], T], job_ids: Collection[int]) -> T:
@@ -121,5 +120,5 @@ class WorkerGuard:
 
 
 def _is_result(result: Any) -> bool:
-    """By its fields: vLLM's class is another one than kv-api's."""
+    """Judged by its fields, since vLLM has a class of its own."""
     return hasattr(result, "job_id") and isinstance(getattr(result, "success", None), bool)
