@@ -1,5 +1,4 @@
-"""ACCOUNTING for a connector with children: it passes on their events, and the sources that a child names for a
-hit.
+"""ACCOUNTING for a connector with children: it passes on their events, and the sources of their hits.
 
 Such a connector has the attribute ``sub_connectors`` on its scheduler's side. The children's answers to their
 parent are recorded here, and compared with the parent's answers to the engine. If a child may be switched off,
