@@ -118,7 +118,9 @@ def test_nobody_else_is_given_up() -> None:
     r2, pool = world.engine.scheduler.requests["r2"], world.engine.scheduler.blocks.block_pool
     assert r2.status is Status.WAITING_FOR_REMOTE_KVS
     pool.touch([block for block, count in enumerate(pool.ref_counts) if not count])
-    with pytest.raises(Violation, match="LIVENESS  after 400 quiet steps there are still requests: <request r2 w"):
+    with pytest.raises(
+        Violation, match="LIVENESS  after 400 steps without new work these requests are left: <request r2 w"
+    ):
         world.rest()
 
 

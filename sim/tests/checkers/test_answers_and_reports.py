@@ -45,8 +45,11 @@ def test_what_may_be_answered_to_a_match(answer: Any) -> None:
         ((True, False), "whose first part is neither an int of 0 or more nor None"),
         ((4.0, False), "whose first part is neither an int of 0 or more nor None"),
         ((0, True), "which is an asynchronous load of 0 tokens"),
-        ((5, False), "but at most 4 of its 9 tokens can be loaded so"),
-        ((6, True), "but at most 5 of its 9 tokens can be loaded so"),
+        (
+            (5, False),
+            "but at most 4 of its 9 tokens can be loaded: a load within the step leaves a token to compute",
+        ),
+        ((6, True), "but at most 5 of its 9 tokens can be loaded"),
     ],
 )
 def test_what_may_not(answer: Any, why: str) -> None:
@@ -79,11 +82,12 @@ def test_what_any_of_the_workers_says_all_of_them_say(name: str) -> None:
     for reports in ([Nothing(), Nothing()], [None, Nothing(), Nothing()], [Nothing(), None, Nothing()]):
         protocol.check_joined(map(said, reports), said(None), notes)
         assert notes.take() == [
-            "PROTOCOL  Nothing.aggregate answered None, expected the joined reports of two workers"
+            "PROTOCOL  Nothing.aggregate answered None, expected the reports of two workers as one"
         ]
 
 
-LOAD, STORE = "the end of a load is reported, but ", "the end of a store is reported, but "
+LOAD = "finished_recving reports the end of its load, but "
+STORE = "finished_sending reports the end of its store, but "
 
 
 @pytest.mark.parametrize(("loads", "stores"), [(True, False), (False, True), (True, True)])
@@ -102,15 +106,15 @@ def test_every_end_is_reported_once_and_for_whom_it_was_awaited(loads: bool, sto
             legal["load"].add(one.request_id)
             awaits = False
         elif loads:
-            told["load"].append(f"{name}{LOAD}none is under way")
+            told["load"].append(f"{name}{LOAD}none is under way, or its end was reported before")
         if stores and (held or (awaits and status.is_finished)):
             legal["store"].add(one.request_id)
             awaits = held = False
         elif stores:
-            told["store"].append(f"{name}{STORE}its blocks are not held for one")
+            told["store"].append(f"{name}{STORE}its blocks are not held")
         after[one.request_id] = awaits, held
-    told["load"] += [f"PROTOCOL  request r9: {LOAD}there is no such request"] * loads
-    told["store"] += [f"PROTOCOL  request r9: {STORE}there is no such request"] * stores
+    told["load"] += [f"PROTOCOL  request r9: {LOAD}the engine has no such request any more"] * loads
+    told["store"] += [f"PROTOCOL  request r9: {STORE}the engine has no such request any more"] * stores
 
     notes, scheduler, reported = Notes(), SimpleNamespace(requests=living), {*living, "r9"}
     results = KVConnectorTransferResults(
@@ -135,4 +139,6 @@ def test_retries_are_counted_by_request_and_an_answer_ends_the_row() -> None:
     assert notes.told == []
     for count in (61, 62):
         retries.matched("r1", (None, False))
-        assert notes.take() == [f"WORK  request r1: the connector answered 'ask again' {count} times in a row"]
+        assert notes.take() == [
+            f"WORK  request r1: get_num_new_matched_tokens answered 'ask again' {count} times in a row"
+        ]

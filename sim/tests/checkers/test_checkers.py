@@ -21,6 +21,7 @@ I = Invariant  # noqa: E741 - it stands in a table
 ANY = "***"
 """What a message says there depends on hashes, on where a line stands, or on pytest."""
 ASKED = "request r1: get_num_new_matched_tokens(…, "
+NOT_COMPUTED = "but no request with the same prefix, salt, adapter and images has computed block 0 of its tokens"
 
 SITUATIONS: tuple[tuple[Invariant, Callable[[Referee], None], str], ...] = (
     (
@@ -32,15 +33,21 @@ SITUATIONS: tuple[tuple[Invariant, Callable[[Referee], None], str], ...] = (
     (
         I.OWNERSHIP,
         breaches.a_step_writes_under_a_store,
-        "rank 0 block 3 (of nobody): step 2 computes into it while store copy 0 (begun for nobody) is under way",
+        "rank 0 block 3 (of no request): step 2 computes into it while store copy 0 (begun for no "
+        "request) is under way",
     ),
     (
         I.OWNERSHIP,
         breaches.a_load_without_right,
-        "rank 0 block 3 (of nobody): load copy 0 writes it, but no load into it is announced or going on",
+        "rank 0 block 3 (of no request): load copy 0 writes it, but no load into it is under way: none "
+        "was announced, or it has ended",
     ),
-    (I.CONSERVATION, breaches.a_block_that_stays, "GPU blocks [5, 7] (of nobody, request r1) are never freed"),
-    (I.CONSERVATION, breaches.a_load_right_that_stays, "loads of requests ['r8', 'r9'] never ended"),
+    (I.CONSERVATION, breaches.a_block_that_stays, "GPU blocks [5, 7] (of no request, request r1) are never freed"),
+    (
+        I.CONSERVATION,
+        breaches.a_load_right_that_stays,
+        "the end of the loads of requests ['r8', 'r9'] was never reported",
+    ),
     (
         I.CONSERVATION,
         breaches.a_name_that_stays,
@@ -65,19 +72,19 @@ SITUATIONS: tuple[tuple[Invariant, Callable[[Referee], None], str], ...] = (
     (
         I.LIVENESS,
         breaches.a_load_that_is_never_reported,
-        "after 400 quiet steps there are still requests: <request r1 waiting for a load 4/9>, "
+        "after 400 steps without new work these requests are left: <request r1 waiting for a load 4/9>, "
         "<request r2 waiting for a load 4/9>",
     ),
     (
         I.LIVENESS,
         breaches.a_hold_that_never_ends,
-        "after 400 quiet steps there are still requests: "
+        "after 400 steps without new work these requests are left: "
         "<request r1 stopped 9/10, held, waits for finished_sending>",
     ),
     (
         I.LIVENESS,
         breaches.work_that_never_ends,
-        "after 400 quiet steps no request is left, but the engine has to go on",
+        "after 400 steps without new work no request is left, but the engine has to go on",
     ),
     (
         I.NO_CRASH,
@@ -100,7 +107,8 @@ SITUATIONS: tuple[tuple[Invariant, Callable[[Referee], None], str], ...] = (
     (
         I.PROTOCOL,
         breaches.more_than_there_is,
-        ASKED + "4) answered (8, False), but at most 4 of its 9 tokens can be loaded so",
+        ASKED + "4) answered (8, False), but at most 4 of its 9 tokens can be loaded: a load within the step "
+        "leaves a token to compute",
     ),
     (
         I.PROTOCOL,
@@ -116,12 +124,12 @@ SITUATIONS: tuple[tuple[Invariant, Callable[[Referee], None], str], ...] = (
     (
         I.PROTOCOL,
         breaches.a_load_of_nobody,
-        "request r9: the end of a load is reported, but there is no such request",
+        "request r9: finished_recving reports the end of its load, but the engine has no such request any more",
     ),
     (
         I.PROTOCOL,
         breaches.a_store_that_nobody_waits_for,
-        "request r1: the end of a store is reported, but its blocks are not held for one",
+        "request r1: finished_sending reports the end of its store, but its blocks are not held",
     ),
     (
         I.PROTOCOL,
@@ -132,29 +140,30 @@ SITUATIONS: tuple[tuple[Invariant, Callable[[Referee], None], str], ...] = (
     (
         I.PROTOCOL,
         breaches.failed_blocks_of_several_groups,
-        "failed block ids are reported, but there are several groups",
+        "get_block_ids_with_load_errors reports blocks, but there are several KV cache groups: report the "
+        "requests in failed_recving",
     ),
     (
         I.HITS,
         lies.a_hit_that_nobody_computed,
-        "request r1: 4 tokens are found after the first 0, but nobody computed block 0 of them in this world",
+        f"{ASKED}0) found 4 tokens, {NOT_COMPUTED}",
     ),
     (
         I.HITS,
         lies.a_hit_from_before_a_reset,
-        "request r1: 8 tokens are found after the first 0, but nobody computed block 0 of them since reset 1",
+        f"{ASKED}0) found 8 tokens, {NOT_COMPUTED} since reset 1",
     ),
     (
         I.HITS,
         lies.a_block_that_was_lost,
-        "request r1 comes again at rest: 4 of its 9 tokens are found, but the first 8 belong to "
-        "requests that ended well, no copy failed, and there was room for all: at most 2 of 64 host slots were "
-        "needed",
+        "request r1 is repeated at rest: 4 of its 9 tokens are found, but earlier requests computed the "
+        "first 8 and "
+        "ended well, no copy failed, and there was room for all: at most 2 of 64 host slots were needed",
     ),
     (
         I.HITS,
         lies.a_reset_that_lies,
-        "request r1: 8 tokens are found after the first 0, but nobody computed block 0 of them since reset 1",
+        f"{ASKED}0) found 8 tokens, {NOT_COMPUTED} since reset 1",
     ),
     (
         I.ACCOUNTING,
@@ -174,31 +183,31 @@ SITUATIONS: tuple[tuple[Invariant, Callable[[Referee], None], str], ...] = (
     (
         I.ACCOUNTING,
         lies.removed_and_never_stored,
-        "an event removes block b'x' of group None from CPU, which no event had stored",
+        "an event removes block b'x' of group None from CPU, but no event has stored it there",
     ),
     (
         I.ACCOUNTING,
         lies.found_and_not_announced,
-        "request r1 comes again at rest: block 0 of its prompt is found, but by the events so "
-        "far it is not stored",
+        "request r1 is repeated at rest: block 0 of its prompt is found, but according to the "
+        "events so far it is not stored",
     ),
     (
         I.ACCOUNTING,
         lies.announced_and_not_found,
-        "request r1 comes again at rest: block 0 of its prompt is not found, but by the events "
-        "so far it is stored",
+        "request r1 is repeated at rest: block 0 of its prompt is not found, but according to the "
+        "events so far it is stored",
     ),
     (
         I.ACCOUNTING,
         lies.announced_twice,
-        "an event stores block b***of group None in CPU, which an earlier event stored, and no event has "
-        "removed since",
+        "an event stores block b***of group None in CPU, but an earlier event stored it, and no event has "
+        "removed it since",
     ),
     (
         I.ACCOUNTING,
         lies.tokens_of_another_block,
-        "of blocks [b***] an event tells (parent, tokens, block size, adapter) (b***, [***, ***, "
-        "***, ***], 4, None), but it is (b***, [***, ***, ***, ***], 4, None)",
+        "an event for blocks [b***] has (parent, tokens, block size, adapter) (b***, [***, ***, "
+        "***, ***], 4, None), expected (b***, [***, ***, ***, ***], 4, None)",
     ),
     (
         I.ACCOUNTING,
@@ -228,8 +237,8 @@ SITUATIONS: tuple[tuple[Invariant, Callable[[Referee], None], str], ...] = (
     (
         I.HITS,
         lies.what_was_just_used_is_gone,
-        "request r0 comes again at rest: 0 of its first 8 tokens are found, but r0 and new requests of 2 chunks "
-        "came last, and all of them fit in 4 host slots",
+        "request r0 is repeated at rest: 0 of its first 8 tokens are found, but r0 and new requests of 2 chunks "
+        "were the last to be computed, and all of them fit in 4 host slots",
     ),
     (
         I.CONSERVATION,
@@ -238,7 +247,11 @@ SITUATIONS: tuple[tuple[Invariant, Callable[[Referee], None], str], ...] = (
     ),
     (I.GEOMETRY, lies.ranks_that_differ, "ranks 0 and 1 disagree: a store of block 9 ran on one of them only"),
     (I.GEOMETRY, lies.a_slot_that_is_not_there, "rank 0: store copy 0 uses host slot 4 of 4"),
-    (I.WORK, lies.ask_again_for_ever, "request r1: the connector answered 'ask again' 61 times in a row"),
+    (
+        I.WORK,
+        lies.ask_again_for_ever,
+        "request r1: get_num_new_matched_tokens answered 'ask again' 61 times in a row",
+    ),
 )
 each = pytest.mark.parametrize(
     ("invariant", "situation", "words"), SITUATIONS, ids=lambda v: getattr(v, "__name__", "")

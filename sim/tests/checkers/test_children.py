@@ -39,7 +39,8 @@ def test_all_events_of_all_children_arrive() -> None:
         assert [list(child.take_events()) for child in children] == [["a", "b"], ["b"]]
         checker.check_events(told)
         first = "'a'" if lost == 3 else "'b'"
-        whole = f"ACCOUNTING  the children reported 3 events, of which {lost} got lost, such as {first}"
+        told = "ACCOUNTING  take_events of the children returned 3 events, but their parent's lacks"
+        whole = f"{told} {lost} of them, such as {first}"
         assert notes.take() == ([whole] if lost else [])
         checker.check_events("")
         assert notes.take() == [], "they were told once"
@@ -88,7 +89,7 @@ def parent_in_a_world(subject: Subject, name: str, answer: Callable[[Any], objec
         (
             "take_events",
             lambda children: [list(child.take_events()) for child in children] and (),
-            "the children reported",
+            "take_events of the children returned",
         ),
     ],
 )

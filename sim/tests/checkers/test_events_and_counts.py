@@ -284,10 +284,10 @@ def removed(*names: bytes, group: int | None = None, medium: str = "CPU") -> Blo
     return BlockRemoved([*names], medium, group)
 
 
-GONE = "ACCOUNTING  an event removes block b'%s' of group %s from %s, which no event had stored"
+GONE = "ACCOUNTING  an event removes block b'%s' of group %s from %s, but no event has stored it there"
 TWICE = (
-    "ACCOUNTING  an event stores block b'%s' of group %s in %s, which an earlier event stored, and no event has "
-    "removed since"
+    "ACCOUNTING  an event stores block b'%s' of group %s in %s, but an earlier event stored it, and no event "
+    "has removed it since"
 )
 
 
@@ -359,8 +359,8 @@ def test_what_is_told_of_blocks_is_true() -> None:
         mirror.take([AllBlocksCleared(), stored(second, third, **told)])
         shown = tuple(told[name] for name in ("parent_block_hash", "token_ids", "block_size", "lora_name"))
         assert notes.take() == [
-            f"ACCOUNTING  of blocks {[second, third]} an event tells (parent, tokens, block size, adapter) "
-            f"{shown}, but it is {(first, tokens[4:], 4, 'a')}"
+            f"ACCOUNTING  an event for blocks {[second, third]} has (parent, tokens, block size, adapter) "
+            f"{shown}, expected {(first, tokens[4:], 4, 'a')}"
         ]
 
 
@@ -383,7 +383,7 @@ def test_what_is_told_of_hashes_is_true() -> None:
     for wrong in ([None, None], [("a", "s"), ("a", "s")], [("a", "s")], [("s", "a"), ("a",)], []):
         mirror.take([AllBlocksCleared(), stored(first, second, **true, extra_keys=wrong)])
         assert notes.take() == [
-            f"ACCOUNTING  of blocks {[first, second]} an event tells the extra keys {wrong}, but they are "
+            f"ACCOUNTING  an event for blocks {[first, second]} has the extra keys {wrong}, expected "
             f"{[('a', 's'), ('a',)]}"
         ]
 
@@ -399,16 +399,16 @@ def test_what_is_told_of_a_block_has_its_image() -> None:
     for extras in (right, [("a", "s"), ("a",)], [("a", ("i", 1), "s"), ("a", ("i", 1))]):
         mirror.take([stored(first, second, token_ids=tokens[:8], lora_name="a", extra_keys=extras)])
         mirror.take([AllBlocksCleared()])
-    assert [told.split(" an event tells ")[1] for told in notes.take()] == [
-        f"the extra keys {[('a', 's'), ('a',)]}, but they are {right}",
-        f"the extra keys {[('a', ('i', 1), 's'), ('a', ('i', 1))]}, but they are {right}",
+    assert [told.split(" has ")[1] for told in notes.take()] == [
+        f"the extra keys {[('a', 's'), ('a',)]}, expected {right}",
+        f"the extra keys {[('a', ('i', 1), 's'), ('a', ('i', 1))]}, expected {right}",
     ]
 
 
 def test_an_engine_knows_the_blocks_of_whoever_arrives() -> None:
     engine = World(WorldConfig(), OFFLOAD).engine
     (first, *_) = engine.add(RequestSpec("r1", 0, 9, 0, 1, 1)).prompt_hashes
-    with pytest.raises(Violation, match=f"^ACCOUNTING  of blocks {re.escape(repr([first]))} an event tells "):
+    with pytest.raises(Violation, match=f"^ACCOUNTING  an event for blocks {re.escape(repr([first]))} has "):
         engine.mirror.take([stored(first, token_ids=[1, 2, 3, 4])])
 
 
@@ -449,6 +449,6 @@ def test_parts_of_blocks_are_told_of_and_may_be_stored_twice() -> None:
     ]
     mirror.take([AllBlocksCleared(), stored(part, parent_block_hash=half, token_ids=tokens[4:6], block_size=2)])
     assert notes.take() == [
-        f"ACCOUNTING  of blocks {[part]} an event tells (parent, tokens, block size, adapter) "
-        f"{(half, tokens[4:6], 2, None)}, but it is {(first, tokens[4:6], 2, None)}"
+        f"ACCOUNTING  an event for blocks {[part]} has (parent, tokens, block size, adapter) "
+        f"{(half, tokens[4:6], 2, None)}, expected {(first, tokens[4:6], 2, None)}"
     ]

@@ -62,8 +62,8 @@ class Loading:
 
 def test_those_that_may_be_named_are_told_in_order() -> None:
     step: Any = SimpleNamespace(sync_targets={"r1": [16, 3]})
-    shadow: Any = SimpleNamespace(load_rights=(24,), owner=lambda block: "nobody")
-    with pytest.raises(Violation, match=r"to fill; those are: 3, 16, 24$"):
+    shadow: Any = SimpleNamespace(load_rights=(24,), owner=lambda block: "no request")
+    with pytest.raises(Violation, match=r"blocks that loads fill: 3, 16, 24$"):
         check_failed_blocks(0, {1}, step, shadow, Referee())
 
 
@@ -84,8 +84,8 @@ def test_a_block_of_a_request_that_nothing_befell() -> None:
     (other,) = made.world.engine.scheduler.blocks.tables["r3"].groups
     made.told[0] = {other[0], *made.table}
     assert made.breaks(Kind.STEP) == (
-        f"worker 0 side, get_block_ids_with_load_errors: block {other[0]} (of request r3) is not one that a "
-        f"load under way has to fill; those are: {filled}"
+        f"worker 0 side, get_block_ids_with_load_errors reports block {other[0]} (of request r3), which no load "
+        f"under way fills; blocks that loads fill: {filled}"
     )
 
 
@@ -94,8 +94,8 @@ def test_where_nothing_is_loaded() -> None:
     made.act(Kind.STEP)
     made.told[0] = {20}
     assert made.breaks(Kind.STEP) == (
-        "worker 0 side, get_block_ids_with_load_errors: block 20 (of nobody) is not one that a load under way "
-        "has to fill; those are: none"
+        "worker 0 side, get_block_ids_with_load_errors reports block 20 (of no request), which no load under way "
+        "fills; blocks that loads fill: none"
     )
 
 
@@ -129,7 +129,7 @@ def test_the_load_of_an_aborted_request_goes_on_until_its_end_is_reported() -> N
     made.told[0] = {block}
     made.act(Kind.STEP, Kind.SETTLE, Kind.STEP)
     made.add("r3", conversation=1)
-    assert f"block {block} (of request r3) is not one that a load" in made.breaks(Kind.STEP)
+    assert f"block {block} (of request r3), which no load under way fills" in made.breaks(Kind.STEP)
 
 
 def test_until_all_ranks_have_reported_its_end() -> None:
@@ -144,7 +144,9 @@ def test_until_all_ranks_have_reported_its_end() -> None:
     made.told[1] = {block}
     made.act(Kind.STEP, Kind.SETTLE, Kind.STEP)
     made.add("r3", conversation=1)
-    assert made.breaks(Kind.STEP).startswith(f"worker 1 side, get_block_ids_with_load_errors: block {block} (of")
+    assert made.breaks(Kind.STEP).startswith(
+        f"worker 1 side, get_block_ids_with_load_errors reports block {block} ("
+    )
 
 
 def test_a_load_of_a_step_ends_with_it() -> None:
@@ -155,7 +157,7 @@ def test_a_load_of_a_step_ends_with_it() -> None:
     made.act(Kind.RETIRE, rank=0)
     made.act(Kind.PROCESS)
     made.told[0] = {made.table[0]}
-    assert "those are: none" in made.breaks(Kind.STEP)
+    assert "loads fill: none" in made.breaks(Kind.STEP)
 
 
 def test_a_load_of_a_step_whose_request_was_preempted_meanwhile() -> None:
@@ -181,7 +183,7 @@ def test_children_of_a_multiconnector(subject: Subject) -> None:
         made.told[0] = {made.table[0]}
         made.world.engine.finish_step()
         made.told[0] = {25}
-        assert "block 25 (of nobody)" in made.breaks(Kind.STEP)
+        assert "block 25 (of no request)" in made.breaks(Kind.STEP)
 
 
 def test_nobody_looks() -> None:

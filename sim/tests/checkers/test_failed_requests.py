@@ -20,7 +20,7 @@ LATER, MEMORY = (
     replace(one, traits=one.traits - {Trait.KEEPS, Trait.EVENTS}) for one in (catalogue.LATER, catalogue.MEMORY)
 )
 
-WHERE = "worker 0 side, get_transfer_results: the load of request"
+WHERE = "worker 0 side, get_transfer_results reports in failed_recving that the load of request"
 
 
 class Loading:
@@ -75,7 +75,7 @@ def test_one_that_has_ended() -> None:
     made.told[0] = {"r2"}
     assert (
         made.breaks(Kind.STEP)
-        == f"{WHERE} r2 has failed, but none of it is under way; asynchronous loads are: none"
+        == f"{WHERE} r2 failed, but it has no asynchronous load under way; requests that have one: none"
     )
 
 
@@ -83,14 +83,14 @@ def test_one_of_nobody() -> None:
     made = Loading(LATER)
     made.told[0] = {"r1"}
     assert made.breaks(Kind.STEP) == (
-        f"{WHERE} r1 has failed, but there is no such request; asynchronous loads are: r2"
+        f"{WHERE} r1 failed, but the engine has no such request any more; requests that have one: r2"
     )
 
 
 def test_one_of_the_step_waits_for_nothing() -> None:
     made = Loading(MEMORY)
     made.told[0] = {"r2"}
-    assert "request r2 has failed, but none of it is under way" in made.breaks(Kind.STEP)
+    assert "request r2 failed, but it has no asynchronous load under way" in made.breaks(Kind.STEP)
 
 
 def test_that_of_an_aborted_request_goes_on_until_its_end_is_reported() -> None:
@@ -100,7 +100,7 @@ def test_that_of_an_aborted_request_goes_on_until_its_end_is_reported() -> None:
     made.told[0] = {"r2"}
     made.act(Kind.STEP, Kind.SETTLE, Kind.STEP)
     made.add("r3")
-    assert "request r2 has failed, but there is no such request" in made.breaks(Kind.STEP)
+    assert "request r2 failed, but the engine has no such request any more" in made.breaks(Kind.STEP)
 
 
 def test_until_all_ranks_have_reported_its_end() -> None:
@@ -114,9 +114,7 @@ def test_until_all_ranks_have_reported_its_end() -> None:
     made.told[0] = {"r2"}
     made.act(Kind.STEP, Kind.SETTLE, Kind.STEP)
     made.told = [set(), {"r2"}]
-    assert made.breaks(Kind.STEP).startswith(
-        "worker 1 side, get_transfer_results: the load of request r2 has failed"
-    )
+    assert made.breaks(Kind.STEP).startswith(f"{WHERE} r2 failed".replace("0", "1"))
 
 
 def test_nobody_looks() -> None:

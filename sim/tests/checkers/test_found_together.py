@@ -23,8 +23,8 @@ def nothing(spec: RequestSpec) -> int:
 
 def missing(of: int, room: int) -> str:
     return (
-        "HITS  request r1 comes again at rest: 0 of its 9 tokens are found, but the first 8 belong to requests "
-        "that ended well, no copy failed, and there was room for all: "
+        "HITS  request r1 is repeated at rest: 0 of its 9 tokens are found, but earlier requests computed the "
+        "first 8 and ended well, no copy failed, and there was room for all: "
         f"at most {room} of {of} host slots were needed"
     )
 
@@ -59,7 +59,8 @@ def test_what_any_reset_forgot_may_still_take_room(slots: int, is_known: bool) -
 
 
 ODD = (
-    "ACCOUNTING  request r1 comes again at rest: block 0 of its prompt is not found, but by the events so far it "
+    "ACCOUNTING  request r1 is repeated at rest: block 0 of its prompt is not found, but according to the "
+    "events so far it "
 )
 
 

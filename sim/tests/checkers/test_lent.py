@@ -124,8 +124,9 @@ def test_a_prompt_is_computed_here_then_all_hear_and_then_it_comes_there_with_a_
 
 def test_less_than_all_of_it_is_too_little() -> None:
     assert Pair(31).ask() == [
-        "HITS  request lent-0 comes at rest: 31 of its first 32 tokens are found, but engine 0 has just computed "
-        "them, and shares its store"
+        "HITS  request lent-0 arrives at rest: 31 of its first 32 tokens are found, but engine 0, which "
+        "shares the "
+        "store, has just computed them all"
     ]
     pair = Pair(None)
     pair.there.engine.served.found[NAME] = 32

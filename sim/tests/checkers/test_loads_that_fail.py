@@ -24,7 +24,7 @@ def copy(state: State = State.DONE, *, was_lost: bool = False) -> Any:
     return SimpleNamespace(state=state, was_lost=was_lost)
 
 
-SAID = "HITS  the load of %s failed, although no copy has failed: what was found couldn't be loaded"
+SAID = "HITS  the load of %s failed, although no copy has failed: the connector reported a hit that it can't load"
 
 
 @pytest.mark.parametrize(

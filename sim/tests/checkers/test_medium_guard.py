@@ -125,7 +125,7 @@ def test_hits_of_a_prefix_are_a_prefix_lookup(answer: object) -> None:
     [
         (stored([A, D], [1, 2]), "prepare_store stores 2 chunks of 2 that were offered, 1 that weren't offered"),
         (stored([A, A], [1, 2]), "prepare_store stores 2 chunks of 2 that were offered, some of them twice"),
-        (stored([A], [1], [B]), "prepare_store evicts 1 chunks of the same offer"),
+        (stored([A], [1], [B]), "prepare_store evicts 1 chunks that are in the same offer"),
         (
             stored([A], [1], ["b"]),
             "prepare_store answered evicted_keys=['b'], expected a list of keys, which are bytes",
@@ -285,7 +285,7 @@ def test_what_has_not_been_stored_is_no_hit() -> None:
     shelves.answer = PrepareStoreOutput([A, B], BlockIDsLoadStoreSpec([1, 2]), [])
     guard.prepare_store([A, B, C], REQUEST)
     said = "HITS the medium's Shelves.lookup finds a chunk whose store"
-    assert [found(key) for key in (A, B, C)] == [f"{said} goes on", f"{said} goes on", ""]
+    assert [found(key) for key in (A, B, C)] == [f"{said} hasn't ended", f"{said} hasn't ended", ""]
     guard.complete_store([A], REQUEST)
     guard.complete_store([B], REQUEST, False)
     guard.complete_store([D], REQUEST, False)  # one that nobody knows is ignored
@@ -306,7 +306,9 @@ def test_of_a_prefix_only_the_hits_must_be_there() -> None:
     guard.lookup_prefix([A, B], REQUEST)
     assert not taken.taken
     guard.lookup_prefix([B, A], REQUEST)
-    assert taken.taken == [(Invariant.HITS, "the medium's Quick.lookup_prefix finds a chunk whose store goes on")]
+    assert taken.taken == [
+        (Invariant.HITS, "the medium's Quick.lookup_prefix finds a chunk whose store hasn't ended")
+    ]
 
 
 def test_nothing_is_prepared_for_a_request_that_has_ended() -> None:
@@ -331,8 +333,8 @@ def test_nothing_is_prepared_for_a_request_that_has_ended() -> None:
     assert told_of(lambda: guard.prepare_load([A], ReqContext("r1"))) == []
     for method, call in calls:
         assert told_of(call) == [
-            f"the medium's Shelves.{method} is called for request r1, of which on_request_finished said that it "
-            "prepares nothing more: a medium may have forgotten it"
+            f"the medium's Shelves.{method} is called for request r1 after on_request_finished, when a medium may "
+            "have forgotten it"
         ]
     guard.on_new_request(context)
     assert [told_of(call) for _, call in calls] == [[], [], []]
@@ -354,5 +356,5 @@ def test_what_was_answered_is_not_offered_again_and_again() -> None:
         guard.prepare_store([B], second)
     assert notes.taken == []
     guard.prepare_store([C, B], second)
-    said = "prepare_store was asked 51 times for one chunk of request r2, and it answered each time"
+    said = "prepare_store was offered one chunk of request r2 51 times, and answered each time"
     assert notes.taken == [(Invariant.WORK, f"the medium's Shelves.{said}")]

@@ -19,8 +19,8 @@ from kv_sim.world import World
 
 GPU, THERE = GPULoadStoreSpec([1], (1,), (0,)), BlockIDsLoadStoreSpec([2])
 NO_LIST = "expected a list of TransferResult(job_id, success)"
-NO_BOOL = "expected True, and get_finished reports it, or False: it is refused"
-STRANGE = "which it doesn't have: it was reported before, refused or never given"
+NO_BOOL = "expected True (it is accepted) or False (it is refused)"
+STRANGE = "which isn't under way: it was reported before, refused or never submitted"
 COPIES: Any = SimpleNamespace(waited=[])
 
 
@@ -104,7 +104,7 @@ def test_a_room_is_a_number_of_chunks(room: Any, is_right: bool) -> None:
     worker, guard, notes = guarded()
     worker.num_chunks = room
     assert guard.num_chunks is room
-    said = f"num_chunks is {room!r}, expected for how many chunks this rank has room, or None"
+    said = f"num_chunks is {room!r}, expected the number of chunks for which this rank has room, or None"
     assert told(notes) == ([] if is_right else [said])
 
 

@@ -58,9 +58,9 @@ def test_the_engines_own_books_are_empty() -> None:
     one.shadow.load_rights.update({4: "r8", 5: "r7", 6: "r8"})
     conservation.check_engine(one)
     assert one.referee.take() == [
-        "CONSERVATION  GPU blocks [1, 2, 3, 4, 5, 6, 7, 8] (of nobody, request r4, request r5, request r6, "
+        "CONSERVATION  GPU blocks [1, 2, 3, 4, 5, 6, 7, 8] (of no request, request r4, request r5, request r6, "
         "request r7, request r8) are never freed",
-        "CONSERVATION  loads of requests ['r7', 'r8'] never ended",
+        "CONSERVATION  the end of the loads of requests ['r7', 'r8'] was never reported",
     ]
 
 

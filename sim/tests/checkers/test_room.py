@@ -65,7 +65,7 @@ def test_pins_that_nobody_gives_back_are_missed(is_guarded: bool) -> None:
     manager.complete_store([A], REQUEST)
     manager.prepare_load([A], REQUEST)
     manager.complete_load([A], REQUEST)
-    said = "at rest the medium's Losing has room for 3 chunks, and after a reset for 4"
+    said = "at rest the medium's Losing has room for 3 more chunks, but after a reset for 4: some are still in use"
     assert room_of(MediumGuard(manager, Referee()) if is_guarded else manager)[0] == (CONSERVATION, said)  # type: ignore[arg-type]
 
 
@@ -84,7 +84,7 @@ class Halfway(CPUOffloadingManager):
 def test_a_store_that_is_refused_changes_nothing(chunks: int) -> None:
     said = (
         f"at rest the medium's Halfway finds {chunks} chunks, but only {chunks - 1} of them after "
-        f"prepare_store refused {MOST_CHUNKS} more: it has to be all or nothing"
+        f"prepare_store refused {MOST_CHUNKS} more: a refused store must change nothing"
     )
     expected = [(Invariant.HITS, said)] if chunks < MOST_CHUNKS else []  # where no offer is refused
     assert room_of(Halfway(chunks, "lru")) == expected
@@ -109,7 +109,7 @@ class Stuck(CPUOffloadingManager):
 def test_nor_does_it_keep_others_waiting() -> None:
     said = (
         f"at rest the medium's Stuck finds 3 chunks, but only 0 of them after prepare_store refused "
-        f"{MOST_CHUNKS} more: it has to be all or nothing"
+        f"{MOST_CHUNKS} more: a refused store must change nothing"
     )
     assert room_of(Stuck(3, "lru")) == [(Invariant.HITS, said)]
 
@@ -243,13 +243,14 @@ def test_nobody_can_tell_of_chunks_of_several_sizes_that_are_taken_or_not() -> N
 
 
 ALL = ("stored", "being stored", "read")
+BUSY = {"stored": "stored", "being stored": "being stored", "read": "being read"}
 
 
 @pytest.mark.parametrize("lost", ALL)
 def test_places_that_a_reset_loses_are_missed(lost: str) -> None:
     assert room_of(Shelf(9, ALL)) == []
     found = room_of(Shelf(9, {*ALL} - {lost}))
-    said = f"at rest the medium's Shelf has room for 9 chunks, and after a reset while so many were {lost}, for 0"
+    said = f"at rest the medium's Shelf has room for 9 chunks, but for 0 after a reset while 9 were {BUSY[lost]}"
     assert found[0] == (CONSERVATION, said)
 
 
@@ -257,7 +258,9 @@ def test_pins_are_missed_of_a_medium_with_more_room_than_is_asked_for() -> None:
     shelf = Shelf(MOST_CHUNKS + 9, ALL)
     shelf.prepare_load([make_offload_key(bytes([number]), 0) for number in range(99)], REQUEST)
     said = (
-        f"at rest the medium's Shelf has room for {MOST_CHUNKS - 90} chunks, and after a reset for {MOST_CHUNKS}"
+        f"at rest the medium's Shelf has room for {MOST_CHUNKS - 90} more chunks, but after a reset for "
+        f"{MOST_CHUNKS}: "
+        "some are still in use"
     )
     assert room_of(shelf) == [(CONSERVATION, said)]
 
@@ -269,7 +272,9 @@ class Shrinking(Shelf):
 
 
 def test_room_that_is_less_after_the_first_reset_is_missed() -> None:
-    said = "at rest the medium's Shrinking has room for 9 chunks, and after a reset for 8"
+    said = (
+        "at rest the medium's Shrinking has room for 9 more chunks, but after a reset for 8: the reset lost some"
+    )
     assert room_of(Shrinking(9, ALL)) == [(CONSERVATION, said)]
 
 

@@ -29,7 +29,7 @@ from kv_sim.violation import Violation
 from kv_sim.world import World
 
 TWO = WorldConfig(engines=2, prefix_caching=False)
-LENT, STRANGE = "a load of what another engine stored", "nothing is found of a stranger's"
+LENT, STRANGE = "a load of what another engine stored", "a stranger's KV is not found"
 FORGET = {"running": False, "connector": True}
 
 
@@ -154,8 +154,8 @@ def test_a_strangers_bytes_are_told_as_such(stranger: Stranger, whose: str) -> N
     subject = replace(SHARED, kv_connector="KnowsNoModel", module_path=__name__)
     history, config = (*STORED, comes("r2", engine=1)), replace(TWO, stranger=stranger, tp_size=2)
     assert what_is_wrong(*history, subject=subject, config=config) == (
-        "HITS  engine 1 request r2: 8 tokens are found after the first 0, but nobody computed block 0 of them in "
-        "this world"
+        "HITS  engine 1 request r2: get_num_new_matched_tokens(…, 0) found 8 tokens, but no request with the same "
+        "prefix, salt, adapter and images has computed block 0 of its tokens; an engine with incompatible KV has"
     )
     plain = replace(subject, traits=frozenset())
     found = what_is_wrong(*history, subject=plain, config=config)
@@ -189,10 +189,13 @@ def test_what_is_not_found_at_the_other_is_missed() -> None:
     its_own = replace(SHARED, kv_connector="FindsItsOwn", module_path=__name__)
     found = what_is_wrong(*STORED, subject=replace(its_own, evicts_oldest=False))
     assert found is not None
-    assert found.startswith("HITS  engine 1 request r1 comes again at rest: 0 of its 9 tokens are found, but the ")
+    assert found.startswith(
+        "HITS  engine 1 request r1 is repeated at rest: 0 of its 9 tokens are found, but earlier "
+    )
     assert what_is_wrong(subject=its_own) == (
-        "HITS  engine 1 request lent-0 comes at rest: 0 of its first 88 tokens are found, but engine 0 has just "
-        "computed them, and shares its store"
+        "HITS  engine 1 request lent-0 arrives at rest: 0 of its first 88 tokens are found, but engine "
+        "0, which shares "
+        "the store, has just computed them all"
     )
 
 
@@ -398,7 +401,7 @@ def test_a_medium_may_find_what_another_engine_has_stored_while_its_own_store_go
         guard.on_new_request(context)
         assert guard.prepare_store([key], context).keys_to_store == [key]
         guard.manager = SimpleNamespace(lookup=lambda *asked: LookupResult.HIT, complete_store=lambda *said: None)
-    with pytest.raises(Violation, match=r"HITS  engine 0 the medium.s .* finds a chunk whose store goes on"):
+    with pytest.raises(Violation, match=r"HITS  engine 0 the medium.s .* finds a chunk whose store hasn't ended"):
         here.lookup(key, context)
     there.complete_store([key], context)
     assert here.lookup(key, context) is LookupResult.HIT

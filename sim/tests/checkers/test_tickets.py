@@ -25,6 +25,7 @@ PARAMS = {
 }
 SHARED = 9
 """Tokens of the prompt that is held: two blocks of four and one more."""
+FINDS_NOTHING = "r3: .* found 0 tokens, but"
 
 
 class Heard:
@@ -62,8 +63,10 @@ def test_a_live_ticket_is_good_for_all_that_is_held(own: int, local: int, all_of
         with pytest.raises(Violation) as raised:
             heard.matches(made, all_of_it - 1, local)
         assert str(raised.value) == (
-            f"HITS  request r2: {all_of_it - 1} tokens are found after the first {local}, but its ticket is of "
-            f"request r1, whose blocks are held, and {all_of_it} of its 9 tokens can be pulled"
+            f"HITS  request r2: get_num_new_matched_tokens(…, {local}) found {all_of_it - 1} tokens, but its "
+            f"ticket is for the blocks of request r1, which are still held, and {all_of_it} of its 9 "
+            "tokens can be "
+            "pulled"
         )
 
 
@@ -129,7 +132,7 @@ def test_a_ticket_is_the_same_in_another_order() -> None:
     """A router may write it down anew."""
     heard = Heard()
     made = heard.comes(params=dict(reversed(PARAMS.items())))
-    with pytest.raises(Violation, match="0 tokens are found after the first 0, but its ticket is of request r1"):
+    with pytest.raises(Violation, match="found 0 tokens, but its ticket is for the blocks of request r1"):
         heard.matches(made, 0)
 
 
@@ -140,7 +143,7 @@ def test_what_slid_out_of_a_window_need_not_be_held(tokens: int, table: list[int
     made.kv_transfer_params = {"do_remote_decode": True}
     made.status, made.num_computed_tokens = Status.FINISHED_STOPPED, tokens
     call = ("request_finished_all_groups", (made, ([1, 2, 3], table)), (False, None))
-    with pytest.raises(Violation, match="its blocks are wanted by another engine") if is_judged else nullcontext():
+    with pytest.raises(Violation, match="it came with do_remote_decode") if is_judged else nullcontext():
         tickets.hear(*call)
 
 
@@ -218,7 +221,7 @@ def test_of_a_ticket_that_a_client_changed_nothing_is_expected(sent: dict[str, A
     heard.matches(changed, 9 if "do_remote_decode" in sent else 0)
     heard.tickets.hear("request_finished_all_groups", (changed, ([],)), (False, None))
     made = heard.comes("r3")
-    with nullcontext() if is_spent else pytest.raises(Violation, match="r3: 0 tokens are found"):
+    with nullcontext() if is_spent else pytest.raises(Violation, match=FINDS_NOTHING):
         heard.matches(made, 0)
 
 
@@ -227,7 +230,7 @@ def test_a_ticket_that_a_client_changed_is_no_other_of_the_same_engine() -> None
     changed = SimRequest(RequestSpec("r2", 0, SHARED, 0, 1, 1, kv_transfer_params=sent), 4, 40)
     changed.kv_transfer_params = {**PARAMS, "remote_request_id": "r9.9", **sent}
     heard.tickets.hear("on_new_request", (changed,), None)
-    with pytest.raises(Violation, match="r3: 0 tokens are found"):
+    with pytest.raises(Violation, match=FINDS_NOTHING):
         heard.matches(heard.comes("r3"), 0)
 
 
@@ -249,7 +252,7 @@ def test_only_a_true_wish_must_be_fulfilled(wish: Any) -> None:
     made = request("r2")
     made.status, made.num_computed_tokens = Status.FINISHED_STOPPED, SHARED
     made.kv_transfer_params = {"do_remote_decode": wish}
-    with pytest.raises(Violation, match="it got no ticket") if wish is True else nullcontext():
+    with pytest.raises(Violation, match="neither held its blocks nor") if wish is True else nullcontext():
         heard.tickets.hear("request_finished_all_groups", (made, ([],)), (False, None))
 
 
@@ -307,8 +310,9 @@ def test_what_is_wanted_and_there_is_held(changes: dict[str, Any], is_judged: bo
     with pytest.raises(Violation) as raised:
         tickets.hear(*call)
     assert str(raised.value) == (
-        "HITS  request r1: its blocks are wanted by another engine, it ended well and its prompt is computed, "
-        "but it got no ticket when it ended"
+        "HITS  request r1: it came with do_remote_decode, ended well and its prompt is computed, but the "
+        "connector "
+        "neither held its blocks nor left a ticket when it ended"
     )
 
 
@@ -335,7 +339,7 @@ def found(name: str) -> Violation:
     ("name", "invariant", "message"),
     [
         ("LeavesABlock", Invariant.HITS, "tokens can be pulled"),
-        ("HoldsWholeBlocks", Invariant.HITS, "it got no ticket when it ended"),
+        ("HoldsWholeBlocks", Invariant.HITS, "neither held its blocks nor left a ticket"),
         (
             "FailsWhatCame",
             Invariant.PROTOCOL,
@@ -345,7 +349,7 @@ def found(name: str) -> Violation:
         (
             "HoldsEndEarly",
             Invariant.PROTOCOL,
-            r"^worker \d side reports: request r\d+ is held no longer, but nobody pulled or declined it"
+            r"^worker \d side reports: the hold of request r\d+ has ended, but it was neither pulled nor declined"
             r", and it had \d+ seconds left$",
         ),
     ],

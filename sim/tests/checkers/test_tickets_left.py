@@ -49,8 +49,9 @@ def test_or_it_hands_on_one_of_blocks_that_are(change: str, tickets: Tickets) ->
     with pytest.raises(Violation) as raised:
         ends(tickets, "r2", is_held=False)
     assert raised.value.message == (
-        "request r2: it got a ticket when it ended, but its blocks aren't held; those of request r1, whose "
-        "ticket it is, were withdrawn"
+        "request r2: it got a ticket when it ended, but its blocks aren't held; the ticket is of request "
+        "r1, whose "
+        "hold was withdrawn"
     )
 
 

@@ -18,6 +18,8 @@ from kv_sim.subject import Subject, Trait
 from kv_sim.violation import Violation
 from kv_sim.world_state import WorldState
 
+NOT_COMPUTED = "no request with the same prefix, salt, adapter and images has computed block"
+
 # -- no more ------------------------------------------------------------------------------------
 
 
@@ -44,16 +46,16 @@ def test_no_more_is_found_than_was_computed(hashes_per_block: int, computed: int
             end = local + count
             served.check_match(asking, local, count)
             assert served.found == {"r2": end}
-            where = f"HITS  request r2: {count} tokens are found after the first {local}, but "
+            where = f"HITS  request r2: get_num_new_matched_tokens(…, {local}) found {count} tokens, but "
             not_computed = [index for index in range(local // 4, end // 4) if (index + 1) * 4 > computed]
             if not_computed:
-                told = [f"{where}nobody computed block {not_computed[0]} of them in this world"]
+                told = [f"{where}{NOT_COMPUTED} {not_computed[0]} of its tokens"]
             elif hashes_per_block == 1 or not count or end % 4 == 0:
                 told = []
             elif end % hashed:
-                told = [f"{where}no hash ends there, so nobody kept a state"]
+                told = [f"{where}no hash ends there, so no state was stored"]
             else:
-                told = [f"{where}nobody computed the last of them"] if end > computed else []
+                told = [f"{where}no request has computed so far"] if end > computed else []
             assert notes.take() == told, (local, count)
 
 
@@ -68,9 +70,10 @@ def test_with_a_draft_model_somebody_computed_what_comes_after_a_hit(known: int,
             served.check_match(sampled("r2", 0), local, end - local)
             fits = end == local or end // 4 + 1 <= known // 4
             told = (
-                f"HITS  request r2: {end - local} tokens are found after the first {local}, but nobody computed "
+                f"HITS  request r2: get_num_new_matched_tokens(…, {local}) found {end - local} tokens, but no "
+                "request"
             )
-            assert [text.startswith(f"{told}block {end // 4}, which would") for text in notes.take()] == (
+            assert [text.startswith(f"{told} has computed block {end // 4} of") for text in notes.take()] == (
                 [] if fits else [True]
             ), (local, end)
             assert fits or end >= least or end == local
@@ -104,8 +107,8 @@ def test_whole_blocks_are_found_where_hashes_are_finer() -> None:
         served.check_match(sampled("r2", 0, 2), 0, count)
     assert notes.told == []
     served.check_match(sampled("r2", 0, 2), 4, 4)
-    where = "4 tokens are found after the first 4"
-    assert notes.told == [f"HITS  request r2: {where}, but nobody computed block 1 of them in this world"]
+    where = "get_num_new_matched_tokens(…, 4) found 4 tokens"
+    assert notes.told == [f"HITS  request r2: {where}, but {NOT_COMPUTED} 1 of its tokens"]
 
 
 def test_a_reset_forgets_all_but_what_the_living_have() -> None:
@@ -124,8 +127,8 @@ def test_a_reset_forgets_all_but_what_the_living_have() -> None:
         served.check_match(ended, 0, 8)
         assert notes.take() == []
         served.check_match(ended, 8, 4)
-        since = f"nobody computed block 2 of them since reset {number}"
-        assert notes.take() == [f"HITS  request r1: 4 tokens are found after the first 8, but {since}"]
+        since = f"{NOT_COMPUTED} 2 of its tokens since reset {number}"
+        assert notes.take() == [f"HITS  request r1: get_num_new_matched_tokens(…, 8) found 4 tokens, but {since}"]
     lives.status = Status.FINISHED_STOPPED
     assert [served.is_fair(one) for one in (ended, lives, later)] == [False, False, True]
     served.reset([ended, lives])
@@ -138,8 +141,8 @@ def test_a_reset_without_anybody_is_one_as_well() -> None:
     served = Served(notes, 4, is_on=True)
     served.reset([])
     served.check_match(sampled("r1", 0), 0, 4)
-    where = "4 tokens are found after the first 0"
-    assert notes.told == [f"HITS  request r1: {where}, but nobody computed block 0 of them since reset 1"]
+    where = "get_num_new_matched_tokens(…, 0) found 4 tokens"
+    assert notes.told == [f"HITS  request r1: {where}, but {NOT_COMPUTED} 0 of its tokens since reset 1"]
 
 
 def test_of_whom_nothing_is_claimed_nothing_is_known() -> None:
@@ -164,7 +167,10 @@ def test_who_says_that_a_reset_works_finds_nothing_that_it_forgot() -> None:
     served.check_match(foreign, 0, 8)
     assert notes.take() == []
     served.check_match(ended, 0, 8)
-    where, since = "8 tokens are found after the first 0", "nobody computed block 0 of them since reset 1"
+    where, since = (
+        "get_num_new_matched_tokens(…, 0) found 8 tokens",
+        f"{NOT_COMPUTED} 0 of its tokens since reset 1",
+    )
     assert notes.take() == [f"HITS  request r1: {where}, but {since}"]
     served.reset([])  # what one reset forgot, another doesn't bring back
     served.check_match(ended, 0, 8)
@@ -191,7 +197,7 @@ def test_the_engine_watches_for_what_a_claim_says(traits: set[Trait], of_peers: 
     request.status = Status.FINISHED_STOPPED
     served.reset([request])
     if is_told:
-        with pytest.raises(Violation, match="nobody computed block 0 of them since reset 1"):
+        with pytest.raises(Violation, match=f"{NOT_COMPUTED} 0 of its tokens since reset 1"):
             served.check_match(request, 0, 4)
     else:
         served.check_match(request, 0, 4)
@@ -207,9 +213,9 @@ def nothing(spec: RequestSpec) -> None:
 def missing(name: str, found: int, tokens: int, first: int, room: int = 2, of: int = 64) -> str:
     """``room``: how many slots all that was computed takes, of so many."""
     return (
-        f"HITS  request {name} comes again at rest: {found} of its {tokens} tokens are found, but the first "
-        f"{first} belong to requests that ended well, no copy failed, and there was room for all: at most {room} "
-        f"of {of} host slots were needed"
+        f"HITS  request {name} is repeated at rest: {found} of its {tokens} tokens are found, but earlier "
+        f"requests computed the first {first} and ended well, no copy failed, and there was room for all: at most "
+        f"{room} of {of} host slots were needed"
     )
 
 
@@ -255,7 +261,7 @@ def test_with_a_draft_model_a_block_less_is_found(drafter: Drafter, tokens: int,
         Engine([request(tokens=tokens)], lambda spec: found),
         replace(CONFIG, drafter=drafter, spec_tokens=1),
     )
-    told = [text for text in judge(engine, KEEPS, config) if "belong to requests" in text]
+    told = [text for text in judge(engine, KEEPS, config) if "earlier requests" in text]
     assert told == ([missing("r1", found, tokens, must, tokens // 4)] if must else [])
 
 
@@ -362,7 +368,10 @@ def test_of_whom_nothing_is_known_nobody_comes_again(subject: Subject, config: W
 
 # -- events -------------------------------------------------------------------------------------
 
-ODD = "ACCOUNTING  request r1 comes again at rest: block {} of its prompt {}, but by the events so far it {}"
+ODD = (
+    "ACCOUNTING  request r1 is repeated at rest: block {} of its prompt {}, but according to the events so "
+    "far it {}"
+)
 
 
 @pytest.mark.parametrize(
@@ -476,8 +485,8 @@ def test_what_was_used_last_is_kept(
     engine.finds = lambda spec: all_of(spec) - 1
     room = sum(size for name, size in sizes.items() if name != "r1") // chunk
     assert judge(engine, replace(subject, keeps_from=9), config)[-len(sizes) :] == [
-        f"HITS  request {name} comes again at rest: {end - 1} of its first {end} tokens are found, but r1 and "
-        f"new requests of {room} chunks came last, and all of them fit in {slots} host slots"
+        f"HITS  request {name} is repeated at rest: {end - 1} of its first {end} tokens are found, but r1 and "
+        f"new requests of {room} chunks were the last to be computed, and all of them fit in {slots} host slots"
         for (name, _), end in zip(again, least, strict=True)
     ]
 
@@ -512,10 +521,10 @@ def test_for_a_chunk_more_a_prompt_loses_its_end(
         engine.finds = finds
         told = judge(engine, subject, world)
         assert asked(engine)[-1 - len(more) :] == [*more, ("r1", tokens)]
-        beginning = f"request r1 comes again at rest: {found} of its first {least} tokens are found"
-        assert [text.split(", but")[0] for text in told] == [f"HITS  {beginning}"] * is_wrong
+        beginning = f"request r1 is repeated at rest: {found} of its first {least} tokens are found"
+        assert [text.split("; ")[0] for text in told] == [f"HITS  {beginning}"] * is_wrong
         assert all(
-            "one chunk was stored, for which the prompt's end should be evicted before its beginning" in text
+            "one more chunk was stored, for which the prompt's end should be evicted, not its" in text
             for text in told
         )
 

@@ -56,8 +56,8 @@ def test_who_begins_with_a_prompt_finds_it(
     assert asked(engine) == [each for size in sizes for each in twice(size, size * chunk, subject.keeps_from)]
     engine.finds = lambda spec: spec.own_tokens - 2
     assert judge(engine, subject, config) == [
-        f"HITS  request unseen-{size} comes again at rest: {size * chunk - 1} of its first {size * chunk} tokens "
-        f"are found, but they were computed just now, and {room} chunks of each group fit in "
+        f"HITS  request unseen-{size} is repeated at rest: {size * chunk - 1} of its first {size * chunk} tokens "
+        f"are found, but it has just computed them all, and {room} chunks of each group fit in "
         f"{config.host_slots} host slots"
         for size in sizes
     ]

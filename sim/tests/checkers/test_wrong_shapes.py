@@ -189,7 +189,7 @@ def test_what_two_workers_say_has_to_become_one(monkeypatch: pytest.MonkeyPatch)
             with pytest.raises(Violation) as caught:
                 world.run(Random(0), 20)
         assert str(caught.value) == (
-            "PROTOCOL  Said.aggregate answered None, expected the joined reports of two workers"
+            "PROTOCOL  Said.aggregate answered None, expected the reports of two workers as one"
         )
 
 

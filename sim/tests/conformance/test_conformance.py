@@ -269,7 +269,7 @@ def test_situations_that_were_reached_are_counted_and_the_others_named() -> None
 
 
 BY_TICKETS = {"a load by a ticket ends well", "a load by a ticket fails"}
-IN_A_STORE = {"a load of what another engine stored", "nothing is found of a stranger's"}
+IN_A_STORE = {"a load of what another engine stored", "a stranger's KV is not found"}
 
 
 def test_what_no_connector_of_its_kind_can_meet_is_not_said_to_be_never_met() -> None:

@@ -166,4 +166,7 @@ def test_blocks_of_several_groups_are_not_reported_by_their_ids() -> None:
     made, _ = loading(groups=TWO, num_blocks=40)
     with pytest.raises(Violation) as found:
         made.process(invalid_block_ids={1})
-    assert str(found.value) == "PROTOCOL  failed block ids are reported, but there are several groups"
+    assert str(found.value) == (
+        "PROTOCOL  get_block_ids_with_load_errors reports blocks, but there are several KV cache groups: report "
+        "the requests in failed_recving"
+    )

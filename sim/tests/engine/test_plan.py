@@ -204,7 +204,7 @@ def test_a_request_is_shown_as_far_as_it_is() -> None:
     [
         (Status.FINISHED_STOPPED, True, False, ", held, waits for finished_sending"),
         (Status.FINISHED_ABORTED, True, False, ", held, waits for finished_sending"),
-        (Status.FINISHED_ABORTED, False, True, ", waits for the end of its load, finished_recving"),
+        (Status.FINISHED_ABORTED, False, True, ", loading, waits for finished_recving"),
         (Status.FINISHED_STOPPED, False, False, ""),
         (Status.WAITING_FOR_REMOTE_KVS, False, True, ""),
     ],

@@ -221,8 +221,8 @@ def test_a_wrong_byte_of_a_tail_is_seen(place: int, message: str) -> None:
 @pytest.mark.parametrize(
     ("end", "message"),
     [
-        (19, "3 tokens are found after the first 16, but no hash ends there, so nobody kept a state"),
-        (18, "2 tokens are found after the first 16, but nobody computed the last of them"),
+        (19, "found 3 tokens, but no hash ends there, so no state was stored"),
+        (18, "found 2 tokens, but no request has computed so far"),
     ],
 )
 def test_a_hit_ends_where_a_state_was_kept(monkeypatch: pytest.MonkeyPatch, end: int, message: str) -> None:
@@ -233,7 +233,7 @@ def test_a_hit_ends_where_a_state_was_kept(monkeypatch: pytest.MonkeyPatch, end:
     made.apply(STEP)
     monkeypatch.setattr(OffloadingConnector, "get_num_new_matched_tokens", match)
     made.engine.add(request("r2", 23, own=1))
-    with pytest.raises(Violation, match=f"HITS  request r2: {message}"):
+    with pytest.raises(Violation, match=rf"HITS  request r2: get_num_new_matched_tokens\(…, 16\) {message}"):
         made.apply(STEP)
 
 
@@ -340,7 +340,7 @@ def test_what_is_told_of_a_tail_is_true() -> None:
     mirror.take([told, longer, BlockRemoved([h[4], h[5]], "CPU", group_idx=0)])
     assert dict(mirror.blocks) == {("CPU", 0, h[4]): 1}
     for wrong in ({"token_ids": tokens[7:11]}, {"block_size": 8}, {"parent_block_hash": h[2]}):
-        with pytest.raises(Violation, match="ACCOUNTING  of blocks"):
+        with pytest.raises(Violation, match="ACCOUNTING  an event for blocks"):
             mirror.take([replace_event(told, **wrong)])
 
 

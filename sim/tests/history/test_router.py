@@ -204,7 +204,10 @@ def test_what_is_held_for_ever_is_told() -> None:
     world.engine.add(RequestSpec("r1", 0, 9, 0, 1, 1))
     with pytest.raises(
         Violation,
-        match=r"LIVENESS.*after 400 quiet steps there are still requests: <request r1 stopped 9/10, held, ",
+        match=(
+            r"LIVENESS.*after 400 steps without new work these requests are left: <request r1 stopped 9/10, "
+            r"held, "
+        ),
     ):
         world.rest()
 

@@ -200,7 +200,7 @@ def test_who_is_in_a_step() -> None:
 
 
 def test_in_which_pause_a_step_is() -> None:
-    waits, name = request("r2", Status.WAITING), "a step in which nobody who runs is scheduled"
+    waits, name = request("r2", Status.WAITING), "a step that schedules no running request"
     assert scheduled(Coverage(), request(), waits, pause=Pause.ALL) == [name]
     assert scheduled(Coverage(), request(), waits, pause=Pause.NEW) == []
     assert scheduled(Coverage(), waits, pause=Pause.ALL) == []

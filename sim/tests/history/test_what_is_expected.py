@@ -27,7 +27,7 @@ ALWAYS = (
     *("a session goes on", "a session goes on before its last turn is over"),
     *("a session's next input comes before it stops", "a session ends while it waits", "frees are deferred"),
     *("drafts are rejected", "an empty step", "a step while a load is under way"),
-    "a step in which nobody who runs is scheduled",
+    "a step that schedules no running request",
     *("reset answered True", "reset answered False", "reset answered None"),
 )
 LENT = "a load of what another engine stored"
@@ -48,9 +48,9 @@ SOMETIMES = {
         *("the engine sleeps", "the engine sleeps and keeps requests", "the engine can't sleep"),
         "a step while the engine sleeps",
     ),
-    Trait.CLIENTS: ("a client sends strange words", "a client sends what is no object"),
+    Trait.CLIENTS: ("a client sends strange parameters", "a client sends no object"),
     Trait.IMAGES: ("a prompt with an image arrives",),
-    Trait.STRANGERS: ("nothing is found of a stranger's",),
+    Trait.STRANGERS: ("a stranger's KV is not found",),
 }
 
 

@@ -210,7 +210,7 @@ def test_a_lost_load_may_write_its_blocks_until_a_step_uses_them(use: Callable[[
     use(device)
     device.copies.find(copy)
     device.copies.advance(copy, 1)
-    with pytest.raises(Violation, match=r"rank 0 block 2 .*no load into it is announced"):
+    with pytest.raises(Violation, match=r"rank 0 block 2 .*no load into it is under way"):
         device.copies.advance(copy, 1)
 
 

@@ -98,7 +98,7 @@ def test_the_table_is_what_was_measured(
         "  CONTENT, HITS, WORK",
         "ShortKeys                  #7               HITS         HITS                 1   2.50 s      12   0.50 s"
         "  survives 200",
-        "MemoryConnector                             CONTENT      nobody             400",
+        "MemoryConnector                             CONTENT      not caught         400",
         "2 of 3 found; median 1.38 s to find (longest 2.5 s), 7.5 actions left (most 12), shrunk in 1.00 s",
     ]
     assert scripted.asked == [
@@ -114,7 +114,7 @@ def test_one_that_gets_away_fails(monkeypatch: pytest.MonkeyPatch, capsys: pytes
     planted_are(monkeypatch, plant(MemoryConnector, "#1", Invariant.CONTENT, MEMORY))
     assert main(["zoo", "--jobs", "1"]) == 1
     row, sum_ = capsys.readouterr().out.splitlines()[1:]
-    assert re.fullmatch(r"MemoryConnector +#1 +CONTENT +nobody +3", row)
+    assert re.fullmatch(r"MemoryConnector +#1 +CONTENT +not caught +3", row)
     assert sum_ == "0 of 1 found"
 
 

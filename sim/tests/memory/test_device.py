@@ -60,8 +60,8 @@ def test_what_a_step_leaves_as_it_is_may_be_stored_meanwhile(
     made.queue.clear()
     made.launch(step(CONFIG, span))
     said = refused(made.retire)
-    what = "step 7 computes into it while store copy 0 (begun for nobody) is under way"
-    assert said == (f"rank 1 block {block} (of nobody): {what}" if changes else None)
+    what = "step 7 computes into it while store copy 0 (begun for no request) is under way"
+    assert said == (f"rank 1 block {block} (of no request): {what}" if changes else None)
 
 
 def test_a_block_that_is_somebody_elses_now_changes() -> None:
@@ -79,11 +79,11 @@ def test_copies_that_wait_for_a_step_are_not_in_its_way() -> None:
     assert refused(made.retire) is None
     fill(made, 4)
     made.launch(step(CONFIG, (4, 5), number=8))
-    load = "load copy 0 (begun for nobody) is under way"
-    assert refused(made.retire) == f"rank 1 block 1 (of nobody): step 8 attends to it while {load}"
+    load = "load copy 0 (begun for no request) is under way"
+    assert refused(made.retire) == f"rank 1 block 1 (of no request): step 8 attends to it while {load}"
     made.launch(step(CONFIG, (3, 4), number=9))
     made.queue.popleft()
-    assert refused(made.retire) == f"rank 1 block 1 (of nobody): step 9 computes into it while {load}"
+    assert refused(made.retire) == f"rank 1 block 1 (of no request): step 9 computes into it while {load}"
 
 
 def test_kernels_that_prepare_blocks_ask_and_write() -> None:
@@ -92,13 +92,13 @@ def test_kernels_that_prepare_blocks_ask_and_write() -> None:
     made.copies.open().submit(Direction.STORE, [(20, 0)])
     made.copies.open().submit(Direction.LOAD, [(21, 1)])
     before = made.memory.copy()
-    store = "store copy 0 (begun for nobody) is under way"
-    load = "load copy 1 (begun for nobody) is under way"
+    store = "store copy 0 (begun for no request) is under way"
+    load = "load copy 1 (begun for no request) is under way"
     asks: tuple[tuple[Any, Any, str | None], ...] = (
-        (made.zero, [19, 20], f"rank 1 block 20 (of nobody): step 3 zeroes it while {store}"),
-        (made.zero, [21], f"rank 1 block 21 (of nobody): step 3 zeroes it while {load}"),
-        (made.copy_blocks, [(18, 20)], f"rank 1 block 20 (of nobody): step 3 copies into it while {store}"),
-        (made.copy_blocks, [(21, 18)], f"rank 1 block 21 (of nobody): step 3 copies it while {load}"),
+        (made.zero, [19, 20], f"rank 1 block 20 (of no request): step 3 zeroes it while {store}"),
+        (made.zero, [21], f"rank 1 block 21 (of no request): step 3 zeroes it while {load}"),
+        (made.copy_blocks, [(18, 20)], f"rank 1 block 20 (of no request): step 3 copies into it while {store}"),
+        (made.copy_blocks, [(21, 18)], f"rank 1 block 21 (of no request): step 3 copies it while {load}"),
         (made.copy_blocks, [], None),
     )
     for act, blocks, said in asks[:2] + asks[4:]:
@@ -125,7 +125,7 @@ def test_kernels_that_prepare_blocks_ask_and_write() -> None:
         17: "step 3, which copied block 16 into it",
         18: "step 3, which copied block 20 into it",
         19: "step 4, which zeroed it",
-        22: "nobody since it was allocated",
+        22: "not written since it was allocated",
     }
 
 
@@ -190,7 +190,7 @@ def test_a_store_asks_the_steps_that_were_launched_what_they_change() -> None:
     for block, number in ((3, 8), (2, 9)):
         one = made.copies.running[queue.submit(Direction.STORE, [(block, 0)])]
         what = f"{one} reads it before step {number}, which writes it, has retired"
-        assert refused(made.copies.advance, one, 1) == f"rank 1 block {block} (of nobody): {what}"
+        assert refused(made.copies.advance, one, 1) == f"rank 1 block {block} (of no request): {what}"
 
 
 @pytest.mark.parametrize("forget_host", [False, True])
@@ -214,7 +214,10 @@ def test_a_connector_reads_and_writes_pages_behind_the_device() -> None:
     page = cache.read(1)
     assert made.retired_steps == 1
     assert page.tolist() == (HASHES[:4] ^ made.kernels.keys[0][1]).tolist() == cache[1].tolist()
-    without = "rank 1 block 20 (of nobody): the connector writes it, but no load into it is announced or going on"
+    without = (
+        "rank 1 block 20 (of no request): the connector writes it, but no load into it is under way: none "
+        "was announced, or it has ended"
+    )
     assert refused(cache.write, 20, page) == without
     made.shadow.load_rights[20] = "r2"
     made.launch(step(CONFIG, (4, 5)))
@@ -223,14 +226,15 @@ def test_a_connector_reads_and_writes_pages_behind_the_device() -> None:
     page[:] = 3
     assert made.memory[20].tolist() == [[int(POISON)] * SIZE, cache[1].tolist()]
     assert made.shadow.last_writer[RANK][20] == "the connector"
-    told = "request r2 token 7: rank 1 block 20 holds 0x1, last written by"
+    told = "request r2 token 7: rank 1 block 20 holds 0x1,"
+    writer = "last written by the connector"
     for place in (0, SIZE - 1):
         wrote = [made.shadow.explain_content(RANK, "r2", 7, (20, layer, place), 1) for layer in range(2)]
-        assert wrote == [f"{told} nobody, and elsewhere by the connector", f"{told} the connector"]
+        assert wrote == [f"{told} not written, and elsewhere {writer}", f"{told} {writer}"]
     made.copies.open().submit(Direction.LOAD, [(20, 0)])
     for act, what in ((cache.read, "reads"), (lambda block: cache.write(block, page), "writes")):
-        while_ = f"the connector {what} it while load copy 0 (begun for nobody) is under way"
-        assert refused(act, 20) == f"rank 1 block 20 (of nobody): {while_}"
+        while_ = f"the connector {what} it while load copy 0 (begun for no request) is under way"
+        assert refused(act, 20) == f"rank 1 block 20 (of no request): {while_}"
 
 
 WORDS_OF_BYTES = "(numpy.frombuffer(page, numpy.uint64) makes words of them)"

@@ -42,7 +42,7 @@ def test_a_step_leaves_what_it_computes_and_nothing_else(config: WorldConfig, st
     expected = made.memory.copy()
     for block in poisoned:
         expected[block] = POISON
-    writer = dict.fromkeys(poisoned, "nobody since it was allocated")
+    writer = dict.fromkeys(poisoned, "not written since it was allocated")
     for _, _, slot, held in slots(config, start, end):
         expected[slot] = held
         writer[slot[0]] = "step 7 for request r1"

@@ -9,11 +9,11 @@ import pytest
 from kv_api import Direction
 from kv_sim.memory.content import POISON, ZERO
 from kv_sim.memory.copy import Copy, State
-from kv_sim.memory.shadow import Shadow
+from kv_sim.memory.shadow import NOT_SINCE, Shadow
 from kv_sim.violation import Invariant, Referee, Violation
 
-RANK = 1
-WHO = {3: "request r3", 4: "request r4", 5: "nobody"}
+RANK, BY = 1, "last written by "
+WHO = {3: "request r3", 4: "request r4", 5: "no request"}
 both = pytest.mark.parametrize("direction", Direction)
 states = pytest.mark.parametrize("state", [State.RUNNING, State.LOST])
 
@@ -87,14 +87,15 @@ def test_a_step_may_write_what_a_store_reads_if_it_leaves_it_as_it_is() -> None:
         told = said(write, RANK, blocks, "step 2 does so", [store, load], changes)
         assert told is not None
         assert f"block {blocks[1]} " in told[1]
-        assert f"while {which} (begun for nobody)" in told[1]
+        assert f"while {which} (begun for no request)" in told[1]
 
 
 def test_a_load_needs_a_right_of_its_request_or_of_its_step() -> None:
     shadow = shadow_of_two()
     without = (
         Invariant.OWNERSHIP,
-        "rank 1 block 4 (of request r4): it is loaded, but no load into it is announced or going on",
+        "rank 1 block 4 (of request r4): it is loaded, but no load into it is under way: none was "
+        "announced, or it has ended",
     )
     assert [said(shadow.about_to_load, RANK, block, "it is loaded", []) for block in (3, 4, 5)] == [None] * 3
     shadow.end_step(6)
@@ -162,7 +163,10 @@ def test_a_copy_keeps_out_of_a_step_that_has_not_retired(direction: Direction, r
 
 
 def test_a_load_moves_nothing_into_a_block_without_a_right() -> None:
-    told = "rank 1 block 8 (of nobody): load copy 2 writes it, but no load into it is announced or going on"
+    told = (
+        "rank 1 block 8 (of no request): load copy 2 writes it, but no load into it is under way: none was "
+        "announced, or it has ended"
+    )
     assert move(copy(2, Direction.LOAD, (8, 0)), 8, 0) == (Invariant.OWNERSHIP, told)
     assert move(copy(2, Direction.STORE, (8, 0)), 8, 0) is None
 
@@ -204,19 +208,19 @@ def test_who_has_a_block() -> None:
 def test_what_a_kernel_read_and_who_wrote_it(value: int, held: str) -> None:
     shadow = shadow_of_two()
     shadow.last_writer[RANK][3] = "step 4"
-    where = f"request r1 token 6: rank 1 block %d holds {held}, last written by %s"
-    assert shadow.explain_content(RANK, "r1", 6, (3, 1, 2), value) == where % (3, "step 4")
-    assert shadow.explain_content(RANK, "r1", 6, (4, 1, 2), value) == where % (4, "nobody")
+    where = f"request r1 token 6: rank 1 block %d holds {held}, %s"
+    assert shadow.explain_content(RANK, "r1", 6, (3, 1, 2), value) == where % (3, "last written by step 4")
+    assert shadow.explain_content(RANK, "r1", 6, (4, 1, 2), value) == where % (4, "not written")
 
 
 def writer(shadow: Shadow, layer: int, place: int) -> str:
-    return shadow.explain_content(RANK, "r1", 6, (3, layer, place), 1).partition("last written by ")[2]
+    return shadow.explain_content(RANK, "r1", 6, (3, layer, place), 1).partition("0x1, ")[2].removeprefix(BY)
 
 
 def test_who_wrote_a_part_of_a_block_is_named_for_that_part() -> None:
     """A layer of it, or some slots in all layers; elsewhere who wrote before, and who wrote the block last."""
     shadow = shadow_of_two()
-    shadow.last_writer[RANK][3] = "nobody since it was allocated"
+    shadow.last_writer[RANK][3] = NOT_SINCE
     shadow.wrote_part(RANK, 3, "step 4", slice(0, 2))
     shadow.wrote_part(RANK, 3, "the connector", slice(0, 4), 1)
     shadow.wrote_part(RANK, 3, "step 5", slice(2, 3))
@@ -224,7 +228,7 @@ def test_who_wrote_a_part_of_a_block_is_named_for_that_part() -> None:
         [
             *["step 4, and elsewhere by step 5"] * 2,
             "step 5",
-            "nobody since it was allocated, and elsewhere by step 5",
+            "not written since it was allocated, and elsewhere last written by step 5",
         ],
         [*["the connector, and elsewhere by step 5"] * 2, "step 5", "the connector, and elsewhere by step 5"],
     ]
@@ -234,7 +238,10 @@ def test_who_wrote_a_part_of_a_block_is_named_for_that_part() -> None:
 def test_who_writes_a_whole_block_has_written_all_of_it() -> None:
     shadow = shadow_of_two()
     shadow.wrote_part(RANK, 3, "step 4", slice(1, 2))
-    assert [writer(shadow, 0, place) for place in (0, 1)] == ["nobody, and elsewhere by step 4", "step 4"]
+    assert [writer(shadow, 0, place) for place in (0, 1)] == [
+        "not written, and elsewhere last written by step 4",
+        "step 4",
+    ]
     shadow.last_writer[RANK][3] = "load copy 7"
     assert [writer(shadow, 0, place) for place in (0, 1)] == ["load copy 7"] * 2
     shadow.wrote_part(RANK, 3, "step 9", slice(1, 2))

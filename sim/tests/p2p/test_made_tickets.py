@@ -64,9 +64,9 @@ def test_what_is_held_is_pulled_by_the_name_that_the_router_gave_it() -> None:
     [
         (
             "NewestWhateverItsName",
-            "r1-00000001: 0 tokens are found after the first 0, but its ticket is of request r1",
+            r"r1-00000001: .*\(…, 0\) found 0 tokens, but its ticket is for the blocks of request r1",
         ),
-        ("HoldsNothing", "r1: its blocks are wanted by another engine, .* but it got no ticket when it ended"),
+        ("HoldsNothing", "r1: it came with do_remote_decode, .* neither held its blocks nor left a ticket"),
     ],
 )
 def test_a_mistake_in_it_is_found(name: str, words: str) -> None:

@@ -162,7 +162,7 @@ def test_a_stranger_takes_no_ticket_and_lets_go_of_what_is_held(stranger: Strang
     assert [request.request_id for request in world.sites[1].engine.outcome.ended] == [GOES_ON.request_id]
     assert not world.engine.scheduler.requests
     assert world.coverage.situations["match: asynchronous load"] == 0
-    assert world.coverage.situations["nothing is found of a stranger's"] == 1
+    assert world.coverage.situations["a stranger's KV is not found"] == 1
 
 
 @pytest.mark.parametrize(("stranger", "whose"), [("path", "of another model"), ("dtype", "of another data type")])
@@ -242,7 +242,9 @@ def test_a_message_says_which_engine_it_is_of() -> None:
 def test_what_is_left_at_either_engine_is_found(engine: int) -> None:
     world = World(TWO, P2P_TWO)
     world.sites[engine].engine.shadow.load_rights[0, 1] = "r7"
-    with pytest.raises(Violation, match=rf"^CONSERVATION  engine {engine} loads of requests .*r7.* never ended$"):
+    with pytest.raises(
+        Violation, match=rf"^CONSERVATION  engine {engine} the end of the loads of .*r7.* was never reported$"
+    ):
         world.rest()
 
 

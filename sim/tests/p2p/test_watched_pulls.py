@@ -52,8 +52,8 @@ def test_a_hold_that_ends_early_is_told_with_the_time_that_it_had() -> None:
         made.step()
     assert raised.value.invariant is Invariant.PROTOCOL
     assert raised.value.message == (
-        "worker 0 side reports: request r1 is held no longer, but nobody pulled or declined it, and it had 1.5 "
-        "seconds left"
+        "worker 0 side reports: the hold of request r1 has ended, but it was neither pulled nor declined, and it "
+        "had 1.5 seconds left"
     )
 
 
@@ -127,7 +127,7 @@ def test_a_pull_whose_blocks_have_come_may_not_fail_however_late_they_are(monkey
     results = KVConnectorTransferResults(finished_recving={"r2"}, failed_recving={"r2"})
     monkeypatch.setattr(P2PWorkerSide, "get_transfer_results", lambda side, finished: results)
     made.now = end + 7
-    with pytest.raises(Violation, match="the pull of request r2 failed, but all of its blocks had come"):
+    with pytest.raises(Violation, match="the pull of request r2 failed, but all of its blocks had arrived"):
         made.step()
 
 
@@ -204,6 +204,6 @@ def test_nothing_has_ended_of_which_a_copy_may_still_move(is_sent: bool, is_lost
     state = "was lost" if is_lost else "is under way"
     what = {
         True: f"the pull of request r2 has ended, but load copy 1, which {state}, may still write its blocks",
-        False: f"request r1 is held no longer, but store copy 0, which {state}, may still read its blocks",
+        False: f"the hold of request r1 has ended, but store copy 0, which {state}, may still read its blocks",
     }[is_sent]
     assert raised.value.message == f"worker 0 side reports: {what} {copy.blocks_left}"

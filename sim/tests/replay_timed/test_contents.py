@@ -124,7 +124,7 @@ def test_a_thousand_steps_in_a_row_may_change_nothing(
             "request 0 has ended, everything is at rest, and RememberingConnector._scheduler._seen[…] "
             "still remembers it",
         ),
-        ("KeepingConnector", "GPU blocks [1] (of nobody) are never freed"),
+        ("KeepingConnector", "GPU blocks [1] (of no request) are never freed"),
         ("MiscountingConnector", "at rest, MiscountingSide.check() fails: one too many"),
     ],
 )

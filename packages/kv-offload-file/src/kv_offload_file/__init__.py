@@ -1,29 +1,29 @@
 """Files on a disk as an offloading medium: chunks outlive the engine, and are checked when they are read.
 
 Start at ``FileOffloadingSpec``, which makes the manager for the scheduler and the worker for each worker process.
-Both are those of host memory (``kv_offload_cpu``), with what files need in addition.
+Both extend those of host memory (``kv_offload_cpu``).
 
 =================== =========================================================================================
-``spec``            from a configuration (``options``) to both sides
+``spec``            makes both sides from a configuration (``options``)
 ``folder``          where an engine's files are; ``layers``: which layers of a pipeline they hold
-``home``            whose files they are now; ``epoch``: since when their chunks count
+``home``            the lock of the engine that manages them; ``epoch``: which chunks are valid
 **deciding**        the scheduler's side
 ``manager``         begins with the chunks that it finds in the files; ``restore``: those that all ranks have
 **copying**         the worker's side
-``worker``          tells the engine whose chunks a job moves
+``worker``          tells the copy engine which chunks a job moves
 ``engine``          moves each chunk in two steps, by way of a bay of memory
 ``bays``            the bays; ``staging``: how stores and loads share them
-``lanes``           which chunk goes next in each direction
-``slot_file``       the files of one rank; ``label``: what each slot says of itself
+``lanes``           which chunk is next in each direction
+``slot_file``       the files of one rank; ``label``: which chunk each slot holds
 ``telling``         which problems are logged
-**between them**    what one tells the other
+**between them**    what each tells the other
 ``load_store_spec`` in which slots a job finds its chunks
-``stats``           what is counted; ``info``: what is published once
+``stats``           counts; ``info``: facts that are published once
 **several engines** on one machine
 ``sharing/``        they read each other's chunks
 =================== =========================================================================================
 
-What needs numpy is imported when it is first asked for.
+Classes that need numpy are imported at their first use.
 """
 
 from kv_offload_file.folder import home_folder

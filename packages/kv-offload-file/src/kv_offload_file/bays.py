@@ -1,4 +1,4 @@
-"""Slots of a file as the engine wants them: read into bays of staging memory, and written from these."""
+"""The slots of a file for the copy engine: read into bays of staging memory, and written from them."""
 
 from kv_offload_cpu import HostMemory
 from kv_offload_cpu.memory import MappedMemory
@@ -17,12 +17,12 @@ class FileSlots:
         self._memory = memory
 
     def write(self, slot: int, label: Label, bay: int) -> None:
-        """Fill a slot with what is in a bay."""
+        """Write a bay's bytes to a slot."""
         assert isinstance(self._file, SlotFile), f"{self._file.path} is another worker's"
         self._file.write(slot, label, self._bytes(bay))
 
     def read(self, slot: int, label: Label, bay: int) -> None:
-        """Fill a bay with what is in a slot."""
+        """Read a slot's bytes into a bay."""
         self._file.read(slot, label, self._bytes(bay))
 
     def close(self) -> None:

@@ -10,11 +10,10 @@ threads. A batch takes no more than half of the bays, so that while one is copie
 Stores and loads have bays and threads of their own, so neither waits for the other.
 
 A store *lets go* of its GPU blocks when all of its chunks are in bays. The manager never has more chunks of stores
-under way than there are bays for them, so to let go never takes as long as writing to the disk.
+under way than there are bays for them, so letting go never waits for the disk.
 
-Threads do nothing but read and write. Everything else happens in calls of ``submit``, ``poll`` or ``wait``, each
-of which takes every batch as far as it goes. If anything goes wrong with a chunk, its job fails, and those of the
-job's chunks that have not begun are left alone.
+Threads only read and write. Everything else happens in calls of ``submit``, ``poll`` or ``wait``, each of which
+advances every batch as far as possible. If a chunk fails, its job fails, and the job's other chunks don't begin.
 
 **Invariants** (``check``): of each direction every bay is free or in one batch. A job has ended when no batch of
 it is under way and no chunk is left.
@@ -40,27 +39,27 @@ _log = getLogger("kv_offload_file")
 
 
 _MOST_TASKS = 16
-"""Of a batch: enough for all threads to have something to do until the end, and few, since each takes a while."""
+"""Tasks of a batch: enough to keep all threads busy until the end, and few, since each has a cost."""
 
 
 class Slots(Protocol):
     """The slots of a file, read into bays and written from them. Threads call it, each for another slot."""
 
     def write(self, slot: int, label: Label, bay: int) -> None:
-        """Fill a slot with what is in a bay."""
+        """Write a bay's bytes to a slot."""
 
     def read(self, slot: int, label: Label, bay: int) -> None:
-        """Fill a bay with what is in a slot, if that is what the label says; else `DamagedError`."""
+        """Read a slot into a bay; `DamagedError` if it doesn't hold the chunk of the label."""
 
     def close(self) -> None:
-        """Nobody reads or writes any more."""
+        """Close it; no thread reads or writes any more."""
 
 
 class FileCopyEngine:
-    """Jobs between KV caches and ``slots``, with ``inner`` for what is between KV caches and ``num_bays`` bays.
+    """Runs jobs between KV caches and ``slots``; ``inner`` copies between KV caches and ``num_bays`` bays.
 
-    ``num_blocks`` has how many GPU blocks each group has, and ``threads`` makes those of a direction. Jobs take as
-    many seconds as ``clock`` says.
+    ``num_blocks`` has the number of GPU blocks of each group, and ``threads`` makes the threads of a direction.
+    The times of jobs are measured by ``clock``.
     """
 
     def __init__(
@@ -74,13 +73,13 @@ class FileCopyEngine:
     ) -> None:
         assert num_bays >= len(Direction), f"{num_bays} bays for two directions"
         self.labels: dict[int, list[Label]] = {}
-        """Of the job that is about to be submitted, one for each chunk."""
+        """Job that is about to be submitted -> the labels of its chunks."""
         self.damaged = 0
-        """Chunks that were not what had been stored, since the start."""
+        """Chunks whose bytes were not the stored ones, since the start."""
         self.errors = 0
         """Chunks that could not be read or written."""
         self.gone = 0
-        """Chunks of a neighbour's that had gone when they were to be read."""
+        """Chunks of neighbours that were gone when a load read them."""
         self._inner = inner
         self._slots = slots
         self._num_blocks = num_blocks
@@ -95,7 +94,7 @@ class FileCopyEngine:
         self._results: list[CopyResult] = []
         self._changed = Condition()
         self._moved: list[tuple[Batch, Exception | None]] = []
-        """Tasks that threads are done with; under ``_changed``."""
+        """Tasks that threads have finished; under ``_changed``."""
 
     def submit(
         self, job_id: int, direction: Direction, copies: PageCopies, *, urgency: Urgency = Urgency.ORDINARY
@@ -125,7 +124,7 @@ class FileCopyEngine:
         return [self._jobs[job_id] for job_id in job_ids if job_id in self._jobs]
 
     def _wait_until(self, job_ids: Collection[int], is_done: Callable[[], bool]) -> None:
-        """Take these jobs on until it is done. Others of their lanes may have the bays that they need."""
+        """Advance batches until ``is_done``; all of a lane: others may have the bays that these jobs need."""
         while True:
             self._advance()
             if is_done():
@@ -134,7 +133,7 @@ class FileCopyEngine:
             if waited := [copy for copy, batch in self._copying.items() if batch.job.direction in lanes]:
                 self._inner.wait(waited)
                 self._take_copies()
-                for copy in waited:  # of those that are left nothing will be heard
+                for copy in waited:  # the remaining ones won't be reported
                     if copy in self._copying:
                         lost = self._copying.pop(copy)
                         lost.job.copying -= 1
@@ -171,7 +170,7 @@ class FileCopyEngine:
             known = {job_id for job_id, job in self._jobs.items() if job.direction is direction}
             assert waiting | under_way == known, f"waiting {waiting} + under way {under_way} != {known}"
 
-    # Steps of the above
+    # Steps of these methods
 
     def _job(self, job_id: int, direction: Direction, urgency: Urgency, copies: PageCopies) -> Job:
         labels = self.labels[job_id]
@@ -198,7 +197,7 @@ class FileCopyEngine:
         )
 
     def _advance(self) -> None:
-        """Take every batch as far as it goes."""
+        """Advance every batch as far as possible."""
         self._take_copies()
         with self._changed:
             moved, self._moved = self._moved, []
@@ -215,7 +214,7 @@ class FileCopyEngine:
         for result in self._inner.poll():
             batch = self._copying.pop(result.job_id, None)
             if batch is None:
-                continue  # it was waited for, and given up
+                continue  # `wait` waited for it, and gave it up
             batch.job.num_bytes += result.num_bytes or 0
             batch.job.copying -= 1
             if result.success and batch.job.direction is Direction.STORE:
@@ -284,7 +283,7 @@ class FileCopyEngine:
             self.errors += 1
 
     def _end(self, batch: Batch, *, success: bool) -> None:
-        """Free the bays of a batch; if it was the last one of its job, or failed, so does the job."""
+        """Free the bays of a batch, and end its job if this was its last batch, or fail it if the batch failed."""
         job, lane = batch.job, self._lanes[batch.job.direction]
         lane.batches.remove(batch)
         lane.free += batch.bays

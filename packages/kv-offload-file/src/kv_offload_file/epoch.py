@@ -18,9 +18,8 @@ _log = getLogger("kv_offload_file")
 class EpochFile:
     """The epoch of ``folder``, in a file.
 
-    If engines have it ``in_common``, a lock makes them take turns, and a new epoch holds for engines that start
-    from then on. The engine that was reset gets an epoch of its own, since the others may have been started with
-    other weights than it has now.
+    If engines have it ``in_common``, a lock makes them take turns, and a new epoch applies to engines that start
+    later. The engine that was reset gets an epoch of its own, since the others may still have the old weights.
     """
 
     def __init__(self, folder: Path, *, in_common: bool = False) -> None:
@@ -51,7 +50,7 @@ class EpochFile:
         return int(text, 16) if re.fullmatch(rb"[0-7][0-9a-f]{15}", text) else None
 
     def _write_new(self) -> int:
-        """On the disk before anybody hears of it."""
+        """Write the epoch to the disk before it is used."""
         epoch = _new()
         written = self._folder / "epoch.new"
         with written.open("w", encoding="ascii") as file:
@@ -86,7 +85,7 @@ class EpochFile:
 
 
 def have_on_disk(folder: Path) -> None:
-    """Which files there are in a folder."""
+    """The files of a folder."""
     fd = os.open(folder, os.O_RDONLY)
     try:
         os.fsync(fd)

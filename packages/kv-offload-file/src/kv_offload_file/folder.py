@@ -1,7 +1,7 @@
-"""Where the files of an engine are: in a folder whose name has a hash of what their bytes mean.
+"""Where the files of an engine are: in a folder whose name has a hash of what gives their bytes a meaning.
 
-That is all that must be the same for stored bytes to mean the same: the model, how its KV cache is cut, how it is
-spread over workers; and whose they are, unless they are shared. Engines that share have homes within one folder.
+That is the model, the layout of its KV cache, and how it is spread over workers; and the engine, unless engines
+share. Engines that share have homes within one folder.
 """
 
 import hashlib
@@ -16,7 +16,7 @@ _FORMAT: Final = 2
 
 
 def home_folder(file_dir: str, config: OffloadingConfig, tag: str, engine: int | None = None) -> Path:
-    """The home of an engine: with its number among those that share, within the folder that all of them have."""
+    """The home of an engine. If it shares, it is within the common folder, and named by the engine's number."""
     digest = hashlib.sha256(meaning_of(config, tag, engine).encode()).hexdigest()[:16]
     name = re.sub(r"[^\w.-]+", "_", config.model.name)[-80:].strip("._") or "model"
     folder = Path(file_dir) / f"{name}-{digest}"
@@ -29,18 +29,18 @@ def home_of(folder: Path, engine: int) -> Path:
 
 
 def number_of(home: str) -> int | None:
-    """The number of the engine whose home has this name. None: no engine's has."""
+    """The number of the engine whose home has this name. None: it is no engine's."""
     found = re.fullmatch(r"engine-(0|[1-9][0-9]*)", home)
     return None if found is None else int(found[1])
 
 
 def meaning_of(config: OffloadingConfig, tag: str, engine: int | None = None) -> str:
-    """What the bytes of an engine mean, in words; of those that share it is the same."""
+    """A text of all that the meaning of an engine's bytes depends on; the same for engines that share."""
     return json.dumps(_meaning(config, tag, engine), indent=1, sort_keys=True)
 
 
 def _meaning(config: OffloadingConfig, tag: str, engine: int | None) -> dict[str, Any]:
-    """Of a pipeline it is what all ranks are told alike: see ``layers``."""
+    """With a pipeline, only facts that are the same for all ranks: see ``layers``."""
     parallel = config.parallel
     is_alike = parallel.pp_size == 1
     return {
@@ -66,7 +66,7 @@ def _meaning(config: OffloadingConfig, tag: str, engine: int | None) -> dict[str
             parallel.pp_size,
             parallel.pcp_size,
             parallel.dcp_size,
-            # Left out where it means nothing: folders keep their names.
+            # Left out if it has no effect, so that folders keep their names.
             *([parallel.cp_kv_cache_interleave_size] if parallel.dcp_size > 1 else []),
         ],
         "engine": parallel.data_parallel_index if engine is None else "any",

@@ -2,9 +2,8 @@
 
 The process that manages it holds a lock, which the system releases however the process ends.
 
-Engines that share have homes within one folder, and begin with its epoch. An engine that is reset goes on with an
-epoch of its own, so it shares with no engine until it is started again: it isn't known whose weights have
-changed.
+Engines that share have homes within one folder, and begin with its epoch. An engine that is reset gets an epoch of
+its own, so it shares with no engine until it is restarted: it isn't known which engines' weights have changed.
 """
 
 import os
@@ -16,7 +15,7 @@ from kv_offload_file.folder import home_folder, meaning_of
 
 
 class Home(Protocol):
-    """What a manager needs of its home."""
+    """The home of a manager."""
 
     @property
     def epoch(self) -> int:
@@ -31,9 +30,9 @@ class Home(Protocol):
 
 
 class LockedHome:
-    """A folder that this process manages. Another one that does is a ConfigError.
+    """A folder that this process manages; a ConfigError if another process manages it.
 
-    With the number of an ``engine`` it is a folder within one that engines share, which has their epoch.
+    With the number of an ``engine`` it is within a folder that engines share, which has their epoch.
     """
 
     def __init__(self, file_dir: str, config: OffloadingConfig, tag: str, engine: int | None = None) -> None:
@@ -66,7 +65,7 @@ class LockedHome:
 
     def _lock(self) -> None:
         try:
-            import fcntl  # what only looks at our classes runs anywhere
+            import fcntl  # here, so that the classes can be imported on any system
         except ImportError as error:
             raise ConfigError(
                 "file_dir: this system has no locks of files (fcntl), and two engines in one folder destroy it"

@@ -9,7 +9,7 @@ from kv_offload_cpu.info import offloading_info as host_info
 
 @dataclass(frozen=True)
 class FileOffloadingInfo(ConfigInfo):
-    """How many chunks there are and what they hold; tokens None when the longest request is not known."""
+    """How many chunks there are, and how many tokens; None if the longest request isn't known."""
 
     file_num_chunks: int
     file_blocks_per_chunk: int

@@ -1,9 +1,8 @@
 """The label of a slot: which chunk it holds, by which store, and the checksum of its bytes.
 
-A row of 256 bytes for each slot, apart from the bytes, so that all rows of a file are read in one go. A row has a
-checksum of its own. It is emptied before the bytes that it speaks of are written, and filled after them, and who
-reads a slot compares both: so a slot that was written by halves, or by somebody else, is never taken for what was
-asked for.
+Each slot has a row of 256 bytes in a file of its own, so that all rows are read at once. A row has a checksum of
+its own. It is emptied before the slot's bytes are written, and filled after them, and each read compares row and
+bytes. So a slot that was written only in part, or by another process, is never taken for the requested chunk.
 """
 
 import struct
@@ -22,7 +21,7 @@ _MOST_KEY_BYTES: Final = 226
 
 
 class Label(NamedTuple):
-    """The chunk ``key``, as the ``nth`` of store ``number``. Of another ``epoch`` it means nothing."""
+    """The chunk ``key``, as the ``nth`` of store ``number``; valid only in its ``epoch``."""
 
     key: OffloadKey
     epoch: int
@@ -31,14 +30,14 @@ class Label(NamedTuple):
 
 
 class Row(NamedTuple):
-    """What a slot holds, and the CRC-32 of its bytes."""
+    """The label of a slot's chunk, and the CRC-32 of its bytes."""
 
     label: Label
     data_sum: int
 
 
 def pack_row(row: Row) -> bytes:
-    """A row as it is written."""
+    """The bytes of a row."""
     key, epoch, number, nth = row.label
     if len(key) > _MOST_KEY_BYTES:
         raise KVError(f"key {key.hex()} has {len(key)} bytes; a row of a slot has room for {_MOST_KEY_BYTES}")
@@ -47,7 +46,7 @@ def pack_row(row: Row) -> bytes:
 
 
 def unpack_row(data: bytes) -> Row | None:
-    """A row as it was read. None: it says nothing, or was written by halves."""
+    """A row that was read. None: it is empty, or was written only in part."""
     if len(data) != ROW_BYTES or _SUM.unpack_from(data)[0] != zlib.crc32(data[_SUM.size :]):
         return None
     data_sum, epoch, number, nth, size, key = _ROW.unpack_from(data, _SUM.size)

@@ -1,7 +1,6 @@
 """The jobs of one direction between a GPU and a file, in their order, with their bays and threads.
 
-No thread is used here, and nothing is waited for: whoever asks is told which chunks come next, and says when bays
-are free again.
+Nothing here runs in a thread or waits: the caller asks which chunks are next, and frees their bays.
 """
 
 from collections import deque
@@ -17,13 +16,13 @@ from kv_offload_file.label import Label
 
 
 class Threads(Protocol):
-    """What a `ThreadPoolExecutor` can do, as far as it is needed."""
+    """The methods of a `ThreadPoolExecutor` that are used."""
 
     def submit(self, fn: Callable[..., None], /, *args: object) -> object:
         """Call a function soon, in one of the threads."""
 
     def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
-        """Call nothing any more, and end the threads."""
+        """Begin no more calls, and end the threads."""
 
 
 @dataclass(eq=False)
@@ -35,40 +34,40 @@ class Job:
     urgency: Urgency
     copies: PageCopies
     bounds: Numbers
-    """Where in ``copies`` the pages of each chunk begin, and the end."""
+    """Indices into ``copies`` at which each chunk's pages begin, and the end."""
     slots: list[int]
     labels: list[Label]
     since: float
-    """When it was submitted."""
+    """The time of its submission."""
     begun: int = 0
-    """Chunks, from the first on."""
+    """How many of its chunks have begun, from the first on."""
     batches: int = 0
-    """Under way."""
+    """How many of its batches are under way."""
     copying: int = 0
-    """Of these, between GPU and bays."""
+    """How many of these are being copied between GPU and bays."""
     has_failed: bool = False
     num_bytes: int = 0
 
     @property
     def has_ended(self) -> bool:
-        """Whether nothing of it is left, nor under way."""
+        """Whether all of its chunks have begun, and no batch is under way."""
         return not self.batches and self.begun == len(self.slots)
 
     @property
     def touches_blocks(self) -> bool:
-        """Whether it reads or writes a GPU block, or will."""
+        """Whether it reads or writes GPU blocks, now or later."""
         return self.direction is Direction.LOAD or self.copying > 0 or self.begun < len(self.slots)
 
 
 @dataclass(eq=False)
 class Batch:
-    """Chunks of a job that go together."""
+    """Chunks of a job that are copied together."""
 
     job: Job
     first: int
     bays: list[int]
     tasks: int = 0
-    """That threads have yet to end."""
+    """How many tasks of threads have not ended."""
     has_failed: bool = False
 
     def pages(self) -> PageCopies:
@@ -90,7 +89,7 @@ class Lane:
         self.batches: set[Batch] = set()
 
     def enqueue(self, job: Job) -> None:
-        """Behind all others, or behind those that are expedited, too."""
+        """Queue a job behind all others; an expedited one behind the other expedited ones."""
         place = len(self.queue)
         if job.urgency is Urgency.EXPEDITED:
             place = sum(other.urgency is Urgency.EXPEDITED for other in self.queue)
@@ -113,6 +112,6 @@ class Lane:
 
 
 def even_parts(count: int, most: int) -> list[range]:
-    """The numbers below ``count`` in ``most`` parts or fewer, of one size but for the last."""
+    """The numbers below ``count`` in at most ``most`` parts, all of one size except the last."""
     size = max(1, -(-count // most))
     return [range(begin, min(begin + size, count)) for begin in range(0, count, size)]

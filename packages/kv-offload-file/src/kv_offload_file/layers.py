@@ -1,7 +1,7 @@
-"""Of a pipeline, whose stages have different layers: which of them the files of a rank hold.
+"""Which layers the files of a rank hold, for pipelines, whose stages have different layers.
 
-The stages share a folder, since what its name is made of is the same for all. So what a rank has is said beside
-its files, in ``rank-0.layers`` and so on.
+The stages share a folder, since all of them get the same name for it. So a file beside those of a rank names its
+layers: ``rank-0.layers`` and so on.
 """
 
 import json
@@ -13,7 +13,7 @@ from kv_offload_file.slot_file import rows_path
 
 
 def claim(folder: Path, config: OffloadingConfig) -> None:
-    """See to it that the files of this rank hold its layers. If they have those of another cut, they are emptied.
+    """Note the layers of this rank's files. If the files have other layers, they are emptied.
 
     The manager may have read the files before they are emptied. Then it knows chunks that aren't there: their
     loads fail, and they are forgotten.
@@ -32,7 +32,7 @@ def claim(folder: Path, config: OffloadingConfig) -> None:
 
 
 def has_same_layers(folder: Path, config: OffloadingConfig) -> bool:
-    """Whether the files of this rank in a folder hold its layers, as they say."""
+    """Whether a folder's files of this rank hold its layers, according to the note."""
     path = _layers_path(folder, config.parallel.rank)
     return path.exists() and path.read_text(encoding="utf-8") == _layers(config)
 

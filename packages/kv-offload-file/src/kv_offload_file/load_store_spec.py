@@ -1,4 +1,4 @@
-"""Where in the file a job finds its chunks, and whose they are."""
+"""The slots of a job's chunks in the file, and their keys."""
 
 from collections.abc import Collection, Iterable
 
@@ -7,10 +7,10 @@ from kv_offload_file.label import Label
 
 
 class FileLoadStoreSpec(BlockIDsLoadStoreSpec):
-    """Slots, one for each key of the job, in ``block_ids`` (as media of numbered places have it; not GPU blocks).
+    """Slots, one for each key of the job, in ``block_ids`` (which are not GPU blocks).
 
-    Workers write the keys to the file with the bytes, and read no bytes that are another key's. ``number`` is the
-    store's; for a load it means nothing.
+    Workers write the keys to the file with the bytes, and refuse bytes of another key. ``number`` is the store's;
+    loads ignore it.
     """
 
     def __init__(self, slots: Iterable[int], keys: Collection[OffloadKey], epoch: int, number: int) -> None:
@@ -23,7 +23,7 @@ class FileLoadStoreSpec(BlockIDsLoadStoreSpec):
 
 
 def labels_of(job: str, spec: LoadStoreSpec) -> list[Label]:
-    """What each slot of a job is to say, or has to."""
+    """The labels of a job's slots: to be written by a store, or required by a load."""
     if not isinstance(spec, FileLoadStoreSpec):
         raise KVError(f"{job}: expected a {FileLoadStoreSpec.__name__}, got {type(spec).__name__}")
     return [Label(key, spec.epoch, spec.number, nth) for nth, key in enumerate(spec.keys)]

@@ -18,11 +18,11 @@ class Restore(Enum):
 
     AT_ONCE = auto()
     WHEN_LIMITED = auto()
-    """When it is known how many slots all ranks have."""
+    """When the number of slots that all ranks have is known."""
 
 
 class FileOffloadingManager(CPUOffloadingManager):
-    """Manages ``num_chunks`` slots, of which those ``found`` are filled already; ``options`` are host memory's."""
+    """Manages ``num_chunks`` slots, of which those in ``found`` have chunks; ``options`` are host memory's."""
 
     medium: ClassVar[Medium] = Medium.STORAGE
     source: ClassVar[CacheHitSource] = CacheHitSource.DISK
@@ -43,7 +43,7 @@ class FileOffloadingManager(CPUOffloadingManager):
         return True
 
     def _restore_found(self, num_slots: int) -> None:
-        """What was found in the first slots is there, unless there was a reset since."""
+        """Make the found chunks in the first slots resident, unless there was a reset."""
         found, self._found = self._found, []
         within = [[(k, s) for k, s in zip(*one, strict=True) if s < num_slots] for one in found]
         self.restore([([k for k, _ in one], [s for _, s in one]) for one in within if one])
@@ -54,7 +54,7 @@ class FileOffloadingManager(CPUOffloadingManager):
         return FileLoadStoreSpec(pack(slots), keys, self._home.epoch, number)
 
     def reset_cache(self) -> None:
-        self._home.renew()  # first: who comes after a crash in between finds too little, and nothing that is stale
+        self._home.renew()  # first: after a crash in between the next engine finds too little, but nothing stale
         self._found = []
         super().reset_cache()
 

@@ -1,4 +1,4 @@
-"""What a user can set of this medium in the connector's extra config, read once and checked."""
+"""The settings of this medium in the connector's extra config, read once and checked."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -25,26 +25,26 @@ class FileOptions(SharedOptions):
 
     file_dir: str
     file_bytes_to_use: int
-    """Of all workers together."""
+    """Bytes of the files of all workers together."""
     file_tag: str = ""
-    """Set apart what an engine can't: other weights under the same name."""
+    """Distinguishes files that an engine can't tell apart: of other weights under the same name."""
     file_staging_bytes: int = 1 << 30
-    """Host memory of each worker, through which chunks go: a half for stores, a half for loads."""
+    """Host memory of each worker for chunks on their way: half for stores, half for loads."""
     file_threads: int = 4
-    """Of each worker, for each direction."""
+    """Threads of each worker, for each direction."""
     file_direct: bool = False
-    """Past the system's page cache."""
+    """Whether to bypass the system's page cache."""
     file_shared: bool = False
-    """Whether other engines on this machine may read what is stored, and theirs is read."""
+    """Whether engines on this machine read each other's chunks."""
     file_engine: int | None = None
-    """Which of those that share this is; if None, its number among data-parallel replicas."""
+    """This engine's number among those that share. None: its number among data-parallel replicas."""
 
 
 OWN_KEYS: Final = tuple(FileOptions.__dataclass_fields__)
 
 
 def _folder(key: str, value: object) -> str:
-    """The path of a folder; an empty one, or one with a ``~``, would be where the engine was started."""
+    """A folder's path. Refused: an empty one, or one with ``~``, which would be within the working directory."""
     path: str = of_type(key, value, kind=str)
     if not path:
         raise ConfigError(f"{key}: '' names no folder; it is {_REQUIRED[key]}")
@@ -56,7 +56,7 @@ def _folder(key: str, value: object) -> str:
 
 
 def _threads(key: str, value: object) -> int:
-    """A number of threads; each one that there can't be would be refused by the system, after seconds."""
+    """A number of threads, limited, since the system refuses too many only after seconds."""
     number: int = whole(key, value, least=1)
     if number > _MOST_THREADS:
         raise ConfigError(f"{key}: expected at most {_MOST_THREADS}, got {number}")

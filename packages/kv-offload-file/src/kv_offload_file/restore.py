@@ -1,4 +1,4 @@
-"""What an engine finds in an earlier one's files: chunks that all ranks have, in the order of their stores."""
+"""Finds the chunks in an earlier engine's files: those that all ranks have, in the order of their stores."""
 
 from collections.abc import Callable, Iterable, Iterator
 from itertools import groupby
@@ -8,18 +8,18 @@ from kv_api import OffloadKey
 from kv_offload_file.label import Label, Row
 
 ReadRows: TypeAlias = Callable[[int], Iterable[tuple[int, Row]]]
-"""The rows of a rank, by slot."""
+"""Rank -> its slots, with their rows."""
 
 
 class Found(NamedTuple):
-    """Stores, each with its keys and their slots; and a number that none of them had."""
+    """Stores, each with its keys and their slots, and the number for the next store."""
 
     stores: list[tuple[list[OffloadKey], list[int]]]
     next_number: int
 
 
 def find_stores(read_rows: ReadRows, num_ranks: int, epoch: int) -> Found:
-    """The chunks of this epoch whose slots say the same on all ranks; of one that is there twice the later one."""
+    """The chunks of this epoch whose slots have the same label on all ranks; of duplicates the later one."""
     of_first = {slot: row.label for slot, row in read_rows(0)}
     next_number = 1 + max((label.number for label in of_first.values()), default=0)
     labels = {slot: label for slot, label in of_first.items() if label.epoch == epoch}

@@ -1,13 +1,13 @@
-"""The chunks of one rank: a file with their bytes, and one with a row for each slot that says what it holds.
+"""The chunks of one rank: a file with their bytes, and one with a row for each slot that names its chunk.
 
-The worker whose chunks they are has them as a ``SlotFile``. Where all workers hold the same bytes the others only
-read them, as a ``SlotReader``.
+The worker that stores them has a ``SlotFile``. If all workers hold the same bytes, the others only read them, by a
+``SlotReader``.
 
 **Which files are trusted.** Whatever a process wrote is there for the next one, however the process ended, since
 the operating system has it; bytes are lost only when the machine goes down. So the first row says in which boot of
-the machine the files were last open, and whether they were closed after everything had reached the disk. Files
-that are neither from this boot nor were closed are emptied. A slot that is wrong all the same, since a disk can
-be, is found when it is read: see ``label``.
+the machine the files were last open, and whether they were closed after all bytes had reached the disk. Files that
+are neither from this boot nor were closed are emptied. A slot that is damaged by the disk is detected when it is
+read: see ``label``.
 """
 
 import errno
@@ -26,7 +26,7 @@ from kv_offload_file.label import ROW_BYTES, Label, Row, pack_row, unpack_row
 _log = getLogger("kv_offload_file")
 
 ALIGNMENT: Final = 4096
-"""Of slots, in the file and in memory: what a disk asks for that is written to past the page cache."""
+"""The alignment of slots, in the file and in memory, which writes past the page cache need."""
 
 _BOOT_ID: Final = Path("/proc/sys/kernel/random/boot_id")
 _HEADER: Final = struct.Struct("<8sQB36s")
@@ -36,11 +36,11 @@ _SUM: Final = struct.Struct("<I")
 
 
 class DamagedError(KVError):
-    """A slot doesn't hold what was asked for."""
+    """A slot doesn't hold the requested chunk."""
 
 
 class GoneError(DamagedError):
-    """A slot of a neighbour's holds something else by now."""
+    """A neighbour's slot holds another chunk by now."""
 
 
 class Header(NamedTuple):
@@ -52,12 +52,12 @@ class Header(NamedTuple):
 
     @property
     def is_trusted(self) -> bool:
-        """Whether nothing that was written can be missing."""
+        """Whether all written bytes are certain to be there."""
         return self.is_closed or (self.boot_id == this_boot() != "")
 
 
 def this_boot() -> str:
-    """What the system calls its present start; empty where it doesn't say."""
+    """The system's id of the current boot; empty if it has none."""
     try:
         return _BOOT_ID.read_text(encoding="ascii").strip()
     except OSError:
@@ -88,7 +88,7 @@ class SlotReader:
             raise
 
     def read(self, slot: int, label: Label, into: memoryview) -> None:
-        """Read what a slot holds, if it is the chunk and of the epoch that the label says; else `DamagedError`."""
+        """Read a slot; `DamagedError` if it doesn't hold the chunk of the label, of the label's epoch."""
         with self._named():
             self._read(slot, label, into)
 
@@ -120,12 +120,12 @@ class SlotReader:
         return unpack_row(os.pread(self._rows, ROW_BYTES, (1 + self._check(slot)) * ROW_BYTES))
 
     def _found_damaged(self, slot: int) -> None:
-        """See to it that what a slot says of itself isn't believed again."""
+        """Empty the row of a damaged slot."""
         self._write_row(slot, _NOTHING)
 
     @contextmanager
     def _named(self) -> Iterator[None]:
-        """What the system raises says where."""
+        """Add the file's path to errors of the system."""
         try:
             yield
         except OSError as error:
@@ -139,7 +139,7 @@ class SlotReader:
         self._slots = self._rows = -1
 
     def _begin(self) -> None:
-        """Go on when both files are open."""
+        """Called when both files are open."""
 
     def _write_row(self, slot: int, row: bytes) -> None:
         _write_all(self._rows, memoryview(row), (1 + slot) * ROW_BYTES)
@@ -151,10 +151,10 @@ class SlotReader:
 
 
 class SlotFile(SlotReader):
-    """The slots of this worker, maybe filled already. Different ones may be read and written at once."""
+    """The slots of this worker, perhaps with earlier chunks. Different slots may be read and written at once."""
 
     def write(self, slot: int, label: Label, data: memoryview) -> None:
-        """Fill a slot. From the first byte to the last it says nothing, also if it comes to no more than that."""
+        """Write a slot. Its row is empty meanwhile, and stays so if the write fails."""
         row = pack_row(Row(label, zlib.crc32(data)))
         with self._named():
             self._write_row(self._check(slot), _NOTHING)
@@ -162,7 +162,7 @@ class SlotFile(SlotReader):
             self._write_row(slot, row)
 
     def close(self) -> None:
-        """Have everything reach the disk, then say so, unless it can't. May be repeated."""
+        """Write all bytes to the disk; then, if that succeeded, mark the files as closed. May be repeated."""
         if self._rows < 0:
             return
         try:
@@ -182,15 +182,15 @@ class SlotFile(SlotReader):
         is_new = os.fstat(self._slots).st_size == 0
         if is_new or before is None or before.slot_bytes != self.slot_bytes or not before.is_trusted:
             os.ftruncate(self._rows, 0)
-        # Before anything changes, lest the machine go down and the files still say that they were closed.
+        # Before any change: if the machine goes down, the files mustn't be marked as closed.
         self._write_header(is_closed=False)
         os.ftruncate(self._rows, (1 + self.num_slots) * ROW_BYTES)
         os.ftruncate(self._slots, self.num_slots * self.slot_bytes)
 
     def _check_room(self) -> None:
-        """Refuse more than the file system has for all ranks that are there, now rather than at each store.
+        """Refuse files for which the file system has no room, for all local ranks, now rather than at each store.
 
-        Nothing is changed before that: an engine of the size before finds what was there.
+        Nothing is changed before: an engine with the earlier size still finds its chunks.
         """
         size = self.num_slots * self.slot_bytes
         there = [path.stat().st_blocks * 512 for path in self.path.parent.glob("rank-*.slots")]
@@ -221,7 +221,7 @@ def slots_path(folder: Path, rank: int) -> Path:
 
 
 def read_rows(folder: Path, rank: int, num_slots: int) -> Iterator[tuple[int, Row]]:
-    """What the slots of a rank hold, as far as they say so. Nothing if its files aren't trusted, or not there."""
+    """The slots of a rank with a chunk, and their rows. None if its files are missing or not trusted."""
     try:
         data = rows_path(folder, rank).read_bytes()
         slots_path(folder, rank).stat()
@@ -246,7 +246,7 @@ def _unpack_header(data: bytes) -> Header | None:
 
 
 def open_slots(path: Path, flags: int, *, direct: bool) -> int:
-    """Open a file of slots, past the page cache if it is to be."""
+    """Open a file of slots; if ``direct``, past the page cache."""
     if not direct:
         return os.open(path, flags, 0o600)
     try:

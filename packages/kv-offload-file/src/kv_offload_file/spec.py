@@ -1,7 +1,7 @@
-"""``FileOffloadingSpec``: a file as an offloading medium, from a configuration to its manager and its workers.
+"""``FileOffloadingSpec``: files as an offloading medium; it makes the manager and the workers.
 
 Importing this needs nothing but kv_api and kv_offload_cpu; making the manager reads what is in the files already.
-What has bytes is imported by ``get_worker``.
+Modules that handle bytes are imported by ``get_worker``.
 """
 
 from collections.abc import Callable
@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 
 
 class FileOffloadingSpec(OffloadingSpec):
-    """Chunks in files of ``file_bytes_to_use`` bytes, one for each worker, or one where all hold the same bytes.
+    """Chunks in files of ``file_bytes_to_use`` bytes: one for each worker, or one if all hold the same bytes.
 
     ``options`` has all settings.
 
@@ -51,9 +51,9 @@ class FileOffloadingSpec(OffloadingSpec):
 
     SLOT_ALIGNMENT: ClassVar[int] = ALIGNMENT
     ROW_BYTES: ClassVar[int] = ROW_BYTES
-    """What each slot takes in a file beside its bytes."""
+    """Bytes of a slot's row, in a file of its own."""
     LISTED_BYTES: ClassVar[int] = ENTRY_BYTES
-    """What each slot takes where engines tell each other what they have."""
+    """Bytes of a slot's entry in the listing for other engines."""
     extra_keys = frozenset(OWN_KEYS)
 
     def __init__(self, config: OffloadingConfig) -> None:
@@ -64,7 +64,7 @@ class FileOffloadingSpec(OffloadingSpec):
         self.num_files = 1 if self.replicated_layout else config.parallel.world_size
         self.slot_bytes = self.slot_bytes_for(config.worker_kv_bytes_per_block * self.blocks_per_chunk)
         self.engine = self._number()
-        """Which of the engines that share a folder this is; None: it shares with nobody."""
+        """This engine's number among those that share a folder; None: it doesn't share."""
         listed = self.LISTED_BYTES if self.is_shared else 0
         taken = (self.slot_bytes + self.ROW_BYTES) * self.num_files + listed
         self.num_chunks = self.options.file_bytes_to_use // taken
@@ -92,7 +92,7 @@ class FileOffloadingSpec(OffloadingSpec):
 
     @classmethod
     def slot_bytes_for(cls, chunk_bytes: int) -> int:
-        """How large the slot of a chunk is: whole pages of the disk."""
+        """Bytes of a chunk's slot: whole pages of the disk."""
         return -(-chunk_bytes // cls.SLOT_ALIGNMENT) * cls.SLOT_ALIGNMENT
 
     @classmethod
@@ -109,7 +109,7 @@ class FileOffloadingSpec(OffloadingSpec):
 
     @property
     def is_shared(self) -> bool:
-        """Whether other engines read what this one has, and it what they have."""
+        """Whether this engine and others read each other's chunks."""
         return self.engine is not None
 
     def get_manager(self) -> FileOffloadingManager:
@@ -165,21 +165,21 @@ class FileOffloadingSpec(OffloadingSpec):
 
     @property
     def most_in_flight(self) -> int:
-        """How many chunks are stored at a time: as many as find room in staging memory."""
+        """How many chunks may be in flight in stores: as many as staging memory has room for."""
         return store_bays(self.num_bays)
 
     def layout(self) -> HostLayout:
         """The slots of one worker's file."""
         return HostLayout(self.num_chunks, self.blocks_per_chunk, self.slot_bytes, 1, self.slot_bytes)
 
-    # What a subclass may do otherwise
+    # Methods that a subclass may override
 
     def open_home(self) -> Home:
-        """Where the medium of this engine lives, for whoever manages it."""
+        """The home of this engine's files, for the process that manages them."""
         return LockedHome(self.options.file_dir, self.config, self.options.file_tag, self.engine)
 
     def open_neighbourhood(self) -> "tuple[OwnListing, Neighbours]":
-        """Where this engine tells its neighbours what it has, and where it reads what they have."""
+        """This engine's listing for its neighbours, and theirs."""
         from kv_offload_file.sharing.loans import refuse_without_locks
         from kv_offload_file.sharing.neighbours import ListedNeighbours
         from kv_offload_file.sharing.own_listing import FileListing
@@ -190,7 +190,7 @@ class FileOffloadingSpec(OffloadingSpec):
         return own, ListedNeighbours(self.folder.parent, self.engine, monotonic)
 
     def find(self, epoch: int) -> Found:
-        """What the files hold already, of this epoch."""
+        """The chunks of this epoch that the files have already."""
         rows_of = partial(read_rows, self.folder, num_slots=self.num_chunks)
         return find_stores(rows_of, self.num_files, epoch)
 
@@ -203,7 +203,7 @@ class FileOffloadingSpec(OffloadingSpec):
     def make_copy_engine(
         self, kv_caches: CanonicalKVCaches, layout: HostLayout, memory: "HostMemory"
     ) -> "CopyEngine":
-        """What copies between these KV caches and the memory that ``make_memory`` made."""
+        """The engine that copies between these KV caches and the memory of ``make_memory``."""
         from kv_offload_cpu import Options
         from kv_offload_cpu.copy.choose import make_copy_engine
 
@@ -241,13 +241,13 @@ class FileOffloadingSpec(OffloadingSpec):
         return SharedSlots(file, memory, open_file)
 
     def make_engine(self, inner: "CopyEngine", slots: "Slots", num_blocks: list[int]) -> "FileCopyEngine":
-        """What takes chunks from the one to the other, with threads for each direction."""
+        """The engine that moves chunks between KV caches and slots, with threads for each direction."""
         from kv_offload_file.engine import FileCopyEngine
 
         return FileCopyEngine(inner, slots, self.num_bays, num_blocks, self._threads)
 
     def _number(self) -> int | None:
-        """Which of those that share this engine is."""
+        """This engine's number among those that share."""
         if not self.options.file_shared:
             if self.options.file_engine is not None:
                 raise ConfigError(
@@ -266,7 +266,7 @@ class FileOffloadingSpec(OffloadingSpec):
         return self.config.parallel.rank < self.num_files
 
     def _threads(self, direction: "Direction") -> ThreadPoolExecutor:
-        """All of them begin now: where one can't begin later, a job would neither end nor be let be."""
+        """Start all threads now: if one couldn't start later, a job would never end."""
         count = self.options.file_threads
         threads, all_there = ThreadPoolExecutor(count, f"kv-file-{direction.value}"), Event()
         try:
@@ -280,6 +280,6 @@ class FileOffloadingSpec(OffloadingSpec):
 
 
 def _num_blocks(kv_caches: CanonicalKVCaches) -> list[int]:
-    """How many blocks each group has: those of its smallest tensor. Any, of a group that has none here."""
+    """How many blocks each group has: those of its smallest tensor. No limit for a group without tensors here."""
     counts = [int(tensor.tensor.shape[0]) for tensor in kv_caches.tensors]
     return [min((counts[ref.tensor_idx] for ref in refs), default=maxsize) for refs in kv_caches.group_data_refs]

@@ -1,4 +1,4 @@
-"""What is counted: as of host memory, under names of its own, and what only a file can do wrong."""
+"""The counts: those of host memory, under other names, and errors that only files have."""
 
 from typing import Final
 
@@ -21,7 +21,7 @@ GONE: Final = "vllm:kv_offload_file_gone"
 
 
 def own_name(name: str) -> str:
-    """The name of a metric of host memory when it is a file's."""
+    """The name for files of a metric of host memory."""
     return name.replace("_cpu_", "_file_")
 
 
@@ -36,13 +36,13 @@ METRICS: Final[dict[str, OffloadingMetricMetadata]] = {
     BORROWED: OffloadingCounterMetadata("Chunks that were to be loaded from another engine's files."),
     GONE: OffloadingCounterMetadata("Chunks of another engine's files that had gone before they were read."),
 }
-"""What is counted or measured, by its name, and what a dashboard says of it."""
+"""Name of a metric -> its kind and description."""
 
 OF_SHARING: Final = frozenset({BORROWED, GONE})
-"""What only an engine counts that shares."""
+"""Metrics of engines that share."""
 
 
 class FileOffloadingStats(CountedStats):
-    """What is named in ``METRICS``."""
+    """The metrics of ``METRICS``."""
 
     levels = tuple(map(own_name, (USAGE, WRITE_USAGE, READ_USAGE)))

@@ -1,4 +1,4 @@
-"""Which problems of a disk are logged: one that stays full has one for every chunk, as a file that is cut off."""
+"""Which problems of a disk are logged: a full disk, or a truncated file, has one for every chunk."""
 
 from collections.abc import Callable
 from typing import Final
@@ -6,19 +6,19 @@ from typing import Final
 from kv_api import Direction
 
 QUIET_SECONDS: Final = 60.0
-"""How long nothing more is said of a problem that goes on."""
+"""How long a problem that continues isn't logged again."""
 
 
 class Telling:
-    """Says of each problem whether to tell it now, in seconds of ``clock``."""
+    """Says whether to log a problem now; ``clock`` returns seconds."""
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
         self._told: dict[tuple[Direction, type[Exception], int | None], tuple[float, int]] = {}
-        """When it was told last, and how often it came since."""
+        """Kind of problem -> when it was logged last, and how often it has occurred since."""
 
     def untold(self, direction: Direction, problem: Exception) -> int | None:
-        """How many like it were not told, if this one is to be; else None. Damage is like damage."""
+        """How many problems of the same kind weren't logged before this one; None: don't log this one either."""
         errno = problem.errno if isinstance(problem, OSError) else None
         kind, now = (direction, type(problem), errno), self._clock()
         last, untold = self._told.get(kind, (now - QUIET_SECONDS, 0))

@@ -1,4 +1,4 @@
-"""The worker of a file: host memory's, whose engine is told whose chunks a job is about."""
+"""The worker for files: host memory's, which also tells its copy engine the keys of a job's chunks."""
 
 from collections.abc import Generator
 from contextlib import contextmanager
@@ -14,7 +14,7 @@ from kv_offload_file.stats import DAMAGED, ERRORS, GONE
 class FileOffloadingWorker(CPUOffloadingWorker):
     """Moves bytes between KV caches of ``num_groups`` groups and a file of ``layout.num_chunks`` slots.
 
-    ``num_places`` are those that a job may name: all slots, and those of neighbours if there are more.
+    ``num_places`` is how many places a job may name: all slots, and with neighbours theirs, too.
     """
 
     def __init__(

@@ -321,7 +321,7 @@ def test_an_illegal_report_is_the_connectors_fault_and_not_a_crash_of_vllms(monk
     monkeypatch.setattr(MemoryWorker, "get_finished", lambda self, ids: ({"nobody"}, set()))
     world = World(WorldConfig(engine="vllm"), SUBJECTS["memory"])
     world.apply(Action(Kind.ADD, spec("r1")))
-    with pytest.raises(Violation, match="PROTOCOL  request nobody: the end of a store is reported") as raised:
+    with pytest.raises(Violation, match="PROTOCOL  request nobody: finished_sending reports the end") as raised:
         world.apply(Action(Kind.STEP))
     assert raised.value.invariant is Invariant.PROTOCOL
 

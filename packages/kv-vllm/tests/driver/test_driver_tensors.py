@@ -90,7 +90,7 @@ def test_every_block_that_is_written_needs_a_right(device, index):
         (
             Direction.LOAD,
             2,
-            "rank 0 block 2 (of nobody): the connector reads it while load copy 0 (begun for nobody)",
+            "rank 0 block 2 (of no request): the connector reads it while load copy 0 (begun for no request)",
         ),
         (Direction.LOAD, 3, None),
         (Direction.STORE, 2, None),

@@ -38,5 +38,5 @@ def test_it_is_what_the_testbed_would_have_heard_of_its_own(by_the_end, monkeypa
         assert not mirror.blocks
     ours = [BlockRemoved([first], "CPU"), "something else"]
     assert [*reader.read([*ours, kv_events.BlockRemoved([7], None)])] == [*ours, BlockRemoved([7], None)]
-    with pytest.raises(Violation, match="an event tells"):
+    with pytest.raises(Violation, match="an event for blocks"):
         mirror.take(reader.read([kv_events.BlockStored([told[1]], None, tokens, 4, None, "CPU", None)]))

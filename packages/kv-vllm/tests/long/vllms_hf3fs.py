@@ -126,7 +126,7 @@ def test_a_load_that_fails_is_taken_for_one_that_succeeded(monkeypatch):
     config = replace(CONFIG, failure_policy="fail")
     found = found_in(LOADS, config)
     assert found.startswith("CONTENT  request r2 token 0: rank 0 block "), found
-    assert "holds poison, last written by nobody since it was allocated" in found
+    assert "holds poison, not written since it was allocated" in found
     assert found_in(LOADS, config, subject=MENDED) is None
 
 

@@ -100,7 +100,7 @@ def test_what_was_generated_is_found_and_not_loaded_with_runner_v2(runner):
         assert found is None
     else:
         assert found.startswith("CONTENT  request r1 token 0: rank 0 block "), found
-        assert "holds poison, last written by nobody since it was allocated" in found
+        assert "holds poison, not written since it was allocated" in found
 
 
 FULL = replace(CONFIG, num_blocks=8)

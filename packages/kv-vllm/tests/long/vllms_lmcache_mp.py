@@ -147,7 +147,7 @@ def test_a_prompt_that_is_stored_in_two_parts_is_let_go_when_the_first_is_there(
     for subject in (LMCACHE, lacks("WaitsForAll")):
         found = found_in(history, config, subject)
         assert found is not None and found.startswith("OWNERSHIP  rank 0 block 4 (of request r2): step "), found
-        assert "while store copy 1 (begun for nobody) is under way" in found
+        assert "while store copy 1 (begun for no request) is under way" in found
     assert found_in(history, config) is None
 
 
@@ -306,7 +306,7 @@ def test_a_server_that_restarts_between_two_heartbeats_keeps_nothing_more():
     """It answers one of whom it doesn't know, so nobody registers again."""
     keeps = replace(MENDED, traits=MENDED.traits | {Trait.KEEPS})
     found = found_in([*STORED, restarts, beats, comes("r2", 12)], subject=keeps)
-    assert found is not None and found.startswith("HITS  request r1 comes again at rest: 0 of its 12 tokens are")
+    assert found is not None and found.startswith("HITS  request r1 is repeated at rest: 0 of its 12 tokens are")
     noticed = [is_cut_off, restarts, is_back]
     assert found_in([*STORED, *noticed, comes("r2", 12)], subject=keeps) is None
 
@@ -318,8 +318,8 @@ def test_what_was_looked_up_outlives_a_reset_that_says_it_was_done():
     """It is locked, and the answer is True all the same."""
     history = [*STORED, comes("r2", 12), STEP, RESET]
     found = found_in(history, subject=lacks("AnswersForAll"), lags=2)
-    told = "8 tokens are found after the first 0, but nobody computed block 0 of them since reset 1"
-    assert found == f"HITS  request r2: {told}"
+    told = "no request with the same prefix, salt, adapter and images has computed block 0 of its tokens"
+    assert found == f"HITS  request r2: get_num_new_matched_tokens(…, 0) found 8 tokens, but {told} since reset 1"
     assert found_in(history, lags=2) is None
 
 

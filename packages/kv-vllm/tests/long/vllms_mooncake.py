@@ -134,13 +134,17 @@ def test_who_comes_for_what_is_never_held_waits_until_time_is_up(actions, second
     """Which nobody told it: a world waits four seconds."""
     monkeypatch.setenv("VLLM_MOONCAKE_ABORT_REQUEST_TIMEOUT", str(seconds))
     found = found_in(MOONCAKE, SLOW, actions)
-    waits = "LIVENESS  after 400 quiet steps there are still requests: <request late waiting for a load 9/9>"
+    waits = (
+        "LIVENESS  after 400 steps without new work these requests are left: <request late waiting for a load 9/9>"
+    )
     assert found is None if seconds == 1 else found.startswith(waits), found
 
 
 def test_and_if_it_is_aborted_its_blocks_stay():
     found = found_in(MOONCAKE, SLOW, [*LATE["aborted"], Action(Kind.ABORT, {"engine": 1, "request": "late"})])
-    assert found.startswith("LIVENESS  after 400 quiet steps there are still requests: <request late "), found
+    assert found.startswith(
+        "LIVENESS  after 400 steps without new work these requests are left: <request late "
+    ), found
 
 
 def test_who_finds_nobody_is_told():

@@ -82,7 +82,7 @@ def test_what_was_found_before_a_reset_is_told_after_it():
     reset = Action(Kind.RESET, {"running": False, "connector": True})
     history, traits = [*STORED, comes("r2"), STEP, reset, STEP], KEEPS | {Trait.RESET}
     found = found_in(history, traits=traits, lookup_async=True)
-    assert found.startswith("HITS  request r2: 8 tokens are found after the first 0, but nobody computed block"), (
+    assert found.startswith("HITS  request r2: get_num_new_matched_tokens(…, 0) found 8 tokens, but no request"), (
         found
     )
     assert found_in(history, subject=MENDED, traits=traits, lookup_async=True) is None

@@ -160,8 +160,8 @@ def test_who_is_aborted_while_it_is_pushed_keeps_its_blocks():
     """It is forgotten, so when the push has ended nobody knows whose that was."""
     history = [*held("r1"), bearer("r1"), THERE, ABORT_THERE]
     found = found_in(PUSHES, history)
-    left = "<request r1-00000001 aborted 9/9, waits for the end of its load, finished_recving>"
-    assert found == f"LIVENESS  after 400 quiet steps there are still requests: {left}"
+    left = "<request r1-00000001 aborted 9/9, loading, waits for finished_recving>"
+    assert found == f"LIVENESS  after 400 steps without new work these requests are left: {left}"
     assert found_in(mended(PUSHES), history) is None
 
 

@@ -90,7 +90,7 @@ def test_whether_a_ticket_that_comes_to_nothing_lets_go(subject, have_met, comes
     found = found_in(
         subject, CONFIG, [*held("r1"), bearer("r1")] if have_met else [], [*held("r2"), *comes_to_nothing]
     )
-    left = "LIVENESS  after 400 quiet steps there are still requests: <request r2 stopped 9/10, held, waits for "
+    left = "LIVENESS  after 400 steps without new work these requests are left: <request r2 stopped 9/10, held, "
     assert (found is not None and found.startswith(left)) if is_left else found is None, found
 
 

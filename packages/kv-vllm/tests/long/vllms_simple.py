@@ -62,7 +62,7 @@ def test_before_0_33_a_block_of_a_session_is_stored_twice_and_another_never():
     config = replace(CONFIG, block_size=8)
     found = found_in(SESSION, config)
     if vllm_version() < (0, 33):
-        assert found.startswith("HITS  request r1 comes again at rest: 8 of its 18 tokens are found"), found
+        assert found.startswith("HITS  request r1 is repeated at rest: 8 of its 18 tokens are found"), found
     else:
         assert found is None, found
     assert found_in(SESSION, config, name="Mended") is None
@@ -73,8 +73,8 @@ def test_what_has_left_a_window_is_taken_for_the_requests_and_told_with_its_toke
     config = replace(CONFIG, num_blocks=48, groups=(GroupConfig(), GroupConfig("sliding", 11), STATE))
     traits = EVENTS | {Trait.GROUPS, Trait.STATES}
     found = found_in([comes("r1", 36)], config, traits=traits)
-    assert found.startswith("ACCOUNTING  of blocks ["), found
-    assert "an event tells (parent, tokens, block size, adapter)" in found
+    assert found.startswith("ACCOUNTING  an event for blocks ["), found
+    assert "has (parent, tokens, block size, adapter)" in found
     assert found_in([comes("r1", 36)], config, traits=traits, name="Mended") is None
 
 

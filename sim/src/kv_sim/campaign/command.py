@@ -1,4 +1,4 @@
-"""``kv-sim campaign``: what broke, and whether all was reached that is legal."""
+"""``kv-sim campaign``: reports failures, and legal pairs and situations that were never reached."""
 
 import argparse
 
@@ -35,7 +35,7 @@ def campaign(options: argparse.Namespace) -> int:
 
 
 def _say_what_was_found(options: argparse.Namespace, plan: Plan, found: Campaign) -> int:
-    """Say what was reached and what broke. Returns the exit code."""
+    """Print what was reached, and the failures. Returns the exit code."""
     total = sum(found.histories.values())
     say(f"{total} histories, {found.steps} engine steps in {found.seconds:.0f} s")
     say("")

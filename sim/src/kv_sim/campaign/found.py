@@ -1,4 +1,4 @@
-"""What a campaign found, and what of the legal it reached."""
+"""The failures of a campaign, and which legal pairs and situations it reached."""
 
 from collections import Counter
 from dataclasses import dataclass, field
@@ -11,7 +11,7 @@ from kv_sim.history.legal import NEVER_BETWEEN_ACTIONS, RARE_SITUATIONS, STATES,
 
 @dataclass
 class Batch:
-    """What a worker found since it last reported."""
+    """What a worker found since its last report."""
 
     coverage: Coverage = field(default_factory=Coverage)
     histories: Counter[str] = field(default_factory=Counter)
@@ -43,7 +43,7 @@ class Campaign(Batch):
 
 
 def missing(campaign: Campaign, expected: Expected) -> list[str]:
-    """What was legal and never reached, and what was reached and should not be, a line each."""
+    """A line for each legal pair or situation that was never reached, and for each illegal one that was."""
     pairs, situations = campaign.coverage.pairs, campaign.coverage.situations
     unseen: dict[str, list[str]] = {}
     for action, state in expected.pairs:
@@ -70,7 +70,7 @@ def missing(campaign: Campaign, expected: Expected) -> list[str]:
 
 
 def tables(campaign: Campaign, expected: Expected) -> list[str]:
-    """Two tables: how often each pair and each situation was reached. ``-`` is not expected."""
+    """Two tables: how often each pair and each situation was reached. ``-``: it isn't expected."""
     pairs, situations = campaign.coverage.pairs, campaign.coverage.situations
     actions = list(dict.fromkeys(action for action, _ in (*expected.pairs, *expected.excluded)))
     rows = [["action \\ a request is", *STATES]]

@@ -1,9 +1,9 @@
 """All subjects over many seeds, in several processes.
 
-Worker ``i`` of ``jobs`` takes the seeds ``start + i``, ``start + i + jobs``, … and runs every subject on each.
-What it finds is sent in batches, so a campaign that is cut short still knows what it reached. As long as nothing
-fails, what a campaign over a number of histories counts depends on ``start`` and that number alone. A subject that
-failed is not run any further by the worker that found it: the question is what breaks, not how often.
+Worker ``i`` of ``jobs`` takes the seeds ``start + i``, ``start + i + jobs``, … and runs every subject on each. It
+sends results in batches, so an interrupted campaign has all but the last ones. If nothing fails, the counts of a
+campaign with a number of histories depend only on ``start`` and that number. A worker doesn't run a subject again
+after a failure: the question is what breaks, not how often.
 """
 
 import multiprocessing

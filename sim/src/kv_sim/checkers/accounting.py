@@ -1,10 +1,10 @@
 """ACCOUNTING: a connector's stats and KV events agree with what happened.
 
-The sources of a hit add up to the hit. Stats have the same numbers after they are sent to the process that shows
-them. KV events describe a cache that could exist: only what was stored is removed, and a mirror of the cache,
-after all events, holds what the connector finds (``hits``). A subject that claims ``Trait.EVENTS`` announces
-nothing twice, and its events describe blocks correctly. A subject that claims ``Trait.COUNTS`` counts the bytes
-of the copies that succeeded, and at rest its gauges show no memory in use.
+The sources of a hit add up to the hit. Stats have the same numbers after they were sent to another process. KV
+events describe a cache that could exist: only stored blocks are removed, and after all events a mirror of the
+cache holds exactly the blocks that the connector finds (``hits``). A subject that claims ``Trait.EVENTS`` stores
+no block twice in its events, and describes blocks correctly. A subject that claims ``Trait.COUNTS`` counts the
+bytes of the copies that succeeded, and at rest its gauges show no memory in use.
 """
 
 from collections import Counter
@@ -82,10 +82,11 @@ class Counted:
         self._is_on = is_on
         self._sums: Counter[str] = Counter()
         self._shares: dict[str, dict[str, float]] = {}
-        """By whose they are: a child's of a MultiConnector, or nobody's."""
+        """The gauges of each child of a MultiConnector, by its name as a message begins; the connector's own under
+        ``""``."""
 
     def take(self, stats: KVConnectorStats | None) -> None:
-        """Add what was counted since the last time."""
+        """Add the stats since the last call."""
         if stats is None or not self._is_on:
             return
         for whose, numbers in _by_child(stats.reduce()):
@@ -128,7 +129,7 @@ class Counted:
 
 
 def _by_child(numbers: Mapping[str, Any], whose: str = "") -> Iterator[tuple[str, Mapping[str, Any]]]:
-    """Numbers, and those that a MultiConnector has of each child, with its name as a message begins."""
+    """A connector's numbers, and those of each child of a MultiConnector, with its name as a message begins."""
     yield whose, numbers
     for name, more in numbers.items():
         if isinstance(more, Mapping):
@@ -136,7 +137,7 @@ def _by_child(numbers: Mapping[str, Any], whose: str = "") -> Iterator[tuple[str
 
 
 class _Block(NamedTuple):
-    """What an event may say about a block."""
+    """The true description of a block, which an event may give."""
 
     before: bytes | None
     """The block before it."""
@@ -144,11 +145,11 @@ class _Block(NamedTuple):
     adapter: str | None
     salt: str | None
     image: tuple[str, int] | None = None
-    """What one of its tokens stands for, and the place of that token in it."""
+    """An image that one of its tokens stands for, and the place of that token in the image."""
 
     @property
     def extras(self) -> tuple[Any, ...] | None:
-        """What its hash covers by itself beside its tokens: that of the first block has the salt, too."""
+        """The extra keys of its hash: adapter and image, and the salt in the first block of a prompt."""
         own = (self.adapter, self.image, self.salt if self.before is None else None)
         return tuple(word for word in own if word) or None
 
@@ -157,14 +158,14 @@ class Mirror:
     """A router's view of the cache after the events so far."""
 
     def __init__(self, referee: Referee, *, is_exact: bool = False, is_shared: bool = False) -> None:
-        """``is_shared``: others fill the same store. Who lets go of a block need not have told of it then."""
+        """``is_shared``: other engines fill the same store, so a removed block may be one that they stored."""
         self._referee = referee
         self._is_exact = is_exact
         self._may_remove_anything = is_shared and not is_exact
         self._known: dict[bytes, _Block] = {}
-        """By hash, of the requests so far."""
+        """Block hash -> its description, for all requests so far."""
         self._parts: set[bytes] = set()
-        """Of them those that are told as blocks, and are parts of one: where the end of a prompt is stored."""
+        """Hashes of parts of blocks, which events name like blocks: stored ends of prompts."""
         self.blocks: Counter[tuple[Any, ...]] = Counter()
 
     def know(self, request: SimRequest) -> None:
@@ -189,9 +190,9 @@ class Mirror:
                 self._remove(event)
 
     def _store(self, event: BlockStored) -> None:
-        """Chunks may share blocks, so these are counted. But of no other chunk the same block is the last.
+        """Chunks may share blocks, so blocks are counted. But no two chunks have the same last block.
 
-        Two prompts may end within one block: then what is told of one is the beginning of the other.
+        An exception are prompts that end within a block: the part of one may be the beginning of another's.
         """
         for block_hash in event.block_hashes:
             key = (event.medium, event.group_idx, block_hash)
@@ -199,8 +200,8 @@ class Mirror:
             if self._is_exact and self.blocks[key] and is_last:
                 self._referee.fail(
                     Invariant.ACCOUNTING,
-                    f"an event stores block {block_hash!r} of group {event.group_idx} in {event.medium}, which "
-                    "an earlier event stored, and no event has removed since",
+                    f"an event stores block {block_hash!r} of group {event.group_idx} in {event.medium}, but an "
+                    "earlier event stored it, and no event has removed it since",
                 )
             self.blocks[key] += 1
         if event.token_ids and event.block_hashes and all(name in self._known for name in event.block_hashes):
@@ -215,14 +216,14 @@ class Mirror:
         if told != true:
             self._referee.fail(
                 Invariant.ACCOUNTING,
-                f"of blocks {event.block_hashes!r} an event tells (parent, tokens, block size, adapter) {told}, "
-                f"but it is {true}",
+                f"an event for blocks {event.block_hashes!r} has (parent, tokens, block size, adapter) {told}, "
+                f"expected {true}",
             )
         if event.extra_keys is not None and list(event.extra_keys) != extras:  # vLLM's connector tells none
             self._referee.fail(
                 Invariant.ACCOUNTING,
-                f"of blocks {event.block_hashes!r} an event tells the extra keys {event.extra_keys}, but they "
-                f"are {extras}",
+                f"an event for blocks {event.block_hashes!r} has the extra keys {event.extra_keys}, expected "
+                f"{extras}",
             )
 
     def _remove(self, event: BlockRemoved) -> None:
@@ -234,7 +235,7 @@ class Mirror:
                 self._referee.fail(
                     Invariant.ACCOUNTING,
                     f"an event removes block {block_hash!r} of group {event.group_idx} from {event.medium}, "
-                    "which no event had stored",
+                    "but no event has stored it there",
                 )
                 continue
             self.blocks[key] -= 1

@@ -34,7 +34,7 @@ def complaint(name: str, answer: Any) -> str:
 def not_run(name: str, answer: Any) -> str | None:
     """The message about a method that didn't run, since it is a coroutine or a generator."""
     if isinstance(answer, (CoroutineType, AsyncGeneratorType)):
-        return f"{name} answered a coroutine, which nobody awaits: write it without async"
+        return f"{name} answered a coroutine, which isn't awaited: write it without async"
     if isinstance(answer, GeneratorType) and name != "take_events":
         return f"{name} answered a generator, and nothing of it has run: write it without yield"
     return None
@@ -58,7 +58,7 @@ def _are_names(ids: Any) -> bool:
 
 
 def _is_results(answer: Any) -> bool:
-    """By its fields: vLLM's class is another one than kv-api's. For nothing that ended, None does as well."""
+    """Judged by its fields, since vLLM has a class of its own. Sets of ended transfers may be None."""
     try:
         sent, received, failed = answer.finished_sending, answer.finished_recving, answer.failed_recving
     except AttributeError:
@@ -79,7 +79,7 @@ def _are_events(answer: Any) -> bool:
 
 
 def _is_event(event: Any) -> bool:
-    """By the name of its base: vLLM's class is another one than kv-api's."""
+    """Judged by the name of its base, since vLLM has a class of its own."""
     if not any(base.__name__ == "KVCacheEvent" for base in type(event).__mro__):
         return False
     hashes = getattr(event, "block_hashes", ())
@@ -92,12 +92,12 @@ def _can(*methods: str) -> Callable[[Any], bool]:
 
 
 def is_count(count: object) -> TypeGuard[int]:
-    """Whether it is a number of things."""
+    """Whether it is a whole number, 0 or more."""
     return isinstance(count, int) and not isinstance(count, bool) and count >= 0
 
 
 def is_match(answer: object) -> bool:
-    """Whether an answer of ``get_num_new_matched_tokens`` has the shape of one."""
+    """Whether this may be an answer of ``get_num_new_matched_tokens``."""
     if not (isinstance(answer, tuple) and len(answer) == 2):
         return False
     count, is_async = answer
@@ -125,4 +125,4 @@ SHAPES: Final[Mapping[str, Shape]] = {
     "build_connector_worker_meta": Shape("KVConnectorWorkerMetadata or None", _can("aggregate")),
     "take_events": Shape("KV events, whose block_hashes are lists of bytes or ints; () for none", _are_events),
 }
-"""Method -> what it answers."""
+"""Method -> the shape of its answers."""

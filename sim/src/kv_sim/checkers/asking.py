@@ -1,4 +1,4 @@
-"""Repeats requests at an engine at rest, to see what its connector still finds."""
+"""Repeats requests at an engine at rest, to see which tokens its connector still finds."""
 
 from collections.abc import Callable
 
@@ -25,5 +25,5 @@ def count_failed(engine: Engine) -> int:
 
 
 def proof_blocks(site: Site) -> int:
-    """How many blocks at the end a match may leave out: of a draft model, only later tokens identify them."""
+    """How many blocks at its end a match may leave out: a draft model's KV in them depends on later tokens."""
     return site.subject.blocks_per_chunk if site.config.drops_last_block else 0

@@ -1,4 +1,4 @@
-"""What must hold when everything is at rest: LIVENESS, CONSERVATION, GEOMETRY, ACCOUNTING and HITS are judged."""
+"""Checks that all requests and copies end (LIVENESS), then CONSERVATION, GEOMETRY, ACCOUNTING and HITS."""
 
 from kv_sim.checkers import conservation, geometry, hits, sharing
 from kv_sim.checkers.room import check_room
@@ -21,7 +21,7 @@ def check(world: WorldState) -> None:
 
 
 def _judge_what_is_left(site: Site) -> None:
-    """What is left at one engine."""
+    """Check one engine and its connector for blocks, requests and counts that are left."""
     engine = site.engine
     engine.check()
     conservation.check_engine(engine)
@@ -33,7 +33,7 @@ def _judge_what_is_left(site: Site) -> None:
 
 
 def _judge_hits(world: WorldState) -> None:
-    """What is found at each engine; and only then, since they may have one store, what isn't after a reset."""
+    """Check what each engine finds; then, since engines may share a store, that nothing is found after a reset."""
 
     def settle() -> bool:
         return _comes_to_rest(world)
@@ -52,7 +52,7 @@ def _judge_hits(world: WorldState) -> None:
 
 
 def _judge_what_was_asked(site: Site) -> None:
-    """What is left at one engine of what was asked at rest."""
+    """Check one engine again, after the requests that were repeated at rest."""
     engine = site.engine
     if not engine.has_work:  # what was asked and reset since has come to rest, too
         conservation.check_books(engine)
@@ -67,6 +67,6 @@ def _comes_to_rest(world: WorldState) -> bool:
     if come_to_rest(world):
         return True
     stuck = ", ".join(repr(r) for engine in world.engines for r in engine.scheduler.requests.values())
-    what = f"there are still requests: {stuck}" if stuck else "no request is left, but the engine has to go on"
-    world.referee.fail(Invariant.LIVENESS, f"after {most_steps(world)} quiet steps {what}")
+    what = f"these requests are left: {stuck}" if stuck else "no request is left, but the engine has to go on"
+    world.referee.fail(Invariant.LIVENESS, f"after {most_steps(world)} steps without new work {what}")
     return False

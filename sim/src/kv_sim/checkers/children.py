@@ -1,7 +1,7 @@
-"""ACCOUNTING for a connector with children: their events arrive, and a hit has the sources that the child names.
+"""ACCOUNTING for a connector with children: it passes on their events, and the sources of their hits.
 
 Such a connector has the attribute ``sub_connectors`` on its scheduler's side. The children's answers to their
-parent are noted here, and compared with the parent's answers to the engine. If a child may be switched off,
+parent are recorded here, and compared with the parent's answers to the engine. If a child may be switched off,
 nothing is compared, since the parent may drop that child's last answer.
 """
 
@@ -46,8 +46,8 @@ class Children:
         if left:
             self._referee.fail(
                 Invariant.ACCOUNTING,
-                f"the children reported {len(given)} events, of which {left.total()} got lost, such as "
-                f"{next(iter(left))}",
+                f"take_events of the children returned {len(given)} events, but their parent's lacks "
+                f"{left.total()} of them, such as {next(iter(left))}",
             )
 
     def check_sources(self, request_id: str, answer: Any) -> None:

@@ -1,6 +1,6 @@
 """CONSERVATION: after all requests and copies have ended no block is held, and no object remembers a request.
 
-Three judges: the engine's own books, what a connector's objects remember, and a connector's recount of itself.
+Checked are the engine's own books, what a connector's objects remember, and their own ``check()``.
 """
 
 from collections.abc import Iterator
@@ -21,7 +21,7 @@ def check_engine(engine: Engine) -> None:
         referee.fail(Invariant.CONSERVATION, f"GPU blocks {held} (of {', '.join(owners)}) are never freed")
     if engine.shadow.load_rights:
         requests = sorted(set(engine.shadow.load_rights.values()))
-        referee.fail(Invariant.CONSERVATION, f"loads of requests {requests} never ended")
+        referee.fail(Invariant.CONSERVATION, f"the end of the loads of requests {requests} was never reported")
 
 
 def check_connectors(engine: Engine) -> None:
@@ -79,7 +79,7 @@ MOST_DEPTH = 6
 def _strings(
     value: Any, path: str, foreign: tuple[str, ...], seen: set[int], depth: int
 ) -> Iterator[tuple[str, str]]:
-    """Every string that a connector's own objects hold, with the way to it."""
+    """Every string that a connector's own objects hold, with the path to it."""
     if isinstance(value, str):
         yield path, value
         return

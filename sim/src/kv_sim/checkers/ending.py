@@ -25,9 +25,9 @@ from kv_sim.guard import HistoryEnds
 from kv_sim.violation import Invariant, Referee, TestbedError, Violation
 
 PATIENCE_SECONDS: Final = 1.0
-"""A thread or process that was told to end may take so long for it."""
+"""How long a thread or process may take to end."""
 LOOKS: Final = 50
-"""How often it is looked whether they have."""
+"""How often to look, within that time, whether they have ended."""
 COLLECTING_SECONDS: Final = 10.0
 """A limit for garbage collection, which takes far less unless some object waits for ever when it is closed."""
 
@@ -40,7 +40,7 @@ class Ending:
     """The end of a history that begins now."""
 
     _left_before: ClassVar[bool] = False
-    """Whether a history before this one left something open. Who had it can be reached no more: it is closed."""
+    """Whether an earlier history left something open. Its objects are unreachable by now, and get collected."""
 
     def __init__(self) -> None:
         if Ending._left_before:
@@ -78,12 +78,12 @@ class Ending:
             _close_what_nobody_can_reach()
 
     def left_open(self) -> Counter[str]:
-        """What was opened since the history began and still is, when all that goes on has had time to end."""
+        """What was opened in this history and is still open, after threads and processes had time to end."""
         left = Holdings.now().since(self._before, self._made)
         if left:
             _close_what_nobody_can_reach()
             for _ in range(LOOKS):
-                # In this order: who ends after it was looked for has closed what it had when that is looked at.
+                # In this order: a thread that ends after the first look has closed its files before the second.
                 goes_on = self._new_threads() or Holdings.now().children_since(self._before)
                 left = Holdings.now().since(self._before, self._made)
                 if not left or not goes_on:
@@ -127,7 +127,7 @@ def _guards(engines: Sequence[Engine]) -> Iterator[Any]:
 
 
 def _close_what_nobody_can_reach() -> None:
-    """In a thread: what waits for ever when it is closed, such as a context of sockets in use, keeps nobody."""
+    """Collect garbage in a thread: closing an object may block for ever, as a context of used sockets does."""
     collector = threading.Thread(target=gc.collect, daemon=True)
     collector.start()
     collector.join(COLLECTING_SECONDS)

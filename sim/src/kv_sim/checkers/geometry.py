@@ -1,8 +1,8 @@
-"""GEOMETRY: the ranks of one engine do the same: each moved the same blocks the same way.
+"""GEOMETRY: all ranks of an engine moved the same blocks in the same directions.
 
-Each rank may choose the places of what it stores, and the number of copies: it may manage its own room. A rank
-that reports a failed load or copy (nothing to load, a timeout) needn't have moved what other ranks did; nor need
-the same rank of another engine that pulls from it.
+Each rank may choose the slots of its chunks and the number of copies, since it may manage its own memory. A rank
+that reports a failed load or copy (nothing to load, a timeout) needn't have moved the same blocks as the others;
+nor need the same rank of another engine that pulls from it.
 """
 
 from collections import Counter
@@ -14,7 +14,7 @@ from kv_sim.violation import Invariant
 
 
 def check_ranks(engine: Engine) -> None:
-    """Compare what each rank was told to copy with the first one that could do everything."""
+    """Compare the copies of each rank with those of the first one on which none failed."""
     first: tuple[int, Counter[tuple[str, int]]] | None = None
     for device in engine.devices:
         if any(map(_has_failed, (device, *device.others))):

@@ -3,9 +3,9 @@
 It has two halves, both for subjects that claim ``Trait.KEEPS``. *No more* is judged at every match (``served``):
 each block of a hit was computed since the last reset that reported success. (If a subject only claims
 ``Trait.RESET``: nothing from before a reset is a hit.) *No less* is judged here, at rest: requests that ended
-come once more, to an engine whose own prefix cache is empty, and the longest possible prefix must be found. That
-prefix is known if no copy failed and the host had room for everything. Otherwise the requests are repeated all
-the same, for the other checkers. Then the connector is reset and the requests are repeated again: now *no more*
+are repeated, at an engine whose own prefix cache is empty, and the longest possible prefix must be found. That
+prefix is known if no copy failed and the host had room for everything. Otherwise the requests are repeated
+anyway, for the other checkers. Then the connector is reset and the requests are repeated again: now *no more*
 catches a connector that still serves what it had. KV events are judged here as well (ACCOUNTING), since only a
 match says what can be found.
 
@@ -35,7 +35,7 @@ MOST_PROBES = 4
 
 @dataclass(frozen=True)
 class Again(RequestSpec):
-    """A session that comes once more, as a request with all the prompt that it had in the end."""
+    """A session that is repeated as one request, with the whole prompt that it had in the end."""
 
     told: tuple[int, ...] = ()
 
@@ -46,9 +46,9 @@ class Again(RequestSpec):
 
 
 def check_kept(site: Site, settle: Callable[[], bool]) -> RequestSpec | None:
-    """Ask again for what must be there. ``settle`` lets all requests end.
+    """Repeat requests, and check that their stored tokens are found. ``settle`` lets all requests end.
 
-    Returns a request of which nothing may be there after a reset, which is ``check_forgotten``.
+    Returns a request for ``check_forgotten``, of which nothing may be found after a reset.
     """
     engine, traits = site.engine, site.subject.traits
     if Trait.KEEPS not in traits:
@@ -76,7 +76,7 @@ def check_kept(site: Site, settle: Callable[[], bool]) -> RequestSpec | None:
 
 
 def check_forgotten(site: Site, spec: RequestSpec, settle: Callable[[], bool]) -> None:
-    """Reset the connector, and ask again: what is found is judged by ``served``."""
+    """Reset the connector, and repeat the request: ``served`` judges the tokens that are found."""
     engine = site.engine
     is_over = Trait.RESET in site.subject.traits and not engine.has_work
     if is_over and engine.reset(running=False, connector=True):
@@ -84,9 +84,9 @@ def check_forgotten(site: Site, spec: RequestSpec, settle: Callable[[], bool]) -
 
 
 def _tells(site: Site) -> bool:
-    """Whether the events so far say what is found. A producer may have it and not find it.
+    """Whether the events so far say what must be found. A producer may store chunks that it doesn't find.
 
-    A reset at one of several engines takes back what others told of, and only they would say so.
+    A reset at one of several engines removes chunks that others stored, and only they would send events of it.
     """
     was_reset = any(one.engine.served.resets for one in sharing.all_of(site))
     is_known = site.config.role != "kv_producer" and not (site.subject.shares_store and was_reset)
@@ -94,7 +94,7 @@ def _tells(site: Site) -> bool:
 
 
 def _stored_at(site: Site) -> set[bytes]:
-    """The blocks that an engine has stored if nothing was left out."""
+    """The blocks that an engine has stored if all of its stores succeeded."""
     ended, served = site.engine.outcome.ended, site.engine.served
     times = Counter(name for request in ended if served.is_fair(request) for name in request.prompt_hashes)
     return {name for name, count in times.items() if count >= site.subject.keeps_from}
@@ -105,7 +105,7 @@ def _nothing_was_left_out(site: Site) -> bool:
     if site.config.role != "kv_both":
         return False  # a consumer need not store, a producer need not load
     if site.engine.served.strangers:
-        return False  # what they need of the room is theirs to know
+        return False  # how much room they take is unknown here
     return not any(
         copies.running
         or copies.restarts
@@ -116,20 +116,20 @@ def _nothing_was_left_out(site: Site) -> bool:
 
 
 def _room_for_all(site: Site, ended: Iterable[SimRequest]) -> int | None:
-    """Host slots that all of it takes at most. None: there aren't so many."""
-    # Two chunks that differ in their last block only have room for the others twice.
+    """Host slots that all chunks of these requests take at most. None: there aren't so many."""
+    # Two chunks that differ only in their last block each take slots for the blocks before it.
     size = site.subject.blocks_per_chunk
     chunks = {chunk for request in ended for turn in request.known_hashes() for chunk in turn[size - 1 :: size]}
-    # What a reset forgot may still be in use by a copy, so each one may need the room once more.
+    # A copy may still use slots from before a reset, so each reset may need as many slots again.
     slots = len(chunks) * size * (1 + sum(one.engine.served.resets for one in sharing.all_of(site)))
     return slots if slots <= site.config.host_slots else None
 
 
 def _probes(ended: Iterable[SimRequest], most_tokens: int) -> list[RequestSpec]:
-    """Requests that come again: long ones first, none whose prompt another one covers.
+    """Requests to repeat: long ones first, and none whose prompt is the beginning of another's.
 
-    Every other one with a token more, if there is room: a hit ends before the last token, so only thus is a block
-    asked for that the prompt ends with.
+    Every second one gets one more token, if there is room: a hit ends before the last token, so only then must a
+    block at the prompt's end be found.
     """
     covered: set[bytes] = set()
     probes: list[RequestSpec] = []
@@ -174,24 +174,24 @@ def _compare(site: Site, request: SimRequest, found: int, stored: set[bytes], ro
     if found < run * size:
         site.referee.fail(
             Invariant.HITS,
-            f"request {request.request_id} comes again at rest: {found} of its {request.num_prompt_tokens} tokens "
-            f"are found, but the first {run * size} belong to requests that ended well, no copy failed, and there "
-            f"was room for all: at most {room} of {site.config.host_slots} host slots were needed",
+            f"request {request.request_id} is repeated at rest: {found} of its {request.num_prompt_tokens} tokens "
+            f"are found, but earlier requests computed the first {run * size} and ended well, no copy failed, and "
+            f"there was room for all: at most {room} of {site.config.host_slots} host slots were needed",
         )
 
 
 def _compare_events(site: Site, request: SimRequest, found: int, told: set[bytes]) -> None:
-    """By the events the blocks that were found are stored, and the first block that wasn't found is not."""
+    """Check that by the events all found blocks are stored, and the first block that isn't found is not."""
     size, factor = site.config.block_size, site.subject.blocks_per_chunk
     hashes = request.prompt_hashes[: (request.num_prompt_tokens - 1) // size]
-    for index in range(factor - 1, len(hashes), factor):  # a chunk is told by its last block
+    for index in range(factor - 1, len(hashes), factor):  # an event names a chunk by its last block
         block_hash, is_found = hashes[index], (index + 1) * size <= found
         if is_found != (block_hash in told) and not (site.config.drops_last_block and not is_found):
             has, says = ("is found", "is not stored") if is_found else ("is not found", "is stored")
             site.referee.fail(
                 Invariant.ACCOUNTING,
-                f"request {request.request_id} comes again at rest: block {index} of its prompt {has}, but by the "
-                f"events so far it {says}",
+                f"request {request.request_id} is repeated at rest: block {index} of its prompt {has}, but "
+                f"according to the events so far it {says}",
             )
         if not is_found:
             return

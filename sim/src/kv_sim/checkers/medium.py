@@ -1,15 +1,15 @@
 """A guard between kv-offload's connector and the manager of its medium, which judges the manager's answers.
 
-Its answers are what ``kv_api.OffloadingManager`` says that they are (PROTOCOL). A chunk that a job reads or writes
-isn't evicted, and its place is given to nobody, also not after a reset, until it is known that jobs from before it
-have ended (OWNERSHIP). Places are known where they are numbers, one for each chunk. A chunk whose last store
-goes on, or failed, is no hit (HITS), unless an engine that shares the store has stored it as well.
+The manager must answer as ``kv_api.OffloadingManager`` says (PROTOCOL). It must not evict a chunk that a job reads
+or writes, nor give its place to another chunk; after a reset not before ``on_reset_flushed`` says that earlier
+jobs have ended (OWNERSHIP). Places are checked if they are numbers, one for each chunk. A chunk whose last store
+is under way or failed is no hit (HITS), unless an engine that shares the store has stored it as well.
 
-The connector is judged, too: it must not prepare anything for a request after ``on_request_finished`` (PROTOCOL),
+The connector is judged, too: it must not prepare a job for a request after ``on_request_finished`` (PROTOCOL),
 and must not offer a chunk again and again (WORK).
 
 State: for each chunk in use its place and how many jobs use it; the places of jobs from before the last reset;
-which chunks aren't there, and why; and which requests have ended.
+which chunks aren't stored, and why; and which requests have ended.
 """
 
 from collections import Counter
@@ -36,11 +36,11 @@ from kv_sim.checkers.conservation import owners
 from kv_sim.violation import Invariant, Referee
 
 MOST_OFFERS: Final = 50
-"""Times that a request offers one chunk and is answered. A preempted one begins anew; nobody comes near this."""
+"""How often a request may offer one chunk and be answered. Preempted requests offer chunks again, but far less."""
 
 
 def guard_media(connector: Any, referee: Referee) -> None:
-    """Guard the media of a scheduler's connector and of its children, as far as they are kv-offload's."""
+    """Guard the media of a connector's scheduler side and of its children, if they are kv-offload's."""
     for side in sides_of(connector):
         manager: Any = side.manager
         if manager is None:
@@ -49,7 +49,7 @@ def guard_media(connector: Any, referee: Referee) -> None:
 
 
 def share_media(connector: Any, other: Any) -> None:
-    """Tell the guards of a connector's media of those at another engine, with which they share what is stored."""
+    """Tell the guards of a connector's media which guards of another engine guard the same store."""
     for side, elsewhere in zip(sides_of(connector), sides_of(other), strict=True):
         if isinstance(side.manager, MediumGuard) and isinstance(elsewhere.manager, MediumGuard):
             side.manager.others.append(elsewhere.manager)
@@ -70,19 +70,19 @@ class MediumGuard:
         self._users: Counter[OffloadKey] = Counter()
         """Jobs that read or write a chunk."""
         self._place_of: dict[OffloadKey, int] = {}
-        """Of those chunks, as far as it is known."""
+        """The places of these chunks, as far as they are known."""
         self._withheld: set[int] = set()
         """Places of jobs from before the last reset."""
         self._not_there: dict[OffloadKey, str] = {}
-        """Chunks that were given a place and can't be found now: what became of the store."""
+        """Chunks with a place that aren't stored: whether the store failed or hasn't ended."""
         self.others: list[MediumGuard] = []
-        """Those of the same medium at other engines, if it is shared."""
+        """The guards of the same store at other engines."""
         self._has_stored: set[OffloadKey] = set()
-        """If it is shared: all chunks of which a store ended well."""
+        """If the store is shared: all chunks whose store succeeded here."""
         self._finished: dict[int, ref[ReqContext]] = {}
-        """Requests that were said to prepare nothing more, by identity."""
+        """Requests that ``on_request_finished`` was called for, by identity."""
         self._offers: dict[int, Counter[OffloadKey]] = {}
-        """By request: how often each chunk was offered for storing and that was answered."""
+        """By request: how often it offered each chunk and was answered."""
 
     def __getattr__(self, name: str) -> Any:
         found = getattr(self.manager, name)
@@ -98,7 +98,7 @@ class MediumGuard:
         return answer
 
     def on_request_finished(self, req_context: ReqContext) -> None:
-        """From now on it prepares nothing more."""
+        """The request has ended: no job may be prepared for it any more."""
         self.manager.on_request_finished(req_context)
         self._finished[id(req_context)] = ref(req_context)
         self._offers.pop(id(req_context), None)
@@ -112,7 +112,7 @@ class MediumGuard:
         return answer
 
     def lookup_prefix(self, keys: Collection[OffloadKey], req_context: ReqContext) -> PrefixLookup:
-        """Ask, and check the answer; one by one, where the manager doesn't do better."""
+        """Ask, and check the answer; chunk by chunk if the manager has no method of its own."""
         if type(self.manager).lookup_prefix is OffloadingManager.lookup_prefix:
             return OffloadingManager.lookup_prefix(self, keys, req_context)  # type: ignore[arg-type]
         answer = self.manager.lookup_prefix(keys, req_context)
@@ -129,7 +129,7 @@ class MediumGuard:
     # -- jobs ----------------------------------------------------------------------------------
 
     def prepare_load(self, keys: Collection[OffloadKey], req_context: ReqContext) -> LoadStoreSpec:
-        """Pin, and note where chunks lie."""
+        """Pin the chunks, and note their places."""
         self._check_begun("prepare_load", req_context)
         answer = self.manager.prepare_load(keys, req_context)
         self._expect("prepare_load", answer, LoadStoreSpec)
@@ -151,7 +151,7 @@ class MediumGuard:
         return answer
 
     def prepare_stores(self, stores: Sequence[StoreOffer]) -> list[PrepareStoreOutput]:
-        """The same of several; one by one, where the manager doesn't do better."""
+        """The same for several stores; one by one if the manager has no method of its own."""
         if type(self.manager).prepare_stores is OffloadingManager.prepare_stores:
             return OffloadingManager.prepare_stores(self, stores)  # type: ignore[arg-type]
         for _, req_context in stores:
@@ -176,7 +176,7 @@ class MediumGuard:
                 self._not_there[key] = "failed"
 
     def reset_cache(self) -> None:
-        """Everything is forgotten, and what is in use stays where it is."""
+        """All chunks are forgotten, but jobs under way keep their places."""
         self.manager.reset_cache()
         self._withheld.update(self._place_of.values())
         self._offers.clear()
@@ -200,19 +200,19 @@ class MediumGuard:
         finished = self._finished.get(id(req_context))
         if finished is not None and finished() is req_context:
             self._fail(
-                f"{method} is called for request {req_context.req_id}, of which on_request_finished said that it "
-                "prepares nothing more: a medium may have forgotten it"
+                f"{method} is called for request {req_context.req_id} after on_request_finished, when a medium "
+                "may have forgotten it"
             )
 
     def _count_offers(self, keys: Iterable[OffloadKey], req_context: ReqContext) -> None:
-        """Who was preempted, or lost what it had, may ask once more; nobody does again and again."""
+        """A request may offer a chunk again after a preemption or a loss, but not again and again."""
         offers = self._offers.setdefault(id(req_context), Counter())
         offers.update(set(keys))
         most = max(offers.values(), default=0)
         if most > MOST_OFFERS:
             self._fail(
-                f"prepare_store was asked {most} times for one chunk of request {req_context.req_id}, and it "
-                "answered each time",
+                f"prepare_store was offered one chunk of request {req_context.req_id} {most} times, and answered "
+                "each time",
                 Invariant.WORK,
             )
 
@@ -234,7 +234,7 @@ class MediumGuard:
             what = f"{len(strange)} that weren't offered" if strange else "some of them twice"
             self._fail(f"{method} stores {len(stored)} chunks of {len(keys)} that were offered, {what}")
         if evicted.intersection(keys):
-            self._fail(f"{method} evicts {len(evicted.intersection(keys))} chunks of the same offer")
+            self._fail(f"{method} evicts {len(evicted.intersection(keys))} chunks that are in the same offer")
         used = [key for key in evicted if self._users[key]]
         if used:
             where = [self._place_of[key] for key in used if key in self._place_of]
@@ -252,7 +252,7 @@ class MediumGuard:
                 Invariant.OWNERSHIP,
             )
         self._use(stored, answer.store_spec)
-        self._not_there.update(dict.fromkeys(stored, "goes on"))
+        self._not_there.update(dict.fromkeys(stored, "hasn't ended"))
 
     def _use(self, keys: Collection[OffloadKey], spec: LoadStoreSpec) -> None:
         self._users.update(keys)

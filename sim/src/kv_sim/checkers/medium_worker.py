@@ -4,8 +4,7 @@ A job that the worker accepts is reported exactly once; a job that it refused or
 State: the jobs that are accepted and not reported.
 
 And WORK: ``get_finished`` waits for no job, and waiting for stores doesn't wait for loads, or the other way
-round. Nothing would break, but the engine would compute nothing meanwhile. (A job may have to wait for others of
-its own direction.)
+round. The engine would compute nothing meanwhile. (A job may have to wait for others of its own direction.)
 """
 
 from collections.abc import Callable, Collection
@@ -23,7 +22,7 @@ T = TypeVar("T")
 
 
 def guard_workers(connector: Any, referee: Referee, copies: Copies) -> None:
-    """Guard the media's workers of a rank's connector and of its children, as far as they are kv-offload's."""
+    """Guard the media's workers of a rank's connector and of its children, if they are kv-offload's."""
     for side in owners(connector):
         if isinstance(side, OffloadingWorkerSide):
             if side.medium_worker is None:
@@ -55,23 +54,25 @@ class WorkerGuard:
         answer: Any = getattr(self.worker, "num_chunks", None)
         is_number = isinstance(answer, Integral) and answer is not True
         if answer is not None and not (is_number and answer >= 1):
-            self._fail(f"num_chunks is {answer!r}, expected for how many chunks this rank has room, or None")
+            self._fail(
+                f"num_chunks is {answer!r}, expected the number of chunks for which this rank has room, or None"
+            )
         return answer  # type: ignore[no-any-return]
 
     def submit_store(self, job_id: int, src_spec: GPULoadStoreSpec, dst_spec: LoadStoreSpec) -> bool:
-        """Hand the job on, and check whether it is taken."""
+        """Pass the job on, and note whether it is accepted."""
         taken = self.worker.submit_store(job_id, src_spec, dst_spec)
         return self._submitted("submit_store", job_id, Direction.STORE, taken)
 
     def submit_load(
         self, job_id: int, src_spec: LoadStoreSpec, dst_spec: GPULoadStoreSpec, expedited: bool = False
     ) -> bool:
-        """Hand the job on, and check whether it is taken."""
+        """Pass the job on, and note whether it is accepted."""
         taken = self.worker.submit_load(job_id, src_spec, dst_spec, expedited=expedited)
         return self._submitted("submit_load", job_id, Direction.LOAD, taken)
 
     def get_finished(self) -> list[TransferResult]:
-        """Ask, and check that each job comes once."""
+        """Ask, and check that each job is reported once."""
         before = len(self._copies.waited)
         answer: Any = self.worker.get_finished()
         self._check_waits("get_finished", before, "it is only asked which jobs have ended")
@@ -81,14 +82,14 @@ class WorkerGuard:
         for result in answer:
             if result.job_id not in self._under_way:
                 self._fail(
-                    f"get_finished reports job {result.job_id}, which it doesn't have: it was reported before, "
-                    "refused or never given"
+                    f"get_finished reports job {result.job_id}, which isn't under way: it was reported before, "
+                    "refused or never submitted"
                 )
             self._under_way.pop(result.job_id, None)
         return list(answer)
 
     def wait(self, job_ids: set[int]) -> None:
-        """Let these end, and look at what was waited for."""
+        """Wait for these jobs, and check which copies were waited for."""
         self._wait("wait", self.worker.wait, job_ids)
 
     def _wait(self, method: str, wait: Callable[[set[int]], T], job_ids: Collection[int]) -> T:
@@ -109,9 +110,7 @@ class WorkerGuard:
 
     def _submitted(self, method: str, job_id: int, direction: Direction, taken: Any) -> bool:
         if not isinstance(taken, bool):
-            self._fail(
-                f"{method} answered {taken!r}, expected True, and get_finished reports it, or False: it is refused"
-            )
+            self._fail(f"{method} answered {taken!r}, expected True (it is accepted) or False (it is refused)")
         elif taken:
             self._under_way[job_id] = direction
         return taken  # type: ignore[no-any-return]
@@ -121,5 +120,5 @@ class WorkerGuard:
 
 
 def _is_result(result: Any) -> bool:
-    """By its fields: vLLM's class is another one than kv-api's."""
+    """Judged by its fields, since vLLM has a class of its own."""
     return hasattr(result, "job_id") and isinstance(getattr(result, "success", None), bool)

@@ -2,10 +2,10 @@
 
 An answer to a match is a number of tokens within the request, and never an asynchronous load of 0 tokens. The end
 of a load is reported once, for a request whose load was announced; the end of a store once, for a request that is
-held. Blocks that a load left unfilled are reported while the load goes on: an engine would take other blocks from
-requests whose loads went well. A failed load is reported while it goes on, too: an engine would remember a
-request that loads nothing, and take its next load for the one that failed. And a connector must not change the
-step (``SchedulerOutput``). A real engine asserts some of these, and silently frees the wrong blocks on others.
+held. Blocks that a load didn't fill are reported while the load is under way: later they may be blocks of requests
+whose loads succeeded. A failed load is reported while it is under way, too: later the engine would take the
+request's next load for the failed one. And a connector must not change the step (``SchedulerOutput``). A real
+engine asserts some of these, and silently frees the wrong blocks on others.
 """
 
 from collections.abc import Iterable, Iterator, Mapping
@@ -33,8 +33,11 @@ class KnowsRequests(Protocol):
         ...
 
 
+_NO_REQUEST: Final = "but the engine has no such request any more"
+
+
 def check_match(request: SimRequest, local: int, answer: object, referee: Referee) -> tuple[int | None, bool]:
-    """Check an answer of ``get_num_new_matched_tokens``; returns a legal one."""
+    """Check an answer of ``get_num_new_matched_tokens``, and return a legal one."""
 
     def refuse(why: str) -> tuple[int, bool]:
         asked = f"request {request.request_id}: get_num_new_matched_tokens(…, {local})"
@@ -55,19 +58,20 @@ def check_match(request: SimRequest, local: int, answer: object, referee: Refere
         return refuse("which is an asynchronous load of 0 tokens")
     most = request.num_tokens - local - (0 if is_async else 1)
     if count > most:
-        return refuse(f"but at most {most} of its {request.num_tokens} tokens can be loaded so")
+        leaves = "" if is_async else ": a load within the step leaves a token to compute"
+        return refuse(f"but at most {most} of its {request.num_tokens} tokens can be loaded{leaves}")
     return count, is_async
 
 
 def check_reports(scheduler: KnowsRequests, results: KVConnectorTransferResults, referee: Referee) -> None:
-    """Check the joined report of ended transfers, and leave only what is legal in it."""
+    """Check the joined report of ended transfers, and remove illegal entries."""
     for request_id in sorted(results.finished_recving):
         request = scheduler.requests.get(request_id)
         if request is None or not request.awaits_load:
             referee.fail(
                 Invariant.PROTOCOL,
-                f"request {request_id}: the end of a load is reported, "
-                + ("but there is no such request" if request is None else "but none is under way"),
+                f"request {request_id}: finished_recving reports the end of its load, "
+                + (_NO_REQUEST if request is None else "but none is under way, or its end was reported before"),
             )
             results.finished_recving.discard(request_id)
         else:
@@ -79,8 +83,8 @@ def check_reports(scheduler: KnowsRequests, results: KVConnectorTransferResults,
         if request is None or not (request.is_held or aborted_load):
             referee.fail(
                 Invariant.PROTOCOL,
-                f"request {request_id}: the end of a store is reported, "
-                + ("but there is no such request" if request is None else "but its blocks are not held for one"),
+                f"request {request_id}: finished_sending reports the end of its store, "
+                + (_NO_REQUEST if request is None else "but its blocks are not held"),
             )
             results.finished_sending.discard(request_id)
         else:
@@ -95,15 +99,15 @@ def check_joined(reports: Iterable[KVConnectorOutput], joined: KVConnectorOutput
         if said is not None and getattr(joined, name) is None:
             referee.fail(
                 Invariant.PROTOCOL,
-                f"{type(said).__name__}.aggregate answered None, expected the joined reports of two workers",
+                f"{type(said).__name__}.aggregate answered None, expected the reports of two workers as one",
             )
 
 
 def check_failed_blocks(rank: int, failed: Iterable[int], step: Step, shadow: Shadow, referee: Referee) -> None:
-    """Check what a rank's worker says in a step was not loaded, before the ends of loads in it are taken in.
+    """Check a rank's report of unfilled blocks, before the ends of loads in the same report are processed.
 
-    A load of a step is over with it. Any other goes on until all ranks have reported its end, whatever becomes of
-    its request.
+    A load within a step ends with the step. An asynchronous one is under way until all ranks have reported its
+    end, even if its request ends before.
     """
     filled = {*shadow.load_rights, *(block for blocks in step.sync_targets.values() for block in blocks)}
     for block in sorted(failed):
@@ -111,18 +115,18 @@ def check_failed_blocks(rank: int, failed: Iterable[int], step: Step, shadow: Sh
             known = ", ".join(map(str, sorted(filled))) or "none"
             referee.fail(
                 Invariant.PROTOCOL,
-                f"worker {rank} side, get_block_ids_with_load_errors: block {block} (of {shadow.owner(block)}) "
-                f"is not one that a load under way has to fill; those are: {known}",
+                f"worker {rank} side, get_block_ids_with_load_errors reports block {block} (of "
+                f"{shadow.owner(block)}), which no load under way fills; blocks that loads fill: {known}",
             )
 
 
 def check_failed_loads(
     rank: int, failed: Iterable[str], requests: Mapping[str, SimRequest], referee: Referee
 ) -> None:
-    """Check whose loads a rank's worker says have failed, before the ends of loads in that step are taken in.
+    """Check a rank's report of failed loads, before the ends of loads in the same report are processed.
 
-    A load goes on until all ranks have reported its end. One of a step isn't reported at all: who waits for
-    nothing can't be told.
+    A load is under way until all ranks have reported its end. A load within a step can't be reported here, since
+    its request doesn't wait for a report.
     """
     for request_id in sorted(failed):
         request = requests.get(request_id)
@@ -130,14 +134,15 @@ def check_failed_loads(
             known = ", ".join(sorted(name for name, one in requests.items() if one.awaits_load)) or "none"
             referee.fail(
                 Invariant.PROTOCOL,
-                f"worker {rank} side, get_transfer_results: the load of request {request_id} has failed, "
-                + ("but there is no such request" if request is None else "but none of it is under way")
-                + f"; asynchronous loads are: {known}",
+                f"worker {rank} side, get_transfer_results reports in failed_recving that the load of request "
+                f"{request_id} failed, "
+                + (_NO_REQUEST if request is None else "but it has no asynchronous load under way")
+                + f"; requests that have one: {known}",
             )
 
 
 def step_as_it_is(output: object) -> dict[str, Any]:
-    """What a step of this engine holds, to compare with. Of another engine's: nothing."""
+    """A copy of a step, to compare the step with later; empty for a step of another package's engine."""
     if not isinstance(output, SchedulerOutput):
         return {}
     return {name: _as_it_is(getattr(output, name)) for name in _names(SchedulerOutput)}
@@ -147,7 +152,7 @@ _NEVER_CHANGES: Final = frozenset({int, str, bool, type(None)})
 
 
 def _as_it_is(value: Any) -> Any:
-    """A copy as deep as a connector can reach; prompts are long, and shown by copies already."""
+    """A copy, as deep as a connector can change it; lists of numbers are copied whole."""
     kind = type(value)
     if kind in _NEVER_CHANGES:
         return value
@@ -164,12 +169,12 @@ def _as_it_is(value: Any) -> Any:
 
 @cache
 def _names(kind: Any) -> tuple[str, ...]:
-    """What a dataclass holds; each step asks."""
+    """The fields of a dataclass; cached, since each step needs them."""
     return tuple(part.name for part in fields(kind))
 
 
 def check_step(before: Mapping[str, Any], output: object, referee: Referee) -> None:
-    """The workers get the same step as the scheduler decided on, and so does every other child."""
+    """Check that the connector didn't change the step, which the workers and other children get, too."""
     for name, value in step_as_it_is(output).items():
         if before[name] != value:
             referee.fail(
@@ -196,7 +201,7 @@ def check_params(request_id: str, params: object, referee: Referee) -> None:
 
 
 def _foreign(value: Any) -> Iterator[Any]:
-    """What isn't plain in a value."""
+    """The parts of a value that can't be sent."""
     if isinstance(value, Mapping):
         for key, item in value.items():
             yield from (*_foreign(key), *_foreign(item))

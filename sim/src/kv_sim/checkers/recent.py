@@ -1,12 +1,12 @@
 """The most recent requests must be found, even if there was not room for everything.
 
-This holds for a subject that evicts what was used longest ago. A request comes, then some with new prompts, then
-all of them again: if they fit together, each must be found completely. If one more chunk is stored, a prompt may
-lose its end, but not its beginning, without which the rest is useless.
+This holds for a subject that evicts the least recently used chunks. A request arrives, then some with new prompts,
+then all of them again: if they fit together, each must be found completely. If one more chunk is stored, a prompt
+may lose its end, but not its beginning, without which the rest is useless.
 
-A window keeps less, since what slid out of it may never have been stored. But a request that begins with all of an
-earlier prompt must find it: requests with new prompts come, and each once more with a token added. Of states
-nothing is known, since engines keep few of them.
+With sliding windows less is stored: blocks that left the window may never have been. But a request that begins
+with a whole earlier prompt must find that prompt: so each new prompt is repeated with one more token. States
+aren't checked, since engines keep few of them.
 """
 
 from collections.abc import Callable
@@ -21,13 +21,14 @@ from kv_sim.violation import Invariant
 
 
 def check_recent(site: Site, spec: RequestSpec, settle: Callable[[], bool]) -> None:
-    """A request and two with new prompts are all found, if there is room for them.
+    """Check that a request and two with new prompts are found completely, if there is room for them.
 
-    The new ones, one of them short, end with a chunk and come again with a token more: a hit ends before the last.
+    The new prompts, one of them short, end with a full chunk and are repeated with one more token, since a hit
+    ends before the last token.
     """
     engine, config = site.engine, site.config
     if any(device.copies.running for device in engine.devices):
-        return  # what is lost keeps its room
+        return  # lost copies keep their slots
     chunk_tokens = site.subject.blocks_per_chunk * config.block_size
     prompt = spec.shared_tokens + spec.own_tokens
     room = config.host_slots // site.subject.blocks_per_chunk - prompt // chunk_tokens
@@ -52,10 +53,9 @@ def check_recent(site: Site, spec: RequestSpec, settle: Callable[[], bool]) -> N
         if found < least and count_failed(engine) == failed:
             site.referee.fail(
                 Invariant.HITS,
-                f"request {request.request_id} comes again at rest: {found} of its first {least} tokens are "
-                f"found, but {spec.request_id} and new requests of {room} chunks came last, and all of them fit "
-                "in "
-                f"{config.host_slots} host slots",
+                f"request {request.request_id} is repeated at rest: {found} of its first {least} tokens are "
+                f"found, but {spec.request_id} and new requests of {room} chunks were the last to be "
+                f"computed, and all of them fit in {config.host_slots} host slots",
             )
     least = (prompt - 1) // chunk_tokens * chunk_tokens - chunk_tokens - proof_tokens
     if least > 0 and count_failed(engine) == failed:
@@ -74,17 +74,17 @@ def _check_beginning(site: Site, spec: RequestSpec, least: int, settle: Callable
     if found < least and count_failed(engine) == failed and not engine.has_work:
         site.referee.fail(
             Invariant.HITS,
-            f"request {request.request_id} comes again at rest: {found} of its first {least} tokens are found, "
-            "but since all of it was found only one chunk was stored, for which the prompt's end should be "
-            "evicted before its beginning",
+            f"request {request.request_id} is repeated at rest: {found} of its first {least} tokens are found; "
+            "all of it was found before one more chunk was stored, for which the prompt's end should be evicted, "
+            "not its beginning",
         )
 
 
 def check_windows(site: Site, settle: Callable[[], bool]) -> None:
-    """New prompts come one after the other, and each is repeated at once with one more token.
+    """Check new prompts one after the other: each is repeated at once with one more token.
 
-    They end with a chunk, so whoever stores them when they have ended still has their last window: unless that
-    begins behind the first block of a chunk, which has lost its beginning then.
+    They end with a full chunk, so a connector that stores them when they end still has their last window: unless
+    that window begins after the first block of a chunk, since then the chunk's beginning is gone.
     """
     engine, config, subject = site.engine, site.config, site.subject
     chunk_tokens = subject.blocks_per_chunk * config.block_size
@@ -95,7 +95,7 @@ def check_windows(site: Site, settle: Callable[[], bool]) -> None:
     room = config.host_slots // subject.blocks_per_chunk // len(config.groups)
     most = min(room, (config.longest_request - 2) // chunk_tokens)
     if not most or any(device.copies.running for device in engine.devices):
-        return  # what is lost keeps its room
+        return  # lost copies keep their slots
     failed = count_failed(engine)
     for chunks in sorted({1, (most + 1) // 2, most}):
         if not subject.evicts_oldest and not _empty(site):
@@ -109,8 +109,8 @@ def check_windows(site: Site, settle: Callable[[], bool]) -> None:
         if found < new.own_tokens and count_failed(engine) == failed:
             site.referee.fail(
                 Invariant.HITS,
-                f"request {request.request_id} comes again at rest: {found} of its first {new.own_tokens} tokens "
-                f"are found, but they were computed just now, and {room} chunks of each group fit in "
+                f"request {request.request_id} is repeated at rest: {found} of its first {new.own_tokens} tokens "
+                f"are found, but it has just computed them all, and {room} chunks of each group fit in "
                 f"{config.host_slots} host slots",
             )
 

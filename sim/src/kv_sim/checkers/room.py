@@ -1,16 +1,15 @@
-"""CONSERVATION of a medium's room: when nothing is in use, there is room for as much as at any other such time.
+"""CONSERVATION of a medium's room: whenever no job is under way, a medium has room for the same number of chunks.
 
-How much room there is, is measured: it is the largest number of new chunks that one ``prepare_store`` takes, which
-is all or nothing. Each try is undone, by reporting the store as failed. Chunks that were kept may be evicted for
-it, so this is the last that is checked at rest.
+The room is measured: it is the largest number of new chunks that one ``prepare_store`` accepts, all or nothing.
+Each try is undone by reporting the store as failed. It may evict stored chunks, so this is the last check at rest.
 
-There are three rules. At rest there is as much room as after a reset: a pin that was never given back shows as
-room that is missing. A reset gives back every place, whether its chunk was stored, being stored or being read,
-once the medium is told that no job goes on. And a store that is refused, since it wants more than there is, has
-changed nothing: what was found before is found (HITS).
+There are three rules. At rest there is as much room as after a reset: a pin that was never removed shows as
+missing room. A reset frees every place, whether its chunk was stored, being stored or being read, once the medium
+is told that no earlier job is under way. And a store that is refused for lack of room changes nothing: all chunks
+that were found before are found (HITS).
 
-Some media give each chunk only as much room as it needs. How many fit then depends on what is kept, and where. So
-of these an empty medium is only compared with an empty one, by offers of the same chunks.
+Some media give each chunk only as much room as it needs. How many fit then depends on the stored chunks and their
+places. So such a medium is only checked when empty, with offers of the same chunks.
 """
 
 from collections.abc import Sequence
@@ -25,13 +24,13 @@ from kv_sim.guard import crashes
 from kv_sim.violation import Invariant, Referee
 
 MOST_CHUNKS: Final = 256
-"""More isn't asked for: worlds have less."""
+"""The largest offer; worlds have room for less."""
 OTHER_CHUNKS: Final = 8
-"""So many times others are offered to an empty medium, to see whether each takes as much room."""
+"""How often other chunks are offered to an empty medium, to see whether all chunks take the same room."""
 
 
 def check_room(connector: Any, referee: Referee) -> None:
-    """Check the media of a scheduler's connector that can be reset, at rest. They are used up by that."""
+    """Check the media of a connector that can be reset, at rest. Afterwards their chunks are gone."""
     for side in sides_of(connector):
         with crashes(referee, "the medium, at rest"):
             _Room(side.manager, side.group_ids, referee).check()
@@ -58,18 +57,19 @@ class _Room:
         )
         if not self._has_equal_places:
             if self._leaves_some_out:
-                return  # what it takes this time need not be what it takes the next time
+                return  # it may accept another number of chunks the next time
             most = self._most()
         elif before != most:
-            self._fail(f"has room for {before} chunks, and after a reset for {most}")
-        for what, use in (("stored", self._stored), ("being stored", self._in_flight), ("read", self._read)):
+            why = "some are still in use" if before < most else "the reset lost some"
+            self._fail(f"has room for {before} more chunks, but after a reset for {most}: {why}")
+        for what, use in (("stored", self._stored), ("being stored", self._in_flight), ("being read", self._read)):
             used = use(most)
             if use == self._stored:
                 self._check_refusal(used or [])
             self._reset()
             left = self._most()
             if left != most:
-                self._fail(f"has room for {most} chunks, and after a reset while so many were {what}, for {left}")
+                self._fail(f"has room for {most} chunks, but for {left} after a reset while {most} were {what}")
         self._manager.on_request_finished(self._context)
 
     def _most(self) -> int:
@@ -89,7 +89,7 @@ class _Room:
             self._manager.complete_store(stored, self._context, success=False)
         return stored is not None
 
-    # -- what they are when everything is forgotten ---------------------------------------------
+    # -- the states of chunks at a reset --------------------------------------------------------
 
     def _stored(self, chunks: int) -> list[OffloadKey]:
         stored = self._in_flight(chunks) or []
@@ -97,7 +97,7 @@ class _Room:
         return stored
 
     def _check_refusal(self, stored: list[OffloadKey]) -> None:
-        """Offer more than there is room for. A medium that takes some of it hasn't refused it."""
+        """Offer more chunks than there is room for; nothing is checked if the medium accepts some of them."""
         before = self._found(stored)
         output = self._manager.prepare_store(self._some(MOST_CHUNKS, next(self._offers)), self._context)
         if output is not None:
@@ -107,7 +107,7 @@ class _Room:
         if len(after) < len(before):
             self._fail(
                 f"finds {len(before)} chunks, but only {len(after)} of them after prepare_store refused "
-                f"{MOST_CHUNKS} more: it has to be all or nothing",
+                f"{MOST_CHUNKS} more: a refused store must change nothing",
                 Invariant.HITS,
             )
 
@@ -125,7 +125,7 @@ class _Room:
         self._manager.prepare_load(self._stored(chunks), self._context)
 
     def _some(self, chunks: int, offer: int | None = None) -> list[OffloadKey]:
-        """Chunks of all groups in turn that nobody has seen; where it matters which they are, always the same."""
+        """New chunks of all groups in turn; always the same ones if chunks differ in the room that they take."""
         if offer is None:
             offer = next(self._offers) if self._has_equal_places else 0
         groups = self._group_ids

@@ -123,11 +123,13 @@ class Served:
             hashes = request.hashes_up_to(local + count)
         for index in range(local // self._block_size, (local + count) // self._block_size):
             if not self._may_find(hashes[index]):
-                since = f"since reset {self.resets}" if self.resets else "in this world"
+                since = f" since reset {self.resets}" if self.resets else ""
+                is_strange = any(hashes[index] in other._own for other in self.strangers)
+                who = "; an engine with incompatible KV has" if is_strange else ""
                 self._referee.fail(
                     Invariant.HITS,
-                    f"request {request.request_id}: {count} tokens are found after the first {local}, but nobody "
-                    f"computed block {index} of them {since}",
+                    f"{_match_of(request, local, count)}, but no request with the same prefix, salt, adapter and "
+                    f"images has computed block {index} of its tokens{since}{who}",
                 )
                 return
         if self._hashes_per_block > 1 and self._is_on:
@@ -146,9 +148,9 @@ class Served:
         if last >= len(known) or known[last] not in self._computed:
             self._referee.fail(
                 Invariant.HITS,
-                f"request {request.request_id}: {count} tokens are found after the first {local}, but nobody "
-                f"computed block {last}, which would show what comes after them: in a draft model's group what "
-                "is kept of a token depends on the next one",
+                f"{_match_of(request, local, count)}, but no request has computed block {last} of this prompt: a "
+                "draft model's KV of a token depends on the next token, so a hit must end before the last block "
+                "that was stored",
             )
 
     def _check_end(self, request: SimRequest | Request, local: int, count: int) -> None:
@@ -157,11 +159,11 @@ class Served:
         if not count or not end % self._block_size:
             return
         number, rest = divmod(end * self._hashes_per_block, self._block_size)
-        where = f"request {request.request_id}: {count} tokens are found after the first {local}"
+        where = _match_of(request, local, count)
         if rest:
-            self._referee.fail(Invariant.HITS, f"{where}, but no hash ends there, so nobody kept a state")
+            self._referee.fail(Invariant.HITS, f"{where}, but no hash ends there, so no state was stored")
         elif request.block_hashes[number - 1] not in self._computed:
-            self._referee.fail(Invariant.HITS, f"{where}, but nobody computed the last of them")
+            self._referee.fail(Invariant.HITS, f"{where}, but no request has computed so far")
 
     def check_failures(self, failed: Iterable[str], blocks: Iterable[int], devices: Sequence[Device]) -> None:
         """Check that a failed load had a reason: a hit can be loaded as long as copies succeed."""
@@ -170,14 +172,18 @@ class Served:
             return
         self._referee.fail(
             Invariant.HITS,
-            f"the load of {', '.join(what)} failed, although no copy has failed: what was found couldn't be "
-            "loaded",
+            f"the load of {', '.join(what)} failed, although no copy has failed: the connector reported a hit "
+            "that it can't load",
         )
 
     def is_fair(self, request: SimRequest) -> bool:
         """Whether the request ran to its end without a preemption or a reset."""
         ran = request.status is Status.FINISHED_STOPPED and not request.num_preemptions
         return ran and id(request) not in self._unfair
+
+
+def _match_of(request: SimRequest | Request, local: int, count: int) -> str:
+    return f"request {request.request_id}: get_num_new_matched_tokens(…, {local}) found {count} tokens"
 
 
 def _has_trouble(device: Device) -> bool:

@@ -1,11 +1,11 @@
-"""HITS, where engines share a store: each finds what another has stored, once both have taken a few steps.
+"""HITS, if engines share a store: each finds the chunks that another has stored, once both have taken a few steps.
 
-A store of one engine may end, for its connector, with a step after the one in which its last copy has ended; and
-another engine may look only now and then for what there is. An engine with nothing to do takes no steps. So before
-anything is asked each engine gets a few requests of a single token, which fill no block.
+A connector may learn in a later step that the last copy of a store has ended, and may look only now and then for
+chunks of other engines. An idle engine takes no steps. So before requests are repeated, each engine gets a few
+requests of a single token, which fill no block.
 
-Nothing is demanded across engines once one of them was reset: it may find nothing of the others from then on,
-since it can't know what they have from before, and its reset may have emptied the store for all.
+Nothing is demanded across engines once one of them was reset: it may find none of the others' chunks from then on,
+since it can't tell which are from before the reset, and the reset may have emptied the store for all.
 """
 
 from collections.abc import Callable, Sequence
@@ -19,7 +19,7 @@ from kv_sim.site import Site
 from kv_sim.violation import Invariant
 
 ROUNDS: Final = 3
-"""How many such requests each engine gets, in turns."""
+"""How many such requests each engine gets, one after the other."""
 
 
 def all_of(site: Site) -> list[Site]:
@@ -52,9 +52,9 @@ def let_all_hear(sites: Sequence[Site], settle: Callable[[], bool]) -> bool:
 
 
 def check_lent(site: Site, settle: Callable[[], bool]) -> None:
-    """A new prompt is computed at this engine, and then repeated at another one with one more token.
+    """Compute a new prompt at this engine, and check that another engine finds it, with one more token.
 
-    It is the newest that there is, so it has room: if what was used longest ago goes first.
+    It is the newest prompt, so there is room for it if the store evicts the least recently used chunks.
     """
     sites = stores_of(site)
     for other in sites[1:] if site.subject.evicts_oldest and site.config.role != "kv_consumer" else ():
@@ -80,13 +80,13 @@ def check_lent(site: Site, settle: Callable[[], bool]) -> None:
         if found < least and _count_failed(sites) == failed and not other.engine.has_work:
             other.referee.fail(
                 Invariant.HITS,
-                f"request {new.request_id} comes at rest: {found} of its first {least} tokens are found, but "
-                f"engine {site.place.number} has just computed them, and shares its store",
+                f"request {new.request_id} arrives at rest: {found} of its first {least} tokens are found, but "
+                f"engine {site.place.number}, which shares the store, has just computed them all",
             )
 
 
 def _most_tokens(site: Site) -> int:
-    """How long a prompt may be of which all is found that was stored: whole chunks, and windows not past them."""
+    """The longest prompt of full chunks that must be found completely; 0: windows or states may be incomplete."""
     config, subject = site.config, site.subject
     chunk_tokens = subject.blocks_per_chunk * config.block_size
     windows = [group.window for group in config.groups if group.window]

@@ -189,9 +189,9 @@ class Tickets:
         if is_held and count < usable - local:
             self._referee.fail(
                 Invariant.HITS,
-                f"request {request.request_id}: {count} tokens are found after the first {local}, but its ticket "
-                f"is of request {issued.request.request_id}, whose blocks are held, and {usable - local} of its "
-                f"{issued.tokens} tokens can be pulled",
+                f"request {request.request_id}: get_num_new_matched_tokens(…, {local}) found {count} tokens, but "
+                f"its ticket is for the blocks of request {issued.request.request_id}, which are still held, and "
+                f"{usable - local} of its {issued.tokens} tokens can be pulled",
             )
 
     def _first_token(self, table: Sequence[int]) -> int:
@@ -230,11 +230,13 @@ class Tickets:
         if self._holds and is_wanted and is_there and request.status is Status.FINISHED_STOPPED:
             what = "its prompt is computed"
             if request.num_computed_tokens < tokens:
-                what = "was preempted in its last step, which requires_kv_delivery would have had taken again"
+                what = (
+                    "was preempted in its last step, which is repeated for a connector that requires_kv_delivery"
+                )
             self._referee.fail(
                 Invariant.HITS,
-                f"request {request.request_id}: its blocks are wanted by another engine, it ended well and "
-                f"{what}, but it got no ticket when it ended",
+                f"request {request.request_id}: it came with {WANTED}, ended well and {what}, but "
+                "the connector neither held its blocks nor left a ticket when it ended",
             )
 
     def _leaves(
@@ -252,7 +254,7 @@ class Tickets:
         holder = self._holders.get(name)
         if holder is not None and holder.is_held and name not in self._reset:
             return
-        whose = f"; those of request {holder.request_id}, whose ticket it is, were withdrawn" if holder else ""
+        whose = f"; the ticket is of request {holder.request_id}, whose hold was withdrawn" if holder else ""
         self._referee.fail(
             Invariant.HITS,
             f"request {request.request_id}: it got a ticket when it ended, but its blocks aren't held{whose}",

@@ -31,7 +31,8 @@ class Retries:
         self._in_a_row[request_id] = count
         if count > MOST_RETRIES:
             self._referee.fail(
-                Invariant.WORK, f"request {request_id}: the connector answered 'ask again' {count} times in a row"
+                Invariant.WORK,
+                f"request {request_id}: get_num_new_matched_tokens answered 'ask again' {count} times in a row",
             )
 
 

@@ -1,5 +1,5 @@
 """Conformance: does a connector do what it claims? For ``kv-sim conform`` and for pytest.
 
-``scenarios`` are the things that are tried, and ``report`` words the result. ``command`` runs them on the command
-line. ``items`` makes pytest tests of them.
+``scenarios`` runs a connector claim by claim, and ``report`` formats the results. ``command`` does so on the
+command line, and ``items`` as tests of pytest.
 """

@@ -68,7 +68,7 @@ def _try_one(
     outcome: scenarios.Outcome,
     start: int,
 ) -> None:
-    """Run a scenario, and tell what breaks a claim."""
+    """Run a scenario, and report a failure."""
     histories = options.histories or scenarios.USUAL_HISTORIES
     scenarios.fill(
         outcome, subject, start=start, histories=histories, actions=options.actions, engine=options.engine
@@ -80,7 +80,7 @@ def _try_one(
 
 
 def again(options: argparse.Namespace, outcome: scenarios.Outcome) -> str:
-    """The command that tries what an outcome is of as a claim, with the same seeds."""
+    """The command that runs an outcome's probe as a claim, with the same seeds."""
     most = outcome.histories > scenarios.USUAL_HISTORIES
     asked = (
         ("--spec", options.spec, None),

@@ -1,7 +1,7 @@
 """A connector's scenarios as tests of pytest, and a summary of what they exercised.
 
-Every scenario is a test, so ``-k``, ``-x``, ``--junitxml`` and parallel runs work as usual. What a test found
-travels with its report as plain values, since it may have run in another process.
+Every scenario is a test, so ``-k``, ``-x``, ``--junitxml`` and parallel runs work as usual. A test's report
+carries its findings as plain values, since it may have run in another process.
 """
 
 import re
@@ -28,7 +28,7 @@ class ConnectorBroke(Exception):  # noqa: N818 - it carries what is printed
 
 
 class Conformance:
-    """Adds the tests of one connector to a session, and sums up."""
+    """Adds the tests of one connector to a session, and prints a summary."""
 
     def __init__(self, config: pytest.Config) -> None:
         self.engine = config.getoption("--kv-engine") or BUILTIN_ENGINE

@@ -1,4 +1,4 @@
-"""What is said about a connector's conformance: what was tried, how often, and what broke."""
+"""The report on a connector's conformance: which scenarios ran, how often, and what broke."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -17,15 +17,15 @@ from kv_sim.subject import Subject, Trait
 
 WIDTH: Final = 100
 HARDLY: Final = 20
-"""Times that what a trait is about came up, below which it isn't said that it holds without more."""
+"""If the situations of a trait were reached less often than this, a note says that little was shown."""
 
 
 def summary_lines(
     subject: Subject, outcomes: Sequence[Outcome], again: Callable[[Outcome], str] = lambda outcome: ""
 ) -> list[str]:
-    """A table of the scenarios, what was reached in all of them, and what there is to say about that.
+    """A table of the scenarios, the situations that all of them reached, and notes.
 
-    Below a probe that broke stands ``again``, the command that shows how.
+    Below a probe that failed stands ``again``, the command that shows how.
     """
     total = Coverage()
     for outcome in outcomes:
@@ -50,7 +50,7 @@ def summary_lines(
 
 
 def _refused_worlds(outcomes: Sequence[Outcome]) -> Iterator[str]:
-    """A line for each probe of which some worlds were refused, so that it says less."""
+    """A line for each probe in which the connector refused some worlds, so that it shows less."""
     for outcome in outcomes:
         if outcome.refusal is None and outcome.refused:
             worlds, [(words, _)] = outcome.refused.total(), outcome.refused.most_common(1)
@@ -80,7 +80,7 @@ def scenario_table(rows: Sequence[tuple[str, str, int, int, str]]) -> list[str]:
 
 
 def situation_table(subject: Subject, situations: Mapping[str, int]) -> list[str]:
-    """How often situations of the contract were reached, and which never were that could be."""
+    """How often situations of the contract were reached, and which possible ones never were."""
     reached = [[name, str(situations[name])] for name in SITUATIONS if situations.get(name)]
     never = [name for name in situations_of(subject) if not situations.get(name)]
     return [
@@ -97,7 +97,7 @@ def notes(
     *,
     is_whole: bool = True,
 ) -> list[str]:
-    """What one should know before one believes the table; it isn't whole if a broken claim ended it."""
+    """Notes on how little the table may show; it isn't complete if a failure ended the run."""
     kind = {"serves_peers": subject.serves_peers, "shares_store": subject.shares_store}
     little = why_little_is_shown(situations, **kind)
     found = [] if little is None else [little]
@@ -113,7 +113,7 @@ def notes(
 
 
 def _hardly_shown(traits: frozenset[Trait | None], situations: Mapping[str, int]) -> Iterator[str]:
-    """The traits of which hardly anything came up: then it says little that they hold."""
+    """A line for each trait whose situations were hardly reached, so that little was shown."""
     for trait in Trait:
         about = [name for name, needed in SITUATION_NEEDS.items() if needed is trait and name != FORGETS]
         times = sum(situations.get(name, 0) for name in about)
@@ -132,14 +132,14 @@ def tell_failure(
     say: telling.Say,
     note: telling.Say,
 ) -> None:
-    """Say what broke, shrunk and saved, as lines to paste."""
+    """Report a failure, with the shrunk and saved history and the commands to paste."""
     assert failure.seed is not None, "a scenario's failure has a seed"
     line = line_of_scenario(name, extra, failure.subject, failure.seed, failure.config.engine, actions)
     telling.tell(failure, line, folder, file_stem(name, failure.seed), say=say, note=note)
 
 
 def line_of_scenario(name: str, extra: str | None, subject: Subject, seed: int, engine: str, actions: int) -> str:
-    """The command that runs a history of a scenario again, whose traits the subject has."""
+    """The command that runs a history of a scenario again; ``subject`` has the scenario's traits."""
     return replay_line(
         name,
         seed,

@@ -1,8 +1,8 @@
-"""Scenarios: what of a connector's claims is tried in one go, and what came of it.
+"""Scenarios: sets of claims that are tried together, and their outcomes.
 
-The first is a plain engine. Then comes one for each trait that is claimed, so that a failure names the claim; then
-all of them together. A trait that isn't claimed can be probed: that fails nothing, and says what could be claimed.
-In a probe a world that the connector refuses shows nothing; if it refuses all of them, the trait can't be tried.
+The first is a plain engine. Then comes one for each claimed trait, so that a failure names the claim; then all of
+them together. A trait that isn't claimed can be probed: a probe is no failure, and shows what could be claimed. A
+world that the connector refuses shows nothing in a probe; if it refuses all of them, the trait can't be tried.
 """
 
 from collections import Counter
@@ -22,26 +22,26 @@ from kv_sim.history.draws import config_for
 from kv_sim.subject import Subject, Trait
 
 NEEDS: Final = {Trait.STATES: Trait.GROUPS, Trait.EVENTS: Trait.KEEPS}
-"""Traits that mean nothing without another."""
+"""Trait -> another one, without which it means nothing."""
 
 USUAL_HISTORIES: Final = 100
 """Of each scenario."""
 
 MOST_SEEDS: Final = 40
-"""Seeds that are looked at for a world that shows a trait, for each history."""
+"""How many seeds are tried, for each history, to find a world that shows a trait."""
 
 
 class Claim(Enum):
-    """Whose word a scenario is about."""
+    """Whether the connector claims what a scenario tries."""
 
     MADE = auto()
     PROBED = auto()
-    """Nobody's: it is tried because somebody wants to know."""
+    """It isn't claimed, but tried to find out."""
 
 
 @dataclass(frozen=True)
 class Scenario:
-    """One thing to try."""
+    """A set of traits to try."""
 
     name: str
     traits: frozenset[Trait]
@@ -52,7 +52,7 @@ class Scenario:
 
 @dataclass
 class Outcome:
-    """What came of a scenario."""
+    """The result of a scenario."""
 
     scenario: Scenario
     histories: int = 0
@@ -62,13 +62,13 @@ class Outcome:
     refusal: str | None = None
     """Why a probe can't be made."""
     refused: Counter[str] = field(default_factory=Counter)
-    """Of a probe, in how many worlds the connector said what instead."""
+    """For a probe: the connector's reason for refusing worlds -> how many."""
     seed: int | None = None
-    """The one that was begun last."""
+    """The seed of the last history."""
 
 
 def scenarios_of(subject: Subject) -> list[Scenario]:
-    """What to try of what a subject claims."""
+    """The scenarios of a subject's claims."""
     claimed = [trait for trait in Trait if trait in subject.traits]
     single = [Scenario(str(trait), with_needs(trait) & subject.traits, trait) for trait in claimed]
     together = [Scenario("together", subject.traits)] if len(claimed) > 1 else []
@@ -76,7 +76,7 @@ def scenarios_of(subject: Subject) -> list[Scenario]:
 
 
 def probes_of(subject: Subject) -> list[Scenario]:
-    """What could be claimed besides."""
+    """The probes of traits that a subject doesn't claim."""
     return [
         Scenario(str(trait), with_needs(trait), trait, Claim.PROBED)
         for trait in subject.possible_traits
@@ -85,7 +85,7 @@ def probes_of(subject: Subject) -> list[Scenario]:
 
 
 def with_needs(trait: Trait) -> frozenset[Trait]:
-    """A trait, and what it means nothing without."""
+    """A trait, and those that it needs."""
     needed = NEEDS.get(trait)
     return frozenset({trait}) if needed is None else with_needs(needed) | {trait}
 
@@ -106,7 +106,7 @@ _OF_SIZES: Final = (Trait.GROUPS, Trait.STATES, Trait.FINE, Trait.RANKS, Trait.Z
 
 
 def _shows(subject: Subject, trait: Trait | None, seed: int, engine: str) -> bool:
-    """Whether a world has what a trait is about. Most traits are about actions, which any world may take."""
+    """Whether the world of a seed can show a trait. Most traits are about actions, which any world may take."""
     if trait not in (*_OF_SIZES, Trait.STRANGERS):
         return True
     config = config_for(subject, Random(seed), engine)
@@ -138,7 +138,7 @@ def run_scenario(
 
 
 def fill(outcome: Outcome, subject: Subject, *, start: int, histories: int, actions: int, engine: str) -> None:
-    """Run an outcome's scenario; what came of it so far is known at any time."""
+    """Run an outcome's scenario; the outcome is updated after each history."""
     scenario = outcome.scenario
     narrowed = replace(subject, traits=scenario.traits)
     if scenario.claim is Claim.PROBED and Trait.GROUPS in scenario.traits:
@@ -164,7 +164,7 @@ def fill(outcome: Outcome, subject: Subject, *, start: int, histories: int, acti
 
 
 def _tried(outcome: Outcome, subject: Subject, seed: int, actions: int, engine: str) -> Run | None:
-    """One history; None if it is of a probe, and the connector refuses its world."""
+    """Run one history; None: the connector refuses the world of a probe."""
     try:
         run = run_seed(subject, seed, actions=actions, engine=engine)
     except ConfigError as error:

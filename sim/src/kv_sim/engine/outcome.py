@@ -232,7 +232,11 @@ class Outcome:
         if not report.invalid_block_ids:
             return FailedLoads(set(), set()) if recompute else FailedLoads(affected, affected)
         if len(scheduler.config.groups) > 1:
-            self.referee.fail(Invariant.PROTOCOL, "failed block ids are reported, but there are several groups")
+            self.referee.fail(
+                Invariant.PROTOCOL,
+                "get_block_ids_with_load_errors reports blocks, but there are several KV cache groups: report the "
+                "requests in failed_recving",
+            )
             return FailedLoads(set(), set())
         loading = [r for r in scheduler.holding if r.status is Status.WAITING_FOR_REMOTE_KVS]
         waiting = self._rewind(loading, report.invalid_block_ids, counts)

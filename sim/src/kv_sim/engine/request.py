@@ -255,7 +255,7 @@ class SimRequest:
             return ""
         if self.is_held:
             return "held, waits for finished_sending"
-        return "waits for the end of its load, finished_recving" if self.awaits_load else ""
+        return "loading, waits for finished_recving" if self.awaits_load else ""
 
     def __repr__(self) -> str:
         waits = f", {self.waits_for}" if self.waits_for else ""

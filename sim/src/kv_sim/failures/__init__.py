@@ -1,5 +1,5 @@
-"""What becomes of a failed history: ``shrink`` makes it short, ``schedule_file`` saves it, ``report`` words it.
+"""Failed histories: ``shrink`` shortens them, ``schedule_file`` saves them, and ``report`` formats them.
 
-``telling`` does all three, in an order in which nothing is lost. ``deadline`` limits how long shrinking takes.
-``limits`` are the largest numbers that a file may have.
+``telling`` does all three, and reports the failure first. ``deadline`` limits how long shrinking takes.
+``limits`` are the largest numbers that a schedule file may have.
 """

@@ -1,11 +1,11 @@
-"""A deadline, for what has done enough when it has taken long: shrinking, and a hunt."""
+"""A deadline for work that can stop at any time: shrinking, and a hunt."""
 
 from collections.abc import Callable
 from time import monotonic
 
 
 def every(seconds: float) -> Callable[[], bool]:
-    """Whether as much time has passed since it began, or since it was so last."""
+    """A function that is True once so much time has passed since now, or since it was last True."""
     last = monotonic()
 
     def is_due() -> bool:
@@ -19,6 +19,6 @@ def every(seconds: float) -> Callable[[], bool]:
 
 
 def within(seconds: float) -> Callable[[], bool]:
-    """Whether a time that begins now still lasts."""
+    """A function that is True until so much time has passed from now on."""
     until = monotonic() + seconds
     return lambda: monotonic() < until

@@ -1,7 +1,7 @@
-"""How large the numbers of a schedule file may be: what is larger outlasts anybody's patience, or memory.
+"""How large the numbers of a schedule file may be: larger ones would take too much time or memory.
 
-Worlds that are drawn are small on purpose. One that was recorded is as large as its server was, so the limits are
-above any server's. A number that isn't here may be any: it is only compared with.
+Drawn worlds are small on purpose. A recorded one is as large as its server was, so the limits are above any
+server's. Numbers without a limit here cost nothing: they are only compared with others.
 """
 
 from collections.abc import Mapping
@@ -27,17 +27,17 @@ MOST_WORDS: Final = 1 << 30
 """Of the memory of all ranks: eight gibibytes."""
 MOST_KEEPS_FROM: Final = 100
 MOST_TOKENS: Final = 1 << 22
-"""Of a request, with all of its turns: each of them is written down when it arrives."""
+"""Of a request, with all of its turns: the tokens are computed when it arrives."""
 
 
 def check_most(where: str, value: int, most: int) -> None:
-    """A number is not larger than it may be."""
+    """Check that a number isn't too large."""
     if value > most:
         raise Bad(f"{where}: at most {most}, got {value}")
 
 
 def check_world(config: WorldConfig) -> None:
-    """A world can be made, and a history in it comes to an end."""
+    """Check that a world fits into memory, and that a history in it ends."""
     for name, most in MOST_OF_A_WORLD.items():
         check_most(f"world.{name}", getattr(config, name), most)
     check_most(
@@ -48,7 +48,7 @@ def check_world(config: WorldConfig) -> None:
 
 
 def check_tokens(where: str, spec: Mapping[str, Any]) -> None:
-    """A request is not longer than it may be, at the first number with which it is."""
+    """Check that a request isn't too long; the error names the first number that makes it so."""
     total = 0
     asked = [(where, spec), *((f"{where}.turns[{i}]", turn) for i, turn in enumerate(spec.get("turns") or ()))]
     for place, values in asked:
@@ -60,7 +60,7 @@ def check_tokens(where: str, spec: Mapping[str, Any]) -> None:
 
 
 def check_room(where: str, spec: RequestSpec, config: WorldConfig) -> None:
-    """The world has room for a request: an engine refuses a longer one at its door."""
+    """Check that the world has room for a request: an engine refuses longer ones."""
     most, total = config.max_model_len, spec.total_tokens
     if total > most:
         sizes = {name: getattr(config, name) for name in ("num_blocks", "block_size", "hashes_per_block")}

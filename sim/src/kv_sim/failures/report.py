@@ -1,4 +1,4 @@
-"""How a failure is reported: what broke, the few actions that break it, and two lines to paste.
+"""The report of a failure: the violation, the few actions that cause it, and two commands to paste.
 
 FAIL seed=8123 actions=61  CONTENT  request r4 token 8: rank 0 block 9 holds zeroes, last written by …
 shrunk to 2 actions
@@ -25,12 +25,12 @@ MOST_ACTIONS: Final = 12
 
 
 def fail_line(found: Failure) -> str:
-    """What broke."""
+    """The line of the violation."""
     return f"FAIL seed={found.seed} actions={len(found.history)}  {found.violation}"
 
 
 def shrunk_lines(found: Failure, shrunk: Failure, replay_line: str, file: Path | None) -> list[str]:
-    """What a failure was shrunk to, and what to paste. No file: it was not saved."""
+    """The shrunk history, and the commands to paste. No file: it was not saved."""
     count = len(shrunk.history)
     head = f"shrunk to {count} action{'s' if count != 1 else ''}"
     if str(shrunk.violation) != str(found.violation):
@@ -79,5 +79,5 @@ def replay_line(
 
 
 def file_stem(name: str, seed: int | None) -> str:
-    """What a failure's schedule file is called, without its suffix."""
+    """The name of a failure's schedule file, without its suffix."""
     return f"fail-{re.sub(r'[^A-Za-z0-9_.+-]', '_', name)}-{seed}"

@@ -1,9 +1,9 @@
 """Schedule files: one history as JSON lines, to attach to a bug report and to replay anywhere.
 
-The first line is the header: which connector, in which world, what went wrong. Each further line is one action.
-What a line may hold is read off the dataclasses that it becomes and off ``ARGUMENTS``. Reading is strict: whoever
-edits a schedule by hand, or brings one from another version, is told the line and the reason instead of getting a
-history that quietly is another one. docs/testbed.md describes the format.
+The first line is the header: the connector, the world and the violation. Each further line is one action. The
+fields of dataclasses, and ``ARGUMENTS``, say what a line may hold. Reading is strict: an error in a file that was
+edited, or is of another version, is refused with its line and reason, so that no other history is replayed
+silently. docs/testbed.md describes the format.
 """
 
 import json
@@ -53,7 +53,7 @@ ARGUMENTS: Final[Mapping[Kind, Mapping[str, Any]]] = {
 """The arguments of each kind of action; each has ``engine``, too, where a world has several."""
 
 OPTIONAL: Final = frozenset({"engine", "rejects", "load"})
-"""Arguments that are left out when they are empty, or false, or of the first engine."""
+"""Arguments that are left out if they are empty or false; ``engine`` for the first engine."""
 
 
 MAY_BE_NOTHING: Final = frozenset({"run_ahead", "spec_tokens", "host_slots", "trouble"})
@@ -66,13 +66,13 @@ class ScheduleError(ConfigError):
 
 @dataclass(frozen=True)
 class Schedule:
-    """What a schedule file holds."""
+    """The content of a schedule file."""
 
     subject: Subject
     config: WorldConfig
     history: list[Action]
     violation: str | None = None
-    """What went wrong, as text: the invariant, two spaces, the message."""
+    """The violation as text: the invariant, two spaces, the message."""
     seed: int | None = None
     """The seed of the history that this one was shrunk from."""
     without: frozenset[Invariant] = frozenset()
@@ -110,9 +110,9 @@ def to_text(schedule: Schedule) -> str:
 
 
 def write_schedule(schedule: Schedule, folder: Path, stem: str) -> Path:
-    """Write ``stem.jsonl``, or ``stem-2.jsonl`` and so on when that is taken; nothing is ever overwritten.
+    """Write ``stem.jsonl``, or ``stem-2.jsonl`` and so on if that exists; no file is ever overwritten.
 
-    A file that holds the very same schedule already is left as it is.
+    If one of these files already has this schedule, no other is written.
     """
     text = to_text(schedule)
     folder.mkdir(parents=True, exist_ok=True)
@@ -129,7 +129,7 @@ def write_schedule(schedule: Schedule, folder: Path, stem: str) -> Path:
 
 
 def _write_new(file: Path, text: str) -> None:
-    """Write a file that isn't there yet. If that fails, no part of it is left."""
+    """Write a new file. If that fails, no part of it is left."""
     opened = file.open("x", encoding="utf-8", newline="\n")
     try:
         with opened:
@@ -272,7 +272,7 @@ def _action(values: dict[str, Any], config: WorldConfig) -> Action:
 
 
 def _check_spec(where: str, spec: dict[str, Any]) -> None:
-    """A request that an engine would accept."""
+    """Check that an engine would accept a request."""
     for key in ("shared_tokens", "own_tokens", "image_at"):
         if spec.get(key, 0) < 0:
             raise Bad(f"{where}.{key}: not less than 0, got {spec[key]}")

@@ -1,10 +1,10 @@
 """Shrinking: from a history that fails to a short one that fails the same way.
 
-Delta debugging over recorded actions: a change is kept if the same invariant still breaks, and actions that the
-world skipped as no longer legal are left out at once. First runs of actions are removed. Then requests are made
-plainer and shorter, and the world plainer. Runs of small actions are replaced by one ``step``, ``settle`` or
-``reset``. Copies are renumbered, since those that were removed took their numbers with them. All of this is
-repeated until nothing gets simpler. Last, a world whose steps overlap is made to say that its engine runs ahead.
+Delta debugging over recorded actions: a change is kept if the same invariant still breaks, and actions that are no
+longer legal are left out at once. First runs of actions are removed. Then requests are made plainer and shorter,
+and the world plainer. Runs of small actions are replaced by one ``step``, ``settle`` or ``reset``. Copies are
+renumbered, since removing a copy changes the numbers of later ones. All of this is repeated until nothing gets
+simpler. At last ``run_ahead`` is set in a world whose steps overlap.
 """
 
 from collections.abc import Callable
@@ -61,8 +61,8 @@ def shrink(
 ) -> Failure:
     """A failure of the same invariant with as few actions as can be found in ``most_replays`` tries.
 
-    Where a replay takes long, ``goes_on`` says when enough was tried, and ``tells`` hears before each of them how
-    many actions are left. Replays go ``without`` the checkers of some invariants; ``silent`` are such, too.
+    If a replay takes long, ``goes_on`` says when to stop; ``tells`` is called before each replay with the number
+    of actions that are left. The checkers of ``without`` and ``silent`` are off in replays.
     """
     shrinker = Shrinker(failure, without | silent, most_replays, goes_on, tells)
     shrinker.run()
@@ -88,7 +88,7 @@ class Shrinker:
         self._tried: set[tuple[WorldConfig, tuple[str, ...]]] = set()
 
     def run(self) -> None:
-        """Do all that can be done, again and again, until nothing gets simpler or enough was tried."""
+        """Try all changes, again and again, until nothing gets simpler or there are no tries left."""
         if not self.try_history(self.best.history):
             return
         before = None
@@ -123,7 +123,7 @@ class Shrinker:
         return True
 
     def _has_room(self, history: list[Action], config: WorldConfig) -> bool:
-        """Whether all requests still fit into a world: in one that is too small they might wait for ever."""
+        """Whether all requests fit into a world: in one that is too small they might wait for ever."""
         most = config.longest_request
         if most >= self.best.config.longest_request:
             return True
@@ -131,9 +131,9 @@ class Shrinker:
         return all(spec.total_tokens <= most for spec in specs)
 
     def _try_at(self, index: int, length: int, *instead: Action) -> bool:
-        """Put other actions in the place of ``length`` of them.
+        """Replace ``length`` actions by others.
 
-        If that leaves out requests, try it also with later copies renumbered, as if each request had begun one.
+        If that removes requests, also try it with later copies renumbered, as if each request had begun a copy.
         """
         history = self.best.history
         before, part, after = history[:index], history[index : index + length], history[index + length :]
@@ -145,7 +145,7 @@ class Shrinker:
         return self.try_history([*before, *instead, *(_renumbered(action, requests) for action in after)])
 
     def remove_chunks(self) -> None:
-        """Leave out as much as possible, in halves, quarters, … and single actions."""
+        """Remove as many actions as possible, in halves, quarters, … and single actions."""
         size = max(1, len(self.best.history) // 2)
         while size:
             start = 0
@@ -166,7 +166,7 @@ class Shrinker:
                     start += 1
 
     def simplify_world(self) -> None:
-        """Try plainer worlds, one value at a time: those that the engine can be."""
+        """Try plainer worlds, one value at a time, as far as the engine supports them."""
         fit = find_engine(self.best.config.engine).fit
         for name, values in PLAIN.items():
             config = self.best.config
@@ -180,7 +180,7 @@ class Shrinker:
                     break
 
     def say_that_it_runs_ahead(self) -> None:
-        """Say that an engine runs ahead, if it has to: in no other one can anything happen within a step."""
+        """Set ``run_ahead`` if it is needed: only with it can other actions happen within a step."""
         config = find_engine(self.best.config.engine).fit(replace(self.best.config, run_ahead=1))
         if not self.best.config.run_ahead and any(action.kind is Kind.SCHEDULE for action in self.best.history):
             self._tried.discard(_key(config, self.best.history))
@@ -198,7 +198,7 @@ class Shrinker:
             index += 1
 
     def _spec_at(self, index: int) -> dict[str, Any]:
-        """The request that is added there; empty if it is another action, or none."""
+        """The request that is added at this index; empty if there is another action, or none."""
         action = self.best.history[index] if index < len(self.best.history) else None
         return action.args["spec"] if action is not None and action.kind is Kind.ADD else {}
 
@@ -223,13 +223,13 @@ class Shrinker:
 
 
 def _at_engine_of(action: Action, macro: Action) -> Action:
-    """A macro where an action happened."""
+    """A macro, at the engine of an action."""
     where = {name: value for name, value in action.args.items() if name == "engine"}
     return Action(macro.kind, {**where, **macro.args})
 
 
 def _key(config: WorldConfig, history: list[Action]) -> tuple[WorldConfig, tuple[str, ...]]:
-    """A world and what happens in it, to compare."""
+    """A world and its actions, to compare them."""
     return config, tuple(map(str, history))
 
 
@@ -240,14 +240,14 @@ def _place(action: Action) -> int:
 
 
 def _renumbered(action: Action, by: int) -> Action:
-    """The same on a copy that was begun earlier."""
+    """The same action on a copy with a lower number."""
     if "copy" not in action.args:
         return action
     return Action(action.kind, {**action.args, "copy": max(0, action.args["copy"] - by)})
 
 
 def _less(spec: dict[str, Any]) -> list[dict[str, Any]]:
-    """Changes after which there may be more to leave out."""
+    """Changes after which more actions may be removable."""
     return [*_fewer_turns(spec), *_fewer_words(spec)]
 
 
@@ -263,7 +263,7 @@ def _fewer_turns(spec: dict[str, Any]) -> list[dict[str, Any]]:
 
 
 def _fewer_words(spec: dict[str, Any]) -> list[dict[str, Any]]:
-    """Changes of what a client sends: nothing, or a word less."""
+    """Changes of what a client sends: nothing, or one key less."""
     sent = spec.get("kv_transfer_params")
     if sent is None:
         return []
@@ -273,7 +273,7 @@ def _fewer_words(spec: dict[str, Any]) -> list[dict[str, Any]]:
 
 
 def _plainer(spec: dict[str, Any], block_size: int) -> list[dict[str, Any]]:
-    """Changes that make a request plainer; shorter prompts first come from the bottom."""
+    """Changes that make a request plainer; the shortest prompts first."""
     shared = spec["shared_tokens"]
     lengths = sorted({block_size, block_size + 1, 2 * block_size, 2 * block_size + 1, shared // 2})
     changes: list[dict[str, Any]] = [

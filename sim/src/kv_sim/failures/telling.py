@@ -1,4 +1,4 @@
-"""Telling of a failure: what broke is said at once, whatever becomes of shrinking and saving it."""
+"""Reports a failure: first the violation, in case shrinking or saving fails."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -14,13 +14,13 @@ from kv_sim.violation import Invariant, TookTooLong
 Say = Callable[[str], object]
 
 MOST_SECONDS: Final = 300
-"""For shrinking. Where the testbed owns all copies, it takes seconds."""
+"""For shrinking, which takes seconds if the testbed owns all copies."""
 
 SECONDS_OF_SILENCE: Final = 10
-"""While it shrinks; then it is said how far it got."""
+"""After so long a note says how far shrinking got."""
 
 TIMES_AGAIN: Final = 3
-"""How often what is left is taken once more, to see whether its actions are all there is to it."""
+"""How often the shrunk history is replayed, to see whether its actions alone cause the failure."""
 
 
 def tell(
@@ -33,7 +33,7 @@ def tell(
     note: Say,
     without: frozenset[Invariant] = frozenset(),
 ) -> None:
-    """Say what broke; then shrink it, save it and say what is left. That it can't be saved is a note."""
+    """Report the violation; then shrink the history, save it and report it. An error in saving it is a note."""
     say(fail_line(found))
     for text in found.violation.notes:
         note(text)
@@ -52,7 +52,7 @@ def tell(
 
 
 def _shrunk(found: Failure, note: Say, without: frozenset[Invariant]) -> Failure:
-    """The same in fewer actions; and whether these are all there is to it."""
+    """The same failure in fewer actions, with a note if these don't always cause it."""
     goes_on, is_due = within(MOST_SECONDS), every(SECONDS_OF_SILENCE)
 
     def tells(actions: int) -> None:

@@ -19,11 +19,11 @@ from kv_sim.guard import HistoryEnds
 from kv_sim.violation import Violation
 
 MOST: Final = 2.0
-"""How much more work a unit may be in the largest size than in the smallest, which is a sixteenth of it."""
+"""How many times as much work a unit may take in the largest size as in the smallest, a sixteenth of it."""
 
 
 class Row(NamedTuple):
-    """What came of one situation with one model."""
+    """The result for one situation and one model."""
 
     model: str
     name: str
@@ -32,7 +32,7 @@ class Row(NamedTuple):
 
     @property
     def growth(self) -> float:
-        """How many times the work of the smallest size a unit is in the largest."""
+        """How many times as much work a unit takes in the largest size as in the smallest."""
         return growth_of(self.works)
 
 
@@ -71,7 +71,7 @@ def growth(options: argparse.Namespace) -> int:
 
 
 def growth_of(works: list[UnitWork]) -> float:
-    """How many times the work of the smallest size the work of the largest is, for a unit."""
+    """How many times as much work a unit takes in the largest size as in the smallest."""
     first, last = works[0].work, works[-1].work
     return last / max(first, 1.0) if last else 1.0
 
@@ -99,7 +99,7 @@ def _complaint(row: Row) -> str:
 
 
 def _kept_cells(sides: list[tuple[str, Kept]]) -> list[list[str]]:
-    """The cells of the table of what is held."""
+    """The cells of the table of kept objects."""
     cells: list[list[str]] = []
     known = ""
     for model, kept in sides:

@@ -18,21 +18,21 @@ from kv_sim.checkers.conservation import slots_of
 from kv_sim.growth.metered import MakeWorld
 
 Things: TypeAlias = Counter[str]
-"""How many there are, by the way to them, which names no keys and places."""
+"""Path to objects, without keys and indices -> how many there are."""
 Inside: TypeAlias = Iterator[tuple[Any, str]]
-"""What is in a value, and the way to it."""
+"""The parts of a value, and their paths."""
 
 ROUNDS: Final = (8, 32, 128)
-"""So many of them come and go."""
+"""Numbers of rounds in which requests come and go."""
 MOST_LEFT: Final = 0.9
-"""So many things each round may leave in one place. Who leaves one leaves it each time."""
+"""How many objects each round may leave at one path, on average. A leak leaves at least one."""
 
 _BLOCKS: Final = 8
-"""Of the one prompt that all requests have."""
+"""Blocks of the prompt, which is the same for all requests."""
 _TEXT_BYTES: Final = 64
-"""So many bytes of a text or of an array are one thing: names and hashes are shorter."""
+"""So many bytes of a string or an array count as one object: names and hashes are shorter."""
 _MOST_PARTS: Final = 12
-"""Of a way. Nodes that hold each other have no end."""
+"""Of a path: linked nodes would have no end."""
 
 _PLAIN: Final = (int, float, complex, type(None), type, ModuleType, BuiltinFunctionType, Enum)
 _FOREIGN: Final = ("kv_sim.", "logging", "threading", "concurrent.", "weakref", "_thread", "_queue", "ctypes")
@@ -50,16 +50,16 @@ class Kept(NamedTuple):
 
     @property
     def grows_at(self) -> str:
-        """Where most of it is left."""
+        """The path at which most objects are left."""
         return max(sorted(self.things[max(self.things)]), key=self._growth_at, default="")
 
     @property
     def growth(self) -> float:
-        """How many things each round left there."""
+        """How many objects each round left there."""
         return self._growth_at(self.grows_at)
 
     def _growth_at(self, way: str) -> float:
-        """How many things each round left there, at least. What is full at some time doesn't go on growing."""
+        """How many objects each round left there, at least: a cache stops growing when it is full."""
         pairs = pairwise(self.things.items())
         return min((after[way] - before[way]) / (more - few) for (few, before), (more, after) in pairs)
 
@@ -71,7 +71,7 @@ def measure_kept(make: MakeWorld) -> list[Kept]:
 
 
 def _kept_after(make: MakeWorld, rounds: int) -> dict[str, Things]:
-    """In each round a prompt comes that is known by now, and goes in all ways.
+    """In each round requests with the known prompt arrive, and end in all possible ways.
 
     It ends; and it is aborted before its first step, and after one or two whose copies have not ended. Where
     engines serve each other, one is held, too, and pulled.
@@ -93,7 +93,7 @@ def _kept_after(make: MakeWorld, rounds: int) -> dict[str, Things]:
 
 
 def things_of(side: Any, foreign: tuple[str, ...] = ()) -> Things:
-    """What a connector's side holds, but for objects of classes in ``foreign`` modules."""
+    """The objects that a connector's side holds, except those of classes in ``foreign`` modules."""
     things: Things = Counter()
     seen: set[int] = set()
     left: list[tuple[Any, str]] = [(side, type(side).__name__)]
@@ -110,7 +110,7 @@ def things_of(side: Any, foreign: tuple[str, ...] = ()) -> Things:
 
 
 def _taken_apart(value: Any, way: str) -> tuple[int, Inside]:
-    """How much a value is by itself, and what is in it. No way: it gets no longer."""
+    """How many objects a value counts as, and its parts. A part without a path has the path of the value."""
     within = way and f"{way}[…]"
     if isinstance(value, (str, bytes, bytearray)):
         return len(value) // _TEXT_BYTES, iter(())
@@ -133,7 +133,7 @@ def _taken_apart(value: Any, way: str) -> tuple[int, Inside]:
 
 
 def _pairs_of(mapping: Mapping[Any, Any]) -> list[tuple[Any, Any]] | None:
-    """What is in it. None: it doesn't say, as where threads may change it meanwhile."""
+    """The items of a mapping. None: reading them raises, for example since a thread changes them meanwhile."""
     try:
         return [*mapping.items()]
     except Exception:  # noqa: BLE001 - it is anybody's
@@ -141,7 +141,7 @@ def _pairs_of(mapping: Mapping[Any, Any]) -> list[tuple[Any, Any]] | None:
 
 
 def _is_full(cell: Any) -> bool:
-    """Whether something was put into a closure's cell yet."""
+    """Whether a closure's cell has a value."""
     try:
         cell.cell_contents  # noqa: B018
     except ValueError:
@@ -151,7 +151,7 @@ def _is_full(cell: Any) -> bool:
 
 @cache
 def _is_foreign(kind: type, modules: tuple[str, ...]) -> bool:
-    """Whether objects of a class are the engine's or the machine's. Who extends a connector's class is not."""
+    """Whether a class is the engine's or Python's, and not a subclass of a connector's class."""
     foreign = (*_FOREIGN, *modules)
     return _belongs(kind, foreign) and all(_belongs(base, (*foreign, *_SAYS_NOTHING)) for base in kind.__mro__)
 

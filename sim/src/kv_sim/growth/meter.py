@@ -16,7 +16,7 @@ from kv_api.contract import CONTRACT, HMA_CONTRACT, Kind, Side
 
 
 class Meter:
-    """Counts the calls of a connector's scheduler side from the moment on that it is made.
+    """Counts the work of a connector's scheduler side, from its construction on.
 
     ``work`` has the bytecodes of each method; a call that a connector makes of itself counts for the outer one.
     """

@@ -1,4 +1,4 @@
-"""``MeteredWorld``: a world that counts a connector's work, and what may come to it, one after the other."""
+"""``MeteredWorld``: a world that counts a connector's work, with methods for requests that arrive and end."""
 
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
@@ -19,17 +19,17 @@ BLOCK_TOKENS: Final = 4
 STEP_BLOCKS: Final = 16
 """Blocks of a prompt that a step computes."""
 MOST_STEPS: Final = 500
-"""More than any situation takes until nothing is left to do, or as many as there are blocks for who moves one in
-each."""
+"""More steps than any situation takes; with more blocks as many steps as blocks, for a connector that moves one
+block in a step."""
 
 
 class Wishes(Router):
-    """Whoever comes while it is said so is wanted by another engine, and nobody else."""
+    """A router that wants a request held if ``holds`` is set when the request arrives."""
 
     holds = False
 
     def __init__(self, engines: Sequence[Engine], **_: bool) -> None:
-        """Make a router that is always fair, whatever else it is told."""
+        """Make a router that is always fair; other arguments are ignored."""
         super().__init__(engines, is_fair=True)
 
     def is_wanted(self, engine: Engine, request: SimRequest) -> bool:
@@ -38,14 +38,14 @@ class Wishes(Router):
 
 
 class Unguarded(World):
-    """A world in which a connector does its own work alone."""
+    """A world without guards of media, so that only the connector's own work is counted."""
 
     guards_media = False
     router_class = Wishes
 
 
 class MeteredWorld:
-    """A world with a meter in it; where engines serve each other maybe two, with a meter each."""
+    """A world with a meter for each engine; if engines serve each other there may be two."""
 
     def __init__(
         self,
@@ -57,7 +57,7 @@ class MeteredWorld:
         *,
         without: frozenset[Invariant] = frozenset(),
     ) -> None:
-        """It has room for ``blocks`` of each group, on the GPU and beside it. Not checked: ``without``."""
+        """GPU and host memory have room for ``blocks`` of each group. The checkers of ``without`` are off."""
         blocks *= len(model.groups)
         referee = Referee(switched_off={*without})
         self._most_steps = max(MOST_STEPS, blocks)
@@ -82,7 +82,7 @@ class MeteredWorld:
         self._added = 0
 
     def add(self, blocks: int, outputs: int = 2, *, conversation: int | None = None) -> None:
-        """A request arrives; of one conversation, its tokens are those of the others."""
+        """A request arrives; the tokens of requests of one conversation are the same."""
         self._added += 1
         shared = 0 if conversation is None else blocks * BLOCK_TOKENS
         spec = {
@@ -96,7 +96,7 @@ class MeteredWorld:
         self._apply(Kind.ADD, spec=spec)
 
     def step(self, *, copies_end: bool = True) -> Counter[str]:
-        """A step of who has work, after which all copies end or go on; the work of its calls, by method."""
+        """A step of each engine with work, then progress of the copies; returns the work of calls by method."""
         for site in self._world.sites:
             if site.engine.has_work:
                 self._apply(Kind.STEP, **site.where)
@@ -106,7 +106,7 @@ class MeteredWorld:
         return sum((meter.take() for meter in self._meters), Counter[str]())
 
     def steps(self, most: int | None = None, *, copies_end: bool = True) -> Iterator[Counter[str]]:
-        """Step until nothing is left to do. Who keeps the engine busy for ever is found out at the end."""
+        """Step until no work is left. A connector that keeps the engine busy for ever is found at the end."""
         for _ in range(self._most_steps if most is None else most):
             if not any(engine.has_work for engine in self._world.engines):
                 return
@@ -117,7 +117,7 @@ class MeteredWorld:
         return [*self.steps(most, copies_end=copies_end)]
 
     def hold(self, blocks: int) -> list[Counter[str]]:
-        """Another engine wants a prompt. Step until it is held, or has ended: not every connector holds it."""
+        """A prompt that another engine wants arrives. Step until it is held, or has ended without a hold."""
         self._router.holds = True
         self.add(blocks, outputs=1)
         self._router.holds = False
@@ -125,7 +125,7 @@ class MeteredWorld:
         return self._until(lambda: name not in requests or requests[name].is_held)
 
     def come(self) -> list[Counter[str]]:
-        """Somebody comes for what is held, and takes it. Step until that is over."""
+        """A request with the ticket of the held prompt arrives and pulls it. Step until it has ended."""
         found, before = self._router.last_claim(), self.held
         if found is None:
             return []
@@ -136,7 +136,7 @@ class MeteredWorld:
         return self._until(lambda: spec.request_id not in requests and self.held < before)
 
     def _until(self, is_over: Callable[[], bool]) -> list[Counter[str]]:
-        """Step until then; the work of the steps."""
+        """Step until ``is_over``; returns the work of the steps."""
         steps: list[Counter[str]] = []
         while not is_over() and len(steps) < self._most_steps:
             steps.append(self.step())
@@ -146,13 +146,13 @@ class MeteredWorld:
 
     @property
     def held(self) -> int:
-        """How many requests are, of all engines."""
+        """How many requests all engines have."""
         requests = (engine.scheduler.requests for engine in self._world.engines)
         return sum(request.is_held for of_one in requests for request in of_one.values())
 
     @property
     def serves_peers(self) -> bool:
-        """Whether anything can be held for others, and pulled."""
+        """Whether blocks can be held for others, and pulled."""
         return self._world.router is not None
 
     @property
@@ -168,7 +168,7 @@ class MeteredWorld:
 
     @property
     def sides(self) -> dict[str, Any]:
-        """The connector's objects, by the side that they are of."""
+        """Side -> the connector's object."""
         sides: dict[str, Any] = {}
         for site in self._world.sites:
             worker, scheduler = site.engine.connectors
@@ -182,7 +182,7 @@ class MeteredWorld:
 
     @property
     def newest_waits(self) -> bool:
-        """Whether the request that came last has been given nothing yet, blocks or an answer."""
+        """Whether the newest request has neither blocks nor an answer yet."""
         request = self._world.engine.scheduler.requests.get(f"r{self._added}")
         return request is not None and request.status is Status.WAITING
 
@@ -193,11 +193,11 @@ class MeteredWorld:
         return sum(request.status is Status.RUNNING for request in requests)
 
     def forget(self) -> None:
-        """The GPU's blocks hold nothing any more; what the connector stored it still has."""
+        """The prefix cache forgets all blocks; the connector keeps its stored ones."""
         self._apply(Kind.RESET, running=False, connector=False)
 
     def end(self) -> None:
-        """Let all come to rest, check what must hold then, and end."""
+        """Come to rest, run the checks for that, and end."""
         self._world.rest()
         self._world.end()
 
@@ -207,4 +207,4 @@ class MeteredWorld:
 
 
 MakeWorld: TypeAlias = Callable[..., MeteredWorld]
-"""Of so many blocks; by name, how many requests run at most."""
+"""Makes a world with so many blocks; ``max_running`` limits how many requests run."""

@@ -8,7 +8,7 @@ from kv_sim.config import STATE, GroupConfig
 from kv_sim.subject import Subject, Trait
 
 _WINDOW: Final = GroupConfig("sliding", 30)
-"""Of some blocks, and fewer tokens than a step of a prompt computes."""
+"""A window of some blocks, and of fewer tokens than a step of a prompt computes."""
 
 
 class Model(NamedTuple):

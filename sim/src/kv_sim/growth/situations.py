@@ -1,6 +1,6 @@
-"""Situations of a world, each in several sizes, and what a connector's calls are in them.
+"""Situations of a world, each in several sizes, and the work of a connector's calls in them.
 
-All of them are plain: nothing fails, copies end at once, everything fits. Work is told for one unit:
+All of them are plain: nothing fails, copies end at once, everything fits. Work is counted for one unit:
 a step, a block or a request.
 """
 
@@ -35,7 +35,7 @@ def _per_unit(steps: list[Counter[str]], units: int) -> UnitWork:
 
 
 def _step_of_a_prompt(make: MakeWorld, blocks: int) -> UnitWork:
-    """The last full steps of a prompt: what came before may not count."""
+    """The last full steps of a prompt: their work may not depend on earlier ones."""
     world = make(2 * blocks + STEP_BLOCKS)
     world.add(blocks)
     full = blocks // STEP_BLOCKS
@@ -97,7 +97,7 @@ def _decoding(make: MakeWorld, requests: int) -> UnitWork:
 
 
 def _beside_others(make: MakeWorld, requests: int) -> UnitWork:
-    """A step of one request that decodes, while so many wait for their turn."""
+    """A step of one request that decodes, while so many others wait."""
     world = make(32, max_running=1)
     world.add(1, outputs=OUTPUTS)
     world.step()
@@ -109,7 +109,7 @@ def _beside_others(make: MakeWorld, requests: int) -> UnitWork:
 
 
 def _after_others(make: MakeWorld, requests: int) -> UnitWork:
-    """One request after so many others that have come and gone."""
+    """One request after so many others have ended."""
     world = make(3 * requests + STEP_BLOCKS)
     for _ in range(requests):
         world.add(2)
@@ -121,7 +121,7 @@ def _after_others(make: MakeWorld, requests: int) -> UnitWork:
 
 
 def _pulled(make: MakeWorld, blocks: int) -> UnitWork:
-    """A prompt that is held, and pulled by whoever goes on from it."""
+    """A prompt that is held, and pulled by the next request."""
     world = make(2 * blocks + STEP_BLOCKS)
     steps = _held_and_pulled(world, blocks)
     world.end()
@@ -129,13 +129,13 @@ def _pulled(make: MakeWorld, blocks: int) -> UnitWork:
 
 
 def _held_and_pulled(world: MeteredWorld, blocks: int) -> list[Counter[str]]:
-    """The steps of both, or none if nothing was held."""
+    """The steps of both requests; none if the connector held nothing."""
     steps = world.hold(blocks)
     return [*steps, *world.come()] if world.held else []
 
 
 def _beside_holds(make: MakeWorld, requests: int) -> UnitWork:
-    """A step of one request that decodes, while so many that ended are held."""
+    """A step of one request that decodes, while the blocks of so many ended ones are held."""
     world = make(2 * requests + 32)
     for _ in range(requests):
         world.hold(1)
@@ -146,7 +146,7 @@ def _beside_holds(make: MakeWorld, requests: int) -> UnitWork:
 
 
 def _after_pulls(make: MakeWorld, requests: int) -> UnitWork:
-    """One that is held and pulled, after so many others."""
+    """A prompt that is held and pulled, after so many others."""
     world = make(3 * requests + STEP_BLOCKS)
     for _ in range(requests):
         _held_and_pulled(world, 2)
@@ -159,9 +159,9 @@ class Situation(NamedTuple):
     """A situation whose work is measured in several sizes."""
 
     unit: str
-    """What the work is for."""
+    """The unit of the work."""
     of: str
-    """What is counted by its sizes."""
+    """The unit of its sizes."""
     sizes: tuple[int, ...]
     take: Callable[[MakeWorld, int], UnitWork]
     """Measures it in one size."""
@@ -196,5 +196,5 @@ OF_PEERS: Final[Mapping[str, Situation]] = MappingProxyType(
 
 
 def situations_for(subject: Subject) -> Mapping[str, Situation]:
-    """Those that a connector can be in."""
+    """The situations that are possible with a connector."""
     return {**SITUATIONS, **OF_PEERS} if subject.serves_peers else SITUATIONS

@@ -1,13 +1,13 @@
 """Draws requests that share prefixes and end next to every boundary.
 
 Prompts come from a few conversations, the first ones much more often than the last (Zipf). Lengths lie at or next
-to multiples of one block or of several. Some ids come back. In a world that has sessions, some requests are such.
-In one with images, half of the prompts of a conversation have one, at the same place: its first two blocks.
+to multiples of one block or of several. Some ids come back. In a world with sessions, some requests are sessions.
+In one with images, half of the prompts of a conversation have one, at the same place in its first two blocks.
 
-Where an engine has no prefix cache, or serves others, most prompts have come before, so that there is something to
-load or to pull. In such a world half of the requests want a single token, if there are windows or two engines.
-Each further token moves the windows on, past what the prompt's last token read; and a router that wants a prompt
-held for the other engine asks for a single token.
+If an engine has no prefix cache, or serves others, most prompts are repeated, so that there are blocks to load or
+to pull. In such a world half of the requests sample a single token, if there are windows or two engines. Each
+further token moves the windows on, past what the prompt's last token read; and a router that wants a prompt held
+for the other engine asks for a single token.
 """
 
 from collections.abc import Container
@@ -97,7 +97,7 @@ class Arrivals:
         )
 
     def _to_go_on(self, held: RequestSpec, spec: RequestSpec) -> RequestSpec:
-        """One with the prompt that is held, and as many tokens as it may come to of those that were drawn."""
+        """A request with the held prompt, and as many of the drawn output tokens as there is room for."""
         room = self._config.longest_request - held.shared_tokens - held.own_tokens - 2 * self._config.spec_tokens
         output = max(1, min(spec.output_tokens, room))
         return replace(held, request_id=spec.request_id, output_tokens=output, max_tokens=output)

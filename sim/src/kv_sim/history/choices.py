@@ -52,10 +52,10 @@ WHILE_LOADING = 6
 WHILE_HELD = 3
 """The same while blocks are held for another engine."""
 WHILE_UNTOLD = 9
-"""The same while no worker knows of that hold yet, that is until the next step."""
+"""The same while the workers don't know of that hold yet, that is until the next step."""
 
 AFTER_RESET = 3
-"""How much more often requests arrive while a hold from before a reset lives: one of them may ask for it."""
+"""How much more often requests arrive while a hold from before a reset exists: one of them may pull it."""
 
 WHERE_COPIES_ARE_LOST = 6
 """How much more often requests are aborted while blocks are pulled and all copies are lost."""
@@ -74,7 +74,7 @@ OF_PULLS: Mapping[Kind, int] = {
     Kind.LOSE: 12,
     Kind.FIND: 4,
 }
-"""How much more often these happen where blocks are pulled, which is rare: a request must have ended before."""
+"""How much more often these are drawn if engines serve peers, since pulls are rare: they need an ended request."""
 
 
 def pick(world: WorldState, random: Random, at: int = 0) -> Action:
@@ -226,6 +226,6 @@ def _may(site: Site, kind: str, trait: Trait) -> bool:
 
 
 def _whom_to_abort(random: Random, unfinished: list[SimRequest]) -> str:
-    """One of the copies; more often one that loads, since loads are rare."""
+    """The id of a request; more often of one that loads, since loads are rare."""
     loading = [request for request in unfinished if request.awaits_load]
     return random.choice(loading if loading and random.random() < 0.75 else unfinished).request_id

@@ -16,9 +16,9 @@ LOADS: Final = ("match: asynchronous load", "match: load in the step")
 PULLED: Final = "a load by a ticket ends well"
 NOT_PULLED: Final = "a load by a ticket fails"
 LENT: Final = "a load of what another engine stored"
-STRANGE: Final = "nothing is found of a stranger's"
-STRANGE_WORDS: Final = "a client sends strange words"
-NO_OBJECT: Final = "a client sends what is no object"
+STRANGE: Final = "a stranger's KV is not found"
+STRANGE_WORDS: Final = "a client sends strange parameters"
+NO_OBJECT: Final = "a client sends no object"
 IMAGE: Final = "a prompt with an image arrives"
 
 
@@ -153,7 +153,7 @@ class Coverage:
             self.situation("frees are deferred")
         requests = engine.scheduler.requests.values()
         if engine.pause_state is Pause.ALL and any(r.status is Status.RUNNING for r in requests):
-            self.situation("a step in which nobody who runs is scheduled")
+            self.situation("a step that schedules no running request")
         if engine.is_asleep:
             self.situation("a step while the engine sleeps")
         if any(r.status is Status.WAITING_FOR_REMOTE_KVS for r in engine.scheduler.holding):

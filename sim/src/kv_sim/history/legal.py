@@ -113,7 +113,7 @@ SITUATIONS: Final[Mapping[str, str]] = {
     "drafts are rejected": "fewer tokens count as computed afterwards",
     "an empty step": "steps go on while the connector has work",
     "a step while a load is under way": "the loading request has blocks, and is in no step",
-    "a step in which nobody who runs is scheduled": "a pause keeps running requests",
+    "a step that schedules no running request": "a pause keeps running requests",
     PULLED: "the blocks come from another engine",
     NOT_PULLED: "the other engine is late, or its hold has ended",
     LENT: "engines find each other's chunks",

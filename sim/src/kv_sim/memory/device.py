@@ -21,7 +21,7 @@ from kv_sim.memory.kernels import Kernels
 from kv_sim.memory.kv_cache import KVCache
 from kv_sim.memory.launched import LaunchedStep
 from kv_sim.memory.settled import Offer, Settled
-from kv_sim.memory.shadow import Shadow
+from kv_sim.memory.shadow import NOT_SINCE, Shadow
 
 
 class Device:
@@ -204,7 +204,7 @@ class Device:
         """Make the bytes of newly allocated blocks recognizable."""
         for block in blocks:
             self.memory[block] = POISON
-            self.shadow.last_writer[self.rank][block] = "nobody since it was allocated"
+            self.shadow.last_writer[self.rank][block] = NOT_SINCE
 
     # -- copies --------------------------------------------------------------------------------
 

@@ -8,12 +8,16 @@ or write) and from running copies (pages they have yet to move).
 import sys
 from collections.abc import Callable, Collection, Iterable
 from operator import index
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Final, NamedTuple, Protocol
 
 from kv_api import Direction
 from kv_sim.memory.content import POISON, ZERO, Words
 from kv_sim.memory.copy import Copy, State
 from kv_sim.violation import Invariant, Referee
+
+UNWRITTEN: Final = "not written"
+NOT_SINCE: Final = f"{UNWRITTEN} since it was allocated"
+"""For messages, in the place of a writer."""
 
 
 class UsesBlocks(Protocol):
@@ -157,7 +161,7 @@ class Shadow:
                         self.fail(
                             Invariant.OWNERSHIP,
                             f"rank {rank} block {block} (of {self.owner(block)}): {what} "
-                            f"while {copy} (begun for {', '.join(copy.owners) or 'nobody'}) is under way",
+                            f"while {copy} (begun for {', '.join(copy.owners) or 'no request'}) is under way",
                         )
 
     # -- sleep ---------------------------------------------------------------------------------
@@ -168,7 +172,7 @@ class Shadow:
             # An errand has no blocks, and is judged when it reads.
             if copy.state is not State.LOST and copy.blocks_left:
                 whose = f"rank {rank} block {copy.blocks_left[0]} (of {self.owner(copy.blocks_left[0])})"
-                begun = f"(begun for {', '.join(copy.owners) or 'nobody'})"
+                begun = f"(begun for {', '.join(copy.owners) or 'no request'})"
                 self.fail(
                     Invariant.OWNERSHIP, f"{whose}: the engine goes to sleep while {copy} {begun} is under way"
                 )
@@ -226,7 +230,7 @@ class Shadow:
             self.fail(
                 Invariant.OWNERSHIP,
                 f"rank {rank} block {block} (of {self.owner(block)}): {what}, "
-                "but no load into it is announced or going on",
+                "but no load into it is under way: none was announced, or it has ended",
             )
 
     def about_to_use_host(self, rank: int, slot: int, way: Direction, slots: int, copies: Iterable[Copy]) -> None:
@@ -262,7 +266,7 @@ class Shadow:
 
     def _parts_of(self, rank: int, block: int) -> list[Part]:
         """The first is the whole block."""
-        last, parts = self.last_writer[rank].get(block, "nobody"), self._parts[rank].get(block)
+        last, parts = self.last_writer[rank].get(block, UNWRITTEN), self._parts[rank].get(block)
         if parts is None or parts[-1].writer != last:  # the whole block was written since
             return [Part(last, slice(0, sys.maxsize), None)]
         return parts
@@ -280,13 +284,13 @@ class Shadow:
         block, layer, place = slot
         held = {int(POISON): "poison", int(ZERO): "zeroes"}.get(value, whose or f"{value:#x}")
         parts = self._parts_of(rank, block)
-        writer = next((part.writer for part in reversed(parts) if part.has(layer, place)), "nobody")
-        elsewhere = "" if writer == parts[-1].writer else f", and elsewhere by {parts[-1].writer}"
-        return (
-            f"request {request_id} token {token}: rank {rank} block {block} holds {held}, "
-            f"last written by {writer}{elsewhere}"
-        )
+        writer = next((part.writer for part in reversed(parts) if part.has(layer, place)), UNWRITTEN)
+        is_written = not writer.startswith(UNWRITTEN)
+        written = f"last written by {writer}" if is_written else writer
+        others = "by" if is_written else "last written by"
+        elsewhere = "" if writer == parts[-1].writer else f", and elsewhere {others} {parts[-1].writer}"
+        return f"request {request_id} token {token}: rank {rank} block {block} holds {held}, {written}{elsewhere}"
 
     def owner(self, block: int) -> str:
         """The request that got the block last."""
-        return f"request {self.owners[block]}" if block in self.owners else "nobody"
+        return f"request {self.owners[block]}" if block in self.owners else "no request"

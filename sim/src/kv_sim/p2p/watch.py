@@ -61,9 +61,11 @@ class TimedP2PWorkerSide(P2PWorkerSide):
         came = {request_id for request_id in results.failed_recving - wire.failed if wire.has_filled(request_id)}
         for request_id in [name for name in self._holds if name not in self.held_requests]:
             hold_id, end = self._holds.pop(request_id)
-            self._must_be_over(wire.forget(Direction.STORE, hold_id), f"request {request_id} is held no longer")
+            self._must_be_over(
+                wire.forget(Direction.STORE, hold_id), f"the hold of request {request_id} has ended"
+            )
             if hold_id not in wire.over and now < end:
-                what = f"request {request_id} is held no longer, but nobody pulled or declined it"
+                what = f"the hold of request {request_id} has ended, but it was neither pulled nor declined"
                 self._refuse(what, end - now)
         for request_id in [name for name in self._pulls if name not in self.pulling_requests]:
             pull, end = self._pulls.pop(request_id)
@@ -75,7 +77,7 @@ class TimedP2PWorkerSide(P2PWorkerSide):
                 if request_id not in wire.failed and now < end:
                     self._refuse(f"the pull of request {request_id} failed, but none of its copies did", end - now)
                 if request_id in came:
-                    self._refuse(f"the pull of request {request_id} failed, but all of its blocks had come")
+                    self._refuse(f"the pull of request {request_id} failed, but all of its blocks had arrived")
         wire.over.intersection_update(hold_id for hold_id, _ in self._holds.values())
         wire.failed.intersection_update(self._pulls)
         return results

@@ -1,4 +1,4 @@
-"""A history to look at: ``log`` writes it as text, ``perfetto`` as a Chrome trace.
+"""Shows a history: ``log`` writes it as text, ``perfetto`` as a Chrome trace.
 
 ================= ==========================================================================
 ``watch``         a world that tells watchers what each action changed

@@ -1,7 +1,7 @@
 """``brief``: any value in a few words, the same in every run: no addresses, no quotes, sets in order.
 
-Connectors pass around metadata of their own making, of which nothing is known; its fields are shown, those that
-are empty left out. What a request, block tables or a step are worth to a reader is said in their own way.
+Connectors pass around metadata of their own classes, whose fields are shown, except empty ones. Requests, block
+tables and steps have short forms of their own.
 """
 
 from collections.abc import Iterable, Mapping
@@ -75,7 +75,7 @@ def brief_tables(tables: Iterable[Iterable[int]]) -> str:
 
 
 def brief_step(output: SchedulerOutput) -> str:
-    """What a step does to each request."""
+    """What a step does with each request."""
     counts, cached = output.num_scheduled_tokens, output.scheduled_cached_reqs
     parts = []
     if output.scheduled_new_reqs:

@@ -1,4 +1,4 @@
-"""What a world, an action, a request and a copy are in a line: for the log and for traces."""
+"""Describes a world, an action, a request or a copy in a line, for logs and traces."""
 
 import json
 from collections.abc import Mapping
@@ -19,13 +19,13 @@ STRANGERS: Final[Mapping[Stranger, str]] = {
     "ranks": "another number of ranks",
 }
 PLAIN: Final = ("request", "mode")
-"""Arguments of which the value says enough."""
+"""Arguments that are shown without their name."""
 MOST_SENT: Final = 24
 """Characters of what a client sends."""
 
 
 def describe_state(request: SimRequest) -> str:
-    """Where a request is in its life."""
+    """The state of a request."""
     turn = f", turn {request.turn + 1}" if request.turn else ""
     return request.status.value + turn + (" and held" if request.is_held else "")
 
@@ -65,7 +65,7 @@ def _of_size(config: WorldConfig, other: WorldConfig) -> str:
 
 
 def _stages(config: WorldConfig) -> str:
-    """How many layers of each group the stages have, where they aren't alike."""
+    """How many layers of each group the stages have, if they differ."""
     if config.stages == "alike":
         return ""
     stages = (config.layers_of(rank) for rank in range(0, config.world_size, config.tp_size))

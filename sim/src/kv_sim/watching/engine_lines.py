@@ -1,4 +1,4 @@
-"""``EngineLines``: what a log says of one engine: of its connector's calls, its copies and its requests."""
+"""``EngineLines``: the lines of a log about one engine: its connector's calls, its copies and its requests."""
 
 from typing import Any, Final
 
@@ -29,19 +29,19 @@ SILENT: Final = frozenset(
         "wait_for_save",
     }
 )
-"""Calls that come always in the same place: worth a line only if a copy began or ended in them.
+"""Calls that always come at the same place: they get a line only if a copy began or ended in them.
 
-What ``take_events`` answers may be an iterator, which is the engine's to consume.
+The answer of ``take_events`` may be an iterator, which only the engine may consume.
 """
 
 QUESTIONS: Final = ("get_", "build_connector_worker_meta")
-"""How the names of calls begin that are worth a line only if the answer holds something."""
+"""Prefixes of methods that get a line only if their answer isn't empty."""
 
 MOST_WIDTH: Final = 140
 
 
 class EngineLines:
-    """Knows what was said before, so that only what is new is said."""
+    """Writes only what changed since its last lines."""
 
     def __init__(self, site: Site) -> None:
         self._engine = site.engine
@@ -51,7 +51,7 @@ class EngineLines:
         self._processed = 0
 
     def called(self, call: Call) -> list[str]:
-        """A call, if it says something, and what changed since the last look."""
+        """The lines of a call, if it is worth one, and of changes since the last look."""
         kernels, copies = self._changes()
         text = self._call(call)
         own = [self._line(call.side, text or call.method)] if text or copies else []
@@ -59,12 +59,12 @@ class EngineLines:
         return (own + kernels if call.side.startswith("worker") else kernels + own) + copies
 
     def look(self) -> list[str]:
-        """What changed since the last look."""
+        """The lines of changes since the last look."""
         kernels, copies = self._changes()
         return [*kernels, *copies, *self._look_at_requests()]
 
     def _call(self, call: Call) -> str:
-        """The line of a call; empty if there is nothing to say."""
+        """The line of a call; empty if it isn't worth one."""
         engine, (_, side, method, args, answer) = self._engine, call
         if method == "get_num_new_matched_tokens":
             return f"{method} {brief(args[0])} after {brief(args[1])}{_match(answer)}"

@@ -11,16 +11,16 @@ from kv_sim.watching.tracks import Tracks
 from kv_sim.watching.watch import Tracker
 
 MOST_BLOCKS: Final = 64
-"""Blocks that get a track. Worlds are small; a viewer with more tracks than this is no help."""
+"""Blocks that get a track. Worlds are small, and a viewer with more tracks is no help."""
 
 REQUESTS, STEPS, BLOCKS, COPIES = 2, 3, 4, 10
 """Process ids; copies of rank ``r`` are in ``COPIES + r``."""
 ENGINE: Final = 1000
-"""The process ids of the second engine are so much larger."""
+"""Added to the process ids of the second engine."""
 
 
 class EngineTracks:
-    """The tracks of one engine, and what was drawn on them last."""
+    """The tracks of one engine, and their last state."""
 
     def __init__(self, site: Site, tracks: Tracks) -> None:
         self._engine = site.engine
@@ -32,7 +32,7 @@ class EngineTracks:
         self._lives_of: Counter[str] = Counter()
         self._num_lives = 0
         self._slots: dict[int, int] = {}
-        """Step -> which of the tracks of steps under way it has."""
+        """Step under way -> its track."""
         self._under_way: list[int] = []
         self._copies: dict[tuple[int, int], int] = {}
         self._streams: dict[int, list[str]] = {}
@@ -51,7 +51,7 @@ class EngineTracks:
             self._tracks.name(self._pid + BLOCKS, f"{words}blocks", block + 1, name)
 
     def sample(self) -> None:
-        """Draw what is new."""
+        """Draw changes since the last call."""
         self._sample_requests()
         self._sample_steps()
         self._sample_copies()

@@ -1,8 +1,8 @@
-"""``Log``: a history as text that a person reads: numbered actions, and under each what it caused.
+"""``Log``: a history as text for people: numbered actions, and their effects.
 
-Under an action stand, in the order in which they happened, the calls of the connector with brief arguments and
-answers, what copies did, and at the end which requests changed. Calls that say nothing are left out: per-layer
-hooks, polls, and questions that were answered with nothing. The text depends on the history alone.
+Under each action stand, in order, the calls of the connector with brief arguments and answers, the progress of
+copies, and at the end the requests that changed. Calls that say nothing are left out: per-layer hooks, polls, and
+questions with empty answers. The text depends on the history alone.
 
       7 step
         scheduler   get_num_new_matched_tokens r2 0 -> 8 tokens, asynchronous
@@ -10,7 +10,7 @@ hooks, polls, and questions that were answered with nothing. The text depends on
         rank 0      load copy 1 begins: host 5 → block 3, host 4 → block 2
         engine      r2 waiting → waiting for a load, 8/9 tokens, blocks [2 3]
 
-Where a world has two engines each line says which.
+In a world with two engines each line names its engine.
 """
 
 from collections.abc import Callable
@@ -70,7 +70,7 @@ class Log(Watcher):
     # -- lines ---------------------------------------------------------------------------------
 
     def _flush(self, heading: str) -> None:
-        """Write what was collected under its heading; nothing outside of an action is no news."""
+        """Write the collected lines below a heading; a heading outside of actions is left out if it has none."""
         lines, self._lines = self._lines, []
         if heading in QUIET_HEADINGS and not lines:
             return

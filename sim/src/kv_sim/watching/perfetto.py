@@ -1,16 +1,15 @@
 """``Perfetto``: a history as a Chrome trace, to look at a race in ui.perfetto.dev.
 
-One action takes 1000 µs of virtual time; what happens within it is spread over that time in its order, which is
-all that its place means. The engine is sampled at every call of the connector and after every action.
+One action takes 1000 µs of virtual time; the events within it are spread over that time, so only their order has a
+meaning. The engine is sampled at every call of the connector and after every action.
 
-* process *world*: the actions; instants for aborts, resets, pauses and the violation.
-* process *requests*: a track for each life of a request, with spans of its state.
-* process *steps*: a track for each step that may be under way at once (scheduled to processed), and below it one
-  for each rank (launched to retired).
-* process *copies of rank N*: tracks of copies by stream; one that waits for another has a track beside it.
-* process *blocks*: a track for each of the first ``MOST_BLOCKS`` GPU blocks: who holds it, and who wrote it.
+* process *world*: the actions; instants for aborts, resets, pauses and the violation. * process *requests*: a
+track for each life of a request, with spans of its state. * process *steps*: a track for each step that may be
+under way at once (scheduled to processed), and below it one for each rank (launched to retired). * process *copies
+of rank N*: tracks of copies by stream; a copy that waits for another has a track beside it. * process *blocks*: a
+track for each of the first ``MOST_BLOCKS`` GPU blocks: which request has it, and who wrote it.
 
-Where a world has two engines each has these processes, the world excepted.
+In a world with two engines each has these processes, except *world*.
 
 Spans are pairs of ``B`` and ``E`` events; on one track they never overlap, so they nest in any viewer.
 """
@@ -32,7 +31,7 @@ from kv_sim.world import World
 WORLD: Final = 1
 """The process of actions; those of engines are in ``engine_tracks``."""
 MARKED: Final = (Kind.ABORT, Kind.RESET, Kind.PAUSE, Kind.SLEEP, Kind.WAKE)
-"""Actions with a mark across everything."""
+"""Actions with a mark across all tracks."""
 
 
 class Perfetto(Watcher):
@@ -43,7 +42,7 @@ class Perfetto(Watcher):
         self._tracks = Tracks()
         self._engines: list[EngineTracks] = []
         self._words: list[str] = []
-        """By engine: what is said before anything that is of it."""
+        """By engine: the prefix of its names."""
 
     # -- what happens --------------------------------------------------------------------------
 

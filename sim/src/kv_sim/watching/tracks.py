@@ -38,11 +38,11 @@ class Tracks:
     # -- time ----------------------------------------------------------------------------------
 
     def tick(self) -> None:
-        """What comes now is later than what came before, within the same action."""
+        """Later events of the same action get a later time than earlier ones."""
         self._places += 1
 
     def end_action(self) -> None:
-        """Spread the events of an action over its time, and go on to the next."""
+        """Spread the events of an action over its time, and begin the next."""
         for event in self.events[self._first_of_action :]:
             event["ts"] = round(self._start + ACTION_US * event["ts"] / (self._places + 1), 3)
         self._start += ACTION_US
@@ -68,7 +68,7 @@ class Tracks:
         return (pid, tid) in self._open
 
     def instant(self, pid: int, tid: int, name: str, args: dict[str, Any] | None = None, scope: str = "t") -> None:
-        """Something that happened at one moment. ``scope``: the (t)rack, the (p)rocess or all of it (g)."""
+        """An event without duration. ``scope``: the (t)rack, the (p)rocess or the whole trace (g)."""
         self._add("i", pid, tid, name, args)
         self.events[-1]["s"] = scope
 

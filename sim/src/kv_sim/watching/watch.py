@@ -1,11 +1,10 @@
-"""``WatchedWorld``: a world that tells watchers everything it does, so that the world itself needn't know of them.
+"""``WatchedWorld``: a world that tells watchers everything it does; ``World`` itself doesn't know of watchers.
 
-A watcher hears of each action before and after it, and of every call of the connector in between. Actions are
-numbered from 1, skipped ones included, so a number means the same line of a schedule file in every replay. What
-happens while a world comes to rest is told in the same way, as actions of number 0. Calls after the last of them
-are the end of the engine.
+A watcher is called before and after each action, and after every call of the connector in between. Actions are
+numbered from 1, skipped ones included, so a number means the same line of a schedule file in every replay. The
+actions while a world comes to rest have the number 0. Calls after the last of them are the end of the engine.
 
-A ``Tracker`` finds out what changed in an engine since it last looked: at every call and after every action that
+A ``Tracker`` finds changes in an engine since its last look. It looks at every call and after every action, which
 is often enough to see each copy and each step begin and end, even within one action.
 """
 
@@ -25,18 +24,18 @@ from kv_sim.violation import Referee, Violation
 from kv_sim.world import World
 
 AT_REST = 0
-"""The number of what a world does by itself at the end."""
+"""The number of the actions with which a world comes to rest."""
 
 
 class NotWritten(OSError):  # noqa: N818 - the failure is another one
-    """What a watcher has to leave behind can't be written; the message names the file."""
+    """A watcher's file can't be written; the message names it."""
 
 
 class Watcher:
     """Sees everything that happens in a world."""
 
     def begins(self, world: World) -> None:
-        """The world is there, and its connectors are set up."""
+        """The world and its connectors are set up."""
 
     def acts(self, number: int, action: Action) -> None:
         """An action begins."""
@@ -99,9 +98,9 @@ class WatchedWorld(World):
         super().break_off(violation)
 
     def _tell_end(self, error: BaseException | None) -> None:
-        """Once: what is done to a connector after a failure is no part of the history.
+        """Tell the end, once: calls of the connector after a failure are no part of the history.
 
-        What can't be written is a note of the failure, and never takes its place.
+        An error in writing becomes a note of the failure, and never replaces it.
         """
         watchers, self._watchers = self._watchers, ()
         for watcher in watchers:
@@ -135,7 +134,7 @@ class WatchedWorld(World):
 
 @dataclass(frozen=True)
 class CopyChange:
-    """What became of a copy: it ``begins``, ``moves`` pages, ``ends`` or is ``lost``."""
+    """A change of a copy: it ``begins``, ``moves`` pages, ``ends``, is ``lost`` or is ``found``."""
 
     rank: int
     what: str
@@ -152,7 +151,7 @@ class KernelChange:
 
 
 class Tracker:
-    """Compares an engine with what it was at the last look."""
+    """Compares an engine with its state at the last look."""
 
     def __init__(self) -> None:
         self._copies: dict[tuple[int, int], tuple[int, State]] = {}
@@ -161,7 +160,7 @@ class Tracker:
         self._retired: dict[int, int] = {}
 
     def copies(self, engine: Engine) -> Iterator[CopyChange]:
-        """What copies did since the last look."""
+        """The changes of copies since the last look."""
         for device in engine.devices:
             rank, copies = device.rank, device.copies
             ended = copies.ended[self._ended.get(rank, 0) :]
@@ -180,7 +179,7 @@ class Tracker:
                 self._copies[key] = now
 
     def kernels(self, engine: Engine) -> Iterator[KernelChange]:
-        """Which steps were launched and retired since the last look."""
+        """The steps that were launched and retired since the last look."""
         for device in engine.devices:
             rank = device.rank
             launched = self._launched.setdefault(rank, [])

@@ -119,7 +119,7 @@ def _hunt(work: tuple[str, int, int]) -> Result:
 def _row(planted: Planted, result: Result) -> str:
     head = (planted.name, planted.issue, planted.invariant)
     if result.caught_by is None:
-        return ROW.format(*head, "nobody", result.histories, "", "", "", "").rstrip()
+        return ROW.format(*head, "not caught", result.histories, "", "", "", "").rstrip()
     times = (f"{result.found_seconds:.2f} s", result.actions, f"{result.shrink_seconds:.2f} s")
     others = ", ".join(result.others) or f"survives {HISTORIES}"
     return ROW.format(*head, result.caught_by, result.histories, *times, others)

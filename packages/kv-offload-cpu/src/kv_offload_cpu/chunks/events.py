@@ -1,4 +1,4 @@
-"""What a mirror of a cache has to be told."""
+"""The events that a mirror of the cache needs."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -18,20 +18,20 @@ class EventLog:
         self._events.append(OffloadingEvent([*keys], self._medium, removed=False))
 
     def removed(self, keys: Sequence[OffloadKey]) -> None:
-        """Residents left."""
+        """Residents were removed."""
         self._events.append(OffloadingEvent([*keys], self._medium, removed=True))
 
     def given_back(self, keys: Sequence[OffloadKey]) -> None:
-        """Slots were given back before they held anything: nothing changes for a mirror."""
+        """Slots were freed before their chunks were resident: nothing changes for a mirror."""
         self._events.append(OffloadingEvent([*keys], self._medium, removed=True, metadata_only=True))
 
     def forgotten(self, keys: Sequence[OffloadKey], is_resident: Callable[[OffloadKey], bool]) -> None:
-        """Chunks are about to be forgotten, whatever they are."""
+        """Chunks are about to be forgotten, in any state."""
         self.removed([key for key in keys if is_resident(key)])
         self.given_back([key for key in keys if not is_resident(key)])
 
     def take(self, is_held: Callable[[OffloadKey], bool]) -> list[OffloadingEvent]:
-        """The events that tell of a chunk. What was given back is left out where a retry holds the key by now."""
+        """The events that name a chunk. A key that was given back is left out if a retry holds it by now."""
         events, self._events = self._events, []
         for index, event in enumerate(events):
             if event.metadata_only:

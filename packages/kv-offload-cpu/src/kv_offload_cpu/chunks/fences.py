@@ -1,10 +1,9 @@
-"""Slots whose chunk was forgotten while jobs were still copying from or to it.
+"""Slots whose chunk was forgotten while jobs were still copying from or to them.
 
-Such a slot holds nothing any more and must not be handed out before those jobs have ended. It waits under the
-key that it had, so that the end of each job, which is reported by key, can be counted. While a key is fenced
-nothing is stored under it, so what is reported for it can only belong to those jobs. The last of them lifts the
-fence; and ``end_reset`` lifts what was raised up to the last reset, for a caller who doesn't report the jobs from
-before it.
+Such a slot has no chunk any more, and must not be given to another one before those jobs have ended. It is kept by
+the key that it had, since the ends of jobs are reported by key. While a key is fenced, no chunk is stored under
+it, so a report for it can only belong to those jobs. The last of them lifts the fence. ``end_reset`` lifts all
+fences from before the last reset, for a caller that doesn't report earlier jobs.
 """
 
 from collections.abc import Iterable, KeysView
@@ -18,13 +17,13 @@ class _Fence:
     slot: int
     jobs: int
     direction: Direction
-    """Of all of them: what is in flight isn't loaded, and what is resident isn't stored."""
+    """Of all the jobs: a chunk in flight isn't loaded, and a resident one isn't stored."""
     resets: int
-    """Resets before it was raised."""
+    """How many resets there were before the fence was raised."""
 
 
 class Fences:
-    """Fenced slots by the key that they had. What lifts fences returns the slots that are free now."""
+    """Fenced slots by the key that they had. Methods that lift fences return the slots that are free now."""
 
     def __init__(self) -> None:
         self._fences: dict[OffloadKey, _Fence] = {}
@@ -46,7 +45,7 @@ class Fences:
         return freed
 
     def begin_reset(self) -> None:
-        """All fences that stand belong to this reset."""
+        """All current fences belong to this reset."""
         self._resets += 1
 
     def end_reset(self) -> list[int]:
@@ -59,7 +58,7 @@ class Fences:
         return [fence.slot for fence in self._fences.values() if fence.direction is direction]
 
     def check(self) -> None:
-        """See that every fence waits for something."""
+        """Check that every fence waits for a job."""
         assert all(fence.jobs > 0 for fence in self._fences.values()), f"fenced without a job: {self._fences}"
 
     def keys(self) -> KeysView[OffloadKey]:

@@ -1,7 +1,7 @@
-"""How chunks get into host memory: which of an offer need a place, and which chunks leave for them.
+"""How chunks get into host memory: which of an offer need a slot, and which chunks are evicted for them.
 
-The manager's stores use it. It owns nothing: it brings the pool, the policy and the tracker together, and tells
-events and counters what it did.
+The manager's stores use it. It has no state of its own: it calls the pool, the policy and the tracker, and records
+events and counts.
 
 **All or nothing.** Whether there is room is known before anything is changed. A refused offer changes nothing but
 the count of refusals: not the policy, and not the count of offers, or retrying alone would make a chunk worth
@@ -23,11 +23,11 @@ from kv_offload_cpu.slots.pick import pick
 from kv_offload_cpu.stats import Counters
 
 Begin: TypeAlias = Callable[[list[OffloadKey], list[int]], None]
-"""What becomes of chunks that got places, before the policy hears of them."""
+"""Called with chunks that got slots, before the policy gets them."""
 
 
 class Intake:
-    """Gives places to what is stored; ``run_of`` says what the policy knows a request by."""
+    """Gives slots to stored chunks; ``run_of`` returns the object by which the policy knows a request."""
 
     def __init__(
         self,
@@ -46,7 +46,7 @@ class Intake:
         self._run = run_of
 
     def place(self, keys: Collection[OffloadKey], req_context: ReqContext, begin: Begin) -> Stored | None:
-        """Give a place to those of an offer that need one; None if there is not enough room."""
+        """Give slots to those chunks of an offer that need one; None: there is not enough room."""
         pool, tracker = self._pool, self._tracker
         wanted = [*keys]
         used: list[int] = []
@@ -77,8 +77,8 @@ class Intake:
     def place_all(self, stores: Sequence[StoreOffer]) -> list[Stored] | None:
         """Place offers together, each as ``place`` would. None: each must be placed by itself.
 
-        That is so if anything is known of one of the chunks, or if not all of them can have places. If enough
-        places are free, the chunks are entered together, too.
+        That is so if one of the chunks is known already, or if not all of them can have slots. If enough slots are
+        free, the chunks are entered together, too.
         """
         pool, sizes = self._pool, [len(keys) for keys, _ in stores]
         if self._tracker is not None or not stores or 0 in sizes:
@@ -112,7 +112,7 @@ class Intake:
         if slots:
             self._policy.access(in_token_order(slots, run, self._pool.key_of), run)
 
-    # Steps of the above
+    # Steps of these methods
 
     def _fill(self, new: list[OffloadKey], slots: list[int], run: Run, begin: Begin) -> Stored:
         """Tell policy and counters of new chunks that were entered into free slots."""
@@ -123,7 +123,7 @@ class Intake:
         return Stored(new, slots, [])
 
     def _enter(self, new: list[OffloadKey], evict_count: int, used: list[int], run: Run, begin: Begin) -> Stored:
-        """Give places to new chunks, for which ``evict_count`` others must leave."""
+        """Give slots to new chunks, for which ``evict_count`` others are evicted."""
         self._counters.allocation_sizes.append(len(new))
         evicted = self._make_room(new, evict_count, used, run)
         slots = self._pool.enter(new)

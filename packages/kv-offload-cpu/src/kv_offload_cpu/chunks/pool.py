@@ -1,8 +1,8 @@
 """The states of chunks, and every transition between them.
 
-**Theory of operation.** What is known of a chunk lies in a few columns, not in an object of its own: one large
-dictionary from keys to slots, and columns by slot. A chunk gets into the dictionary once and out of it once; its
-state in between is which sets have its slot::
+**Theory of operation.** A chunk has no object of its own: there is one large dictionary from keys to slots, and
+columns by slot. A chunk enters the dictionary once and leaves it once; its state in between is which sets have its
+slot::
 
          enter, begin_store            land                   pin
       FREE ───────────▶ IN FLIGHT ───────────────▶ RESIDENT ◀─────▶ PINNED
@@ -11,17 +11,17 @@ state in between is which sets have its slot::
        ├────── evict ───────┼──────────────────────────┤               │
        └─ its jobs ended ───┴── FENCED ◀── forget while in use ────────┘
 
-Between ``enter`` and ``begin_store`` a chunk counts as resident; nobody asks in between. What a medium has kept
-from an engine before this one is *restored*: free → resident, in the slots where it lies.
+Between ``enter`` and ``begin_store`` a chunk counts as resident, but is never looked up. Chunks that a medium has
+kept from an earlier engine are *restored*: free → resident, in their old slots.
 
-* ``slot_of``: key → slot of what is held: in flight or resident.
+* ``slot_of``: key → slot of each held chunk, in flight or resident.
 * ``pins``: slot → jobs that use it: 1 while it is in flight, n while n loads read it, else 0.
 * ``in_flight``: slots whose bytes have not all landed; pins know them, too.
 * ``key_of``: slot → the key last stored there.
-* ``free``: slots that hold nothing, in the order in which they are taken; ``fences``: see there.
-* ``_found``: the residents that were last asked for all together, until a resident leaves; ``_loads`` and
-  ``_stores``: jobs under way, until one ends otherwise than it began or a chunk is forgotten. They only save a
-  caller who brings the same list again from looking every key up in ``slot_of``.
+* ``free``: slots without a chunk, in the order in which they are taken; ``fences``: see there.
+* ``_found``: the residents of the last lookup that found all its keys, until a resident is removed; ``_loads`` and
+  ``_stores``: jobs under way, until one ends with other keys than it began with, or a chunk is forgotten. They
+  only save looking up every key in ``slot_of`` if a caller brings the same list again.
 
 A batch of chunks is handled in a few calls that do the same to all of them, with hardly a step of Python for each.
 That matters most in a large pool, where each look into ``slot_of`` is a cache miss. A lookup, a load and the end
@@ -77,13 +77,13 @@ class ChunkPool:
         return slot is not None and slot not in self.in_flight
 
     def residents_of(self, keys: Iterable[OffloadKey]) -> list[int]:
-        """The slots of those of some keys that are resident."""
+        """The slots of the resident ones of these keys."""
         in_flight = self.in_flight
         held = [slot for slot in map(self.slot_of.get, keys) if slot is not None]
         return [slot for slot in held if slot not in in_flight] if in_flight else held
 
     def first_miss(self, keys: Collection[OffloadKey]) -> OffloadKey | None:
-        """The first key that isn't a resident's."""
+        """The first key without a resident chunk."""
         first = next(iter(keys), None)
         if first is not None and first not in self.slot_of:
             return first
@@ -100,21 +100,21 @@ class ChunkPool:
         return self.held.isdisjoint(keys) and len({*keys}) == len(keys)
 
     def absent(self, keys: Iterable[OffloadKey]) -> list[OffloadKey]:
-        """Those of some keys that may be entered: neither held nor fenced."""
+        """The keys among these that may be entered: neither held nor fenced."""
         held, fenced = self.held, self.fenced
         return [key for key in keys if key not in held and key not in fenced]
 
     def not_pinned(self, slots: list[int]) -> list[int]:
-        """Those of some slots that no job uses."""
+        """The slots among these that no job uses."""
         if not slots:
             return slots
         pinned = self.pins.slots
         return slots if pinned.isdisjoint(slots) else [slot for slot in slots if slot not in pinned]
 
     def count_to_evict(self, wanted: int, used: list[int]) -> int | None:
-        """How many chunks must leave for ``wanted`` new ones. None if there aren't as many, or too many in flight.
+        """How many chunks must be evicted for ``wanted`` new ones. None: not enough can be evicted, or in flight.
 
-        Residents can leave that are neither pinned nor among ``used``.
+        Residents can be evicted if they are neither pinned nor among ``used``.
         """
         if wanted > self.most_in_flight - self.pins.counts()[0]:
             return None
@@ -134,7 +134,7 @@ class ChunkPool:
         return written / self.capacity, read / self.capacity
 
     def describe(self, key: OffloadKey) -> str:
-        """A key that is no resident's and its state, for an error."""
+        """A key without a resident chunk, and its state, for an error."""
         if self.slot_of.get(key) in self.in_flight:
             state = "in flight"
         elif key in self.fences:
@@ -154,7 +154,7 @@ class ChunkPool:
         return slots
 
     def enter_if_new(self, keys: list[OffloadKey]) -> list[int] | None:
-        """`enter` if these `are_new`, looking for each as it is entered. Else None, and nothing has changed."""
+        """`enter` if these `are_new`, with one lookup for each. None: some aren't, and nothing has changed."""
         slot_of, fenced = self.slot_of, self.fenced
         if keys[0] in slot_of or keys[-1] in slot_of or (fenced and not fenced.isdisjoint(keys)):
             return None
@@ -170,7 +170,7 @@ class ChunkPool:
         return slots
 
     def restore(self, keys: Sequence[OffloadKey], slots: Sequence[int]) -> None:
-        """Free → resident, for keys that are new, in slots that the caller names, since their bytes are there."""
+        """Free → resident, for keys that are new, in given slots, which have their bytes already."""
         taken = {*slots}
         assert len(taken) == len(slots) == len({*keys}), f"{len(slots)} chunks, {len(taken)} different slots"
         assert self.held.isdisjoint(keys), "a chunk to be restored is held"
@@ -203,7 +203,7 @@ class ChunkPool:
         return failed, slots
 
     def evict(self, slots: Sequence[int]) -> list[OffloadKey]:
-        """Resident → free, for chunks that leave together. None of them is pinned."""
+        """Resident → free, for chunks that are evicted together. None of them is pinned."""
         slot_of, pinned = self.slot_of, self.pins.slots
         assert not pinned or pinned.isdisjoint(slots), (
             f"pinned and evicted: {[slot for slot in slots if slot in pinned]}"
@@ -218,14 +218,14 @@ class ChunkPool:
     # Loads
 
     def find(self, keys: Collection[OffloadKey]) -> list[int]:
-        """The slots of residents. A key that is none is a ``KeyError`` that holds the first such key."""
+        """The slots of residents. If a key isn't resident, a ``KeyError`` with the first such key."""
         if keys != self._found[0]:
             listed = [*keys]
             self._found = listed, self._look_up(listed)
         return self._found[1]
 
     def pin(self, keys: Collection[OffloadKey]) -> tuple[list[int], list[int]]:
-        """Resident → pinned, or once more. Returns their slots, and these each once."""
+        """Resident → pinned, or pinned once more. Returns their slots, and the same slots without repetitions."""
         try:
             slots = self.find(keys)
         except KeyError as error:
@@ -238,7 +238,7 @@ class ChunkPool:
         return slots, self.pins.pin(slots)
 
     def unpin(self, keys: Collection[OffloadKey]) -> list[int]:
-        """Pinned → resident, or once less. Returns the slots that have no pin left."""
+        """Pinned → resident, or one pin less. Returns the slots that have no pin left."""
         begun = self._loads.end(keys)
         if begun is not None:
             return self.pins.unpin(begun)

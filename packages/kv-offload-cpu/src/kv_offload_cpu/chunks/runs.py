@@ -1,4 +1,4 @@
-"""What a policy knows a request by, kept with the request, so that it ends with it."""
+"""The object by which a policy knows a request; the request keeps it, so that it ends with the request."""
 
 from collections.abc import Callable, Sequence
 from typing import TypeAlias
@@ -10,7 +10,7 @@ _IsBefore: TypeAlias = Callable[[OffloadKey, OffloadKey], bool]
 
 
 class _KeptRun(Run):
-    """The run of a request, kept by it, which is asked what comes first if it can tell (vLLM's can't)."""
+    """The run of a request. Which chunk comes first, the request says if it can (vLLM's can't)."""
 
     __slots__ = ("_is_before", "_key_of")
 

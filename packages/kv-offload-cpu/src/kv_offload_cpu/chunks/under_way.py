@@ -1,9 +1,9 @@
 """Jobs under way and their slots, so that the end of a job needn't look up the slot of each key again.
 
-A job has no id here: its end is told by the keys that it began with, as a list. Jobs are kept by the last of their
-keys, and two lists of the same key objects are compared at next to no cost. If a job ends with other keys than it
-began with, nobody knows which of the jobs kept here it was. So all of them are forgotten, and whoever asks for one
-looks up each key.
+A job has no id here: its end is reported with the list of keys that it began with. Jobs are kept by the last of
+their keys, and comparing two lists of the same key objects costs next to nothing. If a job ends with other keys
+than it began with, it is unknown which of the kept jobs it was. So all of them are forgotten, and each key is
+looked up.
 """
 
 from collections.abc import Collection, Iterator, Sequence
@@ -32,7 +32,7 @@ class UnderWay:
         return begun[1]
 
     def clear(self) -> None:
-        """Know none of them any more."""
+        """Forget all jobs."""
         self._batches.clear()
 
     def check(self) -> None:

@@ -1,14 +1,14 @@
 """Eviction policies, found by name; each is one file, one paper.
 
 ========== =========================================================================================
-``lru``    the chunk used longest ago leaves, of one request the tail first; the default
+``lru``    the least recently used chunk is evicted, of one request the tail first; the default
 ``arc``    chunks used once against chunks used again, with shares that adapt
 ``s3fifo`` three queues: a chunk has to prove itself in a small one
-``sieve``  one queue, and a hand that takes what wasn't used since it last came by
+``sieve``  one queue, and a hand that evicts chunks that weren't used since it last passed them
 ========== =========================================================================================
 
-``base`` is what all of them are asked. They are built of ``recency``, an order in which a request's chunks stay
-together, and of queues (``fifo``); what is pinned when its turn comes is ``parked``.
+``base`` is their interface. They are made of ``recency``, an order in which a request's chunks stay together, and
+of queues (``fifo``). A pinned chunk whose turn it is to be evicted is ``parked``.
 
 No policy is the best for all traffic: it depends on how many prompts are repeated, and when. Any other name is an
 attribute of the module that ``cache_policy_module_path`` names: a subclass of `CachePolicy`.

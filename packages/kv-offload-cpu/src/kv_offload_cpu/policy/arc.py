@@ -1,14 +1,14 @@
-"""ARC: chunks used once and chunks used again; their shares follow what turned out to have been evicted too early.
+"""ARC: chunks used once and chunks used again; whichever were evicted too early get a larger share.
 
 Nimrod Megiddo, Dharmendra S. Modha: "ARC: A Self-Tuning, Low Overhead Replacement Cache", FAST 2003. The names
 are the paper's: T1 holds chunks used once, T2 those used again, B1 and B2 remember keys evicted from T1 and T2,
-and p is the size that T1 should have. A batch that comes in is the paper's Figure 4, cases II to IV, for each of
-its keys; ``access`` is case I. It is worked out in numbers first, by `_Plan`: how many chunks each list gives; who
-that is doesn't depend on the keys.
+and p is the size that T1 should have. A stored batch is the paper's Figure 4, cases II to IV, for each of its
+keys; ``access`` is case I. `_Plan` computes first how many chunks each list evicts; which chunks these are doesn't
+depend on the keys.
 
 T1 and T2 are `RecencyList`s: of one request the tail leaves before the head. A pinned chunk that would be
-evicted is parked: it counts for the list that it came from and returns to it when it is unpinned. If the list
-that should give a chunk has none that isn't pinned, the other one gives it.
+evicted is parked: it counts for the list that it came from and returns to it when it is unpinned. If all chunks of
+the list that should evict one are pinned, the other list evicts one.
 
 Invariants (the paper's, section III.B): |T1| + |T2| ≤ c, |T1| + |B1| ≤ c, |T1| + |T2| + |B1| + |B2| ≤ 2c,
 0 ≤ p ≤ c.
@@ -26,16 +26,16 @@ from kv_offload_cpu.slots.pins import Pins
 
 
 class _Plan:
-    """Figure 4 in numbers, for the keys of a batch: how many chunks T1 and T2 give, and what p is then.
+    """Figure 4 in numbers, for the keys of a batch: how many chunks T1 and T2 evict, and p afterwards.
 
-    B1 and B2 forget at once. What they gain, they gain at the end; until then ``b1`` and ``b2`` count it.
+    B1 and B2 forget keys at once, and remember new ones at the end; until then ``b1`` and ``b2`` count these.
     """
 
     def __init__(self, c: int, p: float, t1: int, t2: int, ghosts1: Ghosts, ghosts2: Ghosts, room: int) -> None:
         self.c, self.p, self.t1, self.t2 = c, p, t1, t2
         self.ghosts1, self.ghosts2 = ghosts1, ghosts2
         self.b1, self.b2 = len(ghosts1), len(ghosts2)
-        self.room = room  # keys for which nothing need leave
+        self.room = room  # keys for which no chunk need be evicted
         self.give1 = self.give2 = self.give_unremembered = 0
 
     def admit_remembered(self, key: OffloadKey) -> bool:
@@ -60,10 +60,10 @@ class _Plan:
         return True
 
     def admit_new(self, count: int) -> None:
-        """Case IV, in steps: each is as many keys as are treated alike."""
+        """Case IV, in steps of as many keys as are treated alike."""
         c = self.c
         while count:
-            if self.t1 == c:  # T1 is the whole cache, and what leaves it not worth remembering
+            if self.t1 == c:  # T1 is the whole cache, and its evicted keys aren't remembered
                 self.give_unremembered += count
                 return
             until_l1_full = c - self.t1 - self.b1
@@ -190,7 +190,7 @@ class ARCPolicy(CachePolicy):
         assert not self._coming_back, f"a batch was announced and didn't come: {self._coming_back}"
 
     def _give(self, plan: "_Plan", pins: Pins) -> list[int]:
-        """Evict from T1, T2 and then, without a ghost, from T1. What a list can't give, the other one gives."""
+        """Evict from T1, T2, and T1 without a ghost. If one has too few chunks, the other evicts more."""
         wanted1 = plan.give1 + plan.give_unremembered
         from_t1 = self._t1.pop(wanted1, pins, self._parked1)
         missing = wanted1 - len(from_t1)

@@ -1,19 +1,19 @@
-"""The interface of eviction policies: what they are asked, and what they may rely on.
+"""The interface of eviction policies: their methods, and what they may rely on.
 
 A policy decides the order in which chunks are evicted. It knows a chunk by its slot, a number below ``capacity``,
-and keeps its state in a list or a bytearray, which is much faster than a dictionary of keys. Keys are given where
-a chunk comes in, and ``key_of`` has those of all slots, for policies that remember what they evicted.
+and keeps its state in a list or a bytearray, which is much faster than a dictionary of keys. It gets the keys of
+new chunks, and ``key_of`` has those of all slots, for policies that remember evicted keys.
 
-It holds a chunk from ``insert`` until ``make_room`` names it or ``remove`` takes it, so also while it is in
+It holds a chunk from ``insert`` until ``make_room`` returns it or ``remove`` removes it, so also while it is in
 flight.
 
 **Pins.** ``pins[slot]`` is the number of jobs that are using a chunk, and ``pins.slots`` has those that any job
-uses; a policy asks about candidates only. A candidate that is pinned is *parked*: it leaves the order until
-``unpin`` brings it back, so that a pin costs one look however many evictions there are, and nothing at all if no
-eviction met it. `Parked` (``policy/parked.py``) is where ours keep them.
+uses; a policy looks only at candidates. A candidate that is pinned is *parked*: it is taken out of the order until
+``unpin`` returns it, so that a pin costs one look for any number of evictions, and none if no eviction met it.
+Ours keep them in a `Parked` (``policy/parked.py``).
 
-**All or nothing.** ``make_room`` is only called when there is enough that may be evicted. The manager counts
-that, so no policy ever has to undo half an eviction.
+**All or nothing.** ``make_room`` is only called when enough chunks may be evicted. The manager counts them, so no
+policy ever has to undo half an eviction.
 """
 
 from abc import ABC, abstractmethod
@@ -30,8 +30,8 @@ def _unknown(slot: int) -> None:
 class Run:
     """One request, as a policy sees it: an identity, and where in the request the chunk in a slot ends.
 
-    Policies that keep the chunks of a request together use it to let a request's tail leave before its head, since
-    a prefix cache can't use a tail whose head is gone.
+    Policies that keep the chunks of a request together use it to evict a request's tail before its head, since a
+    prefix cache can't use a tail whose head is gone.
     """
 
     __slots__ = ("position",)
@@ -40,7 +40,7 @@ class Run:
         self.position = position
 
     def close(self) -> None:
-        """The request is over: free what it refers to, since a policy keeps the run as long as its chunks."""
+        """The request has ended: drop references to it, since a policy keeps the run as long as its chunks."""
         self.position = _unknown
 
     def is_before(self, slot: int, other: int) -> bool:
@@ -49,7 +49,7 @@ class Run:
         return end is not None and other_end is not None and end < other_end
 
     def in_token_order(self, slots: list[int]) -> list[int]:
-        """The slots by the place of their chunks in the request; as they are if any place isn't known."""
+        """The slots, sorted by the places of their chunks in the request; unchanged if a place isn't known."""
         ends = dict(zip(slots, map(self.position, slots), strict=True))
         if None in ends.values():
             return slots
@@ -57,7 +57,7 @@ class Run:
 
 
 class CachePolicy(ABC):
-    """The order in which chunks leave a pool of ``capacity`` slots.
+    """The order in which chunks are evicted from a pool of ``capacity`` slots.
 
     The chunks of one call are distinct and in the order of their tokens, head first.
     """
@@ -71,7 +71,7 @@ class CachePolicy(ABC):
 
     @abstractmethod
     def make_room(self, keys: Sequence[OffloadKey], count: int, pins: Pins) -> list[int]:
-        """Evict exactly ``count`` chunks that aren't pinned, and return them; ``keys`` are about to come in.
+        """Evict exactly ``count`` chunks that aren't pinned, and return them; ``keys`` are stored next.
 
         Followed at once by ``insert`` with the same keys. ``count`` is 0 while there is free room.
         """
@@ -86,7 +86,7 @@ class CachePolicy(ABC):
 
     @abstractmethod
     def unpin(self, slots: Sequence[int], run: Run) -> None:
-        """The last pin of these chunks, all of them held, is gone. Parked ones come back as just used."""
+        """The last pin of these chunks, all of them held, is gone. Parked ones return as just used."""
 
     def awaits_unpin(self) -> bool:
         """Whether any chunk is parked. If not, ``unpin`` needn't be called."""
@@ -94,7 +94,7 @@ class CachePolicy(ABC):
 
     @abstractmethod
     def remove(self, slots: Sequence[int]) -> None:
-        """Forget these chunks, all of them held. They failed rather than being evicted: don't remember them."""
+        """Forget these chunks, all of them held. Their copies failed, so don't remember their keys as evicted."""
 
     def finish(self, run: Run) -> None:
         """The request has ended."""
@@ -105,8 +105,8 @@ class CachePolicy(ABC):
 
     @abstractmethod
     def slots(self) -> list[int]:
-        """The chunks held, parked ones included, in an order that depends on the calls alone."""
+        """All held chunks, parked ones included, in an order that depends only on the calls."""
 
     @abstractmethod
     def check(self, pins: Pins) -> None:
-        """Recount everything; what is parked must be pinned."""
+        """Recount everything; parked chunks must be pinned."""

@@ -1,4 +1,4 @@
-"""A queue from which any item can also be taken out in O(1), and a memory of evicted keys made of it.
+"""A queue from which any item can be removed in O(1), and a memory of evicted keys made of it.
 
 An ``OrderedDict`` does the same with 150 bytes an item. Here the queue is made of *stretches*, lists of items one
 after the other, so that many are entered and taken in one call. An item that is taken out leaves its *entry* in
@@ -23,7 +23,7 @@ _LONG = 256  # entries of a stretch that isn't made longer
 
 
 class Fifo(Generic[T]):
-    """First in, first out, for distinct items. It doesn't know what is in it: whoever removes an item does."""
+    """First in, first out, for distinct items. It can't say whether an item is in it: its user must know."""
 
     __slots__ = ("_dead", "_dead_count", "_first", "_size", "_stretches")
 
@@ -53,7 +53,7 @@ class Fifo(Generic[T]):
         return taken
 
     def lead(self, count: int) -> list[T]:
-        """Up to ``count`` of the oldest items, to look at before they are taken; none where one was taken out."""
+        """Up to ``count`` of the oldest items, which stay in the queue; none if one of them was removed."""
         lead = self._stretches[0][self._first : self._first + count] if self._stretches else []
         return [] if self._dead and not self._dead.keys().isdisjoint(lead) else lead
 
@@ -103,7 +103,7 @@ class Fifo(Generic[T]):
         return taken
 
     def _bury(self, item: T) -> bool:
-        """Be done with an entry that was just taken, if it is dead. Whether it is."""
+        """Whether an entry that was just taken is dead; if so, count one dead entry less."""
         times = self._dead.get(item, 0)
         if times:
             self._dead_count -= 1
@@ -132,14 +132,14 @@ class Fifo(Generic[T]):
 class Ghosts:
     """Keys of evicted chunks, oldest first.
 
-    The oldest may be forgotten before it is added, by a caller who works through a batch in numbers first.
+    A caller that first counts through a batch may forget the oldest keys before they are added.
     """
 
     __slots__ = ("_queue", "_surplus", "keys")
 
     def __init__(self) -> None:
         self.keys: set[OffloadKey] = set()
-        """Those that are remembered. Not to be changed."""
+        """The remembered keys. Not to be changed."""
         self._queue: Fifo[OffloadKey] = Fifo()
         self._surplus = 0  # of the next `add`, how many are forgotten already
 
@@ -157,7 +157,7 @@ class Ghosts:
         self._queue.remove(key)
 
     def forget(self, count: int) -> None:
-        """Forget those that were added first; if there are fewer, the first of the next ``add``, too."""
+        """Forget the oldest keys; if there are fewer, also the first ones of the next ``add``."""
         known = min(count, len(self._queue))
         if known > 0:
             self.keys.difference_update(self._queue.take(known))

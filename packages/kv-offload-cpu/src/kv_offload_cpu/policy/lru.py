@@ -1,4 +1,4 @@
-"""LRU: the chunk that was used longest ago leaves first; of one request, the tail before the head.
+"""LRU: the least recently used chunk is evicted first; of one request, the tail before the head.
 
 The order is `RecencyList`'s. A request counts as active when it stores or loads a chunk, and when it finishes:
 that is when its conversation is most likely to go on.

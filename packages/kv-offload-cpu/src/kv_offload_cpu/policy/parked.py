@@ -6,7 +6,7 @@ from kv_offload_cpu.slots.pins import Pins
 
 
 class Parked(dict[int, None]):
-    """Their slots, in the order in which they were met. A policy adds to it as to any dictionary."""
+    """The slots of parked chunks, in the order in which evictions met them. It is a dictionary."""
 
     __slots__ = ()
 

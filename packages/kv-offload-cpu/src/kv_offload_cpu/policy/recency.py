@@ -1,23 +1,23 @@
 """Chunks in the order of their last use, kept by request so that a request's tail leaves before its head.
 
-A list of *stretches*, one for each request, that of the request that was active longest ago first. A stretch
-lists the chunks that its request was the last to use, in the order of their tokens. Chunks leave from the end of
-the first one: the oldest request's tail. This is least-recently-used where a use is a request's and not a chunk's;
-with a run for every single use it is the textbook's LRU.
+A list of *stretches*, one for each request, the least recently active request first. A stretch lists the chunks
+that its request was the last to use, in the order of their tokens. Chunks are evicted from the end of the first
+stretch: the oldest request's tail. This is LRU by requests instead of chunks; with a run for every single use it
+is the textbook's LRU.
 
-A request whose first use is exactly another one's stretch, as in the next turn of a conversation, takes it over as
-it is. Otherwise what it uses is appended to its own stretch, and ``_places`` says that its entry counts there; the
-entry in the old stretch is dead and skipped when it is met. So a use is at most one entry and one list item
-written, whatever the length of the list. Dead entries are swept out before they outnumber the live ones.
+If a request first uses exactly the chunks of another one's stretch, as in the next turn of a conversation, it
+takes the stretch over. Otherwise the chunks are appended to its own stretch, and ``_places`` says that their
+entries count there; the entries in the old stretch are dead, and skipped. So a use is at most one entry and one
+list item written, whatever the length of the list. Dead entries are swept out before they outnumber the live ones.
 
-What comes *late*, after chunks that lie behind it in its request, is appended all the same. The order is made when
-it is asked for: once for all that came late, and only from the place of the first of them on.
+A chunk that comes *late*, after chunks that follow it in its request, is appended, too. The stretch is sorted when
+its order is needed: once for all late chunks, and only from the place of the first of them on.
 
 Two lists may divide one pool between them: they share ``places``, and a stretch knows its ``home``.
 
 Invariants: the slots for which ``_places`` names a stretch of this list are those that count in it, each by its
-last entry there, and ``_size`` is their number; ``_entries`` is the length of all stretches, with dead entries.
-No stretch is empty. One that left with all of its slots has no ``home``, and may still be named for them.
+last entry there, and ``_size`` is their number; ``_entries`` is the length of all stretches, with dead entries. No
+stretch is empty. One that was taken out with all of its slots has no ``home``, and ``_places`` may still name it.
 """
 
 from collections import OrderedDict
@@ -40,7 +40,7 @@ class Stretch(list[int]):
         super().__init__(slots)
         self.run = run
         self.late_end: int | None = None
-        """Where the first chunk ends that came late, until the order is made."""
+        """Where the first late chunk ends, until the stretch is sorted."""
         self.home: RecencyList | None = home
         """None once it was taken out with all of its slots."""
 
@@ -151,7 +151,7 @@ class RecencyList:
             self._size -= 1
 
     def renew(self, run: Run) -> None:
-        """Make a request the newest although it used nothing. From then on it may tell no order."""
+        """Make a request the newest although it used no chunk, and sort it: later it may not know its order."""
         if run in self._stretches:
             self._stretches.move_to_end(run)
             self._put_in_order(self._stretches[run])
@@ -185,7 +185,7 @@ class RecencyList:
         return [*reversed(live)]
 
     def _put_in_order(self, stretch: Stretch) -> None:
-        """Make the order of what came late, if anything did."""
+        """Sort late chunks, if there are any."""
         if stretch.late_end is not None:
             start, live = self._behind_late(stretch, stretch.late_end)
             stretch.late_end = None
@@ -193,7 +193,7 @@ class RecencyList:
                 self._rewrite(stretch, start, live)
 
     def _behind_late(self, stretch: Stretch, late_end: int) -> tuple[int, list[int]]:
-        """The place of the first chunk that came late, and in order what counts from there on."""
+        """The place of the first late chunk, and the sorted slots that count from there on."""
         position, live = stretch.run.position, dict[int, None]()
         start = len(stretch)
         for slot in reversed(stretch):
@@ -224,7 +224,7 @@ class RecencyList:
         return stretch is not None and stretch.home is self
 
     def __iter__(self) -> Iterator[int]:
-        """The slots in the order in which they would leave."""
+        """The slots in the order in which they would be evicted."""
         for stretch in self._stretches.values():
             live = self._live(stretch)
             if stretch.late_end is not None:

@@ -5,15 +5,16 @@ SOSP 2023.
 
 New chunks enter *small* (a tenth of the capacity). Those used at least twice there move on to *main*; the others
 are evicted and their keys remembered in *ghost*, as many as main has places. A chunk that is stored again while
-it is remembered enters main directly. Main is a queue in which what was used enters again, for one of its uses.
-Uses are counted up to three; none are carried from small to main. There is no shortcut while the cache warms up.
+its key is remembered enters main directly. Main is a queue in which a used chunk enters again, for one of its
+uses. Uses are counted up to three; none are carried from small to main. There is no shortcut while the cache warms
+up.
 
-A batch enters tail first, so that of chunks nobody used again a tail leaves before its head. A pinned chunk that
-would be evicted is parked; it enters the queue that it came from when it is unpinned.
+A batch enters tail first, so that of unused chunks a tail is evicted before its head. A pinned chunk that would be
+evicted is parked; it enters the queue that it came from when it is unpinned.
 
-As many chunks as a queue has to give are looked at together; if none of them was used or is pinned, that is all.
-What makes room for one chunk may have to spare all others, some of them three times; so where a look gives
-nothing, the next ones grow as long as all chunks in them are spared.
+A look takes as many chunks as the queue must evict; if none of them was used or is pinned, all of them are
+evicted. Room for one chunk may require sparing all others, some of them three times. So if a look evicts none, the
+next ones get larger, as long as all of their chunks are spared.
 """
 
 from collections.abc import Sequence
@@ -30,8 +31,8 @@ _USES = 3  # in the state of a chunk: its uses, up to three
 _MAIN = 4  # in the state of a chunk: it is in main
 _USED_ONCE_MORE = (1, 2, 3, 3, 5, 6, 7, 7)  # the next state
 _SPARED: Final = {2: _MAIN, 3: _MAIN, 5: 4, 6: 5, 7: 6}
-"""State -> the next one of a chunk that isn't evicted: of small one that was used twice, which goes to main; of
-main one that was used, which has one use less."""
+"""State -> the next state of a spared chunk: one of small that was used twice moves to main, and one of main has
+one use less."""
 _FIRST_LOOK = 8  # chunks of a batch that may be all spared
 _UNUSED_IN_SMALL, _UNUSED_IN_MAIN = 1, _MAIN
 """The highest state of a chunk that isn't spared."""
@@ -55,7 +56,7 @@ class S3FIFOPolicy(CachePolicy):
         from_small: list[int] = []
         small, main = self._small, self._main
         while missing := count - len(evicted):
-            surplus = len(small) - self._small_target + 1  # as many can leave before main's turn comes
+            surplus = len(small) - self._small_target + 1  # as many are evicted before main's turn comes
             if surplus > 0 or not main:
                 assert small, "nothing is left that isn't pinned"
                 slots = self._sift(small, max(1, min(missing, surplus)), _UNUSED_IN_SMALL, pins)

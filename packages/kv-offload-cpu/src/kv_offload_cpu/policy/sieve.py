@@ -1,17 +1,17 @@
-"""SIEVE: one queue, one bit, and a hand that sifts out what wasn't used since it last came by.
+"""SIEVE: one queue, one bit, and a hand that evicts chunks that weren't used since it last passed them.
 
 Yazhuo Zhang, Juncheng Yang, Yao Yue, Ymir Vigfusson, K. V. Rashmi: "SIEVE is Simpler than LRU: an Efficient
 Turn-Key Eviction Algorithm for Web Caches", NSDI 2024.
 
-New chunks enter at the head and never move. The hand goes from tail to head; what was visited loses its mark and
-stays where it is, what wasn't is evicted; past the head it begins again at the tail. Here the hand is the seam
+New chunks enter at the head and never move. The hand goes from tail to head; a visited chunk loses its mark and
+stays where it is, any other is evicted; past the head the hand begins again at the tail. Here the hand is the seam
 between two queues: one from the tail up to the hand, and one from the hand to the head, of number ``_ahead``.
 When the hand is past the head, the two change parts. ``_states`` has the number of a chunk's queue, and its mark.
-Chunks are sifted by batches, at once if all of a batch are marked, or none is. What makes room for one chunk may
-have to pass all others; so where a batch gives nothing, the next ones grow as long as all of them are marked.
+Chunks are sifted by batches, at once if all of a batch are marked, or none is. Room for one chunk may require
+passing all others; so if a batch evicts none, the next ones get larger, as long as all of their chunks are marked.
 
-A batch enters tail first, so that of chunks nobody used again a tail leaves before its head. A pinned chunk that
-the hand meets is parked; it enters at the head when it is unpinned, its mark spent.
+A batch enters tail first, so that of unused chunks a tail is evicted before its head. A pinned chunk that the hand
+meets is parked; it enters at the head when it is unpinned, without a mark.
 """
 
 from collections.abc import Sequence
@@ -89,7 +89,7 @@ class SievePolicy(CachePolicy):
         self._parked.check(pins)
 
     def _sift(self, slots: list[int], pins: Pins, evicted: list[int]) -> None:
-        """The hand goes by these chunks: each is evicted, parked, or loses its mark and is passed."""
+        """Pass these chunks with the hand: each is evicted, parked, or loses its mark."""
         states, pinned, behind = self._states, pins.slots, 1 - self._ahead
         passed = self._queues[behind]
         is_any_pinned = bool(pinned) and not pinned.isdisjoint(slots)
@@ -109,7 +109,7 @@ class SievePolicy(CachePolicy):
                     evicted.append(slot)
 
     def _pass_marked(self, ahead: Fifo[int], pins: Pins) -> None:
-        """The hand goes by batches of which all are marked, and none is pinned."""
+        """Pass batches with the hand, as long as all of their chunks are marked and none is pinned."""
         size = _FIRST_LOOK
         while lead := ahead.lead(size):
             if min(pick(lead, self._states)) < _VISITED or not pins.slots.isdisjoint(lead):
@@ -118,14 +118,14 @@ class SievePolicy(CachePolicy):
             size *= 2
 
     def _pass(self, slots: Sequence[int]) -> None:
-        """The hand goes by these, which lose their marks."""
+        """Pass these chunks with the hand: they lose their marks."""
         states, behind = self._states, 1 - self._ahead
         for slot in slots:
             states[slot] = behind
         self._queues[behind].push(slots)
 
     def _enter(self, slots: Sequence[int]) -> None:
-        """At the head. A hand past the head goes to the tail first, or what enters would be next in its way."""
+        """Enter chunks at the head. A hand past the head goes to the tail first, or it would meet them next."""
         if not self._queues[self._ahead]:
             self._wrap()
         states, ahead = self._states, self._ahead
@@ -134,5 +134,5 @@ class SievePolicy(CachePolicy):
         self._queues[ahead].push(slots[::-1])
 
     def _wrap(self) -> None:
-        """The hand goes from past the head to the tail."""
+        """Move the hand from past the head to the tail."""
         self._ahead = 1 - self._ahead

@@ -1,9 +1,9 @@
 """Slot numbers, and columns with an item for each slot.
 
-Slots that are free side by side are taken side by side, and are free again that way when their chunks leave
-together, so a store most often gets a *span*: 7, 8, 9. Of a span a column is read or written in one go. Whether a
-list is one is seen by comparing it with a part of all numbers. That costs next to nothing where it lists the same
-objects, so whoever has slots to give takes them from `numbers`.
+Free slots side by side are taken together, and are freed together when their chunks are evicted together, so a
+store most often gets a *span*: 7, 8, 9. The items of a span in a column are read or written in one go. A list is a
+span if it equals a part of the list of all numbers. Comparing them costs next to nothing if they have the same
+objects, so slots are taken from `numbers`.
 """
 
 from array import array
@@ -13,7 +13,7 @@ from typing import Final, NamedTuple, TypeVar
 Value = TypeVar("Value")
 
 FEW: Final = 16
-"""So many slots are handled one by one in no more time than it takes to see that they are a span."""
+"""So many slots are handled one by one as fast as it can be checked whether they are a span."""
 
 
 class _Numbers(NamedTuple):
@@ -24,11 +24,11 @@ class _Numbers(NamedTuple):
 
 
 _known = _Numbers([], array("i"))
-"""As many as anybody asked for. Swapped as one: whoever still uses a shorter one is right, and only slower."""
+"""The largest count requested so far. It is replaced as one object, so a user of a shorter one is only slower."""
 
 
 def numbers(count: int) -> list[int]:
-    """0, 1, 2, … before ``count``, the same objects for everybody."""
+    """0, 1, 2, … before ``count``, the same objects in all calls."""
     global _known
     listed = _known.listed
     if len(listed) < count:
@@ -48,7 +48,7 @@ def put(values: Sequence[Value], slots: Sequence[int], column: list[Value]) -> N
 
 
 def pack(slots: list[int]) -> "Sequence[int]":
-    """The slots for who needs 32-bit integers: of a span these, otherwise the same list."""
+    """The slots as 32-bit integers if they are a span; otherwise the same list."""
     if len(slots) <= FEW:
         return slots
     known = _known

@@ -1,8 +1,8 @@
 """The slots that are free, in the order in which they are taken.
 
-They are a stack: what was given back last is taken first. So stores that are placed together get the same slots as
-if they were placed one by one. Slots whose chunks leave together go back in rising order, so that a store which
-takes them gets spans (``columns``) again.
+They are a stack: the slot that was freed last is taken first. So stores that are placed together get the same
+slots as if they were placed one by one. Slots whose chunks are evicted together are freed in an order in which a
+store takes them rising, so that it gets spans (``columns``) again.
 """
 
 from collections.abc import Iterator, Sequence
@@ -11,7 +11,7 @@ from kv_offload_cpu.slots.columns import numbers
 
 
 class FreeSlots:
-    """The slots that hold nothing, of ``capacity`` in all; at first that is every one."""
+    """The free slots of ``capacity`` slots; at first all of them."""
 
     __slots__ = ("_stack",)
 
@@ -42,14 +42,15 @@ class FreeSlots:
         self._stack = left
 
     def give_back(self, slots: Sequence[int]) -> None:
-        """These hold nothing any more. The last of them is taken first."""
+        """Free these slots. The last of them is taken first."""
         self._stack += slots
 
     def give_back_evicted(self, slots: Sequence[int]) -> None:
-        """The same of slots whose chunks left together, at least one, given in the order in which they left.
+        """Free slots, at least one, whose chunks were evicted together, given in the order of eviction.
 
-        They are taken in rising order, so that parts of a span that leave together are one again. What left first
-        is taken last: it goes to the end of a request, which leaves beside what else there is of that span.
+        They are taken in rising order, so that parts of a span that are evicted together are one again. The slot
+        that was evicted first is taken last: for the end of a request, which is evicted beside the rest of that
+        span.
         """
         falling = sorted(slots, reverse=True)
         first = falling.index(slots[0])

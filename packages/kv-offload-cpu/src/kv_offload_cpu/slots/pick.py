@@ -17,7 +17,7 @@ class Readable(Protocol[K, V]):
 
 
 def pick(keys: Collection[Key], where: Readable[Key, Value]) -> list[Value]:
-    """The items of these keys. One that isn't there is a ``KeyError`` that holds the first such key."""
+    """The items of these keys. If one is missing, a ``KeyError`` with the first such key."""
     if len(keys) > 1:
         return [*itemgetter(*keys)(where)]
     return [where[key] for key in keys]

@@ -1,15 +1,15 @@
 """How many jobs use each slot, kept by batch: most slots have no pin, and most others one.
 
-``slots`` are those that have a pin, ``in_flight`` those of them that are being stored, and ``_more`` has what a
-slot has beyond the first. So a batch is pinned, unpinned or asked about in a few operations on sets, and only who
-shares a slot costs a step for each.
+``slots`` are those with a pin, ``in_flight`` those of them that are being stored, and ``_more`` counts the pins of
+a slot beyond the first. So a batch is pinned, unpinned or checked in a few operations on sets, and only slots with
+several pins cost a step each.
 
-A store pins slots that nobody else can pin, and many a store ends before anyone has asked who is pinned. So its
-slots are in ``_arriving``, under the first of them, until somebody does; a store that ends before is taken out of
-there as it came.
+A store pins slots that no other job can pin, and often ends before any pin is looked up. So its slots are kept in
+``_arriving``, under the first of them, until a pin is looked up; a store that ends before is removed from there as
+a whole.
 
-Invariants: ``_more`` counts above zero, and only for what is in ``slots``; not for what is in flight. What is in
-``_arriving`` is in no other place. No set is iterated.
+Invariants: ``_more`` has only counts above zero, of slots in ``slots`` that aren't in flight. Slots in
+``_arriving`` are in no other set. No set is iterated.
 """
 
 from collections.abc import Sequence
@@ -63,7 +63,7 @@ class Pins(Sequence[int]):
         self.unpin(slots)
 
     def pin(self, slots: list[int]) -> list[int]:
-        """One more for each; a slot that is listed twice gets two. Returns the slots, each once."""
+        """Pin each slot; one that is listed twice gets two pins. Returns the slots, each once."""
         pinned, more = self._slots, self._more  # nobody pins what is in flight
         if not pinned or pinned.isdisjoint(slots):
             before = len(pinned)
@@ -79,7 +79,7 @@ class Pins(Sequence[int]):
         return [*dict.fromkeys(slots)]
 
     def unpin(self, slots: list[int]) -> list[int]:
-        """One less for each, which they must have. Returns those that have none left."""
+        """Remove one pin of each slot, which it must have. Returns the slots that have none left."""
         pinned, more = self._slots, self._more
         if more:
             slots = [slot for slot in slots if not self._take_one(slot)]
@@ -90,7 +90,7 @@ class Pins(Sequence[int]):
         return slots
 
     def unpin_all(self, slot: int) -> int:
-        """Take every pin of a slot, and say how many there were."""
+        """Remove all pins of a slot; returns how many there were."""
         count = self[slot]
         self._slots.discard(slot)
         self._in_flight.discard(slot)
@@ -98,7 +98,7 @@ class Pins(Sequence[int]):
         return count
 
     def first_missing(self, slots: list[int]) -> int | None:
-        """The first slot that ``unpin`` would want a pin of that it hasn't."""
+        """The first slot that has too few pins for ``unpin``."""
         distinct = {*slots}
         if len(distinct) == len(slots) and distinct <= self.slots:
             return None
@@ -128,7 +128,7 @@ class Pins(Sequence[int]):
         self._arriving.clear()
 
     def _take_one(self, slot: int) -> bool:
-        """Take one of the pins beyond the first; False if there is none."""
+        """Remove one of the pins beyond the first; False: there is none."""
         more = self._more.pop(slot, 0)
         if more > 1:
             self._more[slot] = more - 1

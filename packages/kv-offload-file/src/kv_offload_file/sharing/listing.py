@@ -1,21 +1,21 @@
-"""The file in which an engine says what it has, for its neighbours: ``listing``.
+"""The file ``listing``, which tells neighbours which chunk is in which slot of an engine.
 
 ======================= ==================================================================================
-the first page          of which epoch it is, in which run it is written, how many slots there are
-``changes``, ``uses``   how many slots were ever changed, and how many chunks borrowed, in this run
-the slots changed last  their numbers, in the order of the changes, round and round
-what was borrowed last  of whom, and from which slot, likewise
-an entry for each slot  the key of the chunk that is there; nothing, if none is
+the first page          its epoch, the run in which it is written, and the number of slots
+``changes``, ``uses``   how many slots were changed, and how many chunks borrowed, in this run
+the slots changed last  their numbers, in the order of the changes, in a ring
+the chunks borrowed     their engines and slots, likewise
+an entry for each slot  the key of its chunk; empty if there is none
 ======================= ==================================================================================
 
 A run begins with each start of the engine, and with each reset.
 
-An engine that reads it goes through what was changed since it looked last, or through all entries if that is no
-longer told. An engine whose chunks were borrowed learns likewise that they are still of use. Nothing is locked for
-that. An entry may be read while it is written, and a chunk may have gone when it is asked for: what is said here
-decides what is looked for, and never what is believed. For that each slot has its row, which every read compares.
+A reader goes through the slots that were changed since its last look, or through all entries if the ring no longer
+has them all. An engine whose chunks were borrowed learns likewise that they are still used. Readers take no locks.
+An entry may be read while it is written, and a chunk may be gone when it is read: the listing only says where to
+look, and isn't trusted. What a slot holds is told by its row, which every read compares.
 
-A listing from an earlier start of the machine says nothing.
+A listing from an earlier boot of the machine is ignored.
 """
 
 import os
@@ -32,9 +32,9 @@ from kv_offload_file.slot_file import this_boot
 NAME: Final = "listing"
 ENTRY_BYTES: Final = 64
 MOST_KEY_BYTES: Final = ENTRY_BYTES - 1
-"""A longer key is not told: none of vLLM's is."""
+"""A longer key isn't listed; vLLM's are all shorter."""
 REMEMBERED: Final = 1 << 14
-"""So many changes are told one by one."""
+"""How many changes the ring has."""
 
 _HEADER: Final = struct.Struct("<8sIQQ36s")
 _MAGIC: Final = b"KVLIST01"
@@ -44,7 +44,7 @@ _AT_CHANGES: Final = 512
 
 
 class _Ring(NamedTuple):
-    """Where the file has the last `REMEMBERED` items of a kind, each at its number, round and round."""
+    """The part of the file with the last `REMEMBERED` items of a kind, as a ring."""
 
     begin: int
     item: struct.Struct
@@ -54,7 +54,7 @@ class _Ring(NamedTuple):
         return self.begin + REMEMBERED * self.item.size
 
     def write(self, fd: int, number: int, items: list[tuple[int, ...]]) -> int:
-        """Write items that have this number and those that follow; returns the number after them."""
+        """Write items, the first with this number; returns the number after the last one."""
         told = items[-REMEMBERED:]
         number += len(items) - len(told)
         while told:
@@ -65,7 +65,7 @@ class _Ring(NamedTuple):
         return number
 
     def read(self, fd: int, since: int, now: int) -> list[tuple[int, ...]] | None:
-        """The items from number ``since`` on, before ``now``; None if not all of them are there any more."""
+        """The items from number ``since`` on, before ``now``; None: some of them were overwritten."""
         if not 0 <= now - since <= REMEMBERED // 2:  # the other half may be written meanwhile
             return None
         items: list[tuple[int, ...]] = []
@@ -86,12 +86,12 @@ _AT_ENTRIES: Final = _USED.end
 
 
 class Opening(NamedTuple):
-    """What the first page says."""
+    """The contents of the first page."""
 
     num_slots: int
     epoch: int
     run: int
-    """Another one whenever the listing is begun anew."""
+    """A new number for each beginning of the listing."""
     changes: int
     uses: int
 
@@ -102,7 +102,7 @@ def size_of(num_slots: int) -> int:
 
 
 class ListingWriter:
-    """A listing as who owns the slots writes it, beginning with none. Raises what the system raises."""
+    """The writer of a listing, at first without chunks. Raises the system's errors."""
 
     def __init__(self, fd: int, num_slots: int) -> None:
         self._fd = fd
@@ -112,12 +112,12 @@ class ListingWriter:
         os.ftruncate(fd, size_of(num_slots))
 
     def open(self, epoch: int, run: int) -> None:
-        """Let it be read."""
+        """Let neighbours read it."""
         body = _HEADER.pack(_MAGIC, self._num_slots, epoch, run, this_boot().encode())
         os.pwrite(self._fd, _SUM.pack(zlib.crc32(body)) + body, 0)
 
     def write(self, slots: list[int], keys: list[OffloadKey]) -> None:
-        """These slots have these chunks; of an empty key, none. Slots side by side are written in one go."""
+        """List these slots with these chunks; an empty key: no chunk. Adjacent slots are written together."""
         if not slots:
             return
         entries = [_entry(key) for key in keys]
@@ -128,7 +128,7 @@ class ListingWriter:
         self._count()
 
     def use(self, borrowed: list[NeighbourSlot]) -> None:
-        """What is in these slots was borrowed."""
+        """Chunks in these slots of other engines were borrowed."""
         self._uses = _USED.write(self._fd, self._uses, [*borrowed])
         self._count()
 
@@ -137,7 +137,7 @@ class ListingWriter:
 
 
 def read_opening(fd: int) -> Opening | None:
-    """What the first page says; None if it says nothing that counts."""
+    """The contents of the first page; None if it isn't valid."""
     data = os.pread(fd, _AT_CHANGES + _CHANGES.size, 0)
     if len(data) < _AT_CHANGES + _CHANGES.size:
         return None
@@ -146,24 +146,24 @@ def read_opening(fd: int) -> Opening | None:
 
 
 def changed_slots(fd: int, since: int, now: int) -> list[int] | None:
-    """The slots of the changes from ``since`` to ``now``; None if not all of them are told any more."""
+    """The slots of the changes from ``since`` to ``now``; None: some of them were overwritten."""
     items = _CHANGED.read(fd, since, now)
     return None if items is None else [slot for (slot,) in items]
 
 
 def used_slots(fd: int, since: int, now: int, engine: int) -> list[int]:
-    """Those slots of an engine that were borrowed from ``since`` to ``now``, as far as that is still told."""
+    """The slots of an engine that were borrowed from ``since`` to ``now``, as far as the ring has them."""
     items = _USED.read(fd, max(since, now - REMEMBERED // 2), now) or []
     return [slot for owner, slot in items if owner == engine]
 
 
 def read_entry(fd: int, slot: int) -> OffloadKey:
-    """The key of what is in a slot; empty if nothing is."""
+    """The key of the chunk in a slot; empty: no chunk."""
     return _key(os.pread(fd, ENTRY_BYTES, _AT_ENTRIES + slot * ENTRY_BYTES))
 
 
 def read_entries(fd: int, slots: range) -> Iterator[tuple[int, OffloadKey]]:
-    """Those of some slots side by side that have something in them, and its key."""
+    """The slots with a chunk among adjacent ones, and their keys."""
     data = os.pread(fd, len(slots) * ENTRY_BYTES, _AT_ENTRIES + slots.start * ENTRY_BYTES)
     for slot, begin in zip(slots, range(0, len(data) - ENTRY_BYTES + 1, ENTRY_BYTES), strict=False):
         size = data[begin]
@@ -171,9 +171,9 @@ def read_entries(fd: int, slots: range) -> Iterator[tuple[int, OffloadKey]]:
             yield slot, OffloadKey(data[begin + 1 : begin + 1 + size])
 
 
-@lru_cache(maxsize=1024)  # whoever looks reads it anew each time, and it is the same for as long as a run is
+@lru_cache(maxsize=1024)  # each look reads it, and it stays the same in a run
 def _read_run(data: bytes) -> tuple[int, int, int] | None:
-    """How many slots there are, of which epoch, in which run; None if this is of no listing that counts."""
+    """The number of slots, the epoch and the run; None if the page isn't valid."""
     if _SUM.unpack_from(data)[0] != zlib.crc32(data[_SUM.size :]):
         return None
     magic, num_slots, epoch, run, boot = _HEADER.unpack_from(data, _SUM.size)
@@ -191,7 +191,7 @@ def _key(entry: bytes) -> OffloadKey:
 
 
 def _runs(slots: list[int]) -> Iterator[tuple[int, int]]:
-    """Where in the list slots that lie side by side begin and end."""
+    """Where runs of adjacent slots begin and end in the list."""
     first = 0
     for index in range(1, len(slots) + 1):
         if index == len(slots) or slots[index] != slots[index - 1] + 1:

@@ -1,8 +1,9 @@
-"""What keeps a chunk in its slot while another engine reads it.
+"""Locks that keep a chunk in its slot while another engine reads it.
 
-Whoever borrows a chunk holds a shared lock on one byte of its owner's listing, that with the number of the slot.
-The owner never locks anything: before chunks leave it asks which bytes are locked. The locks are those of an open
-file (Linux's *open file description locks*), so the system drops them when a process ends, however it ends.
+An engine that borrows a chunk holds a shared lock on one byte of the owner's listing, the one with the number of
+the slot. The owner never locks anything: before it evicts chunks it asks which bytes are locked. The locks are
+those of an open file (Linux's *open file description locks*), so the system drops them when a process ends,
+however it ends.
 """
 
 import fcntl
@@ -26,10 +27,10 @@ def unlock(fd: int, slot: int) -> None:
 
 
 def locked(fd: int, num_slots: int) -> list[int]:
-    """The slots of which somebody else has locked the byte. One call of the system if there are none.
+    """The slots whose byte another engine has locked. One system call if there are none.
 
-    The system names any lock in the part that it is asked about, not the first. So what lies before it is asked
-    about as well as what lies behind.
+    The system returns any lock in the range that it is asked about, not the first. So the ranges before and after
+    it are asked about, too.
     """
     found: set[int] = set()
     parts = [(0, num_slots)]
@@ -47,7 +48,7 @@ def locked(fd: int, num_slots: int) -> list[int]:
 
 
 def refuse_without_locks() -> None:
-    """Raise where the system has no locks of open files."""
+    """Raise if the system has no locks of open files."""
     if not hasattr(fcntl, "F_OFD_GETLK"):
         raise ConfigError("file_shared: this system has no locks of open files (F_OFD_SETLK), as Linux has")
 

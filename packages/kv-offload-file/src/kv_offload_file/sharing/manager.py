@@ -1,11 +1,10 @@
 """The scheduler's side of an engine that reads its neighbours' chunks, too.
 
-**Theory of operation.** What a neighbour has is a hit, wherever the engine itself has nothing. Such a chunk is
-*borrowed*: it is loaded from where it lies, which keeps it there meanwhile, and it isn't stored here as long as a
-neighbour has it, nor while it is borrowed; so the end of a load is always the end of one from the same place. Its
-owner hears of that, and takes it for a use.
+**Theory of operation.** A chunk that only a neighbour has is a hit, too. It is *borrowed*: it is loaded from the
+neighbour's slot, which keeps it there meanwhile. It isn't stored here as long as a neighbour has it, nor while it
+is borrowed, so all loads of it that run at once read the same place. Its owner is told, and counts that as a use.
 
-A chunk may go between a lookup and the load that follows. Its load then fails, and the prompt is computed.
+A chunk may be evicted between a lookup and the load that follows. The load then fails, and the prompt is computed.
 
 **Invariants** (``check``): each chunk that is being borrowed is one that a load here has begun with and none has
 ended with. None of them is stored here meanwhile.
@@ -40,13 +39,13 @@ class Loan:
 
     found: NeighbourSlot
     is_kept: bool
-    """Whether the neighbour keeps it where it is. Else it went before it could be borrowed, and its loads fail."""
+    """Whether it is locked in its slot. If not, it was gone before it could be borrowed, and its loads fail."""
     times: int = 0
     """How many loads read it."""
 
 
 class SharingManager(FileOffloadingManager):
-    """`FileOffloadingManager` of an engine that reads what ``neighbours`` have; its ``own`` listing is theirs."""
+    """`FileOffloadingManager` of an engine that reads chunks of ``neighbours``; its ``own`` listing is theirs."""
 
     def __init__(
         self, num_chunks: int, home: Home, found: Found, own: OwnListing, neighbours: Neighbours, **options: Any
@@ -55,7 +54,7 @@ class SharingManager(FileOffloadingManager):
         self._neighbours = neighbours
         self._borrowed: dict[OffloadKey, Loan] = {}
         self._stale: dict[OffloadKey, Loan] = {}
-        """What was borrowed before a reset, until the jobs from before it have ended."""
+        """Loans from before a reset, until the jobs from before it have ended."""
         self._newly_borrowed = 0
         own.begin(home.epoch)
         super().__init__(num_chunks, home, found, **options)
@@ -183,10 +182,10 @@ class SharingManager(FileOffloadingManager):
         stored = [key.hex() for key in loans if key in self._pool.slot_of]
         assert not stored, f"{stored} are borrowed, and were stored meanwhile"
 
-    # Steps of the above
+    # Steps of these methods
 
     def _look(self) -> None:
-        """Notice what the neighbours have now, and what they have used of what is here."""
+        """Read the neighbours' listings: their chunks, and which chunks of this engine they have borrowed."""
         self._neighbours.look(self._home.epoch)
         used = self._neighbours.take_used()
         if used:
@@ -195,15 +194,15 @@ class SharingManager(FileOffloadingManager):
             self.on_request_finished(neighbour)
 
     def _place_of(self, key: OffloadKey) -> int | None:
-        """Where a chunk can be borrowed. One can't be that was forgotten here while a job of it is under way."""
+        """The place from which a chunk can be borrowed; None for a fenced chunk, on which a job is under way."""
         return None if key in self._pool.fenced else self._neighbours.places.get(key)
 
     def _is_elsewhere_only(self, key: OffloadKey) -> bool:
-        """Whether a chunk can be borrowed and isn't here, nor on its way here: then it is loaded from here."""
+        """Whether a chunk must be borrowed: a neighbour has it, and this engine neither has nor stores it."""
         return key not in self._pool.slot_of and self._place_of(key) is not None
 
     def _not_elsewhere(self, keys: Collection[OffloadKey]) -> list[OffloadKey]:
-        """Those of some chunks that are worth a slot here: no neighbour has them, or this engine does, too."""
+        """The chunks that are worth a slot here: no neighbour has them, or this engine has them already."""
         slot_of = self._pool.slot_of
         return [key for key in keys if key in slot_of or not self._is_elsewhere(key)]
 
@@ -216,7 +215,7 @@ class SharingManager(FileOffloadingManager):
         if loan is None:
             place = self._place_of(key)
             found = None if place is None else slot_of_neighbour(place)
-            if found is None:  # it has gone since it was looked up
+            if found is None:  # it was evicted since the lookup
                 loan = Loan(nowhere(index), is_kept=False)
             else:
                 loan = Loan(found, self._neighbours.borrow(found, key))

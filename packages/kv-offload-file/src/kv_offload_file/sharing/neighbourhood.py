@@ -1,4 +1,4 @@
-"""What a manager needs of an engine's neighbours: to tell them what it has, and to learn what they have."""
+"""The interface between a manager and its engine's neighbours: its own listing, and theirs."""
 
 from collections.abc import Collection, Iterable, Mapping
 from typing import Protocol
@@ -8,55 +8,55 @@ from kv_offload_file.sharing.place import NeighbourSlot
 
 
 class OwnListing(Protocol):
-    """What an engine tells its neighbours, and which of its chunks they read."""
+    """Tells the neighbours an engine's chunks, and the engine which of them they read."""
 
     def begin(self, epoch: int) -> None:
-        """Nothing is held, and what will be is of this epoch. It isn't to be read yet."""
+        """Begin without chunks, in this epoch. Neighbours don't read the listing yet."""
 
     def open(self) -> None:
-        """Let it be read, now that it has all that is held."""
+        """Let neighbours read the listing, now that it has all chunks."""
 
     def holds(self, keys: Collection[OffloadKey], slots: Collection[int]) -> None:
-        """These chunks are in these slots, to be read by any neighbour."""
+        """List these chunks in these slots: any neighbour may read them."""
 
     def leaves(self, slots: Iterable[int]) -> None:
-        """What is in these slots is no more to be read."""
+        """Remove these slots from the listing: they must not be read any more."""
 
     def uses(self, borrowed: list[NeighbourSlot]) -> None:
-        """What is in these slots is being borrowed, which their owners may like to know."""
+        """Tell the owners of these slots that their chunks are being borrowed."""
 
     def lent(self) -> list[int]:
-        """The slots that neighbours read from now."""
+        """The slots from which neighbours are reading now."""
         ...
 
     def close(self) -> None:
-        """The engine ends. What it has stays as it is, and may be read. May be repeated."""
+        """The engine ends. Neighbours may still read its chunks. May be repeated."""
 
 
 class Neighbours(Protocol):
-    """What a manager asks of its engine's neighbours."""
+    """The neighbours of a manager's engine."""
 
     def look(self, epoch: int) -> None:
-        """Notice what they have now, of this epoch. Between two calls nothing changes but what is distrusted."""
+        """Read their chunks of this epoch. Between two calls only `distrust` changes anything."""
 
     def take_used(self) -> list[int]:
-        """The slots of this engine from which they have borrowed since this was asked last."""
+        """The slots of this engine from which they have borrowed since the last call."""
         ...
 
     @property
     def places(self) -> Mapping[OffloadKey, int]:
-        """In which place each chunk is looked for that one of them has, as they were looked at last."""
+        """Chunk -> the place where it is borrowed, as of the last look."""
         ...
 
     def borrow(self, found: NeighbourSlot, key: OffloadKey) -> bool:
-        """Have a chunk stay where it is until it is given back. False if it has gone; then nothing is held."""
+        """Keep a chunk in its slot until `give_back`. False: it is gone, and nothing is kept."""
         ...
 
     def give_back(self, found: NeighbourSlot) -> None:
-        """It is no longer read, by one of those who borrowed it."""
+        """End one loan of a chunk."""
 
     def distrust(self, found: NeighbourSlot, key: OffloadKey) -> None:
-        """It isn't what it is said to be: it isn't found there any more, until that engine stores anew."""
+        """A slot doesn't hold the listed chunk: ignore it there until its engine stores to the slot."""
 
     def close(self) -> None:
-        """Nothing is read any more. May be repeated."""
+        """End all loans. May be repeated."""

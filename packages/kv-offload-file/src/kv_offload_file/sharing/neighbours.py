@@ -1,7 +1,7 @@
-"""``ListedNeighbours``: what the other engines of a folder have, and what is borrowed of it.
+"""``ListedNeighbours``: the chunks of the other engines in a folder, and the loans of them.
 
-Each of them has a listing, which is read only as far as it has changed. What is borrowed is locked there while it
-is being read (see ``loans``), so that its owner keeps it where it is.
+Each engine has a listing, of which only changes are read. A borrowed chunk is locked there while it is being read
+(see ``loans``), so that its owner keeps it in its slot.
 """
 
 import os
@@ -29,13 +29,13 @@ from kv_offload_file.sharing.whereabouts import Whereabouts
 _log = getLogger("kv_offload_file")
 
 LOOK_SECONDS: Final = 0.001
-"""What was looked at so short a time ago isn't looked at anew."""
+"""Within so many seconds after a look there is no other one."""
 READ_AT_ONCE: Final = 1 << 13
-"""So many entries that were never read are read at a time, of all neighbours: the next step waits for it."""
+"""How many unread entries of all neighbours are read in one look, for which the next step waits."""
 
 
 class Neighbour:
-    """The listing of engine ``number``, as far as engine ``own`` has read it; ``whereabouts`` hears of it."""
+    """The listing of engine ``number``, as far as engine ``own`` has read it into ``whereabouts``."""
 
     def __init__(self, folder: Path, own: int, number: int, whereabouts: Whereabouts) -> None:
         self._path = folder / NAME
@@ -46,18 +46,18 @@ class Neighbour:
         self._seen: Opening | None = None
         self._is_unreadable = False
         self._num_read = 0
-        """So many entries, from the first on, have been read at least once."""
+        """How many entries, from the first on, have been read at least once."""
         self._keys: list[OffloadKey | None] = []
-        """What is in each slot, as it was read last."""
+        """The chunk of each slot, as of the last look."""
         self._loans: dict[int, int] = {}
-        """Slot -> how often it is borrowed."""
+        """Slot -> how many loans it has."""
         self.used: list[int] = []
-        """The slots of engine ``own`` from which it has borrowed, since this was emptied."""
+        """The slots of engine ``own`` from which it has borrowed, since the list was emptied."""
 
     def look(self, epoch: int, most: int) -> int:
-        """Read what has changed, and ``most`` entries of those that were never read; returns how many these were.
+        """Read the changes, and up to ``most`` unread entries; returns how many of the latter were read.
 
-        Nothing is known of a neighbour of another epoch, or whose listing the system can't read.
+        A neighbour of another epoch, or with an unreadable listing, counts as having no chunks.
         """
         try:
             count = self._look(epoch, most)
@@ -94,40 +94,40 @@ class Neighbour:
         return len(unread)
 
     def borrow(self, slot: int, key: OffloadKey) -> bool:
-        """Lock a slot, and see that it has the chunk still."""
+        """Lock a slot, and check that it still has the chunk."""
         if slot not in self._loans and not loans.lock(self._fd, slot):
             return False
         self._loans[slot] = self._loans.get(slot, 0) + 1
-        with suppress(OSError):  # who can't be read has nothing to lend
+        with suppress(OSError):  # nothing can be borrowed from an unreadable listing
             if read_entry(self._fd, slot) == key:
                 return True
         self.give_back(slot)
         return False
 
     def give_back(self, slot: int) -> None:
-        """Once less; of the last time it is unlocked."""
+        """End one loan of a slot; the last one unlocks it."""
         self._loans[slot] -= 1
         if not self._loans[slot]:
             del self._loans[slot]
             loans.unlock(self._fd, slot)
 
     def distrust(self, slot: int) -> None:
-        """Find nothing in a slot until it changes."""
+        """Ignore a slot until it changes."""
         key, self._keys[slot] = self._keys[slot], None
         if key is not None:
             self._whereabouts.remove(key, self._first_place + slot)
 
     def holds(self, slot: int, key: OffloadKey) -> bool:
-        """Whether a slot has a chunk, as it was read last."""
+        """Whether a slot has a chunk, as of the last look."""
         return slot < len(self._keys) and self._keys[slot] == key
 
     @property
     def num_known(self) -> int:
-        """In how many slots it is known to have something."""
+        """How many of its slots are known to have a chunk."""
         return sum(key is not None for key in self._keys)
 
     def close(self) -> None:
-        """Give everything back."""
+        """End all loans."""
         self._forget()
         self._loans.clear()
         if self._fd >= 0:
@@ -152,9 +152,9 @@ class Neighbour:
         return True
 
     def _is_current(self) -> bool:
-        """Whether the listing that is open is the one that its engine has now.
+        """Whether the open listing is the one that its engine has now.
 
-        If not, it is closed, and the next look opens that one; but not before all that is borrowed was given back.
+        If not, it is closed, and the next look opens the new one; but not before all loans have ended.
         """
         try:
             is_current = os.path.samestat(os.fstat(self._fd), os.stat(self._path))
@@ -171,7 +171,7 @@ class Neighbour:
     def _noted(self, entries: Iterable[tuple[int, OffloadKey]]) -> Iterator[tuple[OffloadKey, int]]:
         keys, first = self._keys, self._first_place
         for slot, key in entries:
-            if keys[slot] not in (None, key):  # it has changed since, which is told later
+            if keys[slot] not in (None, key):  # it has changed again, which a later change says
                 self.distrust(slot)
             keys[slot] = key
             yield key, first + slot
@@ -192,17 +192,17 @@ class ListedNeighbours:
         self._own = own
         self._clock = clock
         self._looked: tuple[int, float] | None = None
-        """Of which epoch, and when."""
+        """The epoch and the time of the last look."""
         self._known: dict[int, Neighbour] = {}
         self._whereabouts = Whereabouts()
 
     @property
     def places(self) -> Mapping[OffloadKey, int]:
-        """Where each chunk is looked for that one of them has, as they were looked at last."""
+        """Chunk -> the place where it is borrowed, as of the last look."""
         return self._whereabouts.places
 
     def look(self, epoch: int) -> None:
-        """Notice who is there, and what they have now. Who asks of many chunks, one by one, looks once."""
+        """Find the neighbours, and read their chunks. Several lookups in a row cause only one look."""
         now = self._clock()
         if self._looked is not None and self._looked[0] == epoch and now - self._looked[1] < LOOK_SECONDS:
             return
@@ -213,28 +213,28 @@ class ListedNeighbours:
             left -= one.look(epoch, left)
 
     def take_used(self) -> list[int]:
-        """The slots of this engine from which they have borrowed since this was asked last."""
+        """The slots of this engine from which they have borrowed since the last call."""
         used = [slot for one in self._known.values() for slot in one.used]
         for one in self._known.values() if used else ():
             one.used = []
         return used
 
     def borrow(self, found: NeighbourSlot, key: OffloadKey) -> bool:
-        """Have a chunk stay where it is until it is given back."""
+        """Keep a chunk in its slot until `give_back`."""
         return self._known[found.engine].borrow(found.slot, key)
 
     def give_back(self, found: NeighbourSlot) -> None:
-        """It is no longer read, by one of those who borrowed it."""
+        """End one loan of a chunk."""
         self._known[found.engine].give_back(found.slot)
 
     def distrust(self, found: NeighbourSlot, key: OffloadKey) -> None:
-        """It isn't found there any more, until that engine stores anew."""
+        """Don't find a chunk there any more, until its engine stores to the slot."""
         one = self._known[found.engine]
         if one.holds(found.slot, key):
             one.distrust(found.slot)
 
     def close(self) -> None:
-        """Nothing is read any more."""
+        """End all loans, and close the listings."""
         for one in self._known.values():
             one.close()
         self._known.clear()
@@ -250,7 +250,7 @@ class ListedNeighbours:
         )
 
     def _look_for_more(self) -> None:
-        """Notice the homes that have come. A copy of one, under a number that no engine has, is none."""
+        """Find new homes. A copy of a home, under a name that no engine's home has, is ignored."""
         try:
             names = os.listdir(self._folder)
         except OSError:

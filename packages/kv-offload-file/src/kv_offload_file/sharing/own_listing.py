@@ -1,4 +1,4 @@
-"""``FileListing``: what an engine tells its neighbours of its chunks, and which of them are lent."""
+"""``FileListing``: tells the neighbours an engine's chunks, and the engine which of them are lent."""
 
 import os
 import secrets
@@ -18,7 +18,7 @@ _NOTHING = OffloadKey(b"")
 class FileListing:
     """The `OwnListing` in the home of an engine.
 
-    Where it can't be written any more, nothing is told: it is emptied, and the neighbours find nothing here.
+    If it can't be written any more, it is emptied, and the neighbours find no chunk here.
     """
 
     def __init__(self, home: Path, num_slots: int) -> None:
@@ -56,7 +56,7 @@ class FileListing:
             return []
         try:
             return locked(self._fd, self._num_slots)
-        except OSError as error:  # what is being read may be given away: those loads fail
+        except OSError as error:  # slots that neighbours are reading may be reused: their loads fail
             if self._writer is not None:
                 self._give_up(error)
             return []

@@ -8,14 +8,14 @@ from kv_offload_file.slot_file import DamagedError, GoneError, SlotReader, open_
 
 
 class SlotBorrower(SlotReader):
-    """The slots of another engine's worker, which may be there or not. Nothing of it is changed."""
+    """The slots of another engine's worker, if its files exist. They are never changed."""
 
     def is_current(self) -> bool:
-        """Whether the files that are open are those that their owner has now."""
+        """Whether the open files are those that their owner has now."""
         there = (self._rows, rows_path(self.path.parent, self._rank)), (self._slots, self.path)
         try:
             return all(os.path.samestat(os.fstat(fd), os.stat(path)) for fd, path in there)
-        except OSError:  # the home may be gone, or be something else by now
+        except OSError:  # the home may be gone or replaced
             return False
 
     def read(self, slot: int, label: Label, into: memoryview) -> None:
@@ -35,4 +35,4 @@ class SlotBorrower(SlotReader):
         self._slots = open_slots(self.path, flags, direct=direct)
 
     def _found_damaged(self, slot: int) -> None:
-        """Its owner may just be filling it anew."""
+        """Leave the row as it is: the slot's owner may be writing the slot."""

@@ -1,7 +1,7 @@
-"""``SharedSlots``: the slots of a worker's own file, and its neighbours', opened when they are asked for.
+"""``SharedSlots``: the slots of a worker's own file, and of its neighbours' files, opened at their first use.
 
-A neighbour may have other files by now, when its home was removed, or its layers are cut otherwise: then these are
-opened. The former ones are closed when nobody reads them any more: until then they keep their room on the disk.
+If a neighbour has new files, since its home was removed, or its layers are divided otherwise, these are opened.
+The old ones are closed when no thread reads them any more; until then they take room on the disk.
 """
 
 from collections.abc import Callable, Iterator
@@ -17,18 +17,18 @@ from kv_offload_file.slot_file import GoneError, SlotReader
 
 
 class SharedSlots(FileSlots):
-    """Places, of which those that aren't in ``file`` are read where ``open_file`` opens that of another engine."""
+    """Reads and writes places: in ``file``, and those of another engine in the file that ``open_file`` opens."""
 
     def __init__(self, file: SlotReader, memory: HostMemory, open_file: Callable[[int], SlotBorrower]) -> None:
         super().__init__(file, memory)
         self._open_file = open_file
         self._theirs: dict[int, SlotBorrower] = {}
         self._readers: dict[SlotBorrower, int] = {}
-        """How many threads read each file, also one that its owner has no more, until nobody reads it."""
+        """File -> how many threads read it; also old files of an owner, while threads read them."""
         self._lock = Lock()
 
     def read(self, slot: int, label: Label, bay: int) -> None:
-        """Fill a bay with what is in a place."""
+        """Read a place's bytes into a bay."""
         found = slot_of_neighbour(slot)
         if found is None:
             super().read(slot, label, bay)
@@ -48,7 +48,7 @@ class SharedSlots(FileSlots):
 
     @contextmanager
     def _file_of(self, engine: int) -> Iterator[SlotBorrower]:
-        """The file that an engine has now, while it is read."""
+        """The current file of an engine, in a context in which it is read."""
         with self._lock:
             file = self._theirs.get(engine)
             if file is None or not file.is_current():
@@ -65,7 +65,7 @@ class SharedSlots(FileSlots):
                     self._close_unless_read(file)
 
     def _close_what_is_gone(self) -> None:
-        """Forget the files that their owners have no more, of whichever engine."""
+        """Close the files that their owners have replaced or removed."""
         for engine, file in [*self._theirs.items()]:
             if not file.is_current():
                 del self._theirs[engine]

@@ -1,9 +1,9 @@
-"""``Whereabouts``: in which places an engine's neighbours have chunks, all of them together.
+"""``Whereabouts``: the places of all chunks that an engine's neighbours have.
 
-A chunk that several neighbours have, since both stored it before they heard of each other, is looked for at the
-one with the lowest number; within one's files, where it was seen last.
+If several neighbours have a chunk, since both stored it before they knew of each other's, it is borrowed from the
+one with the lowest number; within its files, from the slot where it was seen last.
 
-**Invariants** (``check``): a chunk that has other places has one that is looked at; and none is there twice.
+**Invariants** (``check``): a chunk with other places has one in ``places``; and no place is there twice.
 """
 
 from collections.abc import Iterable
@@ -13,22 +13,22 @@ from kv_offload_file.sharing.place import MOST_SLOTS
 
 
 class Whereabouts:
-    """``places`` say where each chunk is looked for."""
+    """``places`` has the place from which each chunk is borrowed."""
 
     def __init__(self) -> None:
         self.places: dict[OffloadKey, int] = {}
         self._others: dict[OffloadKey, list[int]] = {}
-        """The other places of a chunk, where it has several; who came last stands last."""
+        """Chunk -> its other places, the newest last."""
 
     def add(self, found: Iterable[tuple[OffloadKey, int]]) -> None:
-        """These chunks are in these places, too."""
+        """Add places of chunks."""
         places = self.places
         for key, place in found:
             if places.setdefault(key, place) != place:
                 self._add_another(key, place)
 
     def remove(self, key: OffloadKey, place: int) -> None:
-        """It isn't there any more."""
+        """Remove a place of a chunk."""
         others = self._others.get(key)
         if others is None:
             del self.places[key]
@@ -48,11 +48,11 @@ class Whereabouts:
         self.places[key] = place
 
     def has(self, key: OffloadKey, place: int) -> bool:
-        """Whether it is known to be there."""
+        """Whether this place of a chunk is known."""
         return self.places.get(key) == place or place in self._others.get(key, ())
 
     def __len__(self) -> int:
-        """How many places there are, of all chunks together."""
+        """How many places all chunks have together."""
         return len(self.places) + sum(map(len, self._others.values()))
 
     def check(self) -> None:
