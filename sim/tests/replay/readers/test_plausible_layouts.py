@@ -206,3 +206,34 @@ def test_lengths_beside_metadata_are_no_measurements_of_aiperf(read):
     line = "time=metadata.created_at,input=metrics.prompt_tokens"
     assert f"--columns {line}" in refusal(read, record)
     assert parse_columns(line)
+
+
+# -- what is said of a trace ---------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "record",
+    [
+        {"timestamp": 5, "input_length": 900, "hash_ids": [1, 2]},
+        {"prompt": ASKED},
+        {"messages": [user(ASKED)], "max_tokens": 5},
+        {"at": 5, "asked": ASKED},
+    ],
+)
+def test_failed_requests_are_counted_in_every_format(read, record):
+    columns = {"prompt": "asked"} if "asked" in record else None
+    failed = [{**record, **more} for more in ({"success": False}, {"success": "False"}, {"status": 500}, {})]
+    requests, notes = read(*failed, columns=columns)
+    said = "3 requests failed, according to a status or an error; each counts like any other request"
+    assert len(requests) == 4 and said in notes
+    assert said not in read(*[{**record, "success": True, "status": 200}] * 4, columns=columns)[1]
+
+
+def test_prompts_that_share_nothing_may_be_less_than_what_was_asked(read):
+    """As AnythingLLM exports its chats: a user's words without what was said before."""
+    records = [{"prompt": f"{number} is what {ASKED}", "response": "No."} for number in range(10)]
+    said = "no two of 10 prompts begin alike: has each all that a model was asked, "
+    said += "with what the system told it and what was said before?"
+    assert said in read(*records)[1]
+    for others in (records[:9], [*records, records[4]], [{**one, "system": RULES} for one in records]):
+        assert not any("begin alike" in note for note in read(*others)[1])

@@ -171,7 +171,11 @@ def has_failed(record: Mapping[str, Any]) -> bool:
     """Whether its status, or an error in it, says that it was refused or failed."""
     told = (record, object_in(record.get("response")) or {})
     states = (str(one[field]) for one in told for field in _STATUSES if field in one)
-    return bool(record.get("error")) or any(map(_FAILED.fullmatch, states))
+    return bool(record.get("error")) or _is_false(record.get("success")) or any(map(_FAILED.fullmatch, states))
+
+
+def _is_false(value: Any) -> bool:
+    return value is False or (isinstance(value, str) and value.lower() == "false")
 
 
 def path_in(record: Mapping[str, Any]) -> str | None:
