@@ -177,6 +177,9 @@ def test_what_was_asked_stays_with_its_time(read, body):
         read, {"took": 3, "hits": {"rows": [log]}}
     )
     assert "llm-call is a request to an API: rename it to request_body" in refusal(read, log)
+    way = '.[] | .request_body = ."llm-call" | .response_body = .reply'
+    undated = {**log, "timestamp": "yesterday"}
+    assert f"further in: jq -c '{way}' takes" in refusal(read, {"r0": undated, "r1": undated})
     renamed = {"timestamp": TIME, "request_body": body, "response_body": REPLY}
     requests, notes = read(renamed)
     assert not any("no times" in note for note in notes) and requests[0].output_tokens == 7

@@ -7,6 +7,7 @@ from typing import Any, Final
 from kv_sim.replay.readers.answered import answer_in
 from kv_sim.replay.readers.asked import json_in, object_in
 from kv_sim.replay.readers.chat import is_conversation
+from kv_sim.replay.readers.likely_columns import are_records as by_name
 from kv_sim.replay.readers.record import dates_in
 from kv_sim.replay.readers.usual import PROMPTS
 
@@ -51,6 +52,8 @@ def _renamed(found: Any, is_record: Callable[[Any], bool]) -> list[str] | None:
 
 def _inner(found: Any) -> Mapping[str, Any]:
     """What lies in a value, by the step to it."""
+    if isinstance(found, dict) and by_name(found):
+        return {".[]": next(iter(found.values()))}
     if isinstance(found, dict):
         return {_step(name): one for name, one in found.items()}
     if not isinstance(found, list) or not found:
