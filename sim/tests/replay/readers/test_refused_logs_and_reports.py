@@ -23,7 +23,7 @@ REPORTS = [
         "the summary of a benchmark; each request is in inference-perf's per_request_lifecycle_metrics.json",
     ),
     (
-        {"metadata": {}, "metrics": {}},
+        {"metadata": {"request_start_ns": 5}, "metrics": {}},
         "aiperf's measurements of a request; the requests are in its inputs.json, or read lengths with "
         "--columns time=metadata.request_start_ns,input=metrics.input_sequence_length.value,"
         "output=metrics.output_sequence_length.value",

@@ -256,7 +256,8 @@ def test_a_table_of_another_format_s_fields_has_its_unit(tmp_path, header, end):
             ("start_ns", 1e-9),
             ("a.nanos", 1e-9),
         ),
-        *(("items", 1), ("status", 1), ("columns", 1), ("time", 1), ("MS", 1), ("arrivalms", 1)),
+        *(("MS", 1e-3), ("ARRIVAL_MS", 1e-3), ("Arrival (ms)", 1e-3), ("Arrival [us]", 1e-6), ("Start Ns", 1e-9)),
+        *(("items", 1), ("status", 1), ("columns", 1), ("time", 1), ("TERMS", 1), ("arrivalms", 1)),
     ],
 )
 def test_a_column_s_name_may_end_with_its_unit(read, name, seconds):

@@ -9,13 +9,14 @@ from typing import Any, Final
 
 from kv_sim.replay.readers.asked import events_in, inside, is_stream, json_in
 from kv_sim.replay.readers.parts import as_json
+from kv_sim.replay.readers.record import spelled
 
-_FIELDS: Final = (
+_FIELDS: Final = spelled(
     *("response", "response_body", "full_response", "completion", "output", "generated_text", "answer"),
     *("response_text", "output_text"),
 )
 """Fields that may have an answer, as text or as an object."""
-_SENT: Final = ("response_body", "full_response")
+_SENT: Final = spelled("response_body", "full_response")
 """Fields that have it as it was sent over HTTP."""
 _TEXTS: Final = ("reasoning_content", "reasoning", "thinking", "content", "text", "generated_text", "output_text")
 """Fields with the text of a message, or of a part of one."""

@@ -20,6 +20,7 @@ from kv_sim.replay.readers.record import (
     Record,
     name_of,
     session_of,
+    spelled,
     text_of,
     time_of,
     whole,
@@ -28,11 +29,10 @@ from kv_sim.replay.readers.usual import PROMPTS, as_usual
 
 SALT: Final = "cache_salt"
 """vLLM's field that keeps a request's blocks apart from those with another salt."""
-_BODIES: Final = (
-    *("body", "request_body", "proxy_server_request", "request"),
-    *("request_args", "params", "full_request"),
+_BODIES: Final = spelled(
+    *("body", "request_body", "proxy_server_request", "request", "request_args", "params", "full_request")
 )
-_STATUSES: Final = ("status", "status_code", "response_code", "response_status", "response_status_code")
+_STATUSES: Final = spelled("status", "status_code", "response_code", "response_status", "response_status_code")
 _FAILED: Final = re.compile("[45][0-9][0-9]|failure|failed|error", re.IGNORECASE)
 PATHS: Final = ("url", "uri", "path", "endpoint", "request_uri", "request")
 """Fields in which a log has the path of the API."""
@@ -42,31 +42,25 @@ _OTHER_CALLS: Final = ("embedding", "rerank", "moderation", "image_", "transcrip
 """Values of LiteLLM's ``call_type`` for calls that generate no text."""
 _FROM_CACHE: Final = re.compile("(SEMANTIC )?HIT")
 """Values of Portkey's ``cache_status`` for requests that its own cache answered."""
-_COUNTS: Final = (
-    *("completion_tokens", "output_tokens", "output_length", "candidatesTokenCount", "candidates_token_count"),
-    *("generated_tokens", "eval_count", "tokens_predicted", "outputTokens"),
+_COUNTS: Final = spelled(
+    *("completion_tokens", "output_tokens", "output_length", "candidates_token_count"),
+    *("generated_tokens", "eval_count", "tokens_predicted"),
 )
-"""The last ones are Ollama's, llama.cpp's, and Bedrock's or Vercel's."""
+"""The last ones are Ollama's and llama.cpp's; in camelCase they are Gemini's, Bedrock's and Vercel's."""
 _THOUGHTS: Final = {
     "candidatesTokenCount": "thoughtsTokenCount",
     "candidates_token_count": "thoughts_token_count",
 }
 """Reasoning tokens, which Gemini's counts of answers leave out."""
-_TOLD: Final = (
-    "prompt_tokens",
-    "input_tokens",
-    "promptTokenCount",
-    "prompt_token_count",
-    "prompt_eval_count",
-    "tokens_evaluated",
-    "inputTokens",
+_TOLD: Final = spelled(
+    *("prompt_tokens", "input_tokens", "prompt_token_count", "prompt_eval_count", "tokens_evaluated")
 )
 _PRINTED: Final = re.compile(r"\s*\[?\s*\{\s*'")
 _MOST_DIGITS: Final = 9
-_ANSWERS: Final = ("response_body", "full_response")
+_ANSWERS: Final = spelled("response_body", "full_response")
 _IN_EVENTS: Final = ("response", "message")
 """Fields of a stream's event in which its usage may be."""
-_USAGES: Final = ("usage", "usageMetadata", "usage_metadata", "details")
+_USAGES: Final = (*spelled("usage", "usage_metadata", "token_usage"), "details")
 _BESIDE: Final[Mapping[str, tuple[str, ...]]] = {
     "input_tokens": ("cache_read_input_tokens", "cache_creation_input_tokens"),
     "inputTokens": ("cacheReadInputTokens", "cacheWriteInputTokens"),
@@ -177,7 +171,11 @@ def has_failed(record: Mapping[str, Any]) -> bool:
     """Whether its status, or an error in it, says that it was refused or failed."""
     told = (record, object_in(record.get("response")) or {})
     states = (str(one[field]) for one in told for field in _STATUSES if field in one)
-    return bool(record.get("error")) or any(map(_FAILED.fullmatch, states))
+    return bool(record.get("error")) or _is_false(record.get("success")) or any(map(_FAILED.fullmatch, states))
+
+
+def _is_false(value: Any) -> bool:
+    return value is False or (isinstance(value, str) and value.lower() == "false")
 
 
 def path_in(record: Mapping[str, Any]) -> str | None:

@@ -4,8 +4,8 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 from kv_api import ConfigError
-from kv_sim.replay.readers.asked import asked_in, object_in, path_in
-from kv_sim.replay.readers.chat import is_conversation, is_request
+from kv_sim.replay.readers.asked import object_in, path_in
+from kv_sim.replay.readers.chat import is_request
 from kv_sim.replay.readers.format import Container, Format
 from kv_sim.replay.readers.formats.aibrix import AIBRIX
 from kv_sim.replay.readers.formats.aiperf import AIPERF, INPUTS, TURNS
@@ -49,9 +49,9 @@ from kv_sim.replay.readers.formats.sglang import SGLANG, SGLANG_LOG, SGLANG_METR
 from kv_sim.replay.readers.formats.vidur import VIDUR
 from kv_sim.replay.readers.formats.vllm_custom import VLLM
 from kv_sim.replay.readers.formats.weka import WEKA
-from kv_sim.replay.readers.further_in import way_to_records
+from kv_sim.replay.readers.further_in import is_mere_body, way_to_records
 from kv_sim.replay.readers.guess import UNITS
-from kv_sim.replay.readers.likely_columns import are_records, likely_columns, unread_time
+from kv_sim.replay.readers.likely_columns import are_records, likely_columns, unread_time, unsure_prompt
 from kv_sim.replay.readers.objects import BEFORE_JSON, FOR_PEOPLE, NAMELESS, looks_for_people
 from kv_sim.replay.readers.record import MalformedError
 
@@ -109,7 +109,7 @@ _REPORTS: Final = (
         "the summary of a benchmark; each request is in inference-perf's per_request_lifecycle_metrics.json",
     ),
     (
-        ("metadata", "metrics"),
+        ("metadata.request_start_ns", "metrics"),
         "aiperf's measurements of a request; the requests are in its inputs.json, or read lengths with --columns "
         "time=metadata.request_start_ns,input=metrics.input_sequence_length.value,"
         "output=metrics.output_sequence_length.value",
@@ -203,9 +203,11 @@ def detect(record: Mapping[str, Any], container: Container, where: str) -> Forma
     own = f"; --columns names the fields of another format{'' if likely is None else f': --columns {likely}'}"
     if likely is not None and "time=" in likely and container is Container.CSV:
         own += _unit_as_elsewhere(record)
+    if (said := unsure_prompt(record)) is not None:
+        own += f"; if {said} has whole prompts, add prompt={said}, which shows what they share"
     if (unread := unread_time(record)) is not None:
         own += f"; {unread} is not a readable date such as 2026-01-31T10:00:00"
-    if isinstance(record.get("input"), str):
+    if isinstance(record.get("input"), str) and OPENAI.lies_in(container):
         own += "; if it asks for a response, not an embedding: --format openai"
     elif "embedding" in str(path_in(record)):
         own += "; --format openai --on-error skip leaves out requests for embeddings"
@@ -223,26 +225,24 @@ def _is_there(record: Mapping[str, Any], name: str) -> bool:
 
 def _may_be(record: Mapping[str, Any], container: Container) -> str:
     """A hint for the error about an unknown format: what the record may be, and how to convert it."""
+    if are_records(record) and _holds_records([*record.values()]):
+        return " (each of its fields is a readable record: jq -c '.[]' takes them out)"
     inner = {name: object_in(value) or {} for name, value in record.items()}
     asks = [(name, found) for name, found in inner.items() if is_request(found) and not _has_counts(found)]
     if asks:
         name, found = asks[0]
-        if asked_in(found) is not found or is_conversation(found):
+        if not is_mere_body(found):
             return _packed(name, record[name])
         return f" ({name:.40} is a request to an API: rename it to request_body, its answer to response_body)"
     packed = next((name for name, value in record.items() if _is_record(object_in(value))), None)
-    if packed is not None and likely_columns(record) is None:
+    is_unlike_any = likely_columns(record) is None
+    if packed is not None and is_unlike_any:
         return _packed(packed, record[packed])
-    if are_records(record) and _holds_records([*record.values()]):
-        return " (each of its fields is a readable record: jq -c '.[]' takes them out)"
-    listed = (
-        None
-        if likely_columns(record)
-        else next((name for name, value in record.items() if _holds_records(value)), None)
-    )
+    listed = next((name for name, value in record.items() if is_unlike_any and _holds_records(value)), None)
     if listed is not None:
         return f" ({listed:.40} is a list of readable records: jq -c '.{listed:.40}[]' takes them out)"
-    way = None if container is Container.CSV or likely_columns(record) else way_to_records(record, _is_read)
+    is_deeper = is_unlike_any and container is not Container.CSV
+    way = way_to_records(record, _is_read, _holds_records) if is_deeper else None
     if way is not None:
         return f" (readable records are further in: jq -c '{' | '.join(way)}' takes them out)"
     if container is Container.CSV and any("{" in name for name in record):
@@ -284,7 +284,7 @@ def _holds_records(value: Any) -> bool:
     """Whether it is a list of known formats' records."""
     if not isinstance(value, list) or not value or not isinstance(value[0], dict):
         return False
-    return _is_record(value[0]) or likely_columns(value[0]) is not None
+    return _is_record(value[0]) or not (likely_columns(value[0]) or "prompt=").startswith("prompt=")
 
 
 def _is_read(value: Any) -> bool:

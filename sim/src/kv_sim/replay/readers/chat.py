@@ -8,7 +8,8 @@ first, as in most templates. ``parts`` turns messages into text.
 from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
-from kv_sim.replay.readers.asked import PATHS, asked_in, json_in
+from kv_sim.replay.readers.answered import answer_in
+from kv_sim.replay.readers.asked import PATHS, answered_in, asked_in, json_in
 from kv_sim.replay.readers.parts import as_json, said
 from kv_sim.replay.readers.record import (
     TIMES,
@@ -22,10 +23,10 @@ from kv_sim.replay.readers.usual import KEPT
 
 ANSWERS: Final = "assistant"
 """The role that answers."""
-_ROLES: Final = dict.fromkeys(("gpt", "chatgpt", "bard", "bing", "model", "bot", "ai"), ANSWERS) | {
+_ROLES: Final = dict.fromkeys(("gpt", "chatgpt", "bard", "bing", "model", "bot", "ai", "chatbot"), ANSWERS) | {
     "human": "user"
 }
-"""Other words for roles."""
+"""Other words for roles, in small letters."""
 _TYPES: Final = ("human", "ai", "system", "tool")
 """LangChain's message types, which it has instead of roles."""
 _CLASSES: Final = {"SystemMessage": "system", "HumanMessage": "user", "AIMessage": ANSWERS, "ToolMessage": "tool"}
@@ -34,9 +35,14 @@ _WITHIN: Final = ("data", "kwargs")
 """Fields in which a message of LangChain's has its content."""
 _SAID: Final = ("content", "value", "text", "parts", "items")
 """Fields with a message's content; the last one is Semantic Kernel's."""
+_MORE: Final = ("tool_calls", "function_call", "images")
+"""Fields with what else a message has."""
 _CONVERSATIONS: Final = ("conversations", "conversation")
-_SYSTEM: Final = ("system", "instructions", "system_prompt")
-"""Fields of a system prompt that isn't a message."""
+_REPEATED: Final = ("system_prompt", "systemPrompt", "system_message", "systemMessage")
+_SYSTEM: Final = ("system", "instructions", *_REPEATED)
+"""Fields of a system prompt that isn't a message; some of them may be repeated as the first message."""
+BEFORE: Final = ("tools", "functions", *_SYSTEM)
+"""Fields of what a model is told before the messages."""
 _OF_CHATS: Final = "createdAt"
 """A field of time that chats in databases have, as well as requests in logs."""
 _REDACTED: Final = "redacted-by-litellm"
@@ -138,9 +144,9 @@ def is_request(record: Mapping[str, Any]) -> bool:
 
 
 def _before(asked: Mapping[str, Any]) -> Iterator[str]:
-    """The texts before the messages. A ``system_prompt`` may be repeated as the first message."""
-    for field in ("tools", "functions", *_SYSTEM):
-        if (value := asked.get(field)) and not (field == _SYSTEM[-1] and _begins_with_system(asked)):
+    """The texts before the messages."""
+    for field in BEFORE:
+        if (value := asked.get(field)) and not (field in _REPEATED and _begins_with_system(asked)):
             yield f"<|{field}|>{said(value, field)}"
 
 
@@ -169,14 +175,21 @@ def answers_in(record: Mapping[str, Any], field: str) -> Iterator[tuple[int, Rec
 
 def is_conversation(record: Mapping[str, Any]) -> bool:
     """Whether a record is a conversation that has the messages before each answer."""
-    if any(isinstance(record.get(field), list) for field in _CONVERSATIONS):
-        return True
+    if (
+        kept := next((found for one in _CONVERSATIONS if isinstance(found := record.get(one), list)), None)
+    ) is not None:
+        return not are_messages(kept) or role_of(kept[-1]) == ANSWERS or not _is_answered_apart(record)
     messages = record.get("messages")
     is_logged = any(field in record for field in TIMES if field != _OF_CHATS)
     if not isinstance(messages, list) or not messages or is_logged:
         return False
     last = messages[-1]
     return _TRAJECTORY in record or (isinstance(last, dict) and role_of(last) == ANSWERS)
+
+
+def _is_answered_apart(record: Mapping[str, Any]) -> bool:
+    """Whether a log has the answer, or its length, beside the messages."""
+    return answered_in(record) is not None or answer_in(record) is not None
 
 
 # -- messages ------------------------------------------------------------------------------------
@@ -201,12 +214,27 @@ def _messages(record: Mapping[str, Any], field: str) -> Iterator[tuple[str, str]
             if isinstance(message.get(within), dict) and "content" in message[within]:
                 message = {**message, **message[within]}
         where = next((name for name in _SAID if message.get(name) is not None), _SAID[0])
+        if where not in message and message.keys().isdisjoint(_MORE) and _says_elsewhere(message):
+            raise MalformedError(
+                f"{place}.{where}: expected what was said, got no such field but {', '.join(message)}"
+            )
         text = said(message.get(where), f"{place}.{where}")
         if text == _REDACTED:
             raise MalformedError(f"{place}.{where}: expected what was said, got {text!r}, which stands for it")
-        for more in ("tool_calls", "function_call", "images"):
+        for more in _MORE:
             text += as_json(value) if (value := message.get(more)) else ""
         yield role, text
+
+
+def _says_elsewhere(message: Mapping[str, Any]) -> bool:
+    """Whether a field of it, under whatever name, has words, or parts."""
+    return any(isinstance(one, list) or (isinstance(one, str) and " " in one) for one in message.values())
+
+
+def speaker_of(message: Mapping[str, Any]) -> str | None:
+    """The role that a field of it has, under whatever name; None: none names one of the usual roles."""
+    words = (one.lower() for one in message.values() if isinstance(one, str))
+    return next((role for one in words if (role := _ROLES.get(one, one)) in (ANSWERS, "user", "system")), None)
 
 
 def role_of(message: Mapping[str, Any]) -> str | None:
@@ -217,7 +245,7 @@ def role_of(message: Mapping[str, Any]) -> str | None:
     names = message.get("id")
     if role is None and isinstance(message.get("kwargs"), dict) and isinstance(names, list) and names:
         role = _CLASSES.get(str(names[-1]), str(names[-1]))
-    return _ROLES.get(role, role) if isinstance(role, str) else None
+    return _ROLES.get(role.lower(), role.lower()) if isinstance(role, str) else None
 
 
 def _kind(record: Mapping[str, Any], field: str) -> str:

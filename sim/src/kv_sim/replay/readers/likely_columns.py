@@ -5,66 +5,59 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Final
 
 from kv_sim.replay.readers.asked import counted_beside, json_in, object_in
-from kv_sim.replay.readers.chat import answers_in, is_request
+from kv_sim.replay.readers.chat import ANSWERS, answers_in, are_messages, is_request, role_of, speaker_of
 from kv_sim.replay.readers.own_prompts import messages_of, prompts_in_column
 from kv_sim.replay.readers.record import TIMES, MalformedError, ids_in, number_or_date, text_of, whole
 from kv_sim.replay.readers.usual import PROMPTS
 
-_SURELY_TEXT: Final = ("prompt", "prompt_text", "full_prompt", "user_prompt")
-_TOKENS: Final = ("tokens", "token_ids", "input_ids", "input_tok_ids", "input_token_ids")
+_SURELY_TEXT: Final = ("prompt", "prompttext", "fullprompt", "userprompt")
+_SURELY_TOKENS: Final = ("prompttokenids", "inputids", "inputtokids", "inputtokenids")
 """Names of token ids, which like text are the whole prompt and show what is shared."""
-_CHAT: Final = "messages"
-"""Messages; if they end with an answer they are a conversation."""
+_SURELY: Final = (*_SURELY_TEXT, *_SURELY_TOKENS, "tokens", "tokenids")
+_HOW_MANY: Final = "(n|num|number|numberof|total|llm)?({})(tokens?|toks)(count)?"
+_UNIT: Final = "utc|s|sec|seconds|ms|millis|us|micros|ns|nanos?"
 _LIKELY: Final[Mapping[str, tuple[str, ...]]] = {
     "time": (
-        *TIMES,
-        *("arrival_time", "arrived_at", "arrived", "arrival", "arrival_timestamp", "arrival_s"),
-        *("timestamp_ms", "request_time", "launch_time", "request_start_time", "created_time", "event_time"),
-        *("time_generated", "arrival_time_s", "arrival_time_ms", "arrival_time_us", "arrival_time_ns"),
-        *("arrival_ms", "arrival_us", "arrival_ns", "timestamp_s", "timestamp_us", "timestamp_ns"),
-        *("start_time_ms", "start_time_us", "start_time_ns", "start_ns", "gmt_create"),
+        *(re.sub("[^a-z0-9]", "", one.lower()) for one in TIMES),
+        *("arrivaltime", "arrivedat", "arrived", "arrival", "launchtime", "requeststarttime", "timegenerated"),
+        "(request|arrival|start|created?|creation|received|submitted|sent|event|log|unix)"
+        f"(at|on|date|datetime|time|timestamp|ts)({_UNIT})?|(arrival|start)({_UNIT})",
+        *(f"(time|timestamp|ts)({_UNIT})", "date|datetime|gmtcreate"),
     ),
     "input": (
-        *("input_length", "input_len", "input_tokens", "num_input_tokens", "prompt_tokens", "prompt_length"),
-        *("prompt_len", "num_prompt_tokens", "num_prefill_tokens", "prefill_tokens", "context_tokens", "isl"),
-        *("number_input_tokens", "input_token_count", "prompt_token_count", "genai_tokens_input"),
-        *("tokens_prompt", "tokens_in", "input_toks", "prompt_toks", "llm_prompt_tokens"),
+        *("(input|prompt)(length|len)|isl", _HOW_MANY.format("input|prompt|context|prefill|request")),
+        "(genai)?tokens?(prompt|input|in)",
     ),
     "output": (
-        *("output_length", "output_len", "output_tokens", "num_output_tokens", "completion_tokens"),
-        *("num_completion_tokens", "response_tokens", "generated_tokens", "num_decode_tokens"),
-        *("decode_tokens", "osl", "generation_tokens", "number_output_tokens", "output_token_count"),
-        *("candidates_token_count", "genai_tokens_output", "tokens_completion", "tokens_out"),
-        *("output_toks", "llm_completion_tokens"),
+        *("(output|completion|response)(length|len)|osl",),
+        _HOW_MANY.format("output|completion|response|generated|generation|decode|candidates"),
+        "(genai)?tokens?(completion|output|out)",
     ),
-    "cached": (
-        *("cached_tokens", "num_cached_tokens", "cached_input_tokens", "cached_prompt_tokens"),
-        *("prompt_cached_tokens", "prompt_cache_hit_tokens", "cache_read_input_tokens", "tokens_cached"),
-        *("cached_content_token_count", "input_cached_tokens"),
-    ),
-    "ids": ("hash_ids", "block_hashes", "block_ids", "prefix_hashes", "prefix_ids", "blocks", "hashes"),
-    "session": ("session_id", "conversation_id", "chat_id", "session"),
-    "model": ("model", "model_name", "genai_model_name", "model_permaslug", "llm_model"),
+    "cached": ("(num|prompt|input|prefix)*cache(d|read|hit)(input|prompt|content)?tokens?(count)?|tokenscached",),
+    "ids": ("hashids", "blockhashes", "blockids", "prefixhashes", "prefixids", "blocks", "hashes"),
+    "session": ("sessionid", "conversationid", "chatid", "threadid", "session"),
+    "model": ("model", "modelname", "modelid", "genaimodelname", "modelpermaslug", "llmmodel"),
     "prompt": (
         *_SURELY_TEXT,
-        *("question", "query", "instruction", "inputtext"),
-        *("input_text", "request", "input", "message", "context", "text", "content", "chosen"),
-        *(*_TOKENS, _CHAT),
+        *("question", "query", "instruction", "inputtext", "request", "input", "message", "context", "text"),
+        *("content", "chosen", "tokens", "tokenids", *_SURELY_TOKENS),
     ),
     "answer": (
-        *("answer", "response", "response_text", "completion", "output", "outputtext", "output_text"),
-        *("generated_text", "generation"),
+        *("answer", "response", "responsetext", "completion", "output", "outputtext", "generatedtext"),
+        "generation",
     ),
     "conversation": (
-        *("messages", "trajectory", "history", "chat", "dialog", "dialogue", "turns", "conversation_a", "data"),
+        *("messages", "trajectory", "history", "chat", "dialog", "dialogue", "turns", "conversationa", "data"),
     ),
 }
-"""The names of each part in other formats, ignoring case; the first that fits is taken."""
+"""The names of each part in other formats, by their letters and figures; the first that fits is taken."""
 _USAGE: Final = "usage"
 """Fields inside this object count as near as fields beside it."""
 _DEEPEST: Final = 4
 _SAID: Final = ("prompt", "answer", "conversation")
-"""Parts that aren't searched inside objects, where text may be anything."""
+"""Parts that aren't searched inside objects, where text may be anything, unless a name surely is a prompt's."""
+_EARLIER: Final = ("history", "chathistory", "previousmessages")
+"""Names of messages that may be those before the prompt."""
 _FEW: Final = 3
 """A text of fewer words may be a name."""
 _LEVELS: Final = frozenset(("level", "levelname", "severity", "loglevel", "log_level"))
@@ -83,36 +76,74 @@ def likely_columns(record: Mapping[str, Any]) -> str | None:
     """The value for ``--columns``, if a column has a prompt's length or its text."""
     if are_records(record):
         return None
-    depths = dict(_values(record, ""))
-    columns = {name: value for name, (_, value) in depths.items()}
-    named: dict[str, list[str]] = {}
-    for name in columns:
-        named.setdefault(_plain(name.rpartition(".")[2]), []).append(name)
-    found: dict[str, str] = {}
-    is_of_a_program = not _LEVELS.isdisjoint(map(str.lower, record))
-    for part, likely in _LIKELY.items():
-        if part == "prompt" and is_of_a_program:
-            likely = (*_SURELY_TEXT, *_TOKENS, _CHAT)
-        called = [name for one in likely for name in named.get(_plain(one), ())]
-        called = [name for name in called if part not in _SAID or not depths[name][0]]
-        called.sort(key=lambda name: depths[name][0])  # of equally deep ones the first
-        if (column := next((name for name in called if _fits(part, name, columns)), None)) is not None:
-            found[part] = column
+    columns, found = _by_name(record)
     if "prompt" not in found and (asked := next(filter(_is_asked(columns), columns), None)) is not None:
         found["prompt"] = asked
     if not _is_within(found.get("cached"), found.get("input"), columns):
         found.pop("cached", None)
-    parts = _OF_PROMPTS if _is_asked(columns)(found.get("prompt", "")) else _parts_of(found)
+    is_sure = _plain(found.get("prompt", "")) in _SURELY or _is_asked(columns)(found.get("prompt", ""))
+    if not is_sure and (chat := _chat_among(columns)) is not None:
+        is_sure = _is_a_prompt(columns, chat, found)
+        found["prompt" if is_sure else "conversation"] = chat
+        found.pop("conversation" if is_sure else "prompt", None)
+    parts = _OF_PROMPTS if is_sure else _parts_of(found)
+    if not is_sure and parts is _OF_PROMPTS and speaker_of(record) is not None:
+        return None  # it is a message
     if "input" in parts and "input" in found:
         beside = (one for one in counted_beside(found["input"]) if one in columns)
         found["input"] = "+".join([found["input"], *beside])
     if found.get("prompt") == _INSTRUCTION and isinstance(columns.get(_ABOUT), str):
         found["prompt"] += f"+{_ABOUT}"
-    if "prompt" in parts and "prompt" in found and (told := _told_before(columns)) is not None:
+    is_text = isinstance(json_in(columns.get(found.get("prompt", ""))), str)
+    if "prompt" in parts and is_text and (told := _told_before(columns)) is not None:
         found["prompt"] = f"{told}+{found['prompt']}"
     if "answer" in parts and "output" in found:
         found.pop("answer", None)
     return ",".join(f"{part}={found[part]}" for part in parts if part in found) or None
+
+
+def unsure_prompt(record: Mapping[str, Any]) -> str | None:
+    """A column of words that may be whole prompts, where lengths alone are proposed."""
+    said, parts = _by_name(record)[1].get("prompt"), re.split("[,=]", likely_columns(record) or "")
+    return said if "input" in parts and {"prompt", "ids"}.isdisjoint(parts) else None
+
+
+def _by_name(record: Mapping[str, Any]) -> tuple[Mapping[str, Any], dict[str, str]]:
+    """The columns with their values, and the column of each part, as far as names and values tell."""
+    found: dict[str, str] = {}
+    values = dict(_values(record, ""))
+    columns, depths = ({name: both[at] for name, both in values.items()} for at in (1, 0))
+    is_of_a_program = not _LEVELS.isdisjoint(map(str.lower, columns))
+    plain = {name: _plain(name) for name in columns}
+    for part, likely in _LIKELY.items():
+        if part == "prompt" and is_of_a_program:
+            likely = _SURELY
+        called = [name for one in likely for name in columns if re.fullmatch(one, plain[name])]
+        if part in _SAID:
+            called = [
+                name for name in called if not depths[name] or plain[name] in (*_SURELY_TEXT, *_SURELY_TOKENS)
+            ]
+        called.sort(key=lambda name: depths[name])  # of equally deep ones the first
+        if (column := next((name for name in called if _fits(part, name, columns)), None)) is not None:
+            found[part] = column
+    return columns, found
+
+
+def _chat_among(columns: Mapping[str, Any]) -> str | None:
+    """The first column with messages, unless a model begins, or what they say may have been said before."""
+    for name, value in columns.items():
+        messages = json_in(value)
+        if not are_messages(messages) or role_of(messages[0]) == ANSWERS:
+            continue
+        if _plain(name) not in _EARLIER or role_of(messages[-1]) == ANSWERS:
+            return name
+    return None
+
+
+def _is_a_prompt(columns: Mapping[str, Any], chat: str, found: Mapping[str, str]) -> bool:
+    """Whether messages are a prompt: nothing is answered in them, or it is said apart what was answered last."""
+    roles = [*map(role_of, json_in(columns[chat]))]
+    return ANSWERS not in roles or (roles[-1] != ANSWERS and not found.keys().isdisjoint(("output", "answer")))
 
 
 def _is_asked(columns: Mapping[str, Any]) -> Callable[[str], bool]:
@@ -127,9 +158,9 @@ def _is_asked(columns: Mapping[str, Any]) -> Callable[[str], bool]:
 
 def unread_time(record: Mapping[str, Any]) -> str | None:
     """A column that is named like a time but whose date can't be read, such as an ambiguous one."""
-    times = {_plain(name) for name in _LIKELY["time"]}
-    called = [name for name in record if _plain(name) in times and record[name] not in (None, "")]
-    if not called or any(_fits("time", name, record) for name in called):
+    times = "|".join(_LIKELY["time"])
+    called = [name for name, value in record.items() if value and re.fullmatch(times, _plain(name))]
+    if not called or not isinstance(record[called[0]], str) or any(_fits("time", one, record) for one in called):
         return None
     return f"{called[0]} ({record[called[0]]!r:.40})"
 
@@ -153,18 +184,14 @@ def _is_within(cached: str | None, length: str | None, columns: Mapping[str, Any
 
 
 def _parts_of(found: Mapping[str, str]) -> tuple[str, ...]:
-    """The parts to propose: those of text if it surely is a prompt or there is no length, otherwise lengths."""
-    if found.get("prompt", "").lower() in (*_SURELY_TEXT, *_TOKENS):
-        return _OF_PROMPTS
-    if found.get("prompt") == _CHAT:
-        return _OF_PROMPTS if found.get("conversation") != _CHAT else _OF_CONVERSATIONS
-    kinds = {"input": _OF_LENGTHS, "conversation": _OF_CONVERSATIONS, "prompt": _OF_PROMPTS}
+    """The parts to propose where no text surely is a prompt: those of text if there is no length."""
+    kinds = {"conversation": _OF_CONVERSATIONS, "input": _OF_LENGTHS, "prompt": _OF_PROMPTS}
     return next((parts for part, parts in kinds.items() if part in found), ())
 
 
 def _plain(name: str) -> str:
-    """A name in one spelling: promptTokens becomes prompt_tokens; a unit in brackets after it is dropped."""
-    return name.partition("[")[0].lower().replace("_", "").replace(" ", "")
+    """A column's own name in one spelling: usage.promptTokens becomes prompttokens, without a unit in brackets."""
+    return re.sub("[^a-z0-9]", "", re.split(r"[\[(]", name)[0].rpartition(".")[2].lower())
 
 
 def _values(record: Mapping[str, Any], outer: str, depth: int = 0) -> Iterator[tuple[str, tuple[int, Any]]]:
@@ -189,7 +216,7 @@ def _words(columns: Mapping[str, Any], column: str) -> Any:
     value = json_in(columns[column])
     if isinstance(value, str) and (len(value.split()) < _FEW or _OF_HTTP.fullmatch(value)):
         return None
-    return prompts_in_column(columns, column)
+    return prompts_in_column(columns, column, {})
 
 
 def _text(columns: Mapping[str, Any], column: str) -> str | None:

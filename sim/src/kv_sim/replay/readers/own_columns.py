@@ -11,7 +11,8 @@ from typing import Any, Final, TypeAlias
 
 from kv_api import ConfigError
 from kv_api.errors import unknown_name
-from kv_sim.replay.readers.asked import counted_beside, for_each
+from kv_sim.replay.readers.asked import counted_beside, for_each, json_in
+from kv_sim.replay.readers.chat import BEFORE
 from kv_sim.replay.readers.format import Container, Format
 from kv_sim.replay.readers.guess import UNITS
 from kv_sim.replay.readers.own_prompts import answers_of, conversation_format, prompts_in_column
@@ -44,9 +45,8 @@ _TEXTS: Final = ("prompt", "answer")
 _MAYBE: Final = "cached"
 """The part that some requests may lack."""
 _ENDS: Final = {
-    "ms": re.compile("(^|[_.])(ms|millis)$|[a-z](Ms|Millis)$"),
-    "us": re.compile("(^|[_.])(us|micros)$|[a-z](Us|Micros)$"),
-    "ns": re.compile("(^|[_.])(ns|nanos?)$|[a-z](Ns|Nanos?)$"),
+    unit: re.compile(rf"(^|[^A-Za-z])(?i:{names})[)\]]?$|[a-z]({names.title()})$")
+    for unit, names in {"ms": "ms|millis", "us": "us|micros", "ns": "ns|nanos?"}.items()
 }
 """Endings of a column's name that say a unit of time."""
 _MOST_SHOWN: Final = 12
@@ -86,7 +86,7 @@ def own_format(columns: Mapping[str, str], container: Container) -> Format:
     """The format with these columns."""
     name = f"--columns {','.join(f'{part}={column}' for part, column in columns.items())}"
     if "conversation" in columns:
-        return conversation_format(name, container, columns, _found_by(columns))
+        return conversation_format(name, container, columns, _found_by(columns), _told_beside)
     parse = _parser_of_prompts(columns) if "prompt" in columns else _parser_of_lengths(columns)
     unit = _unit_of(columns.get("time", ""))
     return Format(
@@ -129,7 +129,9 @@ def _parser_of_prompts(columns: Mapping[str, str]) -> Parse:
             request.told_tokens = _tokens_of_prompt(columns, record, found)
         if "answer" in columns:
             request.answer = answers_of(found, columns["answer"])
-        yield from for_each(prompts_in_column(found, columns["prompt"]), request)
+        yield from for_each(
+            prompts_in_column(found, columns["prompt"], _told_beside(record, columns["prompt"])), request
+        )
 
     return parse
 
@@ -204,6 +206,15 @@ def _value(record: Mapping[str, Any], column: str, *, is_text: bool = False) -> 
     outer, dot, inner = column.partition(".")
     below = record.get(outer)
     return _value(below, inner) if dot and isinstance(below, dict) else None
+
+
+def _told_beside(record: Mapping[str, Any], column: str) -> Mapping[str, Any]:
+    """The tools and system prompts that lie beside a column, which count before its messages."""
+    if _SUM in column:
+        return {}
+    outer, dot, name = column.rpartition(".")
+    there = {field: json_in(_value(record, f"{outer}{dot}{field}")) for field in BEFORE if field != name}
+    return {field: value for field, value in there.items() if isinstance(value, (str, list))}
 
 
 def _text(column: str, value: Any) -> str:

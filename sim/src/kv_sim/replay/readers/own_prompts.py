@@ -17,8 +17,8 @@ _PLACE: Final = re.compile("prompt|messages|conversations")
 _TURNS: Final = ("user", "assistant")
 
 
-def prompts_in_column(found: Mapping[str, Any], column: str) -> list[Prompt]:
-    """The prompts in a column; a completion may have several."""
+def prompts_in_column(found: Mapping[str, Any], column: str, told: Mapping[str, Any]) -> list[Prompt]:
+    """The prompts in a column; a completion may have several. What is ``told`` beside counts before messages."""
     value = json_in(found[column])
     if isinstance(value, list) and len(value) == 1 and _are_objects(alone := json_in(value[0])):
         value = alone
@@ -30,7 +30,7 @@ def prompts_in_column(found: Mapping[str, Any], column: str) -> list[Prompt]:
         if isinstance(value, dict):
             return _asked(value)
         if _are_objects(value):
-            return [(chat({"messages": value}), None)]
+            return [(chat({**told, "messages": value}), None)]
         return prompts_of({"prompt": value if isinstance(value, list) else found[column]})
     except MalformedError as error:
         raise MalformedError(_PLACE.sub(lambda _: column, str(error), count=1)) from None
@@ -49,13 +49,15 @@ def conversation_format(
     container: Container,
     columns: Mapping[str, str],
     find: Callable[[Mapping[str, Any]], Mapping[str, Any]],
+    told_beside: Callable[[Mapping[str, Any], str], Mapping[str, Any]],
 ) -> Format:
     """The format of a column of conversations: the dated one if the conversations have a time."""
     usual = DATED if "time" in columns else CONVERSATIONS
 
     def parse(record: Mapping[str, Any]) -> Iterator[Record]:
         found = find(record)
-        said = {"conversations": messages_of(found[columns["conversation"]])}
+        spoken = messages_of(found[columns["conversation"]])
+        said = {**told_beside(record, columns["conversation"]), "conversations": spoken}
         if "time" in columns:
             said["timestamp"] = number_or_date(found, columns["time"])
         if "model" in columns:

@@ -21,10 +21,17 @@ MOST_TOKENS: Final = 100_000_000
 _LATEST: Final = 2**63
 """Times must be below: nanoseconds since 1970 are until 2262, and differences of times stay finite."""
 
-TIMES: Final = (
-    *("timestamp", "created", "created_at", "time", "startTime", "start_time", "request_created_at"),
+
+def spelled(*names: str) -> tuple[str, ...]:
+    """The names, and after them those with underscores in camelCase, as JavaScript writes them."""
+    words = [name.split("_") for name in names]
+    return *names, *(first + "".join(map(str.title, more)) for first, *more in words if first and more)
+
+
+TIMES: Final = spelled(
+    *("timestamp", "created", "created_at", "time", "start_time", "request_created_at"),
     *("@timestamp", "time_iso8601", "time_local", "started_at", "ts", "logging_time", "tstamp"),
-    "createdAt",
+    *("arrival_time", "arrived_at"),
 )
 _SHORTEST_DATE: Final = len("2026-01-31")
 _EPOCH: Final = (1_000_000_000, 4_000_000_000)
@@ -45,7 +52,7 @@ _PROMPTS: Final = "text, a list of token ids, or a list of such prompts"
 _NAMES: Final = ("request_id", "requestId", "litellm_call_id")
 _NOBODY: Final = ("-", "None", "none", "null", "NaN", "nan", "N/A", "\\N")
 """What Envoy, Python, databases and others write for no name."""
-_SESSIONS: Final = ("session_id", "conversation_id", "sessionId")
+_SESSIONS: Final = spelled("session_id", "conversation_id", "thread_id")
 
 
 class MalformedError(ValueError):

@@ -9,6 +9,7 @@ from typing import Any, Final
 
 from kv_api import ConfigError
 from kv_sim.replay.readers.account import Account
+from kv_sim.replay.readers.asked import has_failed
 from kv_sim.replay.readers.format import Format
 from kv_sim.replay.readers.naming import IdScope
 from kv_sim.replay.readers.objects import Broken, Found, Place, gathered
@@ -64,6 +65,8 @@ class Records:
         for record in form.parse(value):
             if record.time is None and is_first and (dates := dates_in(value)):
                 self.dates = f" (if {' or '.join(dates)} is the time, call it {TIMES[0]})"
+            if not form.is_sorted_when_read:  # a record is one request, not a session
+                record.has_failed |= has_failed(value)
             if record.left_out is not None:
                 self._account.leave_out(record.left_out)
             elif self._is_there_again(record):

@@ -136,6 +136,8 @@ class Text:
         self._prompts = self._padded = 0
         self._first: list[Id] | None = None
         """The blocks of the first prompt, as long as all have the same."""
+        self._begins: set[Id] = set()
+        """The first blocks of prompts, as long as no two have the same."""
         self._salts: set[str | None] = set()
 
     @property
@@ -159,6 +161,11 @@ class Text:
             yield f"{requests} nothing, or nothing but roles: did the log leave out the text?"
         if self._first is not None and self._prompts >= _MANY:
             yield f"all {self._prompts:,} prompts are the same: did the log leave out what they say?"
+        if len(self._begins) == self._prompts >= _MANY:
+            yield (
+                f"no two of {self._prompts:,} prompts begin alike: has each all that a model was asked, with what "
+                "the system told it and what was said before?"
+            )
         if self._padded and 2 * self._padded >= self._prompts:
             requests = counted(
                 self._padded, "prompt of token ids begins or ends", "prompts of token ids begin or end"
@@ -189,6 +196,8 @@ class Text:
         self._silent += all(map(_is_role, record.text or ())) and not record.tokens
         self._padded += _is_padded(record.tokens)
         self._first = record.ids if not self._prompts or self._first == record.ids else None
+        if record.ids and len(self._begins) == self._prompts:
+            self._begins.add(record.ids[0])
         self._prompts += 1
         if record.told_tokens is not None:
             self._counted += record.input_tokens

@@ -21,7 +21,7 @@ from kv_sim.replay.readers.asked import (
     object_in,
     told_in,
 )
-from kv_sim.replay.readers.chat import ANSWERS, chat, is_request, prompts_in, user
+from kv_sim.replay.readers.chat import ANSWERS, chat, is_request, prompts_in, speaker_of, user
 from kv_sim.replay.readers.format import Container, Format
 from kv_sim.replay.readers.formats.mooncake import DelayedRecord, delay_of
 from kv_sim.replay.readers.record import MalformedError, Moment, Record, number, text_of
@@ -172,7 +172,9 @@ def _when(turn: Mapping[str, Any]) -> tuple[int | float | None, int | float | No
 
 def _have_text(record: Mapping[str, Any]) -> bool:
     turns = record["turns"]
-    return isinstance(turns, list) and any(isinstance(turn, dict) and "text" in turn for turn in turns)
+    if not isinstance(turns, list) or not all(isinstance(turn, dict) for turn in turns):
+        return False
+    return any("text" in turn for turn in turns) and all(speaker_of(turn) != ANSWERS for turn in turns)
 
 
 TURNS = Format(

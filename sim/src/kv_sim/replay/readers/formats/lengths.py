@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
-from kv_sim.replay.readers.asked import has_failed, inside, json_in, left_out_of
+from kv_sim.replay.readers.asked import inside, json_in, left_out_of
 from kv_sim.replay.readers.cached import cached_among
 from kv_sim.replay.readers.format import Container, Format
 from kv_sim.replay.readers.record import MalformedError, Record, number, number_or_date, session_of, text_of, whole
@@ -40,7 +40,6 @@ class _Fields:
             None,
             session=session_of(record),
             model=text_of(record, "model"),
-            has_failed=has_failed(record),
             cached_tokens=_cached_in(record),
         )
 

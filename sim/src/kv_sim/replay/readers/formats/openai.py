@@ -63,7 +63,9 @@ def requests_in(record: Mapping[str, Any], chains: Chains) -> Iterator[Record]:
         has_failed=has_failed(record),
         salt=text_of(asked, SALT),
         answers_within=0 if tokens is not None else len(answers),
-        ends_with_answer=tokens is None and bool(answers) and answers[-1] == len(record["messages"]) - 1,
+        ends_with_answer=tokens is None
+        and bool(answers)
+        and answers[-1] == len(record.get("messages", record.get("input"))) - 1,
     )
     yield from for_each(prompts, request)
 
@@ -76,7 +78,7 @@ def _adapter_of(asked: Mapping[str, Any]) -> str | None:
 
 def _answers_within(record: Mapping[str, Any]) -> list[int]:
     """The positions of answers in a prompt that has no other fields beside it."""
-    messages = record.get("messages")
+    messages = record.get("messages", record.get("input"))
     if not isinstance(messages, list) or not _OF_REQUESTS.isdisjoint(record):
         return []
     return [place for place, one in enumerate(messages) if isinstance(one, dict) and role_of(one) == ANSWERS]
