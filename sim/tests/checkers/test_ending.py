@@ -100,10 +100,11 @@ def test_what_shutdown_raises_is_told_with_its_place_and_all_others_are_shut_dow
 def test_nobody_looks_at_what_shutdown_raises() -> None:
     referee = Referee()
     referee.switched_off.add(Invariant.NO_CRASH)
-    made, _ = world(referee)
+    made, calls = world(referee)
     halves(made)[1].shutdown = raising("no")
     with pytest.raises(HistoryEnds, match="worker 1 side, shutdown"):
         made.replay([])
+    assert calls[-2:] == [ENDS[0], ENDS[2]]
 
 
 @pytest.mark.parametrize("without", [frozenset(), frozenset({Invariant.NO_CRASH})])

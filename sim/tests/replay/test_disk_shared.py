@@ -418,6 +418,7 @@ def test_in_a_notebook(small):
             ask(small, servers=2, disk_shared=True)
     with pytest.raises(ConfigError, match=r"^--disk-shared needs several servers; --servers says"):
         size(small, disk="/kv", disk_shared=True)
+    assert Fleet(MOST_ENGINES, disk_shared=True).servers == MOST_ENGINES
 
 
 ONE = "--disk-shared needs several servers; --servers says how many"

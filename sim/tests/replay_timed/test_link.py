@@ -13,7 +13,7 @@ from kv_offload_cpu.copy.engine import CopyResult, Numbers, PageCopies, Urgency
 from kv_offload_cpu.sizing import HostLayout
 from kv_sim.replay.timed.connectors.host_memory import LinkCopyEngine
 from kv_sim.replay.timed.engine.device import AtEnd, Mover
-from kv_sim.replay.timed.lanes import Ended
+from kv_sim.replay.timed.lanes import Ended, Lanes
 from kv_sim.replay.timed.link import Link
 from kv_sim.replay.timed.timing import Clock, LinkCosts
 
@@ -117,6 +117,24 @@ def test_who_waits_for_some_lets_the_others_go_on() -> None:
     assert link.next_end() is None and link.activity == 8
     traffic = link.traffic[Direction.STORE]
     assert (traffic.jobs, traffic.blocks, traffic.busy_ns) == (3, 6, 603)
+
+
+def test_of_a_job_that_another_host_let_end_one_is_told_after_what_ends_before_it() -> None:
+    """That host's clock is ahead, so the other one may still give a job that ends sooner."""
+    lanes = Lanes()
+    ahead, behind = Link(COSTS, lanes=lanes), Link(COSTS, lanes=lanes)
+    host, port = ahead.open(), behind.open()
+    port.submit(0, Direction.LOAD, 4, now=0, ready=0)
+    host.submit(0, Direction.LOAD, 1, now=0, ready=0)
+    assert host.wait_any() == 502
+    port.submit(1, Direction.STORE, 1, now=100, ready=100)
+    assert behind.next_end() == 201
+    assert [(job.job_id, job.end) for job in port.poll(250)] == [(1, 201)]
+    port.submit(2, Direction.STORE, 1, now=250, ready=250)
+    behind.advance(351)
+    assert port.wait_any() == 351, "the first of those that are not reported"
+    assert [(job.job_id, job.end) for job in port.poll(600)] == [(2, 351), (0, 401)]
+    assert behind.is_idle
 
 
 def test_a_job_that_fails_says_so_and_moves_its_bytes_at_its_end() -> None:

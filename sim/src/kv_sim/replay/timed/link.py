@@ -8,6 +8,7 @@ own clock gets there.
 **Invariants** (``check``): every submitted job has ended or is in one queue.
 """
 
+from bisect import insort
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 
@@ -32,7 +33,7 @@ class Port:
         self._link = link
         self.number = number
         self.unpolled: list[Ended] = []
-        """Jobs that have ended and were not reported yet."""
+        """Jobs that have ended and were not reported yet, in the order of time."""
 
     def submit(
         self,
@@ -82,7 +83,7 @@ class Port:
         return self.unpolled[0].end
 
     def _hear(self, ended: Ended) -> None:
-        self.unpolled.append(ended)
+        insort(self.unpolled, ended, key=_end)  # a host ahead of this one may have let a later job end before it
         self._link.count(ended)
 
 
@@ -163,3 +164,7 @@ class Link:
         self.lanes.check()
         queued, done = len(self.lanes.jobs_of(self)), sum(traffic.jobs for traffic in self.traffic.values())
         assert queued + done == self._submitted, f"queued {queued} + ended {done} != submitted {self._submitted}"
+
+
+def _end(ended: Ended) -> int:
+    return ended.end
