@@ -114,7 +114,7 @@ def test_the_summary() -> None:
         *situation_table(subject, times),
         "note: a is no use",
         "note: b is no use",
-        "note: not claimed, so not tried: states, fine, failures, losses, sleep, clients, images",
+        "note: not claimed, so not tried: states, unequal, fine, failures, losses, sleep, clients, images",
     ]
     reached = [str(number) for number in times.values() if number]
     assert [line.split()[-1] for line in situation_table(subject, times)[:4]] == ["times", *reached]

@@ -110,7 +110,7 @@ def test_a_plain_world_is_small_and_leaves_nothing_out() -> None:
         "num_blocks": 24,
         "block_size": 4,
         "hashes_per_block": 1,
-        "groups": [{"kind": "full", "window": 0}],
+        "groups": [{"kind": "full", "window": 0, "parts": 1}],
         "hands_over_states": False,
         "prefix_caching": True,
         "layers": 1,

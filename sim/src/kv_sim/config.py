@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
+from math import gcd, lcm
 from typing import Any, Final, Literal
 
 from kv_api import ConfigError
@@ -38,11 +39,13 @@ class GroupConfig:
     """One KV cache group.
 
     ``window``: how many tokens a token attends to, itself included; 0: all. For states it is 2: the token and the
-    state before it. A state's block holds the state after its last token.
+    state before it. A state's block holds the state after its last token. ``parts``: into how many blocks of this
+    group the world's ``block_size`` tokens are divided. All have the same bytes.
     """
 
     kind: Literal["full", "sliding", "state"] = "full"
     window: int = 0
+    parts: int = 1
 
 
 STATE = GroupConfig("state", 2)
@@ -57,10 +60,13 @@ class WorldConfig:
     num_blocks: int = 24
     """GPU blocks, the null block included."""
     block_size: int = 4
+    """Tokens of a block; if groups have blocks of several sizes, of the largest, of which those of the others are
+    parts. Hits end at a multiple of it."""
     hashes_per_block: int = 1
     """If more than one, a hit in the GPU's prefix cache may end within a block. Only in a world with one group of
     all tokens, or one beside states that are handed over. vLLM does it for models with states, whose requests
-    hardly ever end where a state was kept."""
+    hardly ever end where a state was kept. If groups have blocks of several sizes, it is as many as the largest
+    common part of these needs, and hits end with the largest block all the same."""
     groups: tuple[GroupConfig, ...] = (GroupConfig(),)
     hands_over_states: bool = False
     """The engine hands each kept state over to the connector, in the step that computes it."""
@@ -120,9 +126,26 @@ class WorldConfig:
                 f"hashes_per_block: got {self.hashes_per_block}, which doesn't divide a block of "
                 f"{self.block_size} tokens"
             )
-        if self.hashes_per_block > 1 and self.groups != (GroupConfig(),) and not self.has_tails:
+        self._check_parts()
+        if self.is_fine and self.groups != (GroupConfig(),) and not self.has_tails:
             raise ConfigError(
                 f"hashes_per_block: got {self.hashes_per_block}; with these groups only 1 is possible"
+            )
+
+    def _check_parts(self) -> None:
+        for place, group in enumerate(self.groups):
+            if group.parts < 1 or self.block_size % group.parts or (group.kind == "state" and group.parts > 1):
+                raise ConfigError(
+                    f"groups[{place}].parts: got {group.parts}; expected 1 for states, otherwise a number that "
+                    f"divides a block of {self.block_size} tokens"
+                )
+        parts = [group.parts for group in self.groups]
+        if parts and gcd(*parts) > 1:
+            raise ConfigError(f"groups: got parts {parts}; expected one group without, or none that all share")
+        if self.is_unequal and (self.engine != BUILTIN_ENGINE or self.hashes_per_block != lcm(*parts)):
+            raise ConfigError(
+                f"groups: blocks of several sizes (parts {parts}) need the engine {BUILTIN_ENGINE!r} and "
+                f"hashes_per_block {lcm(*parts)}, got {self.engine!r} and {self.hashes_per_block}"
             )
 
     def at(self, number: int) -> "WorldConfig":
@@ -141,6 +164,25 @@ class WorldConfig:
         return "bfloat16" if self.stranger == "dtype" else "float32"
 
     @property
+    def is_unequal(self) -> bool:
+        """Whether groups have blocks of several sizes."""
+        return any(group.parts > 1 for group in self.groups)
+
+    @property
+    def is_fine(self) -> bool:
+        """Whether a hit may end within a block."""
+        return self.hashes_per_block > 1 and not self.is_unequal
+
+    def tokens_of(self, group: int) -> int:
+        """Tokens of a block of a group."""
+        return self.block_size // self.groups[group].parts
+
+    @property
+    def blocks_per_span(self) -> int:
+        """How many blocks of all groups together ``block_size`` tokens take."""
+        return sum(group.parts for group in self.groups)
+
+    @property
     def has_tails(self) -> bool:
         """Whether states are kept, and handed over, within blocks."""
         return self.hashes_per_block > 1 and self.hands_over_states and self.groups == (GroupConfig(), STATE)
@@ -148,7 +190,7 @@ class WorldConfig:
     @property
     def writes_before_fences(self) -> bool:
         """Whether new blocks are written before ``handle_preemptions``."""
-        return self.runner == 2 and (self.zero_new_blocks or self.hashes_per_block > 1)
+        return self.runner == 2 and (self.zero_new_blocks or self.is_fine)
 
     @property
     def hit_ends_per_block(self) -> int:
@@ -196,8 +238,8 @@ class WorldConfig:
 
         In a world with tails each of the two groups may need one, and the kept state a third.
         """
-        spare = 3 if self.has_tails else int(self.hashes_per_block > 1)
-        return (self.num_blocks - 1 - spare) // len(self.groups) * self.block_size
+        spare = 3 if self.has_tails else int(self.is_fine)
+        return (self.num_blocks - 1 - spare) // self.blocks_per_span * self.block_size
 
     @property
     def longest_request(self) -> int:

@@ -17,6 +17,8 @@ class Trait(StrEnum):
     """Several KV cache groups."""
     STATES = "states"
     """Groups whose blocks hold states, which only count at a block's end. Needs ``GROUPS``."""
+    UNEQUAL = "unequal"
+    """Groups whose blocks have different numbers of tokens. Needs ``GROUPS``."""
     FINE = "fine"
     """Several hashes a block: a hit on the GPU may end within a block, which is then copied on write. With runner
     V2 the copy may come before ``handle_preemptions``, but only for connectors that claim ``ZEROING``, too."""

@@ -181,6 +181,8 @@ class WorldState:
             self.coverage.situation(STRANGE)
         if self.config.stages != "alike" and answer[0]:
             self.coverage.situation("match: stages hold different layers")
+        if self.config.is_unequal and answer[0]:
+            self.coverage.situation("match: blocks of several sizes")
         if self.config.has_tails and answer[0] and (args[1] + answer[0]) % self.config.block_size:
             self.coverage.situation("match: a load ends within a block")
 

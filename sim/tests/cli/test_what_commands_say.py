@@ -86,7 +86,7 @@ def test_who_claims_nothing_is_told_of_all_claims(run: Callable[..., Result]) ->
     _, out, _ = run("fuzz", "--connector", name, "--seed", "0")
     assert out.splitlines()[0] == (
         f"note: {name} claims no traits, so only plain worlds are tried; to claim some: --traits "
-        "groups,states,fine,ranks,failures,losses,repeats,zeroing,reset,sleep,keeps,events,counts,"
+        "groups,states,unequal,fine,ranks,failures,losses,repeats,zeroing,reset,sleep,keeps,events,counts,"
         "clients,images"
     )
     _, out, _ = run("fuzz", "--connector", name, "--seed", "0", "--serves-peers")

@@ -25,7 +25,7 @@ from kv_sim.violation import Invariant
 HASTY = "broken_connectors:Hasty"
 TRAITS = (
     "clients, counts, events, failures, fine, groups, holds, images, keeps, losses, ranks, repeats, reset, sleep, "
-    "states, strangers, tickets, zeroing"
+    "states, strangers, tickets, unequal, zeroing"
 )
 CHECKERS = "CONTENT, OWNERSHIP, CONSERVATION, LIVENESS, NO-CRASH, PROTOCOL, HITS, ACCOUNTING, GEOMETRY, WORK"
 

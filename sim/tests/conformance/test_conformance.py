@@ -90,7 +90,7 @@ def test_a_probe_fails_nothing(conform: Callable[..., tuple[int, str]]) -> None:
     code, out = conform("later", "--probe", "--histories", "2")
     assert code == 0
     said = {line.split()[0]: line for line in out.splitlines() if " probed " in line}
-    assert set(said) == {"groups", "states", "fine", "losses", "events", "counts"}
+    assert set(said) == {"groups", "states", "unequal", "fine", "losses", "events", "counts"}
     assert said["groups"].endswith("can't be tried")
     assert said["events"].endswith("breaks ACCOUNTING")
     assert said["counts"].endswith("breaks ACCOUNTING")
@@ -114,7 +114,7 @@ def test_a_world_that_is_refused_breaks_no_probe(
     code, out = conform(f"broken_connectors:{name}", "--probe", "--histories", "1")
     assert code == 0
     said = {line.split()[0]: line for line in out.splitlines() if " probed " in line}
-    assert len(said) == 15, "all others were tried"
+    assert len(said) == 16, "all others were tried"
     assert said["ranks"].endswith("can't be tried")
     assert f"\nnote: ranks: {words}" in out
     assert "note: ranks: its situations" not in out

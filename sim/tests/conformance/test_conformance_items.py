@@ -269,7 +269,7 @@ def test_a_summary_names_every_refusal_and_every_claim_that_was_not_made() -> No
     assert notes[:2] == ["note: one", "note: two"]
     assert notes[-1] == (
         "note: not claimed, so not tried: "
-        "groups, states, fine, ranks, failures, losses, repeats, zeroing, reset, sleep, keeps, events, "
+        "groups, states, unequal, fine, ranks, failures, losses, repeats, zeroing, reset, sleep, keeps, events, "
         "counts, clients, images"
     )
 

@@ -251,21 +251,21 @@ def test_a_load_takes_the_place_of_the_end_if_it_has_more() -> None:
 
 def test_worlds_have_them_for_those_who_claim_them() -> None:
     drawn = [config_for(OFFLOAD, Random(seed)) for seed in range(300)]
-    fine = [config for config in drawn if config.hashes_per_block > 1]
+    fine = [config for config in drawn if config.is_fine]
     assert {config.hashes_per_block for config in fine} == {2, 4, 8}
     assert all(config.groups == (GroupConfig(),) or config.has_tails for config in fine)
     assert Trait.FINE not in LATER.traits
     assert all(config_for(LATER, Random(seed)).hashes_per_block == 1 for seed in range(100))
     unsafe = offloading(without=frozenset({Trait.ZEROING}), hold_blocks="never")
     worlds = [config_for(unsafe, Random(seed)) for seed in range(300)]
-    assert {config.runner for config in worlds if config.hashes_per_block > 1} == {1}
+    assert {config.runner for config in worlds if config.is_fine} == {1}
 
 
 @pytest.mark.once
 def test_nothing_breaks_in_ours() -> None:
     copies = 0
     for seed in seeds(45, 60_031):  # of which the first copies several
-        if config_for(OFFLOAD, Random(seed)).hashes_per_block > 1:
+        if config_for(OFFLOAD, Random(seed)).is_fine:
             run = run_seed(OFFLOAD, seed)
             assert run.failure is None, f"seed {seed}: {run.failure.violation}"
             copies += run.coverage.situations["a block is copied on write"]
@@ -318,6 +318,6 @@ def test_sizes_that_do_not_fit_are_refused() -> None:
 
 
 def test_the_same_seed_is_the_same_history() -> None:
-    seed = next(seed for seed in range(100) if config_for(OFFLOAD, Random(seed)).hashes_per_block > 1)
+    seed = next(seed for seed in range(100) if config_for(OFFLOAD, Random(seed)).is_fine)
     runs = [run_seed(OFFLOAD, seed).digest for _ in range(2)]
     assert all(one == other for one, other in pairwise(runs))

@@ -197,9 +197,10 @@ def test_images_come_with_prompts_of_who_withstands_them_and_change_nothing_else
 SHOWS: dict[Trait, Callable[[WorldConfig], bool]] = {
     Trait.GROUPS: lambda config: len(config.groups) > 1,
     Trait.STATES: lambda config: STATE in config.groups,
-    Trait.FINE: lambda config: config.hashes_per_block > 1,
+    Trait.UNEQUAL: lambda config: config.is_unequal,
+    Trait.FINE: lambda config: config.is_fine,
     Trait.RANKS: lambda config: config.world_size != 1,
-    Trait.ZEROING: lambda config: config.runner == 2 and (config.zero_new_blocks or config.hashes_per_block > 1),
+    Trait.ZEROING: lambda config: config.runner == 2 and (config.zero_new_blocks or config.is_fine),
     Trait.IMAGES: lambda config: config.images,
 }
 

@@ -33,6 +33,7 @@ ALWAYS = (
 LENT = "a load of what another engine stored"
 SOMETIMES = {
     Trait.RANKS: ("match: stages hold different layers",),
+    Trait.UNEQUAL: ("match: blocks of several sizes",),
     Trait.FINE: (
         "a block is copied on write",
         "match: more than the end of a block",

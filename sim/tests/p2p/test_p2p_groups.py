@@ -124,6 +124,6 @@ def test_groups_that_no_world_is_drawn_with(
     for seed in range(10):
         random = Random(seed)
         config = config_for(P2P, random)
-        blocks = config.num_blocks // len(config.groups) * len(groups)
-        World(replace(config, groups=groups, num_blocks=blocks), P2P).run(random, 80)
+        blocks = config.num_blocks // config.blocks_per_span * len(groups)
+        World(replace(config, groups=groups, hashes_per_block=1, num_blocks=blocks), P2P).run(random, 80)
     assert len(pulled) > 3

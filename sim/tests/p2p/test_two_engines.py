@@ -84,7 +84,7 @@ def test_they_are_drawn_where_a_connector_asks_for_it_and_may_do_all_that_they_a
         blocks = one.num_blocks // (2 if has_little_room else 1)
         drawn = {"role": two.role, "stranger": two.stranger, "num_blocks": blocks}
         assert two == replace(one, engines=2, silent=silent, **drawn)
-        if two.run_ahead and (two.zero_new_blocks or two.hashes_per_block > 1):
+        if two.run_ahead and (two.zero_new_blocks or two.is_fine):
             assert two.role == "kv_both"
     roles = Counter(two.role for two, _ in pairs)
     assert min(roles.values()) > 50

@@ -157,9 +157,16 @@ class _Block(NamedTuple):
 class Mirror:
     """A router's view of the cache after the events so far."""
 
-    def __init__(self, referee: Referee, *, is_exact: bool = False, is_shared: bool = False) -> None:
-        """``is_shared``: other engines fill the same store, so a removed block may be one that they stored."""
+    def __init__(
+        self, referee: Referee, *, is_exact: bool = False, is_shared: bool = False, parts: Sequence[int] = ()
+    ) -> None:
+        """``is_shared``: other engines fill the same store, so a removed block may be one that they stored.
+
+        ``parts``: if groups have blocks of several sizes, how many of each group's are one of the largest.
+        """
         self._referee = referee
+        self._parts_of_group = parts
+        self._known_in_parts: dict[int, dict[bytes, _Block]] = {count: {} for count in parts}
         self._is_exact = is_exact
         self._may_remove_anything = is_shared and not is_exact
         self._known: dict[bytes, _Block] = {}
@@ -172,7 +179,14 @@ class Mirror:
         """A request arrives: events may name its blocks."""
         if not self._is_exact:
             return
-        adapter, salt, images = request.spec.adapter, request.spec.salt, request.images_by_hash()
+        adapter, salt = request.spec.adapter, request.spec.salt
+        for parts, table in self._known_in_parts.items():
+            images = request.images_by_hash(parts)
+            for block_hash, before, tokens in request.all_blocks(parts):
+                table[block_hash] = _Block(before, tokens, adapter, salt, images.get(block_hash))
+        if self._known_in_parts:
+            return
+        images = request.images_by_hash()
         for block_hash, before, tokens in request.all_blocks():
             self._known[block_hash] = _Block(before, tokens, adapter, salt, images.get(block_hash))
         for before, part, tokens in request.parts_of_blocks():
@@ -204,11 +218,17 @@ class Mirror:
                     "earlier event stored it, and no event has removed it since",
                 )
             self.blocks[key] += 1
-        if event.token_ids and event.block_hashes and all(name in self._known for name in event.block_hashes):
-            self._check_told(event)
+        known = self._known_of(event.group_idx)
+        if event.token_ids and event.block_hashes and all(name in known for name in event.block_hashes):
+            self._check_told(event, [known[name] for name in event.block_hashes])  # type: ignore[index]
 
-    def _check_told(self, event: BlockStored) -> None:
-        known = [self._known[block_hash] for block_hash in event.block_hashes]  # type: ignore[index]
+    def _known_of(self, group: int | None) -> dict[bytes, _Block]:
+        """The blocks that events of a group may name."""
+        if not self._known_in_parts:
+            return self._known
+        return self._known_in_parts[1 if group is None else self._parts_of_group[group]]
+
+    def _check_told(self, event: BlockStored, known: Sequence[_Block]) -> None:
         tokens = [token for block in known for token in block.tokens]
         extras = [block.extras for block in known]
         told = (event.parent_block_hash, list(event.token_ids), event.block_size, event.lora_name)

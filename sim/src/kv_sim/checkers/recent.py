@@ -88,11 +88,9 @@ def check_windows(site: Site, settle: Callable[[], bool]) -> None:
     """
     engine, config, subject = site.engine, site.config, site.subject
     chunk_tokens = subject.blocks_per_chunk * config.block_size
-    windows = [group.window for group in config.groups if group.window]
-    lost = any((1 - window) % chunk_tokens >= config.block_size for window in windows)
-    if STATE in config.groups or lost or config.role != "kv_both" or config.drops_last_block:
+    if STATE in config.groups or loses_windows(site) or config.role != "kv_both" or config.drops_last_block:
         return  # with a draft model a hit ends a block earlier, and what a window had there may be gone
-    room = config.host_slots // subject.blocks_per_chunk // len(config.groups)
+    room = config.host_slots // subject.blocks_per_chunk // config.blocks_per_span
     most = min(room, (config.longest_request - 2) // chunk_tokens)
     if not most or any(device.copies.running for device in engine.devices):
         return  # lost copies keep their slots
@@ -113,6 +111,13 @@ def check_windows(site: Site, settle: Callable[[], bool]) -> None:
                 f"are found, but it has just computed them all, and {room} chunks of each group fit in "
                 f"{config.host_slots} host slots",
             )
+
+
+def loses_windows(site: Site) -> bool:
+    """Whether a window that ends with a chunk begins behind the first block of one."""
+    config, per_chunk = site.config, site.subject.blocks_per_chunk
+    sizes = ((config.tokens_of(place), group.window) for place, group in enumerate(config.groups) if group.window)
+    return any((1 - window) % (per_chunk * size) >= size for size, window in sizes)
 
 
 def _empty(site: Site) -> bool:

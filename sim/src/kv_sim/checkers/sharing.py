@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Final
 
+from kv_sim.checkers.recent import loses_windows
 from kv_sim.config import STATE
 from kv_sim.engine.request_spec import RequestSpec
 from kv_sim.memory.copy import State
@@ -89,11 +90,10 @@ def _most_tokens(site: Site) -> int:
     """The longest prompt of full chunks that must be found completely; 0: windows or states may be incomplete."""
     config, subject = site.config, site.subject
     chunk_tokens = subject.blocks_per_chunk * config.block_size
-    windows = [group.window for group in config.groups if group.window]
-    lost = any((1 - window) % chunk_tokens >= config.block_size for window in windows)
-    if STATE in config.groups or lost or (windows and config.drops_last_block):
+    has_windows = any(group.window for group in config.groups)
+    if STATE in config.groups or loses_windows(site) or (has_windows and config.drops_last_block):
         return 0
-    room = config.host_slots // subject.blocks_per_chunk // len(config.groups)
+    room = config.host_slots // subject.blocks_per_chunk // config.blocks_per_span
     return min(room, (config.longest_request - 2) // chunk_tokens) * chunk_tokens
 
 

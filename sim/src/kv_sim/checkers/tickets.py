@@ -101,7 +101,8 @@ class Tickets:
             self._spend(args[0].request_id)
         elif name in ENDS:
             self._spend(args[0].request_id)
-            first_tokens = [self._first_token(table) for table in tables_told(name, args)]
+            tables = enumerate(tables_told(name, args))
+            first_tokens = [_first_token(table, self._config.tokens_of(group)) for group, table in tables]
             self._ends(args[0], answer[1] or {}, first_tokens, role, is_held=answer[0])
         elif name == "reset_cache":  # whatever it returns: a MultiConnector's children may differ
             self._reset.update(name for name, issued in self._issued.items() if issued.request.is_held)
@@ -194,19 +195,14 @@ class Tickets:
                 f"{usable - local} of its {issued.tokens} tokens can be pulled",
             )
 
-    def _first_token(self, table: Sequence[int]) -> int:
-        """The first token for which a table has a block."""
-        nulls = [place for place, block in enumerate(table) if block == NULL]
-        return (nulls[-1] + 1) * self._config.block_size if nulls else 0
-
     def _goes_on_at(self, tokens: int) -> int:
         """How many tokens of a whole prompt are loaded: its last token is computed again, from its own window."""
         return tokens - any(group.window for group in self._config.groups)
 
     def _is_held(self, tokens: int, first_tokens: Sequence[int], local: int = 0) -> bool:
         """Whether a hold has all blocks that are read after ``tokens`` tokens; ``local`` are on the GPU."""
-        size = self._config.block_size
-        for group, first in zip(self._config.groups, first_tokens, strict=True):
+        for number, (group, first) in enumerate(zip(self._config.groups, first_tokens, strict=True)):
+            size = self._config.tokens_of(number)
             needed = max(0, tokens - group.window + 1) if group.window else 0
             if max(needed // size * size, local) < first:
                 return False
@@ -259,6 +255,12 @@ class Tickets:
             Invariant.HITS,
             f"request {request.request_id}: it got a ticket when it ended, but its blocks aren't held{whose}",
         )
+
+
+def _first_token(table: Sequence[int], block_size: int) -> int:
+    """The first token for which a table has a block."""
+    nulls = [place for place, block in enumerate(table) if block == NULL]
+    return (nulls[-1] + 1) * block_size if nulls else 0
 
 
 def tables_told(name: str, args: tuple[Any, ...]) -> Sequence[Sequence[int]]:

@@ -237,7 +237,8 @@ def unclaimed(schedule: Schedule) -> list[str]:
     needs: Mapping[Trait, tuple[bool, str]] = {
         Trait.GROUPS: (len(config.groups) > 1, f"its world has {len(config.groups)} groups"),
         Trait.STATES: (any(group.kind == "state" for group in config.groups), "its world has a group of states"),
-        Trait.FINE: (config.hashes_per_block > 1, f"its blocks have {config.hashes_per_block} hashes each"),
+        Trait.UNEQUAL: (config.is_unequal, "its groups have blocks of several sizes"),
+        Trait.FINE: (config.is_fine, f"its blocks have {config.hashes_per_block} hashes each"),
         Trait.RANKS: (config.world_size > 1, f"its world has {config.world_size} ranks"),
         Trait.ZEROING: (
             config.writes_before_fences,

@@ -21,7 +21,7 @@ from kv_sim.history.coverage import Coverage
 from kv_sim.history.draws import config_for
 from kv_sim.subject import Subject, Trait
 
-NEEDS: Final = {Trait.STATES: Trait.GROUPS, Trait.EVENTS: Trait.KEEPS}
+NEEDS: Final = {Trait.STATES: Trait.GROUPS, Trait.UNEQUAL: Trait.GROUPS, Trait.EVENTS: Trait.KEEPS}
 """Trait -> another one, without which it means nothing."""
 
 USUAL_HISTORIES: Final = 100
@@ -102,7 +102,10 @@ def seeds_of(subject: Subject, scenario: Scenario, start: int, histories: int, e
             yield seed
 
 
-_OF_SIZES: Final = (Trait.GROUPS, Trait.STATES, Trait.FINE, Trait.RANKS, Trait.ZEROING, Trait.SLEEP, Trait.IMAGES)
+_OF_SIZES: Final = (
+    *(Trait.GROUPS, Trait.STATES, Trait.UNEQUAL, Trait.FINE),
+    *(Trait.RANKS, Trait.ZEROING, Trait.SLEEP, Trait.IMAGES),
+)
 
 
 def _shows(subject: Subject, trait: Trait | None, seed: int, engine: str) -> bool:
@@ -115,7 +118,8 @@ def _shows(subject: Subject, trait: Trait | None, seed: int, engine: str) -> boo
         Trait.SLEEP: config.pauses,
         Trait.IMAGES: config.images,
         Trait.STATES: any(group.kind == "state" for group in config.groups),
-        Trait.FINE: config.hashes_per_block > 1,
+        Trait.UNEQUAL: config.is_unequal,
+        Trait.FINE: config.is_fine,
         Trait.RANKS: config.world_size > 1,
         Trait.ZEROING: config.zero_new_blocks and config.runner == 2,
         Trait.STRANGERS: config.stranger != "none",

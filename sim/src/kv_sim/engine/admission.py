@@ -194,8 +194,10 @@ class Admission:
         tables = self._state.blocks.tables[request.request_id]
         if external:
             tokens, step = range(local, local + external), None if is_async else self._state.num_steps
+            config = self._state.config
+            parts = [group.parts for group in config.groups]
             targets = self._state.shadow.expect_load(
-                request.request_id, tables.groups, tokens, self._state.config.block_size, step
+                request.request_id, tables.groups, tokens, config.block_size, step, parts
             )
             plan.load(request, targets, is_async=is_async)
             request.awaits_load = is_async
@@ -208,7 +210,7 @@ class Admission:
         config = self._state.config
         decode = 1 + config.spec_tokens if config.spec_tokens else 0
         still_needed = sum(self._still_needed(request, decode) for request in self._state.inflight_prefills)
-        return still_needed + -(-decode // config.block_size) * len(config.groups)
+        return still_needed + sum(-(-decode // config.tokens_of(group)) for group in range(len(config.groups)))
 
     def _still_needed(self, request: SimRequest, decode: int) -> int:
         """The blocks that a request still needs, as vLLM counts them, but never fewer than for its next chunk.

@@ -28,6 +28,8 @@ class KVCacheManager:
 
     def __init__(self, config: WorldConfig) -> None:
         self.config = config
+        self._sizes = [config.tokens_of(group) for group in range(len(config.groups))]
+        """Tokens of a block of each group."""
         self.block_pool = BlockPool(config.num_blocks, enable_caching=config.prefix_caching)
         self.tables: dict[str, Tables] = {}
         self.fresh: list[int] = []
@@ -48,32 +50,33 @@ class KVCacheManager:
     def first_needed(self, group: int, tokens: int) -> int:
         """The first block that group ``group`` still needs to compute position ``tokens``."""
         window = self.config.groups[group].window
-        return max(0, tokens - window + 1) // self.config.block_size if window else 0
+        return max(0, tokens - window + 1) // self._sizes[group] if window else 0
 
     def find_hit(self, block_hashes: Sequence[bytes], max_tokens: int) -> tuple[tuple[list[int], ...], int]:
         """The longest prefix that the prefix cache has for every group: its blocks by group, and its tokens."""
         if self.tails is not None:
             return self.tails.find_hit(block_hashes, max_tokens)
         fine_hashes, per_block = block_hashes, self.config.hashes_per_block
-        block_hashes = fine_hashes[per_block - 1 :: per_block]
-        length = min(len(block_hashes), max_tokens // self.config.block_size)
         pool, groups = self.block_pool, self.config.groups
-        for group in (g for g, spec in enumerate(groups) if not spec.window):
-            run = 0
-            while run < length and pool.find(group, block_hashes[run]) is not None:
+        steps = [per_block // spec.parts for spec in groups]
+        hashes_of = [fine_hashes[step - 1 :: step] for step in steps]
+        length = min(len(fine_hashes) // per_block, max_tokens // self.config.block_size)
+        for group, hashes in ((g, hashes_of[g]) for g, spec in enumerate(groups) if not spec.window):
+            run, parts = 0, groups[group].parts
+            while run < length * parts and pool.find(group, hashes[run]) is not None:
                 run += 1
-            length = run
+            length = run // parts
         while length and not all(
-            self._window_is_cached(group, block_hashes, length) for group, s in enumerate(groups) if s.window
+            self._window_is_cached(group, hashes_of[group], length) for group, s in enumerate(groups) if s.window
         ):
             length -= 1
         tokens = length * self.config.block_size
         tables = []
-        for group in range(len(groups)):
+        for group, hashes in enumerate(hashes_of):
             first = self.first_needed(group, tokens)
-            found = [pool.find(group, block_hashes[index]) for index in range(first, length)]
+            found = [pool.find(group, hashes[index]) for index in range(first, length * groups[group].parts)]
             tables.append([NULL] * first + [block for block in found if block is not None])
-        end = self._find_end(fine_hashes, length, max_tokens)
+        end = self._find_end(fine_hashes, length, max_tokens) if self.config.is_fine else None
         if end is not None:
             block, tokens = end
             tables[0].append(block)
@@ -92,7 +95,8 @@ class KVCacheManager:
 
     def _window_is_cached(self, group: int, block_hashes: Sequence[bytes], length: int) -> bool:
         first = self.first_needed(group, length * self.config.block_size)
-        return all(self.block_pool.find(group, block_hashes[index]) is not None for index in range(first, length))
+        needed = range(first, length * self.config.groups[group].parts)
+        return all(self.block_pool.find(group, block_hashes[index]) is not None for index in needed)
 
     def blocks_to_allocate(
         self, tables: tuple[list[int], ...], total_tokens: int, computed_tokens: int, *, whole: bool = False
@@ -101,8 +105,9 @@ class KVCacheManager:
 
         ``whole``: as admission counts a whole prompt; a window has at most its own blocks and a few steps'.
         """
-        size, needed = self.config.block_size, 0
+        needed = 0
         for group, (table, spec) in enumerate(zip(tables, self.config.groups, strict=True)):
+            size = self._sizes[group]
             wanted = -(-total_tokens // size)
             if whole and spec.window:
                 under_way = self.config.max_step_tokens * self.config.max_concurrent_steps
@@ -131,7 +136,7 @@ class KVCacheManager:
         return tuple(tables), free + self._ends_within(hit, computed_tokens) * len(tables)
 
     def _ends_within(self, hit: tuple[list[int], ...], computed_tokens: int) -> bool:
-        return len(hit[0]) * self.config.block_size > computed_tokens
+        return len(hit[0]) * self._sizes[0] > computed_tokens
 
     def fits_whole(
         self, request_id: str, total_tokens: int, computed_tokens: int, hit: tuple[list[int], ...] | None
@@ -170,7 +175,7 @@ class KVCacheManager:
         self._copy_tail(request_id)
         for tokens in (computed_tokens, total_tokens):  # first the loaded tokens, then the computed ones
             for group, table in enumerate(self.tables[request_id].groups):
-                more = max(-(-tokens // self.config.block_size) - len(table), 0)
+                more = max(-(-tokens // self._sizes[group]) - len(table), 0)
                 nulls = max(self.first_needed(group, computed_tokens) - len(table), 0)
                 blocks = self.block_pool.allocate(more - nulls)
                 self.fresh += blocks
@@ -199,15 +204,19 @@ class KVCacheManager:
     def cache_blocks(self, request: SimRequest, tokens: int) -> None:
         """Add the blocks of the first ``tokens`` tokens to the prefix cache."""
         tables, block_hashes = self.tables[request.request_id], request.hashes_up_to(request.num_tokens)
-        full = min(tokens // self.config.block_size, len(block_hashes))
+        whole = min(tokens // self.config.block_size, len(block_hashes))
         for group, table in enumerate(tables.groups):
+            parts, full = self.config.groups[group].parts, whole * self.config.groups[group].parts
+            if self.config.is_unequal:
+                block_hashes = request.hashes_in_parts_up_to(request.num_tokens, parts)
             for index in range(tables.num_cached[group], min(full, len(table))):
                 self.block_pool.cache(group, block_hashes[index], table[index])
                 if self.config.groups[group].kind == "state":
                     self._unwritten.add(table[index])
                     self._hand_over(request.request_id, group, table[index], index + 1)
             tables.num_cached[group] = max(tables.num_cached[group], min(full, len(table)))
-        self._cache_end(request, tables, tokens)
+        if self.config.is_fine:
+            self._cache_end(request, tables, tokens)
         if self.tails is not None:
             self._unwritten.update(self.tails.keep(request, tables.groups, tokens))
 

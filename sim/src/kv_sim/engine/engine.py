@@ -102,7 +102,12 @@ class Engine(ABC):
         self.place = place or Place()
         self.referee = referee
         self.shadow = Shadow(config.world_size, referee)
-        self.mirror = Mirror(referee, is_exact=Trait.EVENTS in subject.traits, is_shared=self.place.shares_store)
+        self.mirror = Mirror(
+            referee,
+            is_exact=Trait.EVENTS in subject.traits,
+            is_shared=self.place.shares_store,
+            parts=[group.parts for group in config.groups] if config.is_unequal else [],
+        )
         keeps, ends = Trait.KEEPS in subject.traits, config.hit_ends_per_block
         self.served = Served(
             referee,

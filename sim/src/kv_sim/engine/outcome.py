@@ -176,9 +176,10 @@ class Outcome:
         tails = self._tails_of(request)
         known = request.num_computed_tokens - request.num_in_flight_tokens
         scheduler.blocks.drop_passed(request.request_id, known)
-        size = scheduler.config.block_size
-        needed = -(-request.num_computed_tokens // size)
-        block_ids = tuple(t[:needed] for t in scheduler.blocks.tables_of(request.request_id).get_block_ids())
+        block_ids = tuple(
+            table[: -(-request.num_computed_tokens // scheduler.config.tokens_of(group))]
+            for group, table in enumerate(scheduler.blocks.tables_of(request.request_id).get_block_ids())
+        )
         connector = scheduler.connector
         holds_tail = bool(tails) and connector.register_finished_partial_tail(request, block_ids, tails)
         if scheduler.all_groups:

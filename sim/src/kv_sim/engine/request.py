@@ -191,6 +191,11 @@ class SimRequest:
         full = tokens // self._block_size
         return self._block_hashes[self.hashes_per_block - 1 : full * self.hashes_per_block : self.hashes_per_block]
 
+    def hashes_in_parts_up_to(self, tokens: int, parts: int) -> Sequence[bytes]:
+        """The same, if each full block is divided into ``parts``: the hash of each part."""
+        step = self.hashes_per_block // parts
+        return self._block_hashes[step - 1 : tokens // self._block_size * self.hashes_per_block : step]
+
     def fine_hashes_up_to(self, tokens: int) -> Sequence[bytes]:
         """All hashes of the first ``tokens`` tokens, known or not."""
         return self._block_hashes[: tokens * self.hashes_per_block // self._block_size]
@@ -208,11 +213,14 @@ class SimRequest:
             yield story.block_hashes[last :: self.hashes_per_block][: tokens // self._block_size]
         yield self.hashes_up_to(self.num_tokens)
 
-    def all_blocks(self) -> Iterator[tuple[bytes, bytes | None, list[int]]]:
-        """Each full block that it may ever have: its hash, the one before it, and its tokens."""
-        size, last = self._block_size, self.hashes_per_block - 1
+    def all_blocks(self, parts: int = 1) -> Iterator[tuple[bytes, bytes | None, list[int]]]:
+        """Each full block that it may ever have: its hash, the one before it, and its tokens.
+
+        The same if each is divided into ``parts``.
+        """
+        size, step = self._block_size // parts, self.hashes_per_block // parts
         for story in self.stories:
-            names = story.block_hashes[last :: self.hashes_per_block]
+            names = story.block_hashes[step - 1 :: step]
             for index, name in enumerate(names):
                 yield name, names[index - 1] if index else None, story.tokens[index * size : (index + 1) * size]
 
@@ -225,14 +233,17 @@ class SimRequest:
                     before = story.block_hashes[index - 1] if index else None
                     yield before, part, story.tokens[index * size : (index + 1) * size]
 
-    def images_by_hash(self) -> dict[bytes, tuple[str, int]]:
-        """Hash of the block (and of the part of a block) with its image -> the image, and its position there."""
+    def images_by_hash(self, parts: int | None = None) -> dict[bytes, tuple[str, int]]:
+        """Hash of the block (and of the part of a block) with its image -> the image, and its position there.
+
+        With ``parts``: of the one of so many parts of a block.
+        """
         found: dict[bytes, tuple[str, int]] = {}
         image, count = self.spec.seen, self.hashes_per_block
         if image is None:
             return found
         for story in self.stories:
-            for hashes in (1, count):
+            for hashes in (1, count) if parts is None else (count // parts,):
                 size = self._block_size // count * hashes
                 index = (image.at // size + 1) * hashes - 1
                 if index < len(story.block_hashes):

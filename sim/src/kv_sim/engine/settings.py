@@ -27,7 +27,10 @@ def vllm_config(config: WorldConfig, subject: Subject, rank: int = 0, place: Pla
     return SimpleNamespace(
         **of_model,
         kv_transfer_config=subject.transfer_config(config, place.engine_id),
-        cache_config=SimpleNamespace(block_size=config.block_size, enable_prefix_caching=config.prefix_caching),
+        cache_config=SimpleNamespace(
+            block_size=min(map(config.tokens_of, range(len(config.groups)))),
+            enable_prefix_caching=config.prefix_caching,
+        ),
         parallel_config=SimpleNamespace(
             tensor_parallel_size=config.tp_size,
             pipeline_parallel_size=config.pp_size,
@@ -82,7 +85,7 @@ def layer_name(group: int, layer: int) -> str:
 def _spec(config: WorldConfig, group: GroupConfig) -> Any:
     return SimpleNamespace(
         kind=KINDS[group.kind],
-        block_size=config.block_size,
+        block_size=config.block_size // group.parts,
         sliding_window=group.window if group.kind == "sliding" else None,
         page_size_bytes=config.page_bytes,
         hands_over_states=group.kind == "state" and config.hands_over_states,

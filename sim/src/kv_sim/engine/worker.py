@@ -121,9 +121,10 @@ class Worker:
         self.device.copy_blocks(step.output.kv_cache_block_copies or (), step.number)
 
     def _forward(self, step: Step) -> None:
-        windows = tuple(group.window for group in self.config.groups)
+        groups = self.config.groups
+        windows, parts = tuple(group.window for group in groups), tuple(group.parts for group in groups)
         launched = LaunchedStep(
-            step.number, step.attentions, step.poison, step.problems, self.config.block_size, windows
+            step.number, step.attentions, step.poison, step.problems, self.config.block_size, windows, parts
         )
         loaded = {block for blocks in step.sync_targets.values() for block in blocks}
         for name, (group, layer) in self._places.items():

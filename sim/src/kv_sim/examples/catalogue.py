@@ -134,7 +134,9 @@ OFFLOAD_HASTY: Final = offloading(load_timeout_seconds=1, store_timeout_seconds=
 OFFLOAD_AGAIN: Final = fenced(store_threshold=3)
 """Stores a block when it is computed for the third time."""
 
-NOT_EVICTED: Final = frozenset({Trait.ZEROING, Trait.GROUPS, Trait.STATES, Trait.KEEPS, Trait.EVENTS})
+NOT_EVICTED: Final = frozenset(
+    {Trait.ZEROING, Trait.GROUPS, Trait.STATES, Trait.UNEQUAL, Trait.KEEPS, Trait.EVENTS}
+)
 """What a connector can't claim that stores when blocks are given away: what is on the GPU isn't kept, and single
 blocks of windows and states are given away before."""
 OFFLOAD_EVICTED: Final = offloading(
@@ -170,6 +172,7 @@ P2P: Final = Subject(
     frozenset(
         {
             Trait.GROUPS,
+            Trait.UNEQUAL,
             Trait.RANKS,
             Trait.FAILURES,
             Trait.LOSSES,

@@ -222,7 +222,7 @@ def _world(values: dict[str, Any]) -> WorldConfig:
         where = f"world.groups[{index}]"
         if not isinstance(group, dict):
             raise Bad(f"{where}: expected an object, got {word(group)}")
-        check_keys(where, group, get_type_hints(GroupConfig), optional={"window"})
+        check_keys(where, group, get_type_hints(GroupConfig), optional={"window", "parts"})
         if group.get("window", 0) < 0:
             raise Bad(f"{where}.window: at least 0, got {group['window']}")
     if not values["groups"]:

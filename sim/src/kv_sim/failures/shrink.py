@@ -91,6 +91,8 @@ class Shrinker:
         """Try all changes, again and again, until nothing gets simpler or there are no tries left."""
         if not self.try_history(self.best.history):
             return
+        if self.best.config.is_unequal:  # before requests are so short that they fill only the smaller blocks
+            self.try_history(self.best.history, _with_groups(self.best.config, _whole(self.best.config)))
         before = None
         while before != (self.best.history, self.best.config) and self.may_try:
             before = (self.best.history, self.best.config)
@@ -173,7 +175,7 @@ class Shrinker:
             for value in values:
                 if getattr(config, name) == value:
                     break
-                simpler = replace(config, **{name: value})
+                simpler = _with_groups(config, value) if name == "groups" else replace(config, **{name: value})
                 if not simpler.run_ahead:
                     simpler = replace(simpler, async_scheduling=False)
                 if self.try_history(self.best.history, fit(simpler)):
@@ -285,3 +287,13 @@ def _plainer(spec: dict[str, Any], block_size: int) -> list[dict[str, Any]]:
         {"output_tokens": 1, "max_tokens": 1},
     ]
     return changes + [{"shared_tokens": length} for length in reversed(lengths) if 0 < length < shared]
+
+
+def _whole(config: WorldConfig) -> tuple[GroupConfig, ...]:
+    """A world's groups with blocks of one size."""
+    return tuple(replace(group, parts=1) for group in config.groups)
+
+
+def _with_groups(config: WorldConfig, groups: tuple[GroupConfig, ...]) -> WorldConfig:
+    """A world with groups whose blocks have one size: it needs no more hashes for blocks of several."""
+    return replace(config, groups=groups, hashes_per_block=1 if config.is_unequal else config.hashes_per_block)

@@ -122,7 +122,7 @@ class Arrivals:
             return min(last + random.choice([1, size, size + 1]), room)
         blocks = random.randint(1, max(1, room // size - 1))
         ends = [-1, 0, 0, 1]
-        if self._config.hashes_per_block > 1:
+        if self._config.is_fine:
             hashed = size // self._config.hashes_per_block
             ends += [hashed, hashed + 1, size - hashed + 1]
         return max(1, min(room, blocks * size + random.choice(ends)))

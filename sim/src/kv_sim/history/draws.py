@@ -50,10 +50,24 @@ def config_for(subject: Subject, random: Random, engine: str = BUILTIN_ENGINE) -
         config = with_failing_loads(with_loads(config))
     else:
         config = with_loads(config)
-    if Trait.IMAGES in subject.traits and engine == BUILTIN_ENGINE:
-        config = with_images(config)
     config = with_drafter(with_pauses(with_stages(with_sessions(config))))
+    if engine == BUILTIN_ENGINE:
+        config = _with_what_only_ours_has(config, subject)
     return find_engine(engine).fit(with_little_room(config, subject))
+
+
+def _with_what_only_ours_has(config: WorldConfig, subject: Subject) -> WorldConfig:
+    if Trait.IMAGES in subject.traits:
+        config = with_images(config)
+    if Trait.UNEQUAL in subject.traits:
+        config = with_unequal_blocks(config)
+    # Of several groups little is found beside an engine's own cache. Of peers enough engines have none already.
+    return config if subject.serves_peers or STATE in config.groups else _with_more_loads(config)
+
+
+def _with_more_loads(config: WorldConfig) -> WorldConfig:
+    is_drawn = Random(repr(("more loads", _sizes(config)))).random() < 2 / 3
+    return replace(config, prefix_caching=False) if is_drawn and config.is_unequal else config
 
 
 def draw_config(random: Random, *, groups: int | None = None) -> WorldConfig:
@@ -112,6 +126,28 @@ def with_states(config: WorldConfig, random: Random) -> WorldConfig:
         hands_over_states=Random(repr(_sizes(config))).random() < 0.5,
         num_blocks=config.num_blocks * (len(kept) + 1) // len(config.groups),
     )
+
+
+def with_unequal_blocks(config: WorldConfig) -> WorldConfig:
+    """Give the groups of half of the worlds that have several blocks of different sizes; their sizes decide which.
+
+    Those of states are the largest, as in vLLM, which makes blocks larger until all pages have the same bytes. A
+    world with a stranger that has blocks of another size is left as it is.
+    """
+    random = Random(repr(("unequal blocks", _sizes(config))))
+    if random.random() < 0.5 or len(config.groups) == 1 or config.is_fine or config.stranger == "blocks":
+        return config
+    most = random.choice([parts for parts in (2, 4) if config.block_size % parts == 0])
+    places = [place for place, group in enumerate(config.groups) if group != STATE]
+    chosen = random.sample(places, random.randint(1, min(len(places), len(config.groups) - 1)))
+    groups = tuple(
+        replace(group, parts=most) if place in chosen else group for place, group in enumerate(config.groups)
+    )
+    unequal = replace(config, groups=groups, hashes_per_block=most)
+    span = unequal.blocks_per_span
+    if STATE in groups:
+        return replace(unequal, num_blocks=max(config.num_blocks, 5 * span))
+    return replace(unequal, num_blocks=config.num_blocks * span // len(groups))
 
 
 def with_sessions(config: WorldConfig) -> WorldConfig:

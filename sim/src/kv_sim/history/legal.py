@@ -96,6 +96,7 @@ SITUATIONS: Final[Mapping[str, str]] = {
     "match: a preempted request loads": "it may be matched again before its preemption is reported",
     "match: the answer is dropped": "a match doesn't always become a load",
     "match: stages hold different layers": "chunk sizes differ by rank, and a rank may lack a group's layers",
+    "match: blocks of several sizes": "the groups' block tables have different lengths",
     "a request is preempted": "no waiting request is matched in that step",
     "a request resumes, runner V1": "it is listed with the running requests",
     "a request resumes, runner V2": "it is listed with the new requests",
@@ -141,6 +142,7 @@ SITUATIONS: Final[Mapping[str, str]] = {
 
 SITUATION_NEEDS: Final[Mapping[str, Trait]] = {
     "match: stages hold different layers": Trait.RANKS,
+    "match: blocks of several sizes": Trait.UNEQUAL,
     "a block is copied on write": Trait.FINE,
     "match: more than the end of a block": Trait.FINE,
     "match: less than the end of a block": Trait.FINE,

@@ -171,7 +171,7 @@ class Router:
         here = [one for at, one in self._wanted if at is engine]
         tokens = [longest, *(one.spec.total_tokens for one in [*here, request])]
         drafts = 2 * config.spec_tokens
-        blocks = sum(-(-(count + drafts) // config.block_size) for count in tokens) * len(config.groups)
+        blocks = sum(-(-(count + drafts) // config.block_size) for count in tokens) * config.blocks_per_span
         if blocks + SPARE >= config.num_blocks:
             return False
         self._wanted.append((engine, request))

@@ -26,8 +26,12 @@ class Kernels:
         self._rank = rank
         self._config = config
         self._shadow = shadow
-        self._of_group = [memory[:, :layers] for layers in config.layers_of(rank)]
-        """Each group's part of the memory: the layers that it has on this rank."""
+        self._sizes = [config.tokens_of(group) for group in range(len(config.groups))]
+        self._of_group = [
+            memory[:, :layers, :size] for layers, size in zip(config.layers_of(rank), self._sizes, strict=True)
+        ]
+        """Each group's part of the memory: the layers that it has on this rank. Of a page with more bytes than the
+        tokens of its blocks take, it is the beginning."""
         self.keys = self.keys_of(rank)
         self.others: list[Kernels] = []
         """One of each other engine, to find where wrong bytes come from."""
@@ -48,7 +52,7 @@ class Kernels:
                 self._write(step, attention, group)
         for attention in step.attentions:
             for group in self._tokens:
-                self._read(step, attention, group, step.first_read(attention, step.windows[group]))
+                self._read(step, attention, group, step.first_read(attention, group))
                 if self._config.has_tails:
                     self._read_end(step, attention, group)
         # A problem may be of another rank, or of a layer that read loaded blocks: all later results are wrong.
@@ -59,9 +63,9 @@ class Kernels:
 
     def read_loaded(self, step: LaunchedStep, blocks: Collection[int], group: int, layer: int) -> None:
         """A layer reads blocks that the step loads: the full ones of its group among ``blocks``, but no states."""
-        size = self._config.block_size
+        size = self._sizes[group]
         for attention in step.attentions if group in self._tokens else ():
-            first = step.first_read(attention, step.windows[group])
+            first = step.first_read(attention, group)
             for index, block in enumerate(attention.tables[group][: attention.start // size]):
                 if index >= first and block in blocks:
                     expected = attention.hashes[index * size : (index + 1) * size] ^ self.keys[group][layer]
@@ -81,11 +85,10 @@ class Kernels:
         """
         if block in step.poison:
             return True
-        size = self._config.block_size
-        appends, settled = copy.settled.get(block, ("", size))
+        appends, settled = copy.settled.get(block, ("", 0))
         for attention in step.attentions:
-            last = settled if attention.request_id == appends else size
-            for group, table in enumerate(attention.tables):
+            for group, (table, size) in enumerate(zip(attention.tables, self._sizes, strict=True)):
+                last = settled if attention.request_id == appends else size
                 if self._config.groups[group].kind == "state":
                     if any(left == block for left, _ in attention.moves(group, size).after):
                         return True
@@ -116,7 +119,7 @@ class Kernels:
         """The slots in which a draft model writes beyond the step's tokens, and the words that it writes."""
         if group in attention.ahead:
             words = attention.ahead[group] ^ self.keys[group][-1]
-            yield from _places(attention.tables[group], self._config.block_size, attention.end, words)
+            yield from _places(attention.tables[group], self._sizes[group], attention.end, words)
 
     def _spoil(self, attention: Attention) -> None:
         """Spoil the slots that a request wrote, since it read wrong bytes."""
@@ -127,11 +130,11 @@ class Kernels:
     def _written(self, attention: Attention, group: int) -> Iterator[tuple[int, slice, Words]]:
         """The slots that a request writes: block, slots in it, and the hashes of their tokens."""
         hashes = attention.hashes[attention.start : attention.end]
-        return _places(attention.tables[group], self._config.block_size, attention.start, hashes)
+        return _places(attention.tables[group], self._sizes[group], attention.start, hashes)
 
     def _read(self, step: LaunchedStep, attention: Attention, group: int, first: int) -> None:
         """Read the full blocks of a group from the ``first`` on."""
-        size = self._config.block_size
+        size = self._sizes[group]
         full = attention.end // size
         table = attention.tables[group][first:full]
         if table:
@@ -160,7 +163,7 @@ class Kernels:
         differs = got != expected[:, None]
         if differs.any():
             index, layer, offset = (int(x) for x in np.argwhere(differs)[0])
-            token = (first + index) * self._config.block_size + offset
+            token = (first + index) * self._sizes[group] + offset
             self._note(step, attention, token, group, (table[index], layer, offset))
 
     def _note(

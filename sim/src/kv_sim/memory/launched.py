@@ -66,26 +66,30 @@ class LaunchedStep:
     block_size: int
     windows: tuple[int, ...]
     """Window of each group in tokens; 0: all of it."""
+    parts: tuple[int, ...] = ()
+    """Into how many blocks of each group ``block_size`` tokens are divided; empty: into none."""
     reads: set[int] = field(default_factory=set)
     writes: set[int] = field(default_factory=set)
 
     def __post_init__(self) -> None:
+        sizes = [self.block_size // count for count in self.parts or [1] * len(self.windows)]
         for attention in self.attentions:
-            for group, (table, window) in enumerate(zip(attention.tables, self.windows, strict=True)):
+            for group, (table, size) in enumerate(zip(attention.tables, sizes, strict=True)):
                 if group in attention.states:
                     moves = attention.states[group]
                     self.reads.update(() if moves.before is None else (moves.before,))
                     self.writes.update(block for block, _ in moves.after)
                     continue
-                first = self.first_read(attention, window)
-                last = (attention.end - 1) // self.block_size
+                first = self.first_read(attention, group)
+                last = (attention.end - 1) // size
                 self.reads.update(table[first : last + 1])
                 end = attention.end + len(attention.ahead.get(group, ()))
-                self.writes.update(table[attention.start // self.block_size : -(-end // self.block_size)])
+                self.writes.update(table[attention.start // size : -(-end // size)])
         # An engine that keeps only some states has no blocks for the others.
         self.reads.discard(NULL)
         self.writes.discard(NULL)
 
-    def first_read(self, attention: Attention, window: int) -> int:
+    def first_read(self, attention: Attention, group: int) -> int:
         """Index of the first block that the attention of a group reaches back to."""
-        return max(0, attention.start - window + 1) // self.block_size if window else 0
+        window, parts = self.windows[group], self.parts[group] if self.parts else 1
+        return max(0, attention.start - window + 1) // (self.block_size // parts) if window else 0

@@ -6,7 +6,7 @@ or write) and from running copies (pages they have yet to move).
 """
 
 import sys
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Sequence
 from operator import index
 from typing import Any, Final, NamedTuple, Protocol
 
@@ -95,14 +95,23 @@ class Shadow:
     # -- loads ---------------------------------------------------------------------------------
 
     def expect_load(
-        self, request_id: str, tables: Iterable[list[int]], tokens: range, block_size: int, step: int | None
+        self,
+        request_id: str,
+        tables: Sequence[list[int]],
+        tokens: range,
+        block_size: int,
+        step: int | None,
+        parts: Sequence[int] = (),
     ) -> list[int]:
         """A load of a request's tokens was announced: it may write their blocks in ``tables``.
 
         Returns these blocks. The load belongs to ``step``, or, if that is None, goes on until it is reported.
+        ``parts``: into how many blocks of each table ``block_size`` is divided; empty: into none.
         """
-        first, last = tokens.start // block_size, -(-tokens.stop // block_size)
-        targets = [block for table in tables for block in table[first:last] if block]
+        targets = []
+        for table, count in zip(tables, parts or [1] * len(tables), strict=True):
+            size = block_size // count
+            targets += [block for block in table[tokens.start // size : -(-tokens.stop // size)] if block]
         if step is None:
             self.load_rights.update(dict.fromkeys(targets, request_id))
         else:

@@ -32,7 +32,11 @@ def describe_state(request: SimRequest) -> str:
 
 def describe_world(config: WorldConfig) -> str:
     """The sizes of a world in a line."""
-    groups = ", ".join(f"{g.kind} {g.window}" if g.window else g.kind for g in config.groups)
+    groups = ", ".join(
+        (f"{g.kind} {g.window}" if g.window else g.kind)
+        + (f" in blocks of {config.block_size // g.parts}" if g.parts > 1 else "")
+        for g in config.groups
+    )
     parts = [
         f"{config.num_blocks} blocks of {config.block_size}",
         f"groups: {groups}",
@@ -48,7 +52,7 @@ def describe_world(config: WorldConfig) -> str:
         parts.append(f"{config.engines} engines, the second {other.role} with {other.num_blocks} blocks")
         if config.stranger != "none":
             parts[-1] += f"{_of_size(config, other)}, a stranger: {STRANGERS[config.stranger]}"
-    if config.hashes_per_block > 1:
+    if config.is_fine:
         parts.append(f"{config.hashes_per_block} hashes a block")
     if config.images:
         parts.append("images")

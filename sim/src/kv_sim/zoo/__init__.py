@@ -13,6 +13,7 @@ in kv-offload's connector    ``offload``, ``offload_books``, ``offload_states``,
 in media below it            ``media`` (their manager), ``files`` (their copies)
 in kv-p2p's connector        ``pulls``, ``pulls_of_groups``, ``holds``
 in both, of what clients say ``clients``
+in both, of sizes of blocks  ``unequal``
 in kv-multi's                ``several``
 ============================ ==============================================================================
 """

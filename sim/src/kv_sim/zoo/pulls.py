@@ -263,3 +263,26 @@ class DeclinesWithLocalHits(WorldP2PConnector):
     """A consumer that has the beginning of a prompt declines the ticket, and computes the rest."""
 
     scheduler_class = _PullsAllOrNothingSide
+
+
+class _CountsFromTheEnd(Consumer):
+    def begin_pull(self, request: Request, blocks: KVCacheBlocks, num_tokens: int) -> None:
+        ticket, before = self._tickets.get(request.request_id), len(self._pulls)
+        super().begin_pull(request, blocks, num_tokens)
+        for index, pull in enumerate(self._pulls[before:], before):
+            assert ticket is not None
+            ends = [-(-ticket.num_tokens // group.block_size) for group in self._shape.groups]
+            parts = zip(pull.parts, ends, strict=True)
+            self._pulls[index] = replace(
+                pull, parts=tuple(part._replace(first=end - len(part.block_ids)) for part, end in parts)
+            )
+
+
+class _CountsFromTheEndSide(PartedP2PScheduler):
+    consumer = _CountsFromTheEnd
+
+
+class PullsTheLastOnes(WorldP2PConnector):
+    """As many blocks as are missing are pulled from the end of a hold, although a longer prompt lacks others."""
+
+    scheduler_class = _CountsFromTheEndSide

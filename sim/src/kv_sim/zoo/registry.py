@@ -43,6 +43,7 @@ from kv_sim.zoo import (
     shared,
     sleeps,
     transfers,
+    unequal,
 )
 from kv_sim.zoo import several as multi
 from kv_sim.zoo.planted import Planted, plant
@@ -244,6 +245,7 @@ _OFFLOADED: Final = (
     plant(offload_states.StatesKeptUntilTheEnd, "", _I.OWNERSHIP, _FENCED, _I.CONTENT),
     plant(offload_states.TailsNamedByTheHashBefore, "", _I.CONTENT, _TAILS),
     plant(offload_states.TailsReadFromTables, "", _I.OWNERSHIP, _TAILS, _I.CONTENT),
+    plant(unequal.BlocksOfTheFirst, "LMCache#3571", _I.OWNERSHIP, _FENCED, _I.CONTENT, _I.HITS),
 )
 
 _HANDED_OVER: Final = (
@@ -269,9 +271,11 @@ _HANDED_OVER: Final = (
     plant(holds.HoldsAllThereIs, "", _I.LIVENESS, P2P_CROWDED),
     plant(clients.TrustsWordsOfTickets, "", _I.NO_CRASH, P2P),
     plant(pulls_of_groups.LastTokenFromAWindowPassed, "", _I.CONTENT, P2P),
-    plant(pulls_of_groups.GroupsSwapped, "", _I.CONTENT, P2P),
+    plant(pulls_of_groups.GroupsSwapped, "", _I.CONTENT, P2P, _I.PROTOCOL),
     plant(pulls_of_groups.NullBlocksPulled, "", _I.PROTOCOL, P2P),
     plant(pulls_of_groups.PromisesWhatSlid, "", _I.PROTOCOL, P2P),
+    plant(pulls.PullsTheLastOnes, "#50558", _I.CONTENT, P2P),
+    plant(unequal.HoldsOfTheFirstSize, "", _I.HITS, P2P, _I.PROTOCOL),
     plant(pulls_of_groups.FailedGroupsToldByBlock, "#45474", _I.PROTOCOL, P2P, _I.CONTENT),
 )
 
