@@ -146,7 +146,7 @@ def test_what_is_async_is_told_so_and_never_run(name: str, yields: bool, is_sile
         referee.switched_off.add(Invariant.PROTOCOL)
     connector, guard, _ = guarded(referee)
     connector.answer = reply_in_parts() if yields else reply()
-    said = f"scheduler side, {name} answered a coroutine, which nobody awaits: write it without async"
+    said = f"scheduler side, {name} answered a coroutine, which isn't awaited: write it without async"
     with pytest.raises(HistoryEnds if is_silent else Violation, match=f"{said}$"):
         getattr(guard, name)(REQUEST, 0)
 

@@ -342,9 +342,7 @@ def test_nothing_is_prepared_for_a_request_that_has_ended() -> None:
     manager.answer = []
     guard.on_request_finished(context)
     [said] = told_of(lambda: guard.prepare_stores([([A], context)]))
-    assert said.startswith(
-        "the medium's Quick.prepare_stores is called for request r1, of which on_request_finished"
-    )
+    assert said.startswith("the medium's Quick.prepare_stores is called for request r1 after on_request_finished")
 
 
 def test_what_was_answered_is_not_offered_again_and_again() -> None:

@@ -71,7 +71,7 @@ def test_what_a_connector_does_not_claim_is_noted(kv_sim: Callable[[str], Result
 
 def test_groups_are_refused_where_there_can_be_one(kv_sim: Callable[[str], Result], schedule: Path) -> None:
     text = schedule.read_text()
-    group = '{"kind": "full", "window": 0}'
+    group = '{"kind": "full", "window": 0, "parts": 1}'
     schedule.write_text(text.replace(f"[{group}]", f"[{group}, {group}]"))
     code, _, err = kv_sim(f"kv-sim replay-schedule {schedule} --connector later")
     assert code == 2

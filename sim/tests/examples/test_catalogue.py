@@ -39,8 +39,8 @@ def offload(**settings: Any) -> Connector:
     return "TimedOffloadingConnector", {**spec, "load_timeout_seconds": 12, **settings}
 
 
-NOT_MEMORY = "states fine failures losses counts"
-NOT_LATER = "groups states fine losses events counts"
+NOT_MEMORY = "states unequal fine failures losses counts"
+NOT_LATER = "groups states unequal fine losses events counts"
 NOT_PATIENT = f"{NOT_LATER} zeroing reset"
 SHARED: Connector = ("SharedConnector", {"store": "{folder}"})
 NOT_SHARED = f"{NOT_MEMORY} events"
@@ -96,7 +96,7 @@ KNOWN: dict[str, tuple[list[Connector], str, tuple[int, int, bool], dict[str, st
     "offload-again": ([offload(hold_blocks="never", store_threshold=3)], "zeroing", (1, 3, True), {}),
     "offload-evicted": (
         [offload(hold_blocks="never", store_when="evicted", offload_prompt_only=False)],
-        "zeroing groups states keeps events",
+        "zeroing groups states unequal keeps events",
         (1, 1, True),
         {},
     ),

@@ -127,7 +127,7 @@ def test_what_a_load_may_write_is_known_at_the_allocation(ledger, local, externa
     ledger.begin_step()
     ledger.matched("a", local, (external, is_async))
     ledger.allocated("a", ([1, 2, 3], [5, 6, 0]), external)
-    assert [shadow.owner(block) for block in (1, 3, 6, 4)] == ["request a"] * 3 + ["nobody"]
+    assert [shadow.owner(block) for block in (1, 3, 6, 4)] == ["request a"] * 3 + ["no request"]
     if is_async:
         assert (ledger.async_targets, ledger.sync_targets) == (loaded, {})
         assert (shadow.load_rights, shadow.step_rights) == (dict.fromkeys(loaded, "a"), {})
