@@ -123,6 +123,6 @@ def test_a_connector_that_forgets_the_mark_finds_too_much(ours, monkeypatch):
     for drafter in DRAFTERS:
         found = found_in(ours, replace(WORLD, drafter=drafter), *actions)
         if drafter == "mtp":
-            assert found is not None and "which would show what comes after them" in found, found
+            assert found is not None and "a draft model's KV of a token depends on the next token" in found, found
         else:
             assert found is None, (drafter, found)

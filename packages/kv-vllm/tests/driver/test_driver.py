@@ -549,7 +549,7 @@ class Nothing(Joined):
     ("said", "told"),
     [
         (Joined, "NO-CRASH  vLLM, what the workers report, joined: KeyError: 'nowhere' ("),
-        (Nothing, "PROTOCOL  Nothing.aggregate answered None, expected the joined "),
+        (Nothing, "PROTOCOL  Nothing.aggregate answered None, expected the reports of two workers as one"),
     ],
 )
 def test_what_two_workers_say_and_cannot_be_joined_is_the_connectors_fault(monkeypatch, said, told):

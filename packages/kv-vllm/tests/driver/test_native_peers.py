@@ -45,7 +45,7 @@ def test_what_is_wanted_must_be_held():
     holds_nothing = Subject("HoldsNothing", "kv_vllm_peers", traits=frozenset({Trait.HOLDS}), serves_peers=True)
     found = run_seed(holds_nothing, 0, engine="vllm").failure
     assert found is not None and found.violation.invariant is Invariant.HITS
-    assert "its blocks are wanted by another engine" in found.violation.message
+    assert "neither held its blocks nor left a ticket" in found.violation.message
     assert run_seed(replace(holds_nothing, traits=frozenset()), 0, engine="vllm").failure is None
 
 

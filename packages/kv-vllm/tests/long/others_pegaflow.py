@@ -52,7 +52,9 @@ def test_what_isnt_computed_yet_is_saved_of_who_reads_no_cache():
     history = [comes("r1", 9), rests, asks_for_logprobs, STEP, STEP, STEP, Action(Kind.ABORT, {"request": "r2"})]
     history += [rests, comes("r3", 48)]
     found = found_in(history, config)
-    assert found is not None and found.endswith("but nobody computed block 1 of them in this world"), found
+    assert found is not None and found.endswith(
+        "but no request with the same prefix, salt, adapter and images has computed block 1 of its tokens"
+    ), found
     found = found_in(history, config, without=[Invariant.HITS])
     assert found is not None and found.startswith("CONTENT  request r2 token 12: rank 0 block "), found
     assert found_in(history, config, MENDED) is None
@@ -95,7 +97,9 @@ def test_it_does_not_look_which_group_is_a_draft_model_s():
     """vLLM's connector finds a chunk less of that, since what is kept of a token depends on the next one."""
     config = replace(CONFIG, drafter="mtp", spec_tokens=1)
     found = found_in([comes("r1", 5)], config, MENDED)
-    assert found is not None and "but nobody computed block 1, which would show what comes after" in found, found
+    assert (
+        found is not None and "but no request has computed block 1 of this prompt: a draft model's KV" in found
+    ), found
     assert found_in([comes("r1", 5)], replace(config, drafter="eagle"), MENDED) is None, "vLLM marks no group"
 
 

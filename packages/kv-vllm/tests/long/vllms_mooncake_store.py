@@ -120,7 +120,7 @@ def test_a_producer_loads_into_what_a_step_under_way_computes(role):
 def test_events_do_not_tell_the_adapter():
     history = [comes("r1", adapter="s")]
     found = found_in(history, traits=TELLS)
-    assert found.startswith("ACCOUNTING  of blocks "), found
+    assert found.startswith("ACCOUNTING  an event for blocks "), found
     assert found.endswith("4, 's')"), found
     assert found_in(history, subject=MENDED, traits=TELLS) is None
 
@@ -131,7 +131,7 @@ def test_events_do_not_tell_what_is_gone(how):
     history = [*STORED, reset if how == "reset" else gone, comes("r2")]
     found = found_in(history, subject=MENDED, traits=TELLS | {Trait.RESET})
     assert found.startswith("ACCOUNTING  an event stores block "), found
-    assert found.endswith("which an earlier event stored, and no event has removed since"), found
+    assert found.endswith("but an earlier event stored it, and no event has removed it since"), found
 
 
 def gone(world):

@@ -83,7 +83,7 @@ def test_one_prompt_of_two_is_stored_twice():
     both = [comes("r1"), comes("r2", skip_reading_prefix_cache=True)]
     found = found_in(both, traits=EVENTS)
     assert found.startswith("ACCOUNTING  an event stores block "), found
-    assert found.endswith("which an earlier event stored, and no event has removed since")
+    assert found.endswith("but an earlier event stored it, and no event has removed it since")
     assert found_in(both, traits=EVENTS, name="Mended") is None
 
 

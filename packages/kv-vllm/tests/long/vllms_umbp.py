@@ -60,7 +60,7 @@ def test_a_store_before_its_step_would_be_seen(monkeypatch):
 def test_events_do_not_tell_the_adapter():
     history = [comes("r1", adapter="s")]
     found = found_in(history, traits=TELLS)
-    assert found.startswith("ACCOUNTING  of blocks "), found
+    assert found.startswith("ACCOUNTING  an event for blocks "), found
     assert found.endswith("4, 's')"), found
     assert found_in(history, subject=MENDED, traits=TELLS) is None
 
@@ -69,7 +69,7 @@ def test_events_do_not_tell_of_a_reset():
     reset = Action(Kind.RESET, {"running": False, "connector": True})
     found = found_in([*STORED, reset, comes("r2")], subject=MENDED, traits=TELLS | {Trait.RESET})
     assert found.startswith("ACCOUNTING  an event stores block "), found
-    assert found.endswith("which an earlier event stored, and no event has removed since"), found
+    assert found.endswith("but an earlier event stored it, and no event has removed it since"), found
 
 
 def test_events_remove_what_none_has_stored():
@@ -78,7 +78,7 @@ def test_events_remove_what_none_has_stored():
     history, traits = [comes("r1", 17), STEP, SETTLE, another, STEP, rests], frozenset({Trait.EVENTS})
     found = found_in(history, traits=traits, evicts=2)
     assert found.startswith("ACCOUNTING  an event removes block "), found
-    assert found.endswith("which no event had stored"), found
+    assert found.endswith("but no event has stored it there"), found
     assert found_in(history, subject=MENDED, traits=traits, evicts=2) is None
 
 
