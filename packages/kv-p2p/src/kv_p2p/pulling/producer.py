@@ -88,7 +88,7 @@ class Producer:
         most, held, blocks = self._max_held_blocks, len(self._holds_of), self._blocks_needed_by(request)
         if most is None:
             return False
-        if self._is_to_hold(request) and blocks <= most:
+        if self._is_asked_to_hold(request) and blocks <= most:
             of_others = self._blocks_to_come - self._to_be_held.get(request.request_id, 0)
             return held + of_others + blocks > most
         next_ones = len(self._shape.groups)  # for its next token an engine may want a block more of each group
@@ -96,7 +96,7 @@ class Producer:
 
     def begin_request(self, request: Request) -> None:
         """A request got blocks."""
-        if self._is_to_hold(request) and request.request_id not in self._to_be_held:
+        if self._is_asked_to_hold(request) and request.request_id not in self._to_be_held:
             self._to_be_held[request.request_id] = blocks = self._blocks_needed_by(request)
             self._blocks_to_come += blocks
 
@@ -104,7 +104,7 @@ class Producer:
         """A request has ended; whether it is held is decided next."""
         self._blocks_to_come -= self._to_be_held.pop(request_id, 0)
 
-    def _is_to_hold(self, request: Request) -> bool:
+    def _is_asked_to_hold(self, request: Request) -> bool:
         return self._transfer.is_kv_producer and _is_wanted(request)
 
     def _blocks_needed_by(self, request: Request) -> int:
