@@ -357,7 +357,10 @@ def test_with_each_request_goes_a_copy_or_none(shrunk: Any) -> None:
 
     copies = [act("fail", rank=0, copy=2), act("lose", rank=0, copy=3)]
     history = [add("r1"), add("r2"), STEP, copies[0], add("r3"), copies[1], STEP]
-    assert shrunk(rule, history)[0].history == [*(replace(one, args=one.args | {"copy": 0}) for one in copies), STEP]
+    assert shrunk(rule, history)[0].history == [
+        *(replace(one, args=one.args | {"copy": 0}) for one in copies),
+        STEP,
+    ]
 
 
 @pytest.mark.parametrize("first", [2, 1])
