@@ -28,8 +28,8 @@ from kv_sim.replay.caches.medium import Traffic
 from kv_sim.replay.caches.tally import ages_of, hits_by_tier, series_of
 from kv_sim.replay.fleet import Fleet, RoutedTrace
 from kv_sim.replay.parallel import replay_all
+from kv_sim.replay.readers.format import Turns
 from kv_sim.replay.readers.opening import open_stream
-from kv_sim.replay.readers.turns import Turns
 from kv_sim.replay.results import results_of
 from kv_sim.replay.routing import Routing
 from kv_sim.replay.sizing import sweep

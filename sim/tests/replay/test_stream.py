@@ -18,8 +18,8 @@ from kv_sim.replay.columns import Columns
 from kv_sim.replay.fleet import RoutedTrace
 from kv_sim.replay.parallel import replay_all
 from kv_sim.replay.readers import meaning, opening
-from kv_sim.replay.readers.naming import Evidence
 from kv_sim.replay.readers.opening import open_stream
+from kv_sim.replay.readers.requests.naming import Evidence
 from kv_sim.replay.results import CacheCounts, results_of
 from kv_sim.replay.units import Footprint
 

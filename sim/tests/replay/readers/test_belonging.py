@@ -5,12 +5,12 @@ import json
 import pytest
 
 from kv_sim.replay.columns import NO_SESSION
-from kv_sim.replay.readers import sessions as sessions_module
-from kv_sim.replay.readers.naming import IdMeaning, IdScope
 from kv_sim.replay.readers.opening import open_trace
 from kv_sim.replay.readers.options import TraceOptions
-from kv_sim.replay.readers.sessions import OwnIds, Retries
-from kv_sim.replay.readers.sharing import parse_sharing
+from kv_sim.replay.readers.requests import sessions as sessions_module
+from kv_sim.replay.readers.requests.naming import IdMeaning, IdScope
+from kv_sim.replay.readers.requests.sessions import OwnIds, Retries
+from kv_sim.replay.readers.requests.sharing import parse_sharing
 
 
 def written(file, *records):

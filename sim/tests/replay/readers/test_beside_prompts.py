@@ -6,9 +6,9 @@ import pytest
 from kv_sim_foreign_traces import SAID, lengths, user
 
 from kv_api import ConfigError
-from kv_sim.replay.readers.likely_columns import likely_columns
 from kv_sim.replay.readers.opening import open_trace
 from kv_sim.replay.readers.options import TraceOptions
+from kv_sim.replay.readers.unknown.likely_columns import likely_columns
 
 Q = "What is the meaning of it?"
 RULES = "Answer in one sentence, and politely. " * 20

@@ -9,16 +9,16 @@ import pytest
 from kv_api import ConfigError
 from kv_sim.replay.observed import NOTHING_SAID, Observation
 from kv_sim.replay.readers.account import Account
-from kv_sim.replay.readers.cached import cached_among, cached_of
+from kv_sim.replay.readers.chats.cached import cached_among, cached_of
+from kv_sim.replay.readers.chats.messages import Said
+from kv_sim.replay.readers.format import Turns
 from kv_sim.replay.readers.formats.cline import CLINE
-from kv_sim.replay.readers.messages import Said
-from kv_sim.replay.readers.observing import observation_of
 from kv_sim.replay.readers.opening import open_trace
 from kv_sim.replay.readers.options import TraceOptions
-from kv_sim.replay.readers.own_columns import parse_columns
 from kv_sim.replay.readers.record import Record
-from kv_sim.replay.readers.sharing import parse_sharing
-from kv_sim.replay.readers.turns import Turns
+from kv_sim.replay.readers.requests.observing import observation_of
+from kv_sim.replay.readers.requests.sharing import parse_sharing
+from kv_sim.replay.readers.unknown.own_columns import parse_columns
 
 ASKED = {"model": "m", "messages": [{"role": "user", "content": "abcd" * 100}], "timestamp": 5}
 PROMPT = 40

@@ -9,9 +9,9 @@ from kv_sim_foreign_traces import ASKED, CASES, MORE, SAID, captured, lengths, s
 
 from kv_api import ConfigError
 from kv_sim.replay.readers.catalogue import FORMATS
-from kv_sim.replay.readers.naming import IdScope
 from kv_sim.replay.readers.opening import open_trace
 from kv_sim.replay.readers.options import TraceOptions, Unsorted
+from kv_sim.replay.readers.requests.naming import IdScope
 
 NOW = {"inferenceTime": "2026-01-31T10:00:02Z"}
 BEDROCK = {"schemaType": "ModelInvocationLog", "timestamp": NOW["inferenceTime"]}

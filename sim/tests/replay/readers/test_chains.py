@@ -8,8 +8,8 @@ from hypothesis import settings as effort
 from hypothesis import strategies as st
 
 from kv_api import ConfigError
-from kv_sim.replay.readers import chains
-from kv_sim.replay.readers.chains import Chains
+from kv_sim.replay.readers.chats import chains
+from kv_sim.replay.readers.chats.chains import Chains
 from kv_sim.replay.readers.opening import open_trace
 from kv_sim.replay.readers.options import TraceOptions, Unsorted
 

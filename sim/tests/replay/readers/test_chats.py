@@ -6,8 +6,8 @@ from kv_api import ConfigError
 from kv_sim.replay.readers.formats.conversations import CONVERSATIONS
 from kv_sim.replay.readers.formats.dated import DATED
 from kv_sim.replay.readers.formats.openai import OPENAI
-from kv_sim.replay.readers.naming import IdScope
 from kv_sim.replay.readers.options import Unsorted
+from kv_sim.replay.readers.requests.naming import IdScope
 
 LONG = "0123456789" * 40
 """400 characters: 6 whole blocks and more."""

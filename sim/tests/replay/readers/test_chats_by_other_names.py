@@ -6,7 +6,7 @@ import json
 import pytest
 
 from kv_api import ConfigError
-from kv_sim.replay.readers.chat import role_of
+from kv_sim.replay.readers.chats.chat import role_of
 from kv_sim.replay.readers.opening import open_trace
 from kv_sim.replay.readers.options import TraceOptions, Unsorted
 

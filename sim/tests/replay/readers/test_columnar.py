@@ -15,12 +15,12 @@ from kv_sim_slow_replay import same
 
 from kv_api import ConfigError
 from kv_sim.replay.readers.catalogue import FORMATS
-from kv_sim.replay.readers.columnar import rows_of
-from kv_sim.replay.readers.objects import objects_of
+from kv_sim.replay.readers.files.columnar import rows_of
+from kv_sim.replay.readers.files.objects import objects_of
 from kv_sim.replay.readers.opening import open_trace
 from kv_sim.replay.readers.options import OnError, TraceOptions
-from kv_sim.replay.readers.own_columns import parse_columns
 from kv_sim.replay.readers.record import Moment
+from kv_sim.replay.readers.unknown.own_columns import parse_columns
 
 OF_SEVERAL_TYPES = {"langfuse", "langsmith"}
 """A field has a list in one record and text in another: no column is both."""

@@ -8,7 +8,7 @@ from kv_sim_slow_replay import same
 
 from kv_sim.replay.caches.shape import shape_of
 from kv_sim.replay.readers.catalogue import FORMATS
-from kv_sim.replay.readers.objects import gathered, objects_of
+from kv_sim.replay.readers.files.objects import gathered, objects_of
 from kv_sim.replay.readers.opening import open_trace
 
 READ = {

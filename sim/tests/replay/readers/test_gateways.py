@@ -8,7 +8,7 @@ from kv_sim_foreign_traces import ASKED, MORE, SAID, lengths, user
 from kv_api import ConfigError
 from kv_sim.replay.readers.opening import open_trace
 from kv_sim.replay.readers.options import TraceOptions
-from kv_sim.replay.readers.sharing import parse_sharing
+from kv_sim.replay.readers.requests.sharing import parse_sharing
 
 NONE = parse_sharing("none")
 

@@ -5,13 +5,13 @@ from pathlib import Path
 
 import pytest
 
+from kv_sim.replay.readers.files.source import files_of, lines_of
 from kv_sim.replay.readers.guess import guess_block_tokens
-from kv_sim.replay.readers.naming import Evidence, IdMeaning, IdScope, Naming, as_numbers, digest
 from kv_sim.replay.readers.opening import open_stream, open_trace
 from kv_sim.replay.readers.options import TraceOptions
 from kv_sim.replay.readers.record import Record
-from kv_sim.replay.readers.sessions import Conversations
-from kv_sim.replay.readers.source import files_of, lines_of
+from kv_sim.replay.readers.requests.naming import Evidence, IdMeaning, IdScope, Naming, as_numbers, digest
+from kv_sim.replay.readers.requests.sessions import Conversations
 
 
 def test_prefix_ids_of_a_session_stay_apart_from_each_other_and_from_other_sessions():

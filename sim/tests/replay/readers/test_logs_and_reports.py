@@ -9,8 +9,8 @@ from kv_sim_foreign_traces import ASKED, MORE, SAID, lengths, shared, user
 
 from kv_api import ConfigError
 from kv_sim.replay.readers.catalogue import FORMATS
-from kv_sim.replay.readers.naming import IdScope
-from kv_sim.replay.readers.sharing import parse_sharing
+from kv_sim.replay.readers.requests.naming import IdScope
+from kv_sim.replay.readers.requests.sharing import parse_sharing
 
 # -- aiperf's requests ---------------------------------------------------------------------------
 

@@ -14,10 +14,10 @@ import pytest
 from kv_sim_records import lines, mooncake
 
 from kv_api import ConfigError
+from kv_sim.replay.readers.files.source import files_of, zstd
 from kv_sim.replay.readers.opening import open_trace
 from kv_sim.replay.readers.options import OnError, TraceOptions
-from kv_sim.replay.readers.sharing import parse_sharing
-from kv_sim.replay.readers.source import files_of, zstd
+from kv_sim.replay.readers.requests.sharing import parse_sharing
 
 GOOD = json.dumps({"timestamp": 0, "input_length": 512, "output_length": 1, "hash_ids": [1]})
 HEADER = "arrived_at,num_prefill_tokens,num_decode_tokens"

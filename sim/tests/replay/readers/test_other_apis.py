@@ -8,7 +8,7 @@ from kv_sim_foreign_traces import ASKED, MORE, SAID, event, lengths, shared
 
 from kv_api import ConfigError
 from kv_sim.replay.readers.opening import open_trace
-from kv_sim.replay.readers.sharing import parse_sharing
+from kv_sim.replay.readers.requests.sharing import parse_sharing
 
 
 def gemini(*said, **more):

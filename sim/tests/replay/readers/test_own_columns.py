@@ -8,8 +8,8 @@ import pytest
 from kv_api import ConfigError
 from kv_sim.cli.main import main
 from kv_sim.replay import TraceOptions, open_trace
-from kv_sim.replay.readers.own_columns import PARTS, parse_columns
-from kv_sim.replay.readers.sharing import parse_sharing
+from kv_sim.replay.readers.requests.sharing import parse_sharing
+from kv_sim.replay.readers.unknown.own_columns import PARTS, parse_columns
 
 TABLE = "arrival,prompt,answer,user,blocks\n0.5,40,3,ann,1 2 3\n2,16,4,bob,9\n2.5,48,,ann,\n"
 

@@ -10,7 +10,7 @@ from kv_api import ConfigError
 from kv_sim.cli.main import main
 from kv_sim.replay import TraceOptions, open_trace
 from kv_sim.replay.columns import Columns
-from kv_sim.replay.readers.own_columns import parse_columns
+from kv_sim.replay.readers.unknown.own_columns import parse_columns
 
 TEXT = "the quick brown fox jumps over the lazy dog, twice "
 USER, MODEL = {"role": "user", "content": TEXT}, {"role": "assistant", "content": "It does."}

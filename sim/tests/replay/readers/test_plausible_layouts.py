@@ -7,9 +7,9 @@ import pytest
 from kv_sim_foreign_traces import lengths, user
 
 from kv_api import ConfigError
-from kv_sim.replay.readers.likely_columns import likely_columns
 from kv_sim.replay.readers.opening import open_trace
-from kv_sim.replay.readers.own_columns import parse_columns
+from kv_sim.replay.readers.unknown.likely_columns import likely_columns
+from kv_sim.replay.readers.unknown.own_columns import parse_columns
 
 RULES = "Say no more than you have to. " * 14
 ASKED = "what did you say to them then? " * 4

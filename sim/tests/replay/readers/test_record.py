@@ -7,11 +7,12 @@ import pytest
 
 from kv_api import ConfigError
 from kv_sim.replay.readers.catalogue import FORMATS
+from kv_sim.replay.readers.fields import ids_in, number, whole
 from kv_sim.replay.readers.format import Container, Format
 from kv_sim.replay.readers.opening import open_trace
 from kv_sim.replay.readers.options import TraceOptions
-from kv_sim.replay.readers.record import MOST_TOKENS, MalformedError, Record, ids_in, number, whole
-from kv_sim.replay.readers.sharing import parse_sharing
+from kv_sim.replay.readers.record import MOST_TOKENS, MalformedError, Record
+from kv_sim.replay.readers.requests.sharing import parse_sharing
 from kv_sim.replay.trace import EngineMemory
 from kv_sim.replay.units import MOST_BYTES
 

@@ -9,8 +9,8 @@ from kv_api import ConfigError
 from kv_sim.replay.readers.catalogue import FORMATS
 from kv_sim.replay.readers.opening import open_trace
 from kv_sim.replay.readers.options import OnError, TraceOptions
-from kv_sim.replay.readers.own_columns import parse_columns
-from kv_sim.replay.readers.sharing import parse_sharing
+from kv_sim.replay.readers.requests.sharing import parse_sharing
+from kv_sim.replay.readers.unknown.own_columns import parse_columns
 
 REPORTS = [
     (

@@ -9,7 +9,7 @@ from kv_sim_transcripts import ROLE, counted, item, tokens, told
 from kv_api import ConfigError
 from kv_sim.replay.readers.opening import open_trace
 from kv_sim.replay.readers.record import Record
-from kv_sim.replay.readers.text import Text
+from kv_sim.replay.readers.requests.text import Text
 
 
 def test_items_of_a_model_in_a_row_are_one_answer(read):

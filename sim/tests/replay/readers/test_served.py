@@ -11,7 +11,7 @@ from kv_sim_served_traces import CASES, chat_of, dynamo, measured
 from kv_api import ConfigError
 from kv_sim.replay.readers.opening import open_trace
 from kv_sim.replay.readers.options import OnError, TraceOptions
-from kv_sim.replay.readers.sharing import parse_sharing
+from kv_sim.replay.readers.requests.sharing import parse_sharing
 
 # -- Dynamo --------------------------------------------------------------------------------------
 

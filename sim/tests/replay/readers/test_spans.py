@@ -6,10 +6,10 @@ import pytest
 from kv_sim_foreign_traces import ASKED, SAID, lengths, otlp, shared, span, user
 
 from kv_api import ConfigError
-from kv_sim.replay.readers.naming import IdScope
 from kv_sim.replay.readers.opening import open_trace
 from kv_sim.replay.readers.options import TraceOptions, Unsorted
-from kv_sim.replay.readers.sharing import parse_sharing
+from kv_sim.replay.readers.requests.naming import IdScope
+from kv_sim.replay.readers.requests.sharing import parse_sharing
 
 
 def test_a_span_says_tools_instructions_and_numbered_messages(read):

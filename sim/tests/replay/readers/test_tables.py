@@ -6,10 +6,10 @@ from random import Random
 
 import pytest
 
+from kv_sim.replay.readers.files.table import Table
 from kv_sim.replay.readers.opening import open_trace
 from kv_sim.replay.readers.options import OnError, TraceOptions
-from kv_sim.replay.readers.sharing import parse_sharing
-from kv_sim.replay.readers.table import Table
+from kv_sim.replay.readers.requests.sharing import parse_sharing
 
 PARTS = ["a", " ", '"', '""', "\n", "\n\n", ",", ";", "\t", "1.5", "ü", ""]
 

@@ -9,7 +9,7 @@ from kv_api import ConfigError
 from kv_sim.replay.readers.extended_json import plain_of
 from kv_sim.replay.readers.opening import open_trace
 from kv_sim.replay.readers.options import OnError, TraceOptions
-from kv_sim.replay.readers.sharing import Sharing
+from kv_sim.replay.readers.requests.sharing import Sharing
 
 MADE_UP = "the trace has no times: one request a second is assumed"
 SPOKEN = {"messages": [{"role": "user", "content": "x" * 100}]}

@@ -11,7 +11,7 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 
 from kv_api import ConfigError
 from kv_sim.cli.main import main
-from kv_sim.replay.readers import text
+from kv_sim.replay.readers.requests import text
 
 WORDS = [f"w{number}" for number in range(60)]
 Read = Callable[..., tuple[list[Any], tuple[str, ...]]]

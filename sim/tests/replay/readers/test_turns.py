@@ -6,10 +6,11 @@ from random import Random
 import pytest
 
 from kv_api import ConfigError
+from kv_sim.replay.readers.format import Turns
 from kv_sim.replay.readers.opening import open_stream, open_trace
 from kv_sim.replay.readers.options import OnError, Partial, TraceOptions, Unsorted
 from kv_sim.replay.readers.record import Record
-from kv_sim.replay.readers.turns import Turns, look_added
+from kv_sim.replay.readers.requests.turns import look_added
 
 BLOCK = 4
 SAID = (

@@ -5,8 +5,8 @@ import json
 import pytest
 from kv_sim_foreign_traces import ASKED, MORE, SAID, lengths, shared
 
+from kv_sim.replay.readers.format import Turns
 from kv_sim.replay.readers.opening import open_trace
-from kv_sim.replay.readers.turns import Turns
 
 ADDS = "a later turn of a session is what it adds to the one before and its answer (--turns)"
 APART = (

@@ -6,11 +6,11 @@ import pytest
 from kv_sim_foreign_traces import ASKED, SAID, lengths, user
 
 from kv_api import ConfigError
-from kv_sim.replay.readers.likely_columns import likely_columns
 from kv_sim.replay.readers.opening import open_trace
 from kv_sim.replay.readers.options import TraceOptions
-from kv_sim.replay.readers.own_columns import parse_columns
-from kv_sim.replay.readers.sharing import parse_sharing
+from kv_sim.replay.readers.requests.sharing import parse_sharing
+from kv_sim.replay.readers.unknown.likely_columns import likely_columns
+from kv_sim.replay.readers.unknown.own_columns import parse_columns
 
 
 def answer(text):

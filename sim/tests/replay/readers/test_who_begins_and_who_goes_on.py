@@ -2,9 +2,9 @@
 
 import pytest
 
-from kv_sim.replay.readers.chat import chat
+from kv_sim.replay.readers.chats.chat import chat
 from kv_sim.replay.readers.record import Record
-from kv_sim.replay.readers.turns import look_apart
+from kv_sim.replay.readers.requests.turns import look_apart
 
 RULES, ASKED = "Answer in one word.", {"role": "user", "content": "What is it?"}
 

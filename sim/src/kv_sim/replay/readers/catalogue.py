@@ -4,8 +4,9 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 from kv_api import ConfigError
-from kv_sim.replay.readers.asked import object_in, path_in
-from kv_sim.replay.readers.chat import is_request
+from kv_sim.replay.readers.chats.asked import object_in, path_in
+from kv_sim.replay.readers.chats.chat import is_request
+from kv_sim.replay.readers.files.objects import BEFORE_JSON, FOR_PEOPLE, NAMELESS, looks_for_people
 from kv_sim.replay.readers.format import Container, Format
 from kv_sim.replay.readers.formats.aibrix import AIBRIX
 from kv_sim.replay.readers.formats.aiperf import AIPERF, INPUTS, TURNS
@@ -49,12 +50,11 @@ from kv_sim.replay.readers.formats.sglang import SGLANG, SGLANG_LOG, SGLANG_METR
 from kv_sim.replay.readers.formats.vidur import VIDUR
 from kv_sim.replay.readers.formats.vllm_custom import VLLM
 from kv_sim.replay.readers.formats.weka import WEKA
-from kv_sim.replay.readers.further_in import is_mere_body, way_to_records
 from kv_sim.replay.readers.guess import UNITS
-from kv_sim.replay.readers.likely_columns import are_records, likely_columns, unread_time, unsure_prompt
-from kv_sim.replay.readers.objects import BEFORE_JSON, FOR_PEOPLE, NAMELESS, looks_for_people
 from kv_sim.replay.readers.record import MalformedError
-from kv_sim.replay.readers.reports import report_of
+from kv_sim.replay.readers.unknown.further_in import is_mere_body, way_to_records
+from kv_sim.replay.readers.unknown.likely_columns import are_records, likely_columns, unread_time, unsure_prompt
+from kv_sim.replay.readers.unknown.reports import report_of
 
 FORMATS: Final[Mapping[str, Format]] = {
     one.name: one

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping
 from itertools import pairwise, takewhile
 from typing import Any, Final
 
-from kv_sim.replay.readers.asked import (
+from kv_sim.replay.readers.chats.asked import (
     answered_in,
     cached_in,
     for_each,
@@ -21,12 +21,13 @@ from kv_sim.replay.readers.asked import (
     object_in,
     told_in,
 )
-from kv_sim.replay.readers.chat import ANSWERS, chat, is_request, prompts_in, speaker_of, user
-from kv_sim.replay.readers.format import Container, Format
-from kv_sim.replay.readers.formats.mooncake import DelayedRecord, delay_of
-from kv_sim.replay.readers.record import MalformedError, Moment, Record, number, text_of
-from kv_sim.replay.readers.text import ASSUMED
-from kv_sim.replay.readers.turns import TURN_SECONDS, Turns
+from kv_sim.replay.readers.chats.chat import ANSWERS, chat, is_request, prompts_in, speaker_of, user
+from kv_sim.replay.readers.fields import number, text_of
+from kv_sim.replay.readers.format import Container, Format, Turns
+from kv_sim.replay.readers.formats.mooncake import delay_of
+from kv_sim.replay.readers.record import DelayedRecord, MalformedError, Moment, Record
+from kv_sim.replay.readers.requests.text import ASSUMED
+from kv_sim.replay.readers.requests.turns import TURN_SECONDS
 
 _MINUTE: Final = TURN_SECONDS * 1000
 _SENT: Final = "request_start_ns"

@@ -8,7 +8,7 @@ import base64
 from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
-from kv_sim.replay.readers.asked import (
+from kv_sim.replay.readers.chats.asked import (
     answered_in,
     cached_in,
     count_in,
@@ -19,11 +19,12 @@ from kv_sim.replay.readers.asked import (
     object_in,
     told_in,
 )
-from kv_sim.replay.readers.cached import cached_of
-from kv_sim.replay.readers.chat import prompts_in
+from kv_sim.replay.readers.chats.cached import cached_of
+from kv_sim.replay.readers.chats.chat import prompts_in
+from kv_sim.replay.readers.fields import number_or_date, text_of, whole
 from kv_sim.replay.readers.format import Container, Format
-from kv_sim.replay.readers.record import MalformedError, Record, number_or_date, text_of, whole
-from kv_sim.replay.readers.text import ASSUMED
+from kv_sim.replay.readers.record import MalformedError, Record
+from kv_sim.replay.readers.requests.text import ASSUMED
 
 
 def _requests(

@@ -10,11 +10,11 @@ from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 from kv_api import ConfigError
-from kv_sim.replay.readers.columnar import has_rows, is_columnar, rows_of
+from kv_sim.replay.readers.fields import TIMES
+from kv_sim.replay.readers.files.columnar import has_rows, is_columnar, rows_of
+from kv_sim.replay.readers.files.source import all_lines, first_bad_byte, lines_of, refuse_by_line, whole_text
+from kv_sim.replay.readers.files.table import NOT_CLOSED, Table
 from kv_sim.replay.readers.format import Container, Format
-from kv_sim.replay.readers.record import TIMES
-from kv_sim.replay.readers.source import all_lines, first_bad_byte, lines_of, refuse_by_line, whole_text
-from kv_sim.replay.readers.table import NOT_CLOSED, Table
 
 MAX_PROBLEM = 60
 NOT_TEXT: Final = "this is not text in UTF-8"

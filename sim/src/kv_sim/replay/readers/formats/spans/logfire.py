@@ -8,7 +8,7 @@ a span is matched with the next log of the same prompt.
 from collections import Counter
 from typing import Final
 
-from kv_sim.replay.readers.formats.otlp import Named, SpanOrEvent
+from kv_sim.replay.readers.formats.spans.otlp import Named, SpanOrEvent
 from kv_sim.replay.readers.record import Moment
 
 _KIND: Final = "logfire.span_type"

@@ -10,24 +10,13 @@ The last prompt of each session is kept in memory.
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from enum import Enum
 from typing import Final, NamedTuple
 
-from kv_sim.replay.readers.naming import digest
 from kv_sim.replay.readers.record import Id, Record
+from kv_sim.replay.readers.requests.naming import digest
 
 TURN_SECONDS: Final = 60
 """The time that is assumed between two turns, if the trace doesn't say it."""
-
-
-class Turns(Enum):
-    """What a later turn's record has."""
-
-    AUTO = "auto"
-    """Decided from the first records, for formats in which it may be either."""
-    WHOLE = "whole"
-    ADDED = "added"
-    """Only what it adds to the turn before and that turn's answer."""
 
 
 class _Part(NamedTuple):

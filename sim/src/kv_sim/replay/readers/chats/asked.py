@@ -12,20 +12,11 @@ from contextlib import suppress
 from dataclasses import replace
 from typing import Any, Final
 
-from kv_sim.replay.readers.cached import cached_among, cached_of
+from kv_sim.replay.readers.chats.cached import cached_among, cached_of
+from kv_sim.replay.readers.chats.usual import PROMPTS, as_usual
 from kv_sim.replay.readers.extended_json import plain_of
-from kv_sim.replay.readers.record import (
-    MalformedError,
-    Prompt,
-    Record,
-    name_of,
-    session_of,
-    spelled,
-    text_of,
-    time_of,
-    whole,
-)
-from kv_sim.replay.readers.usual import PROMPTS, as_usual
+from kv_sim.replay.readers.fields import name_of, session_of, spelled, text_of, time_of, whole
+from kv_sim.replay.readers.record import MalformedError, Prompt, Record
 
 SALT: Final = "cache_salt"
 """vLLM's field that keeps a request's blocks apart from those with another salt."""

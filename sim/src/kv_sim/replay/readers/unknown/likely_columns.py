@@ -4,11 +4,12 @@ import re
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Final
 
-from kv_sim.replay.readers.asked import counted_beside, json_in, object_in
-from kv_sim.replay.readers.chat import ANSWERS, answers_in, are_messages, is_request, role_of, speaker_of
-from kv_sim.replay.readers.own_prompts import messages_of, prompts_in_column
-from kv_sim.replay.readers.record import TIMES, MalformedError, ids_in, number_or_date, text_of, whole
-from kv_sim.replay.readers.usual import PROMPTS
+from kv_sim.replay.readers.chats.asked import counted_beside, json_in, object_in
+from kv_sim.replay.readers.chats.chat import ANSWERS, answers_in, are_messages, is_request, role_of, speaker_of
+from kv_sim.replay.readers.chats.usual import PROMPTS
+from kv_sim.replay.readers.fields import TIMES, ids_in, number_or_date, text_of, whole
+from kv_sim.replay.readers.record import MalformedError
+from kv_sim.replay.readers.unknown.own_prompts import messages_of, prompts_in_column
 
 _SURELY_TEXT: Final = ("prompt", "prompttext", "fullprompt", "userprompt")
 _SURELY_TOKENS: Final = ("prompttokenids", "inputids", "inputtokids", "inputtokenids")

@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import Any, Final, Protocol, cast
 
 from kv_api import ConfigError
-from kv_sim.replay.readers.asked import SALT
-from kv_sim.replay.readers.parts import has_media
+from kv_sim.replay.readers.chats.asked import SALT
+from kv_sim.replay.readers.chats.parts import has_media
 from kv_sim.replay.readers.record import Id, Record
 from kv_sim.replay.units import counted
 

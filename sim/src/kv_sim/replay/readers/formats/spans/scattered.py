@@ -6,7 +6,7 @@ through first, and the messages kept until the first record with one of them is 
 
 from collections.abc import Iterator
 
-from kv_sim.replay.readers.formats.otlp import SpanOrEvent
+from kv_sim.replay.readers.formats.spans.otlp import SpanOrEvent
 
 
 class Scattered:

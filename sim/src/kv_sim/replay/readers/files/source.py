@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import IO, Any, Final
 
 from kv_api import ConfigError
-from kv_sim.replay.readers.columnar import has_rows, is_columnar
+from kv_sim.replay.readers.files.columnar import has_rows, is_columnar
 
 try:
     zstd: Any = importlib.import_module("compression.zstd" if sys.version_info >= (3, 14) else "backports.zstd")

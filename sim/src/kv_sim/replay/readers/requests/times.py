@@ -4,9 +4,8 @@ from collections.abc import Iterator
 
 from kv_sim.replay.readers.account import Account
 from kv_sim.replay.readers.format import Format
-from kv_sim.replay.readers.formats.mooncake import DelayedRecord
-from kv_sim.replay.readers.record import MalformedError, Moment, Record
-from kv_sim.replay.readers.turns import TURN_SECONDS
+from kv_sim.replay.readers.record import DelayedRecord, MalformedError, Moment, Record
+from kv_sim.replay.readers.requests.turns import TURN_SECONDS
 
 
 class Times:

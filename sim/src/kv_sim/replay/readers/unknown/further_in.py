@@ -4,12 +4,12 @@ import json
 from collections.abc import Callable, Mapping
 from typing import Any, Final
 
-from kv_sim.replay.readers.answered import answer_in
-from kv_sim.replay.readers.asked import json_in, object_in
-from kv_sim.replay.readers.chat import is_conversation
-from kv_sim.replay.readers.likely_columns import are_records as by_name
-from kv_sim.replay.readers.record import dates_in
-from kv_sim.replay.readers.usual import PROMPTS
+from kv_sim.replay.readers.chats.answered import answer_in
+from kv_sim.replay.readers.chats.asked import json_in, object_in
+from kv_sim.replay.readers.chats.chat import is_conversation
+from kv_sim.replay.readers.chats.usual import PROMPTS
+from kv_sim.replay.readers.fields import dates_in
+from kv_sim.replay.readers.unknown.likely_columns import are_records as by_name
 
 _DEEPEST: Final = 8
 _MOST_LOOKED_AT: Final = 8

@@ -8,18 +8,12 @@ first, as in most templates. ``parts`` turns messages into text.
 from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
-from kv_sim.replay.readers.answered import answer_in
-from kv_sim.replay.readers.asked import PATHS, answered_in, asked_in, json_in
-from kv_sim.replay.readers.parts import as_json, said
-from kv_sim.replay.readers.record import (
-    TIMES,
-    MalformedError,
-    Prompt,
-    Record,
-    prompts_of,
-    text_of,
-)
-from kv_sim.replay.readers.usual import KEPT
+from kv_sim.replay.readers.chats.answered import answer_in
+from kv_sim.replay.readers.chats.asked import PATHS, answered_in, asked_in, json_in
+from kv_sim.replay.readers.chats.parts import as_json, said
+from kv_sim.replay.readers.chats.usual import KEPT
+from kv_sim.replay.readers.fields import TIMES, prompts_of, text_of
+from kv_sim.replay.readers.record import MalformedError, Prompt, Record
 
 ANSWERS: Final = "assistant"
 """The role that answers."""
