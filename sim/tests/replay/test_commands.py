@@ -11,7 +11,7 @@ from kv_api import ConfigError, KVTransferConfig
 from kv_offload_cpu.options import read_options
 from kv_sim.cli.main import main
 from kv_sim.replay import TraceOptions, open_trace, oracle, replay, size
-from kv_sim.replay.caches.cache import Setup
+from kv_sim.replay.caches.outcome import Setup
 from kv_sim.replay.fleet import RoutedTrace
 from kv_sim.replay.oracle import RECORD
 from kv_sim.replay.parallel import replay_all

@@ -18,7 +18,7 @@ from kv_api import ConfigError
 from kv_sim.cli.main import main
 from kv_sim.command.interrupts import heard_here_alone
 from kv_sim.replay import open_trace
-from kv_sim.replay.caches.cache import Setup
+from kv_sim.replay.caches.outcome import Setup
 from kv_sim.replay.command import run
 from kv_sim.replay.command.progress import ProgressBar
 from kv_sim.replay.fleet import Fleet, RoutedTrace

@@ -6,7 +6,7 @@ from pathlib import Path
 from kv_api import ConfigError
 from kv_offload import StoreWhen
 from kv_sim.replay.around import Around, Disk
-from kv_sim.replay.caches.cache import Setup
+from kv_sim.replay.caches.outcome import Setup
 from kv_sim.replay.columns import Columns
 from kv_sim.replay.fleet import Fleet, RoutedTrace
 from kv_sim.replay.models import find_model

@@ -4,8 +4,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from kv_offload_cpu.policy import find_policy
-from kv_sim.replay.caches.cache import Outcome, Setup, replay_cache
+from kv_sim.replay.caches.cache import replay_cache
 from kv_sim.replay.caches.homes import replay_sharing
+from kv_sim.replay.caches.outcome import Outcome, Setup
 from kv_sim.replay.columns import Columns, Ints
 from kv_sim.replay.fleet import RoutedTrace
 from kv_sim.replay.side_by_side import Progress, do_all

@@ -18,13 +18,12 @@ from typing import Any, Final
 from kv_api import ConfigError
 from kv_offload import StoreWhen
 from kv_sim.replay.around import ALONE, Around, Disk
-from kv_sim.replay.caches.beside import ObservedRatios, ObservedSums
-from kv_sim.replay.caches.bounds import infinite_hits
-from kv_sim.replay.caches.cache import Setup
 from kv_sim.replay.caches.curve import Hits, Ratios, Totals
+from kv_sim.replay.caches.outcome import Setup
 from kv_sim.replay.caches.stack import longest_prompt, lru_curve
 from kv_sim.replay.caches.tally import hits_by_tier
-from kv_sim.replay.fleet import Load, RoutedTrace, add_up
+from kv_sim.replay.facts import WholeFacts, facts_of
+from kv_sim.replay.fleet import RoutedTrace, add_up
 from kv_sim.replay.parallel import replay_all
 from kv_sim.replay.recommended import WORTH_CHANGING, Point, recommend
 from kv_sim.replay.side_by_side import Progress
@@ -37,31 +36,15 @@ SMALLEST_SHARE: Final = 0.001
 
 
 @dataclass(frozen=True)
-class Sizing:
+class Sizing(WholeFacts):
     """The curves of a trace, and what follows from them."""
 
-    trace: str
-    notes: tuple[str, ...]
-    requests: int
-    duration_seconds: float
-    totals: Totals
-    unique_blocks: int
     footprint: Footprint
     gpu_blocks: int
     capacities: tuple[int, ...]
     curves: Mapping[str, tuple[Ratios, ...]]
     """By policy, a value for each capacity."""
     best: tuple[Ratios, ...]
-    infinite: Ratios
-    """Of a cache that holds everything, on each server."""
-    infinite_shared: Ratios
-    """Of one for all servers."""
-    load: Load | None
-    """Of each server, where there are several."""
-    disk_shared: bool
-    """Whether these read each other's disks."""
-    observed: ObservedRatios | None
-    """What the trace's own server had, where the trace says it."""
     gpu_alone: Ratios
     without: Ratios
     """The hits without the sized medium: of the GPU alone, or with the given host memory and its best policy."""
@@ -85,11 +68,6 @@ class Sizing:
         """The recommended size in GiB; None if the bytes of a block aren't known."""
         size = self.footprint.bytes_of(self.recommended.capacity)
         return None if size is None else size / 2**30
-
-    @property
-    def most_possible(self) -> Ratios:
-        """What is answered if nothing ever leaves."""
-        return self.infinite_shared if self.disk_shared else self.infinite
 
     @property
     def is_worth_it(self) -> bool:
@@ -167,7 +145,7 @@ def size_trace(
     """Sweep, and recommend; the capacities and the budget are of what is sized."""
     if not policies or not capacities:
         raise ConfigError("size needs at least one policy and one capacity")
-    columns, totals = trace.columns, Totals.of(trace.columns)
+    totals = Totals.of(trace.columns)
     sizes = sorted(set(capacities) | ({budget_blocks} if budget_blocks else set()))
     curves = sweep(trace, policies, sizes, around, jobs=jobs, progress=progress)
     gpu_alone = _lru_hits(trace, [around.gpu_blocks])[0].ratios(totals)
@@ -181,22 +159,12 @@ def size_trace(
     in_front = around.host_blocks + around.gpu_blocks
     best = tuple(trace.best_hits(size + in_front).ratios(totals) for size in sizes)
     return Sizing(
-        trace=columns.name,
-        notes=columns.notes,
-        requests=len(columns),
-        duration_seconds=columns.duration_seconds,
-        totals=totals,
-        unique_blocks=trace.shape.unique_blocks,
+        **vars(facts_of(trace)),
         footprint=footprint,
         gpu_blocks=around.gpu_blocks,
         capacities=tuple(sizes),
         curves=curves,
         best=best,
-        infinite=infinite_hits(columns, trace.routed_shape).ratios(totals),
-        infinite_shared=infinite_hits(columns, trace.shape).ratios(totals),
-        load=trace.load,
-        disk_shared=trace.fleet.disk_shared,
-        observed=ObservedSums.of(columns).ratios(),
         gpu_alone=gpu_alone,
         without=without,
         recommended=chosen,

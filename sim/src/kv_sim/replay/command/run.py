@@ -11,7 +11,7 @@ from kv_api import ConfigError
 from kv_offload_cpu.policy import POLICIES
 from kv_sim.command.console import FAILED, FINE, note, say
 from kv_sim.replay.around import Around
-from kv_sim.replay.caches.cache import Setup
+from kv_sim.replay.caches.outcome import Setup
 from kv_sim.replay.columns import Columns
 from kv_sim.replay.command import selection
 from kv_sim.replay.command.arguments import TIMED, TIMED_REPORT, Fidelity

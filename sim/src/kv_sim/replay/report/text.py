@@ -7,6 +7,7 @@ from kv_offload import StoreWhen
 from kv_sim.command.table import aligned
 from kv_sim.replay.caches.beside import ObservedRatios
 from kv_sim.replay.caches.curve import Ratios
+from kv_sim.replay.facts import Facts, WholeFacts
 from kv_sim.replay.results import CacheCounts, CacheReplay, Replays
 from kv_sim.replay.sizing import Sizing
 from kv_sim.replay.stream import StreamReplays
@@ -27,11 +28,11 @@ def show_seconds(seconds: float) -> str:
     return f"{seconds:.3g} s"
 
 
-def trace_lines(found: Replays | Sizing | StreamReplays, model: str | None) -> Iterator[str]:
+def trace_lines(found: Facts, model: str | None) -> Iterator[str]:
     """The lines about the trace."""
     totals = found.totals
     different = ""
-    if not isinstance(found, StreamReplays):
+    if isinstance(found, WholeFacts):
         different = f", {counted(found.unique_blocks, 'different one', 'different ones')}"
     yield (
         f"{found.trace}: {counted(found.requests, 'request', 'requests')} in "
@@ -49,7 +50,7 @@ def trace_lines(found: Replays | Sizing | StreamReplays, model: str | None) -> I
         yield f"  {DISK_SHARED}"
     if found.observed is not None:
         yield f"  {found.observed}"
-    if isinstance(found, StreamReplays):
+    if not isinstance(found, WholeFacts):
         return
     if load is None:
         yield f"an infinite cache would hit: {ratios_shown(found.infinite)}"
