@@ -15,7 +15,8 @@ from kv_sim.replay.side_by_side import Progress
 from kv_sim.replay.timed.answers import Answers
 from kv_sim.replay.timed.connectors.timed_config import NOTHING, without_files
 from kv_sim.replay.timed.servers import ServerKind, check_together, replay_on, shares_of
-from kv_sim.replay.timed.settings import EngineSettings, Sizes, plan
+from kv_sim.replay.timed.settings import EngineSettings
+from kv_sim.replay.timed.sizes import Sizes, plan
 from kv_sim.replay.trace import Trace
 
 

@@ -18,7 +18,8 @@ from kv_sim.replay.timed.connectors.timed_config import NOTHING
 from kv_sim.replay.timed.goal import Goal
 from kv_sim.replay.timed.replay import notes_of
 from kv_sim.replay.timed.servers import ServerKind, check_together, replay_on, shares_of
-from kv_sim.replay.timed.settings import EngineSettings, Sizes, plan
+from kv_sim.replay.timed.settings import EngineSettings
+from kv_sim.replay.timed.sizes import Sizes, plan
 from kv_sim.replay.trace import Trace
 
 
