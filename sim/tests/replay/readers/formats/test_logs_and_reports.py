@@ -291,7 +291,7 @@ def test_lengths_of_servegen_are_lengths(read):
 
 
 def test_the_guide_has_each_format():
-    text = (Path(__file__).parents[4] / "docs" / "traces.md").read_text(encoding="utf-8")
+    text = (Path(__file__).parents[5] / "docs" / "traces.md").read_text(encoding="utf-8")
     table = text.partition("| `--format` | record |")[2].partition("\n\n")[0]
     names = [name for row in table.splitlines() for name in re.findall(r"`([^`]*)`", row.partition(" | ")[0])]
     assert sorted(names) == sorted(FORMATS)
