@@ -15,7 +15,8 @@
 ``decide``        the format and the units of a trace; ``guess``: the units if nothing says them
 ``meaning``       what the ids and sessions of a trace turn out to mean, for its notes
 **for all**       of these
-``dates``         dates as programs write them; ``extended_json``: MongoDB's numbers and dates
+``json_values``   fields that may be missing, JSON within text; ``extended_json``: MongoDB's numbers and dates
+``dates``         dates as programs write them
 ``account``       counts of what became of each record
 ================= ========================================================================================
 """

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 from kv_api import ConfigError
-from kv_sim.replay.readers.chats.asked import object_in, path_in
+from kv_sim.replay.readers.chats.asked import path_in
 from kv_sim.replay.readers.chats.chat import is_request
 from kv_sim.replay.readers.files.objects import BEFORE_JSON, FOR_PEOPLE, NAMELESS, looks_for_people
 from kv_sim.replay.readers.format import Container, Format
@@ -51,6 +51,7 @@ from kv_sim.replay.readers.formats.vidur import VIDUR
 from kv_sim.replay.readers.formats.vllm_custom import VLLM
 from kv_sim.replay.readers.formats.weka import WEKA
 from kv_sim.replay.readers.guess import UNITS
+from kv_sim.replay.readers.json_values import object_in
 from kv_sim.replay.readers.record import MalformedError
 from kv_sim.replay.readers.unknown.further_in import is_mere_body, way_to_records
 from kv_sim.replay.readers.unknown.likely_columns import are_records, likely_columns, unread_time, unsure_prompt

@@ -7,9 +7,9 @@ calls are parts of it.
 from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
-from kv_sim.replay.readers.chats.asked import events_in, inside, is_stream, json_in
 from kv_sim.replay.readers.chats.parts import as_json
 from kv_sim.replay.readers.fields import spelled
+from kv_sim.replay.readers.json_values import events_in, inside, is_stream, json_in
 
 _FIELDS: Final = spelled(
     *("response", "response_body", "full_response", "completion", "output", "generated_text", "answer"),

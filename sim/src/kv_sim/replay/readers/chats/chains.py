@@ -14,8 +14,9 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from kv_sim.replay.readers.chats.answered import answer_in
-from kv_sim.replay.readers.chats.asked import answered_in, inside, json_in, last_of, object_in
+from kv_sim.replay.readers.chats.counts import answered_in, last_of
 from kv_sim.replay.readers.chats.parts import as_json
+from kv_sim.replay.readers.json_values import inside, json_in, object_in
 from kv_sim.replay.readers.record import MalformedError
 
 MOST_KEPT: Final = 1 << 28

@@ -9,10 +9,12 @@ from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
 from kv_sim.replay.readers.chats.answered import answer_in
-from kv_sim.replay.readers.chats.asked import PATHS, answered_in, asked_in, json_in
+from kv_sim.replay.readers.chats.asked import PATHS, asked_in
+from kv_sim.replay.readers.chats.counts import answered_in
 from kv_sim.replay.readers.chats.parts import as_json, said
 from kv_sim.replay.readers.chats.usual import KEPT
 from kv_sim.replay.readers.fields import TIMES, prompts_of, text_of
+from kv_sim.replay.readers.json_values import json_in
 from kv_sim.replay.readers.record import MalformedError, Prompt, Record
 
 ANSWERS: Final = "assistant"

@@ -8,9 +8,9 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final, cast
 
-from kv_sim.replay.readers.chats.asked import inside
 from kv_sim.replay.readers.chats.chat import ANSWERS, chat
 from kv_sim.replay.readers.fields import number_or_date, text_of, whole
+from kv_sim.replay.readers.json_values import inside
 from kv_sim.replay.readers.record import MalformedError, Record
 
 LEFT_OUT: Final = "the system prompt and tools, which a session leaves out, are not counted"

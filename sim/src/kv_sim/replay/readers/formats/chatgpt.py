@@ -7,11 +7,11 @@ request. Thoughts aren't sent again, nor are messages that ChatGPT only shows, s
 from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
-from kv_sim.replay.readers.chats.asked import inside
 from kv_sim.replay.readers.chats.chat import ANSWERS
 from kv_sim.replay.readers.chats.messages import Answered, Said, names_above, placed, request, said, time_in
 from kv_sim.replay.readers.fields import session_of, text_of
 from kv_sim.replay.readers.format import Container, Format
+from kv_sim.replay.readers.json_values import inside
 from kv_sim.replay.readers.record import MalformedError, Record
 from kv_sim.replay.readers.requests.text import ASSUMED
 

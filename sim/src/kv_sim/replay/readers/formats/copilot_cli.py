@@ -9,7 +9,6 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-from kv_sim.replay.readers.chats.asked import inside
 from kv_sim.replay.readers.chats.chat import ANSWERS
 from kv_sim.replay.readers.chats.messages import (
     LEFT_OUT,
@@ -24,6 +23,7 @@ from kv_sim.replay.readers.chats.messages import (
 from kv_sim.replay.readers.chats.parts import as_json
 from kv_sim.replay.readers.fields import text_of
 from kv_sim.replay.readers.format import Container, Format
+from kv_sim.replay.readers.json_values import inside
 from kv_sim.replay.readers.record import MalformedError, Record
 from kv_sim.replay.readers.requests.text import ASSUMED
 

@@ -8,7 +8,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from itertools import pairwise
 from typing import Any, Final
 
-from kv_sim.replay.readers.chats.asked import inside, objects_in
 from kv_sim.replay.readers.chats.chat import ANSWERS
 from kv_sim.replay.readers.chats.messages import (
     Answered,
@@ -23,6 +22,7 @@ from kv_sim.replay.readers.chats.messages import (
 from kv_sim.replay.readers.chats.parts import as_json
 from kv_sim.replay.readers.fields import text_of
 from kv_sim.replay.readers.format import Container, Format
+from kv_sim.replay.readers.json_values import inside, objects_in
 from kv_sim.replay.readers.record import Record
 from kv_sim.replay.readers.requests.text import ASSUMED
 

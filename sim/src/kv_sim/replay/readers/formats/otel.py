@@ -11,10 +11,10 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
 from typing import Any, Final
 
-from kv_sim.replay.readers.chats.asked import count_in, inside
 from kv_sim.replay.readers.chats.cached import cached_of
 from kv_sim.replay.readers.chats.chains import Chains
 from kv_sim.replay.readers.chats.chat import chat
+from kv_sim.replay.readers.chats.counts import count_in
 from kv_sim.replay.readers.fields import whole
 from kv_sim.replay.readers.format import Container, Format
 from kv_sim.replay.readers.formats.spans.asked import PROMPT, WHOLE, asked_of, response_in
@@ -33,6 +33,7 @@ from kv_sim.replay.readers.formats.spans.otlp import (
     text_in,
 )
 from kv_sim.replay.readers.formats.spans.scattered import Scattered
+from kv_sim.replay.readers.json_values import inside
 from kv_sim.replay.readers.record import MalformedError, Moment, Record
 from kv_sim.replay.readers.requests.text import ASSUMED
 

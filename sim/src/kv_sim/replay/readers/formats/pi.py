@@ -7,7 +7,6 @@ a copy of another one; a request that is in two files counts once.
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final
 
-from kv_sim.replay.readers.chats.asked import inside
 from kv_sim.replay.readers.chats.cached import cached_of
 from kv_sim.replay.readers.chats.chat import ANSWERS
 from kv_sim.replay.readers.chats.messages import (
@@ -24,6 +23,7 @@ from kv_sim.replay.readers.chats.messages import (
 from kv_sim.replay.readers.chats.parts import as_json
 from kv_sim.replay.readers.fields import text_of
 from kv_sim.replay.readers.format import Container, Format
+from kv_sim.replay.readers.json_values import inside
 from kv_sim.replay.readers.record import Record
 from kv_sim.replay.readers.requests.text import ASSUMED
 

@@ -5,10 +5,10 @@ from collections.abc import Callable, Mapping
 from typing import Any, Final
 
 from kv_sim.replay.readers.chats.answered import answer_in
-from kv_sim.replay.readers.chats.asked import json_in, object_in
 from kv_sim.replay.readers.chats.chat import is_conversation
 from kv_sim.replay.readers.chats.usual import PROMPTS
 from kv_sim.replay.readers.fields import dates_in
+from kv_sim.replay.readers.json_values import json_in, object_in
 from kv_sim.replay.readers.unknown.likely_columns import are_records as by_name
 
 _DEEPEST: Final = 8

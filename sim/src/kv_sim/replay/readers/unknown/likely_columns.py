@@ -4,10 +4,11 @@ import re
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Final
 
-from kv_sim.replay.readers.chats.asked import counted_beside, json_in, object_in
 from kv_sim.replay.readers.chats.chat import ANSWERS, answers_in, are_messages, is_request, role_of, speaker_of
+from kv_sim.replay.readers.chats.counts import counted_beside
 from kv_sim.replay.readers.chats.usual import PROMPTS
 from kv_sim.replay.readers.fields import TIMES, ids_in, number_or_date, text_of, whole
+from kv_sim.replay.readers.json_values import json_in, object_in
 from kv_sim.replay.readers.record import MalformedError
 from kv_sim.replay.readers.unknown.own_prompts import messages_of, prompts_in_column
 

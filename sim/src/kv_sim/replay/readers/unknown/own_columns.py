@@ -11,11 +11,13 @@ from typing import Any, Final, TypeAlias
 
 from kv_api import ConfigError
 from kv_api.errors import unknown_name
-from kv_sim.replay.readers.chats.asked import counted_beside, for_each, json_in
+from kv_sim.replay.readers.chats.asked import for_each
 from kv_sim.replay.readers.chats.chat import BEFORE
+from kv_sim.replay.readers.chats.counts import counted_beside
 from kv_sim.replay.readers.fields import ids_in, name_in, number_or_date, text_of, whole
 from kv_sim.replay.readers.format import Container, Format
 from kv_sim.replay.readers.guess import UNITS
+from kv_sim.replay.readers.json_values import json_in
 from kv_sim.replay.readers.record import MalformedError, Record
 from kv_sim.replay.readers.unknown.own_prompts import answers_of, conversation_format, prompts_in_column
 

@@ -4,13 +4,13 @@ import re
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Final
 
-from kv_sim.replay.readers.chats.asked import is_printed, json_in, object_in
 from kv_sim.replay.readers.chats.chat import chat, prompts_in
 from kv_sim.replay.readers.chats.usual import PROMPTS, as_usual
 from kv_sim.replay.readers.fields import number_or_date, prompts_of, text_of
 from kv_sim.replay.readers.format import Container, Format
 from kv_sim.replay.readers.formats.conversations import CONVERSATIONS
 from kv_sim.replay.readers.formats.dated import DATED
+from kv_sim.replay.readers.json_values import is_printed, json_in, object_in
 from kv_sim.replay.readers.record import MalformedError, Prompt, Record
 
 _PLACE: Final = re.compile("prompt|messages|conversations")

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import Any, Final
 
-from kv_sim.replay.readers.chats.asked import object_in
+from kv_sim.replay.readers.json_values import object_in
 
 _SUMS: Final = "the sums of several requests; a log with a record for each request can be read"
 _MESSAGE: Final = (

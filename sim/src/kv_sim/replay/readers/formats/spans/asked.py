@@ -7,11 +7,11 @@ Logfire's.
 from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
-from kv_sim.replay.readers.chats.asked import inside, json_in, object_in
 from kv_sim.replay.readers.chats.chains import BEFORE
 from kv_sim.replay.readers.chats.chat import user
 from kv_sim.replay.readers.chats.parts import as_json
 from kv_sim.replay.readers.formats.spans.otlp import Named, SpanOrEvent
+from kv_sim.replay.readers.json_values import inside, json_in, object_in
 
 WHOLE: Final = ("gen_ai.input.messages", "ai.prompt.messages")
 """All messages in one attribute."""

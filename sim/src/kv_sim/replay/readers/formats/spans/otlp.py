@@ -14,9 +14,9 @@ one span are one request.
 from collections.abc import Iterator, Mapping
 from typing import Any, Final, NamedTuple
 
-from kv_sim.replay.readers.chats.asked import inside, json_in, objects_in
 from kv_sim.replay.readers.fields import number_or_date
 from kv_sim.replay.readers.formats.spans.services import as_usual
+from kv_sim.replay.readers.json_values import inside, json_in, objects_in
 
 STARTS: Final = (
     *("startTimeUnixNano", "start_time_unix_nano", "start_time", "startTime"),

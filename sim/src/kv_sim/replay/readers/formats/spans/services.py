@@ -3,8 +3,9 @@
 from collections.abc import Mapping
 from typing import Any, Final
 
-from kv_sim.replay.readers.chats.asked import count_in, counted_beside, inside, json_in
 from kv_sim.replay.readers.chats.cached import cached_of
+from kv_sim.replay.readers.chats.counts import count_in, counted_beside
+from kv_sim.replay.readers.json_values import inside, json_in
 
 _MLFLOW: Final = "mlflow.spanType"
 _ASKS: Final = ("CHAT_MODEL", "LLM")
