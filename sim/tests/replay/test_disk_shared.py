@@ -22,10 +22,10 @@ from kv_sim.replay import TraceOptions, open_trace, replay, size, stream
 from kv_sim.replay.around import Around, Disk
 from kv_sim.replay.caches.bounds import infinite_hits
 from kv_sim.replay.caches.cache import CacheRun, feed_in_turn, replay_cache
-from kv_sim.replay.caches.curve import Hits, Totals
 from kv_sim.replay.caches.homes import Homes, replay_sharing
 from kv_sim.replay.caches.medium import Traffic
 from kv_sim.replay.caches.outcome import Borrowed, Outcome, Setup
+from kv_sim.replay.caches.ratios import Hits, Totals
 from kv_sim.replay.caches.tally import ages_of, hits_by_tier, series_of
 from kv_sim.replay.fleet import Fleet, RoutedTrace
 from kv_sim.replay.parallel import replay_all

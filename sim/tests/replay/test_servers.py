@@ -18,9 +18,9 @@ from kv_sim.replay import TraceOptions, columns, open_trace, parallel, replay, s
 from kv_sim.replay.around import Around
 from kv_sim.replay.caches.bounds import infinite_hits
 from kv_sim.replay.caches.cache import replay_cache
-from kv_sim.replay.caches.curve import Totals
 from kv_sim.replay.caches.medium import Traffic
 from kv_sim.replay.caches.outcome import Setup
+from kv_sim.replay.caches.ratios import Totals
 from kv_sim.replay.caches.tally import AGE_EDGES_SECONDS, ages_of, hits_by_tier, series_of
 from kv_sim.replay.fleet import Fleet, RoutedTrace
 from kv_sim.replay.parallel import replay_all

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 from kv_sim.replay.caches.beside import ObservedRatios, ObservedSums
 from kv_sim.replay.caches.bounds import infinite_hits
-from kv_sim.replay.caches.curve import Ratios, Totals
+from kv_sim.replay.caches.ratios import Ratios, Totals
 from kv_sim.replay.fleet import Load, RoutedTrace
 
 

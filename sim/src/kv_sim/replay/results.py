@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from kv_sim.replay.caches.beside import BesideObserved, BesideSums
-from kv_sim.replay.caches.curve import Ratios, Totals
 from kv_sim.replay.caches.outcome import Outcome, Setup
+from kv_sim.replay.caches.ratios import Ratios, Totals
 from kv_sim.replay.caches.tally import Ages, Tiers, Window, ages_of, hits_by_tier, series_of
 from kv_sim.replay.facts import WholeFacts, facts_of
 from kv_sim.replay.fleet import RoutedTrace

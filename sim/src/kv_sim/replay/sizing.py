@@ -18,8 +18,8 @@ from typing import Any, Final
 from kv_api import ConfigError
 from kv_offload import StoreWhen
 from kv_sim.replay.around import ALONE, Around, Disk
-from kv_sim.replay.caches.curve import Hits, Ratios, Totals
 from kv_sim.replay.caches.outcome import Setup
+from kv_sim.replay.caches.ratios import Hits, Ratios, Totals
 from kv_sim.replay.caches.stack import longest_prompt, lru_curve
 from kv_sim.replay.caches.tally import hits_by_tier
 from kv_sim.replay.facts import WholeFacts, facts_of

@@ -20,10 +20,10 @@ import numpy as np
 from kv_api import ConfigError
 from kv_sim.replay.caches.beside import BesideSums, ObservedSums
 from kv_sim.replay.caches.cache import CacheRun, feed_in_turn
-from kv_sim.replay.caches.curve import Hits, Totals
 from kv_sim.replay.caches.homes import Homes
 from kv_sim.replay.caches.medium import MediumRun
 from kv_sim.replay.caches.outcome import Setup, add_up_sums
+from kv_sim.replay.caches.ratios import Hits, Totals
 from kv_sim.replay.caches.tally import Tiers, hits_by_tier
 from kv_sim.replay.columns import Columns, ColumnsBuilder, Ints
 from kv_sim.replay.facts import Facts

@@ -16,7 +16,7 @@ from kv_sim.replay import columns as columns_module
 from kv_sim.replay.caches.bounds import infinite_hits
 from kv_sim.replay.caches.shape import shape_of
 from kv_sim.replay.columns import ColumnsBuilder
-from kv_sim.replay.readers.files.source import files_of
+from kv_sim.replay.readers.files.folder import files_of
 from kv_sim.replay.readers.opening import open_trace
 from kv_sim.replay.readers.options import OnError, Partial, TraceOptions, Unsorted
 from kv_sim.replay.readers.requests.naming import IdMeaning, IdScope, digest

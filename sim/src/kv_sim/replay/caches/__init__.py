@@ -12,6 +12,7 @@
 **bounds**            the most hits that any policy can have
 ``bounds``            the offline optimum, and a cache that holds everything
 **figures**           made of a replay's outcome
+``ratios``            hits, and of what they are a part
 ``tally``             hits by tier, ages, a series over time
 ``beside``            the replay beside the counts of the trace's own server
 ===================== ====================================================================================

@@ -4,7 +4,7 @@ import argparse
 from enum import Enum
 
 from kv_sim.replay.readers.catalogue import FORMATS
-from kv_sim.replay.readers.files.source import SHIPPED
+from kv_sim.replay.readers.files.folder import SHIPPED
 from kv_sim.replay.readers.format import Turns
 from kv_sim.replay.readers.options import OnError, Partial, Unsorted
 from kv_sim.replay.readers.requests.naming import IdMeaning, IdScope

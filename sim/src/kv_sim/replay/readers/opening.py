@@ -23,8 +23,8 @@ from kv_sim.replay.readers.decide import (
     looked_through,
     refuse_another_engine,
 )
+from kv_sim.replay.readers.files.folder import SHIPPED, empty_of, files_of, left_out_of, rotated_of, twice_of
 from kv_sim.replay.readers.files.objects import Place, objects_of
-from kv_sim.replay.readers.files.source import SHIPPED, empty_of, files_of, left_out_of, rotated_of, twice_of
 from kv_sim.replay.readers.meaning import Meaning
 from kv_sim.replay.readers.options import Partial, TraceOptions, Unsorted
 from kv_sim.replay.readers.record import MalformedError, Record

@@ -14,7 +14,8 @@ import pytest
 from kv_sim_records import lines, mooncake
 
 from kv_api import ConfigError
-from kv_sim.replay.readers.files.source import files_of, zstd
+from kv_sim.replay.readers.files.folder import files_of
+from kv_sim.replay.readers.files.lines import zstd
 from kv_sim.replay.readers.opening import open_trace
 from kv_sim.replay.readers.options import OnError, TraceOptions
 from kv_sim.replay.readers.requests.sharing import parse_sharing

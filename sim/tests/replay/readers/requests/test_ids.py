@@ -5,7 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from kv_sim.replay.readers.files.source import files_of, lines_of
+from kv_sim.replay.readers.files.folder import files_of
+from kv_sim.replay.readers.files.lines import lines_of
 from kv_sim.replay.readers.guess import guess_block_tokens
 from kv_sim.replay.readers.opening import open_stream, open_trace
 from kv_sim.replay.readers.options import TraceOptions

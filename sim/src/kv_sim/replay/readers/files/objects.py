@@ -12,7 +12,7 @@ from typing import Any, Final, NamedTuple
 from kv_api import ConfigError
 from kv_sim.replay.readers.fields import TIMES
 from kv_sim.replay.readers.files.columnar import has_rows, is_columnar, rows_of
-from kv_sim.replay.readers.files.source import all_lines, first_bad_byte, lines_of, refuse_by_line, whole_text
+from kv_sim.replay.readers.files.lines import all_lines, first_bad_byte, lines_of, refuse_by_line, whole_text
 from kv_sim.replay.readers.files.table import NOT_CLOSED, Table
 from kv_sim.replay.readers.format import Container, Format
 
