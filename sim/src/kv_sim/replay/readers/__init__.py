@@ -11,7 +11,7 @@
 ``formats/``      a file for each format
 ``unknown/``      formats that a user describes, and what is said of files in none
 **deciding**      what is not said
-``catalogue``     all formats, and how to tell which one a file has
+``catalogue``     all formats; ``detect``: which of them a record has
 ``decide``        the format and the units of a trace; ``guess``: the units if nothing says them
 ``meaning``       what the ids and sessions of a trace turn out to mean, for its notes
 **for all**       of these

@@ -10,7 +10,8 @@ from pathlib import Path
 from typing import Final
 
 from kv_api import ConfigError
-from kv_sim.replay.readers.catalogue import FORMATS, detect
+from kv_sim.replay.readers.catalogue import FORMATS
+from kv_sim.replay.readers.detect import detect
 from kv_sim.replay.readers.files.objects import Broken, Contents, Found, objects_of
 from kv_sim.replay.readers.format import Format, Turns
 from kv_sim.replay.readers.guess import UNITS, agreement, guess_block_tokens, guess_unit, written_as_number
