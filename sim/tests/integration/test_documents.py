@@ -1,10 +1,14 @@
 """What documents name is there: files, headings that they link to, and modules of ours with what is in them."""
 
+import argparse
 import re
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+
+from kv_sim.cli.main import COMMANDS
+from kv_sim.cli.options import parser_of
 
 ROOT = Path(__file__).parents[3]
 SOURCES = [*ROOT.glob("packages/*/src"), ROOT / "sim" / "src"]
@@ -92,6 +96,27 @@ def test_what_a_document_names_is_there(document: str) -> None:
     assert [*missing_links(path)] == []
     assert [*missing_files(text)] == []
     assert [*missing_names(text)] == []
+
+
+def options() -> set[str]:
+    """The options of all commands that their help shows; some are there with a clock only."""
+    every = (["replay"], ["replay", "--fidelity", "engine"], ["size", "--fidelity", "engine"])
+    [*parsers] = (
+        one
+        for typed in every
+        for action in parser_of(COMMANDS, typed)._actions
+        if isinstance(action.choices, dict)
+        for one in action.choices.values()
+    )
+    actions = [action for parser in parsers for action in parser._actions if action.help != argparse.SUPPRESS]
+    return {option for action in actions for option in action.option_strings if option.startswith("--")}
+
+
+def test_every_option_is_in_a_document() -> None:
+    """In a guide or a README, and not in its own help alone."""
+    text = "".join(path.read_text("utf-8") for path in DOCUMENTS.values())
+    assert len(options()) > 60
+    assert {option for option in options() if not re.search(rf"{option}(?![a-z-])", text)} == set()
 
 
 @pytest.mark.parametrize("document", sorted(DOCUMENTS))
