@@ -3,10 +3,16 @@
 import argparse
 import re
 from collections.abc import Iterator
+from dataclasses import fields
 from pathlib import Path
 
 import pytest
 
+import kv_offload
+import kv_offload_cpu
+import kv_offload_file
+import kv_p2p.first.options
+import kv_p2p.pulling.options
 from kv_sim.cli.main import COMMANDS
 from kv_sim.cli.options import parser_of
 
@@ -117,6 +123,23 @@ def test_every_option_is_in_a_document() -> None:
     text = "".join(path.read_text("utf-8") for path in DOCUMENTS.values())
     assert len(options()) > 60
     assert {option for option in options() if not re.search(rf"{option}(?![a-z-])", text)} == set()
+
+
+@pytest.mark.parametrize(
+    ("package", "options"),
+    [
+        ("kv-offload", kv_offload.Options),
+        ("kv-offload-cpu", kv_offload_cpu.Options),
+        ("kv-offload-file", kv_offload_file.FileOptions),
+        ("kv-p2p", kv_p2p.pulling.options.Options),
+        ("kv-p2p", kv_p2p.first.options.Options),
+    ],
+)
+def test_every_setting_is_in_a_document_of_its_package(package: str, options: type) -> None:
+    """By its own name, or by that of the engine's configuration, from which some are taken (`kv_role`)."""
+    documents = [path for name, path in DOCUMENTS.items() if name.startswith(f"packages/{package}/")]
+    named = set(re.findall(r"`(?:kv_)?(\w+)`", "".join(path.read_text("utf-8") for path in documents)))
+    assert {field.name for field in fields(options)} - named == set()
 
 
 @pytest.mark.parametrize("document", sorted(DOCUMENTS))
