@@ -33,6 +33,7 @@ from kv_sim.replay.readers.format import Turns
 from kv_sim.replay.readers.opening import open_stream
 from kv_sim.replay.results import results_of
 from kv_sim.replay.routing import Routing
+from kv_sim.replay.side_by_side import Crew
 from kv_sim.replay.sizing import sweep
 from kv_sim.replay.units import Footprint
 
@@ -251,7 +252,9 @@ def test_processes_change_nothing():
     trace = RoutedTrace(trace_of(prefix_trace(Random(3), 40)), Fleet(3, disk_shared=True))
     points, told, at_once = [Setup("lru", 2, disk=6), Setup("arc", disk=5)], [], []
     for one, two in zip(
-        replay_all(trace, points, 1, at_once.append), replay_all(trace, points, 2, told.append), strict=True
+        replay_all(trace, points, Crew(1, at_once.append)),
+        replay_all(trace, points, Crew(2, told.append)),
+        strict=True,
     ):
         assert (one.setup, one.host, one.disk) == (two.setup, two.host, two.disk)
         assert one.disk_hits.tolist() == two.disk_hits.tolist() and one.cpu_hits.tolist() == two.cpu_hits.tolist()

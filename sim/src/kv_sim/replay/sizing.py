@@ -26,7 +26,7 @@ from kv_sim.replay.facts import WholeFacts, facts_of
 from kv_sim.replay.fleet import RoutedTrace, add_up
 from kv_sim.replay.parallel import replay_all
 from kv_sim.replay.recommended import WORTH_CHANGING, Point, recommend
-from kv_sim.replay.side_by_side import Progress
+from kv_sim.replay.side_by_side import HERE, Crew
 from kv_sim.replay.transfer_config import disk_bytes_for, disk_config, host_config
 from kv_sim.replay.units import Footprint
 
@@ -139,17 +139,16 @@ def size_trace(
     around: Around = ALONE,
     *,
     budget_blocks: int | None = None,
-    jobs: int = 1,
-    progress: Progress = lambda share: None,
+    crew: Crew = HERE,
 ) -> Sizing:
     """Sweep, and recommend; the capacities and the budget are of what is sized."""
     if not policies or not capacities:
         raise ConfigError("size needs at least one policy and one capacity")
     totals = Totals.of(trace.columns)
     sizes = sorted(set(capacities) | ({budget_blocks} if budget_blocks else set()))
-    curves = sweep(trace, policies, sizes, around, jobs=jobs, progress=progress)
+    curves = sweep(trace, policies, sizes, around, crew)
     gpu_alone = _lru_hits(trace, [around.gpu_blocks])[0].ratios(totals)
-    without = _best_in_front(trace, policies, around, jobs) if around.host_blocks else gpu_alone
+    without = _best_in_front(trace, policies, around, Crew(crew.jobs)) if around.host_blocks else gpu_alone
     chosen, reason = recommend(curves, sizes, without.token, trace.most_blocks, budget_blocks, around.medium)
     if_evicted = None
     if around.gpu_blocks and around.store_when is StoreWhen.COMPUTED:
@@ -181,9 +180,7 @@ def sweep(
     policies: Sequence[str],
     capacities: Sequence[int],
     around: Around = ALONE,
-    *,
-    jobs: int = 1,
-    progress: Progress = lambda share: None,
+    crew: Crew = HERE,
 ) -> dict[str, tuple[Ratios, ...]]:
     """The ratios of each policy at each capacity: LRU's from one pass where it is exact, all others replayed."""
     columns, found = trace.columns, dict[tuple[str, int], Hits]()
@@ -197,7 +194,7 @@ def sweep(
     wanted = [(policy, size) for policy in dict.fromkeys(policies) for size in capacities]
     left = [point for point in wanted if point not in found]
     setups = [around.setup(policy, size) for policy, size in left]
-    for point, outcome in zip(left, replay_all(trace, setups, jobs, progress), strict=True):
+    for point, outcome in zip(left, replay_all(trace, setups, crew), strict=True):
         found[point] = hits_by_tier(columns, outcome).together()
     return {
         policy: tuple(found[policy, size].ratios(totals) for size in capacities)
@@ -205,11 +202,11 @@ def sweep(
     }
 
 
-def _best_in_front(trace: RoutedTrace, policies: Sequence[str], around: Around, jobs: int) -> Ratios:
+def _best_in_front(trace: RoutedTrace, policies: Sequence[str], around: Around, crew: Crew) -> Ratios:
     """What host memory answers that lies in front of what is sized, by the best policy."""
     totals = Totals.of(trace.columns)
     setups = [around.setup_in_front(policy) for policy in policies]
-    answered = [hits_by_tier(trace.columns, outcome).together() for outcome in replay_all(trace, setups, jobs)]
+    answered = [hits_by_tier(trace.columns, outcome).together() for outcome in replay_all(trace, setups, crew)]
     return max((hits.ratios(totals) for hits in answered), key=lambda ratios: ratios.token)
 
 

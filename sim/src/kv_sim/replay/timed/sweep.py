@@ -11,7 +11,7 @@ from kv_api import ConfigError
 from kv_sim.replay.columns import Columns
 from kv_sim.replay.fleet import Fleet, Load, RoutedTrace
 from kv_sim.replay.policies import USUAL_POLICY
-from kv_sim.replay.side_by_side import Progress
+from kv_sim.replay.side_by_side import Crew, Progress
 from kv_sim.replay.sizing import usual_capacities
 from kv_sim.replay.timed.answers import Answers
 from kv_sim.replay.timed.connectors.timed_config import NOTHING
@@ -97,7 +97,7 @@ def sweep_engine(
     shares = shares_of(trace, fleet, first.limit)
     alone = replace(first, prefill_servers=0)
     kinds = [ServerKind(alone, NOTHING), *(ServerKind(one, one.transfer_config()) for one in settings)]
-    without, *answers = replay_on(shares, kinds, jobs, progress)
+    without, *answers = replay_on(shares, kinds, Crew(jobs, progress))
     for goal in goals if without.requests else ():
         goal.check_counted(without)
     return EngineSweep(
