@@ -265,6 +265,8 @@ def test_an_engine_s_answers_are_those_of_all_servers(tmp_path):
     assert together.load_wait.count == sum(one.load_wait.count for one in alone)
     assert len({together.digest, *(one.digest for one in alone)}) == 4
     first, second, third = (finished_of(*run) for run in runs)
+    loaded = max(first, second, third, key=lambda one: len(one.durations["load_wait"]))
+    assert {name for name, found in loaded.of_prompts().durations.items() if found} == {"load_wait"}
     assert answers_of(first, second).digest != answers_of(first, third).digest
     assert answers_of(first).digest == first.digest and len(together.digest) == len(first.digest)
     for number, (engine, _) in enumerate(runs, 1):

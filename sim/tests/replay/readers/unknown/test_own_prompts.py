@@ -44,6 +44,7 @@ def same(one: Columns, other: Columns) -> None:
         ([TEXT, "two"], {"prompt": [TEXT, "two"]}),
         ([USER], {"messages": [USER], "timestamp": 1}),
         ([json.dumps([USER])], {"messages": [USER], "timestamp": 1}),
+        ([json.dumps([USER]), "two"], {"prompt": [json.dumps([USER]), "two"]}),
         (json.dumps([USER, MODEL]), {"messages": [USER, MODEL], "timestamp": 1}),
         (
             {"messages": [USER], "tools": [{"name": "t"}]},
