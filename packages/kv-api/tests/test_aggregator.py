@@ -165,6 +165,15 @@ def test_a_rank_may_have_any_of_the_payloads(table: list[list[bool]]) -> None:
     assert (len(events.get_all_events()) if events is not None else 0) == numbers[2]
 
 
+def test_a_payload_that_says_it_is_empty_is_joined_all_the_same() -> None:
+    class Empty(WorkerMeta):
+        def __len__(self) -> int:
+            return 0
+
+    joined = KVOutputAggregator(1).aggregate_reports([KVConnectorOutput(kv_connector_worker_meta=Empty([]))])
+    assert joined.kv_connector_worker_meta == Empty([])
+
+
 def test_what_failed_in_one_life_of_an_id_did_not_in_the_next() -> None:
     aggregator = KVOutputAggregator(2)
     failed = KVConnectorOutput(finished_recving={"a"}, failed_recving={"a"})

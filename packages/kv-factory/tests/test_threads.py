@@ -175,6 +175,27 @@ def test_names_are_only_looked_up_by_who_has_the_lock() -> None:
     assert touched == {(name, True) for name in ("register", "get", "list")}
 
 
+def test_entry_points_are_only_kept_and_forgotten_by_who_has_the_lock() -> None:
+    class Watched(LazyRegistry):
+        def __getattribute__(self, name: str) -> Any:
+            if name in guarded:
+                touched.add((f"read {name}", self._lock.locked()))
+            return super().__getattribute__(name)
+
+        def __setattr__(self, name: str, value: Any) -> None:
+            if name in guarded:
+                touched.add((f"write {name}", self._lock.locked()))
+            super().__setattr__(name, value)
+
+    guarded: set[str] = set()
+    touched: set[tuple[str, bool]] = set()
+    registry = Watched("thing", "things", (Exception,), {}, search=lambda group: [])
+    guarded |= {"_installed", "_generation"}
+    registry.refresh()
+    assert registry.names() == []
+    assert touched == {(f"{how} {name}", True) for how in ("read", "write") for name in guarded}
+
+
 def test_a_process_gets_one_connector(folder: Path, zoo: str, hub: Any, engine: Callable[..., Any]) -> None:
     (folder / "kvf_counted.py").write_text(
         f"import kvf_hub, {zoo}\n"
