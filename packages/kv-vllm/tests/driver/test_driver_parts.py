@@ -139,6 +139,15 @@ def test_what_a_load_may_write_is_known_at_the_allocation(ledger, local, externa
     assert (ledger.async_targets, ledger.sync_targets) == ([], {})
 
 
+def test_new_blocks_that_are_still_in_use_are_poisoned_if_no_load_fills_them(ledger):
+    ledger.begin_step()
+    for name, table, match in (("a", [1, 2], (4, True)), ("b", [3, 4], (4, False))):
+        ledger.matched(name, 0, match)
+        ledger.allocated(name, (table,), 4)
+    ledger.fresh += [5, 4, 2, 1, 5, 6, 3]
+    assert ledger.poison([1, 2, 3, 4, 5, 7]) == ([5, 4, 2], [1, 3])
+
+
 @pytest.mark.parametrize("registers", [None, False, True])
 @pytest.mark.parametrize("holds", [False, True])
 def test_blocks_are_held_for_a_store_or_for_a_state_that_was_registered(ledger, registers, holds):
