@@ -3,6 +3,7 @@
 import sys
 import threading
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -17,8 +18,10 @@ from kv_factory import (
     ensure_kv_transfer_initialized,
     ensure_kv_transfer_shutdown,
     get_kv_transfer_group,
+    has_kv_transfer_group,
 )
 from kv_factory.registry import LazyRegistry
+from kv_factory.transfer_state import isolated_kv_transfer
 
 PATIENCE_SECONDS = 30
 
@@ -216,6 +219,30 @@ def test_a_process_gets_one_connector(folder: Path, zoo: str, hub: Any, engine: 
     results = run(*[initialise] * 8)
     assert len(hub.runs) == 1
     assert results == hub.runs * 8
+
+
+def test_who_begins_without_a_connector_waits_for_one_that_is_being_created(
+    folder: Path, zoo: str, hub: Any, engine: Callable[..., Any]
+) -> None:
+    (folder / "kvf_slow.py").write_text(
+        f"import kvf_hub, {zoo}\n"
+        f"class Slow({zoo}.Two):\n"
+        "    def __init__(self, vllm_config, role):\n"
+        "        super().__init__(vllm_config, role)\n"
+        "        kvf_hub.begun.set()\n"
+        "        kvf_hub.others.wait(0.2)\n"
+        "        kvf_hub.is_created = True\n"
+    )
+    hub.begun, hub.others, hub.is_created = threading.Event(), threading.Event(), False
+    KVConnectorFactory.register_connector("Slow", "kvf_slow", "Slow")
+
+    def begin_without() -> tuple[bool, bool]:
+        assert hub.begun.wait(PATIENCE_SECONDS)
+        with isolated_kv_transfer():
+            return hub.is_created, has_kv_transfer_group()
+
+    assert run(partial(ensure_kv_transfer_initialized, engine("Slow")), begin_without) == [None, (True, False)]
+    assert has_kv_transfer_group(), "it is there again"
 
 
 def test_who_shuts_a_connector_down_waits_for_who_does_so(
