@@ -350,6 +350,7 @@ def test_what_was_answered_is_not_offered_again_and_again() -> None:
     manager, guard, notes = guarded()
     manager.answer = stored([], [])
     first, second = ReqContext("r1"), ReqContext("r2")
+    guard.prepare_store([], first)
     for context in (first, second, first):
         for _ in range(MOST_OFFERS):
             guard.prepare_store([A], context)
