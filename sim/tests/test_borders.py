@@ -20,11 +20,15 @@ WORLD = {
 WORKED_OUT = (
     "replay",
     "replay/caches",
+    "replay/hit_rates",
+    "replay/kv_bytes",
     "replay/readers",
     *(
         f"replay/readers/{folder}"
         for folder in ("chats", "files", "formats", "formats/spans", "requests", "unknown")
     ),
+    "replay/servers",
+    "replay/sizing",
     "replay/timed",
     "replay/timed/connectors",
     "replay/timed/engine",
@@ -84,7 +88,11 @@ def test_a_folder_knows_what_it_needs(folder: str, others: set[str]) -> None:
 @pytest.mark.parametrize(
     ("folder", "others"),
     [
-        ("caches", {"columns", "observed", "policies", "trace", "units"}),
+        ("caches", {"columns", "observed", "trace", "units"}),
+        ("hit_rates", {"caches", "columns", "crew", "readers", "servers", "trace", "units"}),
+        ("kv_bytes", set()),
+        ("servers", {"caches", "columns"}),
+        ("sizing", {"caches", "crew", "hit_rates", "servers", "units"}),
         ("readers", {"columns", "observed", "trace", "units"}),
     ],
 )
@@ -92,11 +100,25 @@ def test_a_folder_of_replays_knows_what_it_needs(folder: str, others: set[str]) 
     assert known_to(folder, "replay") == others
 
 
-def test_of_the_readers_each_part_knows_only_those_before_it() -> None:
-    """On the way from a file to a request, in the order in which the folder's docstring lists them."""
-    way = ["record", "fields", "format", "files", "chats", "requests", "formats", "unknown"]
-    for at, part in enumerate(way):
-        assert known_to(part, "replay/readers") & {*way} <= {*way[:at]}, part
+@pytest.mark.parametrize(
+    ("folder", "lowest", "way"),
+    [
+        (
+            "replay",
+            "units observed trace columns crew",
+            "readers kv_bytes caches servers hit_rates sizing timed report",
+        ),
+        ("replay/readers", "record fields format", "files chats requests formats unknown"),
+    ],
+)
+def test_each_part_knows_only_those_before_it(folder: str, lowest: str, way: str) -> None:
+    """In the order in which the folder's docstring lists them."""
+    parts = f"{lowest} {way}".split()
+    for at, part in enumerate(parts):
+        assert known_to(part, folder) & {*parts} <= {*parts[:at]}, part
+
+
+def test_only_the_catalogue_and_what_proposes_one_know_the_formats() -> None:
     parts = {path.stem for path in (ROOT / "replay/readers").iterdir()}
     assert {part for part in parts if "formats" in known_to(part, "replay/readers")} == {"catalogue", "unknown"}
 

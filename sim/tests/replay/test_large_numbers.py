@@ -8,7 +8,7 @@ import pytest
 
 from kv_api import ConfigError
 from kv_sim.cli.main import main
-from kv_sim.replay.oracle import RECORD
+from kv_sim.replay.report.oracle import RECORD
 from kv_sim.replay.timed.refuse import MOST_BLOCKS, refuse_too_late, refuse_too_much
 from kv_sim.replay.timed.settings import EngineSettings
 from kv_sim.replay.timed.sizes import plan

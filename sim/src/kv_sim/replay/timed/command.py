@@ -11,10 +11,10 @@ from typing import Any, Final, TypeVar
 from kv_api import ConfigError
 from kv_offload import StoreWhen
 from kv_offload_cpu.policy import find_policy
+from kv_sim.replay.caches.policies import parse_policies
 from kv_sim.replay.columns import Columns
-from kv_sim.replay.fleet import Fleet
-from kv_sim.replay.policies import parse_policies
-from kv_sim.replay.side_by_side import Progress
+from kv_sim.replay.crew import Progress
+from kv_sim.replay.servers.fleet import Fleet
 from kv_sim.replay.timed.answers import Answers, not_replayed
 from kv_sim.replay.timed.arguments import GPU_NUMBERS, NUMBERS, USUAL
 from kv_sim.replay.timed.goal import EXPECTED as GOAL_EXPECTED

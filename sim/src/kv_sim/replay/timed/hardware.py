@@ -11,7 +11,7 @@ from typing import Final, TypeVar
 
 from kv_api import ConfigError
 from kv_api.errors import unknown_name
-from kv_sim.replay.models import MODELS as KV_MODELS
+from kv_sim.replay.kv_bytes.models import MODELS as KV_MODELS
 
 GIB: Final = 1 << 30
 

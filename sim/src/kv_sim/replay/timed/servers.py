@@ -9,8 +9,8 @@ import numpy as np
 
 from kv_api import ConfigError
 from kv_sim.replay.columns import Columns
-from kv_sim.replay.fleet import Fleet, Load, RoutedTrace
-from kv_sim.replay.side_by_side import Crew
+from kv_sim.replay.crew import Crew
+from kv_sim.replay.servers.fleet import Fleet, Load, RoutedTrace
 from kv_sim.replay.timed.answers import Answers, answers_of
 from kv_sim.replay.timed.connectors.timed_config import NOTHING, shares_files, timed_config
 from kv_sim.replay.timed.finished import Finished, finished_of

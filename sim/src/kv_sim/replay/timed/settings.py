@@ -8,9 +8,9 @@ from typing import Any, Final
 
 from kv_api import ConfigError
 from kv_offload import StoreWhen
-from kv_sim.replay.policies import USUAL_POLICY
+from kv_sim.replay.caches.policies import USUAL_POLICY
+from kv_sim.replay.sizing.transfer_config import disk_config, host_config
 from kv_sim.replay.timed.hardware import GIB, GPUS, MODELS, Gpu, Model
-from kv_sim.replay.transfer_config import disk_config, host_config
 
 _MOST: Final = 2**31 - 1
 _MOST_TIME: Final = 1e15

@@ -14,6 +14,7 @@ from typing import Any
 
 from kv_p2p.pulling.ticket import WANTED
 from kv_sim.guard import LogCall
+from kv_sim.replay.sizing.transfer_config import decode_config, prefill_config
 from kv_sim.replay.timed.connectors.timed_config import decides_in_known_steps, timed_config
 from kv_sim.replay.timed.engine.arrivals import HandedArrivals, TraceArrivals
 from kv_sim.replay.timed.engine.books import Books
@@ -30,7 +31,6 @@ from kv_sim.replay.timed.settings import EngineSettings, Stepping
 from kv_sim.replay.timed.sizes import plan
 from kv_sim.replay.timed.wires import Wires
 from kv_sim.replay.trace import TraceRequest
-from kv_sim.replay.transfer_config import decode_config, prefill_config
 
 _ENDS = ("request_finished", "request_finished_all_groups")
 

@@ -8,11 +8,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from kv_api import ConfigError
+from kv_sim.replay.caches.policies import USUAL_POLICY
 from kv_sim.replay.columns import Columns
-from kv_sim.replay.fleet import Fleet, Load, RoutedTrace
-from kv_sim.replay.policies import USUAL_POLICY
-from kv_sim.replay.side_by_side import Crew, Progress
-from kv_sim.replay.sizing import usual_capacities
+from kv_sim.replay.crew import Crew, Progress
+from kv_sim.replay.servers.fleet import Fleet, Load, RoutedTrace
+from kv_sim.replay.sizing.capacities import usual_capacities
 from kv_sim.replay.timed.answers import Answers
 from kv_sim.replay.timed.connectors.timed_config import NOTHING
 from kv_sim.replay.timed.goal import Goal
