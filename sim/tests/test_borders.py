@@ -30,8 +30,7 @@ WORKED_OUT = (
     "replay/servers",
     "replay/sizing",
     "replay/timed",
-    "replay/timed/connectors",
-    "replay/timed/engine",
+    *(f"replay/timed/{folder}" for folder in ("connectors", "durations", "engine", "runs", "server")),
 )
 
 
@@ -108,6 +107,7 @@ def test_a_folder_of_replays_knows_what_it_needs(folder: str, others: set[str]) 
             "units observed trace columns crew",
             "readers kv_bytes caches servers hit_rates sizing timed report",
         ),
+        ("replay/timed", "", "durations server engine connectors runs goal replay sweep arguments command"),
         ("replay/readers", "record fields format", "files chats requests formats unknown"),
     ],
 )

@@ -25,9 +25,9 @@ from kv_sim.replay.servers.fleet import RoutedTrace
 from kv_sim.replay.sizing.around import Around, Disk
 from kv_sim.replay.sizing.capacities import size_trace, sweep
 from kv_sim.replay.timed import EngineSettings
-from kv_sim.replay.timed.answers import answers_of
-from kv_sim.replay.timed.finished import finished_of
-from kv_sim.replay.timed.run import replay_once
+from kv_sim.replay.timed.runs.answers import answers_of
+from kv_sim.replay.timed.runs.finished import finished_of
+from kv_sim.replay.timed.runs.run import replay_once
 from kv_sim.replay.units import Footprint
 
 EVICTED = StoreWhen.EVICTED

@@ -34,9 +34,9 @@ from kv_sim.replay.sizing import capacities
 from kv_sim.replay.sizing.around import Around
 from kv_sim.replay.sizing.capacities import sweep
 from kv_sim.replay.timed import EngineSettings, replay_engine
-from kv_sim.replay.timed.answers import answers_of
-from kv_sim.replay.timed.finished import finished_of
-from kv_sim.replay.timed.run import replay_once
+from kv_sim.replay.timed.runs.answers import answers_of
+from kv_sim.replay.timed.runs.finished import finished_of
+from kv_sim.replay.timed.runs.run import replay_once
 from kv_sim.replay.units import Footprint
 
 SETUPS = [

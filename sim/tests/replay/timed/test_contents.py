@@ -13,11 +13,11 @@ from kv_sim.engine.pool import BlockPool
 from kv_sim.memory.launched import LaunchedStep
 from kv_sim.memory.shadow import Shadow
 from kv_sim.replay.timed import Contents
+from kv_sim.replay.timed.durations.link import Link
+from kv_sim.replay.timed.durations.timing import Clock, LinkCosts
 from kv_sim.replay.timed.engine.device import TimedDevice
 from kv_sim.replay.timed.engine.engine import TimedEngine
 from kv_sim.replay.timed.engine.sleepers import Sleepers
-from kv_sim.replay.timed.link import Link
-from kv_sim.replay.timed.timing import Clock, LinkCosts
 from kv_sim.violation import Referee, Violation
 
 COSTS = LinkCosts(ns_per_byte=1.0, ns_per_piece=10.0, block_bytes=80, pieces_per_block=2)

@@ -18,8 +18,9 @@ from kv_sim.replay.report.timed.as_json import answers_as_json, timed_as_json
 from kv_sim.replay.report.timed.text import seconds_shown, timed_lines
 from kv_sim.replay.servers.fleet import Fleet
 from kv_sim.replay.servers.routing import Routing
-from kv_sim.replay.timed import Contents, EngineSettings, replay_engine, servers
+from kv_sim.replay.timed import Contents, EngineSettings, replay_engine
 from kv_sim.replay.timed.goal import Goal, parse_goals
+from kv_sim.replay.timed.runs import servers
 from kv_sim.replay.timed.sweep import EngineSweep, sweep_engine, usual_sizes
 
 BLOCK = 512 * 131_072

@@ -13,18 +13,18 @@ from kv_sim_timed_traces import ListedTrace, answer, toy, trace_of
 
 from kv_api import ConfigError, Direction
 from kv_sim.replay.timed import Answers
-from kv_sim.replay.timed.answers import Copies, Spread, answers_of
 from kv_sim.replay.timed.connectors.timed_config import NOTHING, timed_config
+from kv_sim.replay.timed.durations.link import Ended
 from kv_sim.replay.timed.engine.arrivals import TraceArrivals
 from kv_sim.replay.timed.engine.books import Books
 from kv_sim.replay.timed.engine.drive import Drive
 from kv_sim.replay.timed.engine.engine import CheckedEngine, QuickEngine
 from kv_sim.replay.timed.engine.request import Times
 from kv_sim.replay.timed.engine.together import run_together
-from kv_sim.replay.timed.finished import finished_of
-from kv_sim.replay.timed.link import Ended
-from kv_sim.replay.timed.settings import EngineSettings, Stepping
-from kv_sim.replay.timed.sizes import plan
+from kv_sim.replay.timed.runs.answers import Copies, Spread, answers_of
+from kv_sim.replay.timed.runs.finished import finished_of
+from kv_sim.replay.timed.server.settings import EngineSettings, Stepping
+from kv_sim.replay.timed.server.sizes import plan
 from kv_sim.subject import Subject
 from kv_sim.violation import Violation
 

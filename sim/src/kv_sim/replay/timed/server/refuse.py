@@ -8,9 +8,9 @@ from math import inf
 from typing import Final
 
 from kv_api import ConfigError
-from kv_sim.replay.timed.settings import EngineSettings
-from kv_sim.replay.timed.sizes import Sizes
-from kv_sim.replay.timed.timing import SECOND
+from kv_sim.replay.timed.durations.timing import SECOND
+from kv_sim.replay.timed.server.settings import EngineSettings
+from kv_sim.replay.timed.server.sizes import Sizes
 
 MOST_BLOCKS: Final = 1 << 26
 """The most blocks of a GPU, and chunks of host memory or files: each takes an entry in a table."""

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from kv_sim_timed_traces import answer, toy, trace_of
 
 from kv_sim.replay.timed import GPUS, MODELS, EngineSettings, Spread
-from kv_sim.replay.timed.sizes import plan
-from kv_sim.replay.timed.timing import StepCosts, Work
+from kv_sim.replay.timed.durations.timing import StepCosts, Work
+from kv_sim.replay.timed.server.sizes import plan
 
 COUNTS = st.integers(0, 100_000)
 
@@ -109,7 +109,7 @@ def test_a_model_has_the_parameters_that_its_shape_asks_for(name: str) -> None:
     assert model.parameters == model.layers * layer + tables * vocabulary * hidden + hidden
 
 
-TIMING = Path(__file__).parents[4] / "docs" / "timing.md"
+TIMING = Path(__file__).parents[5] / "docs" / "timing.md"
 CELLS = [[cell.strip() for cell in line.split("|")[1:-1]] for line in TIMING.read_text("utf-8").splitlines()]
 
 

@@ -10,9 +10,9 @@ from dataclasses import dataclass
 from hashlib import blake2b
 from itertools import chain
 
-from kv_sim.replay.timed.finished import Finished
-from kv_sim.replay.timed.link import Traffic
-from kv_sim.replay.timed.timing import SECOND
+from kv_sim.replay.timed.durations.link import Traffic
+from kv_sim.replay.timed.durations.timing import SECOND
+from kv_sim.replay.timed.runs.finished import Finished
 
 
 @dataclass(frozen=True)

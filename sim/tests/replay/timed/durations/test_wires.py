@@ -6,9 +6,9 @@ from kv_p2p.pulling.metadata import Hold, Part, Pull, Source
 from kv_p2p.pulling.options import Options
 from kv_p2p.pulling.ticket import Address
 from kv_p2p.pulling.wire import Ended
-from kv_sim.replay.timed.network import Network
-from kv_sim.replay.timed.timing import Clock, LinkCosts
-from kv_sim.replay.timed.wires import GONE, TimedWire, Wires
+from kv_sim.replay.timed.durations.network import Network
+from kv_sim.replay.timed.durations.timing import Clock, LinkCosts
+from kv_sim.replay.timed.durations.wires import GONE, TimedWire, Wires
 
 COSTS = LinkCosts(ns_per_byte=1.0, ns_per_piece=0.0, block_bytes=9, pieces_per_block=0)
 LATENCY = 5

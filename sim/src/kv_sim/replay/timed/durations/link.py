@@ -13,8 +13,8 @@ from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 
 from kv_api import Direction
-from kv_sim.replay.timed.lanes import Ended, Job, Lanes
-from kv_sim.replay.timed.timing import LinkCosts
+from kv_sim.replay.timed.durations.lanes import Ended, Job, Lanes
+from kv_sim.replay.timed.durations.timing import LinkCosts
 
 
 @dataclass

@@ -12,10 +12,10 @@ from kv_api import Direction
 from kv_offload_cpu.copy.engine import CopyResult, Numbers, PageCopies, Urgency
 from kv_offload_cpu.sizing import HostLayout
 from kv_sim.replay.timed.connectors.host_memory import LinkCopyEngine
+from kv_sim.replay.timed.durations.lanes import Ended, Lanes
+from kv_sim.replay.timed.durations.link import Link
+from kv_sim.replay.timed.durations.timing import Clock, LinkCosts
 from kv_sim.replay.timed.engine.device import AtEnd, Mover
-from kv_sim.replay.timed.lanes import Ended, Lanes
-from kv_sim.replay.timed.link import Link
-from kv_sim.replay.timed.timing import Clock, LinkCosts
 
 COSTS = LinkCosts(ns_per_byte=1.0, ns_per_piece=10.0, block_bytes=80, pieces_per_block=2)
 """A block takes 100, a job one more."""

@@ -16,6 +16,8 @@ from kv_p2p.pulling.ticket import WANTED
 from kv_sim.guard import LogCall
 from kv_sim.replay.sizing.transfer_config import decode_config, prefill_config
 from kv_sim.replay.timed.connectors.timed_config import decides_in_known_steps, timed_config
+from kv_sim.replay.timed.durations.network import Network
+from kv_sim.replay.timed.durations.wires import Wires
 from kv_sim.replay.timed.engine.arrivals import HandedArrivals, TraceArrivals
 from kv_sim.replay.timed.engine.books import Books
 from kv_sim.replay.timed.engine.drive import Drive
@@ -23,13 +25,11 @@ from kv_sim.replay.timed.engine.engine import QuickEngine, TimedEngine
 from kv_sim.replay.timed.engine.request import Names, TracedRequest
 from kv_sim.replay.timed.engine.seat import Seat
 from kv_sim.replay.timed.engine.together import run_together
-from kv_sim.replay.timed.finished import Finished, finished_of
-from kv_sim.replay.timed.network import Network
-from kv_sim.replay.timed.refuse import refuse_too_much
-from kv_sim.replay.timed.run import Share, scaled
-from kv_sim.replay.timed.settings import EngineSettings, Stepping
-from kv_sim.replay.timed.sizes import plan
-from kv_sim.replay.timed.wires import Wires
+from kv_sim.replay.timed.runs.finished import Finished, finished_of
+from kv_sim.replay.timed.runs.run import Share, scaled
+from kv_sim.replay.timed.server.refuse import refuse_too_much
+from kv_sim.replay.timed.server.settings import EngineSettings, Stepping
+from kv_sim.replay.timed.server.sizes import plan
 from kv_sim.replay.trace import TraceRequest
 
 _ENDS = ("request_finished", "request_finished_all_groups")

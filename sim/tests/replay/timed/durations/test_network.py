@@ -4,8 +4,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kv_sim.replay.timed.network import Network, Span
-from kv_sim.replay.timed.timing import LinkCosts
+from kv_sim.replay.timed.durations.network import Network, Span
+from kv_sim.replay.timed.durations.timing import LinkCosts
 
 COSTS = LinkCosts(ns_per_byte=1.0, ns_per_piece=0.0, block_bytes=9, pieces_per_block=0)
 """A block takes 9 nanoseconds, and a pull of any number one more."""

@@ -5,10 +5,10 @@ from dataclasses import fields, replace
 from kv_sim_timed_traces import toy
 
 from kv_api import CacheHitSource, Direction, KVConnectorStats
+from kv_sim.replay.timed.durations.link import Ended
 from kv_sim.replay.timed.engine.books import Books
 from kv_sim.replay.timed.engine.request import Names, Times, TracedRequest
-from kv_sim.replay.timed.link import Ended
-from kv_sim.replay.timed.sizes import plan
+from kv_sim.replay.timed.server.sizes import plan
 from kv_sim.replay.trace import TraceRequest
 
 

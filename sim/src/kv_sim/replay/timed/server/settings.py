@@ -10,7 +10,7 @@ from kv_api import ConfigError
 from kv_offload import StoreWhen
 from kv_sim.replay.caches.policies import USUAL_POLICY
 from kv_sim.replay.sizing.transfer_config import disk_config, host_config
-from kv_sim.replay.timed.hardware import GIB, GPUS, MODELS, Gpu, Model
+from kv_sim.replay.timed.server.hardware import GIB, GPUS, MODELS, Gpu, Model
 
 _MOST: Final = 2**31 - 1
 _MOST_TIME: Final = 1e15

@@ -13,10 +13,10 @@ from kv_sim.replay.readers.options import OnError, TraceOptions
 from kv_sim.replay.report.timed.as_json import answers_as_json, timed_as_json
 from kv_sim.replay.report.timed.text import header_lines, rows, timed_lines
 from kv_sim.replay.timed import Answers, Contents, EngineReplay, EngineSettings, replay_engine
-from kv_sim.replay.timed.answers import Copies, Pulled, Spread
-from kv_sim.replay.timed.sizes import plan
+from kv_sim.replay.timed.durations.timing import SECOND
+from kv_sim.replay.timed.runs.answers import Copies, Pulled, Spread
+from kv_sim.replay.timed.server.sizes import plan
 from kv_sim.replay.timed.sweep import sweep_engine
-from kv_sim.replay.timed.timing import SECOND
 
 LOADED, STORED = "vllm:kv_offload_load_bytes", "vllm:kv_offload_store_bytes"
 

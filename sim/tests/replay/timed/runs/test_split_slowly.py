@@ -10,10 +10,10 @@ from kv_sim_slow_split import Fleet, Req, Server
 from kv_sim_timed_traces import ListedTrace, toy, traces
 
 from kv_sim.replay.timed import EngineSettings, Stepping
-from kv_sim.replay.timed.finished import Finished
-from kv_sim.replay.timed.sizes import plan
-from kv_sim.replay.timed.split import SplitTransfers, replay_split
-from kv_sim.replay.timed.timing import to_ns
+from kv_sim.replay.timed.durations.timing import to_ns
+from kv_sim.replay.timed.runs.finished import Finished
+from kv_sim.replay.timed.runs.split import SplitTransfers, replay_split
+from kv_sim.replay.timed.server.sizes import plan
 
 
 def slow_fleet(

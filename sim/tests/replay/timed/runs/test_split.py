@@ -18,10 +18,10 @@ from kv_sim_timed_traces import ListedTrace, comparable, servers, toy, trace_of,
 from kv_p2p.pulling.stats import EXPIRED_HOLDS, FAILED_PULLS, PULLED_BYTES, REFUSED_HOLDS, SERVED_HOLDS
 from kv_sim.replay.sizing.transfer_config import decode_config, disk_config, host_config, prefill_config
 from kv_sim.replay.timed import Answers, EngineSettings, Stepping
-from kv_sim.replay.timed.answers import Copies, Pulled, Spread, answers_of
 from kv_sim.replay.timed.engine.drive import Drive
 from kv_sim.replay.timed.engine.together import run_together
-from kv_sim.replay.timed.split import SplitTransfers, replay_split
+from kv_sim.replay.timed.runs.answers import Copies, Pulled, Spread, answers_of
+from kv_sim.replay.timed.runs.split import SplitTransfers, replay_split
 
 EXTRA = "kv_connector_extra_config"
 
@@ -101,7 +101,7 @@ def drives(monkeypatch: pytest.MonkeyPatch) -> list[Drive]:
         found.extend(given)
         run_together(given)
 
-    monkeypatch.setattr("kv_sim.replay.timed.split.run_together", seen)
+    monkeypatch.setattr("kv_sim.replay.timed.runs.split.run_together", seen)
     return found
 
 

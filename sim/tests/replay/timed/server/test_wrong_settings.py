@@ -12,8 +12,8 @@ from kv_api import ConfigError
 from kv_sim.cli.main import main
 from kv_sim.replay.sizing.transfer_config import disk_config
 from kv_sim.replay.timed import EngineSettings
-from kv_sim.replay.timed.hardware import find_model
-from kv_sim.replay.timed.sizes import plan
+from kv_sim.replay.timed.server.hardware import find_model
+from kv_sim.replay.timed.server.sizes import plan
 
 OFFLOAD = (
     '{"kv_connector":"OffloadingConnector","kv_role":"kv_both","kv_connector_extra_config":{"cpu_bytes_to_use":1}}'

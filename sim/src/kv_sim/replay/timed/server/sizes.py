@@ -4,9 +4,9 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from kv_api import ConfigError
-from kv_sim.replay.timed.hardware import GIB
-from kv_sim.replay.timed.settings import EngineSettings
-from kv_sim.replay.timed.timing import LinkCosts, StepCosts, to_ns
+from kv_sim.replay.timed.durations.timing import LinkCosts, StepCosts, to_ns
+from kv_sim.replay.timed.server.hardware import GIB
+from kv_sim.replay.timed.server.settings import EngineSettings
 
 _MICRO: Final = 1e3
 """Nanoseconds of a microsecond."""

@@ -6,9 +6,9 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 from kv_api import Direction
+from kv_sim.replay.timed.durations.link import Traffic
 from kv_sim.replay.timed.engine.books import Books
 from kv_sim.replay.timed.engine.engine import TimedEngine
-from kv_sim.replay.timed.link import Traffic
 
 _OF_PROMPTS: Final = (
     *("prompt_tokens", "prompt_blocks", "full_blocks"),

@@ -22,15 +22,15 @@ from kv_offload_file.slot_file import GoneError
 from kv_offload_file.stats import BORROWED
 from kv_sim.replay.servers.fleet import Fleet
 from kv_sim.replay.timed import Answers, Contents, EngineSettings, Stepping, replay_engine
-from kv_sim.replay.timed.answers import Copies, Spread, answers_of
 from kv_sim.replay.timed.connectors.timed_config import shares_files, timed_config
+from kv_sim.replay.timed.durations.lanes import Job, Lanes
+from kv_sim.replay.timed.durations.link import Link
+from kv_sim.replay.timed.durations.timing import LinkCosts
 from kv_sim.replay.timed.engine.device import _NoSharedSlots
 from kv_sim.replay.timed.engine.neighbours import SharedFolders
-from kv_sim.replay.timed.finished import finished_of
-from kv_sim.replay.timed.lanes import Job, Lanes
-from kv_sim.replay.timed.link import Link
-from kv_sim.replay.timed.run import replay_together
-from kv_sim.replay.timed.timing import LinkCosts
+from kv_sim.replay.timed.runs.answers import Copies, Spread, answers_of
+from kv_sim.replay.timed.runs.finished import finished_of
+from kv_sim.replay.timed.runs.run import replay_together
 
 DISK = {"disk_read_bandwidth": 1e9, "disk_write_bandwidth": 1e9, "disk_microseconds": 2.0}
 NOBODY: ListedTrace = trace_of()

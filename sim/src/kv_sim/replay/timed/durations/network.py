@@ -10,7 +10,7 @@ pull is known when it is asked for, and later pulls don't move it.
 from bisect import insort
 from dataclasses import dataclass
 
-from kv_sim.replay.timed.timing import LinkCosts
+from kv_sim.replay.timed.durations.timing import LinkCosts
 
 
 @dataclass(frozen=True, slots=True, order=True)

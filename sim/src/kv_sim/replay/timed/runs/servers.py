@@ -11,12 +11,12 @@ from kv_api import ConfigError
 from kv_sim.replay.columns import Columns
 from kv_sim.replay.crew import Crew
 from kv_sim.replay.servers.fleet import Fleet, Load, RoutedTrace
-from kv_sim.replay.timed.answers import Answers, answers_of
 from kv_sim.replay.timed.connectors.timed_config import NOTHING, shares_files, timed_config
-from kv_sim.replay.timed.finished import Finished, finished_of
-from kv_sim.replay.timed.run import Share, replay_once, replay_together
-from kv_sim.replay.timed.settings import Contents, EngineSettings
-from kv_sim.replay.timed.split import SplitTransfers, replay_split
+from kv_sim.replay.timed.runs.answers import Answers, answers_of
+from kv_sim.replay.timed.runs.finished import Finished, finished_of
+from kv_sim.replay.timed.runs.run import Share, replay_once, replay_together
+from kv_sim.replay.timed.runs.split import SplitTransfers, replay_split
+from kv_sim.replay.timed.server.settings import Contents, EngineSettings
 from kv_sim.replay.trace import Tell, Trace
 
 WORTH_A_PROCESS: Final = 1000

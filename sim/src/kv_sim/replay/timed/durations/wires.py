@@ -17,9 +17,9 @@ from typing import Final
 from kv_p2p.pulling.metadata import Hold, Pull, Source
 from kv_p2p.pulling.options import Options
 from kv_p2p.pulling.wire import Ended
-from kv_sim.replay.timed.link import Traffic
-from kv_sim.replay.timed.network import Network, Span
-from kv_sim.replay.timed.timing import SECOND, Clock
+from kv_sim.replay.timed.durations.link import Traffic
+from kv_sim.replay.timed.durations.network import Network, Span
+from kv_sim.replay.timed.durations.timing import SECOND, Clock
 
 GONE: Final = "the other server holds it no longer"
 

@@ -13,9 +13,9 @@ from kv_api import ConfigError
 from kv_sim.replay.timed import Contents, EngineSettings, Stepping
 from kv_sim.replay.timed.arguments import OLD_NAMES, add_replay_arguments, add_size_arguments
 from kv_sim.replay.timed.command import run, settings_of
-from kv_sim.replay.timed.hardware import find_gpu, find_model
-from kv_sim.replay.timed.sizes import plan
-from kv_sim.replay.timed.timing import LinkCosts
+from kv_sim.replay.timed.durations.timing import LinkCosts
+from kv_sim.replay.timed.server.hardware import find_gpu, find_model
+from kv_sim.replay.timed.server.sizes import plan
 
 EXTRA = "kv_connector_extra_config"
 

@@ -21,11 +21,11 @@ from kv_offload_file.label import Label
 from kv_sim.replay.report.timed.as_json import timed_as_json
 from kv_sim.replay.report.timed.text import timed_lines
 from kv_sim.replay.timed import Answers, Contents, EngineSettings, Stepping, replay_engine
-from kv_sim.replay.timed.answers import Copies, Spread
 from kv_sim.replay.timed.connectors.files import Disk, DiskCopyEngine
 from kv_sim.replay.timed.connectors.host_memory import LinkCopyEngine
-from kv_sim.replay.timed.link import Link
-from kv_sim.replay.timed.timing import Clock, LinkCosts
+from kv_sim.replay.timed.durations.link import Link
+from kv_sim.replay.timed.durations.timing import Clock, LinkCosts
+from kv_sim.replay.timed.runs.answers import Copies, Spread
 
 A, B, C = (0, 8, 1, [1, 2]), (1000, 15, 1, [3, 4, 5, 6]), (2000, 9, 2, [1, 2, 7])
 """The last one finds what the first one had, and what left the GPU for the second."""
