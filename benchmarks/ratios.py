@@ -22,9 +22,10 @@ from kv_offload_cpu import POLICIES, AtOnceManager
 from kv_sim.command.table import aligned
 from kv_sim.replay import Columns, open_trace
 from kv_sim.replay.caches.bounds import min_hits
-from kv_sim.replay.caches.cache import Setup, replay_cache
-from kv_sim.replay.caches.curve import Totals
+from kv_sim.replay.caches.cache import replay_cache
 from kv_sim.replay.caches.keys import keys_of
+from kv_sim.replay.caches.outcome import Setup
+from kv_sim.replay.caches.ratios import Totals
 from kv_sim.replay.caches.shape import shape_of
 from kv_sim.replay.caches.stack import Order, lru_curve
 

@@ -27,8 +27,9 @@ from typing import Any
 from kv_sim.command.table import aligned
 from kv_sim.replay import Columns, open_trace
 from kv_sim.replay.caches.bounds import Bounds
-from kv_sim.replay.caches.cache import Setup, replay_cache
-from kv_sim.replay.caches.curve import Totals
+from kv_sim.replay.caches.cache import replay_cache
+from kv_sim.replay.caches.outcome import Setup
+from kv_sim.replay.caches.ratios import Totals
 from kv_sim.replay.caches.shape import shape_of
 from kv_sim.replay.caches.stack import lru_curve
 from kv_sim.replay.caches.tally import ages_of, hits_by_tier, series_of

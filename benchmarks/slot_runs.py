@@ -32,7 +32,7 @@ from kv_offload_cpu import POLICIES, CPUOffloadingManager
 from kv_sim.command.table import aligned
 from kv_sim.replay import Columns, TraceOptions, open_trace
 from kv_sim.replay.caches.keys import keys_of
-from kv_sim.replay.readers.sharing import parse_sharing
+from kv_sim.replay.readers.requests.sharing import parse_sharing
 
 PARTS = ("filling", "1st quarter", "2nd", "3rd", "4th")
 

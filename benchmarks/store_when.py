@@ -23,7 +23,7 @@ from kv_sim.replay.timed.answers import answers_of
 from kv_sim.replay.timed.connectors.timed_config import NOTHING
 from kv_sim.replay.timed.finished import finished_of
 from kv_sim.replay.timed.run import replay_once
-from kv_sim.replay.timed.settings import plan
+from kv_sim.replay.timed.sizes import plan
 
 GIB = 1 << 30
 TIMES = (1, 2, 4, 8)

@@ -21,7 +21,10 @@ WORKED_OUT = (
     "replay",
     "replay/caches",
     "replay/readers",
-    "replay/readers/formats",
+    *(
+        f"replay/readers/{folder}"
+        for folder in ("chats", "files", "formats", "formats/spans", "requests", "unknown")
+    ),
     "replay/timed",
     "replay/timed/connectors",
     "replay/timed/engine",
@@ -89,11 +92,13 @@ def test_a_folder_of_replays_knows_what_it_needs(folder: str, others: set[str]) 
     assert known_to(folder, "replay") == others
 
 
-def test_what_formats_share_knows_none_of_them() -> None:
-    """But for who lists them, who reads a column as one, and who knows records with a delay."""
-    shared = {path.stem for path in (ROOT / "replay/readers").glob("*.py")}
-    know = {part for part in shared if "formats" in known_to(part, "replay/readers")}
-    assert know == {"catalogue", "own_prompts", "times"}
+def test_of_the_readers_each_part_knows_only_those_before_it() -> None:
+    """On the way from a file to a request, in the order in which the folder's docstring lists them."""
+    way = ["record", "fields", "format", "files", "chats", "requests", "formats", "unknown"]
+    for at, part in enumerate(way):
+        assert known_to(part, "replay/readers") & {*way} <= {*way[:at]}, part
+    parts = {path.stem for path in (ROOT / "replay/readers").iterdir()}
+    assert {part for part in parts if "formats" in known_to(part, "replay/readers")} == {"catalogue", "unknown"}
 
 
 @pytest.mark.parametrize(

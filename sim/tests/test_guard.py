@@ -336,6 +336,28 @@ def test_who_quits_a_debugger_interrupts(monkeypatch: pytest.MonkeyPatch) -> Non
         create(config, KVConnectorRole.WORKER, kv_cache_config(world), Referee())
 
 
+@pytest.mark.parametrize("raises", [None, RuntimeError("another")])
+def test_what_it_broke_and_kept_to_itself_is_told(raises: Exception | None) -> None:
+    """Who takes every exception for one of its store's gets that of a copy that isn't allowed, too."""
+    referee = Referee()
+    connector, guard, calls = guarded(referee)
+
+    def copies(*args: Any) -> None:
+        try:
+            referee.fail(Invariant.OWNERSHIP, "a block is somebody else's")
+        except Exception:  # noqa: BLE001 - as such a connector does
+            if raises is not None:
+                raise raises from None
+
+    connector.start_load_kv = copies  # type: ignore[method-assign]
+    with pytest.raises(Violation, match="a block is somebody else's") as found:
+        guard.start_load_kv(None)
+    assert found.value.invariant is Invariant.OWNERSHIP
+    assert calls == []
+    guard.wait_for_save()
+    assert calls == [("scheduler", "wait_for_save", (), None)]
+
+
 def test_a_crash_in_a_library_names_who_called_it() -> None:
     with pytest.raises(Violation) as raised, crashes(Referee(), "a call"):
         json.loads("{")

@@ -309,9 +309,10 @@ def test_after_another_life_began_every_child_gets_the_blocks(scheduler):
     assert [one.calls[-1] for one in children] == [("request_finished", R, [1, 2])] * len(children)
 
 
-def test_a_load_within_an_earlier_step_is_not_lost_with_its_child():
+def test_a_load_of_another_child_or_an_earlier_step_is_not_lost_with_a_child():
     reports = LoadReports()
     reports.expect({"r": PlannedLoad(1, False, (3,))})
-    reports.expect({"s": PlannedLoad(1, False, (4,))})
+    loads = {place: PlannedLoad(place, False, (4 + place,)) for place in range(3)}
+    reports.expect({f"r{place}": load for place, load in loads.items()})
     reports.abandon(1)
-    assert reports.take_failed_blocks() == {4}
+    assert reports.take_failed_blocks() == {5}

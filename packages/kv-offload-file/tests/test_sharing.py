@@ -10,6 +10,7 @@ from kv_offload_file_rig import TAKEN, Rig, config, make_key, make_keys
 
 from kv_api import ConfigError, KVError, LookupResult, ReqContext
 from kv_offload_file import FileOffloadingSpec, home_folder
+from kv_offload_file.label import ROW_BYTES
 from kv_offload_file.sharing.listing import ENTRY_BYTES
 from kv_offload_file.sharing.place import MOST_SLOTS
 from kv_offload_file.stats import BORROWED, DAMAGED, ERRORS, GONE
@@ -229,7 +230,7 @@ def test_what_went_between_lookup_and_load_is_a_failed_load(two):
     first, second = two
     first.store([1, 2, 3, 4, 5, 6])
     assert second.hits([4, 5, 6]) == 3
-    first.store([7, 8])
+    first.store([7, 0])
     spec = second.manager.prepare_load(make_keys([4, 5, 6]), second.context)
     assert not second.end_load([4, 5, 6], spec)
     assert counts(second)[GONE] == 2
@@ -263,6 +264,18 @@ def test_bytes_that_are_wrong_at_a_neighbour_are_not_loaded_and_not_asked_for_ag
     assert (first.folder / "rank-0.rows").read_bytes() == rows, "what isn't its own it leaves alone"
     assert second.hits([1]) == 0 and second.hits([2]) == 1
     assert second.store([1]) == keys and second.load([1])
+
+
+def test_what_its_owner_found_wrong_meanwhile_has_gone(two):
+    first, second = two
+    first.store([1])
+    assert second.hits([1]) == 1
+    with (first.folder / "rank-0.rows").open("r+b") as rows:
+        rows.seek(ROW_BYTES)
+        rows.write(bytes(ROW_BYTES))
+    spec = second.begin_load([1])
+    assert not second.end_load([1], spec)
+    assert counts(second) == {GONE: 1}
 
 
 def test_what_was_wrong_is_found_again_when_it_is_stored_anew(two):

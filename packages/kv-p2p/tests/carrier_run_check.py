@@ -96,14 +96,14 @@ def test_another_process_s_blocks_until_it_is_killed(carried):
     for _ in range(2):  # the second one is not taken for the first
         with another_process() as process:
             address, *_ = what_is_said(process)
-            here.pull("r", Source(address, "h", "digest h"), *range(30))
+            here.pull("r", Source(address, "h", "h digest"), *range(30))
             here.wait_for_pulls()
             assert (here.pulled, here.failed) == (["r"], [])
             assert here.blocks[:30] == carried(1).blocks[1:31], "the seed is the same"
             process.kill()
             process.wait(PATIENCE)
             before = here.blocks
-            here.pull("s", Source(address, "g", "digest g"), 0)
+            here.pull("s", Source(address, "g", "g digest"), 0)
             here.wait_for_pulls(2)
         assert [request for request, _ in here.failed] == ["s"]
         assert here.blocks == before

@@ -37,6 +37,7 @@ before = set(sys.modules)
 import kv_factory
 others = set(sys.modules) - before
 import kv_p2p
+assert {*kv_p2p.__all__, "__name__"} <= {*dir(kv_p2p)}, "listed before they are imported"
 steps = [sorted(set(sys.modules) - before), sorted(set(sys.modules) - before - others)]
 
 from types import SimpleNamespace

@@ -12,7 +12,8 @@ import kv_vllm
 CODE = """
 import sys, traceback  # which brings a module, on 3.15, that is not among the names
 before = set(sys.modules)
-import {module}
+import {module}, kv_vllm
+assert {{*kv_vllm.__all__, "__name__"}} <= {{*dir(kv_vllm)}}
 new = {{name.partition(".")[0] for name in set(sys.modules) - before}}
 print(" ".join(sorted(new - set(sys.stdlib_module_names))))
 """

@@ -177,19 +177,28 @@ class Guard:
     def _ask(self, name: str, *args: Any, **kwargs: Any) -> Any:
         # Written out: a context manager costs as much as most calls.
         next(calls.numbers)
+        before = self._referee.raised
         try:
             answer = getattr(self.connector, name)(*args, **kwargs)
         except (Violation, HistoryEnds, TestbedError):
             raise
         except _RAISED as error:
+            self._end_if_it_kept_one(before)
             _let_a_debugger_end(error)
             raise crash(self._referee, f"{self._side} side, {name}", error) from error
+        self._end_if_it_kept_one(before)
         not_run = answers.not_run(name, answer)
         if not_run is not None:
             if isinstance(answer, CoroutineType):
                 answer.close()
             self._refuse(not_run)
         return answer
+
+    def _end_if_it_kept_one(self, before: Violation | None) -> None:
+        """A connector that takes any exception for one of its store's must not hide what it broke meanwhile."""
+        if self._referee.raised is not before:
+            assert self._referee.raised is not None
+            raise self._referee.raised
 
     def _refuse(self, why: str) -> NoReturn:
         message = f"{self._side} side, {why}"

@@ -64,6 +64,8 @@ class Referee:
         self.switched_off: set[Invariant] = set() if switched_off is None else switched_off
         self._where = where
         """The prefix of each message."""
+        self.raised: Violation | None = None
+        """The last one. A connector that catches every exception within its calls may have kept it to itself."""
 
     @property
     def silent(self) -> set[Invariant]:
@@ -73,4 +75,5 @@ class Referee:
     def fail(self, invariant: Invariant, message: str) -> None:
         """Report that ``invariant`` is broken."""
         if invariant not in self.switched_off:
-            raise Violation(invariant, self._where + message)
+            self.raised = Violation(invariant, self._where + message)
+            raise self.raised

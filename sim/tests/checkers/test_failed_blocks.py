@@ -62,7 +62,7 @@ class Loading:
 
 def test_those_that_may_be_named_are_told_in_order() -> None:
     step: Any = SimpleNamespace(sync_targets={"r1": [16, 3]})
-    shadow: Any = SimpleNamespace(load_rights=(24,), owner=lambda block: "no request")
+    shadow: Any = SimpleNamespace(load_rights=(24,), owners={}, owner=lambda block: "no request")
     with pytest.raises(Violation, match=r"blocks that loads fill: 3, 16, 24$"):
         check_failed_blocks(0, {1}, step, shadow, Referee())
 
@@ -87,6 +87,21 @@ def test_a_block_of_a_request_that_nothing_befell() -> None:
         f"worker 0 side, get_block_ids_with_load_errors reports block {other[0]} (of request r3), which no load "
         f"under way fills; blocks that loads fill: {filled}"
     )
+
+
+@pytest.mark.parametrize("loaded", [1, 0])
+def test_a_block_that_is_computed_after_one_that_was_not_loaded(loaded: int) -> None:
+    """It is lost with that, in the same step. If all was loaded, it isn't."""
+    made = Loading(MEMORY)
+    connector = made.world.engine.connectors[0]
+    half: Any = getattr(connector, "side", connector)
+    half.get_block_ids_with_load_errors = lambda: {*made.table[:loaded], made.table[2]}
+    if loaded:
+        made.act(Kind.STEP)
+    else:
+        assert " (of request r2), which no load under way fills; blocks that loads fill: " in made.breaks(
+            Kind.STEP
+        )
 
 
 def test_where_nothing_is_loaded() -> None:

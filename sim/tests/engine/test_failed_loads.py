@@ -96,7 +96,7 @@ def test_of_several_only_those_are_set_back_whose_blocks_failed(is_async: bool, 
     requests = [made.add(name, 9, 4) for name in names]
     made.schedule()
     tables = made.scheduler.blocks.tables
-    made.process(invalid_block_ids={tables["r2"].groups[0][1], tables["r4"].groups[0][0]})
+    made.process(invalid_block_ids={tables["r2"].groups[0][1], *tables["r4"].groups[0][:2]})
     whole = 8 if is_async else 9
     assert [request.num_computed_tokens for request in requests] == [whole, 4, whole, 0, 9]
     left = [name for name in names if policy == "recompute" or name not in ("r2", "r4")]

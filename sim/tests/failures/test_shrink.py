@@ -353,10 +353,14 @@ def test_with_each_request_goes_a_copy_or_none(shrunk: Any) -> None:
     def rule(history: History, config: WorldConfig) -> bool:
         counts = [sum(a.kind is Kind.ADD for a in history[:i]) for i, a in enumerate(history) if "copy" in a.args]
         names = [action.args["copy"] for action in history if "copy" in action.args]
-        return len(names) == 2 and names == counts
+        return len(names) == 2 and names == counts and history[-1] == STEP
 
-    history = [add("r1"), add("r2"), STEP, act("fail", rank=0, copy=2), add("r3"), act("lose", rank=0, copy=3)]
-    assert shrunk(rule, history)[0].history == [act("fail", rank=0, copy=0), act("lose", rank=0, copy=0)]
+    copies = [act("fail", rank=0, copy=2), act("lose", rank=0, copy=3)]
+    history = [add("r1"), add("r2"), STEP, copies[0], add("r3"), copies[1], STEP]
+    assert shrunk(rule, history)[0].history == [
+        *(replace(one, args=one.args | {"copy": 0}) for one in copies),
+        STEP,
+    ]
 
 
 @pytest.mark.parametrize("first", [2, 1])

@@ -27,6 +27,7 @@ from kv_sim.history.draws import (
     with_failing_loads,
     with_fine_hashes,
     with_states,
+    with_strange_peer,
     with_tails,
 )
 from kv_sim.subject import Subject, Trait
@@ -429,6 +430,13 @@ def test_stages_of_different_layers_are_drawn_where_there_are_some() -> None:
     stages = Counter((config.pp_size > 1, config.stages) for config in configs)
     assert {*stages} == {(False, "alike"), *((True, one) for one in get_args(Stages))}
     assert sum(stages[True, one] for one in get_args(Stages) if one != "alike") > 30
+
+
+def test_a_peer_is_a_stranger_in_a_quarter_of_the_worlds() -> None:
+    strangers = Counter(with_strange_peer(config).stranger for config in worlds())
+    assert set(strangers) == {"none", "model", "path", "dtype"}
+    assert strangers["none"] / MANY == pytest.approx(3 / 4, abs=0.05)
+    assert min(strangers.values()) / MANY == pytest.approx(1 / 12, abs=0.03)
 
 
 def test_an_engine_that_can_not_hold_and_pull_does_one_of_them(monkeypatch: pytest.MonkeyPatch) -> None:

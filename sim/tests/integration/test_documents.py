@@ -1,10 +1,20 @@
 """What documents name is there: files, headings that they link to, and modules of ours with what is in them."""
 
+import argparse
 import re
 from collections.abc import Iterator
+from dataclasses import fields
 from pathlib import Path
 
 import pytest
+
+import kv_offload
+import kv_offload_cpu
+import kv_offload_file
+import kv_p2p.first.options
+import kv_p2p.pulling.options
+from kv_sim.cli.main import COMMANDS
+from kv_sim.cli.options import parser_of
 
 ROOT = Path(__file__).parents[3]
 SOURCES = [*ROOT.glob("packages/*/src"), ROOT / "sim" / "src"]
@@ -92,6 +102,44 @@ def test_what_a_document_names_is_there(document: str) -> None:
     assert [*missing_links(path)] == []
     assert [*missing_files(text)] == []
     assert [*missing_names(text)] == []
+
+
+def options() -> set[str]:
+    """The options of all commands that their help shows; some are there with a clock only."""
+    every = (["replay"], ["replay", "--fidelity", "engine"], ["size", "--fidelity", "engine"])
+    [*parsers] = (
+        one
+        for typed in every
+        for action in parser_of(COMMANDS, typed)._actions
+        if isinstance(action.choices, dict)
+        for one in action.choices.values()
+    )
+    actions = [action for parser in parsers for action in parser._actions if action.help != argparse.SUPPRESS]
+    return {option for action in actions for option in action.option_strings if option.startswith("--")}
+
+
+def test_every_option_is_in_a_document() -> None:
+    """In a guide or a README, and not in its own help alone."""
+    text = "".join(path.read_text("utf-8") for path in DOCUMENTS.values())
+    assert len(options()) > 60
+    assert {option for option in options() if not re.search(rf"{option}(?![a-z-])", text)} == set()
+
+
+@pytest.mark.parametrize(
+    ("package", "options"),
+    [
+        ("kv-offload", kv_offload.Options),
+        ("kv-offload-cpu", kv_offload_cpu.Options),
+        ("kv-offload-file", kv_offload_file.FileOptions),
+        ("kv-p2p", kv_p2p.pulling.options.Options),
+        ("kv-p2p", kv_p2p.first.options.Options),
+    ],
+)
+def test_every_setting_is_in_a_document_of_its_package(package: str, options: type) -> None:
+    """By its own name, or by that of the engine's configuration, from which some are taken (`kv_role`)."""
+    documents = [path for name, path in DOCUMENTS.items() if name.startswith(f"packages/{package}/")]
+    named = set(re.findall(r"`(?:kv_)?(\w+)`", "".join(path.read_text("utf-8") for path in documents)))
+    assert {field.name for field in fields(options)} - named == set()
 
 
 @pytest.mark.parametrize("document", sorted(DOCUMENTS))

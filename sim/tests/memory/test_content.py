@@ -2,7 +2,16 @@
 
 import numpy as np
 
-from kv_sim.memory.content import Image, layer_keys, mix, prefix_hashes, root_hash, sampled_token, whole_story
+from kv_sim.memory.content import (
+    Image,
+    layer_keys,
+    mix,
+    mix_words,
+    prefix_hashes,
+    root_hash,
+    sampled_token,
+    whole_story,
+)
 
 
 def test_it_tells_layer_group_and_rank() -> None:
@@ -15,6 +24,8 @@ def test_it_tells_layer_group_and_rank() -> None:
 def test_it_is_the_same_everywhere_and_for_ever() -> None:
     """Or a seed, or a history that was kept, would no longer show what it did. The first is splitmix64's own."""
     assert mix(0x9E3779B97F4A7C15) == 0xE220A8397B1DCDAF
+    values = [0, 1, 0x9E3779B97F4A7C15, (1 << 64) - 1]
+    assert mix_words(np.array(values, dtype=np.uint64)).tolist() == [mix(value) for value in values]
     assert (root_hash(None, None), root_hash("s", "a")) == (0xBC716AC86A3B732F, 0x614E89E85F587375)
     assert prefix_hashes(1, [0, 7]) == [0x910A2DEC89025CC1, 0x3381D1ECDC901D]
     assert sampled_token(0x3381D1ECDC901D) == 13725

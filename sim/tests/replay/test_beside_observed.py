@@ -12,7 +12,8 @@ from kv_sim_slow_replay import prefix_trace
 from kv_sim.cli.main import main
 from kv_sim.replay import open_trace, replay, size, stream
 from kv_sim.replay.caches.beside import BesideObserved, BesideSums, ObservedRatios, ObservedSums
-from kv_sim.replay.caches.cache import Setup, replay_cache
+from kv_sim.replay.caches.cache import replay_cache
+from kv_sim.replay.caches.outcome import Setup
 from kv_sim.replay.columns import ColumnsBuilder
 from kv_sim.replay.fleet import Fleet, RoutedTrace
 from kv_sim.replay.observed import NOT_SAID, NOTHING_SAID, Observation, Observations

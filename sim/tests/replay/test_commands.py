@@ -11,11 +11,12 @@ from kv_api import ConfigError, KVTransferConfig
 from kv_offload_cpu.options import read_options
 from kv_sim.cli.main import main
 from kv_sim.replay import TraceOptions, open_trace, oracle, replay, size
-from kv_sim.replay.caches.cache import Setup
+from kv_sim.replay.caches.outcome import Setup
 from kv_sim.replay.fleet import RoutedTrace
 from kv_sim.replay.oracle import RECORD
 from kv_sim.replay.parallel import replay_all
 from kv_sim.replay.results import CacheReplay, Replays
+from kv_sim.replay.side_by_side import Crew
 from kv_sim.replay.sizing import usual_capacities
 from kv_sim.replay.units import Footprint
 
@@ -242,7 +243,7 @@ def test_processes_change_nothing():
     trace = open_trace("mooncake-synthetic", TraceOptions(requests=500))
     setups = [Setup("sieve", 500), Setup("lru", 500, 300), Setup("arc", 400, disk=700)]
     shares = {1: [], 2: []}
-    one, two = (replay_all(RoutedTrace(trace), setups, jobs, shares[jobs].append) for jobs in (1, 2))
+    one, two = (replay_all(RoutedTrace(trace), setups, Crew(jobs, shares[jobs].append)) for jobs in (1, 2))
     assert shares[1] == sorted(shares[1]) and shares[1][-1] == 1.0 and len(set(shares[1])) > 4
     assert shares[2] == [1 / 3, 2 / 3, 1.0]
     for a, b in zip(one, two, strict=True):
@@ -255,7 +256,7 @@ def test_processes_change_nothing():
 def test_a_policy_that_nobody_has_is_known_before_anything_runs(small):
     done = []
     with pytest.raises(ConfigError, match=r"^unknown eviction_policy 'lfu'"):
-        replay_all(RoutedTrace(open_trace(small)), [Setup("lru", 4), Setup("lfu", 4)], progress=done.append)
+        replay_all(RoutedTrace(open_trace(small)), [Setup("lru", 4), Setup("lfu", 4)], Crew(progress=done.append))
     assert not done
 
 

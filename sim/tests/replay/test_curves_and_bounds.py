@@ -15,10 +15,11 @@ from kv_api import ConfigError
 from kv_sim.replay import sizing
 from kv_sim.replay.around import Around, Disk
 from kv_sim.replay.caches import bounds, cache, keys, stack, tally
-from kv_sim.replay.caches.cache import Setup, replay_cache
-from kv_sim.replay.caches.curve import Hits, Ratios, Totals
+from kv_sim.replay.caches.cache import replay_cache
 from kv_sim.replay.caches.keys import KEYS_LOOKED_FOR, KeysContext, keys_of
 from kv_sim.replay.caches.medium import Traffic
+from kv_sim.replay.caches.outcome import Setup
+from kv_sim.replay.caches.ratios import Hits, Ratios, Totals
 from kv_sim.replay.caches.shape import shape_of, uses_again
 from kv_sim.replay.caches.stack import Order, longest_prompt, lru_curve
 from kv_sim.replay.fleet import RoutedTrace

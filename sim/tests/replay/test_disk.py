@@ -16,8 +16,9 @@ from kv_api import ConfigError, KVTransferConfig
 from kv_sim.cli.main import main
 from kv_sim.replay import replay, size
 from kv_sim.replay.around import Around, Disk
-from kv_sim.replay.caches.cache import Outcome, Setup, replay_cache
+from kv_sim.replay.caches.cache import replay_cache
 from kv_sim.replay.caches.medium import MediumRun, Traffic
+from kv_sim.replay.caches.outcome import Outcome, Setup
 from kv_sim.replay.caches.stack import longest_prompt
 from kv_sim.replay.fleet import RoutedTrace
 from kv_sim.replay.sizing import size_trace, sweep

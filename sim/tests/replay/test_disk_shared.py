@@ -21,17 +21,19 @@ from kv_sim.cli.main import main
 from kv_sim.replay import TraceOptions, open_trace, replay, size, stream
 from kv_sim.replay.around import Around, Disk
 from kv_sim.replay.caches.bounds import infinite_hits
-from kv_sim.replay.caches.cache import Borrowed, CacheRun, Outcome, Setup, feed_in_turn, replay_cache
-from kv_sim.replay.caches.curve import Hits, Totals
+from kv_sim.replay.caches.cache import CacheRun, feed_in_turn, replay_cache
 from kv_sim.replay.caches.homes import Homes, replay_sharing
 from kv_sim.replay.caches.medium import Traffic
+from kv_sim.replay.caches.outcome import Borrowed, Outcome, Setup
+from kv_sim.replay.caches.ratios import Hits, Totals
 from kv_sim.replay.caches.tally import ages_of, hits_by_tier, series_of
 from kv_sim.replay.fleet import Fleet, RoutedTrace
 from kv_sim.replay.parallel import replay_all
+from kv_sim.replay.readers.format import Turns
 from kv_sim.replay.readers.opening import open_stream
-from kv_sim.replay.readers.turns import Turns
 from kv_sim.replay.results import results_of
 from kv_sim.replay.routing import Routing
+from kv_sim.replay.side_by_side import Crew
 from kv_sim.replay.sizing import sweep
 from kv_sim.replay.units import Footprint
 
@@ -250,7 +252,9 @@ def test_processes_change_nothing():
     trace = RoutedTrace(trace_of(prefix_trace(Random(3), 40)), Fleet(3, disk_shared=True))
     points, told, at_once = [Setup("lru", 2, disk=6), Setup("arc", disk=5)], [], []
     for one, two in zip(
-        replay_all(trace, points, 1, at_once.append), replay_all(trace, points, 2, told.append), strict=True
+        replay_all(trace, points, Crew(1, at_once.append)),
+        replay_all(trace, points, Crew(2, told.append)),
+        strict=True,
     ):
         assert (one.setup, one.host, one.disk) == (two.setup, two.host, two.disk)
         assert one.disk_hits.tolist() == two.disk_hits.tolist() and one.cpu_hits.tolist() == two.cpu_hits.tolist()

@@ -16,9 +16,10 @@ from kv_offload_cpu.load_store_spec import Stored
 from kv_offload_file import FileOffloadingSpec
 from kv_offload_file.sharing.manager import SharingManager
 from kv_offload_file.sharing.place import slot_of_neighbour
-from kv_sim.replay.caches.cache import CacheRun, Setup, feed_in_turn
+from kv_sim.replay.caches.cache import CacheRun, feed_in_turn
 from kv_sim.replay.caches.homes import Homes
 from kv_sim.replay.caches.medium import Loaded, MediumRun
+from kv_sim.replay.caches.outcome import Setup
 from kv_sim.replay.fleet import Fleet
 from kv_sim.replay.routing import Routing
 

@@ -18,11 +18,12 @@ from kv_api import ConfigError
 from kv_sim.cli.main import main
 from kv_sim.command.interrupts import heard_here_alone
 from kv_sim.replay import open_trace
-from kv_sim.replay.caches.cache import Setup
+from kv_sim.replay.caches.outcome import Setup
 from kv_sim.replay.command import run
 from kv_sim.replay.command.progress import ProgressBar
 from kv_sim.replay.fleet import Fleet, RoutedTrace
 from kv_sim.replay.parallel import replay_all
+from kv_sim.replay.side_by_side import Crew
 
 
 @pytest.fixture(autouse=True)
@@ -127,7 +128,7 @@ def test_other_processes_of_a_notebook_are_left_alone(small):
 
     trace = RoutedTrace(columns, Fleet())
     with pytest.raises(KeyboardInterrupt):
-        replay_all(trace, [Setup("lru", 4), Setup("arc", 4)], 2, stop)
+        replay_all(trace, [Setup("lru", 4), Setup("arc", 4)], Crew(2, stop))
     assert active_children() == [other]
     other.terminate()
     other.join()

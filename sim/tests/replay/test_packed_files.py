@@ -8,7 +8,7 @@ from kv_sim_refusals import GOOD, line, refused
 from kv_sim_slow_replay import same
 
 from kv_sim.replay import open_trace
-from kv_sim.replay.readers.source import zstd
+from kv_sim.replay.readers.files.lines import zstd
 
 
 @pytest.mark.parametrize("pack", [lzma.open, gzip.open])
@@ -36,7 +36,7 @@ def test_a_damaged_gzip(tmp_path, capsys):
 
 
 def test_zstd_without_what_unpacks_it(tmp_path, capsys, monkeypatch):
-    monkeypatch.setattr("kv_sim.replay.readers.source.zstd", None)
+    monkeypatch.setattr("kv_sim.replay.readers.files.lines.zstd", None)
     file = tmp_path / "trace.zst"
     file.write_bytes(b"\x28\xb5\x2f\xfd and so on")
     assert refused(capsys, "replay", file) == (

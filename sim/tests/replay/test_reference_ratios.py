@@ -5,8 +5,8 @@ from kv_sim_slow_replay import block_ratio, fifo_hits, one_by_one_hits
 
 from kv_sim.replay import open_trace
 from kv_sim.replay.caches import bounds
-from kv_sim.replay.caches.cache import Setup
-from kv_sim.replay.caches.curve import Totals
+from kv_sim.replay.caches.outcome import Setup
+from kv_sim.replay.caches.ratios import Totals
 from kv_sim.replay.caches.shape import shape_of
 from kv_sim.replay.caches.stack import Order, lru_curve
 from kv_sim.replay.fleet import RoutedTrace

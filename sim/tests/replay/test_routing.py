@@ -13,7 +13,7 @@ from kv_sim_slow_replay import BLOCK, trace_of
 from kv_sim.replay import TraceOptions, columns, open_trace
 from kv_sim.replay.columns import NO_SESSION
 from kv_sim.replay.fleet import Fleet, Load
-from kv_sim.replay.readers.naming import IdScope
+from kv_sim.replay.readers.requests.naming import IdScope
 from kv_sim.replay.routers import make_router, route
 from kv_sim.replay.routing import Routing
 from kv_sim.replay.trace import EngineMemory

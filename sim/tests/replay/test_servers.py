@@ -17,9 +17,10 @@ from kv_sim.cli.main import main
 from kv_sim.replay import TraceOptions, columns, open_trace, parallel, replay, size, sizing, stream
 from kv_sim.replay.around import Around
 from kv_sim.replay.caches.bounds import infinite_hits
-from kv_sim.replay.caches.cache import Setup, replay_cache
-from kv_sim.replay.caches.curve import Totals
+from kv_sim.replay.caches.cache import replay_cache
 from kv_sim.replay.caches.medium import Traffic
+from kv_sim.replay.caches.outcome import Setup
+from kv_sim.replay.caches.ratios import Totals
 from kv_sim.replay.caches.tally import AGE_EDGES_SECONDS, ages_of, hits_by_tier, series_of
 from kv_sim.replay.fleet import Fleet, RoutedTrace
 from kv_sim.replay.parallel import replay_all
@@ -28,6 +29,7 @@ from kv_sim.replay.report.timed.as_json import timed_as_json
 from kv_sim.replay.report.timed.text import timed_lines
 from kv_sim.replay.results import results_of
 from kv_sim.replay.routing import Routing
+from kv_sim.replay.side_by_side import Crew
 from kv_sim.replay.sizing import sweep
 from kv_sim.replay.timed import EngineSettings, replay_engine
 from kv_sim.replay.timed.answers import answers_of
@@ -106,7 +108,7 @@ def test_processes_change_nothing_not_even_with_servers_that_get_nothing():
     requests = prefix_trace(Random(3), 30)
     for trace in (RoutedTrace(trace_of(requests), Fleet(3)), RoutedTrace(trace_of(requests[:2]), Fleet(4))):
         told, at_once = [], []
-        one, two = replay_all(trace, SETUPS[:2], 1, at_once.append), replay_all(trace, SETUPS[:2], 2, told.append)
+        one, two = (replay_all(trace, SETUPS[:2], Crew(*of)) for of in ((1, at_once.append), (2, told.append)))
         for a, b in zip(one, two, strict=True):
             assert (a.setup, a.host, a.disk) == (b.setup, b.host, b.disk)
             assert all(getattr(a, tier).tolist() == getattr(b, tier).tolist() for tier in TIERS)
@@ -263,6 +265,8 @@ def test_an_engine_s_answers_are_those_of_all_servers(tmp_path):
     assert together.load_wait.count == sum(one.load_wait.count for one in alone)
     assert len({together.digest, *(one.digest for one in alone)}) == 4
     first, second, third = (finished_of(*run) for run in runs)
+    loaded = max(first, second, third, key=lambda one: len(one.durations["load_wait"]))
+    assert {name for name, found in loaded.of_prompts().durations.items() if found} == {"load_wait"}
     assert answers_of(first, second).digest != answers_of(first, third).digest
     assert answers_of(first).digest == first.digest and len(together.digest) == len(first.digest)
     for number, (engine, _) in enumerate(runs, 1):

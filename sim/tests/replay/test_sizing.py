@@ -6,7 +6,7 @@ import pytest
 
 from kv_api import ConfigError
 from kv_sim.replay import TraceOptions, open_trace, size
-from kv_sim.replay.caches.curve import Ratios
+from kv_sim.replay.caches.ratios import Ratios
 from kv_sim.replay.caches.shape import shape_of
 from kv_sim.replay.fleet import RoutedTrace
 from kv_sim.replay.recommended import recommend

@@ -15,10 +15,11 @@ from kv_offload import StoreWhen, parse_options
 from kv_sim.cli.main import main
 from kv_sim.replay import replay, size
 from kv_sim.replay.around import Around, Disk
-from kv_sim.replay.caches.cache import CacheRun, Setup, replay_cache
-from kv_sim.replay.caches.curve import Ratios
+from kv_sim.replay.caches.cache import CacheRun, replay_cache
 from kv_sim.replay.caches.leaving import LeavingTier, Owner
 from kv_sim.replay.caches.medium import Traffic
+from kv_sim.replay.caches.outcome import Setup
+from kv_sim.replay.caches.ratios import Ratios
 from kv_sim.replay.caches.tally import hits_by_tier
 from kv_sim.replay.columns import ColumnsBuilder
 from kv_sim.replay.fleet import RoutedTrace

@@ -13,13 +13,14 @@ from kv_sim_slow_replay import prefix_trace
 from kv_api import ConfigError
 from kv_sim.cli.main import main
 from kv_sim.replay import open_trace, stream
-from kv_sim.replay.caches.cache import CacheRun, Setup, replay_cache
+from kv_sim.replay.caches.cache import CacheRun, replay_cache
+from kv_sim.replay.caches.outcome import Setup
 from kv_sim.replay.columns import Columns
 from kv_sim.replay.fleet import RoutedTrace
 from kv_sim.replay.parallel import replay_all
 from kv_sim.replay.readers import meaning, opening
-from kv_sim.replay.readers.naming import Evidence
 from kv_sim.replay.readers.opening import open_stream
+from kv_sim.replay.readers.requests.naming import Evidence
 from kv_sim.replay.results import CacheCounts, results_of
 from kv_sim.replay.units import Footprint
 

@@ -10,7 +10,7 @@ from kv_sim.replay import open_trace
 from kv_sim.replay.readers.catalogue import FORMATS
 from kv_sim.replay.readers.format import Container
 from kv_sim.replay.readers.options import OnError, TraceOptions
-from kv_sim.replay.readers.sharing import parse_sharing
+from kv_sim.replay.readers.requests.sharing import parse_sharing
 
 IN_TABLES = sum(one.lies_in(Container.CSV) for one in FORMATS.values())
 IN_LINES = sum(one.lies_in(Container.JSON) for one in FORMATS.values())

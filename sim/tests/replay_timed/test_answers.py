@@ -14,7 +14,7 @@ from kv_sim.replay.report.timed.as_json import answers_as_json, timed_as_json
 from kv_sim.replay.report.timed.text import header_lines, rows, timed_lines
 from kv_sim.replay.timed import Answers, Contents, EngineReplay, EngineSettings, replay_engine
 from kv_sim.replay.timed.answers import Copies, Pulled, Spread
-from kv_sim.replay.timed.settings import plan
+from kv_sim.replay.timed.sizes import plan
 from kv_sim.replay.timed.sweep import sweep_engine
 from kv_sim.replay.timed.timing import SECOND
 

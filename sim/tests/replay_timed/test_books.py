@@ -8,7 +8,7 @@ from kv_api import CacheHitSource, Direction, KVConnectorStats
 from kv_sim.replay.timed.engine.books import Books
 from kv_sim.replay.timed.engine.request import Names, Times, TracedRequest
 from kv_sim.replay.timed.link import Ended
-from kv_sim.replay.timed.settings import plan
+from kv_sim.replay.timed.sizes import plan
 from kv_sim.replay.trace import TraceRequest
 
 

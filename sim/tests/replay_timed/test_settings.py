@@ -14,7 +14,7 @@ from kv_sim.replay.timed import Contents, EngineSettings, Stepping
 from kv_sim.replay.timed.arguments import OLD_NAMES, add_replay_arguments, add_size_arguments
 from kv_sim.replay.timed.command import run, settings_of
 from kv_sim.replay.timed.hardware import find_gpu, find_model
-from kv_sim.replay.timed.settings import plan
+from kv_sim.replay.timed.sizes import plan
 from kv_sim.replay.timed.timing import LinkCosts
 
 EXTRA = "kv_connector_extra_config"

@@ -7,6 +7,7 @@ from array import array
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from itertools import count
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -24,7 +25,7 @@ from kv_sim.replay.timed import Answers, Contents, EngineSettings, Stepping, rep
 from kv_sim.replay.timed.answers import Copies, Spread, answers_of
 from kv_sim.replay.timed.connectors.timed_config import shares_files, timed_config
 from kv_sim.replay.timed.engine.device import _NoSharedSlots
-from kv_sim.replay.timed.engine.neighbours import SharedFolder
+from kv_sim.replay.timed.engine.neighbours import SharedFolders
 from kv_sim.replay.timed.finished import finished_of
 from kv_sim.replay.timed.lanes import Job, Lanes
 from kv_sim.replay.timed.link import Link
@@ -268,7 +269,8 @@ def key(name: str) -> OffloadKey:
 
 
 def test_what_one_says_the_others_know() -> None:
-    folder = SharedFolder()
+    folders = SharedFolders()
+    folder = folders[Path("models")]
     one, two = folder.open(0), folder.open(1)
     one.holds([key("a"), key("b")], [0, 1])
     three = folder.open(2)
@@ -292,7 +294,10 @@ def test_what_one_says_the_others_know() -> None:
     assert key("a") not in three.places
     two.begin(2)
     assert one.places == {} and {*two.places} == {key("d")}
-    folder.check()
+    folders.check()
+    two._forget(key("d"), place_of(NeighbourSlot(0, 0)))
+    with pytest.raises(AssertionError, match="server 1 knows of 0 slots, its neighbours spoke of 1"):
+        folders.check()
 
 
 def test_what_had_gone_before_it_was_borrowed_cannot_be_read() -> None:

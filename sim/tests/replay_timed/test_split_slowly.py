@@ -11,7 +11,7 @@ from kv_sim_timed_traces import ListedTrace, toy, traces
 
 from kv_sim.replay.timed import EngineSettings, Stepping
 from kv_sim.replay.timed.finished import Finished
-from kv_sim.replay.timed.settings import plan
+from kv_sim.replay.timed.sizes import plan
 from kv_sim.replay.timed.split import SplitTransfers, replay_split
 from kv_sim.replay.timed.timing import to_ns
 

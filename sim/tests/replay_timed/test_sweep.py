@@ -17,6 +17,7 @@ from kv_sim.replay.fleet import Fleet
 from kv_sim.replay.report.timed.as_json import answers_as_json, timed_as_json
 from kv_sim.replay.report.timed.text import seconds_shown, timed_lines
 from kv_sim.replay.routing import Routing
+from kv_sim.replay.side_by_side import Crew
 from kv_sim.replay.timed import Contents, EngineSettings, replay_engine, servers
 from kv_sim.replay.timed.goal import Goal, parse_goals
 from kv_sim.replay.timed.sweep import EngineSweep, sweep_engine, usual_sizes
@@ -207,13 +208,13 @@ def test_servers_share_as_many_requests_as_are_asked_for_if_there_are(
 
 @pytest.mark.once
 def test_processes_that_would_take_longer_to_begin_are_not_begun(monkeypatch: pytest.MonkeyPatch) -> None:
-    asked, real = list[int](), servers.do_all
+    asked, real = list[int](), Crew.do_all
 
-    def watched(do: Any, pieces: Any, traces: Any, jobs: int, progress: Any) -> Any:
-        asked.append(jobs)
-        return real(do, pieces, traces, 1, progress)
+    def watched(crew: Crew, *work: Any) -> Any:
+        asked.append(crew.jobs)
+        return real(Crew(1, crew.progress), *work)
 
-    monkeypatch.setattr(servers, "do_all", watched)
+    monkeypatch.setattr(Crew, "do_all", watched)
     for worth, jobs, taken in ((1000, 8, 1), (181, 8, 1), (60, 8, 3), (30, 8, 6), (1, 3, 3), (1, 1, 1)):
         monkeypatch.setattr(servers, "WORTH_A_PROCESS", worth)
         sweep_engine(turns(), [server(20), server(20)], jobs=jobs)
@@ -474,8 +475,8 @@ def test_a_command_takes_as_many_processes_as_it_is_told(
 ) -> None:
     told = []
 
-    def asked(shares: Any, kinds: Any, jobs: int, progress: Any) -> Any:
-        told.append(jobs)
+    def asked(shares: Any, kinds: Any, crew: Crew) -> Any:
+        told.append(crew.jobs)
         raise ConfigError("that was it")
 
     monkeypatch.setattr(f"kv_sim.replay.timed.{module}.replay_on", asked)

@@ -23,7 +23,8 @@ from kv_sim.replay.timed.engine.request import Times
 from kv_sim.replay.timed.engine.together import run_together
 from kv_sim.replay.timed.finished import finished_of
 from kv_sim.replay.timed.link import Ended
-from kv_sim.replay.timed.settings import EngineSettings, Stepping, plan
+from kv_sim.replay.timed.settings import EngineSettings, Stepping
+from kv_sim.replay.timed.sizes import plan
 from kv_sim.subject import Subject
 from kv_sim.violation import Violation
 

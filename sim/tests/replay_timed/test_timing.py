@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from kv_sim_timed_traces import answer, toy, trace_of
 
 from kv_sim.replay.timed import GPUS, MODELS, EngineSettings, Spread
-from kv_sim.replay.timed.settings import plan
+from kv_sim.replay.timed.sizes import plan
 from kv_sim.replay.timed.timing import StepCosts, Work
 
 COUNTS = st.integers(0, 100_000)

@@ -12,7 +12,7 @@ from kv_api import ConfigError
 from kv_sim.cli.main import main
 from kv_sim.replay.timed import EngineSettings
 from kv_sim.replay.timed.hardware import find_model
-from kv_sim.replay.timed.settings import plan
+from kv_sim.replay.timed.sizes import plan
 from kv_sim.replay.transfer_config import disk_config
 
 OFFLOAD = (

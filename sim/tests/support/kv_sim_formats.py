@@ -6,7 +6,7 @@ import kv_sim_foreign_traces
 from kv_sim_records import call, lines, mooncake, weka
 
 from kv_sim.replay.readers.options import TraceOptions
-from kv_sim.replay.readers.sharing import Sharing
+from kv_sim.replay.readers.requests.sharing import Sharing
 
 
 def said(who, characters):

@@ -143,9 +143,12 @@ def test_a_policy_hears_of_new_chunks_in_token_order_and_of_each_with_its_key(ma
     for group in (0, 1):
         for number, key in enumerate(keys(range(3), group)):
             context.set_offload_key_position(key, 16 * (number + 1))
-    manager.prepare_store(keys(range(3)) + keys(range(3), group=1), context)
-    in_order = [key for number in range(3) for key in keys([number]) + keys([number], group=1)]
-    assert heard == [(in_order, [0, 3, 1, 4, 2, 5])]
+    manager.prepare_store(keys([1]) + keys([0], group=1), context)
+    manager.prepare_store(keys([0, 2]) + keys([1, 2], group=1), context)
+    assert heard == [
+        (keys([0], group=1) + keys([1]), [1, 0]),
+        (keys([0]) + keys([1], group=1) + keys([2]) + keys([2], group=1), [2, 4, 3, 5]),
+    ]
 
 
 def test_a_batch_stored_late_takes_its_place(make, keys, store, recency):

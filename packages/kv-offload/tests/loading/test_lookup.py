@@ -11,7 +11,8 @@ from kv_offload_medium import Known
 from kv_offload_work import work_of
 
 from kv_api import LookupResult, ReqContext, make_offload_key
-from kv_offload.scheduler.loading.lookup import Answers, Match, find_match
+from kv_offload.scheduler.loading.answers import Answers
+from kv_offload.scheduler.loading.lookup import Match, find_match
 from kv_offload.shape.layout import Group
 
 HIT, MISS, PENDING, RETRY = LookupResult.HIT, LookupResult.MISS, LookupResult.HIT_PENDING, LookupResult.RETRY

@@ -11,7 +11,8 @@ from kv_offload_configs import FULL, STATE, WINDOW, Request, kv_cache_config, st
 from kv_offload_reach import is_reachable
 
 from kv_api import ReqContext
-from kv_offload.scheduler.loading.lookup import Answers, find_match
+from kv_offload.scheduler.loading.answers import Answers
+from kv_offload.scheduler.loading.lookup import find_match
 from kv_offload.shape.layout import Group, Layout
 from kv_offload.shape.reach import Ends, reachable
 

@@ -6,7 +6,8 @@ from kv_offload_configs import FULL, STATE
 from kv_offload_medium import Known
 
 from kv_api import LookupResult, ReqContext, make_offload_key
-from kv_offload.scheduler.loading.lookup import Answers, Match, find_match
+from kv_offload.scheduler.loading.answers import Answers
+from kv_offload.scheduler.loading.lookup import Match, find_match
 from kv_offload.scheduler.loading.tail_lookup import TailAnswers
 from kv_offload.shape.layout import Group, Layout
 

@@ -298,8 +298,8 @@ def test_a_block_in_which_a_hit_ends_is_written_after_it():
 def test_who_is_told_all_of_its_blocks_and_who_got_more():
     output = step(
         new=[("a", ([1],)), ("unknown", ([2],))],
-        more=[("b", ([3],)), ("c", ([4, 5],)), ("d", None), ("gone", ([6],))],
-        resumed=["c"],
+        more=[("b", ([3],)), ("c", ([4, 5],)), ("d", None), ("gone", ([6],)), ("unknown too", ([7],))],
+        resumed=["c", "unknown too"],
     )
     states = {name: name.upper() for name in "abcd"}
     told = tables_of_step(output, states)

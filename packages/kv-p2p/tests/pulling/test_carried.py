@@ -235,7 +235,7 @@ class TestWhoHasNone:
         there = carried(1)
         there.serve("h", 3)
         with connect(there) as connection:
-            question = {"op": "pull", "version": 2, "hold": "h", "digest": "digest h", "layout": there.layout}
+            question = {"op": "pull", "version": 2, "hold": "h", "digest": "h digest", "layout": there.layout}
             send_frame(connection, {**question, "places": [[0, 1]], "carrier": asked})
             said = f"the carrier here is 'mooncake', the request names {asked!r}"
             assert answer(connection) == {"status": "refused", "reason": said}

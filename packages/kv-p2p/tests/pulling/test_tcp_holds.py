@@ -110,7 +110,7 @@ def test_it_ends_when_it_is_declined(worker):
 def test_who_declines_is_told(worker):
     there = worker(1)
     there.serve("h", 1)
-    for digest in ("digest h", "digest h"):  # the second time there is nothing to decline
+    for digest in ("h digest", "h digest"):  # the second time there is nothing to decline
         with connect(there) as connection:
             send_frame(connection, {"op": "decline", "hold": "h", "digest": digest})
             assert answer(connection) == {"status": "declined"}
@@ -147,7 +147,7 @@ def test_not_while_somebody_reads_it(worker):
     with connect(there) as reader, connect(there) as connection:
         ask(reader, there, "h")
         assert answer(reader)["count"] == 1
-        send_frame(connection, {"op": "decline", "hold": "h", "digest": "digest h"})
+        send_frame(connection, {"op": "decline", "hold": "h", "digest": "h digest"})
         assert answer(connection) == {"status": "declined"}
         there.poll()
         assert there.served == []
@@ -207,7 +207,7 @@ def test_nobody_waits_for_what_another_engine_held(worker, patient):
     there, here = patient, worker(2)
     here.wire.decline(of(there, "r.1", "another"))
     with connect(there) as connection:
-        send_frame(connection, {"op": "decline", "hold": "r.1", "digest": "digest r.1", "engine": "another"})
+        send_frame(connection, {"op": "decline", "hold": "r.1", "digest": "r.1 digest", "engine": "another"})
         assert answer(connection) == {"status": "declined"}
     here.pull("x", of(there, "r.1", "another"), 4)
     said = (
@@ -224,7 +224,7 @@ def test_nobody_waits_for_what_another_engine_held(worker, patient):
 def test_who_declines_it_before_ends_it_when_it_is_there(worker, patient):
     there, here = patient, worker(2)
     with connect(there) as connection:
-        send_frame(connection, {"op": "decline", "hold": "r.1", "digest": "digest r.1"})
+        send_frame(connection, {"op": "decline", "hold": "r.1", "digest": "r.1 digest"})
         connection.settimeout(SHORT)
         with pytest.raises(TimeoutError):
             answer(connection)

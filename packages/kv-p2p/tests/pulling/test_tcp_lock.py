@@ -13,7 +13,7 @@ from kv_p2p.pulling.tcp import client, lanes
 from kv_p2p.pulling.tcp.slots import SlotPool
 from kv_p2p.pulling.ticket import Address
 
-OF_HOLDS = ("serve", "is_to_come", "begin_read", "end_read", "decline", "withdraw", "take_served")
+OF_HOLDS = ("serve", "is_to_come", "begin_read", "end_read", "decline", "withdraw", "take_served", "check")
 
 
 @pytest.fixture
@@ -51,6 +51,7 @@ def test_holds(here, worker, touch, monkeypatch):
     there.wire.decline(here.source("b"))
     here.wait_for(lambda: sorted(here.served) == ["a", "b"])
     assert here.wire.withdraw("c") is True
+    here.wire.check()
     assert touch.all == {(name, True) for name in OF_HOLDS}
 
 

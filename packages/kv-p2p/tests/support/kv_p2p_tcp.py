@@ -108,10 +108,10 @@ class Worker:
         return [self.block(number) for number in range(BLOCKS)]
 
     def serve(self, hold_id, *blocks):
-        self.wire.serve(Hold(f"request {hold_id}", hold_id, f"digest {hold_id}", (blocks,)))
+        self.wire.serve(Hold(f"request {hold_id}", hold_id, f"{hold_id} digest", (blocks,)))
 
     def source(self, hold, **changes):
-        return Source(**{"address": self.address, "hold_id": hold, "digest": f"digest {hold}", **changes})
+        return Source(**{"address": self.address, "hold_id": hold, "digest": f"{hold} digest", **changes})
 
     def pull(self, request_id, source, *blocks, first=0):
         self.wire.pull(Pull(request_id, source, (Part(first, blocks),)))
@@ -215,7 +215,7 @@ def ask(connection, worker, hold_id, *, first=0, count=1, **changes):
         "op": "pull",
         "version": VERSION,
         "hold": hold_id,
-        "digest": f"digest {hold_id}",
+        "digest": f"{hold_id} digest",
         "layout": worker.layout,
         "places": [[first, count]],
     }

@@ -415,7 +415,7 @@ def test_a_request_samples_what_it_was_made_for(conversation, limit, engine):
 @pytest.mark.parametrize(("salt", "adapter"), [(None, None), ("s", None), (None, "a")])
 def test_whose_a_request_is(salt, adapter, engine):
     from kv_vllm.driver.ledger import Twin
-    from kv_vllm.driver.setup import request_of
+    from kv_vllm.driver.requests import request_of
 
     request = request_of(Twin(RequestSpec("r", 0, 9, 0, 1, 1, salt, adapter), 4, 64))
     assert request.cache_salt == salt

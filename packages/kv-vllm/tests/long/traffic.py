@@ -10,7 +10,8 @@ import pytest
 from kv_vllm_runs import BLOCK, OURS, Engine, history, made_up, with_extra
 
 from kv_sim.replay.caches.beside import BesideSums, ObservedSums
-from kv_sim.replay.caches.cache import Setup, replay_cache
+from kv_sim.replay.caches.cache import replay_cache
+from kv_sim.replay.caches.outcome import Setup
 from kv_sim.replay.readers.opening import open_trace
 from kv_sim.replay.readers.options import TraceOptions
 from kv_sim.replay.transfer_config import disk_bytes_for, disk_config

@@ -107,11 +107,14 @@ def check_failed_blocks(rank: int, failed: Iterable[int], step: Step, shadow: Sh
     """Check a rank's report of unfilled blocks, before the ends of loads in the same report are processed.
 
     A load within a step ends with the step. An asynchronous one is under way until all ranks have reported its
-    end, even if its request ends before.
+    end, even if its request ends before. Who reports a block of a load may report others that its request got for
+    what follows, which is computed from that block: an engine computes all of it again, or ends the request.
     """
+    failed = set(failed)
     filled = {*shadow.load_rights, *(block for blocks in step.sync_targets.values() for block in blocks)}
+    ended = {name for name, blocks in step.sync_targets.items() if not failed.isdisjoint(blocks)}
     for block in sorted(failed):
-        if block not in filled:
+        if block not in filled and shadow.owners.get(block) not in ended:
             known = ", ".join(map(str, sorted(filled))) or "none"
             referee.fail(
                 Invariant.PROTOCOL,

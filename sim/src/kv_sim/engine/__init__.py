@@ -12,7 +12,8 @@
 ``tails``        states that are kept within a block
 ``plan``         a step while it is being planned; ``output``: the planned step, as connector and workers get it
 ``worker``       calls the connector's hooks on one rank; ``rank_device``: what it needs of the device
-``outcome``      takes in a step's output: tokens, ends of requests, failed loads, finished transfers
+``outcome``      takes in a step's output: tokens, ends of requests, finished transfers
+``failed_loads`` takes in its failed loads
 ``crossing``     carries metadata and reports between the two sides of a connector, as between processes
 ================ =================================================================================================
 

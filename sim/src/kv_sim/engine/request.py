@@ -158,6 +158,12 @@ class SimRequest:
         """Whether a session ends after the turns that have arrived."""
         return self.turns_arrived == len(self.stories)
 
+    def forget_steps_under_way(self) -> None:
+        """Drop what later steps compute for it, since they read blocks that were not loaded, or it has stopped."""
+        self.drop_stale_output = True
+        self.num_stale_output_tokens = self.num_in_flight_tokens
+        self.num_output_placeholders = self.num_unseen_rejects = self.num_draft_tokens = 0
+
     def begin_turn(self) -> None:
         """Let a session continue with a longer prompt, which begins with its computed tokens."""
         self.num_output_tokens = 0

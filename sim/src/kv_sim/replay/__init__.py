@@ -14,7 +14,7 @@ In a notebook use ``open_trace``, ``replay`` and ``size``; they are in ``api``. 
 **hit rates**       without time
 ``caches/``         what caches answer
 ``policies``        the names of eviction policies
-``results``         what a replay returns
+``results``         what a replay returns; ``facts``: what every result says of the trace
 ``parallel``        several replays at once; ``side_by_side``: the processes that do them
 ``stream``          a replay while the trace is still being read
 **sizing**          what to buy

@@ -6,7 +6,7 @@ from pathlib import Path
 from kv_api import ConfigError
 from kv_offload import StoreWhen
 from kv_sim.replay.around import Around, Disk
-from kv_sim.replay.caches.cache import Setup
+from kv_sim.replay.caches.outcome import Setup
 from kv_sim.replay.columns import Columns
 from kv_sim.replay.fleet import Fleet, RoutedTrace
 from kv_sim.replay.models import find_model
@@ -16,6 +16,7 @@ from kv_sim.replay.readers.opening import open_trace
 from kv_sim.replay.readers.options import EngineField, TraceOptions
 from kv_sim.replay.results import CacheReplay, results_of
 from kv_sim.replay.routing import USUAL, find_routing
+from kv_sim.replay.side_by_side import Crew
 from kv_sim.replay.sizing import Sizing, size_trace, usual_capacities
 from kv_sim.replay.units import Footprint, parse_capacity
 
@@ -112,8 +113,7 @@ def size(
             store_when=_store_when(store_when),
         ),
         budget_blocks=None if budget is None else _blocks(budget, footprint),
-        jobs=jobs,
-        progress=progress,
+        crew=Crew(jobs, progress),
     )
 
 

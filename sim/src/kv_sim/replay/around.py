@@ -4,7 +4,7 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 from kv_offload import StoreWhen
-from kv_sim.replay.caches.cache import Setup
+from kv_sim.replay.caches.outcome import Setup
 
 
 @dataclass(frozen=True)

@@ -16,8 +16,8 @@ import numpy as np
 from kv_api import ConfigError
 from kv_offload_file.sharing.place import MOST_ENGINES
 from kv_sim.replay.caches.bounds import Bounds
-from kv_sim.replay.caches.cache import Outcome, add_up_sums
-from kv_sim.replay.caches.curve import Hits
+from kv_sim.replay.caches.outcome import Outcome, add_up_sums
+from kv_sim.replay.caches.ratios import Hits
 from kv_sim.replay.caches.shape import NOBODY, Shape, shape_of
 from kv_sim.replay.columns import NO_SESSION, Columns, Ints
 from kv_sim.replay.routers import make_router, route

@@ -4,25 +4,24 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from kv_offload_cpu.policy import find_policy
-from kv_sim.replay.caches.cache import Outcome, Setup, replay_cache
+from kv_sim.replay.caches.cache import replay_cache
 from kv_sim.replay.caches.homes import replay_sharing
+from kv_sim.replay.caches.outcome import Outcome, Setup
 from kv_sim.replay.columns import Columns, Ints
 from kv_sim.replay.fleet import RoutedTrace
-from kv_sim.replay.side_by_side import Progress, do_all
+from kv_sim.replay.side_by_side import HERE, Crew
 from kv_sim.replay.trace import Tell
 
 
-def replay_all(
-    trace: RoutedTrace, setups: Sequence[Setup], jobs: int = 1, progress: Progress = lambda share: None
-) -> list[Outcome]:
+def replay_all(trace: RoutedTrace, setups: Sequence[Setup], crew: Crew = HERE) -> list[Outcome]:
     """The outcome of each setup, in their order, over all servers."""
     for setup in setups:
         find_policy(setup.policy, setup.policy_module)  # a wrong name is known before anything runs
     if trace.fleet.disk_shared and any(setup.disk for setup in setups):
-        return _replay_sharing(trace, setups, jobs, progress)
+        return _replay_sharing(trace, setups, crew)
     shares = [share.columns for share in trace.shares]
     pieces = [(setup, server) for setup in setups for server in range(len(shares))]
-    found = do_all(_replay, pieces, shares, jobs, progress)
+    found = crew.do_all(_replay, pieces, shares)
     return [trace.gather(found[first : first + len(shares)]) for first in range(0, len(found), len(shares))]
 
 
@@ -35,9 +34,9 @@ class _Sharing:
     servers: int
 
 
-def _replay_sharing(trace: RoutedTrace, setups: Sequence[Setup], jobs: int, progress: Progress) -> list[Outcome]:
+def _replay_sharing(trace: RoutedTrace, setups: Sequence[Setup], crew: Crew) -> list[Outcome]:
     pieces = [(_Sharing(setup, trace.server_of, trace.fleet.servers), 0) for setup in setups]
-    return do_all(_replay_together, pieces, [trace.columns], jobs, progress)
+    return crew.do_all(_replay_together, pieces, [trace.columns])
 
 
 def _replay_together(columns: Columns, piece: _Sharing, tell: Tell) -> Outcome:

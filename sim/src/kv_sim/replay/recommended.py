@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from kv_sim.replay.caches.curve import Ratios
+from kv_sim.replay.caches.ratios import Ratios
 from kv_sim.replay.policies import USUAL_POLICY
 
 WORTH_CHANGING: Final = 0.005

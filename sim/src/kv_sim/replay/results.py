@@ -6,12 +6,12 @@ The plain numbers of a notebook; the folder `report` shows these.
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from kv_sim.replay.caches.beside import BesideObserved, BesideSums, ObservedRatios, ObservedSums
-from kv_sim.replay.caches.bounds import infinite_hits
-from kv_sim.replay.caches.cache import Outcome, Setup
-from kv_sim.replay.caches.curve import Ratios, Totals
+from kv_sim.replay.caches.beside import BesideObserved, BesideSums
+from kv_sim.replay.caches.outcome import Outcome, Setup
+from kv_sim.replay.caches.ratios import Ratios, Totals
 from kv_sim.replay.caches.tally import Ages, Tiers, Window, ages_of, hits_by_tier, series_of
-from kv_sim.replay.fleet import Load, RoutedTrace
+from kv_sim.replay.facts import WholeFacts, facts_of
+from kv_sim.replay.fleet import RoutedTrace
 from kv_sim.replay.units import Footprint
 
 
@@ -93,31 +93,10 @@ class CacheReplay(CacheCounts):
 
 
 @dataclass(frozen=True)
-class Replays:
-    """All replays of one command, and facts about the trace."""
+class Replays(WholeFacts):
+    """All replays of one command."""
 
-    trace: str
-    notes: tuple[str, ...]
-    requests: int
-    duration_seconds: float
-    totals: Totals
-    unique_blocks: int
-    infinite: Ratios
-    """Hits of a cache that holds everything, on each server."""
-    infinite_shared: Ratios
-    """Hits of one such cache for all servers."""
-    load: Load | None
-    """The load of each server, if there are several."""
-    disk_shared: bool
-    """Whether these read each other's disks."""
-    observed: ObservedRatios | None
-    """The hits that the trace's own server counted, if the trace has them."""
     runs: tuple[CacheReplay, ...]
-
-    @property
-    def most_possible(self) -> Ratios:
-        """The hits if nothing is ever evicted."""
-        return self.infinite_shared if self.disk_shared else self.infinite
 
 
 def counts_of(
@@ -170,17 +149,4 @@ def results_of(trace: RoutedTrace, outcomes: Sequence[Outcome], footprint: Footp
                 series=tuple(series_of(columns, shape, outcome)),
             )
         )
-    return Replays(
-        trace=columns.name,
-        notes=columns.notes,
-        requests=len(columns),
-        duration_seconds=columns.duration_seconds,
-        totals=totals,
-        unique_blocks=trace.shape.unique_blocks,
-        infinite=infinite_hits(columns, trace.routed_shape).ratios(totals),
-        infinite_shared=infinite_hits(columns, trace.shape).ratios(totals),
-        load=trace.load,
-        disk_shared=trace.fleet.disk_shared,
-        observed=ObservedSums.of(columns).ratios(),
-        runs=tuple(runs),
-    )
+    return Replays(**vars(facts_of(trace)), runs=tuple(runs))

@@ -18,16 +18,15 @@ from typing import Any, Final
 from kv_api import ConfigError
 from kv_offload import StoreWhen
 from kv_sim.replay.around import ALONE, Around, Disk
-from kv_sim.replay.caches.beside import ObservedRatios, ObservedSums
-from kv_sim.replay.caches.bounds import infinite_hits
-from kv_sim.replay.caches.cache import Setup
-from kv_sim.replay.caches.curve import Hits, Ratios, Totals
+from kv_sim.replay.caches.outcome import Setup
+from kv_sim.replay.caches.ratios import Hits, Ratios, Totals
 from kv_sim.replay.caches.stack import longest_prompt, lru_curve
 from kv_sim.replay.caches.tally import hits_by_tier
-from kv_sim.replay.fleet import Load, RoutedTrace, add_up
+from kv_sim.replay.facts import WholeFacts, facts_of
+from kv_sim.replay.fleet import RoutedTrace, add_up
 from kv_sim.replay.parallel import replay_all
 from kv_sim.replay.recommended import WORTH_CHANGING, Point, recommend
-from kv_sim.replay.side_by_side import Progress
+from kv_sim.replay.side_by_side import HERE, Crew
 from kv_sim.replay.transfer_config import disk_bytes_for, disk_config, host_config
 from kv_sim.replay.units import Footprint
 
@@ -37,31 +36,15 @@ SMALLEST_SHARE: Final = 0.001
 
 
 @dataclass(frozen=True)
-class Sizing:
+class Sizing(WholeFacts):
     """The curves of a trace, and what follows from them."""
 
-    trace: str
-    notes: tuple[str, ...]
-    requests: int
-    duration_seconds: float
-    totals: Totals
-    unique_blocks: int
     footprint: Footprint
     gpu_blocks: int
     capacities: tuple[int, ...]
     curves: Mapping[str, tuple[Ratios, ...]]
     """By policy, a value for each capacity."""
     best: tuple[Ratios, ...]
-    infinite: Ratios
-    """Of a cache that holds everything, on each server."""
-    infinite_shared: Ratios
-    """Of one for all servers."""
-    load: Load | None
-    """Of each server, where there are several."""
-    disk_shared: bool
-    """Whether these read each other's disks."""
-    observed: ObservedRatios | None
-    """What the trace's own server had, where the trace says it."""
     gpu_alone: Ratios
     without: Ratios
     """The hits without the sized medium: of the GPU alone, or with the given host memory and its best policy."""
@@ -85,11 +68,6 @@ class Sizing:
         """The recommended size in GiB; None if the bytes of a block aren't known."""
         size = self.footprint.bytes_of(self.recommended.capacity)
         return None if size is None else size / 2**30
-
-    @property
-    def most_possible(self) -> Ratios:
-        """What is answered if nothing ever leaves."""
-        return self.infinite_shared if self.disk_shared else self.infinite
 
     @property
     def is_worth_it(self) -> bool:
@@ -161,17 +139,16 @@ def size_trace(
     around: Around = ALONE,
     *,
     budget_blocks: int | None = None,
-    jobs: int = 1,
-    progress: Progress = lambda share: None,
+    crew: Crew = HERE,
 ) -> Sizing:
     """Sweep, and recommend; the capacities and the budget are of what is sized."""
     if not policies or not capacities:
         raise ConfigError("size needs at least one policy and one capacity")
-    columns, totals = trace.columns, Totals.of(trace.columns)
+    totals = Totals.of(trace.columns)
     sizes = sorted(set(capacities) | ({budget_blocks} if budget_blocks else set()))
-    curves = sweep(trace, policies, sizes, around, jobs=jobs, progress=progress)
+    curves = sweep(trace, policies, sizes, around, crew)
     gpu_alone = _lru_hits(trace, [around.gpu_blocks])[0].ratios(totals)
-    without = _best_in_front(trace, policies, around, jobs) if around.host_blocks else gpu_alone
+    without = _best_in_front(trace, policies, around, Crew(crew.jobs)) if around.host_blocks else gpu_alone
     chosen, reason = recommend(curves, sizes, without.token, trace.most_blocks, budget_blocks, around.medium)
     if_evicted = None
     if around.gpu_blocks and around.store_when is StoreWhen.COMPUTED:
@@ -181,22 +158,12 @@ def size_trace(
     in_front = around.host_blocks + around.gpu_blocks
     best = tuple(trace.best_hits(size + in_front).ratios(totals) for size in sizes)
     return Sizing(
-        trace=columns.name,
-        notes=columns.notes,
-        requests=len(columns),
-        duration_seconds=columns.duration_seconds,
-        totals=totals,
-        unique_blocks=trace.shape.unique_blocks,
+        **vars(facts_of(trace)),
         footprint=footprint,
         gpu_blocks=around.gpu_blocks,
         capacities=tuple(sizes),
         curves=curves,
         best=best,
-        infinite=infinite_hits(columns, trace.routed_shape).ratios(totals),
-        infinite_shared=infinite_hits(columns, trace.shape).ratios(totals),
-        load=trace.load,
-        disk_shared=trace.fleet.disk_shared,
-        observed=ObservedSums.of(columns).ratios(),
         gpu_alone=gpu_alone,
         without=without,
         recommended=chosen,
@@ -213,9 +180,7 @@ def sweep(
     policies: Sequence[str],
     capacities: Sequence[int],
     around: Around = ALONE,
-    *,
-    jobs: int = 1,
-    progress: Progress = lambda share: None,
+    crew: Crew = HERE,
 ) -> dict[str, tuple[Ratios, ...]]:
     """The ratios of each policy at each capacity: LRU's from one pass where it is exact, all others replayed."""
     columns, found = trace.columns, dict[tuple[str, int], Hits]()
@@ -229,7 +194,7 @@ def sweep(
     wanted = [(policy, size) for policy in dict.fromkeys(policies) for size in capacities]
     left = [point for point in wanted if point not in found]
     setups = [around.setup(policy, size) for policy, size in left]
-    for point, outcome in zip(left, replay_all(trace, setups, jobs, progress), strict=True):
+    for point, outcome in zip(left, replay_all(trace, setups, crew), strict=True):
         found[point] = hits_by_tier(columns, outcome).together()
     return {
         policy: tuple(found[policy, size].ratios(totals) for size in capacities)
@@ -237,11 +202,11 @@ def sweep(
     }
 
 
-def _best_in_front(trace: RoutedTrace, policies: Sequence[str], around: Around, jobs: int) -> Ratios:
+def _best_in_front(trace: RoutedTrace, policies: Sequence[str], around: Around, crew: Crew) -> Ratios:
     """What host memory answers that lies in front of what is sized, by the best policy."""
     totals = Totals.of(trace.columns)
     setups = [around.setup_in_front(policy) for policy in policies]
-    answered = [hits_by_tier(trace.columns, outcome).together() for outcome in replay_all(trace, setups, jobs)]
+    answered = [hits_by_tier(trace.columns, outcome).together() for outcome in replay_all(trace, setups, crew)]
     return max((hits.ratios(totals) for hits in answered), key=lambda ratios: ratios.token)
 
 

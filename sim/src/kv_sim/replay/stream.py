@@ -18,13 +18,15 @@ from typing import Final
 import numpy as np
 
 from kv_api import ConfigError
-from kv_sim.replay.caches.beside import BesideSums, ObservedRatios, ObservedSums
-from kv_sim.replay.caches.cache import CacheRun, Setup, add_up_sums, feed_in_turn
-from kv_sim.replay.caches.curve import Hits, Totals
+from kv_sim.replay.caches.beside import BesideSums, ObservedSums
+from kv_sim.replay.caches.cache import CacheRun, feed_in_turn
 from kv_sim.replay.caches.homes import Homes
 from kv_sim.replay.caches.medium import MediumRun
+from kv_sim.replay.caches.outcome import Setup, add_up_sums
+from kv_sim.replay.caches.ratios import Hits, Totals
 from kv_sim.replay.caches.tally import Tiers, hits_by_tier
 from kv_sim.replay.columns import Columns, ColumnsBuilder, Ints
+from kv_sim.replay.facts import Facts
 from kv_sim.replay.fleet import Fleet, Load, has_sessions, refuse_no_sessions
 from kv_sim.replay.readers.opening import Opening
 from kv_sim.replay.results import CacheCounts, counts_of
@@ -43,20 +45,9 @@ MOST_BLOCKS: Final = 1 << 28
 
 
 @dataclass(frozen=True)
-class StreamReplays:
-    """All of one command, and what is known of the trace when it is through."""
+class StreamReplays(Facts):
+    """All replays of one command, when the trace is through."""
 
-    trace: str
-    notes: tuple[str, ...]
-    requests: int
-    duration_seconds: float
-    totals: Totals
-    load: Load | None
-    """Of each server, where there are several."""
-    disk_shared: bool
-    """Whether these read each other's disks."""
-    observed: ObservedRatios | None
-    """What the trace's own server had, where the trace says it."""
     runs: tuple[CacheCounts, ...]
 
 

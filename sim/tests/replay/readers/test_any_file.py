@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from kv_api import ConfigError
 from kv_sim.replay.readers.opening import open_trace
 from kv_sim.replay.readers.options import OnError, TraceOptions, Unsorted
-from kv_sim.replay.readers.sharing import parse_sharing
+from kv_sim.replay.readers.requests.sharing import parse_sharing
 
 REQUEST = {"timestamp": 5, "input_length": 1024, "output_length": 7, "hash_ids": [1, 2]}
 CALL = {"t": 0, "type": "s", "in": 128, "out": 2, "hash_ids": [1, 2], "api_time": 0.5}

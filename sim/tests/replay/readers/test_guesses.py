@@ -5,9 +5,9 @@ from collections import Counter
 import pytest
 
 from kv_sim.replay.readers.guess import agreement, guess_block_tokens, guess_unit, written_as_number
-from kv_sim.replay.readers.naming import Evidence, as_numbers
 from kv_sim.replay.readers.record import Moment, Record
-from kv_sim.replay.readers.sharing import Sharer, Sharing, parse_sharing
+from kv_sim.replay.readers.requests.naming import Evidence, as_numbers
+from kv_sim.replay.readers.requests.sharing import Sharer, Sharing, parse_sharing
 
 
 def test_times_since_1970_tell_their_unit():

@@ -4,10 +4,10 @@ import json
 
 import pytest
 
-from kv_sim.replay.readers.naming import IdScope
 from kv_sim.replay.readers.opening import open_trace
 from kv_sim.replay.readers.options import OnError, TraceOptions
-from kv_sim.replay.readers.sharing import parse_sharing
+from kv_sim.replay.readers.requests.naming import IdScope
+from kv_sim.replay.readers.requests.sharing import parse_sharing
 
 
 def request(time, tokens, ids):

@@ -9,8 +9,8 @@ from kv_sim_records import lines, mooncake
 from kv_api import ConfigError
 from kv_sim.replay.readers.opening import open_trace
 from kv_sim.replay.readers.options import TraceOptions
-from kv_sim.replay.readers.own_columns import parse_columns
-from kv_sim.replay.readers.sharing import parse_sharing
+from kv_sim.replay.readers.requests.sharing import parse_sharing
+from kv_sim.replay.readers.unknown.own_columns import parse_columns
 
 NONE = parse_sharing("none")
 

@@ -16,11 +16,11 @@ from kv_sim.replay import columns as columns_module
 from kv_sim.replay.caches.bounds import infinite_hits
 from kv_sim.replay.caches.shape import shape_of
 from kv_sim.replay.columns import ColumnsBuilder
-from kv_sim.replay.readers.naming import IdMeaning, IdScope, digest
+from kv_sim.replay.readers.files.folder import files_of
 from kv_sim.replay.readers.opening import open_trace
 from kv_sim.replay.readers.options import OnError, Partial, TraceOptions, Unsorted
-from kv_sim.replay.readers.sharing import parse_sharing
-from kv_sim.replay.readers.source import files_of
+from kv_sim.replay.readers.requests.naming import IdMeaning, IdScope, digest
+from kv_sim.replay.readers.requests.sharing import parse_sharing
 from kv_sim.replay.trace import TraceRequest
 
 

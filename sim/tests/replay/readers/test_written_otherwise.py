@@ -7,7 +7,7 @@ import pytest
 from kv_api import ConfigError
 from kv_sim.replay.readers.opening import open_trace
 from kv_sim.replay.readers.options import TraceOptions
-from kv_sim.replay.readers.sharing import Sharing
+from kv_sim.replay.readers.requests.sharing import Sharing
 
 PROMPT = {"prompt": "x" * 100}
 MOONCAKE = [

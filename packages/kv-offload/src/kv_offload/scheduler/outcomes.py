@@ -35,9 +35,8 @@ class Outcomes:
             for name, amount in meta.medium_counts.items():
                 books.stats.increase(name, amount)
             failed_jobs, unended_jobs = meta.failed_jobs, meta.unended_jobs
-            all_is_well = not failed_jobs and not unended_jobs
             for job_id, ended in meta.completed_jobs.items():
-                job = books.jobs.end(job_id, ended) if all_is_well else None
+                job = None if failed_jobs else books.jobs.end(job_id, ended)  # what didn't end has failed, too
                 if job is not None:
                     self._unpin(job)
                     self._complete(job)

@@ -55,8 +55,7 @@ class NixlCarrier:
     @property
     def session(self) -> str:
         """This agent's current metadata, for other agents."""
-        with self._lock:
-            return self._session
+        return self._session
 
     def _describe(self) -> str:
         return b64encode(self._agent.get_agent_metadata()).decode("ascii")

@@ -16,16 +16,12 @@ from vllm.config import KVTransferConfig
 from vllm.distributed.kv_transfer.kv_connector.factory import KVConnectorFactory as VllmFactory
 from vllm.distributed.kv_transfer.kv_connector.v1 import KVConnectorRole as VllmRole
 from vllm.distributed.kv_transfer.kv_connector.v1 import SupportsHMA as VllmSupportsHMA
-from vllm.exceptions import VLLMValidationError
-from vllm.sampling_params import SamplingParams
-from vllm.v1.request import Request
 
 from kv_api import ConfigError, KVConnectorRole, SupportsHMA
 from kv_sim.checkers.served import Served
 from kv_sim.config import STATE, GroupConfig, WorldConfig
 from kv_sim.engine.own_folder import filled
 from kv_sim.engine.place import Place
-from kv_sim.engine.request_spec import RequestSpec, Turn
 from kv_sim.guard import Guard, LogCall, NotCreated, create
 from kv_sim.subject import Subject
 from kv_sim.violation import Referee
@@ -34,13 +30,13 @@ from kv_vllm.driver.connector import BEHIND_KEY
 from kv_vllm.driver.crash import crashes
 from kv_vllm.driver.device import TensorDevice
 from kv_vllm.driver.layers import attention_layers
-from kv_vllm.driver.ledger import Ledger, Twin
+from kv_vllm.driver.ledger import Ledger
 from kv_vllm.driver.ports import free_ports, process_with
 from kv_vllm.driver.ranks import at_work
 from kv_vllm.driver.streams import stand_in_for_streams
 from kv_vllm.driver.tensors import device_tensor, state_tensor
 from kv_vllm.driver.worker import VllmWorker, VllmWorkerV2
-from kv_vllm.vllm_scheduler import make_request, make_scheduler
+from kv_vllm.vllm_scheduler import make_scheduler
 from kv_vllm.vllm_world import WorldVllmConfig, kv_cache_config, layer_name, sharing_ranks_of, vllm_config
 
 PREFIX = "kv_vllm-"
@@ -50,63 +46,6 @@ SOCKETS = "VLLM_RPC_BASE_PATH"
 
 RUNNER = "runner_v1"
 """Of the class of a connector whose package changes vLLM's runner V1: a ``VllmWorker`` that is changed alike."""
-
-
-def request_of(twin: Twin) -> Request:
-    """The request that vLLM gets for a twin, which takes over its block hashes."""
-    spec, size = twin.spec, twin.tokens_per_hash
-
-    def hashes_of(tokens: list[int]) -> list[bytes]:
-        whole = make_request("whole", tokens, SamplingParams(max_tokens=1), size, (spec.salt, spec.adapter))
-        return list(whole.block_hashes)
-
-    twin.take_hashes(hashes_of)
-    params = _sampling(twin, 0, spec)
-    request = make_request(spec.request_id, list(spec.prompt), params, size, (spec.salt, spec.adapter))
-    request.skip_reading_prefix_cache = spec.skip_reading_prefix_cache
-    request.resumable = spec.turns is not None
-    return request
-
-
-def handed_on(params: Any) -> Any:
-    """What a scheduler gets of a client's ``kv_transfer_params``.
-
-    What is no object ends in vLLM's frontend, which looks into it; unless it is empty.
-    """
-    return params if isinstance(params, dict) or not params else None
-
-
-def extra_args_of(params: Any) -> dict[str, Any] | None:
-    """A client's words in the sampling parameters, where vLLM has them from. Some integers are refused there."""
-    extra_args = {"kv_transfer_params": params}
-    try:
-        SamplingParams(extra_args=extra_args)
-    except VLLMValidationError:
-        return None
-    return None if params is None else extra_args
-
-
-def turn_of(twin: Twin) -> Request:
-    """What vLLM gets for the turn of a session that arrives now, or for the end of it."""
-    spec, number = twin.spec, twin.turns_arrived
-    turns = spec.turns or ()
-    if number > len(turns):
-        return make_request(spec.request_id, [0], SamplingParams(max_tokens=1), twin.tokens_per_hash)
-    params = _sampling(twin, number, turns[number - 1])
-    request = make_request(spec.request_id, list(spec.said_in(number)), params, twin.tokens_per_hash)
-    request.resumable = True
-    return request
-
-
-def _sampling(twin: Twin, turn: int, asked: RequestSpec | Turn) -> SamplingParams:
-    """So that it stops where its twin does."""
-    story, most = twin.stories[turn], asked.max_tokens
-    output = story.tokens[story.prompt_tokens :][: asked.output_tokens]
-    if asked.output_tokens == most:
-        return SamplingParams(max_tokens=most, ignore_eos=True)
-    if output.index(output[-1]) == len(output) - 1:
-        return SamplingParams(max_tokens=most, ignore_eos=True, stop_token_ids=[output[-1]])
-    return SamplingParams(max_tokens=asked.output_tokens, ignore_eos=True)  # it would stop too early
 
 
 class Setup:

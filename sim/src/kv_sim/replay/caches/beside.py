@@ -7,7 +7,7 @@ from dataclasses import astuple, dataclass
 
 import numpy as np
 
-from kv_sim.replay.caches.cache import Outcome
+from kv_sim.replay.caches.outcome import Outcome
 from kv_sim.replay.columns import Columns
 from kv_sim.replay.observed import NOT_SAID
 from kv_sim.replay.units import counted

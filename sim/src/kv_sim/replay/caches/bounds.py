@@ -18,7 +18,7 @@ from typing import Final
 
 import numpy as np
 
-from kv_sim.replay.caches.curve import Hits
+from kv_sim.replay.caches.ratios import Hits
 from kv_sim.replay.caches.shape import NOBODY, Shape
 from kv_sim.replay.columns import Columns, Ints
 

@@ -14,8 +14,9 @@ import numpy as np
 from kv_api import LookupResult, OffloadKey, ReqContext
 from kv_offload_cpu import AtOnceManager
 from kv_offload_cpu.load_store_spec import Stored
-from kv_sim.replay.caches.cache import CacheRun, Outcome, Setup, add_up_sums, feed_in_turn
+from kv_sim.replay.caches.cache import CacheRun, feed_in_turn
 from kv_sim.replay.caches.medium import Loaded, MediumRun
+from kv_sim.replay.caches.outcome import Outcome, Setup, add_up_sums
 from kv_sim.replay.columns import Columns, Ints
 from kv_sim.replay.trace import Tell
 

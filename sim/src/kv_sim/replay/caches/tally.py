@@ -8,8 +8,8 @@ from typing import Final, NamedTuple
 
 import numpy as np
 
-from kv_sim.replay.caches.cache import Outcome
-from kv_sim.replay.caches.curve import Hits
+from kv_sim.replay.caches.outcome import Outcome
+from kv_sim.replay.caches.ratios import Hits
 from kv_sim.replay.caches.shape import NOBODY, Shape
 from kv_sim.replay.columns import Columns, Ints
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Final
 
 from kv_api import ConfigError
-from kv_sim.replay.readers.source import files_of
+from kv_sim.replay.readers.files.folder import files_of
 
 PRINTED: Final = "-"
 """The value of ``--json`` that prints instead of writing a file."""

@@ -11,7 +11,7 @@ from kv_api import ConfigError
 from kv_offload_cpu.policy import POLICIES
 from kv_sim.command.console import FAILED, FINE, note, say
 from kv_sim.replay.around import Around
-from kv_sim.replay.caches.cache import Setup
+from kv_sim.replay.caches.outcome import Setup
 from kv_sim.replay.columns import Columns
 from kv_sim.replay.command import selection
 from kv_sim.replay.command.arguments import TIMED, TIMED_REPORT, Fidelity
@@ -26,6 +26,7 @@ from kv_sim.replay.report.as_json import replays_as_json, sizing_as_json
 from kv_sim.replay.report.page import replay_page, size_page
 from kv_sim.replay.report.text import replay_lines, size_lines
 from kv_sim.replay.results import results_of
+from kv_sim.replay.side_by_side import Crew
 from kv_sim.replay.sizing import size_trace, usual_capacities
 from kv_sim.replay.stream import replay_stream
 from kv_sim.replay.trace import EngineMemory
@@ -59,7 +60,7 @@ def _replay(options: argparse.Namespace, progress: ProgressBar) -> int:
     policies = selection.policies_of(options)
     setups = _own(options, columns.engine, footprint, gpu_blocks)
     setups += _setups(options, policies, footprint, gpu_blocks, _usual(trace.most_blocks))
-    outcomes = replay_all(trace, setups, options.jobs, lambda share: progress.share("replaying", share))
+    outcomes = replay_all(trace, setups, Crew(options.jobs, lambda share: progress.share("replaying", share)))
     progress.clear()
     found = results_of(trace, outcomes, footprint)
     model = selection.bytes_per_token(options, columns.engine)[1]
@@ -99,14 +100,13 @@ def _size(options: argparse.Namespace, points: int, progress: ProgressBar) -> in
         footprint,
         around,
         budget_blocks=budget,
-        jobs=options.jobs,
-        progress=lambda share: progress.share("sweeping", share),
+        crew=Crew(options.jobs, lambda share: progress.share("sweeping", share)),
     )
     progress.clear()
     model = selection.bytes_per_token(options, columns.engine)[1]
 
     def page() -> str:
-        [run] = results_of(trace, replay_all(trace, [found.setup], options.jobs), footprint).runs
+        [run] = results_of(trace, replay_all(trace, [found.setup], Crew(options.jobs)), footprint).runs
         return size_page(found, model, run)
 
     _report(options, sizing_as_json(found, model), size_lines(found, model), page)

@@ -19,11 +19,11 @@ from kv_sim.replay.command.arguments import (
 from kv_sim.replay.fleet import Fleet
 from kv_sim.replay.models import find_model
 from kv_sim.replay.policies import parse_policies
-from kv_sim.replay.readers.naming import IdMeaning, IdScope
+from kv_sim.replay.readers.format import Turns
 from kv_sim.replay.readers.options import EngineField, OnError, Partial, TraceOptions, Unsorted
-from kv_sim.replay.readers.own_columns import parse_columns
-from kv_sim.replay.readers.sharing import parse_sharing
-from kv_sim.replay.readers.turns import Turns
+from kv_sim.replay.readers.requests.naming import IdMeaning, IdScope
+from kv_sim.replay.readers.requests.sharing import parse_sharing
+from kv_sim.replay.readers.unknown.own_columns import parse_columns
 from kv_sim.replay.routing import USUAL as USUAL_ROUTING
 from kv_sim.replay.routing import find_routing
 from kv_sim.replay.trace import EngineMemory

@@ -4,11 +4,11 @@ import argparse
 from enum import Enum
 
 from kv_sim.replay.readers.catalogue import FORMATS
-from kv_sim.replay.readers.naming import IdMeaning, IdScope
+from kv_sim.replay.readers.files.folder import SHIPPED
+from kv_sim.replay.readers.format import Turns
 from kv_sim.replay.readers.options import OnError, Partial, Unsorted
-from kv_sim.replay.readers.own_columns import PARTS
-from kv_sim.replay.readers.source import SHIPPED
-from kv_sim.replay.readers.turns import Turns
+from kv_sim.replay.readers.requests.naming import IdMeaning, IdScope
+from kv_sim.replay.readers.unknown.own_columns import PARTS
 
 
 def add_trace_arguments(parser: argparse.ArgumentParser) -> None:

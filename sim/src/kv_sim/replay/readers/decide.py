@@ -10,15 +10,16 @@ from pathlib import Path
 from typing import Final
 
 from kv_api import ConfigError
-from kv_sim.replay.readers.catalogue import FORMATS, detect
-from kv_sim.replay.readers.format import Format
+from kv_sim.replay.readers.catalogue import FORMATS
+from kv_sim.replay.readers.detect import detect
+from kv_sim.replay.readers.files.objects import Broken, Contents, Found, objects_of
+from kv_sim.replay.readers.format import Format, Turns
 from kv_sim.replay.readers.guess import UNITS, agreement, guess_block_tokens, guess_unit, written_as_number
-from kv_sim.replay.readers.objects import Broken, Contents, Found, objects_of
 from kv_sim.replay.readers.options import SKIP_GOES_ON, EngineField, OnError, TraceOptions
-from kv_sim.replay.readers.own_columns import own_format
 from kv_sim.replay.readers.record import Moment, Record
-from kv_sim.replay.readers.sharing import BLOCK_TOKENS
-from kv_sim.replay.readers.turns import Turns, have_later_turns, look_added, look_apart
+from kv_sim.replay.readers.requests.sharing import BLOCK_TOKENS
+from kv_sim.replay.readers.requests.turns import have_later_turns, look_added, look_apart
+from kv_sim.replay.readers.unknown.own_columns import own_format
 from kv_sim.replay.trace import EngineMemory
 
 

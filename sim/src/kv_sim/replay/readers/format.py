@@ -6,7 +6,6 @@ from enum import Enum
 from typing import Any
 
 from kv_sim.replay.readers.record import Record
-from kv_sim.replay.readers.turns import Turns
 
 
 class Container(Enum):
@@ -18,6 +17,16 @@ class Container(Enum):
     """A line of column names, then one row a record."""
     COLUMNS = "columns"
     """Parquet or Arrow: columns with a value a record, which may be objects and lists."""
+
+
+class Turns(Enum):
+    """What a later turn's record has."""
+
+    AUTO = "auto"
+    """Decided from the first records, for formats in which it may be either."""
+    WHOLE = "whole"
+    ADDED = "added"
+    """Only what it adds to the turn before and that turn's answer."""
 
 
 @dataclass(frozen=True)

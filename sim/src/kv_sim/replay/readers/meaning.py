@@ -3,12 +3,12 @@
 from pathlib import Path
 
 from kv_api import ConfigError
+from kv_sim.replay.readers.files.objects import Place
 from kv_sim.replay.readers.format import Format
-from kv_sim.replay.readers.naming import Evidence, IdMeaning, IdScope
-from kv_sim.replay.readers.objects import Place
 from kv_sim.replay.readers.options import TraceOptions
 from kv_sim.replay.readers.record import Record
-from kv_sim.replay.readers.sessions import Conversations, OwnIds, Retries
+from kv_sim.replay.readers.requests.naming import Evidence, IdMeaning, IdScope
+from kv_sim.replay.readers.requests.sessions import Conversations, OwnIds, Retries
 
 
 class Meaning:

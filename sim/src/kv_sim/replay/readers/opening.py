@@ -23,19 +23,19 @@ from kv_sim.replay.readers.decide import (
     looked_through,
     refuse_another_engine,
 )
+from kv_sim.replay.readers.files.folder import SHIPPED, empty_of, files_of, left_out_of, rotated_of, twice_of
+from kv_sim.replay.readers.files.objects import Place, objects_of
 from kv_sim.replay.readers.meaning import Meaning
-from kv_sim.replay.readers.naming import IdMeaning, Naming
-from kv_sim.replay.readers.objects import Place, objects_of
-from kv_sim.replay.readers.observing import observation_of
 from kv_sim.replay.readers.options import Partial, TraceOptions, Unsorted
 from kv_sim.replay.readers.record import MalformedError, Record
 from kv_sim.replay.readers.records import Records
-from kv_sim.replay.readers.sessions import Conversations, SessionNumbers
-from kv_sim.replay.readers.sharing import Sharer, describe
-from kv_sim.replay.readers.source import SHIPPED, empty_of, files_of, left_out_of, rotated_of, twice_of
-from kv_sim.replay.readers.text import Text
-from kv_sim.replay.readers.times import Times
-from kv_sim.replay.readers.turns import GrowingPrompts
+from kv_sim.replay.readers.requests.naming import IdMeaning, Naming
+from kv_sim.replay.readers.requests.observing import observation_of
+from kv_sim.replay.readers.requests.sessions import Conversations, SessionNumbers
+from kv_sim.replay.readers.requests.sharing import Sharer, describe
+from kv_sim.replay.readers.requests.text import Text
+from kv_sim.replay.readers.requests.times import Times
+from kv_sim.replay.readers.requests.turns import GrowingPrompts
 from kv_sim.replay.trace import Tell
 from kv_sim.replay.units import counted
 

@@ -9,11 +9,11 @@ from typing import Final
 from kv_api import ConfigError
 from kv_api.errors import unknown_name
 from kv_sim.replay.readers.catalogue import FORMATS
+from kv_sim.replay.readers.format import Turns
 from kv_sim.replay.readers.guess import UNITS
-from kv_sim.replay.readers.naming import IdMeaning, IdScope
 from kv_sim.replay.readers.record import MOST_TOKENS
-from kv_sim.replay.readers.sharing import Sharing
-from kv_sim.replay.readers.turns import Turns
+from kv_sim.replay.readers.requests.naming import IdMeaning, IdScope
+from kv_sim.replay.readers.requests.sharing import Sharing
 
 
 class OnError(Enum):

@@ -9,14 +9,15 @@ from typing import Any, Final
 
 from kv_api import ConfigError
 from kv_sim.replay.readers.account import Account
-from kv_sim.replay.readers.asked import has_failed
+from kv_sim.replay.readers.chats.asked import has_failed
+from kv_sim.replay.readers.fields import TIMES, dates_in
+from kv_sim.replay.readers.files.objects import Broken, Found, Place, gathered
 from kv_sim.replay.readers.format import Format
-from kv_sim.replay.readers.naming import IdScope
-from kv_sim.replay.readers.objects import Broken, Found, Place, gathered
 from kv_sim.replay.readers.options import SKIP_GOES_ON, OnError, TraceOptions
-from kv_sim.replay.readers.record import TIMES, MalformedError, Record, dates_in
-from kv_sim.replay.readers.sessions import Conversations
-from kv_sim.replay.readers.text import Text
+from kv_sim.replay.readers.record import MalformedError, Record
+from kv_sim.replay.readers.requests.naming import IdScope
+from kv_sim.replay.readers.requests.sessions import Conversations
+from kv_sim.replay.readers.requests.text import Text
 
 _NO_FIELDS: Final[tuple[str, ...]] = ()
 

@@ -6,8 +6,7 @@ from html import escape
 from kv_offload import StoreWhen
 from kv_sim.replay.caches.tally import AGE_EDGES_SECONDS
 from kv_sim.replay.report.chart import Line, Mark, bar_chart, log_chart, series_chart
-from kv_sim.replay.report.style import STYLE
-from kv_sim.replay.report.text import (
+from kv_sim.replay.report.phrases import (
     DISK_SHARED,
     STORED_WHEN_EVICTED,
     engines_told_apart,
@@ -17,6 +16,7 @@ from kv_sim.replay.report.text import (
     show_seconds,
     size_shown,
 )
+from kv_sim.replay.report.style import STYLE
 from kv_sim.replay.results import CacheReplay, Replays
 from kv_sim.replay.sizing import Sizing
 from kv_sim.replay.transfer_config import as_argument

@@ -1,42 +1,41 @@
 """What ``replay`` and ``size`` print."""
 
-from collections.abc import Iterable, Iterator, Sequence
-from typing import Final
+from collections.abc import Iterable, Iterator
 
 from kv_offload import StoreWhen
 from kv_sim.command.table import aligned
 from kv_sim.replay.caches.beside import ObservedRatios
-from kv_sim.replay.caches.curve import Ratios
+from kv_sim.replay.facts import Facts, WholeFacts
+from kv_sim.replay.report.phrases import (
+    DISK_SHARED,
+    STORED_WHEN_EVICTED,
+    blocks_shown,
+    engines_told_apart,
+    gain_shown,
+    listed,
+    nothing_more,
+    on_each,
+    ratios_shown,
+    show_seconds,
+    size_shown,
+)
 from kv_sim.replay.results import CacheCounts, CacheReplay, Replays
 from kv_sim.replay.sizing import Sizing
 from kv_sim.replay.stream import StreamReplays
-from kv_sim.replay.transfer_config import as_argument, told_apart
+from kv_sim.replay.transfer_config import as_argument
 from kv_sim.replay.units import Footprint, counted, show_bytes, show_count
 
-STORED_WHEN_EVICTED: Final = "blocks are stored when the GPU's prefix cache is about to evict them"
-DISK_SHARED: Final = "each server loads what the others have on their disks, without storing it again"
 
-
-def show_seconds(seconds: float) -> str:
-    """A time in a readable unit."""
-    for size, unit in ((86_400, "d"), (3600, "h"), (60, "min")):
-        if seconds >= 999.5 * size:  # three digits would show it as 1e+03
-            return f"{seconds / size:,.0f} {unit}"
-        if seconds >= 2 * size:
-            return f"{seconds / size:.3g} {unit}"
-    return f"{seconds:.3g} s"
-
-
-def trace_lines(found: Replays | Sizing | StreamReplays, model: str | None) -> Iterator[str]:
+def trace_lines(found: Facts, model: str | None) -> Iterator[str]:
     """The lines about the trace."""
     totals = found.totals
     different = ""
-    if not isinstance(found, StreamReplays):
+    if isinstance(found, WholeFacts):
         different = f", {counted(found.unique_blocks, 'different one', 'different ones')}"
     yield (
         f"{found.trace}: {counted(found.requests, 'request', 'requests')} in "
         f"{show_seconds(found.duration_seconds)}, {show_count(totals.tokens)} prompt tokens, "
-        f"{_blocks(totals.blocks)} of {totals.block_tokens} tokens{different}"
+        f"{blocks_shown(totals.blocks)} of {totals.block_tokens} tokens{different}"
     )
     for note in found.notes:
         yield f"  {note}"
@@ -49,18 +48,13 @@ def trace_lines(found: Replays | Sizing | StreamReplays, model: str | None) -> I
         yield f"  {DISK_SHARED}"
     if found.observed is not None:
         yield f"  {found.observed}"
-    if isinstance(found, StreamReplays):
+    if not isinstance(found, WholeFacts):
         return
     if load is None:
         yield f"an infinite cache would hit: {ratios_shown(found.infinite)}"
     else:
         yield f"an infinite cache on each server would hit: {ratios_shown(found.infinite)}"
         yield f"one infinite cache for all servers would hit: {ratios_shown(found.infinite_shared)}"
-
-
-def ratios_shown(ratios: Ratios) -> str:
-    """Ratios with their definitions."""
-    return f"{ratios.block:.3f} of blocks, {ratios.token:.3f} of tokens, {ratios.full_block:.3f} of full blocks"
 
 
 def replay_lines(found: Replays | StreamReplays, model: str | None) -> Iterator[str]:
@@ -93,12 +87,6 @@ def replay_lines(found: Replays | StreamReplays, model: str | None) -> Iterator[
         yield "Neighbours: the other servers' disks. Borrowed: loaded from these, and not counted in loaded."
     if not isinstance(found, StreamReplays):
         yield "MIN: the most that any policy could hit, by token. Age: since a hit's last use, median and 90 %."
-
-
-def listed(words: Sequence[str]) -> str:
-    """a, b and c."""
-    *most, last = words
-    return f"{', '.join(most)} and {last}" if most else last
 
 
 def _table(rows: Iterable[list[tuple[str, str]]]) -> Iterator[str]:
@@ -180,7 +168,7 @@ def size_lines(found: Sizing, model: str | None) -> Iterator[str]:
     """The table of ``size``, the recommendation and the configuration."""
     yield from trace_lines(found, model)
     if found.gpu_blocks:
-        yield f"the GPU's prefix cache alone ({_blocks(found.gpu_blocks)}): {ratios_shown(found.gpu_alone)}"
+        yield f"the GPU's prefix cache alone ({blocks_shown(found.gpu_blocks)}): {ratios_shown(found.gpu_alone)}"
     if found.store_when is StoreWhen.EVICTED:
         yield f"  {STORED_WHEN_EVICTED}"
     if found.disk is not None and found.disk.host_blocks:
@@ -220,7 +208,7 @@ def _recommendation(found: Sizing) -> Iterator[str]:
     memory = f" = {show_bytes(size)}" if size is not None else ""
     on_disk = "" if found.disk is None else " of disk"
     tokens = chosen.capacity * foot.block_tokens
-    much = f"{_blocks(chosen.capacity)} = {show_count(tokens)} tokens{memory}{on_disk}{on_each(found)}"
+    much = f"{blocks_shown(chosen.capacity)} = {show_count(tokens)} tokens{memory}{on_disk}{on_each(found)}"
     yield f"recommended: {chosen.policy}, {much}"
     yield f"  {found.reason}"
     yield f"  hits {ratios_shown(chosen.ratios)}"
@@ -239,46 +227,8 @@ def _if_evicted(found: Sizing) -> Iterator[str]:
     """What ``--store-when evicted`` would gain, if that is worth mentioning."""
     late = found.if_evicted
     if late is not None and found.gains_if_evicted:
-        much = f"{late.policy}, {_blocks(late.capacity)}"
+        much = f"{late.policy}, {blocks_shown(late.capacity)}"
         yield f"  with --store-when evicted {much} would hit {late.ratios.token:.3f} of tokens"
-
-
-def on_each(found: Sizing) -> str:
-    """A phrase that each of several servers needs the size, and how much a shared disk needs in all."""
-    if found.load is None:
-        return ""
-    each = f" on each of {found.load.servers} servers"
-    together = found.recommended.capacity * found.load.servers
-    return f"{each}, {size_shown(found.footprint, together)} in all" if found.disk_shared else each
-
-
-def engines_told_apart(found: Sizing) -> str | None:
-    """What the configuration of each server needs besides, if they share a disk."""
-    return None if found.load is None or not found.disk_shared else told_apart(found.load.servers)
-
-
-def nothing_more(found: Sizing) -> str:
-    """The medium of which none is recommended, and the tiers that are there already."""
-    disk = found.disk
-    there = ["host memory"] if disk is not None and disk.host_blocks else []
-    there += ["the GPU's prefix cache"] if found.gpu_blocks else []
-    return ("host memory" if disk is None else "disk") + (f" beside {listed(there)}" if there else "")
-
-
-def size_shown(foot: Footprint, blocks: int) -> str:
-    """A size in bytes, if the bytes of a block are known, otherwise in blocks."""
-    size = foot.bytes_of(blocks)
-    return _blocks(blocks) if size is None else show_bytes(size)
-
-
-def _blocks(count: int) -> str:
-    return counted(count, "block", "blocks")
-
-
-def gain_shown(points: float) -> str:
-    """The gain of more memory in percentage points; some policies lose a little."""
-    sign, size = "-" if points < 0 else "+", abs(points)
-    return f"{sign}{size:.2g} %" if size < 99.5 else f"{sign}{show_count(size)} %"
 
 
 def _bytes(foot: Footprint, blocks: int) -> str:

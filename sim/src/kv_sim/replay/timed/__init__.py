@@ -5,7 +5,8 @@ cache, and on the same server without one. ``sweep_engine`` tries several sizes,
 
 =============== ==================================================================================
 ``arguments``   the command-line options; ``command``: makes settings of them
-``settings``    all that a replay depends on; ``hardware``: GPUs and models that are known by name
+``settings``    all that a replay depends on; ``sizes``: what follows from it, and how much each thing costs
+``hardware``    GPUs and models that are known by name
 ``refuse``      refuses settings and traces that are too large for a replay
 ``replay``      one setting, with the connector and without it
 ``sweep``       many sizes of memory; ``goal``: how long requests may take
@@ -25,7 +26,8 @@ from kv_sim.replay.timed.answers import Answers, Copies, Spread
 from kv_sim.replay.timed.goal import Goal, parse_goals
 from kv_sim.replay.timed.hardware import GPUS, MODELS, Gpu, Model
 from kv_sim.replay.timed.replay import EngineReplay, replay_engine
-from kv_sim.replay.timed.settings import Contents, EngineSettings, Sizes, Stepping
+from kv_sim.replay.timed.settings import Contents, EngineSettings, Stepping
+from kv_sim.replay.timed.sizes import Sizes
 from kv_sim.replay.timed.sweep import EngineSweep, sweep_engine
 
 __all__ = [

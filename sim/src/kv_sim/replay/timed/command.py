@@ -21,7 +21,8 @@ from kv_sim.replay.timed.goal import EXPECTED as GOAL_EXPECTED
 from kv_sim.replay.timed.goal import Goal, parse_goals
 from kv_sim.replay.timed.hardware import Gpu, Model, find_gpu, find_model
 from kv_sim.replay.timed.replay import EngineReplay, replay_engine
-from kv_sim.replay.timed.settings import Contents, EngineSettings, Stepping, plan
+from kv_sim.replay.timed.settings import Contents, EngineSettings, Stepping
+from kv_sim.replay.timed.sizes import plan
 from kv_sim.replay.timed.sweep import EngineSweep, sweep_engine, usual_sizes
 from kv_sim.replay.trace import Trace
 from kv_sim.replay.units import NOTHING, Footprint, parse_bytes, parse_capacity

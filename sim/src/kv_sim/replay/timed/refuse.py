@@ -8,7 +8,8 @@ from math import inf
 from typing import Final
 
 from kv_api import ConfigError
-from kv_sim.replay.timed.settings import EngineSettings, Sizes
+from kv_sim.replay.timed.settings import EngineSettings
+from kv_sim.replay.timed.sizes import Sizes
 from kv_sim.replay.timed.timing import SECOND
 
 MOST_BLOCKS: Final = 1 << 26

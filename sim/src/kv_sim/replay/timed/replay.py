@@ -11,11 +11,12 @@ from dataclasses import dataclass, replace
 from kv_sim.replay.caches.beside import ObservedSums
 from kv_sim.replay.columns import Columns
 from kv_sim.replay.fleet import Fleet, Load
-from kv_sim.replay.side_by_side import Progress
+from kv_sim.replay.side_by_side import Crew, Progress
 from kv_sim.replay.timed.answers import Answers
 from kv_sim.replay.timed.connectors.timed_config import NOTHING, without_files
 from kv_sim.replay.timed.servers import ServerKind, check_together, replay_on, shares_of
-from kv_sim.replay.timed.settings import EngineSettings, Sizes, plan
+from kv_sim.replay.timed.settings import EngineSettings
+from kv_sim.replay.timed.sizes import Sizes, plan
 from kv_sim.replay.trace import Trace
 
 
@@ -57,7 +58,7 @@ def replay_engine(
     else:
         configs = [transfer, NOTHING] if left is None else [transfer, NOTHING, left]
         kinds = [ServerKind(settings, config) for config in configs]
-    with_connector, without, *without_disk = replay_on(shares, kinds, jobs, progress)
+    with_connector, without, *without_disk = replay_on(shares, kinds, Crew(jobs, progress))
     return EngineReplay(
         trace=trace.name,
         settings=settings,

@@ -14,7 +14,8 @@ from kv_sim.replay.timed.engine.request import Names
 from kv_sim.replay.timed.engine.seat import Machine, Seat
 from kv_sim.replay.timed.engine.together import run_together
 from kv_sim.replay.timed.refuse import refuse_too_much
-from kv_sim.replay.timed.settings import Contents, EngineSettings, Sizes, Stepping, plan
+from kv_sim.replay.timed.settings import Contents, EngineSettings, Stepping
+from kv_sim.replay.timed.sizes import Sizes, plan
 from kv_sim.replay.trace import Tell, Trace, TraceRequest
 
 Share = Iterator[Numbered]

@@ -10,7 +10,7 @@ import numpy as np
 from kv_api import ConfigError
 from kv_sim.replay.columns import Columns
 from kv_sim.replay.fleet import Fleet, Load, RoutedTrace
-from kv_sim.replay.side_by_side import Progress, do_all
+from kv_sim.replay.side_by_side import Crew
 from kv_sim.replay.timed.answers import Answers, answers_of
 from kv_sim.replay.timed.connectors.timed_config import NOTHING, shares_files, timed_config
 from kv_sim.replay.timed.finished import Finished, finished_of
@@ -76,7 +76,7 @@ def shares_of(trace: Trace, fleet: Fleet | None, limit: int | None) -> Shares:
     return Shares(tuple(share.columns for share in routed.shares), routed.load, routed.columns, fleet)
 
 
-def replay_on(shares: Shares, kinds: Sequence[ServerKind], jobs: int, progress: Progress) -> list[Answers]:
+def replay_on(shares: Shares, kinds: Sequence[ServerKind], crew: Crew) -> list[Answers]:
     """The answers of each kind of server, in the order of ``kinds``; each covers all servers of its kind.
 
     Servers that share files, or prefill for others, are replayed together in one process, since each affects the
@@ -93,12 +93,12 @@ def replay_on(shares: Shares, kinds: Sequence[ServerKind], jobs: int, progress: 
     read = [trace for trace in traces if isinstance(trace, Columns)]
     if len(read) == len(traces):
         enough = sum(len(read[which]) for _, which in pieces) // WORTH_A_PROCESS
-        done = do_all(_replay, pieces, read, min(jobs, max(1, enough)), progress)
+        done = replace(crew, jobs=min(crew.jobs, max(1, enough))).do_all(_replay, pieces, read)
     else:  # a trace that wasn't read from a file: it can't be saved for another process, and its length is unknown
         done = []
         for piece, which in pieces:
             done.append(_replay(traces[which], piece, lambda count: None))
-            progress(len(done) / len(pieces))
+            crew.progress(len(done) / len(pieces))
     found = [*chain.from_iterable(done)]
     return [answers_of(*found[first : first + each]) for first in range(0, len(found), each)]
 

@@ -26,7 +26,8 @@ from kv_sim.replay.timed.finished import Finished, finished_of
 from kv_sim.replay.timed.network import Network
 from kv_sim.replay.timed.refuse import refuse_too_much
 from kv_sim.replay.timed.run import Share, scaled
-from kv_sim.replay.timed.settings import EngineSettings, Stepping, plan
+from kv_sim.replay.timed.settings import EngineSettings, Stepping
+from kv_sim.replay.timed.sizes import plan
 from kv_sim.replay.timed.wires import Wires
 from kv_sim.replay.trace import TraceRequest
 from kv_sim.replay.transfer_config import decode_config, prefill_config

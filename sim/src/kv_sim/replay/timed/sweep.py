@@ -11,14 +11,15 @@ from kv_api import ConfigError
 from kv_sim.replay.columns import Columns
 from kv_sim.replay.fleet import Fleet, Load, RoutedTrace
 from kv_sim.replay.policies import USUAL_POLICY
-from kv_sim.replay.side_by_side import Progress
+from kv_sim.replay.side_by_side import Crew, Progress
 from kv_sim.replay.sizing import usual_capacities
 from kv_sim.replay.timed.answers import Answers
 from kv_sim.replay.timed.connectors.timed_config import NOTHING
 from kv_sim.replay.timed.goal import Goal
 from kv_sim.replay.timed.replay import notes_of
 from kv_sim.replay.timed.servers import ServerKind, check_together, replay_on, shares_of
-from kv_sim.replay.timed.settings import EngineSettings, Sizes, plan
+from kv_sim.replay.timed.settings import EngineSettings
+from kv_sim.replay.timed.sizes import Sizes, plan
 from kv_sim.replay.trace import Trace
 
 
@@ -96,7 +97,7 @@ def sweep_engine(
     shares = shares_of(trace, fleet, first.limit)
     alone = replace(first, prefill_servers=0)
     kinds = [ServerKind(alone, NOTHING), *(ServerKind(one, one.transfer_config()) for one in settings)]
-    without, *answers = replay_on(shares, kinds, jobs, progress)
+    without, *answers = replay_on(shares, kinds, Crew(jobs, progress))
     for goal in goals if without.requests else ():
         goal.check_counted(without)
     return EngineSweep(

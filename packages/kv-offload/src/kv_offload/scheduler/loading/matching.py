@@ -12,7 +12,8 @@ from kv_api import CacheHitSource, KVError, LookupResult, OffloadKey, Request
 from kv_offload.clock import Clock
 from kv_offload.metadata import TransferJob
 from kv_offload.metrics import LOOKUP_ASYNC_DELAY, LOOKUP_SYNC_DELAY
-from kv_offload.scheduler.loading.lookup import Answers, Match, find_match
+from kv_offload.scheduler.loading.answers import Answers
+from kv_offload.scheduler.loading.lookup import Match, find_match
 from kv_offload.scheduler.loading.plan import LoadPlan, plan_load
 from kv_offload.scheduler.loading.tail_lookup import TailAnswers
 from kv_offload.scheduler.state.books import Books

@@ -7,11 +7,11 @@ part.
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from kv_sim.replay.readers.chat import chat, user
-from kv_sim.replay.readers.format import Container, Format
-from kv_sim.replay.readers.record import MalformedError, Record, number, text_of, whole
-from kv_sim.replay.readers.text import ASSUMED
-from kv_sim.replay.readers.turns import Turns
+from kv_sim.replay.readers.chats.chat import chat, user
+from kv_sim.replay.readers.fields import number, text_of, whole
+from kv_sim.replay.readers.format import Container, Format, Turns
+from kv_sim.replay.readers.record import MalformedError, Record
+from kv_sim.replay.readers.requests.text import ASSUMED
 
 
 def _parse(record: Mapping[str, Any]) -> Iterator[Record]:

@@ -11,22 +11,16 @@ from collections.abc import Iterator, Mapping
 from itertools import pairwise, takewhile
 from typing import Any, Final
 
-from kv_sim.replay.readers.asked import (
-    answered_in,
-    cached_in,
-    for_each,
-    has_failed,
-    inside,
-    last_of,
-    object_in,
-    told_in,
-)
-from kv_sim.replay.readers.chat import ANSWERS, chat, is_request, prompts_in, speaker_of, user
-from kv_sim.replay.readers.format import Container, Format
-from kv_sim.replay.readers.formats.mooncake import DelayedRecord, delay_of
-from kv_sim.replay.readers.record import MalformedError, Moment, Record, number, text_of
-from kv_sim.replay.readers.text import ASSUMED
-from kv_sim.replay.readers.turns import TURN_SECONDS, Turns
+from kv_sim.replay.readers.chats.asked import for_each, has_failed
+from kv_sim.replay.readers.chats.chat import ANSWERS, chat, is_request, prompts_in, speaker_of, user
+from kv_sim.replay.readers.chats.counts import answered_in, cached_in, last_of, told_in
+from kv_sim.replay.readers.fields import number, text_of
+from kv_sim.replay.readers.format import Container, Format, Turns
+from kv_sim.replay.readers.formats.mooncake import delay_of
+from kv_sim.replay.readers.json_values import inside, object_in
+from kv_sim.replay.readers.record import DelayedRecord, MalformedError, Moment, Record
+from kv_sim.replay.readers.requests.text import ASSUMED
+from kv_sim.replay.readers.requests.turns import TURN_SECONDS
 
 _MINUTE: Final = TURN_SECONDS * 1000
 _SENT: Final = "request_start_ns"

@@ -4,8 +4,9 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from kv_sim.replay.readers.dates import date_in
+from kv_sim.replay.readers.fields import moment, whole
 from kv_sim.replay.readers.format import Container, Format
-from kv_sim.replay.readers.record import MalformedError, Record, moment, whole
+from kv_sim.replay.readers.record import MalformedError, Record
 
 
 def _parse(record: Mapping[str, Any]) -> Iterator[Record]:

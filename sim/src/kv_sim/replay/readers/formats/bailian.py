@@ -6,8 +6,9 @@ Each turn is a chat of its own, and names the chat that it continues: a conversa
 from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
+from kv_sim.replay.readers.fields import id_list, number, text_of, whole
 from kv_sim.replay.readers.format import Container, Format
-from kv_sim.replay.readers.record import Record, id_list, number, text_of, whole
+from kv_sim.replay.readers.record import Record
 
 _NO_PARENT: Final = (-1, "-1", None)
 

@@ -6,9 +6,10 @@ The hashes are a server's; without them the prompt is used. Milliseconds.
 from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
+from kv_sim.replay.readers.fields import ids_in, number, text_of, whole
 from kv_sim.replay.readers.format import Format
-from kv_sim.replay.readers.record import MalformedError, Record, ids_in, number, text_of, whole
-from kv_sim.replay.readers.text import ASSUMED
+from kv_sim.replay.readers.record import MalformedError, Record
+from kv_sim.replay.readers.requests.text import ASSUMED
 
 _TIME: Final = "timestamp_start_unix_ms"
 _SESSIONS: Final = ("provided_session_id", "poor_man_session_id")

@@ -6,8 +6,9 @@ Each request has its lengths, and in newer versions the time at which it was sen
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from kv_sim.replay.readers.fields import number, text_of, whole
 from kv_sim.replay.readers.format import Container, Format
-from kv_sim.replay.readers.record import MalformedError, Record, number, text_of, whole
+from kv_sim.replay.readers.record import MalformedError, Record
 
 
 def _parse(record: Mapping[str, Any]) -> Iterator[Record]:

@@ -3,8 +3,9 @@
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from kv_sim.replay.readers.fields import name_in, number, text_of, whole
 from kv_sim.replay.readers.format import Container, Format
-from kv_sim.replay.readers.record import Record, name_in, number, text_of, whole
+from kv_sim.replay.readers.record import Record
 
 
 def _parse(record: Mapping[str, Any]) -> Iterator[Record]:

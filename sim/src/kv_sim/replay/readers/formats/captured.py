@@ -8,22 +8,15 @@ import base64
 from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
-from kv_sim.replay.readers.asked import (
-    answered_in,
-    cached_in,
-    count_in,
-    for_each,
-    inside,
-    json_in,
-    last_of,
-    object_in,
-    told_in,
-)
-from kv_sim.replay.readers.cached import cached_of
-from kv_sim.replay.readers.chat import prompts_in
+from kv_sim.replay.readers.chats.asked import for_each
+from kv_sim.replay.readers.chats.cached import cached_of
+from kv_sim.replay.readers.chats.chat import prompts_in
+from kv_sim.replay.readers.chats.counts import answered_in, cached_in, count_in, last_of, told_in
+from kv_sim.replay.readers.fields import number_or_date, text_of, whole
 from kv_sim.replay.readers.format import Container, Format
-from kv_sim.replay.readers.record import MalformedError, Record, number_or_date, text_of, whole
-from kv_sim.replay.readers.text import ASSUMED
+from kv_sim.replay.readers.json_values import inside, json_in, object_in
+from kv_sim.replay.readers.record import MalformedError, Record
+from kv_sim.replay.readers.requests.text import ASSUMED
 
 
 def _requests(

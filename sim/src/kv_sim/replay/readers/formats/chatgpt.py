@@ -7,12 +7,13 @@ request. Thoughts aren't sent again, nor are messages that ChatGPT only shows, s
 from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
-from kv_sim.replay.readers.asked import inside
-from kv_sim.replay.readers.chat import ANSWERS
+from kv_sim.replay.readers.chats.chat import ANSWERS
+from kv_sim.replay.readers.chats.messages import Answered, Said, names_above, placed, request, said, time_in
+from kv_sim.replay.readers.fields import session_of, text_of
 from kv_sim.replay.readers.format import Container, Format
-from kv_sim.replay.readers.messages import Answered, Said, names_above, placed, request, said, time_in
-from kv_sim.replay.readers.record import MalformedError, Record, session_of, text_of
-from kv_sim.replay.readers.text import ASSUMED
+from kv_sim.replay.readers.json_values import inside
+from kv_sim.replay.readers.record import MalformedError, Record
+from kv_sim.replay.readers.requests.text import ASSUMED
 
 _TEXTS: Final = ("text", "result", "user_profile", "user_instructions", "model_set_context")
 """Fields with the text of a content without parts, whatever its type."""

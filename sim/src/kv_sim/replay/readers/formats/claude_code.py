@@ -11,11 +11,12 @@ copied there, so a request that is in two files counts once.
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final
 
-from kv_sim.replay.readers.cached import cached_of
-from kv_sim.replay.readers.chat import chat
+from kv_sim.replay.readers.chats.cached import cached_of
+from kv_sim.replay.readers.chats.chat import chat
+from kv_sim.replay.readers.fields import number_or_date, text_of, whole
 from kv_sim.replay.readers.format import Container, Format
-from kv_sim.replay.readers.record import MalformedError, Record, number_or_date, text_of, whole
-from kv_sim.replay.readers.text import ASSUMED
+from kv_sim.replay.readers.record import MalformedError, Record
+from kv_sim.replay.readers.requests.text import ASSUMED
 
 Line = Mapping[str, Any]
 

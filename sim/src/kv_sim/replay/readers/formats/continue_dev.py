@@ -7,13 +7,14 @@ folder, has no messages.
 from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
-from kv_sim.replay.readers.asked import objects_in
-from kv_sim.replay.readers.chat import answers_in
+from kv_sim.replay.readers.chats.chat import answers_in
+from kv_sim.replay.readers.chats.messages import LEFT_OUT
+from kv_sim.replay.readers.fields import text_of
 from kv_sim.replay.readers.format import Container, Format
-from kv_sim.replay.readers.messages import LEFT_OUT
-from kv_sim.replay.readers.record import MalformedError, Record, text_of
-from kv_sim.replay.readers.text import ASSUMED
-from kv_sim.replay.readers.turns import TURN_SECONDS
+from kv_sim.replay.readers.json_values import objects_in
+from kv_sim.replay.readers.record import MalformedError, Record
+from kv_sim.replay.readers.requests.text import ASSUMED
+from kv_sim.replay.readers.requests.turns import TURN_SECONDS
 
 _HISTORY: Final = "history"
 _LISTED: Final = "dateCreated"

@@ -6,11 +6,11 @@ Such data has no times: a minute between two turns is assumed, and each conversa
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from kv_sim.replay.readers.chat import answers_in, is_conversation, spoken_in
+from kv_sim.replay.readers.chats.chat import answers_in, is_conversation, spoken_in
 from kv_sim.replay.readers.format import Container, Format
 from kv_sim.replay.readers.record import Record
-from kv_sim.replay.readers.text import ASSUMED
-from kv_sim.replay.readers.turns import TURN_SECONDS
+from kv_sim.replay.readers.requests.text import ASSUMED
+from kv_sim.replay.readers.requests.turns import TURN_SECONDS
 
 
 def _parse(record: Mapping[str, Any]) -> Iterator[Record]:

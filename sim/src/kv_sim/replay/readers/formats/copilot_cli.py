@@ -9,13 +9,23 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-from kv_sim.replay.readers.asked import inside
-from kv_sim.replay.readers.chat import ANSWERS
+from kv_sim.replay.readers.chats.chat import ANSWERS
+from kv_sim.replay.readers.chats.messages import (
+    LEFT_OUT,
+    Answered,
+    Heard,
+    Said,
+    counted_in,
+    request,
+    said,
+    time_in,
+)
+from kv_sim.replay.readers.chats.parts import as_json
+from kv_sim.replay.readers.fields import text_of
 from kv_sim.replay.readers.format import Container, Format
-from kv_sim.replay.readers.messages import LEFT_OUT, Answered, Heard, Said, counted_in, request, said, time_in
-from kv_sim.replay.readers.parts import as_json
-from kv_sim.replay.readers.record import MalformedError, Record, text_of
-from kv_sim.replay.readers.text import ASSUMED
+from kv_sim.replay.readers.json_values import inside
+from kv_sim.replay.readers.record import MalformedError, Record
+from kv_sim.replay.readers.requests.text import ASSUMED
 
 Line = Mapping[str, Any]
 

@@ -8,12 +8,13 @@ last answer.
 from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
-from kv_sim.replay.readers.chat import answers_in, is_conversation, spoken_in
+from kv_sim.replay.readers.chats.chat import answers_in, is_conversation, spoken_in
+from kv_sim.replay.readers.fields import TIMES, time_of
 from kv_sim.replay.readers.format import Container, Format
 from kv_sim.replay.readers.guess import UNITS, guess_unit
-from kv_sim.replay.readers.record import TIMES, MalformedError, Moment, Record, time_of
-from kv_sim.replay.readers.text import ASSUMED
-from kv_sim.replay.readers.turns import TURN_SECONDS
+from kv_sim.replay.readers.record import MalformedError, Moment, Record
+from kv_sim.replay.readers.requests.text import ASSUMED
+from kv_sim.replay.readers.requests.turns import TURN_SECONDS
 
 _BY_ITS_END: Final = "conversation_hash"
 """A field of WildChat's records, whose time is that of the last turn."""

@@ -7,12 +7,13 @@ and no role: the user begins, and the roles alternate. Thoughts aren't sent agai
 from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
-from kv_sim.replay.readers.asked import inside, objects_in
-from kv_sim.replay.readers.chat import ANSWERS
+from kv_sim.replay.readers.chats.chat import ANSWERS
+from kv_sim.replay.readers.chats.messages import Answered, Said, names_above, placed, request, said, time_in
+from kv_sim.replay.readers.fields import text_of
 from kv_sim.replay.readers.format import Container, Format
-from kv_sim.replay.readers.messages import Answered, Said, names_above, placed, request, said, time_in
-from kv_sim.replay.readers.record import MalformedError, Record, text_of
-from kv_sim.replay.readers.text import ASSUMED
+from kv_sim.replay.readers.json_values import inside, objects_in
+from kv_sim.replay.readers.record import MalformedError, Record
+from kv_sim.replay.readers.requests.text import ASSUMED
 
 _TIME: Final = "inserted_at"
 _FRAGMENTS: Final = "fragments"

@@ -7,9 +7,10 @@ as tool calls, are between them; some sinks put each event into the field ``even
 from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
-from kv_sim.replay.readers.cached import cached_of
+from kv_sim.replay.readers.chats.cached import cached_of
+from kv_sim.replay.readers.fields import id_list, name_of, number, text_of, whole
 from kv_sim.replay.readers.format import Container, Format
-from kv_sim.replay.readers.record import MalformedError, Record, id_list, name_of, number, text_of, whole
+from kv_sim.replay.readers.record import MalformedError, Record
 
 _SCHEMA: Final = "dynamo.request.trace."
 _END: Final = "request_end"

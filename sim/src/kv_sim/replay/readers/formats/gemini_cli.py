@@ -8,14 +8,24 @@ copied from a document to lines; a request that is in two files counts once.
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final
 
-from kv_sim.replay.readers.asked import inside, objects_in
-from kv_sim.replay.readers.cached import cached_of
-from kv_sim.replay.readers.chat import ANSWERS
+from kv_sim.replay.readers.chats.cached import cached_of
+from kv_sim.replay.readers.chats.chat import ANSWERS
+from kv_sim.replay.readers.chats.messages import (
+    LEFT_OUT,
+    Answered,
+    Heard,
+    Said,
+    counted_in,
+    request,
+    said,
+    time_in,
+)
+from kv_sim.replay.readers.chats.parts import as_json
+from kv_sim.replay.readers.fields import text_of
 from kv_sim.replay.readers.format import Container, Format
-from kv_sim.replay.readers.messages import LEFT_OUT, Answered, Heard, Said, counted_in, request, said, time_in
-from kv_sim.replay.readers.parts import as_json
-from kv_sim.replay.readers.record import MalformedError, Record, text_of
-from kv_sim.replay.readers.text import ASSUMED
+from kv_sim.replay.readers.json_values import inside, objects_in
+from kv_sim.replay.readers.record import MalformedError, Record
+from kv_sim.replay.readers.requests.text import ASSUMED
 
 Line = Mapping[str, Any]
 

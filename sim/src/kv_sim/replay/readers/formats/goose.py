@@ -6,13 +6,14 @@ A message for the user only isn't sent to the model.
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final
 
-from kv_sim.replay.readers.asked import inside
-from kv_sim.replay.readers.chat import ANSWERS
+from kv_sim.replay.readers.chats.chat import ANSWERS
+from kv_sim.replay.readers.chats.messages import LEFT_OUT, Answered, Heard, Said, request, said, time_in
+from kv_sim.replay.readers.chats.parts import as_json
+from kv_sim.replay.readers.fields import text_of
 from kv_sim.replay.readers.format import Container, Format
-from kv_sim.replay.readers.messages import LEFT_OUT, Answered, Heard, Said, request, said, time_in
-from kv_sim.replay.readers.parts import as_json
-from kv_sim.replay.readers.record import Record, text_of
-from kv_sim.replay.readers.text import ASSUMED
+from kv_sim.replay.readers.json_values import inside
+from kv_sim.replay.readers.record import Record
+from kv_sim.replay.readers.requests.text import ASSUMED
 
 Line = Mapping[str, Any]
 

@@ -4,12 +4,15 @@ from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import Any, Final
 
-from kv_sim.replay.readers.asked import asked_in, count_in, for_each, inside
-from kv_sim.replay.readers.cached import cached_of
-from kv_sim.replay.readers.chat import is_request, prompts_in
+from kv_sim.replay.readers.chats.asked import asked_in, for_each
+from kv_sim.replay.readers.chats.cached import cached_of
+from kv_sim.replay.readers.chats.chat import is_request, prompts_in
+from kv_sim.replay.readers.chats.counts import count_in
+from kv_sim.replay.readers.fields import number, text_of, whole
 from kv_sim.replay.readers.format import Container, Format
-from kv_sim.replay.readers.record import MalformedError, Record, number, text_of, whole
-from kv_sim.replay.readers.text import ASSUMED
+from kv_sim.replay.readers.json_values import inside
+from kv_sim.replay.readers.record import MalformedError, Record
+from kv_sim.replay.readers.requests.text import ASSUMED
 
 _BROKEN: Final = "errored"
 _KINDS: Final = ("successful", "incomplete", _BROKEN)

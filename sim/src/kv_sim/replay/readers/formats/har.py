@@ -4,13 +4,13 @@ import base64
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from kv_sim.replay.readers.asked import inside, objects_in
-from kv_sim.replay.readers.chains import Chains
-from kv_sim.replay.readers.chat import is_request
+from kv_sim.replay.readers.chats.chains import Chains
+from kv_sim.replay.readers.chats.chat import is_request
 from kv_sim.replay.readers.format import Container, Format
 from kv_sim.replay.readers.formats.openai import requests_in
+from kv_sim.replay.readers.json_values import inside, objects_in
 from kv_sim.replay.readers.record import MalformedError, Record
-from kv_sim.replay.readers.text import ASSUMED
+from kv_sim.replay.readers.requests.text import ASSUMED
 
 
 def _parse(record: Mapping[str, Any]) -> Iterator[Record]:

@@ -7,10 +7,12 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
-from kv_sim.replay.readers.asked import inside, json_in, left_out_of
-from kv_sim.replay.readers.cached import cached_among
+from kv_sim.replay.readers.chats.asked import left_out_of
+from kv_sim.replay.readers.chats.cached import cached_among
+from kv_sim.replay.readers.fields import number, number_or_date, session_of, text_of, whole
 from kv_sim.replay.readers.format import Container, Format
-from kv_sim.replay.readers.record import MalformedError, Record, number, number_or_date, session_of, text_of, whole
+from kv_sim.replay.readers.json_values import inside, json_in
+from kv_sim.replay.readers.record import MalformedError, Record
 
 Time = Callable[[Mapping[str, Any], str], int | float]
 

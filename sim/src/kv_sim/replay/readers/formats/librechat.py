@@ -8,13 +8,23 @@ from collections.abc import Iterator, Mapping, Sequence
 from itertools import pairwise
 from typing import Any, Final
 
-from kv_sim.replay.readers.asked import inside, objects_in
-from kv_sim.replay.readers.chat import ANSWERS
+from kv_sim.replay.readers.chats.chat import ANSWERS
+from kv_sim.replay.readers.chats.messages import (
+    Answered,
+    Said,
+    counted_in,
+    names_above,
+    placed,
+    request,
+    said,
+    time_in,
+)
+from kv_sim.replay.readers.chats.parts import as_json
+from kv_sim.replay.readers.fields import text_of
 from kv_sim.replay.readers.format import Container, Format
-from kv_sim.replay.readers.messages import Answered, Said, counted_in, names_above, placed, request, said, time_in
-from kv_sim.replay.readers.parts import as_json
-from kv_sim.replay.readers.record import Record, text_of
-from kv_sim.replay.readers.text import ASSUMED
+from kv_sim.replay.readers.json_values import inside, objects_in
+from kv_sim.replay.readers.record import Record
+from kv_sim.replay.readers.requests.text import ASSUMED
 
 Line = Mapping[str, Any]
 

@@ -9,14 +9,15 @@ aren't sent again.
 from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
-from kv_sim.replay.readers.asked import inside, objects_in
-from kv_sim.replay.readers.chat import ANSWERS
+from kv_sim.replay.readers.chats.chat import ANSWERS
+from kv_sim.replay.readers.chats.messages import Answered, Said, counted_in, placed, request, said
+from kv_sim.replay.readers.chats.parts import as_json
+from kv_sim.replay.readers.fields import number_or_date, text_of
 from kv_sim.replay.readers.format import Container, Format
-from kv_sim.replay.readers.messages import Answered, Said, counted_in, placed, request, said
-from kv_sim.replay.readers.parts import as_json
-from kv_sim.replay.readers.record import MalformedError, Moment, Record, number_or_date, text_of
-from kv_sim.replay.readers.text import ASSUMED
-from kv_sim.replay.readers.turns import TURN_SECONDS
+from kv_sim.replay.readers.json_values import inside, objects_in
+from kv_sim.replay.readers.record import MalformedError, Moment, Record
+from kv_sim.replay.readers.requests.text import ASSUMED
+from kv_sim.replay.readers.requests.turns import TURN_SECONDS
 
 Part = Mapping[str, Any]
 

@@ -6,8 +6,9 @@ A chunk's hash covers only tokens: two models have the same hashes for one promp
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from kv_sim.replay.readers.fields import id_list, number, text_of, whole
 from kv_sim.replay.readers.format import Container, Format
-from kv_sim.replay.readers.record import MalformedError, Record, id_list, number, text_of, whole
+from kv_sim.replay.readers.record import MalformedError, Record
 
 
 def _parse(record: Mapping[str, Any]) -> Iterator[Record]:

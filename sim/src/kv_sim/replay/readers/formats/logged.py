@@ -6,21 +6,15 @@ Records that aren't requests to a model are left out: spans, tool calls, agents.
 from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
-from kv_sim.replay.readers.asked import (
-    answered_in,
-    cached_in,
-    count_in,
-    for_each,
-    has_failed,
-    inside,
-    json_in,
-    told_in,
-)
-from kv_sim.replay.readers.cached import cached_of
-from kv_sim.replay.readers.chat import prompts_in, user
+from kv_sim.replay.readers.chats.asked import for_each, has_failed
+from kv_sim.replay.readers.chats.cached import cached_of
+from kv_sim.replay.readers.chats.chat import prompts_in, user
+from kv_sim.replay.readers.chats.counts import answered_in, cached_in, count_in, told_in
+from kv_sim.replay.readers.fields import number_or_date, session_of, text_of, whole
 from kv_sim.replay.readers.format import Format
-from kv_sim.replay.readers.record import MalformedError, Record, number_or_date, session_of, text_of, whole
-from kv_sim.replay.readers.text import ASSUMED
+from kv_sim.replay.readers.json_values import inside, json_in
+from kv_sim.replay.readers.record import MalformedError, Record
+from kv_sim.replay.readers.requests.text import ASSUMED
 
 _STARTS: Final = ("startTime", "start_time")
 _LEFT_OUT: Final = "whatever isn't a request to a model is left out"

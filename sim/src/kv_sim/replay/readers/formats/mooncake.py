@@ -6,13 +6,12 @@ the delay counts from the arrival of the previous turn. If a file has only delay
 """
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from typing import Any, Final
 
-from kv_sim.replay.readers.cached import cached_of
-from kv_sim.replay.readers.format import Container, Format
-from kv_sim.replay.readers.record import Id, MalformedError, Record, id_list, name_in, number, text_of, whole
-from kv_sim.replay.readers.turns import Turns
+from kv_sim.replay.readers.chats.cached import cached_of
+from kv_sim.replay.readers.fields import id_list, name_in, number, text_of, whole
+from kv_sim.replay.readers.format import Container, Format, Turns
+from kv_sim.replay.readers.record import DelayedRecord, Id, MalformedError, Record
 
 _DELAYS: Final = ("delay", "delay_ms")
 """The second one is Dynamo's."""
@@ -50,13 +49,6 @@ def delay_of(record: Mapping[str, Any]) -> int | float:
     if delay < 0:
         raise MalformedError(f"{field}: expected at least 0, got {delay}")
     return delay
-
-
-@dataclass(slots=True)
-class DelayedRecord(Record):
-    """A record with a delay after the turn before if ``time`` is None; ``delay`` may be None, too."""
-
-    delay: int | float | None = None
 
 
 MOONCAKE = Format(

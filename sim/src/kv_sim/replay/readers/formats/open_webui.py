@@ -8,13 +8,15 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
-from kv_sim.replay.readers.asked import counted_beside, inside, objects_in
-from kv_sim.replay.readers.cached import cached_among
-from kv_sim.replay.readers.chat import ANSWERS, chat
+from kv_sim.replay.readers.chats.cached import cached_among
+from kv_sim.replay.readers.chats.chat import ANSWERS, chat
+from kv_sim.replay.readers.chats.counts import counted_beside
+from kv_sim.replay.readers.chats.messages import names_above
+from kv_sim.replay.readers.fields import number_or_date, text_of, whole
 from kv_sim.replay.readers.format import Container, Format
-from kv_sim.replay.readers.messages import names_above
-from kv_sim.replay.readers.record import MalformedError, Record, number_or_date, text_of, whole
-from kv_sim.replay.readers.text import ASSUMED
+from kv_sim.replay.readers.json_values import inside, objects_in
+from kv_sim.replay.readers.record import MalformedError, Record
+from kv_sim.replay.readers.requests.text import ASSUMED
 
 _THOUGHT: Final = re.compile(r'<details type="reasoning".*?</details>\s*', re.DOTALL)
 _PROMPT: Final = ("prompt_tokens", "input_tokens", "prompt_eval_count")

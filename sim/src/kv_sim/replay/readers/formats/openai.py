@@ -4,23 +4,15 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial
 from typing import Any, Final
 
-from kv_sim.replay.readers.answered import answer_in
-from kv_sim.replay.readers.asked import (
-    SALT,
-    answered_in,
-    asked_in,
-    cached_in,
-    for_each,
-    has_failed,
-    left_out_of,
-    told_in,
-    without_request,
-)
-from kv_sim.replay.readers.chains import Chains
-from kv_sim.replay.readers.chat import ANSWERS, is_request, prompts_in, role_of
+from kv_sim.replay.readers.chats.answered import answer_in
+from kv_sim.replay.readers.chats.asked import SALT, asked_in, for_each, has_failed, left_out_of, without_request
+from kv_sim.replay.readers.chats.chains import Chains
+from kv_sim.replay.readers.chats.chat import ANSWERS, is_request, prompts_in, role_of
+from kv_sim.replay.readers.chats.counts import answered_in, cached_in, told_in
+from kv_sim.replay.readers.fields import name_of, session_of, text_of, time_of
 from kv_sim.replay.readers.format import Container, Format
-from kv_sim.replay.readers.record import MalformedError, Record, name_of, session_of, text_of, time_of
-from kv_sim.replay.readers.text import ASSUMED
+from kv_sim.replay.readers.record import MalformedError, Record
+from kv_sim.replay.readers.requests.text import ASSUMED
 
 _OF_REQUESTS: Final = frozenset(("max_tokens", "max_completion_tokens", "temperature", "stream", "response"))
 """Fields of a request, or of a log of it, that a conversation doesn't have."""

@@ -3,12 +3,12 @@
 from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
-from kv_sim.replay.readers.asked import object_in
-from kv_sim.replay.readers.chat import is_request
+from kv_sim.replay.readers.chats.chat import is_request
 from kv_sim.replay.readers.format import Container, Format
 from kv_sim.replay.readers.formats.openai import OPENAI
+from kv_sim.replay.readers.json_values import object_in
 from kv_sim.replay.readers.record import MalformedError, Record
-from kv_sim.replay.readers.text import ASSUMED
+from kv_sim.replay.readers.requests.text import ASSUMED
 
 _COLUMNS: Final = ("request_body", "proxy_server_request")
 

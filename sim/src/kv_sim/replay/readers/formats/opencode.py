@@ -7,14 +7,15 @@ prompt. After a compaction, earlier messages aren't sent any more.
 from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
-from kv_sim.replay.readers.asked import inside, objects_in
-from kv_sim.replay.readers.cached import cached_of
-from kv_sim.replay.readers.chat import ANSWERS
+from kv_sim.replay.readers.chats.cached import cached_of
+from kv_sim.replay.readers.chats.chat import ANSWERS
+from kv_sim.replay.readers.chats.messages import Answered, Said, counted_in, placed, request, said, time_in
+from kv_sim.replay.readers.chats.parts import as_json
+from kv_sim.replay.readers.fields import text_of
 from kv_sim.replay.readers.format import Container, Format
-from kv_sim.replay.readers.messages import Answered, Said, counted_in, placed, request, said, time_in
-from kv_sim.replay.readers.parts import as_json
-from kv_sim.replay.readers.record import Record, text_of
-from kv_sim.replay.readers.text import ASSUMED
+from kv_sim.replay.readers.json_values import inside, objects_in
+from kv_sim.replay.readers.record import Record
+from kv_sim.replay.readers.requests.text import ASSUMED
 
 _ENDS: Final = "step-finish"
 _MEDIA_SENT_AS_TEXT: Final = ("text/plain", "application/x-directory")

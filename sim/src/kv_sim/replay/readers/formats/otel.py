@@ -11,14 +11,15 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
 from typing import Any, Final
 
-from kv_sim.replay.readers.asked import count_in, inside
-from kv_sim.replay.readers.cached import cached_of
-from kv_sim.replay.readers.chains import Chains
-from kv_sim.replay.readers.chat import chat
+from kv_sim.replay.readers.chats.cached import cached_of
+from kv_sim.replay.readers.chats.chains import Chains
+from kv_sim.replay.readers.chats.chat import chat
+from kv_sim.replay.readers.chats.counts import count_in
+from kv_sim.replay.readers.fields import whole
 from kv_sim.replay.readers.format import Container, Format
-from kv_sim.replay.readers.formats.logfire import Streams, began
-from kv_sim.replay.readers.formats.otel_asked import PROMPT, WHOLE, asked_of, response_in
-from kv_sim.replay.readers.formats.otlp import (
+from kv_sim.replay.readers.formats.spans.asked import PROMPT, WHOLE, asked_of, response_in
+from kv_sim.replay.readers.formats.spans.logfire import Streams, began
+from kv_sim.replay.readers.formats.spans.otlp import (
     KIND,
     PACKETS,
     Named,
@@ -31,9 +32,10 @@ from kv_sim.replay.readers.formats.otlp import (
     spans_of,
     text_in,
 )
-from kv_sim.replay.readers.formats.scattered import Scattered
-from kv_sim.replay.readers.record import MalformedError, Moment, Record, whole
-from kv_sim.replay.readers.text import ASSUMED
+from kv_sim.replay.readers.formats.spans.scattered import Scattered
+from kv_sim.replay.readers.json_values import inside
+from kv_sim.replay.readers.record import MalformedError, Moment, Record
+from kv_sim.replay.readers.requests.text import ASSUMED
 
 _ASKS: Final = ("chat", "text_completion", "completion", "generate_content")
 _INPUTS: Final = ("gen_ai.usage.input_tokens", "gen_ai.usage.prompt_tokens", "llm.token_count.prompt")

@@ -7,11 +7,9 @@ a copy of another one; a request that is in two files counts once.
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final
 
-from kv_sim.replay.readers.asked import inside
-from kv_sim.replay.readers.cached import cached_of
-from kv_sim.replay.readers.chat import ANSWERS
-from kv_sim.replay.readers.format import Container, Format
-from kv_sim.replay.readers.messages import (
+from kv_sim.replay.readers.chats.cached import cached_of
+from kv_sim.replay.readers.chats.chat import ANSWERS
+from kv_sim.replay.readers.chats.messages import (
     LEFT_OUT,
     Answered,
     Heard,
@@ -22,9 +20,12 @@ from kv_sim.replay.readers.messages import (
     said,
     time_in,
 )
-from kv_sim.replay.readers.parts import as_json
-from kv_sim.replay.readers.record import Record, text_of
-from kv_sim.replay.readers.text import ASSUMED
+from kv_sim.replay.readers.chats.parts import as_json
+from kv_sim.replay.readers.fields import text_of
+from kv_sim.replay.readers.format import Container, Format
+from kv_sim.replay.readers.json_values import inside
+from kv_sim.replay.readers.record import Record
+from kv_sim.replay.readers.requests.text import ASSUMED
 
 Line = Mapping[str, Any]
 

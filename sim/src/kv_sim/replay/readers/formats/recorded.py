@@ -8,8 +8,9 @@ prompt were cached when it began to run; a connector loaded ``loaded_tokens`` of
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from kv_sim.replay.readers.fields import id_list, number, whole
 from kv_sim.replay.readers.format import Container, Format
-from kv_sim.replay.readers.record import MalformedError, Record, id_list, number, whole
+from kv_sim.replay.readers.record import MalformedError, Record
 from kv_sim.replay.trace import EngineMemory
 from kv_sim.replay.units import MOST_BYTES
 

@@ -6,8 +6,9 @@ A record with any other field isn't of this format, since it may have a time by 
 from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
+from kv_sim.replay.readers.fields import id_list, whole
 from kv_sim.replay.readers.format import Container, Format
-from kv_sim.replay.readers.record import Record, id_list, whole
+from kv_sim.replay.readers.record import Record
 
 _FIELDS: Final = frozenset(
     ("request_id", "type", "input_length", "output_length", "duration", "hash_ids", "img_ids")

@@ -8,11 +8,14 @@ from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import Any, Final
 
-from kv_sim.replay.readers.asked import count_in, for_each, inside, object_in, own_request
-from kv_sim.replay.readers.cached import cached_of
+from kv_sim.replay.readers.chats.asked import for_each, own_request
+from kv_sim.replay.readers.chats.cached import cached_of
+from kv_sim.replay.readers.chats.counts import count_in
+from kv_sim.replay.readers.fields import number, prompts_of, text_of, whole
 from kv_sim.replay.readers.format import Container, Format
-from kv_sim.replay.readers.record import MalformedError, Moment, Record, number, prompts_of, text_of, whole
-from kv_sim.replay.readers.text import ASSUMED
+from kv_sim.replay.readers.json_values import inside, object_in
+from kv_sim.replay.readers.record import MalformedError, Moment, Record
+from kv_sim.replay.readers.requests.text import ASSUMED
 
 _FIELDS: Final = ("text", "input_ids")
 

@@ -6,12 +6,15 @@ TensorRT-LLM's data differ only in the name of token ids; vLLM's offline results
 from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
-from kv_sim.replay.readers.answered import answer_in
-from kv_sim.replay.readers.asked import answered_in, for_each, json_in, objects_in, own_request
-from kv_sim.replay.readers.chat import are_messages, behind_system, chat
+from kv_sim.replay.readers.chats.answered import answer_in
+from kv_sim.replay.readers.chats.asked import for_each, own_request
+from kv_sim.replay.readers.chats.chat import are_messages, behind_system, chat
+from kv_sim.replay.readers.chats.counts import answered_in
+from kv_sim.replay.readers.fields import as_tokens, number, prompts_of, text_of
 from kv_sim.replay.readers.format import Container, Format
-from kv_sim.replay.readers.record import MalformedError, Prompt, Record, as_tokens, number, prompts_of, text_of
-from kv_sim.replay.readers.text import ASSUMED
+from kv_sim.replay.readers.json_values import json_in, objects_in
+from kv_sim.replay.readers.record import MalformedError, Prompt, Record
+from kv_sim.replay.readers.requests.text import ASSUMED
 
 _TOKENS: Final = ("prompt_token_ids", "input_ids")
 _CAME: Final = ("output_token_ids", "output_ids", "completion_token_ids", "response_token_ids")

@@ -10,8 +10,9 @@ A request names its model, or the object around it names the only one.
 from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
+from kv_sim.replay.readers.fields import id_list, number, text_of, whole
 from kv_sim.replay.readers.format import Container, Format
-from kv_sim.replay.readers.record import MalformedError, Record, id_list, number, text_of, whole
+from kv_sim.replay.readers.record import MalformedError, Record
 
 
 class _Around(NamedTuple):

@@ -9,7 +9,8 @@ from kv_sim.replay.fleet import Load
 from kv_sim.replay.timed.answers import Answers, not_replayed
 from kv_sim.replay.timed.connectors.timed_config import has_files, shares_files
 from kv_sim.replay.timed.replay import EngineReplay
-from kv_sim.replay.timed.settings import Contents, EngineSettings, Sizes
+from kv_sim.replay.timed.settings import Contents, EngineSettings
+from kv_sim.replay.timed.sizes import Sizes
 from kv_sim.replay.timed.sweep import EngineSweep, SweepRun
 from kv_sim.replay.transfer_config import PULLS, as_argument, decode_config, prefill_config, told_apart
 from kv_sim.replay.units import counted, show_bytes

@@ -14,7 +14,7 @@ from typing import Any, Final
 from kv_api import CacheHitSource, KVConnectorStats
 from kv_sim.replay.timed.engine.request import TracedRequest, output_tokens_of
 from kv_sim.replay.timed.lanes import Ended
-from kv_sim.replay.timed.settings import Sizes
+from kv_sim.replay.timed.sizes import Sizes
 from kv_sim.replay.timed.timing import Work
 from kv_sim.replay.timed.wires import Pulling
 from kv_sim.replay.trace import TraceRequest

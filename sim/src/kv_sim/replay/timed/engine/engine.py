@@ -19,7 +19,7 @@ from kv_sim.replay.timed.engine.request import Names, TracedRequest
 from kv_sim.replay.timed.engine.scheduler import QuickScheduler, TimedScheduler
 from kv_sim.replay.timed.engine.seat import Seat
 from kv_sim.replay.timed.link import Link
-from kv_sim.replay.timed.settings import Sizes
+from kv_sim.replay.timed.sizes import Sizes
 from kv_sim.replay.timed.timing import Clock
 from kv_sim.replay.timed.wires import TimedWire
 from kv_sim.replay.trace import TraceRequest

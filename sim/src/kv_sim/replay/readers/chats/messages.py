@@ -1,0 +1,152 @@
+"""The messages of chats that programs keep. Each answer is a request, and the messages above it are its prompt.
+
+A request arrives when the last message above it was written, or, without such a time, when its answer was.
+Messages are in a list, or each names the one above it; then a regenerated answer is another request.
+"""
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Final, cast
+
+from kv_sim.replay.readers.chats.chat import ANSWERS, chat
+from kv_sim.replay.readers.fields import number_or_date, text_of, whole
+from kv_sim.replay.readers.json_values import inside
+from kv_sim.replay.readers.record import MalformedError, Record
+
+LEFT_OUT: Final = "the system prompt and tools, which a session leaves out, are not counted"
+"""The assumption of formats of kept sessions, for the notes."""
+_PLACE: Final = "messages[0]."
+
+
+@dataclass(frozen=True)
+class Said:
+    """One message, as it is sent with later requests."""
+
+    text: Sequence[str]
+    """Its text after its role; empty if it has no text."""
+    time: int | float | None = None
+
+    @property
+    def words(self) -> str:
+        """Its text without its role."""
+        return "".join(self.text).partition("|>")[2]
+
+
+@dataclass
+class Answered:
+    """What a chat has about an answer."""
+
+    time: int | float | None = None
+    session: str | None = None
+    model: str | None = None
+    tokens: int | None = None
+    """Its number of tokens, if that was counted."""
+    text: str = field(default="", repr=False)
+    """Its text, reasoning included."""
+    told_tokens: int | None = None
+    cached_tokens: int | None = None
+    name: str | None = None
+    has_failed: bool = False
+
+
+def said(role: str, content: Any, place: str, time: int | float | None = None) -> Said:
+    """A message whose content has the form of an API's."""
+    parts = [one for one in content if one != ""] if isinstance(content, list) else content
+    if parts is None or parts in ("", []):
+        return Said((), time)
+    try:
+        return Said(chat({"messages": [{"role": role, "content": parts}]})[:-1], time)
+    except MalformedError as error:
+        raise MalformedError(f"{place}.{str(error).removeprefix(_PLACE)}") from None
+
+
+class Heard:
+    """Caches the text of each message, which all answers below it need."""
+
+    def __init__(self, say: Callable[[Mapping[str, Any]], Iterable[Said]]) -> None:
+        self._say = say
+        self._heard: dict[int, list[Said | MalformedError]] = {}
+
+    def of(self, messages: Iterable[Mapping[str, Any]]) -> list[Said | MalformedError]:
+        """The texts of messages, which must live as long as this cache."""
+        return [one for message in messages for one in self._of(message)]
+
+    def _of(self, message: Mapping[str, Any]) -> list[Said | MalformedError]:
+        if id(message) not in self._heard:
+            try:
+                self._heard[id(message)] = [*self._say(message)]
+            except MalformedError as error:
+                self._heard[id(message)] = [error]
+        return self._heard[id(message)]
+
+
+def request(above: Sequence[Said | MalformedError], answer: Answered, place: str) -> Iterator[Record]:
+    """The request to which an answer belongs; none if there is no message before it."""
+    for one in above:
+        if isinstance(one, MalformedError):
+            raise one
+    heard = cast("Sequence[Said]", above)
+    text = [piece for one in heard for piece in one.text]
+    if not text:
+        return
+    time = next((one.time for one in reversed(heard) if one.time is not None), answer.time)
+    if time is None:
+        raise MalformedError(f"{place}: expected a time of it, or of a message above it, got none")
+    yield Record(
+        time,
+        0,
+        answer.tokens or 0,
+        None,
+        session=answer.session,
+        model=answer.model,
+        text=[*text, f"<|{ANSWERS}|>"],
+        answer=answer.text if answer.tokens is None else None,
+        told_tokens=answer.told_tokens,
+        cached_tokens=answer.cached_tokens,
+        name=answer.name,
+        has_failed=answer.has_failed,
+    )
+
+
+def placed(messages: Any, place: str) -> list[tuple[str, Mapping[str, Any]]]:
+    """The messages of a list, or of an object by name, each with its place."""
+    if isinstance(messages, dict):
+        found = [(f"{place}.{name}", one) for name, one in messages.items()]
+    elif isinstance(messages, list):
+        found = [(f"{place}[{number}]", one) for number, one in enumerate(messages)]
+    else:
+        raise MalformedError(f"{place}: expected messages, got {type(messages).__name__}")
+    for where, one in found:
+        if not isinstance(one, dict):
+            raise MalformedError(f"{where}: expected an object, got {type(one).__name__}")
+    return found
+
+
+def names_above(nodes: Mapping[str, Any], name: str, field: str) -> list[str]:
+    """The names of the nodes above one, the topmost first, where each node names the one above it."""
+    found: list[str] = []
+    above = text_of(nodes[name], field)
+    while above is not None and isinstance(nodes.get(above), dict) and len(found) < len(nodes):
+        found.append(above)  # unless nodes form a cycle
+        above = text_of(nodes[above], field)
+    return found[::-1]
+
+
+def time_in(message: Mapping[str, Any], field: str, place: str) -> int | float | None:
+    """When a message was written, if it has that time."""
+    if message.get(field) is None:
+        return None
+    try:
+        return number_or_date(message, field)
+    except MalformedError as error:
+        raise MalformedError(f"{place}.{error}") from None
+
+
+def counted_in(counts: Any, fields: Sequence[str], place: str) -> int | None:
+    """The sum of some counts; None if the first one is missing."""
+    if inside(counts, fields[0]) is None:
+        return None
+    try:
+        return sum(whole(counts, one, usual=0) for one in fields)
+    except MalformedError as error:
+        raise MalformedError(f"{place}.{error}") from None
