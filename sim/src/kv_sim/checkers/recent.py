@@ -91,7 +91,7 @@ def check_windows(site: Site, settle: Callable[[], bool]) -> None:
     if loses_windows(site) or config.role != "kv_both" or config.drops_last_block:
         return  # with a draft model a hit ends a block earlier, and what a window had there may be gone
     if STATE in config.groups and config.engine != BUILTIN_ENGINE:
-        return  # vLLM's keeps the last state of a prompt only if the request goes on
+        return  # vLLM's keeps by default only the state where a repeated prompt goes on: before its last token
     tail = len(config.groups) if config.has_tails else 0  # the new prompt has one, too
     room = (config.host_slots - tail) // subject.blocks_per_chunk // config.blocks_per_span
     most = min(room, (config.longest_request - 2) // chunk_tokens)
