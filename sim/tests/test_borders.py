@@ -78,25 +78,17 @@ def test_folders_stand_on_each_other() -> None:
             {"actions", "config", "engine", "engines", "fuzz", "strict", "subject", "violation", "watching"},
         ),
         ("examples", {"subject", "violation"}),
+        ("replay/caches", {"columns", "observed", "trace", "units"}),
+        ("replay/hit_rates", {"caches", "columns", "crew", "readers", "servers", "trace", "units"}),
+        ("replay/kv_bytes", set()),
+        ("replay/servers", {"caches", "columns"}),
+        ("replay/sizing", {"caches", "crew", "hit_rates", "servers", "units"}),
+        ("replay/readers", {"columns", "observed", "trace", "units"}),
     ],
 )
 def test_a_folder_knows_what_it_needs(folder: str, others: set[str]) -> None:
-    assert known_to(folder) == others
-
-
-@pytest.mark.parametrize(
-    ("folder", "others"),
-    [
-        ("caches", {"columns", "observed", "trace", "units"}),
-        ("hit_rates", {"caches", "columns", "crew", "readers", "servers", "trace", "units"}),
-        ("kv_bytes", set()),
-        ("servers", {"caches", "columns"}),
-        ("sizing", {"caches", "crew", "hit_rates", "servers", "units"}),
-        ("readers", {"columns", "observed", "trace", "units"}),
-    ],
-)
-def test_a_folder_of_replays_knows_what_it_needs(folder: str, others: set[str]) -> None:
-    assert known_to(folder, "replay") == others
+    above, _, part = folder.rpartition("/")
+    assert known_to(part, above) == others
 
 
 @pytest.mark.parametrize(

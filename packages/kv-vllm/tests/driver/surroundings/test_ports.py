@@ -5,8 +5,8 @@ import socket
 
 import pytest
 
-from kv_vllm.driver import ports
-from kv_vllm.driver.ports import free_ports, process_with
+from kv_vllm.driver.surroundings import ports
+from kv_vllm.driver.surroundings.ports import free_ports, process_with
 
 
 def test_engines_of_a_process_have_none_in_common():

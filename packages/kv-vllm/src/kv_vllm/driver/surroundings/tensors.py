@@ -17,7 +17,7 @@ from weakref import WeakValueDictionary
 import torch
 
 from kv_api import ConfigError
-from kv_vllm.driver.device import TensorDevice
+from kv_vllm.driver.surroundings.device import TensorDevice
 from kv_vllm.vllm_world import numbers_of
 
 LOOKS: Final = frozenset(

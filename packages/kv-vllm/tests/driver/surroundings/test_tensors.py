@@ -11,7 +11,7 @@ from kv_sim.config import WorldConfig
 from kv_sim.memory.launched import LaunchedStep
 from kv_sim.memory.shadow import Shadow
 from kv_sim.violation import Referee, Violation
-from kv_vllm.driver.device import TensorDevice
+from kv_vllm.driver.surroundings.device import TensorDevice
 
 pytestmark = [pytest.mark.vllm, pytest.mark.filterwarnings("ignore"), pytest.mark.usefixtures("a_vllm")]
 
@@ -24,7 +24,7 @@ def device():
 def test_a_tensor_shows_its_layer_of_the_device(device):
     import torch
 
-    from kv_vllm.driver.tensors import device_of, device_tensor
+    from kv_vllm.driver.surroundings.tensors import device_of, device_tensor
 
     tensor = device_tensor(device, 1)
     device.memory[3, 1] = [7, 8, 9, 10]
@@ -39,7 +39,7 @@ def test_a_stranger_may_have_numbers_of_another_type():
     import torch
     from vllm.config import KVTransferConfig
 
-    from kv_vllm.driver.tensors import device_tensor
+    from kv_vllm.driver.surroundings.tensors import device_tensor
     from kv_vllm.vllm_world import kv_cache_config, vllm_config
 
     world, seen = WorldConfig(num_blocks=6, engines=2, stranger="dtype"), []
@@ -56,7 +56,7 @@ def test_a_stranger_may_have_numbers_of_another_type():
 def test_writing_without_a_right_is_found(device):
     import torch
 
-    from kv_vllm.driver.tensors import device_tensor
+    from kv_vllm.driver.surroundings.tensors import device_tensor
 
     tensor = device_tensor(device, 0).view(torch.int64)
     with pytest.raises(Violation, match=r"block 2 .*: the connector writes it, but no load"):
@@ -70,7 +70,7 @@ def test_writing_without_a_right_is_found(device):
 def test_every_block_that_is_written_needs_a_right(device, index):
     import torch
 
-    from kv_vllm.driver.tensors import device_tensor
+    from kv_vllm.driver.surroundings.tensors import device_tensor
 
     tensor, some = device_tensor(device, 0).view(torch.int64), torch.tensor([2, 4])
     of = {"several": some, "with slots": (some, 0, 1), "all": ..., "a slice": slice(2, 5, 2)}[index]
@@ -99,7 +99,7 @@ def test_every_block_that_is_written_needs_a_right(device, index):
 def test_nothing_is_read_while_a_load_writes_it(device, direction, block, message):
     import torch
 
-    from kv_vllm.driver.tensors import device_tensor
+    from kv_vllm.driver.surroundings.tensors import device_tensor
 
     tensor = device_tensor(device, 0).view(torch.int64)
     device.copies.open().submit(direction, [(2, device.allocate_host(1))])
@@ -114,7 +114,7 @@ def test_nothing_is_read_while_a_load_writes_it(device, direction, block, messag
 @pytest.mark.parametrize("writes", [False, True])
 def test_the_device_first_finishes_what_it_was_given(device, writes):
     from kv_sim.memory.launched import LaunchedStep
-    from kv_vllm.driver.tensors import device_tensor
+    from kv_vllm.driver.surroundings.tensors import device_tensor
 
     tensor = device_tensor(device, 0)
     device.shadow.load_rights[3] = "r"
@@ -137,7 +137,7 @@ def in_a_thread(call):
 
 
 def test_nothing_is_touched_while_the_engine_sleeps(device):
-    from kv_vllm.driver.tensors import device_tensor
+    from kv_vllm.driver.surroundings.tensors import device_tensor
 
     tensor = device_tensor(device, 0)
     device.shadow.load_rights[2] = "r"
@@ -157,7 +157,7 @@ def test_nothing_is_touched_while_the_engine_sleeps(device):
 
 
 def test_a_thread_of_its_own_finds_what_is_there_and_moves_nothing(device):
-    from kv_vllm.driver.tensors import device_tensor
+    from kv_vllm.driver.surroundings.tensors import device_tensor
 
     device.is_read_by_address = True
     tensor, step = device_tensor(device, 0), LaunchedStep(1, [], [], [], 4, (0,))
@@ -168,7 +168,7 @@ def test_a_thread_of_its_own_finds_what_is_there_and_moves_nothing(device):
 
 
 def test_a_thread_of_its_own_writes_what_it_has_a_right_to(device):
-    from kv_vllm.driver.tensors import device_tensor
+    from kv_vllm.driver.surroundings.tensors import device_tensor
 
     device.is_read_by_address = True
     tensor = device_tensor(device, 0).view(torch_int64())
@@ -182,7 +182,7 @@ def test_a_thread_of_its_own_writes_what_it_has_a_right_to(device):
 
 
 def test_a_thread_cannot_wait_for_steps_of_a_device_that_is_copied_through(device):
-    from kv_vllm.driver.tensors import device_of, device_tensor
+    from kv_vllm.driver.surroundings.tensors import device_of, device_tensor
 
     tensor = device_tensor(device, 0)
     device_of(tensor)
@@ -203,7 +203,7 @@ def torch_int64():
 def test_what_is_not_on_a_device_is_nobodys(device):
     import torch
 
-    from kv_vllm.driver.tensors import DeviceTensor, device_tensor
+    from kv_vllm.driver.surroundings.tensors import DeviceTensor, device_tensor
 
     tensor, plain = device_tensor(device, 0).view(torch.int64), torch.zeros(6, 1, 4, 1, dtype=torch.int64)
     device.memory[3, 0] = [7, 8, 9, 10]
@@ -217,7 +217,7 @@ def test_a_tensor_that_lies_elsewhere_is_refused():
     import torch
 
     from kv_api import ConfigError
-    from kv_vllm.driver.tensors import device_of
+    from kv_vllm.driver.surroundings.tensors import device_of
 
     with pytest.raises(
         ConfigError, match=r"^the testbed can copy only tensors on its own devices, and this tensor is on another$"
@@ -228,7 +228,7 @@ def test_a_tensor_that_lies_elsewhere_is_refused():
 def test_what_is_told_of_the_memory_is_what_it_is():
     """A layer's pages lie together, as the configuration of the caches says; groups share them."""
     from kv_sim.config import GroupConfig
-    from kv_vllm.driver.tensors import device_tensor
+    from kv_vllm.driver.surroundings.tensors import device_tensor
     from kv_vllm.vllm_world import kv_cache_config
 
     world = WorldConfig(num_blocks=6, layers=2, block_size=4, groups=(GroupConfig(), GroupConfig(8)))
@@ -250,7 +250,7 @@ def test_a_layer_looks_as_vllm_would_allocate_it():
     from vllm.v1.worker.utils import allocate_kv_cache
 
     from kv_sim.config import STATE, GroupConfig
-    from kv_vllm.driver.tensors import device_tensor, state_tensor
+    from kv_vllm.driver.surroundings.tensors import device_tensor, state_tensor
     from kv_vllm.vllm_world import kv_cache_config, layer_name, vllm_config
 
     groups = (GroupConfig(), GroupConfig("sliding", 8), STATE)
@@ -321,7 +321,7 @@ WAYS_TO_WRITE = {
 def test_however_it_is_written_it_needs_a_right(device, way):
     import torch
 
-    from kv_vllm.driver.tensors import device_tensor
+    from kv_vllm.driver.surroundings.tensors import device_tensor
 
     tensor = device_tensor(device, 0)
     before = device.memory.copy()
@@ -335,7 +335,7 @@ def test_however_it_is_written_it_needs_a_right(device, way):
 
 
 def test_other_blocks_are_written_while_a_load_is_under_way(device):
-    from kv_vllm.driver.tensors import device_tensor
+    from kv_vllm.driver.surroundings.tensors import device_tensor
 
     tensor = device_tensor(device, 0)
     device.copies.open().submit(Direction.LOAD, [(2, device.allocate_host(1))])
@@ -364,7 +364,7 @@ WAYS_TO_READ = {
 def test_however_it_is_read_no_load_may_be_under_way(device, way):
     import torch
 
-    from kv_vllm.driver.tensors import device_tensor
+    from kv_vllm.driver.surroundings.tensors import device_tensor
 
     tensor = device_tensor(device, 0)
     queue, host = device.copies.open(), device.allocate_host(2)
@@ -377,7 +377,7 @@ def test_however_it_is_read_no_load_may_be_under_way(device, way):
 
 
 def test_looking_at_a_tensor_touches_nothing(device):
-    from kv_vllm.driver.tensors import device_of, device_tensor
+    from kv_vllm.driver.surroundings.tensors import device_of, device_tensor
 
     tensor = device_tensor(device, 1)
     device.copies.open().submit(Direction.LOAD, [(3, device.allocate_host(1))])
