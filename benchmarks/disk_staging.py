@@ -18,10 +18,10 @@ from kv_sim.command.table import aligned
 from kv_sim.replay import open_trace
 from kv_sim.replay.report.timed.as_json import answers_as_json
 from kv_sim.replay.timed import Answers, EngineSettings
-from kv_sim.replay.timed.answers import answers_of
 from kv_sim.replay.timed.connectors.timed_config import NOTHING, without_files
-from kv_sim.replay.timed.finished import finished_of
-from kv_sim.replay.timed.run import replay_once
+from kv_sim.replay.timed.runs.answers import answers_of
+from kv_sim.replay.timed.runs.finished import finished_of
+from kv_sim.replay.timed.runs.run import replay_once
 
 GIB = 1 << 30
 STAGING_GIB = (0.25, 0.5, 1, 2, 4, 8)

@@ -18,7 +18,7 @@ from kv_sim.command.table import aligned
 from kv_sim.replay import Columns
 from kv_sim.replay.caches.shape import shape_of
 from kv_sim.replay.columns import ColumnsBuilder
-from kv_sim.replay.sizing import usual_capacities
+from kv_sim.replay.sizing.capacities import usual_capacities
 
 
 def chats(requests: int) -> Columns:

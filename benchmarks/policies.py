@@ -35,7 +35,7 @@ from kv_sim.replay.caches.cache import replay_cache
 from kv_sim.replay.caches.outcome import Setup
 from kv_sim.replay.caches.shape import shape_of
 from kv_sim.replay.columns import ColumnsBuilder, Ints
-from kv_sim.replay.oracle import RECORD, write_oracle
+from kv_sim.replay.report.oracle import RECORD, write_oracle
 
 _SAME = {"lru": "LRU", "arc": "ARC", "sieve": "Sieve"}
 

@@ -34,7 +34,7 @@ from kv_sim.replay.caches.shape import shape_of
 from kv_sim.replay.caches.stack import lru_curve
 from kv_sim.replay.caches.tally import ages_of, hits_by_tier, series_of
 from kv_sim.replay.columns import ColumnsBuilder
-from kv_sim.replay.sizing import usual_capacities
+from kv_sim.replay.sizing.capacities import usual_capacities
 
 FINE_TOKENS = 16
 

@@ -20,14 +20,17 @@ WORLD = {
 WORKED_OUT = (
     "replay",
     "replay/caches",
+    "replay/hit_rates",
+    "replay/kv_bytes",
     "replay/readers",
     *(
         f"replay/readers/{folder}"
         for folder in ("chats", "files", "formats", "formats/spans", "requests", "unknown")
     ),
+    "replay/servers",
+    "replay/sizing",
     "replay/timed",
-    "replay/timed/connectors",
-    "replay/timed/engine",
+    *(f"replay/timed/{folder}" for folder in ("connectors", "durations", "engine", "runs", "server")),
 )
 
 
@@ -75,28 +78,39 @@ def test_folders_stand_on_each_other() -> None:
             {"actions", "config", "engine", "engines", "fuzz", "strict", "subject", "violation", "watching"},
         ),
         ("examples", {"subject", "violation"}),
+        ("replay/caches", {"columns", "observed", "trace", "units"}),
+        ("replay/hit_rates", {"caches", "columns", "crew", "readers", "servers", "trace", "units"}),
+        ("replay/kv_bytes", set()),
+        ("replay/servers", {"caches", "columns"}),
+        ("replay/sizing", {"caches", "crew", "hit_rates", "servers", "units"}),
+        ("replay/readers", {"columns", "observed", "trace", "units"}),
     ],
 )
 def test_a_folder_knows_what_it_needs(folder: str, others: set[str]) -> None:
-    assert known_to(folder) == others
+    above, _, part = folder.rpartition("/")
+    assert known_to(part, above) == others
 
 
 @pytest.mark.parametrize(
-    ("folder", "others"),
+    ("folder", "lowest", "way"),
     [
-        ("caches", {"columns", "observed", "policies", "trace", "units"}),
-        ("readers", {"columns", "observed", "trace", "units"}),
+        (
+            "replay",
+            "units observed trace columns crew",
+            "readers kv_bytes caches servers hit_rates sizing timed report",
+        ),
+        ("replay/timed", "", "durations server engine connectors runs goal replay sweep arguments command"),
+        ("replay/readers", "record fields format", "files chats requests formats unknown"),
     ],
 )
-def test_a_folder_of_replays_knows_what_it_needs(folder: str, others: set[str]) -> None:
-    assert known_to(folder, "replay") == others
+def test_each_part_knows_only_those_before_it(folder: str, lowest: str, way: str) -> None:
+    """In the order in which the folder's docstring lists them."""
+    parts = f"{lowest} {way}".split()
+    for at, part in enumerate(parts):
+        assert known_to(part, folder) & {*parts} <= {*parts[:at]}, part
 
 
-def test_of_the_readers_each_part_knows_only_those_before_it() -> None:
-    """On the way from a file to a request, in the order in which the folder's docstring lists them."""
-    way = ["record", "fields", "format", "files", "chats", "requests", "formats", "unknown"]
-    for at, part in enumerate(way):
-        assert known_to(part, "replay/readers") & {*way} <= {*way[:at]}, part
+def test_only_the_catalogue_and_what_proposes_one_know_the_formats() -> None:
     parts = {path.stem for path in (ROOT / "replay/readers").iterdir()}
     assert {part for part in parts if "formats" in known_to(part, "replay/readers")} == {"catalogue", "unknown"}
 

@@ -113,6 +113,7 @@ def test_a_plain_world_is_small_and_leaves_nothing_out() -> None:
         "groups": [{"kind": "full", "window": 0, "parts": 1}],
         "hands_over_states": False,
         "prefix_caching": True,
+        "evicts": 0,
         "layers": 1,
         "tp_size": 1,
         "pp_size": 1,

@@ -28,7 +28,7 @@ def test_every_kind_of_language_model_is_read_as_vllm_reads_it_or_refused():
     from transformers import CONFIG_MAPPING
     from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
-    from kv_sim.replay.model_config import model_of
+    from kv_sim.replay.kv_bytes.model_config import model_of
 
     alike, refused, different = [], [], {}
     for name in sorted(MODEL_FOR_CAUSAL_LM_MAPPING_NAMES):

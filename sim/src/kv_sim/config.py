@@ -72,6 +72,9 @@ class WorldConfig:
     """The engine hands each kept state over to the connector, in the step that computes it."""
     prefix_caching: bool = True
     """Whether the engine has a prefix cache on the GPU."""
+    evicts: int = 0
+    """Of the blocks that become free, those whose number it divides leave the prefix cache at once, as if other
+    requests had come and gone: with 1 all, with 2 every second, with 0 none. Only in the built-in engine."""
     layers: int = 1
     """Layers of each group on each rank, if all pipeline stages are alike."""
     tp_size: int = 1

@@ -1,6 +1,7 @@
 """ACCOUNTING, of a connector that has others below it: what children tell arrives, and a hit has its sources."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -13,7 +14,7 @@ from kv_sim.checkers.children import Children
 from kv_sim.config import WorldConfig
 from kv_sim.engine.request_spec import RequestSpec
 from kv_sim.examples.catalogue import OFFLOAD, SUBJECTS, several
-from kv_sim.subject import Subject
+from kv_sim.subject import Subject, Trait
 from kv_sim.violation import Violation
 from kv_sim.world import World
 
@@ -102,5 +103,6 @@ def test_a_world_looks_at_what_a_parent_says(name: str, mistake: Callable[[Any],
 
 def test_nothing_is_demanded_by_a_world_where_a_child_may_be_switched_off() -> None:
     children = several(OFFLOAD, OFFLOAD, settings={"on_child_error": "quarantine"})
+    children = replace(children, traits=children.traits - {Trait.KEEPS})  # so that nothing else is loaded at rest
     made = parent_in_a_world(children, "get_external_cache_hit_sources", lambda children: DISK)
     made.replay(HISTORY)

@@ -63,6 +63,31 @@ def test_who_begins_with_a_prompt_finds_it(
     ]
 
 
+@pytest.mark.parametrize(
+    ("of", "world", "sizes"),
+    [
+        ({}, {"host_slots": 8}, (1, 2, 4)),
+        ({"blocks_per_chunk": 2}, {"host_slots": 16}, (1, 2, 4)),  # the state of a chunk is that at its end
+        ({}, {"host_slots": 8, "hands_over_states": True}, (1, 2, 4)),
+        (
+            {},
+            {"host_slots": 8, "hands_over_states": True, "hashes_per_block": 2},
+            (1, 2, 3),
+        ),  # two are of the tail
+    ],
+)
+def test_a_state_is_found_where_a_prompt_ends_with_it(
+    of: dict[str, Any], world: dict[str, Any], sizes: tuple[int, ...]
+) -> None:
+    subject, config = replace(OLDEST, **of), replace(WINDOW, groups=(GroupConfig(), STATE), **world)
+    chunk = config.block_size * subject.blocks_per_chunk
+    engine = Engine([request()], all_of)
+    assert judge(engine, subject, config) == []
+    assert asked(engine) == [each for size in sizes for each in twice(size, size * chunk)]
+    engine.finds = lambda spec: spec.own_tokens - 1 - chunk
+    assert len(judge(engine, subject, config)) == len(sizes)
+
+
 def test_where_it_is_not_known_who_leaves_the_cache_is_emptied_for_each() -> None:
     config = replace(WINDOW, host_slots=4)
     for subject, forgets, does in (
@@ -83,8 +108,6 @@ def test_where_it_is_not_known_who_leaves_the_cache_is_emptied_for_each() -> Non
     [
         ({}, {"role": "kv_consumer"}),
         ({}, {"role": "kv_producer"}),
-        ({}, {"groups": (GroupConfig(), STATE)}),
-        ({}, {"groups": (GroupConfig(), GroupConfig("sliding", 8), STATE)}),
         ({"blocks_per_chunk": 2}, {"groups": (GroupConfig(), GroupConfig("sliding", 5))}),
         ({"blocks_per_chunk": 2}, {"groups": (GroupConfig(), GroupConfig("sliding", 10))}),
         (

@@ -23,7 +23,7 @@ from kv_sim.engine.settings import kv_cache_config, vllm_config
 from kv_sim.examples.later import LaterScheduler, LaterWorker
 from kv_sim.examples.memory import MemoryConnector
 from kv_sim.guard import Guard, NotCreated, create
-from kv_sim.replay import side_by_side
+from kv_sim.replay import crew
 from kv_sim.subject import Subject
 from kv_sim.violation import DidNotReturn, Referee, TookTooLong
 from kv_sim.zoo import command as zoo
@@ -245,13 +245,13 @@ class Stop:
 
 def test_every_process_of_a_command_ends_with_it(monkeypatch: pytest.MonkeyPatch) -> None:
     begun: list[str] = []
-    for module in (processes, side_by_side, zoo):
+    for module in (processes, crew, zoo):
         monkeypatch.setattr(module, "end_with_parent", lambda name=module.__name__: begun.append(name))
     monkeypatch.setattr(processes, "work", lambda *args: None)
-    side_by_side._map([])
+    crew._map([])
     zoo._begin()
     processes._process(None, 0, Queue(), Stop())  # type: ignore[arg-type]
-    assert begun == ["kv_sim.replay.side_by_side", "kv_sim.zoo.command", "kv_sim.campaign.processes"]
+    assert begun == ["kv_sim.replay.crew", "kv_sim.zoo.command", "kv_sim.campaign.processes"]
 
 
 def test_who_was_begun_by_nobody_waits_for_nobody() -> None:

@@ -23,6 +23,21 @@ operations = st.lists(
 )
 
 
+@pytest.mark.parametrize(("evicts", "kept"), [(0, [1, 2, 3, 4]), (1, []), (2, [1, 3])])
+def test_a_pool_may_lose_what_becomes_free(evicts: int, kept: list[int]) -> None:
+    """But not what a request still has."""
+    pool = BlockPool(6, evicts=evicts)
+    blocks = pool.allocate(4)
+    for block in blocks:
+        pool.cache(0, bytes([block]), block)
+    pool.hold([2])
+    pool.free(blocks)
+    assert [block for block in blocks if pool.find(0, bytes([block])) == block] == sorted({2, *kept})
+    pool.free([2])
+    assert [block for block in blocks if pool.find(0, bytes([block])) == block] == kept
+    pool.check()
+
+
 @given(operations)
 def test_the_pool_agrees_with_a_list(script: list[tuple[str, int]]) -> None:
     pool = BlockPool(9)

@@ -206,7 +206,7 @@ def test_a_mistake_in_the_header_is_named(changes: dict[str, Any], message: str)
 
 
 SIZES = {name for name, kind in get_type_hints(WorldConfig).items() if kind is int}
-NOTHING = {"run_ahead", "spec_tokens", "host_slots", "trouble"}
+NOTHING = {"evicts", "run_ahead", "spec_tokens", "host_slots", "trouble"}
 
 
 @pytest.mark.parametrize("name", sorted(SIZES))

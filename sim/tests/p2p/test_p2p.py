@@ -48,7 +48,9 @@ def test_most_worlds_of_what_serves_peers_have_no_prefix_cache_and_more_room() -
     for own, other in pairs:
         blocks = other.num_blocks * (1 if own.prefix_caching else 2)
         # Which worlds have sessions, pauses and images, and what their stages hold, is said by sizes, too.
-        by_sizes = ("prefix_caching", "sessions", "stages", "pauses", "images")
+        by_sizes = ["prefix_caching", "sessions", "stages", "pauses", "images"]
+        # With several groups most of the others' worlds are such that a lot is loaded.
+        by_sizes += ["role", "host_slots", "evicts"] if len(own.groups) > 1 else []
         same: dict[str, Any] = {name: getattr(own, name) for name in by_sizes}
         assert own == replace(other, num_blocks=blocks, **same)
 
@@ -67,7 +69,7 @@ def test_where_the_router_can_be_trusted_engines_give_and_take_and_have_room_to_
 
 
 @pytest.mark.once
-def test_a_third_of_the_worlds_of_all_others_are_without_one() -> None:
+def test_a_third_of_the_worlds_with_one_group_of_all_others_are_without_one() -> None:
     for name, subject in SUBJECTS.items():
         alike = replace(subject, traits=subject.traits - {Trait.UNEQUAL})
         drawn = [config_for(alike, Random(seed)) for seed in range(200)]
@@ -75,7 +77,8 @@ def test_a_third_of_the_worlds_of_all_others_are_without_one() -> None:
         if subject.serves_peers:
             assert len(without) > 100, name
             continue
-        assert 30 < len(without) < 90, name
+        of_one = [config for config in without if len(config.groups) == 1]
+        assert 25 < len(of_one) < 80, name
         assert not any(STATE in config.groups or config.hashes_per_block > 1 for config in without), name
         assert {with_loads(config) for config in without} == set(without), name
 

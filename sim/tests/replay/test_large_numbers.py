@@ -8,10 +8,10 @@ import pytest
 
 from kv_api import ConfigError
 from kv_sim.cli.main import main
-from kv_sim.replay.oracle import RECORD
-from kv_sim.replay.timed.refuse import MOST_BLOCKS, refuse_too_late, refuse_too_much
-from kv_sim.replay.timed.settings import EngineSettings
-from kv_sim.replay.timed.sizes import plan
+from kv_sim.replay.report.oracle import RECORD
+from kv_sim.replay.timed.server.refuse import MOST_BLOCKS, refuse_too_late, refuse_too_much
+from kv_sim.replay.timed.server.settings import EngineSettings
+from kv_sim.replay.timed.server.sizes import plan
 
 REQUESTS = [
     {"timestamp": at, "input_length": 1024, "output_length": 3, "hash_ids": [1, 2 + at % 2]} for at in range(4)

@@ -14,7 +14,6 @@ from kv_api import ConfigError
 from kv_offload import StoreWhen, parse_options
 from kv_sim.cli.main import main
 from kv_sim.replay import replay, size
-from kv_sim.replay.around import Around, Disk
 from kv_sim.replay.caches.cache import CacheRun, replay_cache
 from kv_sim.replay.caches.leaving import LeavingTier, Owner
 from kv_sim.replay.caches.medium import Traffic
@@ -22,12 +21,13 @@ from kv_sim.replay.caches.outcome import Setup
 from kv_sim.replay.caches.ratios import Ratios
 from kv_sim.replay.caches.tally import hits_by_tier
 from kv_sim.replay.columns import ColumnsBuilder
-from kv_sim.replay.fleet import RoutedTrace
-from kv_sim.replay.sizing import size_trace, sweep
+from kv_sim.replay.servers.fleet import RoutedTrace
+from kv_sim.replay.sizing.around import Around, Disk
+from kv_sim.replay.sizing.capacities import size_trace, sweep
 from kv_sim.replay.timed import EngineSettings
-from kv_sim.replay.timed.answers import answers_of
-from kv_sim.replay.timed.finished import finished_of
-from kv_sim.replay.timed.run import replay_once
+from kv_sim.replay.timed.runs.answers import answers_of
+from kv_sim.replay.timed.runs.finished import finished_of
+from kv_sim.replay.timed.runs.run import replay_once
 from kv_sim.replay.units import Footprint
 
 EVICTED = StoreWhen.EVICTED

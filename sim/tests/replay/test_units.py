@@ -3,7 +3,7 @@
 import pytest
 
 from kv_api import ConfigError
-from kv_sim.replay.models import MODELS
+from kv_sim.replay.kv_bytes.models import MODELS
 from kv_sim.replay.report.phrases import gain_shown, show_seconds
 from kv_sim.replay.timed import MODELS as MODELS_WITH_WEIGHTS
 from kv_sim.replay.units import (

@@ -7,8 +7,8 @@ from hypothesis import strategies as st
 from kv_sim_slow_replay import prefix_trace, trace_of
 
 from kv_sim.replay.columns import NO_SESSION
-from kv_sim.replay.fleet import Fleet, RoutedTrace
-from kv_sim.replay.routing import Routing
+from kv_sim.replay.servers.fleet import Fleet, RoutedTrace
+from kv_sim.replay.servers.routing import Routing
 
 traces = st.tuples(st.integers(0, 10**9), st.integers(0, 40)).map(
     lambda drawn: prefix_trace(Random(drawn[0]), drawn[1])

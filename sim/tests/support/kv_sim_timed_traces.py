@@ -7,10 +7,10 @@ from typing import Any
 from hypothesis import strategies as st
 
 from kv_sim.replay.timed import Answers, EngineSettings, Gpu, Model, Stepping
-from kv_sim.replay.timed.answers import answers_of
 from kv_sim.replay.timed.connectors.timed_config import NOTHING
-from kv_sim.replay.timed.finished import finished_of
-from kv_sim.replay.timed.run import replay_once
+from kv_sim.replay.timed.runs.answers import answers_of
+from kv_sim.replay.timed.runs.finished import finished_of
+from kv_sim.replay.timed.runs.run import replay_once
 from kv_sim.replay.trace import TraceRequest
 
 TOY_MODEL = Model("toy", parameters=500, layers=1, heads=1, kv_heads=1, head_dim=1, max_tokens=10_000)

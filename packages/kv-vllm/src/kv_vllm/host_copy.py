@@ -19,7 +19,7 @@ from vllm.v1.kv_offload.base import (
 from vllm.v1.kv_offload.cpu.spec import CPUOffloadingSpec
 
 from kv_api import Direction
-from kv_vllm.driver.tensors import device_of
+from kv_vllm.driver.surroundings.tensors import device_of
 
 EXPEDITED: Final = "expedited loads"
 

@@ -14,7 +14,7 @@ from kv_offload_cpu.copy.engine import CopyEngine
 from kv_offload_cpu.sizing import HostLayout
 from kv_sim.offload import TimedWorkerSide, WorldCopyEngine, WorldCPUOffloadingSpec, WorldMemory
 from kv_vllm.connectors.offloading import OffloadingConnector
-from kv_vllm.driver.tensors import device_of
+from kv_vllm.driver.surroundings.tensors import device_of
 
 
 class TensorCPUOffloadingSpec(WorldCPUOffloadingSpec):

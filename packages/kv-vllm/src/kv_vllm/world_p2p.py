@@ -6,7 +6,7 @@ from kv_p2p.pulling.wire import Wire
 from kv_sim.memory.device import Device
 from kv_sim.p2p import TimedP2PWorkerSide, WorldWire
 from kv_vllm.connectors.p2p import P2PConnector
-from kv_vllm.driver.tensors import device_of
+from kv_vllm.driver.surroundings.tensors import device_of
 
 
 class TensorP2PWorkerSide(TimedP2PWorkerSide):

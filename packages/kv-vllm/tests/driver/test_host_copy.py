@@ -13,7 +13,7 @@ from kv_sim.config import WorldConfig
 from kv_sim.memory.copy import Result, State
 from kv_sim.memory.shadow import Shadow
 from kv_sim.violation import Referee
-from kv_vllm.driver.device import TensorDevice
+from kv_vllm.driver.surroundings.device import TensorDevice
 
 pytestmark = [pytest.mark.vllm, pytest.mark.filterwarnings("ignore"), pytest.mark.usefixtures("a_vllm")]
 
@@ -60,7 +60,7 @@ def device():
 @pytest.fixture
 def make_worker(device):
     """Makes workers for this many chunks of two blocks."""
-    from kv_vllm.driver.tensors import device_tensor
+    from kv_vllm.driver.surroundings.tensors import device_tensor
     from kv_vllm.host_copy import HostCopyWorker
 
     caches = SimpleNamespace(tensors=[SimpleNamespace(tensor=device_tensor(device, 0))])

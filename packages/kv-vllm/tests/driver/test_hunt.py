@@ -43,8 +43,8 @@ def found_in(name, tries, **options):
 
 
 def test_one_short_history_of_each_kind_is_kept(tmp_path):
-    found = found_in("ReportsEveryEnd", 4)
-    assert found.histories == 4
+    found = found_in("ReportsEveryEnd", 3)
+    assert found.histories == 3
     assert (len(found.counts), found.unsteady) == (1, [])
     (kind,) = found.counts
     failure = found.failures[kind]
@@ -52,7 +52,7 @@ def test_one_short_history_of_each_kind_is_kept(tmp_path):
     lines = []
     assert show_found("my.kv:Some", found, tmp_path, lines.append)
     assert lines[:2] == [
-        f"my.kv:Some: 4 histories, {found.counts[kind]} failures",
+        f"my.kv:Some: 3 histories, {found.counts[kind]} failures",
         f"  {found.counts[kind]} times: {kind}",
     ]
     (file,) = tmp_path.iterdir()

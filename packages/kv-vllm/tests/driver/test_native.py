@@ -280,7 +280,7 @@ def test_worlds_are_deployments_of_their_own():
 
 
 def test_a_rank_alone_hears_itself():
-    from kv_vllm.driver.ranks import at_work
+    from kv_vllm.driver.surroundings.ranks import at_work
 
     with at_work(0, 1):
         from vllm.distributed.parallel_state import get_pp_group, get_tp_group, get_world_group
@@ -296,7 +296,7 @@ def test_a_rank_alone_hears_itself():
 
 
 def test_one_of_several_ranks_cannot_talk():
-    from kv_vllm.driver.ranks import at_work
+    from kv_vllm.driver.surroundings.ranks import at_work
 
     with at_work(1, 2):
         from vllm.distributed import parallel_state
@@ -325,7 +325,7 @@ def test_one_of_several_ranks_cannot_talk():
 def test_streams_and_events_have_run():
     import torch
 
-    from kv_vllm.driver.streams import stand_in_for_streams
+    from kv_vllm.driver.surroundings.streams import stand_in_for_streams
 
     if torch.accelerator.is_available():
         pytest.skip("torch's own can be used here")
@@ -358,7 +358,7 @@ def test_streams_and_events_have_run():
 def test_with_an_accelerator_its_own_are_used(monkeypatch):
     import torch
 
-    from kv_vllm.driver.streams import stand_in_for_streams
+    from kv_vllm.driver.surroundings.streams import stand_in_for_streams
 
     monkeypatch.setattr(torch.accelerator, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "Event", "its own")
@@ -371,8 +371,8 @@ def test_with_an_accelerator_its_own_are_used(monkeypatch):
 
 def test_a_step_runs_at_once_unless_who_copies_does_so_through_the_testbed():
     from kv_sim.memory.launched import LaunchedStep
-    from kv_vllm.driver.device import TensorDevice
-    from kv_vllm.driver.tensors import device_of, device_tensor
+    from kv_vllm.driver.surroundings.device import TensorDevice
+    from kv_vllm.driver.surroundings.tensors import device_of, device_tensor
 
     def new_device():
         return TensorDevice(0, WorldConfig(num_blocks=6), Shadow(1, Referee()))

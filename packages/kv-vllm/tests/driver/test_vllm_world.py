@@ -126,7 +126,7 @@ def test_a_cache_has_the_groups_of_its_world(module):
 
 def test_what_attends_has_a_backend_for_blocks_of_any_size(module):
     """A group of states has none."""
-    from kv_vllm.driver.layers import attention_layers
+    from kv_vllm.driver.surroundings.layers import attention_layers
 
     world = replace(WORLD, groups=(WORLD.groups[1], STATE, WORLD.groups[0]), hands_over_states=True)
     layers = attention_layers(world, module.vllm_config(world, None))

@@ -18,7 +18,7 @@ from kv_vllm_pulls import (
 )
 from kv_vllm_runs import FIRST, OURS, made_up, model, model_of_other_weights
 
-from kv_sim.replay.transfer_config import PULLS, decode_config, host_config, prefill_config
+from kv_sim.replay.sizing.transfer_config import PULLS, decode_config, host_config, prefill_config
 
 pytestmark = [pytest.mark.vllm, pytest.mark.filterwarnings("ignore")]
 

@@ -14,7 +14,7 @@ from kv_sim.replay.caches.cache import replay_cache
 from kv_sim.replay.caches.outcome import Setup
 from kv_sim.replay.readers.opening import open_trace
 from kv_sim.replay.readers.options import TraceOptions
-from kv_sim.replay.transfer_config import disk_bytes_for, disk_config
+from kv_sim.replay.sizing.transfer_config import disk_bytes_for, disk_config
 
 pytestmark = [pytest.mark.vllm, pytest.mark.filterwarnings("ignore")]
 

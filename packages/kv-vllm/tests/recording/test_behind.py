@@ -2,7 +2,7 @@
 
 import pytest
 
-from kv_sim.replay.transfer_config import disk_config, host_config
+from kv_sim.replay.sizing.transfer_config import disk_config, host_config
 from kv_vllm.recording.behind import NOT_SAID, Kept, kept_by
 
 HOST = {"cpu_bytes_to_use": 100}

@@ -22,7 +22,7 @@ from kv_api import Direction
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")  # vLLM compiles something when it is imported
-    from kv_vllm.driver.tensors import device_of
+    from kv_vllm.driver.surroundings.tensors import device_of
 
 HANDLES = itertools.count(1)
 STREAMS = weakref.WeakValueDictionary()

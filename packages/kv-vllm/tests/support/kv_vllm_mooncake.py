@@ -4,7 +4,7 @@ import asyncio
 
 from vllm.distributed.kv_transfer.kv_connector.v1.mooncake.mooncake_connector import MooncakeConnector
 
-from kv_vllm.driver.ranks import at_work
+from kv_vllm.driver.surroundings.ranks import at_work
 
 
 async def end_all_others():

@@ -1,6 +1,7 @@
 """Checks that all requests and copies end (LIVENESS), then CONSERVATION, GEOMETRY, ACCOUNTING and HITS."""
 
 from kv_sim.checkers import conservation, geometry, hits, sharing
+from kv_sim.checkers.almost_equal import check_almost_equal
 from kv_sim.checkers.room import check_room
 from kv_sim.rest import come_to_rest, most_steps
 from kv_sim.site import Site
@@ -46,6 +47,8 @@ def _judge_hits(world: WorldState) -> None:
         probes.append((site, hits.check_kept(site, settle)))
     for site in world.sites if shares else ():
         sharing.check_lent(site, settle)
+    for site in world.sites:
+        check_almost_equal(site, settle)
     for site, spec in probes:
         if spec is not None:
             hits.check_forgotten(site, spec, settle)

@@ -5,15 +5,15 @@ then all of them again: if they fit together, each must be found completely. If 
 may lose its end, but not its beginning, without which the rest is useless.
 
 With sliding windows less is stored: blocks that left the window may never have been. But a request that begins
-with a whole earlier prompt must find that prompt: so each new prompt is repeated with one more token. States
-aren't checked, since engines keep few of them.
+with a whole earlier prompt must find that prompt: so each new prompt is repeated with one more token. Of states
+an engine keeps few, but that at the end of a full block in which a prompt ends is among them.
 """
 
 from collections.abc import Callable
 from dataclasses import replace
 
 from kv_sim.checkers.asking import ask_again, count_failed, proof_blocks
-from kv_sim.config import STATE
+from kv_sim.config import BUILTIN_ENGINE, STATE
 from kv_sim.engine.request_spec import RequestSpec
 from kv_sim.site import Site
 from kv_sim.subject import Trait
@@ -88,9 +88,12 @@ def check_windows(site: Site, settle: Callable[[], bool]) -> None:
     """
     engine, config, subject = site.engine, site.config, site.subject
     chunk_tokens = subject.blocks_per_chunk * config.block_size
-    if STATE in config.groups or loses_windows(site) or config.role != "kv_both" or config.drops_last_block:
+    if loses_windows(site) or config.role != "kv_both" or config.drops_last_block:
         return  # with a draft model a hit ends a block earlier, and what a window had there may be gone
-    room = config.host_slots // subject.blocks_per_chunk // config.blocks_per_span
+    if STATE in config.groups and config.engine != BUILTIN_ENGINE:
+        return  # vLLM's keeps by default only the state where a repeated prompt goes on: before its last token
+    tail = len(config.groups) if config.has_tails else 0  # the new prompt has one, too
+    room = (config.host_slots - tail) // subject.blocks_per_chunk // config.blocks_per_span
     most = min(room, (config.longest_request - 2) // chunk_tokens)
     if not most or any(device.copies.running for device in engine.devices):
         return  # lost copies keep their slots
@@ -114,10 +117,14 @@ def check_windows(site: Site, settle: Callable[[], bool]) -> None:
 
 
 def loses_windows(site: Site) -> bool:
-    """Whether a window that ends with a chunk begins behind the first block of one."""
+    """Whether a window that ends with a chunk begins behind the first block of one. States have only an end."""
     config, per_chunk = site.config, site.subject.blocks_per_chunk
-    sizes = ((config.tokens_of(place), group.window) for place, group in enumerate(config.groups) if group.window)
-    return any((1 - window) % (per_chunk * size) >= size for size, window in sizes)
+    windows = [
+        (config.tokens_of(place), group.window)
+        for place, group in enumerate(config.groups)
+        if group.window and group != STATE
+    ]
+    return any((1 - window) % (per_chunk * size) >= size for size, window in windows)
 
 
 def _empty(site: Site) -> bool:

@@ -30,7 +30,7 @@ class KVCacheManager:
         self.config = config
         self._sizes = [config.tokens_of(group) for group in range(len(config.groups))]
         """Tokens of a block of each group."""
-        self.block_pool = BlockPool(config.num_blocks, enable_caching=config.prefix_caching)
+        self.block_pool = BlockPool(config.num_blocks, enable_caching=config.prefix_caching, evicts=config.evicts)
         self.tables: dict[str, Tables] = {}
         self.fresh: list[int] = []
         """Blocks that were allocated since the last ``take_fresh``."""

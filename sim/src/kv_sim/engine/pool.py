@@ -40,9 +40,10 @@ class FreeBlockQueue:
 class BlockPool:
     """Reference counts, the free queue, and hash -> block for each group."""
 
-    def __init__(self, num_gpu_blocks: int, *, enable_caching: bool = True) -> None:
+    def __init__(self, num_gpu_blocks: int, *, enable_caching: bool = True, evicts: int = 0) -> None:
         self.num_gpu_blocks = num_gpu_blocks
         self.enable_caching = enable_caching
+        self._evicts = evicts
         self.ref_counts = [0] * num_gpu_blocks
         self.free_queue: OrderedDict[int, None] = OrderedDict.fromkeys(range(1, num_gpu_blocks))
         self.free_block_queue = FreeBlockQueue(self)
@@ -83,6 +84,9 @@ class BlockPool:
             self.ref_counts[block] -= 1
             if self.ref_counts[block] == 0:
                 freed.append(block)
+        for block in freed:
+            if self._evicts and not block % self._evicts:
+                self.uncache(block)
         front = [block for block in freed if block not in self.key_of]
         for block in freed:
             self.free_queue[block] = None

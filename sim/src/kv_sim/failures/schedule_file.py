@@ -56,7 +56,7 @@ OPTIONAL: Final = frozenset({"engine", "rejects", "load"})
 """Arguments that are left out if they are empty or false; ``engine`` for the first engine."""
 
 
-MAY_BE_NOTHING: Final = frozenset({"run_ahead", "spec_tokens", "host_slots", "trouble"})
+MAY_BE_NOTHING: Final = frozenset({"evicts", "run_ahead", "spec_tokens", "host_slots", "trouble"})
 """Numbers of a world that may be 0."""
 
 

@@ -10,6 +10,7 @@ further token moves the windows on, past what the prompt's last token read; and 
 for the other engine asks for a single token.
 """
 
+from collections import deque
 from collections.abc import Container
 from dataclasses import replace
 from random import Random
@@ -21,6 +22,9 @@ CONVERSATIONS = 5
 MOST_BLOCKS = 12
 """Blocks of the longest request: enough to reach every boundary in few steps."""
 
+ALTERNATING = 3
+"""How many requests are repeated in turn where the prefix cache loses blocks."""
+
 OF_HELD = 0.6
 """How often a request continues a prompt that another engine holds, if there is one."""
 
@@ -30,10 +34,11 @@ class Arrivals:
 
     def __init__(self, config: WorldConfig, *, of_peers: bool = False) -> None:
         self._config = config
-        self._come_again = of_peers or not config.prefix_caching
+        self._come_again = of_peers or not config.prefix_caching or config.evicts > 0
         self._count = 0
         self._turns: list[int] = [0] * CONVERSATIONS
-        self._before: RequestSpec | None = None
+        self._before: deque[RequestSpec] = deque(maxlen=ALTERNATING if config.evicts else 1)
+        """Requests that are repeated. Prompts that alternate aren't found in the blocks of running requests."""
 
     def draw(self, random: Random, taken: Container[str], held: RequestSpec | None = None) -> RequestSpec:
         """One more request, with an id that is not in ``taken``; maybe with a prompt that another engine holds."""
@@ -82,19 +87,29 @@ class Arrivals:
 
     def _maybe_again(self, random: Random, spec: RequestSpec) -> RequestSpec:
         """Maybe the same request with an earlier request's prompt, if that prompt has no tokens of its own."""
-        before = self._before
-        if before is None or random.random() < 0.3:
-            self._before = replace(spec, own_tokens=0)
-            return self._before
-        own = min(spec.own_tokens, 1, before.output_tokens - 1)  # the output gets one token less
+        if not self._before or random.random() < 0.3:
+            if self._config.evicts and spec.shared_tokens > self._config.block_size and random.random() < 3 / 4:
+                return self._up_to_a_state(spec)
+            self._before.append(replace(spec, own_tokens=0))
+            return self._before[-1]
+        before = random.choice(self._before) if len(self._before) > 1 else self._before[0]
+        # The output gets one token less, unless the prompt was cut to make room.
+        own = before.own_tokens or min(spec.own_tokens, 1, before.output_tokens - 1)
         return replace(
             before,
             request_id=spec.request_id,
             own_tokens=own,
-            output_tokens=before.output_tokens - own,
-            max_tokens=before.max_tokens - own,
+            output_tokens=before.output_tokens - own + before.own_tokens,
+            max_tokens=before.max_tokens - own + before.own_tokens,
             skip_reading_prefix_cache=spec.skip_reading_prefix_cache,
         )
+
+    def _up_to_a_state(self, spec: RequestSpec) -> RequestSpec:
+        """The request up to the end of a block, where it leaves a state. Those that repeat it go on from there."""
+        tokens = (spec.shared_tokens - 1) // self._config.block_size * self._config.block_size
+        image = spec.image if spec.image_at < tokens else None
+        self._before.append(replace(spec, shared_tokens=tokens, own_tokens=1, image=image))
+        return replace(self._before[-1], own_tokens=0, output_tokens=1, max_tokens=1)
 
     def _to_go_on(self, held: RequestSpec, spec: RequestSpec) -> RequestSpec:
         """A request with the held prompt, and as many of the drawn output tokens as there is room for."""

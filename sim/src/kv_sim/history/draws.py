@@ -62,12 +62,21 @@ def _with_what_only_ours_has(config: WorldConfig, subject: Subject) -> WorldConf
     if Trait.UNEQUAL in subject.traits:
         config = with_unequal_blocks(config)
     # Of several groups little is found beside an engine's own cache. Of peers enough engines have none already.
-    return config if subject.serves_peers or STATE in config.groups else _with_more_loads(config)
+    return config if subject.serves_peers or len(config.groups) == 1 else _with_more_loads(config)
 
 
 def _with_more_loads(config: WorldConfig) -> WorldConfig:
-    is_drawn = Random(repr(("more loads", _sizes(config)))).random() < 2 / 3
-    return replace(config, prefix_caching=False) if is_drawn and config.is_unequal else config
+    """Let most worlds with several groups find little on the GPU; their sizes decide which.
+
+    Engines keep states for their prefix cache, so they have one, of which they lose what they free, or half of it.
+    """
+    random = Random(repr(("more loads", _sizes(config))))
+    if random.random() > 4 / 5:
+        return config
+    config = replace(config, role="kv_both", host_slots=2 * config.blocks_per_span * config.host_slots)
+    if STATE in config.groups:
+        return replace(config, evicts=random.choice([1, 1, 2]))
+    return replace(config, prefix_caching=False)
 
 
 def draw_config(random: Random, *, groups: int | None = None) -> WorldConfig:

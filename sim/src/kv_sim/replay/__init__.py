@@ -1,34 +1,25 @@
 """Replay of recorded request traces: what a host cache of some size would have been worth.
 
-In a notebook use ``open_trace``, ``replay`` and ``size``; they are in ``api``. The command line is in
-``command/``.
+In a notebook use ``open_trace``, ``replay`` and ``size``; they are in ``api``. Each part uses only those above it.
 
-=================== ============================================================================
-**a trace**         requests as a server got them
-``trace``           what a trace is; ``columns``: how one is held in memory
-``readers/``        from files of any format to a trace
-``observed``        what the trace's own server counted as hits
-**KV of a token**   how many bytes it takes
-``kv_model``        the sum; ``models``: of known models; ``model_config``: of a ``config.json``
-``units``           sizes as people type them
-**hit rates**       without time
-``caches/``         what caches answer
-``policies``        the names of eviction policies
-``results``         what a replay returns; ``facts``: what every result says of the trace
-``parallel``        several replays at once; ``side_by_side``: the processes that do them
-``stream``          a replay while the trace is still being read
-**sizing**          what to buy
-``sizing``          tries capacities and policies; ``recommended``: picks one of them
-``around``          the caches around the one that is sized
-``transfer_config`` the ``--kv-transfer-config`` to paste
-**several servers** behind a router
-``routing``         the names of routers; ``routers``: which server gets which request
-``fleet``           each server's share of the trace
-**with time**       latency as well as hit rates
-``timed/``          through the engine model, with a clock
-**output**          for people and programs
-``report/``         text, JSON and a page with charts; ``oracle``: a file for other simulators
-=================== ============================================================================
+============== ==================================================================================
+**a trace**    requests as a server got them
+``units``      sizes as people type them
+``trace``      what a trace is; ``observed``: what its own server counted as hits
+``columns``    how a trace is held in memory; ``crew``: processes that do pieces of work on traces
+``readers/``   from files of any format to a trace
+**hit rates**  without time
+``kv_bytes/``  how many bytes of KV a token takes
+``caches/``    what caches answer
+``servers/``   several of them, behind a router
+``hit_rates/`` replays of a trace, and their results
+``sizing/``    what to buy
+**with time**  latency as well as hit rates
+``timed/``     through the engine model, with a clock
+**output**     for people and programs
+``report/``    text, JSON and a page with charts
+``command/``   ``kv-sim replay`` and ``kv-sim size``
+============== ==================================================================================
 """
 
 from typing import TYPE_CHECKING

@@ -5,19 +5,19 @@ from pathlib import Path
 
 from kv_api import ConfigError
 from kv_offload import StoreWhen
-from kv_sim.replay.around import Around, Disk
 from kv_sim.replay.caches.outcome import Setup
+from kv_sim.replay.caches.policies import ALL_POLICIES, USUAL_POLICY, parse_policies
 from kv_sim.replay.columns import Columns
-from kv_sim.replay.fleet import Fleet, RoutedTrace
-from kv_sim.replay.models import find_model
-from kv_sim.replay.parallel import replay_all
-from kv_sim.replay.policies import ALL_POLICIES, USUAL_POLICY, parse_policies
+from kv_sim.replay.crew import Crew
+from kv_sim.replay.hit_rates.results import CacheReplay, results_of
+from kv_sim.replay.hit_rates.setups import replay_all
+from kv_sim.replay.kv_bytes.models import find_model
 from kv_sim.replay.readers.opening import open_trace
 from kv_sim.replay.readers.options import EngineField, TraceOptions
-from kv_sim.replay.results import CacheReplay, results_of
-from kv_sim.replay.routing import USUAL, find_routing
-from kv_sim.replay.side_by_side import Crew
-from kv_sim.replay.sizing import Sizing, size_trace, usual_capacities
+from kv_sim.replay.servers.fleet import Fleet, RoutedTrace
+from kv_sim.replay.servers.routing import USUAL, find_routing
+from kv_sim.replay.sizing.around import Around, Disk
+from kv_sim.replay.sizing.capacities import Sizing, size_trace, usual_capacities
 from kv_sim.replay.units import Footprint, parse_capacity
 
 __all__ = ["CacheReplay", "Columns", "Sizing", "TraceOptions", "open_trace", "replay", "size"]

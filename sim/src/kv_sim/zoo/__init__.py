@@ -9,7 +9,8 @@ The bugs live in files by theme, as connector classes that a subject names like 
 in the examples              ``contract``, ``endings``, ``failures``, ``hits``, ``late``, ``loads``, and, between
                              workers, ``ranks`` and ``transfers``; where the engine sleeps, ``sleeps``;
                              where engines share a store, ``shared``
-in kv-offload's connector    ``offload``, ``offload_books``, ``offload_states``, ``offload_waits``
+in kv-offload's connector    ``offload``, ``offload_books``, ``offload_lives``, ``offload_states``,
+                             ``offload_waits``
 in media below it            ``media`` (their manager), ``files`` (their copies)
 in kv-p2p's connector        ``pulls``, ``pulls_of_groups``, ``holds``
 in both, of what clients say ``clients``

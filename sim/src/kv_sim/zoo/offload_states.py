@@ -1,15 +1,20 @@
 """Bugs planted in kv-offload's handling of states (Mamba) that the engine hands over, and of prompts' tails."""
 
 from collections import deque
-from collections.abc import Mapping
-from typing import Final
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any, Final
 
-from kv_api import SchedulerOutput
+from kv_api import AttentionKind, KVCacheConfig, LookupResult, SchedulerOutput, VllmConfig
+from kv_offload.describe import EngineDescription
+from kv_offload.metadata import OffloadingConnectorMetadata
+from kv_offload.scheduler.loading.lookup import Match
+from kv_offload.scheduler.loading.matching import Matching
 from kv_offload.scheduler.state.books import Books
 from kv_offload.scheduler.state.jobs import JobBook
 from kv_offload.scheduler.state.request_state import RequestState
 from kv_offload.scheduler.storing.boundary_store import Source
-from kv_offload.scheduler.storing.handed_states import HandedStates, Taken, offers_of
+from kv_offload.scheduler.storing.handed_states import HandedStates, Offer, Taken, offers_of
 from kv_offload.scheduler.storing.tails import Tables, Tails
 from kv_offload.shape.naming import tail_key
 from kv_sim.offload.host_memory import TimedOffloadingConnector
@@ -70,6 +75,79 @@ class StatesKeptUntilTheEnd(TimedOffloadingConnector):
     """State blocks count as their request's until it ends, although the request frees them while it runs."""
 
     scheduler_class = _UnwatchedStates
+
+
+class _LeavesTheLast(HandedStates):
+    def _taken(self, state: RequestState, offers: Iterable[Offer]) -> list[tuple[int, Taken]]:
+        prompt = state.request.num_prompt_tokens
+        return [(boundary, taken) for boundary, taken in super()._taken(state, offers) if boundary < prompt]
+
+
+class _WithoutTheLast(PartedScheduler):
+    handed_states = _LeavesTheLast
+
+
+class LastStatesNotStored(TimedOffloadingConnector):
+    """The state at a prompt's end isn't stored, so a longer prompt finds less than it could go on from."""
+
+    scheduler_class = _WithoutTheLast
+
+
+class _OfTokens(PartedScheduler):
+    def __init__(
+        self,
+        vllm_config: VllmConfig,
+        kv_cache_config: KVCacheConfig | None,
+        engine: EngineDescription,
+        spec: Any,
+    ) -> None:
+        groups = tuple(group for group in engine.layout.groups if group.kind is not AttentionKind.STATE_SPACE)
+        self._left_out = (0,) * (len(engine.layout.groups) - len(groups))
+        left = replace(engine, layout=replace(engine.layout, groups=groups))
+        super().__init__(vllm_config, kv_cache_config, left, spec)
+
+    def build_connector_meta(self, scheduler_output: SchedulerOutput) -> OffloadingConnectorMetadata:
+        meta = super().build_connector_meta(scheduler_output)
+        for job in (*meta.load_jobs.values(), *meta.store_jobs.values()):
+            job.gpu_spec.group_sizes += self._left_out  # states are the last groups
+            job.gpu_spec.block_indices += self._left_out
+        return meta
+
+
+class StatesLeftOut(TimedOffloadingConnector):
+    """Groups of states are neither stored nor loaded, and hits go as far as the other groups say."""
+
+    scheduler_class = _OfTokens
+
+
+class _GoesOnBetween(Matching):
+    def _ask_for_all(
+        self, state: RequestState, local: int, limit: int, wanted: int, known: Mapping[int, LookupResult]
+    ) -> Match:
+        match = super()._ask_for_all(state, local, limit + self._ends_chunks(limit + 1), wanted, known)
+        return match._replace(boundary=min(match.boundary, limit))
+
+    def _ends_chunks(self, end: int) -> bool:
+        groups = self._books.layout.groups
+        has_states = any(group.kind is AttentionKind.STATE_SPACE for group in groups)
+        has_one_size = len({group.tokens_per_block for group in groups}) == 1  # else others have no block for it
+        return has_states and has_one_size and not any(end % group.tokens_per_chunk for group in groups)
+
+    def begin_load(self, state: RequestState, tables: Sequence[Sequence[int]], tokens: int) -> None:
+        if tokens and self._ends_chunks(state.promise.local + tokens + 1):
+            state.promise = state.promise._replace(tokens=tokens + 1)
+            tokens += 1
+        super().begin_load(state, tables, tokens)
+
+
+class _Between(PartedScheduler):
+    matching = _GoesOnBetween
+
+
+class HitsBetweenStates(TimedOffloadingConnector):
+    """A prompt that ends with a chunk is found up to its last token, and gets the state that has that token."""
+
+    scheduler_class = _Between
 
 
 class _NamedByTheHashBefore(Tails):

@@ -35,6 +35,7 @@ from kv_sim.zoo import (
     media,
     offload,
     offload_books,
+    offload_lives,
     offload_states,
     offload_waits,
     pulls,
@@ -50,6 +51,7 @@ from kv_sim.zoo.planted import Planted, plant
 
 _I = Invariant
 _HOLDS: Final = Subject("AlwaysHolds", "kv_sim.zoo.transfers", traits=LATER.traits)
+_ALL_GROUPS: Final = Subject("AllGroupsAlone", "kv_sim.zoo.several", traits=MEMORY.traits)
 _ECHO: Final = Subject("Echo", "kv_sim.zoo.several", traits=LATER.traits)
 
 _FOUND: Final = (
@@ -136,6 +138,7 @@ _SEVERAL: Final = (
     plant(multi.StaleChoice, "", _I.NO_CRASH, several(LATER, MEMORY), _I.LIVENESS),
     plant(multi.FirstReportFrees, "#25067", _I.PROTOCOL, several(LATER, _HOLDS), _I.OWNERSHIP),
     plant(multi.NoPreemptions, "vllm-ascend#3332", _I.OWNERSHIP, several(PATIENT, MEMORY), _I.CONTENT),
+    plant(multi.ChildrenHearOfOneGroup, "#36549", _I.CONSERVATION, several(_ALL_GROUPS, MEMORY)),
     plant(multi.OneForgets, "#42695", _I.HITS, several(LATER, MEMORY)),
     plant(multi.EventsOfTheFirst, "", _I.ACCOUNTING, SUBJECTS["offload+offload"]),
     plant(multi.SourcesUnknown, "", _I.ACCOUNTING, SUBJECTS["later+memory"]),
@@ -235,6 +238,8 @@ _OFFLOADED: Final = (
     plant(offload_books.LocalHitsAreExternal, "#28585", _I.ACCOUNTING, _FENCED),
     plant(offload_books.EvictionsNotTold, "#57159", _I.ACCOUNTING, _FENCED),
     plant(clients.TakesItForAnObject, "", _I.NO_CRASH, _FENCED),
+    plant(offload_lives.LoadsBesideItsStores, "#46014", _I.NO_CRASH, _FENCED),
+    plant(offload_lives.JobsOfAnEarlierLife, "#51637", _I.NO_CRASH, _FENCED, _I.OWNERSHIP),
     plant(offload_waits.WaitsForFailedStores, "", _I.WORK, _FENCED, _I.LIVENESS),
     plant(offload_waits.PromisesWhatIsOnItsWay, "#56709", _I.HITS, _FENCED),
     plant(offload_waits.SharedLoadsInTurn, "#44294", _I.WORK, _FENCED, _I.LIVENESS),
@@ -243,9 +248,13 @@ _OFFLOADED: Final = (
     plant(offload.InStepLoadNotAwaited, "", _I.OWNERSHIP, _IN_STEP, _I.CONTENT),
     plant(offload_states.StatesStoredAfterTheirPass, "", _I.OWNERSHIP, _FENCED, _I.CONTENT),
     plant(offload_states.StatesKeptUntilTheEnd, "", _I.OWNERSHIP, _FENCED, _I.CONTENT),
+    plant(offload_states.LastStatesNotStored, "", _I.HITS, _FENCED),
+    plant(offload_states.StatesLeftOut, "LMCache#2845", _I.CONTENT, _FENCED, _I.HITS),
+    plant(offload_states.HitsBetweenStates, "#51094", _I.CONTENT, _FENCED, _I.HITS, _I.PROTOCOL),
     plant(offload_states.TailsNamedByTheHashBefore, "", _I.CONTENT, _TAILS),
     plant(offload_states.TailsReadFromTables, "", _I.OWNERSHIP, _TAILS, _I.CONTENT),
     plant(unequal.BlocksOfTheFirst, "LMCache#3571", _I.OWNERSHIP, _FENCED, _I.CONTENT, _I.HITS),
+    plant(unequal.KeysOneHashEarly, "", _I.HITS, _FENCED, _I.CONTENT),
 )
 
 _HANDED_OVER: Final = (

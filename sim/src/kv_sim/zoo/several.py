@@ -9,6 +9,7 @@ from kv_api import (
     KVCacheBlocks,
     KVCacheConfig,
     KVCacheEvent,
+    KVConnectorBase_V1,
     KVConnectorMetadata,
     KVConnectorOutput,
     KVConnectorStats,
@@ -19,11 +20,13 @@ from kv_multi import MultiConnector
 from kv_multi.blocks import none_of
 from kv_multi.choice import Choices, Match
 from kv_multi.loads import LoadReports
+from kv_multi.requests import Finish
 from kv_multi.saves import SaveReports
 from kv_multi.scheduler_side import MultiSchedulerSide
 from kv_multi.stats import MultiKVConnectorStats
 from kv_multi.worker_side import MultiWorkerSide
 from kv_sim.examples.later import LaterConnector, LaterScheduler
+from kv_sim.examples.memory import MemoryConnector
 
 
 class LosersLoadToo(MultiConnector):
@@ -151,6 +154,23 @@ class NoPreemptions(MultiConnector):
 
     def handle_preemptions(self, kv_connector_metadata: KVConnectorMetadata) -> None:
         return
+
+
+class AllGroupsAlone(MemoryConnector):
+    """No bug: a child that hears of ended requests only by ``request_finished_all_groups``."""
+
+    request_finished = KVConnectorBase_V1.request_finished
+
+
+class _TellsOfOneGroup(MultiSchedulerSide):
+    def request_finished_all_groups(self, request: Request, block_ids: BlockIds) -> Finish:
+        return self.request_finished(request, list(block_ids[0]))
+
+
+class ChildrenHearOfOneGroup(MultiConnector):
+    """Children that know several groups are told of an ended request as if they knew one, which they ignore."""
+
+    scheduler_class = _TellsOfOneGroup
 
 
 class OneForgets(MultiConnector):

@@ -1,10 +1,12 @@
 """Planted in kv-offload's and kv-p2p's connectors: KV cache groups are taken to have blocks of one size."""
 
+import sys
 from dataclasses import replace
 from typing import Any
 
-from kv_api import KVCacheConfig, VllmConfig
+from kv_api import KVCacheConfig, OffloadKey, Request, VllmConfig
 from kv_offload.describe import EngineDescription
+from kv_offload.scheduler.state.progress import Progress
 from kv_p2p.pulling.groups import Group
 from kv_p2p.pulling.options import Options
 from kv_sim.offload.host_memory import TimedOffloadingConnector
@@ -38,6 +40,29 @@ class BlocksOfTheFirst(TimedOffloadingConnector):
     """The blocks of every group are taken to have as many tokens as those of the first."""
 
     scheduler_class = _OneSize
+
+
+class _OneHashEarly(Progress):
+    def extend_keys(self, request: Request, tokens: int = sys.maxsize) -> None:
+        super().extend_keys(request, tokens)
+        for progress in self.groups:
+            size, suffix = progress.group.hashes_per_chunk, progress.group.key_suffix
+            if size > 1:
+                ends = range(size - 2, len(progress.keys) * size, size)
+                progress.keys[:] = [OffloadKey(request.block_hashes[end] + suffix) for end in ends]
+
+
+class _KeysOneHashEarly(PartedScheduler):
+    def on_new_request(self, request: Request) -> None:
+        super().on_new_request(request)
+        state = self._books.states[request.request_id]
+        state.progress = _OneHashEarly(self._books.layout, state.context, self._books.block_index)
+
+
+class KeysOneHashEarly(TimedOffloadingConnector):
+    """A chunk of several hashes has the key of the hash before its last one."""
+
+    scheduler_class = _KeysOneHashEarly
 
 
 class _OneSizeHeld(PartedP2PScheduler):

@@ -10,10 +10,7 @@
 ``drafted_states``   which block has which state, if drafts are computed beside states
 ``crash``            turns an error that vLLM raises into a violation
 ``known_faults``     known faults of vLLM itself, at which a history ends
-**the surroundings** that vLLM's connectors find in a server
-``tensors``          the testbed's memory as tensors; ``device``: a device whose steps run at once
-``streams``          streams and events; ``ranks``: groups of ranks
-``layers``           attention layers; ``ports``: ports to listen on
+``surroundings/``    what vLLM's connectors find in a server
 **connectors**       that are driven
 ``subjects``         known connectors, with the traits that they claim
 ``classes``          any other connector, by its name; ``hunt``: looks for failures until the time is over

@@ -33,12 +33,12 @@ from kv_sim.subject import Subject
 from kv_sim.violation import Invariant, Referee
 from kv_vllm.driver import classes, known_faults
 from kv_vllm.driver.crash import crashes
-from kv_vllm.driver.device import TensorDevice
 from kv_vllm.driver.drafted_states import DraftedStates, with_few_drafts
 from kv_vllm.driver.ledger import Ledger, Twin
 from kv_vllm.driver.requests import extra_args_of, handed_on, request_of, turn_of
 from kv_vllm.driver.setup import Setup
 from kv_vllm.driver.step import VllmStep
+from kv_vllm.driver.surroundings.device import TensorDevice
 from kv_vllm.driver.view import Ended, SchedulerView
 from kv_vllm.driver.worker import TELLS_OF_SLEEP
 from kv_vllm.vllm_scheduler import PAUSE_STATES, pause, resume

@@ -28,13 +28,13 @@ from kv_sim.violation import Referee
 from kv_vllm.driver.classes import class_of, is_vllms
 from kv_vllm.driver.connector import BEHIND_KEY
 from kv_vllm.driver.crash import crashes
-from kv_vllm.driver.device import TensorDevice
-from kv_vllm.driver.layers import attention_layers
 from kv_vllm.driver.ledger import Ledger
-from kv_vllm.driver.ports import free_ports, process_with
-from kv_vllm.driver.ranks import at_work
-from kv_vllm.driver.streams import stand_in_for_streams
-from kv_vllm.driver.tensors import device_tensor, state_tensor
+from kv_vllm.driver.surroundings.device import TensorDevice
+from kv_vllm.driver.surroundings.layers import attention_layers
+from kv_vllm.driver.surroundings.ports import free_ports, process_with
+from kv_vllm.driver.surroundings.ranks import at_work
+from kv_vllm.driver.surroundings.streams import stand_in_for_streams
+from kv_vllm.driver.surroundings.tensors import device_tensor, state_tensor
 from kv_vllm.driver.worker import VllmWorker, VllmWorkerV2
 from kv_vllm.vllm_scheduler import make_scheduler
 from kv_vllm.vllm_world import WorldVllmConfig, kv_cache_config, layer_name, sharing_ranks_of, vllm_config

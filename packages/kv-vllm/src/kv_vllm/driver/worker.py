@@ -27,7 +27,7 @@ from kv_sim.engine.output import Step
 from kv_sim.engine.rank_device import RankDevice
 from kv_sim.memory.launched import LaunchedStep
 from kv_vllm.driver.connector import DrivenConnector
-from kv_vllm.driver.ranks import at_work
+from kv_vllm.driver.surroundings.ranks import at_work
 from kv_vllm.vllm_world import kv_cache_config, layer_name
 
 TELLS_OF_SLEEP: Final = hasattr(KVConnectorBase_V1, "unregister_kv_caches")

@@ -3,6 +3,7 @@
 ===================== ====================================================================================
 **one size**          request by request
 ``cache``             the loop, with the real manager of each medium (``medium``)
+``policies``          the names of eviction policies
 ``outcome``           the caches that are replayed (``Setup``), and what a replay says of them (``Outcome``)
 ``keys``              the keys of blocks, as connectors make them
 ``gpu_tier``          the GPU's own prefix cache in front; ``leaving``: one whose blocks are stored before eviction

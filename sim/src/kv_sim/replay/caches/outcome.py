@@ -6,8 +6,8 @@ from typing import NamedTuple
 
 from kv_offload import StoreWhen
 from kv_sim.replay.caches.medium import Traffic
+from kv_sim.replay.caches.policies import USUAL_POLICY
 from kv_sim.replay.columns import Columns, Ints
-from kv_sim.replay.policies import USUAL_POLICY
 
 
 @dataclass(frozen=True)

@@ -9,14 +9,14 @@ from typing import Final
 from kv_offload import StoreWhen
 from kv_offload_cpu.policy import POLICIES
 from kv_sim.command.workers import num_cores
+from kv_sim.replay.caches.policies import ALL_POLICIES, USUAL_POLICY
 from kv_sim.replay.command.foreign import add_refused
 from kv_sim.replay.command.trace_arguments import add_trace_arguments, values_of
-from kv_sim.replay.kv_model import DTYPES
-from kv_sim.replay.model_config import FILE
-from kv_sim.replay.models import MODELS
-from kv_sim.replay.policies import ALL_POLICIES, USUAL_POLICY
-from kv_sim.replay.routing import USUAL as USUAL_ROUTING
-from kv_sim.replay.routing import Routing
+from kv_sim.replay.kv_bytes.kv_model import DTYPES
+from kv_sim.replay.kv_bytes.model_config import FILE
+from kv_sim.replay.kv_bytes.models import MODELS
+from kv_sim.replay.servers.routing import USUAL as USUAL_ROUTING
+from kv_sim.replay.servers.routing import Routing
 from kv_sim.replay.units import EXPECTED, NOTHING
 
 TIMED: Final = "kv_sim.replay.timed.command"

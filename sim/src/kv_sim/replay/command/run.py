@@ -10,7 +10,6 @@ from typing import Any
 from kv_api import ConfigError
 from kv_offload_cpu.policy import POLICIES
 from kv_sim.command.console import FAILED, FINE, note, say
-from kv_sim.replay.around import Around
 from kv_sim.replay.caches.outcome import Setup
 from kv_sim.replay.columns import Columns
 from kv_sim.replay.command import selection
@@ -18,19 +17,20 @@ from kv_sim.replay.command.arguments import TIMED, TIMED_REPORT, Fidelity
 from kv_sim.replay.command.foreign import refuse_foreign
 from kv_sim.replay.command.outputs import PRINTED, check_outputs, writing
 from kv_sim.replay.command.progress import ProgressBar
-from kv_sim.replay.fleet import RoutedTrace
-from kv_sim.replay.oracle import write_oracle
-from kv_sim.replay.parallel import replay_all
+from kv_sim.replay.crew import Crew
+from kv_sim.replay.hit_rates.results import results_of
+from kv_sim.replay.hit_rates.setups import replay_all
+from kv_sim.replay.hit_rates.stream import replay_stream
 from kv_sim.replay.readers.opening import open_stream, open_trace
 from kv_sim.replay.report.as_json import replays_as_json, sizing_as_json
+from kv_sim.replay.report.oracle import write_oracle
 from kv_sim.replay.report.page import replay_page, size_page
 from kv_sim.replay.report.text import replay_lines, size_lines
-from kv_sim.replay.results import results_of
-from kv_sim.replay.side_by_side import Crew
-from kv_sim.replay.sizing import size_trace, usual_capacities
-from kv_sim.replay.stream import replay_stream
+from kv_sim.replay.servers.fleet import RoutedTrace
+from kv_sim.replay.sizing.around import Around
+from kv_sim.replay.sizing.capacities import size_trace, usual_capacities
+from kv_sim.replay.sizing.transfer_config import disk_bytes_for
 from kv_sim.replay.trace import EngineMemory
-from kv_sim.replay.transfer_config import disk_bytes_for
 from kv_sim.replay.units import Footprint, parse_capacity
 from kv_sim.whole_file import whole_file
 

@@ -8,7 +8,7 @@ from math import inf
 from kv_api import ConfigError
 from kv_offload import StoreWhen
 from kv_offload_cpu.policy import find_policy
-from kv_sim.replay.around import Disk
+from kv_sim.replay.caches.policies import parse_policies
 from kv_sim.replay.command.arguments import (
     TIMED_ARGUMENTS,
     USUAL_DTYPE,
@@ -16,16 +16,16 @@ from kv_sim.replay.command.arguments import (
     USUAL_POINTS,
     Fidelity,
 )
-from kv_sim.replay.fleet import Fleet
-from kv_sim.replay.models import find_model
-from kv_sim.replay.policies import parse_policies
+from kv_sim.replay.kv_bytes.models import find_model
 from kv_sim.replay.readers.format import Turns
 from kv_sim.replay.readers.options import EngineField, OnError, Partial, TraceOptions, Unsorted
 from kv_sim.replay.readers.requests.naming import IdMeaning, IdScope
 from kv_sim.replay.readers.requests.sharing import parse_sharing
 from kv_sim.replay.readers.unknown.own_columns import parse_columns
-from kv_sim.replay.routing import USUAL as USUAL_ROUTING
-from kv_sim.replay.routing import find_routing
+from kv_sim.replay.servers.fleet import Fleet
+from kv_sim.replay.servers.routing import USUAL as USUAL_ROUTING
+from kv_sim.replay.servers.routing import find_routing
+from kv_sim.replay.sizing.around import Disk
 from kv_sim.replay.trace import EngineMemory
 from kv_sim.replay.units import EXPECTED, NOTHING, Footprint, parse_bytes_of_a_token, parse_capacity
 

@@ -5,9 +5,9 @@ from dataclasses import asdict
 from typing import Any
 
 from kv_sim.replay.caches.tally import AGE_EDGES_SECONDS
-from kv_sim.replay.results import Replays
-from kv_sim.replay.sizing import Sizing
-from kv_sim.replay.stream import StreamReplays
+from kv_sim.replay.hit_rates.results import Replays
+from kv_sim.replay.hit_rates.stream import StreamReplays
+from kv_sim.replay.sizing.capacities import Sizing
 
 
 def replays_as_json(found: Replays | StreamReplays, model: str | None) -> Mapping[str, Any]:

@@ -5,6 +5,7 @@ from html import escape
 
 from kv_offload import StoreWhen
 from kv_sim.replay.caches.tally import AGE_EDGES_SECONDS
+from kv_sim.replay.hit_rates.results import CacheReplay, Replays
 from kv_sim.replay.report.chart import Line, Mark, bar_chart, log_chart, series_chart
 from kv_sim.replay.report.phrases import (
     DISK_SHARED,
@@ -17,9 +18,8 @@ from kv_sim.replay.report.phrases import (
     size_shown,
 )
 from kv_sim.replay.report.style import STYLE
-from kv_sim.replay.results import CacheReplay, Replays
-from kv_sim.replay.sizing import Sizing
-from kv_sim.replay.transfer_config import as_argument
+from kv_sim.replay.sizing.capacities import Sizing
+from kv_sim.replay.sizing.transfer_config import as_argument
 from kv_sim.replay.units import Footprint, show_bytes, show_count
 
 _COLOURS = 5

@@ -4,8 +4,8 @@ from collections.abc import Sequence
 from typing import Final
 
 from kv_sim.replay.caches.ratios import Ratios
-from kv_sim.replay.sizing import Sizing
-from kv_sim.replay.transfer_config import told_apart
+from kv_sim.replay.sizing.capacities import Sizing
+from kv_sim.replay.sizing.transfer_config import told_apart
 from kv_sim.replay.units import Footprint, counted, show_bytes, show_count
 
 STORED_WHEN_EVICTED: Final = "blocks are stored when the GPU's prefix cache is about to evict them"

@@ -5,7 +5,9 @@ from collections.abc import Iterable, Iterator
 from kv_offload import StoreWhen
 from kv_sim.command.table import aligned
 from kv_sim.replay.caches.beside import ObservedRatios
-from kv_sim.replay.facts import Facts, WholeFacts
+from kv_sim.replay.hit_rates.facts import Facts, WholeFacts
+from kv_sim.replay.hit_rates.results import CacheCounts, CacheReplay, Replays
+from kv_sim.replay.hit_rates.stream import StreamReplays
 from kv_sim.replay.report.phrases import (
     DISK_SHARED,
     STORED_WHEN_EVICTED,
@@ -19,10 +21,8 @@ from kv_sim.replay.report.phrases import (
     show_seconds,
     size_shown,
 )
-from kv_sim.replay.results import CacheCounts, CacheReplay, Replays
-from kv_sim.replay.sizing import Sizing
-from kv_sim.replay.stream import StreamReplays
-from kv_sim.replay.transfer_config import as_argument
+from kv_sim.replay.sizing.capacities import Sizing
+from kv_sim.replay.sizing.transfer_config import as_argument
 from kv_sim.replay.units import Footprint, counted, show_bytes, show_count
 
 

@@ -7,8 +7,8 @@ from typing import Final
 from kv_offload import StoreWhen
 from kv_sim.replay.timed.goal import EXPECTED as GOAL_EXPECTED
 from kv_sim.replay.timed.goal import MEASURES, STATISTICS
-from kv_sim.replay.timed.hardware import GPUS, MODELS
-from kv_sim.replay.timed.settings import EngineSettings, Stepping
+from kv_sim.replay.timed.server.hardware import GPUS, MODELS
+from kv_sim.replay.timed.server.settings import EngineSettings, Stepping
 from kv_sim.replay.units import EXPECTED
 
 USUAL: Final = EngineSettings()

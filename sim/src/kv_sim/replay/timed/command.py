@@ -11,18 +11,18 @@ from typing import Any, Final, TypeVar
 from kv_api import ConfigError
 from kv_offload import StoreWhen
 from kv_offload_cpu.policy import find_policy
+from kv_sim.replay.caches.policies import parse_policies
 from kv_sim.replay.columns import Columns
-from kv_sim.replay.fleet import Fleet
-from kv_sim.replay.policies import parse_policies
-from kv_sim.replay.side_by_side import Progress
-from kv_sim.replay.timed.answers import Answers, not_replayed
+from kv_sim.replay.crew import Progress
+from kv_sim.replay.servers.fleet import Fleet
 from kv_sim.replay.timed.arguments import GPU_NUMBERS, NUMBERS, USUAL
 from kv_sim.replay.timed.goal import EXPECTED as GOAL_EXPECTED
 from kv_sim.replay.timed.goal import Goal, parse_goals
-from kv_sim.replay.timed.hardware import Gpu, Model, find_gpu, find_model
 from kv_sim.replay.timed.replay import EngineReplay, replay_engine
-from kv_sim.replay.timed.settings import Contents, EngineSettings, Stepping
-from kv_sim.replay.timed.sizes import plan
+from kv_sim.replay.timed.runs.answers import Answers, not_replayed
+from kv_sim.replay.timed.server.hardware import Gpu, Model, find_gpu, find_model
+from kv_sim.replay.timed.server.settings import Contents, EngineSettings, Stepping
+from kv_sim.replay.timed.server.sizes import plan
 from kv_sim.replay.timed.sweep import EngineSweep, sweep_engine, usual_sizes
 from kv_sim.replay.trace import Trace
 from kv_sim.replay.units import NOTHING, Footprint, parse_bytes, parse_capacity

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from kv_api import ConfigError
-from kv_sim.replay.timed.answers import Answers, Spread
+from kv_sim.replay.timed.runs.answers import Answers, Spread
 
 MEASURES: Final[Mapping[str, tuple[str, str]]] = {
     "ttft": ("time to first token", "ttft"),

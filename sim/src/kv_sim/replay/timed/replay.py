@@ -10,13 +10,13 @@ from dataclasses import dataclass, replace
 
 from kv_sim.replay.caches.beside import ObservedSums
 from kv_sim.replay.columns import Columns
-from kv_sim.replay.fleet import Fleet, Load
-from kv_sim.replay.side_by_side import Crew, Progress
-from kv_sim.replay.timed.answers import Answers
+from kv_sim.replay.crew import Crew, Progress
+from kv_sim.replay.servers.fleet import Fleet, Load
 from kv_sim.replay.timed.connectors.timed_config import NOTHING, without_files
-from kv_sim.replay.timed.servers import ServerKind, check_together, replay_on, shares_of
-from kv_sim.replay.timed.settings import EngineSettings
-from kv_sim.replay.timed.sizes import Sizes, plan
+from kv_sim.replay.timed.runs.answers import Answers
+from kv_sim.replay.timed.runs.servers import ServerKind, check_together, replay_on, shares_of
+from kv_sim.replay.timed.server.settings import EngineSettings
+from kv_sim.replay.timed.server.sizes import Sizes, plan
 from kv_sim.replay.trace import Trace
 
 

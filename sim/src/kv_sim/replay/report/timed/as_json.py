@@ -5,11 +5,11 @@ from dataclasses import asdict
 from enum import Enum
 from typing import Any
 
-from kv_sim.replay.timed.answers import Answers
+from kv_sim.replay.sizing.transfer_config import decode_config, prefill_config
 from kv_sim.replay.timed.replay import EngineReplay
-from kv_sim.replay.timed.settings import EngineSettings
+from kv_sim.replay.timed.runs.answers import Answers
+from kv_sim.replay.timed.server.settings import EngineSettings
 from kv_sim.replay.timed.sweep import EngineSweep, SweepRun
-from kv_sim.replay.transfer_config import decode_config, prefill_config
 
 
 def timed_as_json(found: EngineReplay | EngineSweep) -> Mapping[str, Any]:

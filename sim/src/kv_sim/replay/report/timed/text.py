@@ -5,14 +5,14 @@ from typing import Final
 
 from kv_offload_file.stats import BORROWED
 from kv_sim.command.table import aligned
-from kv_sim.replay.fleet import Load
-from kv_sim.replay.timed.answers import Answers, not_replayed
+from kv_sim.replay.servers.fleet import Load
+from kv_sim.replay.sizing.transfer_config import PULLS, as_argument, decode_config, prefill_config, told_apart
 from kv_sim.replay.timed.connectors.timed_config import has_files, shares_files
 from kv_sim.replay.timed.replay import EngineReplay
-from kv_sim.replay.timed.settings import Contents, EngineSettings
-from kv_sim.replay.timed.sizes import Sizes
+from kv_sim.replay.timed.runs.answers import Answers, not_replayed
+from kv_sim.replay.timed.server.settings import Contents, EngineSettings
+from kv_sim.replay.timed.server.sizes import Sizes
 from kv_sim.replay.timed.sweep import EngineSweep, SweepRun
-from kv_sim.replay.transfer_config import PULLS, as_argument, decode_config, prefill_config, told_apart
 from kv_sim.replay.units import counted, show_bytes
 
 MUCH: Final = 0.5

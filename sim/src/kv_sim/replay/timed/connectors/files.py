@@ -20,9 +20,9 @@ from kv_offload_file.sharing.neighbourhood import Neighbours, OwnListing
 from kv_offload_file.staging import LEAST_BAYS
 from kv_sim.offload.files import FileOffloadingSpecInMemory
 from kv_sim.replay.timed.connectors.host_memory import LinkCopyEngine
+from kv_sim.replay.timed.durations.timing import SECOND
 from kv_sim.replay.timed.engine.device import HasLink
 from kv_sim.replay.timed.engine.neighbours import FOLDERS, SharedFolder
-from kv_sim.replay.timed.timing import SECOND
 
 STAGING: str = "file_staging_bytes"
 SHARED: str = "file_shared"

@@ -15,8 +15,8 @@ from kv_offload_cpu.copy.engine import CopyEngine, CopyResult, PageCopies, Urgen
 from kv_offload_cpu.sizing import HostLayout
 from kv_offload_cpu.spec import CPUOffloadingSpec
 from kv_sim.offload.host_memory import NoMemory, WorldMemory
+from kv_sim.replay.timed.durations.timing import SECOND, Clock
 from kv_sim.replay.timed.engine.device import HasLink
-from kv_sim.replay.timed.timing import SECOND, Clock
 
 
 class LinkCopyEngine:

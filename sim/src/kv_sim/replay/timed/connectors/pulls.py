@@ -10,8 +10,8 @@ from kv_api import KVCacheConfig, KVCaches, VllmConfig
 from kv_p2p import P2PConnector, P2PWorkerSide
 from kv_p2p.pulling.options import Options
 from kv_p2p.pulling.wire import Wire
-from kv_sim.replay.timed.timing import SECOND, Clock
-from kv_sim.replay.timed.wires import TimedWire
+from kv_sim.replay.timed.durations.timing import SECOND, Clock
+from kv_sim.replay.timed.durations.wires import TimedWire
 
 
 class ReplayP2PWorkerSide(P2PWorkerSide):

@@ -8,10 +8,10 @@ from collections.abc import Callable, Iterator
 from heapq import heappop, heappush
 from typing import Final, Protocol
 
+from kv_sim.replay.timed.durations.timing import to_ns
 from kv_sim.replay.timed.engine.books import Books
 from kv_sim.replay.timed.engine.request import TracedRequest
-from kv_sim.replay.timed.refuse import refuse_too_late
-from kv_sim.replay.timed.timing import to_ns
+from kv_sim.replay.timed.server.refuse import refuse_too_late
 from kv_sim.replay.trace import TraceRequest
 
 NEVER: Final = 1 << 62

@@ -12,11 +12,11 @@ from hashlib import blake2b
 from typing import Any, Final
 
 from kv_api import CacheHitSource, KVConnectorStats
+from kv_sim.replay.timed.durations.lanes import Ended
+from kv_sim.replay.timed.durations.timing import Work
+from kv_sim.replay.timed.durations.wires import Pulling
 from kv_sim.replay.timed.engine.request import TracedRequest, output_tokens_of
-from kv_sim.replay.timed.lanes import Ended
-from kv_sim.replay.timed.sizes import Sizes
-from kv_sim.replay.timed.timing import Work
-from kv_sim.replay.timed.wires import Pulling
+from kv_sim.replay.timed.server.sizes import Sizes
 from kv_sim.replay.trace import TraceRequest
 
 REFUSALS: Final = "vllm:kv_offload_allocation_failure"

@@ -25,8 +25,8 @@ from kv_sim.memory.settled import Offer
 from kv_sim.memory.shadow import Shadow
 from kv_sim.offload.files import WorldSharedSlots, WorldSlots
 from kv_sim.offload.host_memory import WorldMemory
-from kv_sim.replay.timed.link import Link
-from kv_sim.replay.timed.timing import Clock
+from kv_sim.replay.timed.durations.link import Link
+from kv_sim.replay.timed.durations.timing import Clock
 
 AtEnd = Callable[[], bool] | None
 Mover = Callable[[Direction, Numbers, Numbers], AtEnd]

@@ -32,7 +32,7 @@ from kv_sim.replay.timed.engine.engine import TimedEngine
 from kv_sim.replay.timed.engine.request import TracedRequest
 from kv_sim.replay.timed.engine.scheduler import TimedScheduler
 from kv_sim.replay.timed.engine.sleepers import quiet_steps
-from kv_sim.replay.timed.settings import Stepping
+from kv_sim.replay.timed.server.settings import Stepping
 from kv_sim.violation import Invariant, Violation
 
 MOST_EMPTY_STEPS = 1000

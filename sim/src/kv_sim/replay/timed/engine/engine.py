@@ -14,14 +14,14 @@ from kv_sim.engine.builtin import BuiltinEngine
 from kv_sim.engine.rank_device import RankDevice
 from kv_sim.guard import LogCall
 from kv_sim.memory.device import Device
+from kv_sim.replay.timed.durations.link import Link
+from kv_sim.replay.timed.durations.timing import Clock
+from kv_sim.replay.timed.durations.wires import TimedWire
 from kv_sim.replay.timed.engine.device import EmptyDevice, TimedDevice
 from kv_sim.replay.timed.engine.request import Names, TracedRequest
 from kv_sim.replay.timed.engine.scheduler import QuickScheduler, TimedScheduler
 from kv_sim.replay.timed.engine.seat import Seat
-from kv_sim.replay.timed.link import Link
-from kv_sim.replay.timed.sizes import Sizes
-from kv_sim.replay.timed.timing import Clock
-from kv_sim.replay.timed.wires import TimedWire
+from kv_sim.replay.timed.server.sizes import Sizes
 from kv_sim.replay.trace import TraceRequest
 from kv_sim.subject import Subject
 from kv_sim.violation import Invariant, Referee

@@ -16,7 +16,7 @@ import numpy as np
 from kv_sim.engine.request import SimRequest
 from kv_sim.engine.request_spec import RequestSpec
 from kv_sim.memory.content import Words, mix, mix_words
-from kv_sim.replay.timed.timing import to_ns
+from kv_sim.replay.timed.durations.timing import to_ns
 from kv_sim.replay.trace import TraceRequest
 
 _OWN_BITS = 24

@@ -13,9 +13,9 @@ from kv_sim.engine.output import SchedulerOutput
 from kv_sim.engine.plan import StepPlan
 from kv_sim.engine.request import SimRequest, Status
 from kv_sim.engine.scheduler import RejectDrafts, Scheduler
+from kv_sim.replay.timed.durations.timing import Clock, Work
 from kv_sim.replay.timed.engine.request import TracedRequest
 from kv_sim.replay.timed.engine.sleepers import Sleepers
-from kv_sim.replay.timed.timing import Clock, Work
 
 
 class TimedAdmission(Admission):

@@ -6,10 +6,10 @@ they share a ``Machine``; if they pull from each other, wires. Such engines run 
 
 from dataclasses import dataclass
 
+from kv_sim.replay.timed.durations.lanes import Lanes
+from kv_sim.replay.timed.durations.wires import Wires
 from kv_sim.replay.timed.engine.neighbours import SharedFolders
 from kv_sim.replay.timed.engine.request import Names
-from kv_sim.replay.timed.lanes import Lanes
-from kv_sim.replay.timed.wires import Wires
 
 
 class Machine:
