@@ -166,12 +166,17 @@ def test_a_rank_may_have_any_of_the_payloads(table: list[list[bool]]) -> None:
 
 
 def test_a_payload_that_says_it_is_empty_is_joined_all_the_same() -> None:
-    class Empty(WorkerMeta):
+    class NoMeta(WorkerMeta):
         def __len__(self) -> int:
             return 0
 
-    joined = KVOutputAggregator(1).aggregate_reports([KVConnectorOutput(kv_connector_worker_meta=Empty([]))])
-    assert joined.kv_connector_worker_meta == Empty([])
+    class NoCount(Count):
+        def __len__(self) -> int:
+            return 0
+
+    report = KVConnectorOutput(kv_connector_worker_meta=NoMeta([]), kv_connector_stats=NoCount({}))
+    joined = KVOutputAggregator(1).aggregate_reports([report])
+    assert (joined.kv_connector_worker_meta, joined.kv_connector_stats) == (NoMeta([]), NoCount({}))
 
 
 def test_what_failed_in_one_life_of_an_id_did_not_in_the_next() -> None:

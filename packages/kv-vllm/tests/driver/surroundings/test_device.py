@@ -11,8 +11,8 @@ from kv_sim.config import WorldConfig
 from kv_sim.memory.launched import LaunchedStep
 from kv_sim.memory.shadow import Shadow
 from kv_sim.violation import Referee
-from kv_vllm.driver import device as module
-from kv_vllm.driver.device import TensorDevice
+from kv_vllm.driver.surroundings import device as module
+from kv_vllm.driver.surroundings.device import TensorDevice
 
 
 @pytest.fixture(params=[False, True], ids=["by copies", "by address"])
