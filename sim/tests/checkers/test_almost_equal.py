@@ -2,6 +2,7 @@
 
 import pytest
 
+from kv_sim.actions import Action, Kind
 from kv_sim.config import GroupConfig, WorldConfig
 from kv_sim.engine.request_spec import RequestSpec
 from kv_sim.examples.catalogue import LATER, MEMORY, OFFLOAD_HELD, SUBJECTS
@@ -11,6 +12,7 @@ from kv_sim.zoo.registry import PLANTED
 
 CHUNKS = SUBJECTS["offload-chunks"]
 UNEQUAL = (GroupConfig(parts=2), GroupConfig("sliding", 8))
+ONE = [Action(Kind.ADD, {"spec": RequestSpec("r1", 1, 1, 0, 1, 1).to_json()})]
 EARLY = next(planted.subject for planted in PLANTED if planted.name == "KeysOneHashEarly")
 
 
@@ -22,8 +24,8 @@ EARLY = next(planted.subject for planted in PLANTED if planted.name == "KeysOneH
     ],
     ids=["finer hashes", "blocks of several sizes"],
 )
-def test_a_key_of_the_hash_before_is_found_though_nothing_has_happened(config: WorldConfig) -> None:
-    _, violation = replay(EARLY, config, [])
+def test_a_key_of_the_hash_before_is_found_though_no_other_request_has_it(config: WorldConfig) -> None:
+    _, violation = replay(EARLY, config, ONE)
     assert violation is not None
     assert "request almost-2" in str(violation)
 
@@ -31,7 +33,7 @@ def test_a_key_of_the_hash_before_is_found_though_nothing_has_happened(config: W
 @pytest.mark.parametrize("subject", [MEMORY, LATER, CHUNKS, OFFLOAD_HELD], ids=lambda one: one.kv_connector)
 def test_both_have_one_token_of_a_chunk_for_themselves(subject: Subject) -> None:
     config = WorldConfig(num_blocks=40)
-    world, violation = replay(subject, config, [])
+    world, violation = replay(subject, config, ONE)
     assert violation is None and world is not None
     first, second, again = [one.spec for one in world.engine.outcome.ended if "almost" in one.request_id]
     size = config.block_size * subject.blocks_per_chunk
@@ -42,6 +44,12 @@ def test_both_have_one_token_of_a_chunk_for_themselves(subject: Subject) -> None
 
 
 def test_where_they_do_not_fit_none_arrives() -> None:
-    world, violation = replay(LATER, WorldConfig(num_blocks=2, block_size=2), [])
+    world, violation = replay(LATER, WorldConfig(num_blocks=2, block_size=2), ONE)
+    assert violation is None and world is not None
+    assert [request.request_id for request in world.engine.outcome.ended] == ["r1"]
+
+
+def test_where_nothing_arrived_none_arrives() -> None:
+    world, violation = replay(LATER, WorldConfig(num_blocks=40), [])
     assert violation is None and world is not None
     assert not world.engine.outcome.ended

@@ -246,7 +246,7 @@ _OFFLOADED: Final = (
     plant(offload_waits.EndsBeforeItsLastStore, "#49671", _I.PROTOCOL, _FENCED),
     plant(offload_waits.RankOffsetTwice, "#50821", _I.GEOMETRY, _OFFSET, _I.CONTENT),
     plant(offload.InStepLoadNotAwaited, "", _I.OWNERSHIP, _IN_STEP, _I.CONTENT),
-    plant(offload_states.StatesStoredAfterTheirPass, "", _I.OWNERSHIP, _FENCED, _I.CONTENT),
+    plant(offload_states.StatesStoredAfterTheirPass, "", _I.OWNERSHIP, _FENCED, _I.CONTENT, _I.HITS),
     plant(offload_states.StatesKeptUntilTheEnd, "", _I.OWNERSHIP, _FENCED, _I.CONTENT),
     plant(offload_states.LastStatesNotStored, "", _I.HITS, _FENCED),
     plant(offload_states.StatesLeftOut, "LMCache#2845", _I.CONTENT, _FENCED, _I.HITS),
