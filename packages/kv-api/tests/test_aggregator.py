@@ -165,6 +165,20 @@ def test_a_rank_may_have_any_of_the_payloads(table: list[list[bool]]) -> None:
     assert (len(events.get_all_events()) if events is not None else 0) == numbers[2]
 
 
+def test_a_payload_that_says_it_is_empty_is_joined_all_the_same() -> None:
+    class NoMeta(WorkerMeta):
+        def __len__(self) -> int:
+            return 0
+
+    class NoCount(Count):
+        def __len__(self) -> int:
+            return 0
+
+    report = KVConnectorOutput(kv_connector_worker_meta=NoMeta([]), kv_connector_stats=NoCount({}))
+    joined = KVOutputAggregator(1).aggregate_reports([report])
+    assert (joined.kv_connector_worker_meta, joined.kv_connector_stats) == (NoMeta([]), NoCount({}))
+
+
 def test_what_failed_in_one_life_of_an_id_did_not_in_the_next() -> None:
     aggregator = KVOutputAggregator(2)
     failed = KVConnectorOutput(finished_recving={"a"}, failed_recving={"a"})

@@ -50,6 +50,11 @@ def test_events_of_other_blocks_have_other_hashes() -> None:
     others = [stored(**change) for change in CHANGES if of_place & change.keys()]
     assert len(others) == len(of_place)
     assert len({hash(event) for event in [stored(), *others]}) == 1 + len(others)
+    removed = [
+        kv_api.BlockRemoved(*of)
+        for of in ([[b"h"], "GPU", 0], [[b"i"], "GPU", 0], [[b"h"], "CPU", 0], [[b"h"], "GPU", 1])
+    ]
+    assert len({hash(event) for event in removed}) == len(removed)
 
 
 def test_an_event_says_nothing_of_what_its_writer_left_out() -> None:

@@ -167,6 +167,10 @@ def test_what_is_given_for_installed_is_all_there_is() -> None:
     assert registry.names() == ["a"]
     with registry.isolated(installed=[Offer("b", Target("builtins", "OSError"), "from a test")]):
         assert registry.names() == ["b"]
+        with registry.isolated():
+            assert registry.names() == ["a"]
+        registry.refresh()
+        assert registry.names() == ["b"]
     assert registry.names() == ["a"]
 
 

@@ -3,6 +3,7 @@
 import sys
 import threading
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -17,8 +18,10 @@ from kv_factory import (
     ensure_kv_transfer_initialized,
     ensure_kv_transfer_shutdown,
     get_kv_transfer_group,
+    has_kv_transfer_group,
 )
 from kv_factory.registry import LazyRegistry
+from kv_factory.transfer_state import isolated_kv_transfer
 
 PATIENCE_SECONDS = 30
 
@@ -175,6 +178,27 @@ def test_names_are_only_looked_up_by_who_has_the_lock() -> None:
     assert touched == {(name, True) for name in ("register", "get", "list")}
 
 
+def test_entry_points_are_only_kept_and_forgotten_by_who_has_the_lock() -> None:
+    class Watched(LazyRegistry):
+        def __getattribute__(self, name: str) -> Any:
+            if name in guarded:
+                touched.add((f"read {name}", self._lock.locked()))
+            return super().__getattribute__(name)
+
+        def __setattr__(self, name: str, value: Any) -> None:
+            if name in guarded:
+                touched.add((f"write {name}", self._lock.locked()))
+            super().__setattr__(name, value)
+
+    guarded: set[str] = set()
+    touched: set[tuple[str, bool]] = set()
+    registry = Watched("thing", "things", (Exception,), {}, search=lambda group: [])
+    guarded |= {"_installed", "_generation"}
+    registry.refresh()
+    assert registry.names() == []
+    assert touched == {(f"{how} {name}", True) for how in ("read", "write") for name in guarded}
+
+
 def test_a_process_gets_one_connector(folder: Path, zoo: str, hub: Any, engine: Callable[..., Any]) -> None:
     (folder / "kvf_counted.py").write_text(
         f"import kvf_hub, {zoo}\n"
@@ -195,6 +219,30 @@ def test_a_process_gets_one_connector(folder: Path, zoo: str, hub: Any, engine: 
     results = run(*[initialise] * 8)
     assert len(hub.runs) == 1
     assert results == hub.runs * 8
+
+
+def test_who_begins_without_a_connector_waits_for_one_that_is_being_created(
+    folder: Path, zoo: str, hub: Any, engine: Callable[..., Any]
+) -> None:
+    (folder / "kvf_slow.py").write_text(
+        f"import kvf_hub, {zoo}\n"
+        f"class Slow({zoo}.Two):\n"
+        "    def __init__(self, vllm_config, role):\n"
+        "        super().__init__(vllm_config, role)\n"
+        "        kvf_hub.begun.set()\n"
+        "        kvf_hub.others.wait(0.2)\n"
+        "        kvf_hub.is_created = True\n"
+    )
+    hub.begun, hub.others, hub.is_created = threading.Event(), threading.Event(), False
+    KVConnectorFactory.register_connector("Slow", "kvf_slow", "Slow")
+
+    def begin_without() -> tuple[bool, bool]:
+        assert hub.begun.wait(PATIENCE_SECONDS)
+        with isolated_kv_transfer():
+            return hub.is_created, has_kv_transfer_group()
+
+    assert run(partial(ensure_kv_transfer_initialized, engine("Slow")), begin_without) == [None, (True, False)]
+    assert has_kv_transfer_group(), "it is there again"
 
 
 def test_who_shuts_a_connector_down_waits_for_who_does_so(

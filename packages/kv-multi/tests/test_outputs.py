@@ -174,6 +174,14 @@ def test_each_sees_its_own_transfers(scheduler):
     assert (output.finished_sending, output.finished_recving) == ({"b"}, {"a"})
 
 
+def test_the_end_of_a_load_that_nobody_is_known_to_do_is_told_to_all(scheduler):
+    multi, *children = scheduler()
+    multi.update_connector_output(KVConnectorOutput(finished_recving={"a", "b"}, failed_recving={"a"}))
+    assert [(seen(one).finished_recving, seen(one).failed_recving) for one in children] == [
+        ({"a", "b"}, {"a"})
+    ] * 2
+
+
 # -- handshakes ------------------------------------------------------------------------------------
 
 

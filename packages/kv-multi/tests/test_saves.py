@@ -208,6 +208,8 @@ def test_who_holds_is_told_in_the_order_of_the_children():
     holds.add("r", [0])
     holds.check(9)
     assert holds.tell() == {"r": (0, 8)}
+    holds.add("r", [4])
+    assert (holds.holders("r"), holds.tell()) == ((0, 4, 8), {"r": (0, 4, 8)})
 
 
 def test_what_another_life_did_is_not_told():

@@ -47,6 +47,7 @@ WRONG: list[tuple[str, Callable[[MediumGuard], object], object, str]] = [
     ("lookup", lambda g: g.lookup(A, REQUEST), True, "True, expected a LookupResult"),
     ("lookup", lambda g: g.lookup_prefix([A], REQUEST), None, "None, expected a LookupResult"),
     ("prepare_load", lambda g: g.prepare_load([A], REQUEST), [1], "[1], expected a LoadStoreSpec"),
+    ("prepare_store", lambda g: g.prepare_store([A], REQUEST), [A], f"{[A]}, expected a PrepareStoreOutput"),
 ]
 
 
@@ -209,11 +210,11 @@ def test_nothing_in_use_leaves_or_has_its_place_given_away(what: str) -> None:
     assert notes.taken == [gives]
 
 
-@pytest.mark.parametrize("places", [LoadStoreSpec(), BlockIDsLoadStoreSpec([5, 6])])
+@pytest.mark.parametrize("places", [LoadStoreSpec(), *map(BlockIDsLoadStoreSpec, ([5], [5, 6, 7]))])
 def test_places_that_are_not_one_number_for_each_chunk_are_unknown(places: LoadStoreSpec) -> None:
     manager, guard, notes = guarded()
     manager.answer = places
-    guard.prepare_load([A], REQUEST)
+    guard.prepare_load([A, B], REQUEST)
     manager.answer = PrepareStoreOutput([C], LoadStoreSpec(), [A])
     guard.prepare_store([C], REQUEST)
     assert notes.taken == [
@@ -349,6 +350,7 @@ def test_what_was_answered_is_not_offered_again_and_again() -> None:
     manager, guard, notes = guarded()
     manager.answer = stored([], [])
     first, second = ReqContext("r1"), ReqContext("r2")
+    guard.prepare_store([], first)
     for context in (first, second, first):
         for _ in range(MOST_OFFERS):
             guard.prepare_store([A], context)

@@ -82,7 +82,8 @@ def test_with_a_draft_model_somebody_computed_what_comes_after_a_hit(known: int,
 def test_a_session_comes_again_with_all_the_prompt_that_it_had_in_the_end() -> None:
     """Or with its only one, if it never went on; and it isn't a session then."""
     turns = (Turn(4, 2, 3), Turn(9, 1, 1))
-    specs = [RequestSpec(f"r{n}", n, 5 + n, 2, 3, 4, salt="s", adapter="a", turns=turns) for n in (1, 2, 3)]
+    same = {"salt": "s", "adapter": "a", "image": "i", "image_at": 3}
+    specs = [RequestSpec(f"r{n}", n, 5 + n, 2, 3, 4, turns=turns, **same) for n in (1, 2, 3)]
     once, twice, thrice = ended = [SimRequest(spec, 4, 40) for spec in specs]
     for session in (twice, thrice, thrice):
         session.begin_turn()
@@ -92,7 +93,7 @@ def test_a_session_comes_again_with_all_the_prompt_that_it_had_in_the_end() -> N
     for spec, session, more in zip(came, (thrice, twice), (0, 1), strict=False):
         prompt = session.prompt_token_ids
         assert (list(spec.prompt[: len(prompt)]), len(spec.prompt)) == (prompt, len(prompt) + more)
-        assert (spec.salt, spec.adapter, spec.turns) == ("s", "a", None)
+        assert ({name: getattr(spec, name) for name in same}, spec.turns) == (same, None)
     came.clear()
     judge(Engine([once], lambda spec: came.append(spec)))
     assert came[0] == replace(once.spec, output_tokens=1, max_tokens=1, turns=None)

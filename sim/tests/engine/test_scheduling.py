@@ -238,9 +238,12 @@ def test_a_step_says_whether_it_loads_and_its_blocks_whose_they_are(has: int, lo
 
 @pytest.mark.parametrize("has", [(8, False), (8, True), (None, False)])
 def test_who_skips_the_cache_computes_all_of_it_whatever_the_connector_has(has: tuple[int | None, bool]) -> None:
+    """And whatever the engine's own cache has."""
     made = Steps()
+    made.add("r0", 9, shared=9)
+    made.step()
     made.connector.has["r1"] = has
-    made.add("r1", 9, skip_reading_prefix_cache=True)
+    made.add("r1", 9, shared=9, skip_reading_prefix_cache=True)
     assert (made.schedule(), made.queues) == ({"r1": 9}, (["r1"], [], []))
     assert not made.under_way[-1].output.has_sync_kv_loads
 

@@ -128,6 +128,20 @@ def test_stretches_are_joined_as_a_loop_over_the_pages_of_a_run_says(data):
         assert [*found] == [*map(tuple, expected)]
 
 
+@pytest.mark.parametrize(
+    ("groups", "pages"),
+    [
+        ([], []),
+        ([2, 2], [(2, [0, 1])]),
+        ([0, 0, 2], [(0, [0, 1]), (2, [2])]),
+        ([2, 0, 2], [(0, [1]), (2, [0, 2])]),
+    ],
+)
+def test_the_pages_of_a_job_by_group(groups, pages):
+    places = np.arange(len(groups))
+    assert [(group, places[chosen].tolist()) for group, chosen in by_group(np.array(groups, int))] == pages
+
+
 def test_stretches_of_a_page_stay_in_their_order_in_a_large_job():
     [parts] = plan_of(Shape(1, 2, (Tensor(4), Tensor(8)), (((0, 4), (1, 8)),))).parts
     runs = np.repeat(np.arange(100), [1, 2] * 50)

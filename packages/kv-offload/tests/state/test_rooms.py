@@ -119,7 +119,7 @@ def test_a_manager_that_cannot_be_limited_will_do_for_stages_of_one_size(manager
 @pytest.mark.parametrize(
     ("kind", "rooms"),
     [
-        (StrictManager, (RankRoom(32, 9), RankRoom(48, 6))),
+        (StrictManager, (RankRoom(48, 6), RankRoom(32, 9))),
         (StrictManager, (RankRoom(48, 6), RankRoom(48, 6))),
         (Limited, (RankRoom(32, 9), RankRoom(48, None))),
     ],

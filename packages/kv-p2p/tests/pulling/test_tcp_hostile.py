@@ -217,7 +217,7 @@ class TestSoManyAtOnce:
             send_frame(connection, {"op": "done"})
             there.wait_for(lambda: sorted(there.served) == ["g", "h"])
         for one in silent:
-            one.close()
+            reset(one)
         wait_for(lambda: not there.wire.server._silent)
 
     def test_are_heard_and_who_waits_then_does_not_keep_a_wire_from_being_closed(self, worker, monkeypatch):

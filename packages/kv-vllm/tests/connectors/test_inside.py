@@ -1,7 +1,6 @@
 """Ours as vLLM finds and asks them: by its factory, by its classes, by its configuration."""
 
 from contextlib import nullcontext
-from functools import partial
 from types import SimpleNamespace
 
 import pytest
@@ -137,76 +136,6 @@ def test_who_knows_that_ranks_share_the_tokens_of_a_block(base, name, shares_tok
     import kv_vllm
 
     assert getattr(kv_vllm, f"{name}Connector").shares_tokens is shares_tokens
-
-
-def test_deprecated_metrics_count_the_same(base):
-    from kv_offload import OffloadingConnectorStats
-    from kv_offload.metrics import LOAD_BYTES, LOAD_SIZE, STORE_BYTES
-    from kv_offload_cpu import CPUOffloadingSpec
-    from kv_vllm.connectors.prom import DeprecatedToo
-
-    prometheus = pytest.importorskip("prometheus_client")
-    registry = prometheus.CollectorRegistry()
-    known = (prometheus.Gauge, prometheus.Counter, prometheus.Histogram)
-    kinds = {kind: partial(kind, registry=registry) for kind in known}
-    config = SimpleNamespace(kv_transfer_config=None)
-    metrics = DeprecatedToo(config, kinds, ["engine"], {0: ["0"]}, CPUOffloadingSpec, {})
-    stats = OffloadingConnectorStats()
-    stats.increase(LOAD_BYTES, 5)
-    stats.increase(STORE_BYTES, 7)
-    stats.observe(LOAD_SIZE, 5)
-    metrics.observe(stats.to_dict())
-
-    def value(name, **labels):
-        return registry.get_sample_value(name, {"engine": "0", **labels})
-
-    assert value("vllm:kv_offload_total_bytes_total", transfer_type="CPU_to_GPU") == 5
-    assert value("vllm:kv_offload_total_bytes_total", transfer_type="GPU_to_CPU") == 7
-    assert value("vllm:kv_offload_size_count", transfer_type="CPU_to_GPU") == 1
-    assert value("vllm:kv_offload_size_count", transfer_type="GPU_to_CPU") == 0
-    assert value("vllm:kv_offload_load_bytes_total") == 5
-
-
-def test_all_deprecated_metrics_by_engine(base):
-    from kv_offload import OffloadingConnectorStats, TransferStats
-    from kv_offload.metrics import SIZE_BUCKETS
-    from kv_offload_cpu import CPUOffloadingSpec
-    from kv_vllm.connectors.prom import DeprecatedToo
-
-    prometheus = pytest.importorskip("prometheus_client")
-    registry, transfers = prometheus.CollectorRegistry(), TransferStats()
-    transfers.load.record(5, 0.5)
-    transfers.load.record(6, 0.25)
-    transfers.store.record(7, 2.0)
-    stats = OffloadingConnectorStats()
-    stats.add_transfers(transfers)
-    known = (prometheus.Gauge, prometheus.Counter, prometheus.Histogram)
-    kinds = {kind: partial(kind, registry=registry) for kind in known}
-    engines = {0: ["0"], 1: ["1"]}
-    config = SimpleNamespace(kv_transfer_config=None)
-    metrics = DeprecatedToo(config, kinds, ["engine"], engines, CPUOffloadingSpec, {})
-    metrics.observe(stats.to_dict(), 1)
-    metrics.observe({})
-    loaded_bytes = [registry.get_sample_value("vllm:kv_offload_load_bytes_total", {"engine": e}) for e in "01"]
-    assert loaded_bytes == [None, 11]
-    names = {f"vllm:kv_offload_{name}" for name in ("total_bytes", "total_time", "size")}
-    families = [family for family in registry.collect() if family.name in names]
-    samples = [sample for family in families for sample in family.samples]
-    seen = {
-        (sample.name.removeprefix("vllm:kv_offload_"), *sample.labels.values()): sample.value
-        for sample in samples
-        if not sample.name.endswith(("_created", "_bucket"))
-    }
-    loaded, stored = (11, 0.75, 2, 11), (7, 2.0, 1, 7)
-    parts = ("total_bytes_total", "total_time_total", "size_count", "size_sum")
-    assert seen == {
-        (part, engine, way): told[place] if engine == "1" else 0
-        for place, part in enumerate(parts)
-        for engine in ("0", "1")
-        for way, told in (("CPU_to_GPU", loaded), ("GPU_to_CPU", stored))
-    }
-    buckets = {float(sample.labels["le"]) for sample in samples if sample.name.endswith("_bucket")}
-    assert buckets == {*SIZE_BUCKETS, float("inf")}
 
 
 class Halves:

@@ -20,7 +20,7 @@ from kv_sim.violation import TestbedError as OwnError  # pytest takes it for a t
 from kv_vllm.driver.crash import crashes
 from kv_vllm.driver.ledger import Ledger, Twin
 from kv_vllm.driver.subjects import OUR_SUBJECTS, offloading, ours
-from kv_vllm.driver.view import BlocksView, SchedulerView
+from kv_vllm.driver.view import BlocksView, Ended, SchedulerView
 
 
 def broken(error):
@@ -106,6 +106,21 @@ def test_a_twin_is_in_the_turn_that_its_request_is_in(ledger, prompt_tokens, tur
     assert twin.turn == turn
 
 
+def test_who_arrives_is_in_the_books_with_vllms_hashes(ledger):
+    """Here of half a block each. Events may name them by their ends."""
+    twin = Twin(RequestSpec("z", 0, 10, 0, 1, 1), 4, 64, hashes_per_block=2)
+    hashes = [bytes([end] * 9) for end in range(32)]
+    twin.take_hashes(lambda tokens: hashes[: len(tokens) // twin.tokens_per_hash])
+    assert (twin.tokens_per_hash, twin.block_hashes, len(twin.future)) == (2, hashes[:5], 64)
+    ledger.arrived(twin)
+    assert ledger.twins["z"] is twin
+    event = type("BlockStored", (SimpleNamespace,), {})
+    told = {"token_ids": [], "block_size": 4, "lora_id": None, "medium": "CPU", "lora_name": None}
+    end = int.from_bytes(hashes[3][1:])
+    ledger.announced([event(block_hashes=[end], parent_block_hash=None, **told)])
+    assert list(ledger._mirror.blocks) == [("CPU", None, hashes[3])]
+
+
 def test_who_has_blocks_of_any_group_has_tables():
     tables = {"a": ([1], []), "b": ([], []), "c": ([2], [3, 4])}
     manager = SimpleNamespace(get_block_ids=tables.get)
@@ -137,6 +152,15 @@ def test_what_a_load_may_write_is_known_at_the_allocation(ledger, local, externa
     assert ledger.twins["a"].awaits_load == (is_async and external > 0)
     ledger.begin_step()
     assert (ledger.async_targets, ledger.sync_targets) == ([], {})
+
+
+def test_new_blocks_that_are_still_in_use_are_poisoned_if_no_load_fills_them(ledger):
+    ledger.begin_step()
+    for name, table, match in (("a", [1, 2], (4, True)), ("b", [3, 4], (4, False))):
+        ledger.matched(name, 0, match)
+        ledger.allocated(name, (table,), 4)
+    ledger.fresh += [5, 4, 2, 1, 5, 6, 3]
+    assert ledger.poison([1, 2, 3, 4, 5, 7]) == ([5, 4, 2], [1, 3])
 
 
 @pytest.mark.parametrize("registers", [None, False, True])
@@ -188,6 +212,8 @@ def test_the_ends_of_prompts_that_a_step_hands_over_are_that_steps(ledger):
     assert ledger.handed == [("a", 3, 2), ("b", 6, 3)]
     ledger.begin_step()
     assert ledger.handed == []
+    ledger.begin_step()
+    assert ledger.step == 2
 
 
 def test_what_ended_is_told_in_order(ledger):
@@ -256,6 +282,28 @@ def test_the_modules_of_a_subject_are_there(subject):
     extra = subject.extra_config
     modules = [subject.module_path, *([extra["spec_module_path"]] if "spec_name" in extra else [])]
     assert all(find_spec(module) for module in modules if module.startswith("kv_vllm."))
+
+
+@pytest.mark.parametrize("answer", [False, True])
+def test_what_checkers_read_of_vllms_scheduler_is_its_own(ledger, answer):
+    evicted = []
+    manager = SimpleNamespace(
+        block_pool=SimpleNamespace(evict_blocks=evicted.append), reset_prefix_cache=lambda: answer
+    )
+    waiting = [SimpleNamespace(request_id=name) for name in "fb"]
+    vllm = SimpleNamespace(
+        kv_cache_manager=manager, requests="fcb", kv_holding_waiting=waiting, deferred_frees=["a step's"]
+    )
+    ledger.begin_step()
+    seen = SchedulerView(vllm, ledger, "connector")
+    seen.blocks.block_pool.evict_blocks({1, 2})
+    assert evicted == [{1, 2}]
+    assert seen.blocks.block_pool.reset() is answer
+    assert list(seen.requests.items()) == [(name, ledger.twins[name]) for name in "fcb"]
+    assert seen.holding == [ledger.twins["f"], ledger.twins["b"]]
+    assert (seen.deferred_frees, seen.num_steps, seen.connector) == (["a step's"], 1, "connector")
+    ledger.finished(ended("a"), False)
+    assert [twin.request_id for twin in Ended(ledger).ended] == ["a"]
 
 
 def test_a_recount_finds_every_reference():
