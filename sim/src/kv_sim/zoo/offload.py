@@ -32,6 +32,7 @@ class PartedScheduler(OffloadingSchedulerSide):
     """kv-offload's scheduler side, with parts that can be replaced."""
 
     matching: ClassVar[type[Matching]] = Matching
+    progress: ClassVar[type[Progress]] = Progress
     storing: ClassVar[type[Storing]] = Storing
     handed_states: ClassVar[type[HandedStates]] = HandedStates
     tails: ClassVar[type[Tails]] = Tails
@@ -52,6 +53,12 @@ class PartedScheduler(OffloadingSchedulerSide):
         if self._tails is not None:
             self._tails = self.tails(self._books)
         self._outcomes = self.outcomes(self._books)
+
+    def on_new_request(self, request: Request) -> None:
+        super().on_new_request(request)
+        if self.progress is not Progress:
+            state = self._books.states[request.request_id]
+            state.progress = self.progress(self._books.layout, state.context, self._books.block_index)
 
 
 # -- stores ------------------------------------------------------------------------------------
@@ -110,10 +117,7 @@ class _SkipsChunks(Progress):
 
 
 class _OneChunkAStep(PartedScheduler):
-    def on_new_request(self, request: Request) -> None:
-        super().on_new_request(request)
-        state = self._books.states[request.request_id]
-        state.progress = _SkipsChunks(self._books.layout, state.context, self._books.block_index)
+    progress = _SkipsChunks
 
 
 class OneChunkAStep(TimedOffloadingConnector):
@@ -130,10 +134,7 @@ class _EndsWindowsEarly(Progress):
 
 
 class _WindowEndsNotStored(PartedScheduler):
-    def on_new_request(self, request: Request) -> None:
-        super().on_new_request(request)
-        state = self._books.states[request.request_id]
-        state.progress = _EndsWindowsEarly(self._books.layout, state.context, self._books.block_index)
+    progress = _EndsWindowsEarly
 
 
 class WindowEndsNotStored(TimedOffloadingConnector):

@@ -53,10 +53,7 @@ class _OneHashEarly(Progress):
 
 
 class _KeysOneHashEarly(PartedScheduler):
-    def on_new_request(self, request: Request) -> None:
-        super().on_new_request(request)
-        state = self._books.states[request.request_id]
-        state.progress = _OneHashEarly(self._books.layout, state.context, self._books.block_index)
+    progress = _OneHashEarly
 
 
 class KeysOneHashEarly(TimedOffloadingConnector):
