@@ -49,7 +49,11 @@ def root_hash(salt: str | None, adapter: str | None) -> int:
 
 def next_hash(previous: int, token: int) -> int:
     """The hash after one more token."""
-    return mix((previous * 0x9E3779B97F4A7C15 + token + 1) & MASK)
+    value = (previous * 0x9E3779B97F4A7C15 + token + 1) & MASK
+    # As `mix` does; a world hashes so many tokens that a call more for each would be seen.
+    value = ((value ^ (value >> 30)) * 0xBF58476D1CE4E5B9) & MASK
+    value = ((value ^ (value >> 27)) * 0x94D049BB133111EB) & MASK
+    return value ^ (value >> 31)
 
 
 def prefix_hashes(root: int, tokens: Sequence[int]) -> list[int]:
