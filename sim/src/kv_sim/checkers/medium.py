@@ -229,8 +229,8 @@ class MediumGuard:
             if not isinstance(some, Collection) or not all(isinstance(key, bytes) for key in some):
                 self._fail(f"{method} answered {name}={some!r}, expected a list of keys, which are bytes")
                 return
-        stored, evicted = list(answer.keys_to_store), set(answer.evicted_keys)
-        strange = [key for key in stored if key not in keys]
+        stored, evicted, offered = list(answer.keys_to_store), set(answer.evicted_keys), set(keys)
+        strange = [key for key in stored if key not in offered]
         if strange or len(set(stored)) < len(stored):
             what = f"{len(strange)} that weren't offered" if strange else "some of them twice"
             self._fail(f"{method} stores {len(stored)} chunks of {len(keys)} that were offered, {what}")

@@ -8,7 +8,6 @@ seed gives the same bytes everywhere.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import lru_cache
 from hashlib import blake2b
 from typing import Final, TypeAlias
 
@@ -74,11 +73,10 @@ class Image:
     """The position of the token."""
 
 
-@lru_cache(maxsize=512)
 def whole_story(
     root: int, prompt: tuple[int, ...], length: int, image: Image | None = None
 ) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """The tokens of a request up to some length, and the hash after each; cached, since shrinking repeats them."""
+    """The tokens of a request up to some length, and the hash after each."""
     seen = list(prompt)
     if image is not None and image.at < len(seen):
         seen[image.at] = mix(hash_text(image.name) ^ seen[image.at])
