@@ -101,8 +101,11 @@ def test_nobody_looks_at_calls_that_are_not_passed_on(name: str) -> None:
     methods = {method for method in dir(KVConnectorBase_V1) if not method.startswith("_")}
     assert HEARD - methods == {"request_finished_all_groups"}
     nothing: Any = None  # an argument that anybody who looks at it fails at
+    world.tickets._carries["r1"] = "ticket"  # what a reset and a step change, which have nothing to look at
+    world.tickets._untold.add("ticket")
     for method in methods - HEARD:
         world._called(world.sites[0], Call(0, "scheduler", method, nothing, nothing))
+    assert (world.tickets._stale, world.tickets._untold) == (set(), {"ticket"})
     world.break_off(None)
 
 
