@@ -160,6 +160,8 @@ def test_what_is_counted_has_names_of_its_own():
 
 
 def test_levels_are_not_added_up():
+    gauges = {name for name, metric in METRICS.items() if isinstance(metric, OffloadingGaugeMetadata)}
+    assert gauges == {*FileOffloadingStats.levels}
     made = manager()
     made.prepare_store(make_keys([1, 2]), REQUEST)
     first = made.get_stats()
