@@ -14,8 +14,9 @@ as the engine goes on     by ``engine/``: events and what workers report (``acco
                           (``tickets``)
 at rest                   by ``at_rest``, which lets everything end before: what is left (``conservation``),
                           the ranks beside each other (``geometry``), what is still found (``hits``; of what
-                          came last, ``recent``; of what another engine stored, ``sharing``), by ``asking``
-                          again, what must not be found (``almost_equal``), and the ``room`` of a medium
+                          came last, ``recent``; of what another engine stored, ``sharing``; of what can't be
+                          loaded, ``given_up``), by ``asking`` again, what must not be found
+                          (``almost_equal``), and the ``room`` of a medium
 when the engine ends      ``ending``, and what is then ``left_open``
 ========================= =================================================================================
 """

@@ -224,6 +224,7 @@ _OFFLOADED: Final = (
     plant(offload.WindowEndsNotStored, "", _I.HITS, _FENCED),
     plant(offload.FailedStoreReadable, "", _I.CONTENT, _FENCED),
     plant(offload.BadChunkPromisedAgain, "LMCache#3388", _I.LIVENESS, _FENCED),
+    plant(offload.BadChunkLeftToOthers, "", _I.HITS, _FENCED),
     plant(offload.LoadsPinNothing, "LMCache#993", _I.OWNERSHIP, _FENCED, _I.CONTENT, _I.LIVENESS),
     plant(offload.SubChunkOffsetIgnored, "#28950", _I.CONTENT, _CHUNKS),
     plant(offload.FailureKnowsOneGroup, "#45474", _I.PROTOCOL, _FENCED, _I.CONTENT),
