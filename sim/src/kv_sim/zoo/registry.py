@@ -143,6 +143,7 @@ _SEVERAL: Final = (
     plant(multi.EventsOfTheFirst, "", _I.ACCOUNTING, SUBJECTS["offload+offload"]),
     plant(multi.SourcesUnknown, "", _I.ACCOUNTING, SUBJECTS["later+memory"]),
     plant(multi.StatsByClass, "", _I.ACCOUNTING, several(offloading(), offloading(blocks_per_chunk=2))),
+    plant(multi.StatsOfTheLastStep, "", _I.ACCOUNTING, several(offloading(), offloading(blocks_per_chunk=2))),
 )
 
 _FENCED: Final = offloading(without=frozenset({Trait.LOSSES, Trait.ZEROING}), hold_blocks="never")
