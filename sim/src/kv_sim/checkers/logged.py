@@ -32,8 +32,10 @@ class Logged:
 
     def add(self, stats: KVConnectorStats) -> None:
         """Add the stats of a step, and check the sums of bytes by vLLM's names, of each child of the connector."""
+        if stats.is_empty():
+            return
         rebuilt = self._connector.build_kv_connector_stats(deepcopy(stats.to_dict()))
-        if rebuilt is None or rebuilt.is_empty():
+        if rebuilt is None:
             return
         self._expected.update(_sums_of(rebuilt))
         self._added = rebuilt if self._added is None else self._added.aggregate(rebuilt)
