@@ -9,7 +9,7 @@ from kv_p2p_fake_wire import FakeWire, World, hold, pull, received, sent
 from kv_api import KVConnectorTransferResults
 from kv_p2p.clock import read_clock
 from kv_p2p.pulling.metadata import P2PMetadata
-from kv_p2p.pulling.worker import IDLE_SECONDS, P2PWorkerSide
+from kv_p2p.pulling.worker import IDLE_SECONDS, QUIET_SECONDS, P2PWorkerSide
 
 NOTHING = KVConnectorTransferResults()
 POLL = ("poll",)
@@ -99,6 +99,23 @@ class TestHolds:
         assert world.step() == (NOTHING, [POLL])
         world.now += 50
         assert world.step()[0] == sent("b")
+
+    def test_many_whose_time_is_over_are_told_of_together(self, world, caplog):
+        said = "request {}: its blocks{} were not pulled and are free again".format
+        for nth, name in enumerate("abcdef"):
+            world.step(holds=[hold(name), hold(f"{name}2")] if name == "a" else [hold(name)])
+            world.now += 0 if nth % 2 else 10
+        world.now += OPTIONS.hold_seconds - 30
+        assert world.step()[0] == sent("a", "a2")
+        assert caplog.messages == [said("a", ", and those of 1 more,")]
+        for ended in (("b", "c"), ("d", "e"), ("f",)):
+            world.now += 10
+            assert world.step()[0] == sent(*ended)
+        assert len(caplog.messages) == 1
+        world.now += QUIET_SECONDS - 30
+        world.step()
+        world.step()
+        assert caplog.messages[1:] == [said("b", ", and those of 4 more,")]
 
     def test_one_that_is_read_ends_later(self, world):
         world.step(holds=[hold("a")])

@@ -5,6 +5,7 @@ long. Either is reported only when nobody touches the blocks any more; until the
 """
 
 from collections.abc import Callable, Collection
+from math import inf
 from typing import Any, Final, NamedTuple
 
 from kv_api import (
@@ -33,6 +34,9 @@ from kv_p2p.pulling.wire import Wire
 
 IDLE_SECONDS: Final = 0.002
 """Seconds that a step that computes nothing waits for the wire, so that an idle engine doesn't spin."""
+QUIET_SECONDS: Final = 60.0
+"""Seconds between two warnings of holds that were not pulled, at least: where a router or a consumer has gone, all
+end that way, and a line for each would hide whatever else is logged."""
 
 MakeWire = Callable[[KVCaches], Wire]
 
@@ -73,6 +77,9 @@ class P2PWorkerSide(WorkerSide):
         """Whether failed pulls are reported only by request: with several groups no engine accepts failed
         blocks."""
         self._unfilled: set[int] = set()
+        self._not_pulled: list[str] = []
+        """The requests whose holds were withdrawn, and of which no warning has told yet."""
+        self._quiet_until = -inf
         self._stats = P2PStats()
 
     @property
@@ -151,12 +158,22 @@ class P2PWorkerSide(WorkerSide):
         now = self.clock()
         for hold, end in list(self._held.values()):
             if end <= now and self.wire.withdraw(hold.hold_id):
-                warn("request %s: its blocks were not pulled and are free again", hold.request_id)
+                self._not_pulled.append(hold.request_id)
                 self._end_hold(hold.hold_id, results, EXPIRED_HOLDS)
+        self._warn_of_what_was_not_pulled(now)
         for pull, _, end in list(self._pulling.values()):
             if end <= now and self.wire.give_up(pull.request_id):
                 reason = f"no end within {self._options.pull_seconds} seconds"
                 self._fail_pull(pull.request_id, reason, results)
+
+    def _warn_of_what_was_not_pulled(self, now: float) -> None:
+        if not self._not_pulled or now < self._quiet_until:
+            return
+        first, *others = self._not_pulled
+        more = f", and those of {len(others)} more," if others else ""
+        warn("request %s: its blocks%s were not pulled and are free again", first, more)
+        self._not_pulled.clear()
+        self._quiet_until = now + QUIET_SECONDS
 
     def _end_hold(self, hold_id: str, results: KVConnectorTransferResults, counted: str) -> None:
         request_id = self._request_of.pop(hold_id, None)
