@@ -3,6 +3,7 @@
 import fcntl
 import json
 import os
+import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor, wait
 from dataclasses import replace
@@ -291,3 +292,35 @@ def test_a_folder_that_can_not_be(tmp_path):
     with pytest.raises(ConfigError, match=r"file_dir: Not a directory: .*file/"):
         home(tmp_path / "file")
     assert len(os.listdir("/proc/self/fd")) == len(before)
+
+
+FORKS = """
+import os, sys
+from kv_offload_file_rig import config
+from kv_offload_file.home import LockedHome
+home = LockedHome(sys.argv[1], config(sys.argv[1]), "")
+if not os.fork():
+    print("forked", flush=True)
+sys.stdin.read()
+print("ended")
+"""
+
+
+def test_a_forked_child_of_an_engine_that_was_killed_does_not_keep_its_home(tmp_path):
+    """Nor does it let go of the home of an engine that lives."""
+    forked = subprocess.Popen(
+        [sys.executable, "-c", FORKS, str(tmp_path)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
+    )
+    with forked:
+        assert forked.stdout.readline() == "forked\n"
+        with pytest.raises(ConfigError, match="is in use by another engine"):
+            home(tmp_path)
+        forked.kill()
+        forked.wait()
+        home(tmp_path).close()
+        forked.stdin.close()
+        assert forked.stdout.read() == "ended\n", "the child had ended before"
