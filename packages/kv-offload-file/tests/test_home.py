@@ -128,9 +128,9 @@ def test_it_says_what_its_bytes_mean(tmp_path):
 
 def test_one_engine_at_a_time(tmp_path):
     first = home(tmp_path)
+    by = rf"another engine \(process {os.getpid()}\)"
     with pytest.raises(
-        ConfigError,
-        match=r"file_dir: .*org_model-\w+ is in use by another engine; give each a file_dir or a file_tag",
+        ConfigError, match=rf"file_dir: .*org_model-\w+ is in use by {by}; give each a file_dir or a file_tag"
     ):
         home(tmp_path)
     home(tmp_path, tag="another").close()
@@ -278,6 +278,19 @@ def test_what_the_system_has_against_a_folder_is_said_of_a_file(tmp_path, monkey
     assert len(os.listdir("/proc/self/fd")) == len(before)
 
 
+@pytest.mark.parametrize("said", ["", "me"])
+def test_one_that_does_not_say_its_process(tmp_path, said):
+    """As an earlier version doesn't, and whoever has just locked the file."""
+    first = home(tmp_path)
+    (first.folder / "lock").write_text(said)
+    with pytest.raises(ConfigError, match="is in use by another engine; give"):
+        home(tmp_path)
+    first.close()
+    second = home(tmp_path)
+    assert (second.folder / "lock").read_text() == str(os.getpid())
+    second.close()
+
+
 def test_without_locks_no_folder_is_taken(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "fcntl", None)
     before = os.listdir("/proc/self/fd")
@@ -317,7 +330,7 @@ def test_a_forked_child_of_an_engine_that_was_killed_does_not_keep_its_home(tmp_
     )
     with forked:
         assert forked.stdout.readline() == "forked\n"
-        with pytest.raises(ConfigError, match="is in use by another engine"):
+        with pytest.raises(ConfigError, match=rf"is in use by another engine \(process {forked.pid}\)"):
             home(tmp_path)
         forked.kill()
         forked.wait()

@@ -31,6 +31,8 @@ class Home(Protocol):
         """Release the lock. May be repeated."""
 
 
+_MOST_PID_BYTES: Final = 20
+
 _LOCKED: Final[WeakSet["LockedHome"]] = WeakSet()
 """The homes that this process has locked."""
 
@@ -94,4 +96,12 @@ class LockedHome:
                 advice = "give each a file_dir or a file_tag of its own, or let them share (file_shared)"
             else:
                 advice = f"each of those that share has a number of its own (file_engine, here {self._engine})"
-            raise ConfigError(f"file_dir: {self.folder} is in use by another engine; {advice}") from None
+            by = f"another engine{self._said_of_its_process()}"
+            raise ConfigError(f"file_dir: {self.folder} is in use by {by}; {advice}") from None
+        os.ftruncate(self._fd, 0)
+        os.pwrite(self._fd, str(os.getpid()).encode(), 0)
+
+    def _said_of_its_process(self) -> str:
+        """Which process has the lock: it may be left of a server that was killed, and be ended by hand."""
+        pid = os.pread(self._fd, _MOST_PID_BYTES, 0)
+        return f" (process {int(pid)})" if pid.isdigit() else ""
