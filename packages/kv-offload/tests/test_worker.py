@@ -328,6 +328,20 @@ def test_a_load_that_takes_too_long(worker, monkeypatch, caplog):
     assert run(connector) == (results(), set(), OffloadingWorkerMetadata(late_jobs={5: 1}))
 
 
+def test_a_job_whose_end_is_heard_of_late_is_not_given_up(worker, monkeypatch):
+    """The engine was idle, or busy: its next step came when the time was over, and the copies had ended."""
+    now = [0.0]
+    monkeypatch.setattr(OffloadingWorkerSide, "clock", staticmethod(lambda: now[0]))
+    connector, medium = worker(load_timeout_seconds=10)
+    run(connector, {6: store()}, {5: load()})
+    medium.end(5)
+    medium.end(6)
+    now[0] = 60.0
+    told, invalid, meta = run(connector)
+    assert (told, invalid) == (results(recving={"a"}), set())
+    assert (meta.completed_jobs, meta.failed_jobs, meta.unended_jobs) == ({5: 1, 6: 1}, {}, {})
+
+
 @pytest.mark.parametrize("timeouts", [{"load_timeout_seconds": 10}, {"store_timeout_seconds": 10}])
 def test_a_store_that_takes_too_long_lets_go_of_its_blocks(worker, monkeypatch, caplog, timeouts):
     now = [3.0]
