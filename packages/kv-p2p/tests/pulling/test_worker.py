@@ -100,22 +100,30 @@ class TestHolds:
         world.now += 50
         assert world.step()[0] == sent("b")
 
-    def test_many_whose_time_is_over_are_told_of_together(self, world, caplog):
-        said = "request {}: its blocks{} were not pulled and are free again".format
-        for nth, name in enumerate("abcdef"):
-            world.step(holds=[hold(name), hold(f"{name}2")] if name == "a" else [hold(name)])
-            world.now += 0 if nth % 2 else 10
-        world.now += OPTIONS.hold_seconds - 30
-        assert world.step()[0] == sent("a", "a2")
-        assert caplog.messages == [said("a", ", and those of 1 more,")]
-        for ended in (("b", "c"), ("d", "e"), ("f",)):
-            world.now += 10
-            assert world.step()[0] == sent(*ended)
-        assert len(caplog.messages) == 1
-        world.now += QUIET_SECONDS - 30
-        world.step()
-        world.step()
-        assert caplog.messages[1:] == [said("b", ", and those of 4 more,")]
+    def test_of_many_whose_time_is_over_the_first_is_told_of_at_once(self, world, caplog):
+        """The others together, with the first one that ends after a pause."""
+        said = "request {}: its blocks were not pulled and are free again{}".format
+        begins = {
+            "a": 0,
+            "b": 0,
+            "c": 1,
+            "d": QUIET_SECONDS - 1,
+            "e": QUIET_SECONDS,
+            "f": 99,
+            "g": 2 * QUIET_SECONDS,
+        }
+        ends = {name: begin + OPTIONS.hold_seconds for name, begin in begins.items()}
+        told, begun = {}, world.now
+        for seconds in sorted({*begins.values(), *ends.values()}):
+            world.now = begun + seconds
+            world.step(holds=[hold(name) for name, begin in begins.items() if begin == seconds])
+            told |= {message: seconds for message in caplog.messages if message not in told}
+        assert told == {
+            said("a", ""): ends["a"],
+            said("e", ", and so are those of 3 before it"): ends["e"],
+            said("g", ", and so are those of 1 before it"): ends["g"],
+        }
+        assert len(caplog.messages) == 3 and not world.half.held_requests
 
     def test_one_that_is_read_ends_later(self, world):
         world.step(holds=[hold("a")])

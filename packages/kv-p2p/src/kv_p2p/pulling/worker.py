@@ -77,8 +77,8 @@ class P2PWorkerSide(WorkerSide):
         """Whether failed pulls are reported only by request: with several groups no engine accepts failed
         blocks."""
         self._unfilled: set[int] = set()
-        self._not_pulled: list[str] = []
-        """The requests whose holds were withdrawn, and of which no warning has told yet."""
+        self._untold = 0
+        """How many holds were withdrawn since the last warning of one."""
         self._quiet_until = -inf
         self._stats = P2PStats()
 
@@ -158,22 +158,20 @@ class P2PWorkerSide(WorkerSide):
         now = self.clock()
         for hold, end in list(self._held.values()):
             if end <= now and self.wire.withdraw(hold.hold_id):
-                self._not_pulled.append(hold.request_id)
+                self._tell_of_what_was_not_pulled(hold.request_id, now)
                 self._end_hold(hold.hold_id, results, EXPIRED_HOLDS)
-        self._warn_of_what_was_not_pulled(now)
         for pull, _, end in list(self._pulling.values()):
             if end <= now and self.wire.give_up(pull.request_id):
                 reason = f"no end within {self._options.pull_seconds} seconds"
                 self._fail_pull(pull.request_id, reason, results)
 
-    def _warn_of_what_was_not_pulled(self, now: float) -> None:
-        if not self._not_pulled or now < self._quiet_until:
+    def _tell_of_what_was_not_pulled(self, request_id: str, now: float) -> None:
+        if now < self._quiet_until:
+            self._untold += 1
             return
-        first, *others = self._not_pulled
-        more = f", and those of {len(others)} more," if others else ""
-        warn("request %s: its blocks%s were not pulled and are free again", first, more)
-        self._not_pulled.clear()
-        self._quiet_until = now + QUIET_SECONDS
+        more = f", and so are those of {self._untold} before it" if self._untold else ""
+        warn("request %s: its blocks were not pulled and are free again%s", request_id, more)
+        self._untold, self._quiet_until = 0, now + QUIET_SECONDS
 
     def _end_hold(self, hold_id: str, results: KVConnectorTransferResults, counted: str) -> None:
         request_id = self._request_of.pop(hold_id, None)
