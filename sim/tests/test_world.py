@@ -2,14 +2,17 @@
 
 import json
 import pickle
+from functools import partial
 from itertools import product
 from random import Random
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from kv_sim_seeds import seeds
 
+from kv_api import KVConnectorBase_V1
 from kv_sim.actions import Action, Kind
 from kv_sim.config import WorldConfig
 from kv_sim.engine.request_spec import RequestSpec
@@ -17,9 +20,11 @@ from kv_sim.examples.catalogue import SUBJECTS
 from kv_sim.fuzz import Failure, replay, run_seed
 from kv_sim.guard import HistoryEnds
 from kv_sim.history.draws import config_for, draw_config
+from kv_sim.site import Call
 from kv_sim.subject import Subject
 from kv_sim.violation import Invariant, Referee, Violation
 from kv_sim.world import World
+from kv_sim.world_state import HEARD
 
 
 @pytest.mark.parametrize("name", ["memory", "later+patient", "offload-chunks"])
@@ -79,6 +84,26 @@ def test_what_is_taken_and_not_applied_leaves_no_record() -> None:
     assert (one.engine.num_steps, [*other.engine.scheduler.requests]) == (other.engine.num_steps, [])
     other.rest()
     assert other.history == []
+
+
+@pytest.mark.parametrize("name", ["offload", "p2p", "p2p-two-engines", "offload-file-shared"])
+def test_a_world_that_is_watched_hears_of_more_calls_and_does_the_same(name: str) -> None:
+    watched = partial(World, observe=lambda call: None)
+    for seed in seeds(3):
+        one, other = run_seed(SUBJECTS[name], seed), run_seed(SUBJECTS[name], seed, make_world=watched)
+        assert one.digest == other.digest
+        assert (one.coverage.pairs, one.coverage.situations) == (other.coverage.pairs, other.coverage.situations)
+
+
+@pytest.mark.parametrize("name", ["p2p", "shared"])
+def test_nobody_looks_at_calls_that_are_not_passed_on(name: str) -> None:
+    world = World(WorldConfig(engines=SUBJECTS[name].engines), SUBJECTS[name])
+    methods = {method for method in dir(KVConnectorBase_V1) if not method.startswith("_")}
+    assert HEARD - methods == {"request_finished_all_groups"}
+    nothing: Any = None  # an argument that anybody who looks at it fails at
+    for method in methods - HEARD:
+        world._called(world.sites[0], Call(0, "scheduler", method, nothing, nothing))
+    world.break_off(None)
 
 
 def test_a_digest_tells_what_was_done_although_nothing_came_of_it() -> None:

@@ -15,6 +15,7 @@ from kv_offload_file_rig import config
 from kv_api import ConfigError
 from kv_offload_file import home_folder
 from kv_offload_file.epoch import EpochFile
+from kv_offload_file.folder import home_of, number_of
 from kv_offload_file.home import LockedHome
 
 
@@ -109,6 +110,7 @@ def test_a_later_version_finds_the_folder_of_this_one():
         ("..", "model-"),
         ("", "model-"),
         ("x" * 300, "x" * 80 + "-"),
+        ("a/folder/" + "x" * 70 + "/the-model", "x" * 70 + "_the-model-"),
     ],
 )
 def test_the_folder_is_named_like_the_model_and_lies_in_that_of_the_user(tmp_path, model, begin):
@@ -117,6 +119,13 @@ def test_the_folder_is_named_like_the_model_and_lies_in_that_of_the_user(tmp_pat
     assert folder.parent == tmp_path
     assert folder.name.startswith(begin)
     assert len(folder.name) == len(begin) + 16
+
+
+def test_only_the_home_of_an_engine_has_its_number(tmp_path):
+    """A copy that somebody keeps beside it is no engine's."""
+    assert [number_of(home_of(tmp_path, number).name) for number in (0, 7, 10)] == [0, 7, 10]
+    for other in ("engine-1.old", "engine-01", "engine-", "engine--1", "an engine-1", "engine-1\n"):
+        assert number_of(other) is None
 
 
 def test_it_says_what_its_bytes_mean(tmp_path):

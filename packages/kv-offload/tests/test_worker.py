@@ -105,6 +105,16 @@ def test_the_end_of_jobs_is_told_once(worker):
     assert run(connector) == (results(), set(), None)
 
 
+@pytest.mark.parametrize(("size", "seconds"), [(0, 0.5), (1000, 0.0)])
+def test_what_took_no_time_or_moved_nothing_is_measured_too(worker, size, seconds):
+    """Only a medium that doesn't measure leaves a copy out."""
+    connector, medium = worker()
+    run(connector, {}, {2: load("b")})
+    medium.end(2)
+    medium.results = [TransferResult(2, True, size, seconds)]
+    assert run(connector)[2].transfer_stats.load == DirectionalTransferStats(size, seconds, [size])
+
+
 def test_blocks_are_held_until_the_last_store(worker):
     connector, medium = worker()
     run(connector, {1: store(is_held=True, is_computed=True), 2: store(is_held=True, is_computed=True)})
@@ -439,6 +449,7 @@ def test_metadata_joins():
         one.aggregate(object())
     reported = OffloadingWorkerMetadata({8: 1, 1: 1}).aggregate(two).completed_jobs
     assert [*reported] == [1, 3, 8]  # in the order of their beginning, whoever reports first
+    assert [*two.aggregate(OffloadingWorkerMetadata({8: 1, 1: 1})).completed_jobs] == [1, 3, 8]
     assert one.aggregate(two) == OffloadingWorkerMetadata(
         {1: 2, 2: 1, 3: 1}, {1: 1, 6: 1}, {3: 1, 4: 1}, {7: 2, 9: 2}, moved[2], {"odd": 3, "even": 4}
     )

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
+from functools import cached_property
 from math import gcd, lcm
 from typing import Any, Final, Literal
 
@@ -166,12 +167,12 @@ class WorldConfig:
         """The data type of an engine's model."""
         return "bfloat16" if self.stranger == "dtype" else "float32"
 
-    @property
+    @cached_property
     def is_unequal(self) -> bool:
         """Whether groups have blocks of several sizes."""
         return any(group.parts > 1 for group in self.groups)
 
-    @property
+    @cached_property
     def is_fine(self) -> bool:
         """Whether a hit may end within a block."""
         return self.hashes_per_block > 1 and not self.is_unequal
@@ -180,17 +181,17 @@ class WorldConfig:
         """Tokens of a block of a group."""
         return self.block_size // self.groups[group].parts
 
-    @property
+    @cached_property
     def blocks_per_span(self) -> int:
         """How many blocks of all groups together ``block_size`` tokens take."""
         return sum(group.parts for group in self.groups)
 
-    @property
+    @cached_property
     def has_tails(self) -> bool:
         """Whether states are kept, and handed over, within blocks."""
         return self.hashes_per_block > 1 and self.hands_over_states and self.groups == (GroupConfig(), STATE)
 
-    @property
+    @cached_property
     def writes_before_fences(self) -> bool:
         """Whether new blocks are written before ``handle_preemptions``."""
         return self.runner == 2 and (self.zero_new_blocks or self.is_fine)
@@ -200,7 +201,7 @@ class WorldConfig:
         """At how many of a block's hashes a connector's hit may end: with tails at each, otherwise at one."""
         return self.hashes_per_block if self.has_tails else 1
 
-    @property
+    @cached_property
     def world_size(self) -> int:
         """How many workers there are."""
         return self.tp_size * self.pp_size
@@ -225,7 +226,7 @@ class WorldConfig:
         """Bytes of a block in all layers of a rank, for the group with the most layers there."""
         return max(self.layers_of(rank)) * self.page_bytes
 
-    @property
+    @cached_property
     def most_layers(self) -> int:
         """Layers of a group on the rank that has the most of them."""
         return max(max(self.layers_of(rank)) for rank in range(0, self.world_size, self.tp_size))
@@ -235,7 +236,7 @@ class WorldConfig:
         """Bytes of host memory, of all workers together."""
         return self.host_slots * self.most_layers * self.page_bytes * self.world_size
 
-    @property
+    @cached_property
     def max_model_len(self) -> int:
         """Tokens of the longest request that the engine accepts: it fits alone, with blocks to copy from.
 
@@ -244,7 +245,7 @@ class WorldConfig:
         spare = 3 if self.has_tails else int(self.is_fine)
         return (self.num_blocks - 1 - spare) // self.blocks_per_span * self.block_size
 
-    @property
+    @cached_property
     def longest_request(self) -> int:
         """The most tokens of a request that always ends, whether they are computed or loaded; no more are drawn.
 
@@ -278,7 +279,7 @@ class WorldConfig:
         """Whether the engine drops the last block of a hit, for its draft model. A connector may do so, too."""
         return self.drafter in ("eagle", "mtp") and self.spec_tokens > 0
 
-    @property
+    @cached_property
     def max_concurrent_steps(self) -> int:
         """How many steps may be in flight at once."""
         return self.run_ahead + 1

@@ -31,7 +31,8 @@ def come_to_rest(world: WorldState) -> bool:
     fewest_left = _left(world)  # turns and ends of requests
     steps_without_end = 0  # steps since the last turn or end
     _wake_engines(world)
-    while steps_without_end < most_steps(world):
+    most = most_steps(world)
+    while steps_without_end < most:
         for site in world.sites:
             _finish_steps(world, site)
         working = [site for site in world.sites if site.engine.has_work]  # a held request counts as work

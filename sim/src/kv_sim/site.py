@@ -4,7 +4,7 @@ The world has what its engines share: arriving requests, the router that takes t
 the checker of these tickets, coverage, and the history.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Set
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -57,14 +57,16 @@ class Site:
         engine_class: type[Engine],
         shared: Shared,
         called: Called,
+        heard: Set[str] | None = None,
     ) -> None:
+        """``heard``: the methods of the connector whose calls are passed on to ``called``; None: all."""
         self.place = place
         self.config = config
         self.subject = subject
         self.tickets, self.coverage = shared.tickets, shared.coverage
         self.referee = shared.referee if place.count == 1 else Referee(place.words, shared.referee.switched_off)
         self.counted = Counted(self.referee, is_on=Trait.COUNTS in subject.traits)
-        self.engine = engine_class(config, subject, self.referee, self._log(called), place)
+        self.engine = engine_class(config, subject, self.referee, self._log(called, heard), place)
         self.effects = Effects(self.engine, config, shared.coverage)
         self.shares_with: list[Site] = []
         """The other engines with the same store, whose chunks must be found here."""
@@ -92,8 +94,14 @@ class Site:
             if self.shares_with and self.engine.served.is_of_others(request, start, start + call.args[2]):
                 self.coverage.situation(LENT)
 
-    def _log(self, called: Called) -> LogCall:
-        return lambda *call: called(self, Call(self.place.number, *call))
+    def _log(self, called: Called, heard: Set[str] | None) -> LogCall:
+        number = self.place.number
+
+        def log(side: str, method: str, args: tuple[Any, ...], answer: Any) -> None:
+            if heard is None or method in heard:
+                called(self, Call(number, side, method, args, answer))
+
+        return log
 
     @property
     def where(self) -> dict[str, int]:

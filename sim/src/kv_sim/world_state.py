@@ -8,13 +8,13 @@ import json
 from collections.abc import Callable
 from hashlib import blake2b
 from random import Random
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Final
 
 from kv_sim.actions import Action, Kind
 from kv_sim.checkers.ending import Ending
 from kv_sim.checkers.medium import guard_media
 from kv_sim.checkers.medium_worker import guard_workers
-from kv_sim.checkers.tickets import ENDS, Tickets, tables_told
+from kv_sim.checkers.tickets import ENDS, TELLS_OF_TICKETS, Tickets, tables_told
 from kv_sim.config import WorldConfig
 from kv_sim.engine.engine import Engine
 from kv_sim.engine.place import places
@@ -27,6 +27,12 @@ from kv_sim.history.router import Router
 from kv_sim.site import Call, Shared, Site
 from kv_sim.subject import TICKET, Subject, Trait
 from kv_sim.violation import Referee
+
+_in_order: Final = json.JSONEncoder(sort_keys=True)
+
+HEARD: Final = TELLS_OF_TICKETS | {"get_kv_connector_stats"}
+"""The methods whose calls a world looks at; those that tell of tickets tell of sharing and coverage, too. Most
+calls of a history are of others, and nobody but a watcher needs to hear of them."""
 
 
 class WorldState:
@@ -60,7 +66,10 @@ class WorldState:
         shared = Shared(self.referee, self.coverage, self.tickets)
         self.sites: list[Site] = []
         for place in places(config.engines, shares_store=subject.shares_store, stranger=config.stranger):
-            site = Site(place, config.at(place.number), subject, engine_class, shared, self._called)
+            own = config.at(place.number)
+            site = Site(
+                place, own, subject, engine_class, shared, self._called, HEARD if observe is None else None
+            )
             if self.guards_media:
                 guard_media(site.engine.connectors[-1], site.referee)
                 for worker, device in zip(site.engine.connectors, site.engine.devices, strict=False):
@@ -137,7 +146,7 @@ class WorldState:
             self.history.pop()
             return False
         self.coverage.count(action.kind, states)
-        self._digest.update(json.dumps(self.history[-1].to_json(), sort_keys=True).encode())
+        self._digest.update(_in_order.encode(self.history[-1].to_json()).encode())
         return True
 
     def take(self, kind: Kind, **args: Any) -> bool:

@@ -31,6 +31,10 @@ def complaint(name: str, answer: Any) -> str:
     return f"{name} answered {shown(answer)}, expected {SHAPES[name].words}"
 
 
+NOT_RUN: Final = frozenset({CoroutineType, AsyncGeneratorType, GeneratorType})
+"""The types of what such a method answers; none of them can have a subclass."""
+
+
 def not_run(name: str, answer: Any) -> str | None:
     """The message about a method that didn't run, since it is a coroutine or a generator."""
     if isinstance(answer, (CoroutineType, AsyncGeneratorType)):
@@ -54,7 +58,7 @@ def _is_sources(answer: Any) -> bool:
 
 
 def _are_names(ids: Any) -> bool:
-    return isinstance(ids, (set, frozenset)) and all(isinstance(name, str) for name in ids)
+    return isinstance(ids, (set, frozenset)) and (not ids or all(isinstance(name, str) for name in ids))
 
 
 def _is_results(answer: Any) -> bool:
@@ -67,7 +71,9 @@ def _is_results(answer: Any) -> bool:
 
 
 def _are_blocks(answer: Any) -> bool:
-    return isinstance(answer, (set, frozenset)) and all(isinstance(block, SupportsIndex) for block in answer)
+    if not isinstance(answer, (set, frozenset)):
+        return False
+    return not answer or all(isinstance(block, SupportsIndex) for block in answer)
 
 
 def _are_groups(answer: Any) -> bool:

@@ -207,8 +207,9 @@ class MediumGuard:
     def _count_offers(self, keys: Iterable[OffloadKey], req_context: ReqContext) -> None:
         """A request may offer a chunk again after a preemption or a loss, but not again and again."""
         offers = self._offers.setdefault(id(req_context), Counter())
-        offers.update(set(keys))
-        most = max(offers.values(), default=0)
+        offered = set(keys)
+        offers.update(offered)
+        most = max((offers[key] for key in offered), default=0)
         if most > MOST_OFFERS:
             self._fail(
                 f"prepare_store was offered one chunk of request {req_context.req_id} {most} times, and answered "
@@ -228,14 +229,14 @@ class MediumGuard:
             if not isinstance(some, Collection) or not all(isinstance(key, bytes) for key in some):
                 self._fail(f"{method} answered {name}={some!r}, expected a list of keys, which are bytes")
                 return
-        stored, evicted = list(answer.keys_to_store), set(answer.evicted_keys)
-        strange = [key for key in stored if key not in keys]
+        stored, evicted, offered = list(answer.keys_to_store), set(answer.evicted_keys), set(keys)
+        strange = [key for key in stored if key not in offered]
         if strange or len(set(stored)) < len(stored):
             what = f"{len(strange)} that weren't offered" if strange else "some of them twice"
             self._fail(f"{method} stores {len(stored)} chunks of {len(keys)} that were offered, {what}")
         if evicted.intersection(keys):
             self._fail(f"{method} evicts {len(evicted.intersection(keys))} chunks that are in the same offer")
-        used = [key for key in evicted if self._users[key]]
+        used = [key for key in evicted if key in self._users]
         if used:
             where = [self._place_of[key] for key in used if key in self._place_of]
             which = _places(where) if where else f"{len(used)} of them"
@@ -263,7 +264,7 @@ class MediumGuard:
             if self._users[key] > 1:
                 self._users[key] -= 1
             else:
-                del self._users[key]
+                self._users.pop(key, None)
                 self._place_of.pop(key, None)
 
     def _expect(self, method: str, answer: object, kind: type) -> None:

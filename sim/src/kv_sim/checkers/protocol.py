@@ -111,6 +111,8 @@ def check_failed_blocks(rank: int, failed: Iterable[int], step: Step, shadow: Sh
     what follows, which is computed from that block: an engine computes all of it again, or ends the request.
     """
     failed = set(failed)
+    if not failed:
+        return
     filled = {*shadow.load_rights, *(block for blocks in step.sync_targets.values() for block in blocks)}
     ended = {name for name, blocks in step.sync_targets.items() if not failed.isdisjoint(blocks)}
     for block in sorted(failed):
@@ -148,7 +150,7 @@ def step_as_it_is(output: object) -> dict[str, Any]:
     """A copy of a step, to compare the step with later; empty for a step of another package's engine."""
     if not isinstance(output, SchedulerOutput):
         return {}
-    return {name: _as_it_is(getattr(output, name)) for name in _names(SchedulerOutput)}
+    return _fields_as_they_are(output, _names(SchedulerOutput))
 
 
 _NEVER_CHANGES: Final = frozenset({int, str, bool, type(None)})
@@ -165,15 +167,20 @@ def _as_it_is(value: Any) -> Any:
         return [_as_it_is(item) for item in value] if value and not isinstance(value[0], int) else list(value)
     if isinstance(value, set):
         return set(value)
-    if is_dataclass(value):
-        return {name: _as_it_is(getattr(value, name)) for name in _names(value.__class__)}
-    return value
+    names = _names(value.__class__)
+    return _fields_as_they_are(value, names) if names else value
+
+
+def _fields_as_they_are(value: Any, names: Iterable[str]) -> dict[str, Any]:
+    return {
+        name: item if type(item := getattr(value, name)) in _NEVER_CHANGES else _as_it_is(item) for name in names
+    }
 
 
 @cache
 def _names(kind: Any) -> tuple[str, ...]:
-    """The fields of a dataclass; cached, since each step needs them."""
-    return tuple(part.name for part in fields(kind))
+    """The fields of a dataclass, none of another class; cached, since each step needs them."""
+    return tuple(part.name for part in fields(kind)) if is_dataclass(kind) else ()
 
 
 def check_step(before: Mapping[str, Any], output: object, referee: Referee) -> None:

@@ -51,7 +51,7 @@ class _Room:
         self._manager.on_new_request(self._context)
         before = self._most()
         self._reset()
-        most = self._most()
+        most = self._most(before)
         self._has_equal_places = all(self._fits(most) for _ in range(OTHER_CHUNKS)) and (
             most == MOST_CHUNKS or not any(self._fits(most + 1) for _ in range(OTHER_CHUNKS))
         )
@@ -67,16 +67,17 @@ class _Room:
             if use == self._stored:
                 self._check_refusal(used or [])
             self._reset()
-            left = self._most()
+            left = self._most(most)
             if left != most:
                 self._fail(f"has room for {most} chunks, but for {left} after a reset while {most} were {what}")
         self._manager.on_request_finished(self._context)
 
-    def _most(self) -> int:
-        """The most chunks that one store may have."""
+    def _most(self, expected: int | None = None) -> int:
+        """The most chunks that one store may have; ``expected`` is tried first, with one chunk more."""
         fits, too_many = 0, MOST_CHUNKS + 1
+        first = [] if expected is None else [expected, expected + 1]
         while too_many - fits > 1:
-            tried = (fits + too_many) // 2
+            tried = next((chunks for chunks in first if fits < chunks < too_many), (fits + too_many) // 2)
             if self._fits(tried):
                 fits = tried
             else:

@@ -11,7 +11,7 @@ If engines share a store, each may find what any of them computed since its own 
 engine doesn't forbid hits here, but chunks may be gone then.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 
 from kv_api import Request
 from kv_sim.engine.request import SimRequest, Status
@@ -165,11 +165,11 @@ class Served:
         elif request.block_hashes[number - 1] not in self._computed:
             self._referee.fail(Invariant.HITS, f"{where}, but no request has computed so far")
 
-    def check_failures(self, failed: Iterable[str], blocks: Iterable[int], devices: Sequence[Device]) -> None:
+    def check_failures(self, failed: Collection[str], blocks: Collection[int], devices: Sequence[Device]) -> None:
         """Check that a failed load had a reason: a hit can be loaded as long as copies succeed."""
-        what = [f"request {request_id}" for request_id in sorted(failed)] or [f"blocks {sorted(blocks)}"]
-        if not self._is_on or self._has_others or what == ["blocks []"] or any(map(_has_trouble, devices)):
+        if not (failed or blocks) or not self._is_on or self._has_others or any(map(_has_trouble, devices)):
             return
+        what = [f"request {request_id}" for request_id in sorted(failed)] or [f"blocks {sorted(blocks)}"]
         self._referee.fail(
             Invariant.HITS,
             f"the load of {', '.join(what)} failed, although no copy has failed: the connector reported a hit "

@@ -25,6 +25,13 @@ from kv_sim.violation import Invariant, Referee
 
 ENDS: Final = ("request_finished", "request_finished_all_groups")
 """The calls for a request that has ended."""
+TELLS_OF_TICKETS: Final = frozenset(
+    {
+        *("on_new_request", "get_num_new_matched_tokens", "update_state_after_alloc", *ENDS),
+        *("get_external_cache_hit_sources", "build_connector_meta", "update_connector_output", "reset_cache"),
+    }
+)
+"""The methods of the scheduler's side that `Tickets.hear` listens to."""
 
 
 @dataclass

@@ -12,12 +12,13 @@ story.
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from enum import Enum
+from functools import lru_cache
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from kv_sim.engine.request_spec import RequestSpec, Turn
-from kv_sim.memory.content import Words, mix, root_hash, whole_story
+from kv_sim.memory.content import Image, Words, mix, root_hash, whole_story
 
 
 class Status(Enum):
@@ -71,6 +72,29 @@ class Story(NamedTuple):
     block_hashes: list[bytes]
 
 
+@lru_cache(maxsize=512)
+def _tell(
+    root: int,
+    prompt: tuple[int, ...],
+    length: int,
+    image: Image | None,
+    size: int,
+    hashes_per_block: int,
+    seed: int,
+) -> Story:
+    """The story of a prompt in blocks of ``size`` tokens. It never changes.
+
+    Cached, since prompts are repeated: by a world, and by shrinking.
+    """
+    tokens, after = whole_story(root, prompt, length, image)
+    hashes: Words = np.zeros(-(-len(after) // size) * size, dtype=np.uint64)
+    hashes[: len(after)] = np.array(after, dtype=np.uint64)
+    hashes.flags.writeable = False
+    part = size // hashes_per_block
+    names = [(after[end - 1] ^ seed).to_bytes(8, "big") for end in range(part, len(after) + 1, part)]
+    return Story(len(prompt), [*tokens], hashes, names)
+
+
 class SimRequest:
     """Implements ``kv_api.Request``; its other members are for the engine."""
 
@@ -105,31 +129,22 @@ class SimRequest:
         """``seed``: a start value of its block hashes, so that they differ between block sizes."""
         self.spec = spec
         self.hashes_per_block = hashes_per_block
-        self._seed = seed
         self.request_id = spec.request_id
         self.cache_salt = spec.salt
         self.lora_request = LoRA(spec.adapter) if spec.adapter is not None else None
         self.mm_features = [Feature(image.name, Placeholder(image.at, 1))] if (image := spec.seen) else []
         self.kv_transfer_params: Any = None
         self._block_size = block_size
+        root = root_hash(spec.salt, spec.adapter)
         self.stories: list[Story] = []
         """The story of each turn."""
         prompt = spec.prompt
         for number in range(len(spec.turns or ()) + 1):
             if number:
                 prompt = (*prompt, *spec.said_in(number))
-            self.stories.append(self._tell(prompt, length))
+            self.stories.append(_tell(root, prompt, length, spec.seen, block_size, hashes_per_block, seed))
             prompt = tuple(self.stories[-1].tokens[: len(prompt) + spec.asked_in(number).output_tokens - 1])
         self._take_up(spec)
-
-    def _tell(self, prompt: tuple[int, ...], length: int) -> Story:
-        size = self._block_size
-        tokens, after = whole_story(root_hash(self.spec.salt, self.spec.adapter), prompt, length, self.spec.seen)
-        hashes: Words = np.zeros(-(-len(after) // size) * size, dtype=np.uint64)
-        hashes[: len(after)] = np.array(after, dtype=np.uint64)
-        part = size // self.hashes_per_block
-        names = [(after[end - 1] ^ self._seed).to_bytes(8, "big") for end in range(part, len(after) + 1, part)]
-        return Story(len(prompt), [*tokens], hashes, names)
 
     def _take_up(self, asked: RequestSpec | Turn) -> None:
         self.asked = asked

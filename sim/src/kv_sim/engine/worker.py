@@ -41,6 +41,8 @@ class Worker:
             for group, layers in enumerate(config.layers_of(device.rank))
             for layer in range(layers)
         }
+        self._windows = tuple(group.window for group in config.groups)
+        self._parts = tuple(group.parts for group in config.groups)
         self.layers = {name: device.kv_cache(layer) for name, (_, layer) in self._places.items()}
         connector.get_mem_pool_context()
         connector.register_kv_caches(self.layers)
@@ -63,11 +65,12 @@ class Worker:
         output, connector = step.output, self.connector
         sent = "scheduler side, build_connector_meta"
         meta = self._crossing.unpack(step.packed, output.kv_connector_metadata, sent)
-        self.device.begin_step(step.new_blocks, step.handed)
+        new_blocks = step.new_blocks
+        self.device.begin_step(new_blocks, step.handed)
         if self.config.runner == 2:
             self._prepare_blocks(step)
         connector.handle_preemptions(meta)
-        self.device.take_over(step.new_blocks)
+        self.device.take_over(new_blocks)
         if self.config.runner == 1:
             self._prepare_blocks(step)
         self.device.poison(step.load_targets)
@@ -114,6 +117,8 @@ class Worker:
     def _told(self, method: str) -> Any:
         """The worker side's output, as it arrives at the scheduler's side."""
         answer = getattr(self.connector, method)()
+        if answer is None:
+            return None
         return self._crossing.carry(answer, f"worker {self.device.rank} side, {method}")
 
     def _prepare_blocks(self, step: Step) -> None:
@@ -121,10 +126,9 @@ class Worker:
         self.device.copy_blocks(step.output.kv_cache_block_copies or (), step.number)
 
     def _forward(self, step: Step) -> None:
-        groups = self.config.groups
-        windows, parts = tuple(group.window for group in groups), tuple(group.parts for group in groups)
+        size, problems = self.config.block_size, step.problems
         launched = LaunchedStep(
-            step.number, step.attentions, step.poison, step.problems, self.config.block_size, windows, parts
+            step.number, step.attentions, step.poison, problems, size, self._windows, self._parts
         )
         loaded = {block for blocks in step.sync_targets.values() for block in blocks}
         for name, (group, layer) in self._places.items():

@@ -147,7 +147,7 @@ def legal_choices(world: WorldState, at: int = 0) -> Choices:
         "connector": _may(site, "reset_all", Trait.RESET) and random.random() < 0.5,
     }
     _add_pauses(site, choices)
-    for kind in (Kind.ADVANCE, Kind.ABORT, Kind.RESET):
+    for kind in (Kind.ADVANCE, Kind.ABORT, Kind.RESET) if config.silent else ():
         if kind.value in config.silent:
             choices.pop(kind, None)
     return choices

@@ -8,7 +8,6 @@ seed gives the same bytes everywhere.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import lru_cache
 from hashlib import blake2b
 from typing import Final, TypeAlias
 
@@ -49,7 +48,11 @@ def root_hash(salt: str | None, adapter: str | None) -> int:
 
 def next_hash(previous: int, token: int) -> int:
     """The hash after one more token."""
-    return mix((previous * 0x9E3779B97F4A7C15 + token + 1) & MASK)
+    value = (previous * 0x9E3779B97F4A7C15 + token + 1) & MASK
+    # As `mix` does; a world hashes so many tokens that a call more for each would be seen.
+    value = ((value ^ (value >> 30)) * 0xBF58476D1CE4E5B9) & MASK
+    value = ((value ^ (value >> 27)) * 0x94D049BB133111EB) & MASK
+    return value ^ (value >> 31)
 
 
 def prefix_hashes(root: int, tokens: Sequence[int]) -> list[int]:
@@ -70,11 +73,10 @@ class Image:
     """The position of the token."""
 
 
-@lru_cache(maxsize=512)
 def whole_story(
     root: int, prompt: tuple[int, ...], length: int, image: Image | None = None
 ) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """The tokens of a request up to some length, and the hash after each; cached, since shrinking repeats them."""
+    """The tokens of a request up to some length, and the hash after each."""
     seen = list(prompt)
     if image is not None and image.at < len(seen):
         seen[image.at] = mix(hash_text(image.name) ^ seen[image.at])

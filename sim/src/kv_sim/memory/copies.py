@@ -139,8 +139,9 @@ class Copies:
         errand: Callable[[], None] | None = None,
     ) -> int:
         """Begin a copy for ``queue``, or an errand; returns its id."""
+        who = f"a {direction.value} copy"
         for block, _ in pairs:
-            self.pages.must_have(block, f"a {direction.value} copy")
+            self.pages.must_have(block, who)
         copy_id = len(self._queues)
         self._queues[copy_id] = queue
         after_step = self.launched_steps if after_compute else 0
@@ -192,6 +193,8 @@ class Copies:
 
     def startable(self) -> list[Copy]:
         """Copies whose next page may be moved now."""
+        if not self.running:
+            return []
         retired, first_of = self.pages.retired_steps, dict[str, Copy]()
         for copy in self.running.values():
             if copy.state is State.RUNNING:

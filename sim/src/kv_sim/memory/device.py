@@ -231,7 +231,8 @@ class Device:
     def move_page(self, copy: Copy, block: int, slot: int) -> None:
         """Move one page now, if the shadow allows it."""
         others, changes = self.copies.running.values(), self.kernels.changes
-        self.must_be_awake(block, str(copy))
+        if self.is_asleep:
+            self.must_be_awake(block, str(copy))
         self.shadow.about_to_move(self.rank, copy, block, slot, len(self.host), self.queue, others, changes)
         if not 0 <= slot < len(self.host):
             return  # the shadow said so already

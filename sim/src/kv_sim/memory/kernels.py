@@ -70,7 +70,7 @@ class Kernels:
                 if index >= first and block in blocks:
                     expected = attention.hashes[index * size : (index + 1) * size] ^ self.keys[group][layer]
                     differs = self._of_group[group][block, layer] != expected
-                    if differs.any():
+                    if np.count_nonzero(differs):
                         offset = int(np.argmax(differs))
                         slot = (block, layer, offset)
                         role = ", in which it is loaded, when wait_for_layer_load returned"
@@ -161,7 +161,7 @@ class Kernels:
         held = self._of_group[group][list(table), :, : expected.shape[1]]
         got = held ^ self.keys[group][None, :, None]
         differs = got != expected[:, None]
-        if differs.any():
+        if np.count_nonzero(differs):  # ``any`` of an array is a function in Python
             index, layer, offset = (int(x) for x in np.argwhere(differs)[0])
             token = (first + index) * self._sizes[group] + offset
             self._note(step, attention, token, group, (table[index], layer, offset))
@@ -230,7 +230,7 @@ class Kernels:
             return
         got = self._of_group[group][block] ^ self.keys[group][:, None]
         differs = got != attention.hashes[token]
-        if differs.any():
+        if np.count_nonzero(differs):
             layer, offset = (int(x) for x in np.argwhere(differs)[0])
             role = ", which goes on from this state"
             self._note(step, attention, token, group, (block, layer, offset), role)

@@ -138,7 +138,7 @@ class Shadow:
     ) -> None:
         """A kernel writes ``blocks``: no copy may be using them, except to read bytes that don't change."""
         copies = list(copies)
-        if not copies:
+        if not copies or not blocks:
             return
         self._no_copy_uses(rank, blocks, what, copies, (Direction.LOAD,))
         for copy in copies:
@@ -152,7 +152,8 @@ class Shadow:
 
     def about_to_load(self, rank: int, block: int, what: str, copies: Iterable[Copy]) -> None:
         """A connector writes ``block`` from the host: it needs the right, and nothing else may be using it."""
-        self._has_load_right(rank, block, what)
+        if not self._may_load(block):
+            self._has_no_load_right(rank, block, what)
         self._no_copy_uses(rank, [block], what, copies, (Direction.STORE, Direction.LOAD))
 
     def _no_copy_uses(
@@ -223,8 +224,8 @@ class Shadow:
                     f"rank {rank} block {block} (of {self.owner(block)}): {copy} reads it "
                     f"before step {number}, which writes it, has retired",
                 )
-        if copy.direction is Direction.LOAD and block not in copy.given_up_to:
-            self._has_load_right(rank, block, f"{copy} writes it")
+        if copy.direction is Direction.LOAD and block not in copy.given_up_to and not self._may_load(block):
+            self._has_no_load_right(rank, block, f"{copy} writes it")
         self._host_slot_is_free(rank, copy, slot, copies)
         for other in copies:
             one_loads = Direction.LOAD in (copy.direction, other.direction)
@@ -234,13 +235,15 @@ class Shadow:
                 whose = f"rank {rank} block {block} (of {self.owner(block)})"
                 self.fail(Invariant.OWNERSHIP, f"{whose}: {copy} and {other} use it at the same time")
 
-    def _has_load_right(self, rank: int, block: int, what: str) -> None:
-        if block not in self.load_rights and block not in self.step_rights:
-            self.fail(
-                Invariant.OWNERSHIP,
-                f"rank {rank} block {block} (of {self.owner(block)}): {what}, "
-                "but no load into it is under way: none was announced, or it has ended",
-            )
+    def _may_load(self, block: int) -> bool:
+        return block in self.load_rights or block in self.step_rights
+
+    def _has_no_load_right(self, rank: int, block: int, what: str) -> None:
+        self.fail(
+            Invariant.OWNERSHIP,
+            f"rank {rank} block {block} (of {self.owner(block)}): {what}, "
+            "but no load into it is under way: none was announced, or it has ended",
+        )
 
     def about_to_use_host(self, rank: int, slot: int, way: Direction, slots: int, copies: Iterable[Copy]) -> None:
         """The connector itself reads a host slot (as a load does), or writes it."""
@@ -261,7 +264,7 @@ class Shadow:
         """Copies that have yet to use a host slot, in conflict with this use."""
         for other in copies:
             is_in_the_way = Direction.STORE in (way, other.direction) and other.state is not State.LOST
-            if is_in_the_way and slot in {left for _, left in other.pairs[other.copied :]}:
+            if is_in_the_way and any(slot == left for _, left in other.pairs[other.copied :]):
                 yield other
 
     # -- content -------------------------------------------------------------------------------
