@@ -40,6 +40,9 @@ class Stats(KVConnectorStats):
     def is_empty(self) -> bool:
         return False
 
+    def aggregate(self, other: KVConnectorStats) -> "Stats":
+        return Stats({**self.data, **other.data})
+
 
 class Scripted:
     """Answers, or raises, what it is told to."""

@@ -121,6 +121,16 @@ def test_the_summary() -> None:
     assert scenario_table([])[0].split() == ["scenario", "claim", "histories", "steps", "result"]
 
 
+def test_of_what_was_not_come_to_nothing_is_said() -> None:
+    """A claim that broke ended it. Of what was not seen before that it isn't known that it is never seen."""
+    subject, whole = Subject("X", traits=frozenset(Trait)), outcome()
+    said = [
+        [line for line in summary_lines(subject, outcomes) if line.startswith("note: ")]
+        for outcomes in ([whole, whole], [whole, outcome(failure=FAILURE)])
+    ]
+    assert said[1] == said[0][:1] != said[0]
+
+
 def test_how_a_probe_broke_can_be_seen() -> None:
     """And what was tried is not said to be untried."""
     subject = Subject("X", traits=frozenset(Trait) - {Trait.FINE, Trait.RANKS})

@@ -206,7 +206,7 @@ def test_the_output_of_the_chosen_rank_carries_the_joined_report() -> None:
         aggregator.aggregate([])
 
 
-@pytest.mark.parametrize(("count", "expected"), [(None, 4), (2, 2)])
+@pytest.mark.parametrize(("count", "expected"), [(None, 4), (0, 4), (2, 2)])
 def test_the_connector_may_say_how_many_reports_complete_an_id(count: int | None, expected: int) -> None:
     class Connector:
         def get_finished_count(self) -> int | None:

@@ -131,6 +131,7 @@ def test_defaults_are_those_of_vllm() -> None:
     assert isinstance(config.engine_id, str)
     assert config.engine_id != KVTransferConfig().engine_id
     assert KVTransferConfig(engine_id="e").engine_id == "e"
+    assert KVTransferConfig(engine_id="").engine_id == "", "only one that is not given is made up"
 
 
 def test_a_value_may_be_of_a_class_that_derives_from_the_wanted_one() -> None:
@@ -149,10 +150,11 @@ def test_every_port_is_one(port: int) -> None:
 
 def test_extra_config_and_children() -> None:
     children = [{"kv_connector": "A", "kv_role": "kv_both"}, {"kv_connector": "B", "kv_role": "kv_both"}]
-    extra = {"connectors": children, "x": 1}
+    extra = {"connectors": children, "x": 1, "none": 0}
     config = KVTransferConfig(kv_connector="MultiConnector", kv_role="kv_both", kv_connector_extra_config=extra)
     assert config.get_from_extra_config("x", 0) == 1
     assert config.get_from_extra_config("y", 0) == 0
+    assert config.get_from_extra_config("none", 7) == 0, "what is set counts, whatever it is"
     assert config.has_connector("A") and config.has_connector("B")
     assert config.has_connector("MultiConnector")
     assert not config.has_connector("C")

@@ -41,6 +41,7 @@ def test_events_are_equal_only_in_every_field(change: dict[str, Any]) -> None:
     assert stored() == stored()
     assert hash(stored()) == hash(stored())
     assert stored(**change) != stored()
+    assert hash(stored(block_hashes=[])) != hash(stored()), "one of no blocks is an event, too"
     assert len({stored(), stored(), stored(**change)}) == 2
 
 
@@ -124,3 +125,4 @@ def test_containers_of_events_merge() -> None:
 
     merged = Container([stored()]).merge(Container([stored(), kv_api.AllBlocksCleared()]))
     assert merged.get_all_events() == [stored(), stored(), kv_api.AllBlocksCleared()]
+    assert merged.get_number_of_workers() == 1, "whoever merges counts the worker by itself"

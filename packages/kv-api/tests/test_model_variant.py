@@ -17,6 +17,7 @@ def overrides(config):
     [
         ({}, ""),
         ({"revision": None, "hf_overrides": {}}, ""),
+        ({"revision": "", "hf_overrides": None}, ""),
         ({"revision": "v2"}, "revision=v2"),
         ({"hf_overrides": {"b": 1, "a": {"d": 2, "c": None}}}, 'hf_overrides={"a": {"c": null, "d": 2}, "b": 1}'),
         ({"revision": "v2", "hf_overrides": {"a": 1}}, 'revision=v2, hf_overrides={"a": 1}'),

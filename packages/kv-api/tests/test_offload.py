@@ -1,6 +1,7 @@
 """The interface of a medium: places of chunks, and what a manager, a worker and a spec do by themselves."""
 
 import pickle
+from array import array
 from typing import Any
 
 import pytest
@@ -20,6 +21,15 @@ def test_specs_hold_their_blocks_as_integers_of_32_bits_and_compare_by_value() -
     assert repr(spec) == "GPULoadStoreSpec(block_ids=[5, 6, 9], group_sizes=(2, 1), block_indices=(3, 0))"
     with pytest.raises(TypeError, match="unhashable"):
         hash(spec)
+
+
+def test_a_spec_stays_as_it_was_made() -> None:
+    """A caller may go on with its numbers; the job may not change under the worker."""
+    given, sizes = array("i", [5, 6]), [2]
+    specs = [kv_api.BlockIDsLoadStoreSpec(given), kv_api.GPULoadStoreSpec(given, sizes, [0])]
+    given[0], sizes[0] = 7, 1
+    assert [list(spec.block_ids) for spec in specs] == [[5, 6]] * 2
+    assert specs[1] == kv_api.GPULoadStoreSpec([5, 6], [2], [0])
 
 
 @pytest.mark.parametrize(("sizes", "indices"), [([1], [0]), ([2], [0, 3]), ([1, 1], [5])])

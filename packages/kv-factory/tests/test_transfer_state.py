@@ -16,6 +16,7 @@ from kv_factory import (
     ensure_kv_transfer_shutdown,
     get_kv_transfer_group,
     has_kv_transfer_group,
+    is_v1_kv_transfer_group,
 )
 
 Engine = Callable[..., Any]
@@ -133,6 +134,20 @@ def test_getting_none_is_our_error_and_says_what_to_do() -> None:
     )
     assert isinstance(refused.value, KVError)
     assert isinstance(refused.value, RuntimeError)
+
+
+def test_a_given_connector_is_judged_even_if_it_counts_as_false(
+    monkeypatch: pytest.MonkeyPatch, register: Register, engine: Engine
+) -> None:
+    """A connector may be a container, which is false while it is empty; the process's is another one."""
+    register("Two", "V0")
+    monkeypatch.setenv("VLLM_USE_V1", "0")
+    v0 = KVConnectorFactory.create_connector_v0(0, 0, engine("V0"))
+    monkeypatch.setattr(type(v0), "__len__", lambda self: 0, raising=False)
+    monkeypatch.delenv("VLLM_USE_V1")
+    ensure_kv_transfer_initialized(engine("Two"))
+    assert is_v1_kv_transfer_group()
+    assert not is_v1_kv_transfer_group(v0)
 
 
 def test_shutting_down_nothing_is_nothing() -> None:

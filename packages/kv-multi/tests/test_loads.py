@@ -275,9 +275,9 @@ def test_two_loaders_of_two_requests(scheduler):
     assert multi.build_connector_meta("output").loads == {"a": PlannedLoad(0, True), "b": PlannedLoad(1, True)}
 
 
-def finish_while_loading(scheduler, kind, method, block_ids):
+def finish_while_loading(scheduler, kind, method, block_ids, loader=1):
     multi, *children = scheduler(child(kind), child(kind), child(kind))
-    start(multi, children, loader=1)
+    start(multi, children, loader=loader)
     getattr(multi, method)(R, block_ids)
     return [one.calls[-1] for one in children]
 
@@ -287,6 +287,8 @@ def test_the_blocks_of_a_load_in_flight_are_nobody_elses_to_store(scheduler):
     first, loader, third = finish_while_loading(scheduler, "Scripted", "request_finished", [1, 2])
     assert first == third == ("request_finished", R, [])
     assert loader == ("request_finished", R, [1, 2])
+    loader, second, _ = finish_while_loading(scheduler, "Scripted", "request_finished", [1, 2], loader=0)
+    assert (loader, second) == (("request_finished", R, [1, 2]), ("request_finished", R, []))
     first, loader, _ = finish_while_loading(scheduler, "ScriptedHMA", "request_finished_all_groups", ([1, 2], [3]))
     assert first == ("request_finished_all_groups", R, ([], []))
     assert loader == ("request_finished_all_groups", R, ([1, 2], [3]))

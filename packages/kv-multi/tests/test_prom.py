@@ -93,6 +93,23 @@ class Tuples(Scripted):
         return super().build_prom_metrics(vllm_config, metric_types, tuple(labelnames), per_engine_labelvalues)
 
 
+class Backwards(Scripted):
+    """Has the labels of others in another order."""
+
+    @classmethod
+    def build_prom_metrics(cls, vllm_config, metric_types, labelnames, per_engine_labelvalues):
+        values = {engine: of_engine[::-1] for engine, of_engine in per_engine_labelvalues.items()}
+        return super().build_prom_metrics(vllm_config, metric_types, labelnames[::-1], values)
+
+
+def test_labels_in_another_order_are_others(registry):
+    """Values are given by place: under the first child's order they would stand under the wrong labels."""
+    metrics = build([child(), child("Backwards", module_path=__name__)], registry)
+    metrics.observe(payload(Scripted0=1, Backwards1=2))
+    assert value(registry, "Scripted0") == 1
+    assert value(registry, "Backwards1", name="kv_test_n_Backwards1_total") == 2
+
+
 def test_labels_are_the_same_in_a_list_and_in_a_tuple(registry):
     metrics = build([child(), child("Tuples", module_path=__name__)], registry)
     metrics.observe(payload(Scripted0=1, Tuples1=2))

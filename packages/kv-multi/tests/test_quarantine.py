@@ -212,6 +212,17 @@ def test_what_the_scheduler_switches_off_the_workers_switch_off(make):
     assert worker.build_connector_worker_meta() is None, "the scheduler knows"
 
 
+def test_what_a_step_was_told_of_children_that_are_off_stays_so(make):
+    """Its workers may read it when a later one is planned already."""
+    multi = make([child(), child()], **ON)
+    told = []
+    for request_id, one in zip("rs", multi.sub_connectors, strict=True):
+        one.raises["on_new_request"] = OSError("broken")
+        multi.on_new_request(request(request_id))
+        told.append(multi.build_connector_meta("output"))
+    assert [list(metadata.quarantined) for metadata in told] == [["Scripted0"], ["Scripted0", "Scripted1"]]
+
+
 def test_what_a_worker_switches_off_the_scheduler_switches_off(make):
     multi, worker = make([child(), child()], **ON), make([child(), child()], KVConnectorRole.WORKER, **ON)
     worker.sub_connectors[0].raises["start_load_kv"] = OSError("broken")

@@ -116,6 +116,15 @@ def test_blocks_of_a_load(make, n, computed, blocks, expected):
     assert multi.build_connector_meta("output").loads == {"r": PlannedLoad(0, True, expected)}
 
 
+def test_blocks_of_a_load_of_less_than_was_found(make):
+    """An engine may load fewer tokens than a child has; blocks after them are the request's own to compute."""
+    multi = make([child()], **ON)
+    multi.sub_connectors[0].answers["get_num_new_matched_tokens"] = (12, True)
+    multi.get_num_new_matched_tokens(R, 4)
+    multi.update_state_after_alloc(R, ONE_GROUP, 8)
+    assert multi.build_connector_meta("output").loads == {"r": PlannedLoad(0, True, (2, 3))}
+
+
 @pytest.mark.parametrize("asynchronous", [True, False])
 def test_a_loader_that_raises_at_allocation(make, asynchronous):
     """The load is told all the same: the workers know that the child is off, and report it as failed."""

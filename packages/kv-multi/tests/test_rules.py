@@ -199,6 +199,14 @@ def test_it_does_if_any_does_or_if_all_do(make, name, first, second):
     assert joined is (any if name in ANY else all)([first, second])
 
 
+@pytest.mark.parametrize("name", ["has_pending_push_work", "has_pending_block_frees"])
+def test_each_is_asked_whether_it_has_work(make, name):
+    """A child may do something when it is asked, whatever the children before it have."""
+    multi = make([child(answers={name: True}), child()])
+    assert getattr(multi, name)()
+    assert all(one.asked(name) for one in multi.sub_connectors)
+
+
 @pytest.mark.parametrize(
     ("answers", "joined"),
     [

@@ -12,13 +12,14 @@ from kv_api import (
     CanonicalKVCaches,
     CanonicalKVCacheTensor,
     ConfigError,
+    GPULoadStoreSpec,
     KVError,
     OffloadingGroupConfig,
     OffloadingSpec,
     ReqContext,
     make_offload_key,
 )
-from kv_offload_cpu import METRICS, CPUOffloadingSpec, HostLayout, Options, plan_layout
+from kv_offload_cpu import METRICS, CPULoadStoreSpec, CPUOffloadingSpec, HostLayout, Options, plan_layout
 
 PAGE = CPUOffloadingSpec.BLOCK_SIZE_ALIGNMENT
 SHAPE = Shape(8, 2, (Tensor(64), Tensor(32)), (((0, 64), (1, 30)), ((1, 32),)))
@@ -140,6 +141,21 @@ def test_the_worker_is_made_once():
     spec = make_spec()
     worker = spec.get_worker(make_caches(SHAPE, 0)[1])
     assert spec.get_worker(make_caches(SHAPE, 0)[1]) is worker
+    worker.shutdown()
+
+
+@pytest.mark.parametrize(
+    ("memory", "rank", "writes"), [("private", 1, True), ("shared", 0, True), ("shared", 1, False)]
+)
+def test_whoever_has_bytes_of_its_own_writes_them(memory, rank, writes, tmp_path):
+    """Of workers with the same bytes only the first writes, if what it writes is the others', too."""
+    folder = {"shared_memory_dir": str(tmp_path)} if memory == "shared" else {}
+    worker = make_spec(rank, 2, replicated=True, host_memory=memory, **folder).get_worker(make_caches(SHAPE, 0)[1])
+    worker.submit_store(1, GPULoadStoreSpec([3], [1, 0], [0, 0]), CPULoadStoreSpec([0]))
+    worker.wait({1})
+    [result] = worker.get_finished()
+    assert result.success
+    assert bool(result.transfer_size) is writes
     worker.shutdown()
 
 

@@ -184,6 +184,15 @@ def test_shutdown_releases_everything_once_and_nothing_is_left(engine, memory, w
     assert worker.counts == WorkerCounts(submitted=1, failed=1, lost=0, strays=0)
 
 
+def test_memory_is_released_when_nothing_copies_any_more(engine, memory, worker, monkeypatch):
+    """A copy into memory that is mapped no longer would end the process."""
+    order = []
+    monkeypatch.setattr(engine, "shutdown", lambda: order.append("engine"))
+    monkeypatch.setattr(memory, "release", lambda: order.append("memory"))
+    worker.shutdown()
+    assert order == ["engine", "memory"]
+
+
 def test_memory_is_released_even_when_the_engine_cannot_shut_down(engine, memory, worker):
     engine.error = RuntimeError("no")
     with pytest.raises(RuntimeError):

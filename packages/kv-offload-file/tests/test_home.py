@@ -3,6 +3,7 @@
 import fcntl
 import json
 import os
+import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor, wait
 from dataclasses import replace
@@ -14,6 +15,7 @@ from kv_offload_file_rig import config
 from kv_api import ConfigError
 from kv_offload_file import home_folder
 from kv_offload_file.epoch import EpochFile
+from kv_offload_file.folder import home_of, number_of
 from kv_offload_file.home import LockedHome
 
 
@@ -108,6 +110,7 @@ def test_a_later_version_finds_the_folder_of_this_one():
         ("..", "model-"),
         ("", "model-"),
         ("x" * 300, "x" * 80 + "-"),
+        ("a/folder/" + "x" * 70 + "/the-model", "x" * 70 + "_the-model-"),
     ],
 )
 def test_the_folder_is_named_like_the_model_and_lies_in_that_of_the_user(tmp_path, model, begin):
@@ -116,6 +119,13 @@ def test_the_folder_is_named_like_the_model_and_lies_in_that_of_the_user(tmp_pat
     assert folder.parent == tmp_path
     assert folder.name.startswith(begin)
     assert len(folder.name) == len(begin) + 16
+
+
+def test_only_the_home_of_an_engine_has_its_number(tmp_path):
+    """A copy that somebody keeps beside it is no engine's."""
+    assert [number_of(home_of(tmp_path, number).name) for number in (0, 7, 10)] == [0, 7, 10]
+    for other in ("engine-1.old", "engine-01", "engine-", "engine--1", "an engine-1", "engine-1\n"):
+        assert number_of(other) is None
 
 
 def test_it_says_what_its_bytes_mean(tmp_path):
@@ -127,9 +137,9 @@ def test_it_says_what_its_bytes_mean(tmp_path):
 
 def test_one_engine_at_a_time(tmp_path):
     first = home(tmp_path)
+    by = rf"another engine \(process {os.getpid()}\)"
     with pytest.raises(
-        ConfigError,
-        match=r"file_dir: .*org_model-\w+ is in use by another engine; give each a file_dir or a file_tag",
+        ConfigError, match=rf"file_dir: .*org_model-\w+ is in use by {by}; give each a file_dir or a file_tag"
     ):
         home(tmp_path)
     home(tmp_path, tag="another").close()
@@ -277,6 +287,19 @@ def test_what_the_system_has_against_a_folder_is_said_of_a_file(tmp_path, monkey
     assert len(os.listdir("/proc/self/fd")) == len(before)
 
 
+@pytest.mark.parametrize("said", ["", "me"])
+def test_one_that_does_not_say_its_process(tmp_path, said):
+    """As an earlier version doesn't, and whoever has just locked the file."""
+    first = home(tmp_path)
+    (first.folder / "lock").write_text(said)
+    with pytest.raises(ConfigError, match="is in use by another engine; give"):
+        home(tmp_path)
+    first.close()
+    second = home(tmp_path)
+    assert (second.folder / "lock").read_text() == str(os.getpid())
+    second.close()
+
+
 def test_without_locks_no_folder_is_taken(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "fcntl", None)
     before = os.listdir("/proc/self/fd")
@@ -291,3 +314,35 @@ def test_a_folder_that_can_not_be(tmp_path):
     with pytest.raises(ConfigError, match=r"file_dir: Not a directory: .*file/"):
         home(tmp_path / "file")
     assert len(os.listdir("/proc/self/fd")) == len(before)
+
+
+FORKS = """
+import os, sys
+from kv_offload_file_rig import config
+from kv_offload_file.home import LockedHome
+home = LockedHome(sys.argv[1], config(sys.argv[1]), "")
+if not os.fork():
+    print("forked", flush=True)
+sys.stdin.read()
+print("ended")
+"""
+
+
+def test_a_forked_child_of_an_engine_that_was_killed_does_not_keep_its_home(tmp_path):
+    """Nor does it let go of the home of an engine that lives."""
+    forked = subprocess.Popen(
+        [sys.executable, "-c", FORKS, str(tmp_path)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
+    )
+    with forked:
+        assert forked.stdout.readline() == "forked\n"
+        with pytest.raises(ConfigError, match=rf"is in use by another engine \(process {forked.pid}\)"):
+            home(tmp_path)
+        forked.kill()
+        forked.wait()
+        home(tmp_path).close()
+        forked.stdin.close()
+        assert forked.stdout.read() == "ended\n", "the child had ended before"

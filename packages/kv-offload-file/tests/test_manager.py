@@ -24,6 +24,7 @@ from kv_offload_file import (
 )
 from kv_offload_file.label import Label
 from kv_offload_file.load_store_spec import labels_of
+from kv_offload_file.manager import Restore
 from kv_offload_file.restore import Found
 from kv_offload_file.stats import BORROWED, DAMAGED, ERRORS, GONE
 
@@ -159,7 +160,33 @@ def test_what_is_counted_has_names_of_its_own():
     assert {*host.get_stats().data}.isdisjoint(METRICS)
 
 
+def test_a_reset_begins_another_epoch_before_it_forgets():
+    """If the engine is killed in between, what it left is of an epoch that is over, and is not found again."""
+
+    class Watching(Home):
+        def renew(self):
+            super().renew()
+            self.seen = made.lookup(make_key(1), REQUEST)
+
+    made = FileOffloadingManager(4, Watching(), NOTHING)
+    store(made, [1])
+    made.reset_cache()
+    assert (made._home.seen, made.lookup(make_key(1), REQUEST)) == (LookupResult.HIT, LookupResult.MISS)
+
+
+def test_what_was_found_is_restored_once():
+    """A manager may be limited again, when its chunks are others already."""
+    made = manager(Found([(make_keys([1]), [0])], 2), when=Restore.WHEN_LIMITED)
+    assert made.lookup(make_key(1), REQUEST) is LookupResult.MISS
+    for _ in range(2):
+        assert made.limit_chunks(4)
+        assert made.lookup(make_key(1), REQUEST) is LookupResult.HIT
+        made.check()
+
+
 def test_levels_are_not_added_up():
+    gauges = {name for name, metric in METRICS.items() if isinstance(metric, OffloadingGaugeMetadata)}
+    assert gauges == {*FileOffloadingStats.levels}
     made = manager()
     made.prepare_store(make_keys([1, 2]), REQUEST)
     first = made.get_stats()

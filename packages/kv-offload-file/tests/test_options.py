@@ -87,6 +87,7 @@ KNOWN = (
         ("file_dir", "", "file_dir: '' names no folder; it is the folder to keep chunks in"),
         ("file_dir", "/kv\0", "file_dir: '/kv\\x00': no folder's name has a NUL in it"),
         ("file_dir", "~/kv", "file_dir: '~/kv': ~ is not expanded here; write the full path"),
+        ("file_dir", "~kv/kv", "file_dir: '~kv/kv': ~ is not expanded here; write the full path"),
         ("file_bytes_to_use", 0, "file_bytes_to_use: expected a number of bytes, at least 1, got 0"),
         ("file_bytes_to_use", "1e9", "file_bytes_to_use: expected a number of bytes, at least 1, got '1e9'"),
         ("file_tag", None, "file_tag: expected str, got None (NoneType)"),

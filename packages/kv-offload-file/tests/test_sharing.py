@@ -608,7 +608,7 @@ def test_two_of_the_same_number_are_refused(tmp_path, number):
     with pytest.raises(ConfigError) as refused:
         engine(tmp_path, number)
     assert str(refused.value) == (
-        f"file_dir: {first.folder} is in use by another engine; "
+        f"file_dir: {first.folder} is in use by another engine (process {os.getpid()}); "
         f"each of those that share has a number of its own (file_engine, here {number})"
     )
     first.stop()

@@ -190,6 +190,16 @@ class TestFailures:
         report(connector, done=[0], failed=[0])
         assert {*manager.resident} == {*keys(b, 3)}
 
+    def test_a_load_from_before_a_reset_says_nothing_of_what_is_there_since(self, fenced):
+        connector, manager = fenced()
+        a = self.begin(connector, manager)
+        connector.build_connector_meta(step())
+        connector.reset_cache()
+        report(connector, done=[0], failed=[0])
+        fill(manager, a, 3)
+        assert connector.get_num_new_matched_tokens(a, 0) == (12, True)
+        connector.build_connector_meta(step())
+
     def test_a_load_from_before_a_reset_spoils_what_its_request_stored_since(self, fenced):
         connector, manager = fenced(sync_load_budget_bytes=1 << 20)
         a = self.begin(connector, manager, tokens=16, chunks=2, n=8)

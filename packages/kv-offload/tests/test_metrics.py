@@ -192,6 +192,13 @@ def test_what_a_medium_counts_in_the_same_form_is_added_as_it_is():
     }
 
 
+def test_an_info_stays_as_it_was_set():
+    stats, series = OffloadingConnectorStats(), {"policy": "lru"}
+    stats.set_info([series])
+    series["policy"] = "arc"
+    assert stats.data["info"] == [{"policy": "lru"}]
+
+
 def test_an_info_alone_is_something_to_tell():
     stats = OffloadingConnectorStats()
     stats.set_info([])

@@ -105,6 +105,16 @@ def test_the_end_of_jobs_is_told_once(worker):
     assert run(connector) == (results(), set(), None)
 
 
+@pytest.mark.parametrize(("size", "seconds"), [(0, 0.5), (1000, 0.0)])
+def test_what_took_no_time_or_moved_nothing_is_measured_too(worker, size, seconds):
+    """Only a medium that doesn't measure leaves a copy out."""
+    connector, medium = worker()
+    run(connector, {}, {2: load("b")})
+    medium.end(2)
+    medium.results = [TransferResult(2, True, size, seconds)]
+    assert run(connector)[2].transfer_stats.load == DirectionalTransferStats(size, seconds, [size])
+
+
 def test_blocks_are_held_until_the_last_store(worker):
     connector, medium = worker()
     run(connector, {1: store(is_held=True, is_computed=True), 2: store(is_held=True, is_computed=True)})
@@ -328,6 +338,20 @@ def test_a_load_that_takes_too_long(worker, monkeypatch, caplog):
     assert run(connector) == (results(), set(), OffloadingWorkerMetadata(late_jobs={5: 1}))
 
 
+def test_a_job_whose_end_is_heard_of_late_is_not_given_up(worker, monkeypatch):
+    """The engine was idle, or busy: its next step came when the time was over, and the copies had ended."""
+    now = [0.0]
+    monkeypatch.setattr(OffloadingWorkerSide, "clock", staticmethod(lambda: now[0]))
+    connector, medium = worker(load_timeout_seconds=10)
+    run(connector, {6: store()}, {5: load()})
+    medium.end(5)
+    medium.end(6)
+    now[0] = 60.0
+    told, invalid, meta = run(connector)
+    assert (told, invalid) == (results(recving={"a"}), set())
+    assert (meta.completed_jobs, meta.failed_jobs, meta.unended_jobs) == ({5: 1, 6: 1}, {}, {})
+
+
 @pytest.mark.parametrize("timeouts", [{"load_timeout_seconds": 10}, {"store_timeout_seconds": 10}])
 def test_a_store_that_takes_too_long_lets_go_of_its_blocks(worker, monkeypatch, caplog, timeouts):
     now = [3.0]
@@ -425,6 +449,7 @@ def test_metadata_joins():
         one.aggregate(object())
     reported = OffloadingWorkerMetadata({8: 1, 1: 1}).aggregate(two).completed_jobs
     assert [*reported] == [1, 3, 8]  # in the order of their beginning, whoever reports first
+    assert [*two.aggregate(OffloadingWorkerMetadata({8: 1, 1: 1})).completed_jobs] == [1, 3, 8]
     assert one.aggregate(two) == OffloadingWorkerMetadata(
         {1: 2, 2: 1, 3: 1}, {1: 1, 6: 1}, {3: 1, 4: 1}, {7: 2, 9: 2}, moved[2], {"odd": 3, "even": 4}
     )

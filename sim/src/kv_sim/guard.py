@@ -15,6 +15,7 @@ from kv_factory import KVConnectorFactory
 from kv_sim import calls
 from kv_sim.checkers import accounting, answers, protocol, work
 from kv_sim.checkers.children import Children
+from kv_sim.checkers.logged import Logged
 from kv_sim.checkers.served import Served
 from kv_sim.memory.kv_cache import KVCache
 from kv_sim.violation import CalledAgain, DidNotReturn, Invariant, Referee, TestbedError, TookTooLong, Violation
@@ -99,6 +100,7 @@ class Guard:
         self._referee = referee
         self._log = log
         self._work = work.Retries(referee)
+        self._stats = Logged(type(connector), referee)
         self._served = served
         self._children = children
 
@@ -133,6 +135,7 @@ class Guard:
         if answer is not None:
             with crashes(self._referee, f"{self._side} side, what its stats say"):
                 accounting.check_stats(type(self.connector), answer, self._referee)
+                self._stats.add(answer)
         return answer
 
     def add_stats(self, counted: Any, more: Any) -> None:

@@ -210,6 +210,18 @@ def test_books_are_recounted_of_a_connector_of_its_half_and_of_its_children() ->
     assert told == [whole.format(*book) for book in books]
 
 
+class Uncountable:
+    def check(self) -> None:
+        raise KeyError("chunk 7")
+
+
+def test_books_that_are_too_wrong_to_be_counted_are_a_crash_of_the_connector() -> None:
+    """They aren't one of the testbed."""
+    one = engine(Two(Uncountable()))
+    with pytest.raises(Violation, match=r"^NO-CRASH  at rest, Uncountable\.check\(\): KeyError: 'chunk 7'"):
+        conservation.check_books(one)
+
+
 @pytest.mark.parametrize("part", [CPUOffloadingManager, CPUOffloadingWorker])
 def test_a_medium_is_recounted_with_its_connector(monkeypatch: pytest.MonkeyPatch, part: type[Any]) -> None:
     def check(self: Any) -> None:

@@ -4,6 +4,7 @@ import re
 from contextlib import nullcontext
 from typing import Any
 
+import numpy as np
 import pytest
 
 from kv_api import KVConnectorTransferResults
@@ -278,7 +279,7 @@ def test_a_ticket_of_a_longer_prompt_is_refused() -> None:
     heard = Heard()
     short = SimRequest(RequestSpec("r2", 0, SHARED - 1, 0, 4, 4), 4, 40)
     short.num_output_tokens = 1
-    heard.held.hashes[: SHARED + 1] = short.hashes[: SHARED + 1]
+    heard.held.hashes = np.concatenate([short.hashes[: SHARED + 1], heard.held.hashes[SHARED + 1 :]])
     short.kv_transfer_params = {**PARAMS}
     heard.tickets.hear("on_new_request", (short,), None)
     heard.matches(short, 0)

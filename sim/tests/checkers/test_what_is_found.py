@@ -420,6 +420,23 @@ def test_what_a_failed_copy_dropped_meanwhile_is_not_missed() -> None:
     assert len(judge(engine, TELLS)) == 2, "those that failed before are no reason"
 
 
+@pytest.mark.parametrize("is_empty", [True, False])
+def test_what_failed_is_asked_for_again(is_empty: bool) -> None:
+    """It is told if it is the host slot that makes each load fail, and not a copy."""
+
+    def fails(spec: RequestSpec) -> int:
+        of_rank = engine.devices[1].copies
+        of_rank.ended.append(copies(State.FAILED).copies.ended[0])
+        of_rank.failed_slots[2] += is_empty
+        return 8
+
+    engine = Engine([request()], fails, copies(), copies())
+    told = judge(engine, KEEPS)
+    assert [text.rpartition(": ")[2] for text in told if "slot 2" in text] == [
+        "a chunk that can't be loaded must not be found for ever"
+    ] * is_empty
+
+
 # -- the end ------------------------------------------------------------------------------------
 
 

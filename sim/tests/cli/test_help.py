@@ -83,7 +83,7 @@ def test_versions_are_those_that_are_installed(capsys: pytest.CaptureFixture[str
 
 
 def test_the_version_of_what_is_not_there_is_not_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("kv_sim.cli.version.PACKAGES", ("kv-api", "kv-of-nobody"))
+    monkeypatch.setattr("kv_sim.cli.version.PACKAGES", ("kv-of-nobody", "kv-api", "kv-of-nobody"))
     assert [line.split()[0] for line in version_lines()] == ["kv-api", "Python"]
 
 

@@ -469,3 +469,10 @@ def test_where_it_cannot_be_asked_which_cores_may_be_used_all_are(
     monkeypatch.delattr(os, "sched_getaffinity", raising=False)
     monkeypatch.setattr(os, "cpu_count", lambda: count)
     assert parser_of(Names()).parse_args(["campaign"]).jobs == jobs
+
+
+def test_who_fails_without_its_medium_uses_it() -> None:
+    """However it fails: it may look for the medium by itself."""
+    name, extra = "broken_connectors:Fussy", {"spec_name": "There"}
+    found = selection.choose_subject(name, json.dumps(extra), None, "builtin")
+    assert found.extra_config == extra

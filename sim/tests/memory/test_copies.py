@@ -193,6 +193,20 @@ def test_a_restart_fails_every_copy_once_and_loads_find_nothing_until_a_store() 
     copies.check()
 
 
+def test_loads_that_fail_are_counted_by_the_slot_that_is_empty_until_it_is_filled() -> None:
+    copies, queue, _ = made()
+    copies.restart(3)
+    for pairs, failed in (([(1, 1)], {1: 1}), ([(7, 5), (8, 1), (9, 2)], {1: 2}), ([(2, 2)], {1: 2, 2: 1})):
+        load = queue.submit(Direction.LOAD, pairs)
+        copies.advance(copies.running[load], len(pairs))
+        assert copies.failed_slots == failed
+    store = queue.submit(Direction.STORE, [(1, 1)])
+    copies.advance(copies.running[store], 1)
+    assert copies.failed_slots == {2: 1}
+    copies.fail(copies.running[queue.submit(Direction.LOAD, [(1, 1)])])
+    assert copies.failed_slots == {2: 1}, "the copy failed, not the slot"
+
+
 def test_a_restart_that_keeps_the_memory_only_ends_copies() -> None:
     copies, queue, _ = made()
     store = queue.submit(Direction.STORE, [(1, 0)])

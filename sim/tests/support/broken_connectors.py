@@ -140,6 +140,17 @@ class Homeless(TwoSidedConnector):
         self._kv_transfer_config.kv_connector_extra_config["home"]
 
 
+class Fussy(TwoSidedConnector):
+    """Looks its medium up by itself, and fails if there is none of that name."""
+
+    scheduler_class = LaterScheduler
+    worker_class = LaterWorker
+
+    def __init__(self, *args: Any) -> None:
+        super().__init__(*args)
+        {"There": object}[self._kv_transfer_config.kv_connector_extra_config["spec_name"]]
+
+
 class Choosy(TwoSidedConnector):
     """Can be created in some worlds."""
 

@@ -52,6 +52,20 @@ def of_gemini(name: str, kind: str, content: Any, second: float, **more: Any) ->
     return {"id": name, "timestamp": date(second), "type": kind, "content": content, **more}
 
 
+# -- ATIF ----------------------------------------------------------------------------------------
+
+
+def step(source: str, message: Any, second: float | None, **more: Any) -> dict[str, Any]:
+    """A step of a trajectory; its number, which nothing needs, is left out."""
+    time = {} if second is None else {"timestamp": date(second)}
+    return {"source": source, "message": message, **time, **more}
+
+
+def trajectory(*steps: dict[str, Any], **more: Any) -> dict[str, Any]:
+    agent = {"name": "a", "version": "1", "model_name": "m"}
+    return {"schema_version": "ATIF-v1.7", "session_id": "s", "agent": agent, "steps": [*steps], **more}
+
+
 # -- opencode ------------------------------------------------------------------------------------
 
 
@@ -186,6 +200,19 @@ CASES: dict[str, tuple[str, int, list[float]]] = {
             of_goose("assistant", _ANSWER, 2),
             of_goose("user", NEXT, 4),
             of_goose("assistant", _ANSWER, 5),
+        ),
+        16,
+        [0, 3],
+    ),
+    "atif": (
+        json.dumps(
+            trajectory(
+                step("user", SAID, 1),
+                step("agent", _ANSWER, 2, metrics={"prompt_tokens": 40, "completion_tokens": 7}),
+                step("user", NEXT, 4),
+                step("agent", _ANSWER, 5),
+            ),
+            indent=2,
         ),
         16,
         [0, 3],

@@ -32,7 +32,8 @@ def request(name: str = "r1", tokens: int = 9, conversation: int = 0, **of: Any)
 
 def copies(*ended: State, running: int = 0, restarts: int = 0, **of: Any) -> Any:
     made = [Copy(each, Direction.STORE, ((1, 1),), "", 0, state=state, **of) for each, state in enumerate(ended)]
-    return SimpleNamespace(copies=SimpleNamespace(ended=made, running=[None] * running, restarts=restarts))
+    of_rank = SimpleNamespace(ended=made, running=[None] * running, restarts=restarts, failed_slots=Counter())
+    return SimpleNamespace(copies=of_rank, rank=0)
 
 
 class Engine:

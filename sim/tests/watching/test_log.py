@@ -203,6 +203,7 @@ def test_actions_are_described() -> None:
     assert describe(request("r3", image="i", image_at=3)).endswith("at most 1, image i at token 3")
     sent = describe(request("r3", kv_transfer_params={"a": None, "b": "x" * 99}))
     assert sent.endswith(', its client sends {"a": null, "b": "' + "x" * 6)
+    assert describe(request("r3", kv_transfer_params={})).endswith(", its client sends {}")
 
 
 class Plain:

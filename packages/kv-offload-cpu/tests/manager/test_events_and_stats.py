@@ -5,7 +5,7 @@ import pickle
 
 import pytest
 
-from kv_api import Medium, OffloadingEvent, ReqContext
+from kv_api import Medium, OffloadingEvent, OffloadingGaugeMetadata, ReqContext
 from kv_offload_cpu import METRICS, AtOnceManager, CPUOffloadingSpec, CPUOffloadingStats
 from kv_offload_cpu.stats import (
     ALLOCATION_FAILURE,
@@ -189,6 +189,11 @@ def test_what_is_counted_is_what_the_spec_declares(make, keys, threshold):
     manager.reset_cache()
     manager.on_reset_flushed()
     assert set(manager.get_stats().data) == set(declared) - {ALLOCATION_SIZE, ALLOCATION_FAILURE}
+
+
+def test_what_a_dashboard_shows_as_a_gauge_is_not_added_up():
+    gauges = {name for name, metric in METRICS.items() if isinstance(metric, OffloadingGaugeMetadata)}
+    assert {*CPUOffloadingStats.levels} == gauges == {USAGE, WRITE_USAGE, READ_USAGE}
 
 
 def test_stats_add_up():

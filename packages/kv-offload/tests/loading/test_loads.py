@@ -163,6 +163,7 @@ class TestLoads:
             (0, 0, 0),
             (-1, 15, 7),
             ("4", 15, 7),
+            (True, 15, 7),
             (100, 15, 7),
         ],
     )
@@ -172,7 +173,11 @@ class TestLoads:
         assert ask(connector, manager, a, 4) == (found, found > 0)
         assert connector.get_num_new_matched_tokens(a, 8) == (found_after_8, found_after_8 > 0)
         ignored = f"expected a whole number of at least 0, got {wish!r}; it is ignored"
-        said = [f"request a: kv_transfer_params.max_load_tokens: {ignored}"] if wish in (-1, "4") else []
+        said = (
+            [f"request a: kv_transfer_params.max_load_tokens: {ignored}"]
+            if wish in (-1, "4") or wish is True
+            else []
+        )
         assert [record.message for record in caplog.records] == said, "of what isn't there nothing is said"
 
     def test_what_is_not_wanted_is_not_looked_for(self, fenced, make):

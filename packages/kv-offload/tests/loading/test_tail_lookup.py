@@ -129,6 +129,12 @@ def test_it_is_looked_for_after_the_complete_chunks_too():
     assert find(BOTH, Known(known), 0, 30, 30, may_wait=True) == Match(12, is_tail=True)
 
 
+def test_of_two_tails_the_farther_one_is_taken():
+    """One ends in the block with which the complete chunks end, the other in the block after the agreed ones."""
+    known = keys_at((0, 8), (0, 16), (1, 8), *((group, end) for group in (0, 1) for end in (12, 20)))
+    assert find(BOTH, Known(known), 0, 30, 30, may_wait=True) == Match(20, is_tail=True)
+
+
 def test_complete_chunks_may_lie_beyond_the_last_tail():
     known = keys_at(*((group, end) for group in (0, 1) for end in range(2, 33, 2)))
     for tail_limit, boundary in ((12, 24), (24, 24), (25, 24), (26, 26), (30, 30)):

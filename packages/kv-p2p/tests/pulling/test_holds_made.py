@@ -193,6 +193,16 @@ def test_where_nothing_is_held_nothing_is_waited_for(make):
     assert answer(half, Request("b", range(99), None, computed=0)) == GOES_ON
 
 
+def test_who_holds_nothing_waits_for_no_holds(make):
+    """A router may ask an engine that only pulls for a hold; it makes none, so it needs no room for any."""
+    half = make("kv_consumer", options=replace(OPTIONS, max_held_blocks=5))
+    half.on_new_request(Request("t", range(8), ticket_of(range(8)).to_params("there")))
+    for name in "bc":
+        wanted = Request(name, TOKENS, WANTED, computed=0)
+        assert answer(half, wanted) == GOES_ON
+        half.update_state_after_alloc(wanted, Blocks(1, 2, 3), 0)
+
+
 def test_without_a_limit_nobody_gives_way(make):
     half = make()
     assert ended(half, Request("a", TOKENS, WANTED))[0]

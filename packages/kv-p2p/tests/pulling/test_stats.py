@@ -117,6 +117,7 @@ class TestTheScheduler:
         half, params = scheduler(), ticket_of(range(10)).to_params("there")
         assert params.keys() >= changes.keys()
         half.on_new_request(Request("a", range(10), params))
+        half.on_new_request(Request("d", range(10), params))
         assert counted(half) is None
         half.on_new_request(Request("b", range(10), params | changes))
         half.on_new_request(Request("c", range(10), params | changes))

@@ -115,7 +115,8 @@ BAD_TEXTS = [(1, "1"), (None, "None"), (["a"], "['a']"), (MISSING, "None")]
         *(("remote_groups", [GROUP, {**GROUP, key: bad}], f"kv_transfer_params.remote_groups[1].{key}: {AT_LEAST} "
            f"{least}, got {bad!r}") for key, least in LEAST for bad in (least - 1, True, 1.0, "1", None)),
         *(("remote_model", bad, f"kv_transfer_params.remote_model: {NAMED} {bad!r}")
-          for bad in ("m", [], {}, False, *({**MODEL, key: value} for key in MODEL for value in (None, 1)))),
+          for bad in ("m", [], {}, False,
+                      *({**MODEL, key: value} for key in (*MODEL, "variant") for value in (None, 1)))),
     ],
 )  # fmt: skip
 def test_what_is_no_ticket(key, value, message):

@@ -9,7 +9,7 @@ from kv_p2p_fake_wire import FakeWire, World, hold, pull, received, sent
 from kv_api import KVConnectorTransferResults
 from kv_p2p.clock import read_clock
 from kv_p2p.pulling.metadata import P2PMetadata
-from kv_p2p.pulling.worker import IDLE_SECONDS, P2PWorkerSide
+from kv_p2p.pulling.worker import IDLE_SECONDS, QUIET_SECONDS, P2PWorkerSide
 
 NOTHING = KVConnectorTransferResults()
 POLL = ("poll",)
@@ -99,6 +99,31 @@ class TestHolds:
         assert world.step() == (NOTHING, [POLL])
         world.now += 50
         assert world.step()[0] == sent("b")
+
+    def test_of_many_whose_time_is_over_the_first_is_told_of_at_once(self, world, caplog):
+        """The others together, with the first one that ends after a pause."""
+        said = "request {}: its blocks were not pulled and are free again{}".format
+        begins = {
+            "a": 0,
+            "b": 0,
+            "c": 1,
+            "d": QUIET_SECONDS - 1,
+            "e": QUIET_SECONDS,
+            "f": 99,
+            "g": 2 * QUIET_SECONDS,
+        }
+        ends = {name: begin + OPTIONS.hold_seconds for name, begin in begins.items()}
+        told, begun = {}, world.now
+        for seconds in sorted({*begins.values(), *ends.values()}):
+            world.now = begun + seconds
+            world.step(holds=[hold(name) for name, begin in begins.items() if begin == seconds])
+            told |= {message: seconds for message in caplog.messages if message not in told}
+        assert told == {
+            said("a", ""): ends["a"],
+            said("e", ", and so are those of 3 before it"): ends["e"],
+            said("g", ", and so are those of 1 before it"): ends["g"],
+        }
+        assert len(caplog.messages) == 3 and not world.half.held_requests
 
     def test_one_that_is_read_ends_later(self, world):
         world.step(holds=[hold("a")])

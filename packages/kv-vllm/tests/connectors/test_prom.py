@@ -3,6 +3,7 @@
 from functools import partial
 from types import SimpleNamespace
 
+import pytest
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
 from kv_offload import OffloadingConnectorStats, TransferStats
@@ -32,7 +33,9 @@ def test_deprecated_metrics_count_the_same():
     assert value("vllm:kv_offload_load_bytes_total") == 5
 
 
-def test_all_deprecated_metrics_by_engine():
+@pytest.mark.parametrize("moving", [0, 1])
+def test_all_deprecated_metrics_by_engine(moving):
+    """Those of the engine that has moved nothing are there, too."""
     registry, transfers = CollectorRegistry(), TransferStats()
     transfers.load.record(5, 0.5)
     transfers.load.record(6, 0.25)
@@ -43,10 +46,10 @@ def test_all_deprecated_metrics_by_engine():
     engines = {0: ["0"], 1: ["1"]}
     config = SimpleNamespace(kv_transfer_config=None)
     metrics = DeprecatedToo(config, kinds, ["engine"], engines, CPUOffloadingSpec, {})
-    metrics.observe(stats.to_dict(), 1)
+    metrics.observe(stats.to_dict(), moving)
     metrics.observe({})
     loaded_bytes = [registry.get_sample_value("vllm:kv_offload_load_bytes_total", {"engine": e}) for e in "01"]
-    assert loaded_bytes == [None, 11]
+    assert loaded_bytes == ([11, None] if moving == 0 else [None, 11])
     names = {f"vllm:kv_offload_{name}" for name in ("total_bytes", "total_time", "size")}
     families = [family for family in registry.collect() if family.name in names]
     samples = [sample for family in families for sample in family.samples]
@@ -58,7 +61,7 @@ def test_all_deprecated_metrics_by_engine():
     loaded, stored = (11, 0.75, 2, 11), (7, 2.0, 1, 7)
     parts = ("total_bytes_total", "total_time_total", "size_count", "size_sum")
     assert seen == {
-        (part, engine, way): told[place] if engine == "1" else 0
+        (part, engine, way): told[place] if engine == str(moving) else 0
         for place, part in enumerate(parts)
         for engine in ("0", "1")
         for way, told in (("CPU_to_GPU", loaded), ("GPU_to_CPU", stored))

@@ -138,6 +138,23 @@ def test_an_engine_that_does_both_has_more_to_do_than_room(engines, prefill):
     both.close()
 
 
+def test_it_has_host_memory_beside_it_and_clients_leave(engines, prefill):
+    """While they wait, pull, load or decode. What they leave is freed at once, not when a hold's time is over."""
+    prompts = [made_up(1, 64) + made_up(seed, seed) for seed in range(10, 90)]
+    expected = [ask(prefill, prompt, 24)[0] for prompt in prompts]
+    children = [transfer("kv_both", "recompute", hold_seconds=600), OURS]
+    extra = {"connectors": children}
+    config = {**OURS, "kv_connector": "MultiConnector", "kv_connector_extra_config": extra}
+    both = engines(config, enable_prefix_caching=False, num_gpu_blocks_override=40)
+    found, tickets = flood(both, prompts, stay=lambda place: place // 3 % 11 if place % 3 else None)
+    assert all(told in (None, whole) for told, whole in zip(found, expected, strict=True))
+    left = found.count(None)
+    assert len(prompts) / 3 < left <= len(prompts) * 2 / 3 and tickets > len(prompts) / 2
+    assert come_to_rest(both) < 60
+    assert loaded(both) > 0
+    both.close()
+
+
 @pytest.mark.parametrize("carrier", ["nixl", "mooncake"])
 def test_blocks_that_a_library_carries(engines, expected, carrier):
     prefill, decode = (engines(transfer(role, carrier=carrier)) for role in ("kv_producer", "kv_consumer"))

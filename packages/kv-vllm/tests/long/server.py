@@ -10,10 +10,13 @@ import subprocess
 import sys
 import time
 import urllib.request
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
+from itertools import product
+from pathlib import Path
 
 import pytest
-from kv_vllm_runs import OURS, made_up, model
+from kv_vllm_runs import OURS, made_up, model, with_extra
 
 pytestmark = [pytest.mark.vllm, pytest.mark.filterwarnings("ignore")]
 READY_SECONDS = 3600
@@ -36,6 +39,13 @@ def get(url, body=None, headers=None):
 @contextmanager
 def server(tmp_path, *options):
     """A server; gives its address. It is ended with its whole group of processes."""
+    with running_server(tmp_path, *options) as (_, address):
+        yield address
+
+
+@contextmanager
+def running_server(tmp_path, *options):
+    """The same; gives its process, too."""
     port = free_port()
     command = [sys.executable, "-m", "vllm.entrypoints.cli.main", "serve", str(model()), f"--port={port}"]
     command += ["--host=127.0.0.1", "--dtype=float32", "--enforce-eager", "--block-size=32", "--max-model-len=512"]
@@ -49,7 +59,7 @@ def server(tmp_path, *options):
         try:
             address = f"http://127.0.0.1:{port}"
             _wait(running, f"{address}/health", tmp_path / "server.log")
-            yield address
+            yield running, address
         finally:
             _end(running)
 
@@ -61,6 +71,23 @@ def _end(running):
             os.killpg(running.pid, ending)
         with suppress(subprocess.TimeoutExpired):
             running.wait(60)
+
+
+def _core_of(running):
+    """The process of a server's engine."""
+    children = Path(f"/proc/{running.pid}/task/{running.pid}/children").read_text().split()
+    [core] = [pid for pid in children if "EngineCore" in Path(f"/proc/{pid}/cmdline").read_text()]
+    return int(core)
+
+
+def _have_ended(running):
+    """Wait until no process of a server is there."""
+    running.wait()
+    with suppress(ProcessLookupError):
+        for _ in range(READY_SECONDS):
+            os.killpg(running.pid, 0)
+            time.sleep(1)
+        raise AssertionError("its processes don't end")
 
 
 def _wait(running, url, log):
@@ -179,11 +206,20 @@ def test_one_server_computes_the_prompt_and_another_goes_on(tmp_path):
     assert [*values(pulled, "vllm:kv_p2p_failed_pulls_total").values()] == [0]
 
 
+def files(tmp_path, **more):
+    extra = {"spec_name": "FileOffloadingSpec", "spec_module_path": "kv_offload_file", **more}
+    extra |= {"file_dir": str(tmp_path / "files"), "file_bytes_to_use": 64 << 20, "file_staging_bytes": 1 << 20}
+    return {**OURS, "kv_connector_extra_config": extra}
+
+
+def both(*children):
+    """All of them in one server."""
+    return {**OURS, "kv_connector": "MultiConnector", "kv_connector_extra_config": {"connectors": children}}
+
+
 def test_replicas_of_a_server_share_their_files(tmp_path):
     """Of two data-parallel replicas the second one loads what the first one computed."""
-    extra = {"spec_name": "FileOffloadingSpec", "spec_module_path": "kv_offload_file", "file_shared": True}
-    extra |= {"file_dir": str(tmp_path / "files"), "file_bytes_to_use": 64 << 20, "file_staging_bytes": 1 << 20}
-    transfer = json.dumps({**OURS, "kv_connector_extra_config": extra})
+    transfer = json.dumps(files(tmp_path, file_shared=True))
     with server(tmp_path, "--data-parallel-size=2", f"--kv-transfer-config={transfer}") as address:
         first, second = (
             [ask(address, prompt, headers={"X-data-parallel-rank": str(rank)})[0] for prompt in PROMPTS]
@@ -223,6 +259,45 @@ def test_from_a_servers_traffic_to_the_configuration_that_it_should_have(tmp_pat
     with server(tmp_path, *shlex.split(printed.splitlines()[-1])) as address:
         assert complete(address, PROMPTS) == expected
         get(f"{address}/reset_prefix_cache", {})
+        assert complete(address, PROMPTS) == expected
+        metrics = get(f"{address}/metrics")
+    assert sum(values(metrics, "vllm:external_prefix_cache_hits_total").values()) > 0
+
+
+def test_a_server_that_sleeps_says_the_same_when_it_is_awake(tmp_path, monkeypatch):
+    """While its requests run, and with their KV in host memory that is too small, and in files."""
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(sys.path))
+    transfer = json.dumps(both(with_extra(OURS, cpu_bytes_to_use=12 * 32768), files(tmp_path)))
+    options = f"--kv-transfer-config={transfer}", "--worker-cls=kv_vllm_sleeper.Sleeper"
+    with server(tmp_path, *options) as address, ThreadPoolExecutor(len(PROMPTS)) as clients:
+        expected = [ask(address, prompt, 100)[0] for prompt in PROMPTS]
+        for level, mode in product((1, 2), ("abort", "keep", "wait")):
+            asked = [clients.submit(ask, address, prompt, 100) for prompt in PROMPTS]
+            while not any(values(get(f"{address}/metrics"), "vllm:num_requests_running").values()):
+                assert not all(one.done() for one in asked), "they were too fast for a sleep"
+            get(f"{address}/sleep?level={level}&mode={mode}", {})
+            get(f"{address}/wake_up", {})
+            told = [one.result()[0] for one in asked]
+            assert told == [whole[: len(some)] for whole, some in zip(expected, told, strict=True)]
+            assert (told == expected) or mode == "abort"
+            for _ in range(2):
+                assert [ask(address, prompt, 100)[0] for prompt in PROMPTS] == expected
+                get(f"{address}/reset_prefix_cache", {})
+        metrics = get(f"{address}/metrics")
+    assert sum(values(metrics, "vllm:external_prefix_cache_hits_total").values()) > 1000
+
+
+def test_where_an_engine_was_killed_another_one_starts(tmp_path):
+    """Nothing of it is in the way: no process, port or lock; and what it stored is loaded."""
+    pulls = {**OURS, "kv_connector": "P2PConnector", "kv_port": free_port(), "kv_connector_extra_config": {}}
+    options = [f"--kv-transfer-config={json.dumps(both(pulls, files(tmp_path)))}"]
+    with running_server(tmp_path, *options) as (running, address):
+        expected = complete(address, PROMPTS)
+        for prompt in PROMPTS:
+            ask(address, prompt, 1, kv_transfer_params={"do_remote_decode": True})
+        os.kill(_core_of(running), signal.SIGKILL)
+        _have_ended(running)
+    with server(tmp_path, *options) as address:
         assert complete(address, PROMPTS) == expected
         metrics = get(f"{address}/metrics")
     assert sum(values(metrics, "vllm:external_prefix_cache_hits_total").values()) > 0

@@ -42,9 +42,8 @@ def test_of_what_a_replay_has_not_by_itself_nothing_is_said(extra) -> None:
 
 
 def test_what_is_as_usual_may_be_said() -> None:
-    assert kept_by("OffloadingConnector", {**HOST, "blocks_per_chunk": 1, "block_size": None}) == Kept(
-        100, None, "lru"
-    )
+    for usual in ({"blocks_per_chunk": 1, "block_size": None}, {"blocks_per_chunk": None, "store_when": None}):
+        assert kept_by("OffloadingConnector", {**HOST, **usual}) == Kept(100, None, "lru")
 
 
 def test_of_several_nothing_is_said_unless_they_are_one_of_each() -> None:
@@ -57,6 +56,7 @@ def test_of_several_nothing_is_said_unless_they_are_one_of_each() -> None:
     for wrong in (
         first,
         {**both, "connectors": [host, host]},
+        {**both, "connectors": [disk, disk]},
         {**both, "connectors": [host, other]},
         {**both, "connectors": [host, {"kv_connector": "LMCacheConnectorV1"}]},
         {**both, "connectors": [host, "files"]},

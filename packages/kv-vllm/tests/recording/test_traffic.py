@@ -338,6 +338,23 @@ def test_what_could_not_be_loaded_was_not_there(make, tmp_path):
     assert observed(tmp_path) == [(8, 4), (0, 0), (8, 8), (8, 8)]
 
 
+def test_a_load_that_fails_within_a_block(make, tmp_path):
+    """What is loaded may begin and end within one; of a load that fails twice the first failure counts."""
+    traffic = make()
+    begun, ended, twice = (request_of(name, 17, "abcd") for name in "wxy")
+    for asked in (begun, ended, twice):
+        traffic.arrive(asked)
+    traffic.look_up(begun, 6)
+    traffic.begin(begun, 6, [50, 51, 52, 53, 54])
+    traffic.begin(ended, 15, [60, 61, 62, 63, 64])
+    traffic.begin(twice, 16, [70, 71, 72, 73, 74])
+    traffic.fail({51, 63, 71})
+    traffic.fail({72})
+    for asked in (begun, ended, twice):
+        traffic.end(asked)
+    assert observed(tmp_path) == [(6, 0), (12, 12), (4, 4)]
+
+
 def test_what_a_connector_keeps_stands_in_each_line(make, tmp_path):
     traffic = make(blocks=Blocks(BLOCK, 4096, 9, 1 << 20, None, "arc"))
     traffic.arrive(asked := request_of("x"))

@@ -100,10 +100,11 @@ def hand_over_a_beginning(prefill, decode, prompt, longer, computed=0):
         ask(decode, prompt[:129], 1)
 
 
-def flood(engine, prompts):
+def flood(engine, prompts, stay=lambda place: None):
     """Ask one engine for all prompts at once, to be held, and for each again with its ticket as soon as it comes.
 
-    Returns what the prompts get, and how many of them came with a ticket.
+    ``stay``: for how many steps the one who asks again stays; None: to the end. Returns what the prompts get, None
+    for those who left, and how many of them came with a ticket.
     """
     from vllm import SamplingParams
 
@@ -116,7 +117,7 @@ def flood(engine, prompts):
 
     for place, prompt in enumerate(prompts):
         ask_for(f"first {place}", prompt, 1, WANTED)
-    found, tickets = {}, 0
+    found, tickets, leaving = {}, 0, {}
     while len(found) < len(prompts):
         for output in engine.engine.step():
             if not output.finished:
@@ -127,4 +128,13 @@ def flood(engine, prompts):
                 continue
             tickets += bool(output.kv_transfer_params)
             ask_for(f"again {place}", prompts[int(place)], 24, output.kv_transfer_params)
+            if (steps := stay(int(place))) is not None:
+                leaving[int(place)] = steps
+        for place, steps in [*leaving.items()]:
+            leaving[place] -= 1
+            if steps <= 0:
+                del leaving[place]
+                if place not in found:
+                    engine.engine.abort_request([f"again {place}"])
+                    found[place] = None
     return [found[place] for place in range(len(prompts))], tickets

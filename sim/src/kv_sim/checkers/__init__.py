@@ -5,8 +5,8 @@ finds one broken calls the ``violation.Referee``, which raises. Checkers are cal
 
 ========================= =================================================================================
 at every call             by the ``guard`` in front of a connector: the shape of an answer (``answers``), what it
-                          says (``protocol``, ``accounting``, ``children``), what is found (``served``), and
-                          how often it is asked again (``work``)
+                          says (``protocol``, ``accounting``, ``logged``, ``children``), what is found
+                          (``served``), and how often it is asked again (``work``)
 at calls of a medium      ``medium`` and ``medium_worker``, which stand between kv-offload's connector and the
                           manager, and a worker
 as the engine goes on     by ``engine/``: events and what workers report (``accounting``, ``protocol``); by the
@@ -14,8 +14,9 @@ as the engine goes on     by ``engine/``: events and what workers report (``acco
                           (``tickets``)
 at rest                   by ``at_rest``, which lets everything end before: what is left (``conservation``),
                           the ranks beside each other (``geometry``), what is still found (``hits``; of what
-                          came last, ``recent``; of what another engine stored, ``sharing``), by ``asking``
-                          again, what must not be found (``almost_equal``), and the ``room`` of a medium
+                          came last, ``recent``; of what another engine stored, ``sharing``; of what can't be
+                          loaded, ``given_up``), by ``asking`` again, what must not be found
+                          (``almost_equal``), and the ``room`` of a medium
 when the engine ends      ``ending``, and what is then ``left_open``
 ========================= =================================================================================
 """

@@ -89,7 +89,7 @@ class Counted:
         """Add the stats since the last call."""
         if stats is None or not self._is_on:
             return
-        for whose, numbers in _by_child(stats.reduce()):
+        for whose, numbers in by_child(stats.reduce()):
             for name in (name for names in BYTES.values() for name in names):
                 self._sums[name] += numbers.get(name, 0)
             if SHARE in numbers:
@@ -128,12 +128,12 @@ class Counted:
                 )
 
 
-def _by_child(numbers: Mapping[str, Any], whose: str = "") -> Iterator[tuple[str, Mapping[str, Any]]]:
+def by_child(numbers: Mapping[str, Any], whose: str = "") -> Iterator[tuple[str, Mapping[str, Any]]]:
     """A connector's numbers, and those of each child of a MultiConnector, with its name as a message begins."""
     yield whose, numbers
     for name, more in numbers.items():
         if isinstance(more, Mapping):
-            yield from _by_child(more, f"{name}: {whose}")
+            yield from by_child(more, f"{name}: {whose}")
 
 
 class _Block(NamedTuple):

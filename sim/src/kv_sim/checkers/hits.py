@@ -21,6 +21,7 @@ from functools import cached_property
 
 from kv_sim.checkers import sharing
 from kv_sim.checkers.asking import ask_again, count_failed, proof_blocks
+from kv_sim.checkers.given_up import check_given_up
 from kv_sim.checkers.recent import check_recent, check_windows
 from kv_sim.engine.request import SimRequest
 from kv_sim.engine.request_spec import RequestSpec
@@ -68,7 +69,9 @@ def check_kept(site: Site, settle: Callable[[], bool]) -> RequestSpec | None:
         failed = count_failed(engine)
         found, request = ask_again(site, spec, settle)
         _compare(site, request, found, stored, room)
-        if tells and count_failed(engine) == failed:  # else something was dropped since
+        if count_failed(engine) > failed:
+            check_given_up(site, spec, settle)
+        elif tells:
             _compare_events(site, request, found, told)
     if site.subject.evicts_oldest and site.config.role == "kv_both" and probes and not engine.has_work:
         check_recent(site, probes[0], settle)

@@ -10,6 +10,7 @@ that is lost moves nothing more and blocks no other. It may be found again and g
 may rely on its end: since it waited for the copy, or gave it up for good.
 """
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
@@ -109,6 +110,8 @@ class Copies:
     """Every copy that has ended, for repeats and for checkers."""
     lost_slots: set[int] = field(default_factory=set)
     """Host slots that hold nothing since a restart: a load from one fails."""
+    failed_slots: Counter[int] = field(default_factory=Counter)
+    """How many loads have failed from each of these."""
     restarts: int = 0
     executors: int = 0
     """How many executors of errands there are."""
@@ -206,13 +209,19 @@ class Copies:
             return
         for block, slot in copy.pairs[copy.copied : copy.copied + pages]:
             if copy.direction is Direction.LOAD and slot in self.lost_slots:
+                self.failed_slots[slot] += 1
                 self.fail(copy)
                 return
             self.pages.move_page(copy, block, slot)
             copy.copied += 1
-            self.lost_slots.discard(slot)
+            self.has_bytes(slot)
         if copy.copied == len(copy.pairs):
             self._end(copy, State.DONE)
+
+    def has_bytes(self, slot: int) -> None:
+        """A host slot has bytes: they were written now, or are read."""
+        self.lost_slots.discard(slot)
+        self.failed_slots.pop(slot, None)
 
     def fail(self, copy: Copy) -> None:
         """The copy fails; pages that it has moved stay moved."""

@@ -85,7 +85,7 @@ class Device:
         if not 0 <= slot < len(self.host):
             return  # the shadow said so already
         self.host[slot] = page
-        self.copies.lost_slots.discard(slot)
+        self.copies.has_bytes(slot)
 
     def kv_cache(self, layer: int) -> KVCache:
         """The pages of a layer, for a connector."""

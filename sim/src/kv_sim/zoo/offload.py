@@ -177,6 +177,22 @@ class BadChunkPromisedAgain(TimedOffloadingConnector):
     scheduler_class = _BadChunkStays
 
 
+class _RefusesOneRequest(Outcomes):
+    def _fail_load(self, job: Job, *, is_stale: bool) -> None:
+        super()._fail_load(job, is_stale=True)
+        job.owner.refused.update(job.keys)
+
+
+class _BadChunkIsLeftToOthers(PartedScheduler):
+    outcomes = _RefusesOneRequest
+
+
+class BadChunkLeftToOthers(TimedOffloadingConnector):
+    """A chunk that failed to load is a miss for its request alone: whoever comes next loads it, and fails, too."""
+
+    scheduler_class = _BadChunkIsLeftToOthers
+
+
 class _UnpinsAtOnce(Matching):
     def begin_load(self, state: RequestState, tables: Sequence[Sequence[int]], tokens: int) -> None:
         super().begin_load(state, tables, tokens)

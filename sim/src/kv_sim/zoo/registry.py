@@ -143,6 +143,7 @@ _SEVERAL: Final = (
     plant(multi.EventsOfTheFirst, "", _I.ACCOUNTING, SUBJECTS["offload+offload"]),
     plant(multi.SourcesUnknown, "", _I.ACCOUNTING, SUBJECTS["later+memory"]),
     plant(multi.StatsByClass, "", _I.ACCOUNTING, several(offloading(), offloading(blocks_per_chunk=2))),
+    plant(multi.StatsOfTheLastStep, "", _I.ACCOUNTING, several(offloading(), offloading(blocks_per_chunk=2))),
 )
 
 _FENCED: Final = offloading(without=frozenset({Trait.LOSSES, Trait.ZEROING}), hold_blocks="never")
@@ -224,6 +225,7 @@ _OFFLOADED: Final = (
     plant(offload.WindowEndsNotStored, "", _I.HITS, _FENCED),
     plant(offload.FailedStoreReadable, "", _I.CONTENT, _FENCED),
     plant(offload.BadChunkPromisedAgain, "LMCache#3388", _I.LIVENESS, _FENCED),
+    plant(offload.BadChunkLeftToOthers, "", _I.HITS, _FENCED),
     plant(offload.LoadsPinNothing, "LMCache#993", _I.OWNERSHIP, _FENCED, _I.CONTENT, _I.LIVENESS),
     plant(offload.SubChunkOffsetIgnored, "#28950", _I.CONTENT, _CHUNKS),
     plant(offload.FailureKnowsOneGroup, "#45474", _I.PROTOCOL, _FENCED, _I.CONTENT),

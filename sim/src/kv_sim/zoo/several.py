@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
+from typing import Any
 
 from kv_api import (
     BlockIds,
@@ -194,6 +195,21 @@ class StatsByClass(MultiConnector):
     """The children's statistics are kept by class, so of two children of a class only one's are reported."""
 
     scheduler_class = _StatsByClass
+
+
+class _LastCounts(MultiKVConnectorStats):
+    def aggregate(self, other: KVConnectorStats) -> KVConnectorStats:
+        self.data.update(other.data)
+        return self
+
+
+class StatsOfTheLastStep(MultiConnector):
+    """Where the statistics of several steps are added up to be logged, a child's last ones replace the earlier."""
+
+    @classmethod
+    def build_kv_connector_stats(cls, data: dict[str, Any] | None = None) -> KVConnectorStats | None:
+        built = super().build_kv_connector_stats(data)
+        return _LastCounts(built.data, built.origins) if isinstance(built, MultiKVConnectorStats) else built
 
 
 class EventsOfTheFirst(MultiConnector):

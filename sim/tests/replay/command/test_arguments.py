@@ -127,7 +127,7 @@ def test_every_option_says_what_it_is():
         "weka, lmcache, bailian, recorded, servegen, lmbench, mooncake, baseten, dynamo, aibrix, aiperf, "
         "aiperf-turns, aiperf-inputs, otel, guidellm, langfuse, langsmith, sglang, sglang-log, sglang-metrics, "
         "har, sagemaker, bedrock, baseten-text, open-webui, chatgpt, claude-ai, deepseek, librechat, lm-studio, "
-        "copilot-cli, continue, gemini-cli, opencode, goose, pi, cline, "
+        "copilot-cli, continue, gemini-cli, opencode, goose, pi, cline, atif, "
         "vllm, conversations-dated, conversations, openai, openai-table, claude-code, codex, azure, "
         "burstgpt, vidur, bench, mooncake-lengths, litellm, splitwise" in said["format"]
     )

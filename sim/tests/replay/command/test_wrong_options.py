@@ -71,9 +71,9 @@ OPTIONS = {
     ("--bytes-per-token", "many"): "--bytes-per-token many: expected a size such as 64GiB or 64GB",
     ("--bytes-per-token", "1" + "0" * 400): f"--bytes-per-token: expected 1 to 1099511627776, got 1{'0' * 400}",
     ("--format", "moncake"): (
-        "--format: unknown format 'moncake'; known: aibrix, aiperf, aiperf-inputs, aiperf-turns, azure, "
-        "bailian, baseten, baseten-text, bedrock, bench, burstgpt, chatgpt, claude-ai, claude-code, cline, codex, "
-        "continue, conversations, conversations-dated, copilot-cli, deepseek, dynamo, gemini-cli, goose, "
+        "--format: unknown format 'moncake'; known: aibrix, aiperf, aiperf-inputs, aiperf-turns, atif, "
+        "azure, bailian, baseten, baseten-text, bedrock, bench, burstgpt, chatgpt, claude-ai, claude-code, cline, "
+        "codex, continue, conversations, conversations-dated, copilot-cli, deepseek, dynamo, gemini-cli, goose, "
         "guidellm, har, langfuse, langsmith, librechat, litellm, lm-studio, lmbench, lmcache, mooncake, "
         "mooncake-lengths, open-webui, openai, openai-table, opencode, otel, pi, recorded, sagemaker, servegen, "
         "sglang, sglang-log, sglang-metrics, splitwise, vidur, vllm, weka; "

@@ -5,6 +5,7 @@ long. Either is reported only when nobody touches the blocks any more; until the
 """
 
 from collections.abc import Callable, Collection
+from math import inf
 from typing import Any, Final, NamedTuple
 
 from kv_api import (
@@ -33,6 +34,9 @@ from kv_p2p.pulling.wire import Wire
 
 IDLE_SECONDS: Final = 0.002
 """Seconds that a step that computes nothing waits for the wire, so that an idle engine doesn't spin."""
+QUIET_SECONDS: Final = 60.0
+"""Seconds between two warnings of holds that were not pulled, at least: where a router or a consumer has gone, all
+end that way, and a line for each would hide whatever else is logged."""
 
 MakeWire = Callable[[KVCaches], Wire]
 
@@ -73,6 +77,9 @@ class P2PWorkerSide(WorkerSide):
         """Whether failed pulls are reported only by request: with several groups no engine accepts failed
         blocks."""
         self._unfilled: set[int] = set()
+        self._untold = 0
+        """How many holds were withdrawn since the last warning of one."""
+        self._quiet_until = -inf
         self._stats = P2PStats()
 
     @property
@@ -151,12 +158,20 @@ class P2PWorkerSide(WorkerSide):
         now = self.clock()
         for hold, end in list(self._held.values()):
             if end <= now and self.wire.withdraw(hold.hold_id):
-                warn("request %s: its blocks were not pulled and are free again", hold.request_id)
+                self._tell_of_what_was_not_pulled(hold.request_id, now)
                 self._end_hold(hold.hold_id, results, EXPIRED_HOLDS)
         for pull, _, end in list(self._pulling.values()):
             if end <= now and self.wire.give_up(pull.request_id):
                 reason = f"no end within {self._options.pull_seconds} seconds"
                 self._fail_pull(pull.request_id, reason, results)
+
+    def _tell_of_what_was_not_pulled(self, request_id: str, now: float) -> None:
+        if now < self._quiet_until:
+            self._untold += 1
+            return
+        more = f", and so are those of {self._untold} before it" if self._untold else ""
+        warn("request %s: its blocks were not pulled and are free again%s", request_id, more)
+        self._untold, self._quiet_until = 0, now + QUIET_SECONDS
 
     def _end_hold(self, hold_id: str, results: KVConnectorTransferResults, counted: str) -> None:
         request_id = self._request_of.pop(hold_id, None)

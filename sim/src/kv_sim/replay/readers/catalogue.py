@@ -6,6 +6,7 @@ from typing import Final
 from kv_sim.replay.readers.format import Format
 from kv_sim.replay.readers.formats.aibrix import AIBRIX
 from kv_sim.replay.readers.formats.aiperf import AIPERF, INPUTS, TURNS
+from kv_sim.replay.readers.formats.atif import ATIF
 from kv_sim.replay.readers.formats.azure import AZURE
 from kv_sim.replay.readers.formats.bailian import BAILIAN
 from kv_sim.replay.readers.formats.baseten import BASETEN, BASETEN_TEXT
@@ -53,7 +54,7 @@ FORMATS: Final[Mapping[str, Format]] = {
         *(WEKA, LMCACHE, BAILIAN, RECORDED, SERVEGEN, LMBENCH, MOONCAKE, BASETEN, DYNAMO),
         *(AIBRIX, AIPERF, TURNS, INPUTS, OTEL, GUIDELLM, LANGFUSE, LANGSMITH, SGLANG, SGLANG_LOG, SGLANG_METRICS),
         *(HAR, SAGEMAKER, BEDROCK, BASETEN_TEXT, OPEN_WEBUI, CHATGPT, CLAUDE_AI),
-        *(DEEPSEEK, LIBRECHAT, LM_STUDIO, COPILOT_CLI, CONTINUE, GEMINI_CLI, OPENCODE, GOOSE, PI, CLINE),
+        *(DEEPSEEK, LIBRECHAT, LM_STUDIO, COPILOT_CLI, CONTINUE, GEMINI_CLI, OPENCODE, GOOSE, PI, CLINE, ATIF),
         *(VLLM, DATED, CONVERSATIONS, OPENAI, TABLE, CLAUDE_CODE, CODEX),
         *(AZURE, BURSTGPT, VIDUR, BENCH, *LENGTHS),
     )

@@ -25,6 +25,10 @@ TIMES: Final = spelled(
     *("@timestamp", "time_iso8601", "time_local", "started_at", "ts", "logging_time", "tstamp"),
     *("arrival_time", "arrived_at"),
 )
+_IN_MS: Final = spelled("timestamp_ms")
+"""Databricks' name for it in inference tables."""
+_IF_DATES: Final = spelled("request_time")
+"""Names of times that elsewhere are how long a request took."""
 _SHORTEST_DATE: Final = len("2026-01-31")
 _EPOCH: Final = (1_000_000_000, 4_000_000_000)
 """Seconds since 1970, of 2001 and of 2096."""
@@ -104,8 +108,11 @@ def moment(date: datetime) -> Moment:
 
 def time_of(record: Mapping[str, Any]) -> int | float | None:
     """When it arrived, under any of the names that logs use; None: the record has no time."""
-    field = next((field for field in TIMES if record.get(field) is not None), None)
-    return None if field is None else number_or_date(record, field)
+    field = next((field for field in (*TIMES, *_IN_MS, *_IF_DATES) if record.get(field) is not None), None)
+    if field is None or (field in _IF_DATES and not _is_date(record[field])):
+        return None
+    time = number_or_date(record, field)
+    return Moment(time / 1000) if field in _IN_MS and not isinstance(time, Moment) else time
 
 
 def dates_in(record: Mapping[str, Any]) -> list[str]:

@@ -255,9 +255,31 @@ def test_an_answer_that_a_model_is_to_go_on_with_is_not_spoken_of(read, more):
 
 
 @pytest.mark.parametrize(
+    ("field", "times"),
+    [
+        ("timestamp_ms", [1_772_359_200_000, 1_772_359_202_500]),
+        ("timestampMs", ["1000", "3500"]),
+        ("timestamp_ms", ["2026-03-01T10:00:00Z", "2026-03-01T10:00:02.500Z"]),
+        ("request_time", ["2026-03-01 10:00:00", "2026-03-01 10:00:02.500"]),
+    ],
+)
+def test_a_time_may_be_called_by_its_unit_or_by_what_is_a_duration_elsewhere(read, field, times):
+    requests, notes = read(*({field: time, "prompt": SAID} for time in times))
+    assert [one.arrival_seconds for one in requests] == [0, 2.5]
+    assert not any("time" in note for note in notes)
+
+
+def test_the_time_of_a_record_comes_before_how_long_its_request_took(read):
+    requests, _ = read(*({"ts": 5 + n, "request_time": 0.25, "prompt": SAID} for n in range(2)))
+    assert [one.arrival_seconds for one in requests] == [0, 1]
+    _, notes = read(*({"request_time": 0.25, "prompt": SAID} for n in range(2)))
+    assert "the trace has no times: one request a second is assumed" in notes
+
+
+@pytest.mark.parametrize(
     ("more", "said"),
     [
-        ({"timestamp_ms": 1_772_359_200_000}, " (if timestamp_ms is the time, call it timestamp)"),
+        ({"logged_ms": 1_772_359_200_000}, " (if logged_ms is the time, call it timestamp)"),
         ({"date": "2026-03-01", "request_time": 1_772_359_200.5},
          " (if date or request_time is the time, call it timestamp)"),
         ({"time_ns": 1_772_359_200_000_000_000, "TimeUs": 1_772_359_200_000_000},

@@ -155,8 +155,17 @@ def test_a_line_to_paste_goes_before_a_list(read):
             "time=started_at,input=ai.proxy.usage.prompt_tokens,output=ai.proxy.usage.completion_tokens",
         ),
         (
-            {"start_time": 5, "genai_tokens_input": "9", "genai_tokens_output": "2"},
-            "time=start_time,input=genai_tokens_input,output=genai_tokens_output",
+            {
+                "start_time": 5,
+                "genai_tokens_input": "9",
+                "genai_tokens_output": "2",
+                "genai_tokens_cached": "4",
+            },
+            "time=start_time,input=genai_tokens_input,cached=genai_tokens_cached,output=genai_tokens_output",
+        ),
+        (
+            {"event": "x", "timestamp": 5, "properties": {"$ai_input_tokens": 9, "$ai_output_tokens": 2}},
+            "time=timestamp,input=properties.$ai_input_tokens,output=properties.$ai_output_tokens",
         ),
         (
             {"launch_time": 5.5, "prompt_tokens": 9, "generation_tokens": 2, "created": {"time": 7}},

@@ -129,6 +129,7 @@ class Evictions:
             for other in its:
                 if self._left.get(other) == left:  # otherwise another request has left it since
                     del self._left[other]
+            # An engine reuses a request's last blocks first: so if this one has a hash, all of the chunk have.
             if is_whole and block.block_hash is not None:
                 yield left
 

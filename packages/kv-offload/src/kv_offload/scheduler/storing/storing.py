@@ -51,10 +51,9 @@ class Storing:
         for request_id in preempted:
             if request_id in states:
                 state = states[request_id]
-                self._leave(
-                    state, state.request.num_tokens
-                )  # the engine finds no block by its hash that isn't computed
-                books.lose_blocks(states[request_id])
+                # Chunks that aren't computed are left, too, and never stored: their last blocks have no hash.
+                self._leave(state, state.request.num_tokens)
+                books.lose_blocks(state)
         told = tables_of_step(output, states)
         for state, _ in told.whole:
             books.jobs.release(state)

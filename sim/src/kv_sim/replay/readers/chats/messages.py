@@ -80,8 +80,11 @@ class Heard:
         return self._heard[id(message)]
 
 
-def request(above: Sequence[Said | MalformedError], answer: Answered, place: str) -> Iterator[Record]:
-    """The request to which an answer belongs; none if there is no message before it."""
+def request(above: Sequence[Said | MalformedError], answer: Answered, place: str | None) -> Iterator[Record]:
+    """The request to which an answer belongs; none if there is no message before it.
+
+    ``place`` is where a time is expected; None: the chat has no times.
+    """
     for one in above:
         if isinstance(one, MalformedError):
             raise one
@@ -90,7 +93,7 @@ def request(above: Sequence[Said | MalformedError], answer: Answered, place: str
     if not text:
         return
     time = next((one.time for one in reversed(heard) if one.time is not None), answer.time)
-    if time is None:
+    if time is None and place is not None:
         raise MalformedError(f"{place}: expected a time of it, or of a message above it, got none")
     yield Record(
         time,

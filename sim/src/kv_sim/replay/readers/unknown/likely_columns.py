@@ -16,7 +16,7 @@ _SURELY_TEXT: Final = ("prompt", "prompttext", "fullprompt", "userprompt")
 _SURELY_TOKENS: Final = ("prompttokenids", "inputids", "inputtokids", "inputtokenids")
 """Names of token ids, which like text are the whole prompt and show what is shared."""
 _SURELY: Final = (*_SURELY_TEXT, *_SURELY_TOKENS, "tokens", "tokenids")
-_HOW_MANY: Final = "(n|num|number|numberof|total|llm)?({})(tokens?|toks)(count)?"
+_HOW_MANY: Final = "(n|num|number|numberof|total|llm|ai)?({})(tokens?|toks)(count)?"
 _UNIT: Final = "utc|s|sec|seconds|ms|millis|us|micros|ns|nanos?"
 _LIKELY: Final[Mapping[str, tuple[str, ...]]] = {
     "time": (
@@ -35,7 +35,9 @@ _LIKELY: Final[Mapping[str, tuple[str, ...]]] = {
         _HOW_MANY.format("output|completion|response|generated|generation|decode|candidates"),
         "(genai)?tokens?(completion|output|out)",
     ),
-    "cached": ("(num|prompt|input|prefix)*cache(d|read|hit)(input|prompt|content)?tokens?(count)?|tokenscached",),
+    "cached": (
+        "(num|prompt|input|prefix)*cache(d|read|hit)(input|prompt|content)?tokens?(count)?|(genai)?tokenscached",
+    ),
     "ids": ("hashids", "blockhashes", "blockids", "prefixhashes", "prefixids", "blocks", "hashes"),
     "session": ("sessionid", "conversationid", "chatid", "threadid", "session"),
     "model": ("model", "modelname", "modelid", "genaimodelname", "modelpermaslug", "llmmodel"),

@@ -51,9 +51,8 @@ class TimedEngine(BuiltinEngine):
         )
         subject = Subject(self._transfer.kv_connector or "", traits=frozenset())
         referee = Referee()
-        referee.switched_off.add(
-            Invariant.WORK
-        )  # a copy may take many steps here, and each child has its own limit of put-offs
+        # A copy may take many steps here, and each child has its own limit of put-offs.
+        referee.switched_off.add(Invariant.WORK)
         super().__init__(config, subject, referee, log)
         self.scheduler: TimedScheduler
         self.scheduler.clock = self.clock
