@@ -58,7 +58,7 @@ def _is_sources(answer: Any) -> bool:
 
 
 def _are_names(ids: Any) -> bool:
-    return isinstance(ids, (set, frozenset)) and (not ids or all(isinstance(name, str) for name in ids))
+    return isinstance(ids, (set, frozenset)) and all(isinstance(name, str) for name in ids)
 
 
 def _is_results(answer: Any) -> bool:
@@ -71,9 +71,7 @@ def _is_results(answer: Any) -> bool:
 
 
 def _are_blocks(answer: Any) -> bool:
-    if not isinstance(answer, (set, frozenset)):
-        return False
-    return not answer or all(isinstance(block, SupportsIndex) for block in answer)
+    return isinstance(answer, (set, frozenset)) and all(isinstance(block, SupportsIndex) for block in answer)
 
 
 def _are_groups(answer: Any) -> bool:

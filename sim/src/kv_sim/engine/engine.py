@@ -238,10 +238,7 @@ class Engine(ABC):
 
     def executable(self, rank: int) -> Step | None:
         """The step that a rank executes next."""
-        for step in self.steps:
-            if rank not in step.reports:
-                return step
-        return None
+        return next((step for step in self.steps if rank not in step.reports), None)
 
     def execute(self, rank: int) -> None:
         """Let a rank execute its next step."""
