@@ -203,3 +203,19 @@ class HoardingWorker(LaterWorker):
 class Hoarding(TwoSidedConnector):
     scheduler_class = HoardingScheduler
     worker_class = HoardingWorker
+
+
+class ArchivingScheduler(MemoryScheduler):
+    """Writes down which chunk left each slot. If a chunk never leaves, there is nothing to write."""
+
+    def __init__(self, *args: Any) -> None:
+        super().__init__(*args)
+        self.evicted: set[bytes] = set()
+
+    def _evict_oldest(self) -> None:
+        self.evicted.add(next(iter(self._slot_of)))
+        super()._evict_oldest()
+
+
+class Archiving(MemoryConnector):
+    scheduler_class = ArchivingScheduler
