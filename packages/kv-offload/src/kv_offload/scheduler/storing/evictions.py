@@ -60,6 +60,8 @@ class Evictions:
         self._left: dict[int, Left] = {}
         self._ahead = 0
         """How many of the searched blocks have not been reused."""
+        self._number = 0
+        """Of the last request by which left chunks were stored."""
 
     def bind(self, pool: BlockPool) -> None:
         """Take the engine's pool."""
@@ -134,7 +136,9 @@ class Evictions:
                 yield left
 
     def _plan(self, state: RequestState, batch: Batch) -> Plan:
-        offering = replace(state, context=_context(state.context, state.progress), loads=set(), stores=set())
+        self._number += 1
+        context = _context(state.context, state.progress, self._number)
+        offering = replace(state, context=context, loads=set(), stores=set())
         return Plan(offering, in_batches(self._layout, batch), then=None, is_final=True)
 
     def check(self) -> None:
@@ -152,9 +156,13 @@ def detached(state: RequestState, layout: Layout) -> RequestState:
     return replace(state, progress=progress)
 
 
-def _context(of_request: ReqContext, progress: Progress) -> ReqContext:
-    """The context of a request that stores another one's left chunks."""
-    context = replace(of_request, req_id=f"{of_request.req_id}, left")
+def _context(of_request: ReqContext, progress: Progress, number: int) -> ReqContext:
+    """The context of a request that stores another one's left chunks.
+
+    It has an id of its own, since a medium may know requests by their ids: a request that was preempted may have
+    left chunks twice, and its earlier ones may still be on their way to another tier.
+    """
+    context = replace(of_request, req_id=f"{of_request.req_id}, left {number}")
     for of_group in progress.groups:
         context.derive_offload_key_positions(of_group.keys, of_group.group.tokens_per_chunk)
     return context
