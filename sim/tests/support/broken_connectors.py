@@ -1,5 +1,6 @@
 """Connectors with a mistake each, for tests of the command line and of what it prints."""
 
+import os
 from collections import Counter
 from types import SimpleNamespace
 from typing import Any
@@ -219,3 +220,28 @@ class ArchivingScheduler(MemoryScheduler):
 
 class Archiving(MemoryConnector):
     scheduler_class = ArchivingScheduler
+
+
+class LeavingScheduler(LaterScheduler):
+    """Ends its process, as a library that crashes does."""
+
+    def on_new_request(self, request: Request) -> None:
+        os._exit(5)
+
+
+class Leaving(TwoSidedConnector):
+    scheduler_class = LeavingScheduler
+    worker_class = LaterWorker
+
+
+class EndlessScheduler(LaterScheduler):
+    """Waits for what never comes."""
+
+    def on_new_request(self, request: Request) -> None:
+        while True:
+            pass
+
+
+class Endless(TwoSidedConnector):
+    scheduler_class = EndlessScheduler
+    worker_class = LaterWorker
