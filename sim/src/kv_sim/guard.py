@@ -261,7 +261,8 @@ def _let_a_debugger_end(error: BaseException) -> None:
 
 def _told(error: BaseException) -> str:
     """The error, its place, and, if an attribute of the testbed's objects is missing, those that exist."""
-    return f"{type(error).__name__}: {error} ({_innermost(error)}){_what_there_is(error)}"
+    said = answers.without_addresses(str(error))
+    return f"{type(error).__name__}: {said} ({_innermost(error)}){_what_there_is(error)}"
 
 
 def _what_there_is(error: BaseException) -> str:

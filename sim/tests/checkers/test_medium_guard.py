@@ -71,6 +71,15 @@ def test_answers_are_of_the_type_that_is_asked_for(
     assert str(caught.value) == f"PROTOCOL  the medium's Shelves.{method} answered {what}"
 
 
+def test_an_answer_without_a_name_is_told_without_its_address() -> None:
+    manager, guard, notes = guarded()
+    manager.answer = object()
+    guard.lookup(A, REQUEST)
+    assert notes.taken == [
+        (PROTOCOL, "the medium's Shelves.lookup answered <object object>, expected a LookupResult")
+    ]
+
+
 @pytest.mark.parametrize("answer", [True, False, None])
 def test_a_limit_is_kept_or_not(answer: Any) -> None:
     manager, guard, notes = guarded()

@@ -33,6 +33,7 @@ from kv_api import (
     StoreOffer,
 )
 from kv_offload import OffloadingSchedulerSide
+from kv_sim.checkers.answers import shown
 from kv_sim.checkers.conservation import owners
 from kv_sim.violation import Invariant, Referee
 
@@ -249,7 +250,7 @@ class MediumGuard:
         for name in ("keys_to_store", "evicted_keys"):
             some = getattr(answer, name)
             if not isinstance(some, Collection) or not all(isinstance(key, bytes) for key in some):
-                self._fail(f"{method} answered {name}={some!r}, expected a list of keys, which are bytes")
+                self._fail(f"{method} answered {name}={shown(some)}, expected a list of keys, which are bytes")
                 return
         stored, evicted, offered = list(answer.keys_to_store), set(answer.evicted_keys), set(keys)
         strange = [key for key in stored if key not in offered]
@@ -291,7 +292,7 @@ class MediumGuard:
 
     def _expect(self, method: str, answer: object, kind: type) -> None:
         if not isinstance(answer, kind):
-            self._fail(f"{method} answered {answer!r}, expected a {kind.__name__}")
+            self._fail(f"{method} answered {shown(answer)}, expected a {kind.__name__}")
 
     def _fail(self, message: str, invariant: Invariant = Invariant.PROTOCOL) -> None:
         self._referee.fail(invariant, f"the medium's {self._name}.{message}")
