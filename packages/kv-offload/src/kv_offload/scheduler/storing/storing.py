@@ -27,10 +27,10 @@ from kv_offload.scheduler.storing.batches import (
     Plan,
     Progressed,
     beginning,
+    blocks_of,
     chosen,
     in_batches,
     keys_of,
-    source_of,
 )
 from kv_offload.shape.reach import Ends
 
@@ -230,8 +230,8 @@ class Storing:
         books, state, is_final = self._books, plan.state, plan.is_final
         if output.keys_to_store != keys:
             batch = chosen(state.progress, batch, output.keys_to_store)
-        source = source_of(state.progress, batch)
-        job = books.jobs.begin_store(state, output.keys_to_store, source.blocks, source.end_token)
+        read = blocks_of(state.progress, batch)
+        job = books.jobs.begin_store(state, output.keys_to_store, read.blocks, read.end_token)
         plan.is_begun = True
         if is_final or not books.layout.reads_back_only:
             books.jobs.release(state)
@@ -240,7 +240,7 @@ class Storing:
                 books.events.note(state.request, progress.group, chunks, progress.keys)
         books.meta.store_jobs[job.job_id] = TransferJob(
             state.context.req_id,
-            source.gpu_spec,
+            read.gpu_spec,
             output.store_spec,
             is_held=is_final and self._holds_blocks,
             is_computed=is_final,
