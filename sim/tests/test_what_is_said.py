@@ -108,6 +108,22 @@ def test_a_world() -> None:
 
 
 @pytest.mark.parametrize(
+    ("stranger", "told"),
+    [
+        ("none", "kv_both with 46 blocks"),
+        ("model", "kv_both with 46 blocks, a stranger: another model"),
+        ("blocks", "kv_both with 46 blocks of 8, a stranger: blocks of another size"),
+        ("ranks", "kv_both with 46 blocks, a stranger: another number of ranks"),
+    ],
+)
+def test_a_second_engine_is_described_where_it_differs(stranger: Any, told: str) -> None:
+    config = WorldConfig(num_blocks=30, block_size=4, engines=2, stranger=stranger)
+    more = config.at(1).num_blocks
+    assert f"; 2 engines, the second {told.replace('46', str(more))}" in f"{describe_world(config)};"
+    assert f"{told.replace('46', str(more))};" in f"{describe_world(config)};"
+
+
+@pytest.mark.parametrize(
     ("direction", "count", "text"),
     [
         (Direction.STORE, 2, "block 0 → host 10, block 1 → host 11"),
