@@ -222,8 +222,10 @@ def test_places_that_are_not_one_number_for_each_chunk_are_unknown(places: LoadS
     ]
 
 
-def test_a_reset_gives_no_place_away_before_jobs_have_ended() -> None:
+@pytest.mark.parametrize("is_shared", [False, True])
+def test_a_reset_gives_no_place_away_before_jobs_have_ended(is_shared: bool) -> None:
     manager, guard, notes = guarded()
+    guard.others += [guarded()[1]] if is_shared else []
     manager.answer = stored([A, B], [3, 4])
     guard.prepare_store([A, B], REQUEST)
     guard.reset_cache()
