@@ -107,6 +107,12 @@ def test_a_world() -> None:
         assert f"; tp 2 pp 3 of {told} layers; " in describe_world(replace(config, stages=stages))
 
 
+def test_groups_are_described_with_the_size_of_their_blocks() -> None:
+    groups = (GroupConfig(parts=4), GroupConfig("sliding", 8))
+    config = WorldConfig(num_blocks=60, block_size=8, groups=groups, hashes_per_block=4)
+    assert "; groups: full in blocks of 2, sliding 8; " in describe_world(config)
+
+
 @pytest.mark.parametrize(
     ("stranger", "told"),
     [
