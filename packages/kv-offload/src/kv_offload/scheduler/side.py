@@ -50,20 +50,21 @@ class OffloadingSchedulerSide(SchedulerSide, SupportsHMA):
         spec: OffloadingSpec,
     ) -> None:
         super().__init__(vllm_config, kv_cache_config)
+        # First, since it asks a spec that anybody may have written: a manager may have locked its medium.
+        self._kinds = kinds_of(type(spec).build_metric_definitions(dict(engine.config.extra_config)))
         self._books = Books(engine, spec.get_manager())
         self._matching = Matching(self._books, lambda: self.clock())
         self._storing = Storing(self._books)
         hands_over = engine.can_store and any(group.is_handed_over for group in engine.layout.groups)
         self._handed_states = HandedStates(self._books) if hands_over else None
         self._tails = Tails(self._books) if hands_over and engine.layout.has_tails else None
-        self._outcomes = Outcomes(self._books, self._storing.evictions)
-        self._kinds = kinds_of(type(spec).build_metric_definitions(dict(engine.config.extra_config)))
+        self._outcomes = Outcomes(self._books)
         self._has_sent_info = False
 
     def bind_gpu_block_pool(self, gpu_block_pool: BlockPool) -> None:
         self._books.pins.bind(gpu_block_pool)
-        if self._storing.evictions is not None:
-            self._storing.evictions.bind(gpu_block_pool)
+        if self._books.evictions is not None:
+            self._books.evictions.bind(gpu_block_pool)
 
     def set_xfer_handshake_metadata_pp_aware(
         self, metadata: dict[tuple[int, int], KVConnectorHandshakeMetadata]
@@ -236,5 +237,3 @@ class OffloadingSchedulerSide(SchedulerSide, SupportsHMA):
         """Recount everything."""
         self._books.check()
         self._outcomes.check()
-        if self._storing.evictions is not None:
-            self._storing.evictions.check()
