@@ -143,6 +143,15 @@ def test_several(base, cache):
     connector.shutdown()
 
 
+def test_what_another_connector_was_to_have_is_refused_before_anything_is_made(base, cache):
+    from kv_vllm import OffloadingConnector
+
+    config = config_of("OffloadingConnector", {"cpu_bytes_to_use": -1, "hold_seconds": 3})
+    for role in base.KVConnectorRole:
+        with pytest.raises(ConfigError, match="hold_seconds: this key belongs to P2PConnector"):
+            OffloadingConnector(config, role, cache)
+
+
 def test_what_it_does_not_work_with(base, cache):
     from kv_vllm import OffloadingConnector
 
@@ -241,9 +250,10 @@ def test_metrics_of_both(base):
 
     prometheus = pytest.importorskip("prometheus_client")
     known = (prometheus.Gauge, prometheus.Counter, prometheus.Histogram)
+    extra = {**OFFLOADING["kv_connector_extra_config"], "checksum": True}
     for connector, config in (
-        (OffloadingConnector, config_of("OffloadingConnector", OFFLOADING["kv_connector_extra_config"])),
-        (MultiConnector, multi_of(OFFLOADING)),
+        (OffloadingConnector, config_of("OffloadingConnector", extra)),
+        (MultiConnector, multi_of({**OFFLOADING, "kv_connector_extra_config": extra})),
     ):
         registry = prometheus.CollectorRegistry()
         kinds = {kind: partial(kind, registry=registry) for kind in known}
@@ -253,6 +263,7 @@ def test_metrics_of_both(base):
             "vllm:kv_offload_total_bytes",
             "vllm:kv_offload_load_bytes",
             "vllm:kv_offload_config_info",
+            "vllm:kv_offload_cpu_checksum_mismatches",
         }
 
 

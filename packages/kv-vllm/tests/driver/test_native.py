@@ -14,7 +14,7 @@ from kv_sim.cli.main import main as kv_sim
 from kv_sim.command import selection
 from kv_sim.config import WorldConfig
 from kv_sim.fuzz import run_seed
-from kv_sim.growth.kept import measure_kept
+from kv_sim.growth.kept import Prompts, measure_kept
 from kv_sim.growth.metered import MeteredWorld
 from kv_sim.growth.models import MODELS
 from kv_sim.growth.situations import SITUATIONS
@@ -203,6 +203,7 @@ def test_whether_its_work_grows(name, code, said, monkeypatch, capsys):
     row = "a prompt's last steps"
     one = {row: SITUATIONS[row]._replace(sizes=(64, 128, 256))}
     monkeypatch.setattr("kv_sim.growth.command.situations_for", lambda subject: one)
+    monkeypatch.setattr("kv_sim.growth.command.Prompts", [Prompts.ONE])  # all else that it stores it keeps
     assert kv_sim(["growth", f"kv_vllm_threads:{name}", "--engine", "vllm"]) == code
     out = capsys.readouterr().out.splitlines()
     assert out[0] == f"{name}: bytecodes executed in the calls of its scheduler's side"
