@@ -80,7 +80,6 @@ def make_request(
 ) -> Request:
     """Make a request; the testbed's identity becomes its salt and its adapter."""
     salt, adapter = identity
-    params.update_from_generation_config({}, None)
     return Request(
         request_id=request_id,
         prompt_token_ids=tokens,

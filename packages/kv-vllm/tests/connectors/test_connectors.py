@@ -153,7 +153,7 @@ def test_what_another_connector_was_to_have_is_refused_before_anything_is_made(b
 
 
 def test_what_it_does_not_work_with(base, cache):
-    from kv_vllm import OffloadingConnector
+    from kv_vllm import OffloadingConnector, P2PConnector
 
     extra, name = OFFLOADING["kv_connector_extra_config"], "prefill_context_parallel_size"
     with pytest.raises(ConfigError) as refused:
@@ -161,6 +161,10 @@ def test_what_it_does_not_work_with(base, cache):
             config_of("OffloadingConnector", extra, **{name: 2}), base.KVConnectorRole.SCHEDULER, cache
         )
     assert str(refused.value) == f"parallel_config.{name}: got 2; OffloadingConnector supports only 1"
+    with pytest.raises(ConfigError, match="decode_context_parallel_size: got 2; P2PConnector supports only 1"):
+        P2PConnector(
+            config_of("P2PConnector", {}, decode_context_parallel_size=2), base.KVConnectorRole.SCHEDULER, cache
+        )
 
 
 @pytest.mark.parametrize(("is_shared", "tokens"), [(True, 32), (False, 16)])
@@ -312,6 +316,9 @@ def test_answers_are_vllms(answers, base, cache):
     events = pytest.importorskip("vllm.distributed.kv_events")
     metrics = pytest.importorskip(f"{V1}.offloading.metrics")
     source = pytest.importorskip("vllm.v1.metrics.cache_hit_source").CacheHitSource
+    specs, torch = pytest.importorskip("vllm.v1.kv_cache_interface"), pytest.importorskip("torch")
+    full = specs.FullAttentionSpec(block_size=16, num_kv_heads=1, head_size=8, dtype=torch.float32)
+    cache.kv_cache_groups = [*cache.kv_cache_groups, SimpleNamespace(layer_names=["f"], kv_cache_spec=full)]
     config = config_of("Some", {})
     one = answers(config, base.KVConnectorRole.WORKER, cache)
     assert one.given == (config, kv_api.KVConnectorRole.WORKER, cache)
@@ -320,6 +327,9 @@ def test_answers_are_vllms(answers, base, cache):
     assert (one.take_events(), one.get_kv_connector_stats()) == ((), None)
     one.events = iter([kv_api.BlockRemoved([b"h" * 32], "CPU", 0)])
     assert [type(event) for event in one.take_events()] == [events.BlockRemoved]
+    stored = kv_api.BlockStored([b"h" * 32], None, [1], 1, None, "CPU", None, kv_cache_spec_kind="ours")
+    one.events = [replace(stored, group_idx=group) for group in (1, 0)]
+    assert [event.kv_cache_spec_kind for event in one.take_events()] == ["full_attention", "sliding_window"]
     one.stats = OffloadingConnectorStats()
     one.stats.increase("a", 3)
     for stats in (one.get_kv_connector_stats(), answers.build_kv_connector_stats(one.stats.to_dict())):
