@@ -51,18 +51,15 @@ def config_for(subject: Subject, random: Random, engine: str = BUILTIN_ENGINE) -
     else:
         config = with_loads(config)
     config = with_drafter(with_pauses(with_stages(with_sessions(config))))
-    if engine == BUILTIN_ENGINE:
-        config = _with_what_only_ours_has(config, subject)
-    return find_engine(engine).fit(with_little_room(config, subject))
-
-
-def _with_what_only_ours_has(config: WorldConfig, subject: Subject) -> WorldConfig:
-    if Trait.IMAGES in subject.traits:
+    is_ours = engine == BUILTIN_ENGINE
+    if is_ours and Trait.IMAGES in subject.traits:
         config = with_images(config)
     if Trait.UNEQUAL in subject.traits:
         config = with_unequal_blocks(config)
     # Of several groups little is found beside an engine's own cache. Of peers enough engines have none already.
-    return config if subject.serves_peers or len(config.groups) == 1 else _with_more_loads(config)
+    if is_ours and len(config.groups) > 1 and not subject.serves_peers:
+        config = _with_more_loads(config)
+    return find_engine(engine).fit(with_little_room(config, subject))
 
 
 def _with_more_loads(config: WorldConfig) -> WorldConfig:

@@ -20,7 +20,7 @@ from vllm.v1.request import RequestStatus
 from kv_api import KVConnectorHandshakeMetadata, KVTransferConfig
 from kv_sim.checkers.protocol import check_joined
 from kv_sim.checkers.tickets import ENDS
-from kv_sim.config import WorldConfig
+from kv_sim.config import STATE, WorldConfig
 from kv_sim.engine.engine import Engine
 from kv_sim.engine.output import SchedulerOutput, Step
 from kv_sim.engine.pause import Pause, PauseMode
@@ -42,6 +42,7 @@ from kv_vllm.driver.surroundings.device import TensorDevice
 from kv_vllm.driver.view import Ended, SchedulerView
 from kv_vllm.driver.worker import TELLS_OF_SLEEP
 from kv_vllm.vllm_scheduler import PAUSE_STATES, pause, resume
+from kv_vllm.vllm_world import hashes_per_block
 
 
 class VllmEngine(Engine):
@@ -58,7 +59,11 @@ class VllmEngine(Engine):
 
         It has no drafts under pipeline parallelism, where vLLM computes them without the token before them, and
         few beside states. No id comes back: vLLM's front ends make each unique. All ranks have the same layers.
+        Beside states all blocks have one size: with smaller ones, vLLM would keep states within the larger ones.
         """
+        if config.is_unequal and STATE in config.groups:
+            groups = tuple(replace(group, parts=1) for group in config.groups)
+            config = replace(config, groups=groups, hashes_per_block=1)
         if config.run_ahead and not config.async_scheduling:
             config = replace(config, spec_tokens=0)
         return replace(with_few_drafts(config), silent=config.silent | {"same_id"}, stages="alike")
@@ -87,7 +92,7 @@ class VllmEngine(Engine):
         place: Place | None = None,
     ) -> None:
         super().__init__(config, subject, referee, log, place)
-        self.ledger = Ledger(config.block_size, referee, self.shadow, self.served, self.mirror)
+        self.ledger = Ledger(config, referee, self.shadow, self.served, self.mirror)
         self._devices = devices = [TensorDevice(rank, config, self.shadow) for rank in range(config.world_size)]
         self.devices = [*devices]
         setup = Setup(config, subject, referee, self._logged(log), self.ledger, self.place)
@@ -100,6 +105,11 @@ class VllmEngine(Engine):
         self.scheduler = SchedulerView(self.vllm, self.ledger, self.guard)
         self.outcome = Ended(self.ledger)
         self._drafted_states = DraftedStates(config)
+
+    @property
+    def hashes_per_block(self) -> int:
+        """Hashes that a request of vLLM's has for each block, of the largest size that there is."""
+        return hashes_per_block(self.config)
 
     @property
     def leaves_tickets(self) -> bool:
@@ -145,7 +155,7 @@ class VllmEngine(Engine):
     def add(self, spec: RequestSpec) -> SimRequest:
         """A request arrives."""
         config = self.config
-        twin = Twin(spec, config.block_size, config.max_model_len, config.hit_ends_per_block)
+        twin = Twin(spec, config.block_size, config.max_model_len, self.hashes_per_block)
         request = request_of(twin)
         words = request.kv_transfer_params = twin.kv_transfer_params = handed_on(self.params_for(twin))
         request.sampling_params.extra_args = extra_args_of(words)
