@@ -104,12 +104,12 @@ class WorldState:
 
     @property
     def engine(self) -> Engine:
-        """The first engine's site; most worlds have only this one."""
+        """The first engine; most worlds have only this one."""
         return self.sites[0].engine
 
     @property
     def engines(self) -> list[Engine]:
-        """The sites of all engines."""
+        """All engines, in the order of their sites."""
         return [site.engine for site in self.sites]
 
     def site_of(self, args: dict[str, Any]) -> Site | None:

@@ -51,6 +51,13 @@ def test_where_to_look_there_is_something(row: list[str]) -> None:
         assert list(ROOT.glob(f"{begun}*")), begun
 
 
+def test_whoever_begins_threads_is_in_the_row_on_threads() -> None:
+    [row] = [row for row in LISTED if row[0].startswith("which threads")]
+    begins = re.compile(r"\b(Thread|ThreadPoolExecutor)\(")
+    files = {file.name for file in ROOT.glob("packages/*/src/**/*.py") if begins.search(file.read_text("utf-8"))}
+    assert files <= {Path(name).name for name in named(row[1])}
+
+
 def judges(source: str) -> set[Invariant]:
     """The invariants that a module finds broken: it hands them to who reports that, or to a helper of its own."""
     found = set()

@@ -5,12 +5,15 @@ from pathlib import Path
 
 import pytest
 
+from kv_offload.scheduler.loading.matching import Matching
+from kv_offload.scheduler.outcomes import Outcomes
 from kv_sim.actions import Kind
 from kv_sim.failures.shrink import Shrinker, shrink
 from kv_sim.fuzz import Failure, replay
 from kv_sim.violation import Invariant
 from kv_sim.zoo.hunt import PATIENCE, hunt
-from kv_sim.zoo.planted import Planted
+from kv_sim.zoo.offload import PartedScheduler
+from kv_sim.zoo.planted import Planted, with_parts
 from kv_sim.zoo.registry import PLANTED
 
 FIRST_SEED = 0
@@ -183,3 +186,10 @@ def test_it_stops_when_its_tries_are_spent() -> None:
     failure = found(PLANTED[0])
     assert len(shrink(failure, most_replays=1).history) == len(failure.history)
     assert any(action.kind is Kind.ADD for action in shrink(failure, most_replays=40).history)
+
+
+@pytest.mark.parametrize("parts", [{"outcome": Outcomes}, {"outcomes": Matching}])
+def test_a_wrong_part_stands_for_a_right_one(parts: dict[str, type]) -> None:
+    """Otherwise nothing would be planted, or something else."""
+    with pytest.raises(AssertionError, match=r"^PartedScheduler\.outcome"):
+        with_parts(PartedScheduler, **parts)

@@ -4,12 +4,10 @@ Start at ``MultiSchedulerSide`` and ``MultiWorkerSide``. The docstrings of their
 children answer together.
 
 ================== ===============================================================================================
-``connector``      both sides under one name
-``questions``      what an engine asks the class before there is an object
+``connector``      both sides under one name, and what an engine asks before there is an object
 ``scheduler_side`` the scheduler's side; ``requests``: its calls about one request
 ``worker_side``    a worker's side; ``side``: what both sides have
 ``children``       from a configuration to named connectors
-``names``          names in payloads that no child may have
 ``quarantine``     which children are switched off
 ``choice``         which child loads for a request
 ``loads``          loads in flight: who may report the end of one; ``blocks``: the blocks that one fills

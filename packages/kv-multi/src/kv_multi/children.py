@@ -33,7 +33,9 @@ from kv_api import (
 )
 from kv_api.errors import did_you_mean, refuse_misspelt
 from kv_factory import KVConnectorFactory
-from kv_multi.names import QUARANTINED
+
+QUARANTINED: Final = "quarantined"
+"""The entry of the stats that lists who was switched off; no child may have this name."""
 
 INHERITED: Final = ("engine_id", "kv_buffer_device", "kv_load_failure_policy")
 """Fields that hold for a whole engine, which a child takes from its parent."""

@@ -2,13 +2,14 @@
 
 Every member of the connector interface has a rule by which the children answer it. It is stated where it is
 carried out: in the side of the object's role (``scheduler_side`` and ``requests``, ``worker_side``, and ``side``
-for both). The rules for class methods are below, and in ``questions``. All children have the role of the
-MultiConnector.
+for both). The rules for class methods are below: an engine calls them before there is an object, so they are
+answered from the configuration alone. All children have the role of the MultiConnector.
 """
 
 from typing import Any, cast
 
 from kv_api import (
+    ConfigError,
     KVCacheConfig,
     KVConnectorBase_V1,
     KVConnectorPromMetrics,
@@ -19,7 +20,8 @@ from kv_api import (
     VllmConfig,
 )
 from kv_api.stats import PromMetric
-from kv_multi import questions
+from kv_factory import KVConnectorFactory
+from kv_multi.children import ChildConfig, child_vllm_config, has_children, parse_children, parse_connectors
 from kv_multi.prom import build_metrics
 from kv_multi.scheduler_side import MultiSchedulerSide
 from kv_multi.side import MultiSide
@@ -63,25 +65,41 @@ class MultiConnector(TwoSidedHMAConnector):
     @classmethod
     def get_required_kvcache_layout(cls, vllm_config: VllmConfig) -> str | None:
         """The layout that any child requires. If children require different layouts, the error names each."""
-        return questions.required_layout(vllm_config)
+        wanted = {}
+        for child in _children_of(vllm_config):
+            layout = child.connector_class.get_required_kvcache_layout(child_vllm_config(vllm_config, child))
+            if layout is not None:
+                wanted[child.name] = layout
+        if len(set(wanted.values())) > 1:
+            wishes = ", ".join(f"{name!r} {layout}" for name, layout in wanted.items())
+            raise ConfigError(f"the connectors want different KV cache layouts: {wishes}")
+        return next(iter(wanted.values()), None)
 
     @classmethod
     def requires_piecewise_for_cudagraph(cls, extra_config: dict[str, Any]) -> bool:
-        """Whether any child does."""
-        return questions.any_requires_piecewise(extra_config)
+        """Whether any child does; False without children."""
+        return has_children(extra_config) and any(
+            child.connector_class.requires_piecewise_for_cudagraph(child.transfer.kv_connector_extra_config)
+            for child in parse_connectors(extra_config)
+        )
 
     @classmethod
     def supports_sleep_mode(cls, kv_transfer_config: TransferConfig) -> bool:
-        """Whether all children do."""
-        return questions.all_support_sleep_mode(kv_transfer_config)
+        """Whether all children do; False without children."""
+        return has_children(kv_transfer_config.kv_connector_extra_config) and all(
+            child.connector_class.supports_sleep_mode(child.transfer)
+            for child in parse_children(kv_transfer_config)
+        )
 
     @classmethod
     def all_children_support_hma(cls, kv_transfer_config: TransferConfig) -> bool:
-        """Whether all children do.
+        """Whether all children do, at any depth; False without children.
 
         The factory asks this, since the class itself always derives from ``SupportsHMA``.
         """
-        return questions.all_support_hma(kv_transfer_config)
+        return has_children(kv_transfer_config.kv_connector_extra_config) and all(
+            KVConnectorFactory.supports_hma_config(child.transfer) for child in parse_children(kv_transfer_config)
+        )
 
     @classmethod
     def build_kv_connector_stats(cls, data: dict[str, Any] | None = None) -> KVConnectorStats | None:
@@ -97,5 +115,12 @@ class MultiConnector(TwoSidedHMAConnector):
         per_engine_labelvalues: dict[int, list[object]],
     ) -> KVConnectorPromMetrics | None:
         """Metrics of each child's class, with the label ``child``; a metric of several is registered once."""
-        children = questions.children_of(vllm_config)
+        children = _children_of(vllm_config)
         return build_metrics(vllm_config, children, metric_types, labelnames, per_engine_labelvalues)
+
+
+def _children_of(vllm_config: VllmConfig) -> tuple[ChildConfig, ...]:
+    """The children in an engine's configuration."""
+    if vllm_config.kv_transfer_config is None:
+        raise ConfigError("kv_transfer_config: not set, so there are no children")
+    return parse_children(vllm_config.kv_transfer_config)

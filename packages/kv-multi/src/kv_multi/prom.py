@@ -13,13 +13,15 @@ it under its own name; each later one whose labels differ, under that name with 
 
 import re
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, TypeAlias
+from typing import Any, Final, TypeAlias
 
 from kv_api import KVConnectorPromMetrics, VllmConfig
 from kv_api.stats import PromMetric
 from kv_multi.children import ChildConfig, child_vllm_config
-from kv_multi.names import CHILD_LABEL
 from kv_multi.stats import open_envelope
+
+CHILD_LABEL: Final = "child"
+"""The label that has a child's name."""
 
 MetricTypes = dict[type[PromMetric], type[PromMetric]]
 LabelValues = dict[int, list[object]]

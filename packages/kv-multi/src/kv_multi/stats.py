@@ -12,8 +12,7 @@ from typing import Any, Final, NamedTuple
 
 from kv_api import KVConnectorBase_V1, KVConnectorStats, KVTransferConfig
 from kv_factory import KVConnectorFactory
-from kv_multi.children import ChildConfig
-from kv_multi.names import QUARANTINED
+from kv_multi.children import QUARANTINED, ChildConfig
 
 _log = logging.getLogger("kv_multi")
 

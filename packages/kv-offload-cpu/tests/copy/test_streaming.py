@@ -228,9 +228,6 @@ def test_wrong_sizes_and_places_are_seen_when_it_is_tried():
     def one_more(targets, sources, sizes):
         BY_C.move(targets, sources, sizes + 1)
 
-    def in_other_places(targets, sources, sizes):
-        BY_C.move(np.roll(targets, 1), sources, sizes)
-
     def all_but_one(targets, sources, sizes):
         BY_C.move(targets[1:], sources[1:], sizes[1:])
 

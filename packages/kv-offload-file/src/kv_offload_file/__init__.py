@@ -12,7 +12,7 @@ Both extend those of host memory (``kv_offload_cpu``).
 **copying**         the worker's side
 ``worker``          tells the copy engine which chunks a job moves
 ``engine``          moves each chunk in two steps, by way of a bay of memory
-``bays``            the bays; ``staging``: how stores and loads share them
+``slots``           reads slots into bays, and writes them from there; ``staging``: how stores and loads share bays
 ``lanes``           which chunk is next in each direction
 ``slot_file``       the files of one rank; ``label``: which chunk each slot holds
 ``telling``         which problems are logged

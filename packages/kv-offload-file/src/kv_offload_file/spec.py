@@ -219,10 +219,10 @@ class FileOffloadingSpec(OffloadingSpec):
 
     def make_slots(self, memory: "HostMemory") -> "Slots":
         """This worker's slots, which are read into the bays of ``memory`` and written from them."""
-        from kv_offload_file.bays import FileSlots
         from kv_offload_file.sharing.slot_borrower import SlotBorrower
         from kv_offload_file.sharing.slots import SharedSlots
         from kv_offload_file.slot_file import GoneError, SlotFile, SlotReader
+        from kv_offload_file.slots import FileSlots
 
         if self.has_stages:
             claim(self.folder, self.config)

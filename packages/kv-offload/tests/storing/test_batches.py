@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from kv_api import AttentionKind, GPULoadStoreSpec, KVError, ReqContext
 from kv_offload.scheduler.state.progress import Progress
-from kv_offload.scheduler.storing.batches import beginning, chosen, in_batches, keys_of, source_of
+from kv_offload.scheduler.storing.batches import beginning, blocks_of, chosen, in_batches, keys_of
 from kv_offload.scheduler.storing.storing import _note_left
 from kv_offload.shape.layout import Group, Layout
 
@@ -128,7 +128,7 @@ def test_a_job_reads_the_blocks_of_its_chunks(kinds, data):
         firsts.append(indices[0] if indices else 0)
         keys += [Hashes.block_hashes[(chunk + 1) * size - 1] + place.to_bytes(4, "big") for chunk in chunks]
     end_token = max((end for end, _, _ in ends(layout, offers)), default=0)
-    assert source_of(progress, offers) == (blocks, GPULoadStoreSpec(blocks, sizes, firsts), end_token)
+    assert blocks_of(progress, offers) == (blocks, GPULoadStoreSpec(blocks, sizes, firsts), end_token)
     assert keys_of(progress, offers) == keys
 
 

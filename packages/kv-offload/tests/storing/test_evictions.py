@@ -401,7 +401,7 @@ def test_an_engine_that_tells_no_pool_is_refused_when_something_was_left(fenced)
 def test_a_chunk_that_was_left_for_another_block_is_found_by_a_recount(late):
     connector, _, _ = late()
     leave(connector)
-    evictions = connector.side._storing.evictions
+    evictions = connector.side._books.evictions
     evictions._left[33] = evictions._left.pop(5)
     with pytest.raises(AssertionError, match=r"block 33 is left as one of chunk 0, which lies in \[5\]"):
         connector.side.check()

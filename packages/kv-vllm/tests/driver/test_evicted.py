@@ -6,7 +6,7 @@ import pytest
 
 pytest.importorskip("kv_sim")
 
-from kv_offload.scheduler.storing.evictions import Evictions
+from kv_offload.scheduler.state.evictions import Evictions
 from kv_sim.fuzz import run_seed
 from kv_vllm.driver.subjects import OUR_SUBJECTS
 
@@ -15,14 +15,14 @@ pytestmark = [pytest.mark.vllm, pytest.mark.filterwarnings("ignore"), pytest.mar
 
 def test_what_comes_up_is_stored_and_loaded(monkeypatch):
     counts = Counter()
-    real = Evictions.plans
+    real = Evictions.take_due
 
     def counted(self):
-        plans = real(self)
-        counts["offered"] += sum(len(chunks) for plan in plans for batch in plan.batches for chunks in batch)
-        return plans
+        due = real(self)
+        counts["offered"] += sum(len(chunks) for _, by_place in due for chunks in by_place)
+        return due
 
-    monkeypatch.setattr(Evictions, "plans", counted)
+    monkeypatch.setattr(Evictions, "take_due", counted)
     for seed in range(12):
         run = run_seed(OUR_SUBJECTS["our-offloading-evicted"], seed, engine="vllm")
         assert run.failure is None, run.failure.violation

@@ -12,7 +12,7 @@ from unittest.mock import patch
 
 import pytest
 from kv_vllm_aibrix import ByLayer, OnCpu
-from kv_vllm_aibrix_mended import Mended, MendedByLayer
+from kv_vllm_aibrix_mended import Mended
 from kv_vllm_aibrix_runner import patched
 from kv_vllm_short_histories import comes, rests, what_is_wrong
 from vllm.distributed.kv_transfer import kv_transfer_state
@@ -35,7 +35,6 @@ CONFIG = WorldConfig(engine="vllm", prefix_caching=False, num_blocks=24, block_s
 AIBRIX = Subject(OnCpu.__name__, OnCpu.__module__, {}, traits=frozenset())
 BY_LAYER = replace(AIBRIX, kv_connector=ByLayer.__name__)
 MENDED = Subject(Mended.__name__, Mended.__module__, {}, traits=frozenset())
-MENDED_BY_LAYER = replace(MENDED, kv_connector=MendedByLayer.__name__)
 STEP = Action(Kind.STEP)
 PREEMPT = Action(Kind.RESET, {"running": True, "connector": False})
 

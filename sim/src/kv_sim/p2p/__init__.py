@@ -6,6 +6,8 @@ which engine is at the other end. ``WorldP2PConnector`` is `P2PConnector` with t
 ``watch`` on its workers' reports.
 """
 
+from typing import ClassVar
+
 from kv_api import KVCacheConfig, KVCaches, VllmConfig
 from kv_p2p import P2PConnector
 from kv_p2p.pulling.options import Options
@@ -20,8 +22,9 @@ class WorldP2PConnector(P2PConnector):
     """A producer and a consumer."""
 
     worker_class = TimedP2PWorkerSide
+    wire_class: ClassVar[type[WorldWire]] = WorldWire
 
     def make_wire(
         self, kv_caches: KVCaches, options: Options, vllm_config: VllmConfig, kv_cache_config: KVCacheConfig | None
     ) -> Wire:
-        return WorldWire(next(iter(kv_caches.values())).device)
+        return self.wire_class(next(iter(kv_caches.values())).device)

@@ -3,7 +3,8 @@
 ``registry`` lists them (``PLANTED``), each a ``planted.Planted``: with the public thread that tells of it and the
 checker that must catch it. ``hunt`` measures how soon that happens, ``command`` prints it for ``kv-sim zoo``.
 
-The bugs live in files by theme, as connector classes that a subject names like any other:
+The bugs live in files by theme, as connector classes that a subject names like any other. Mostly one part of a
+right connector is wrong: a class above the connector, which says in whose place it stands (``with_parts``).
 
 ============================ ==============================================================================
 in the examples              ``contract``, ``endings``, ``failures``, ``hits``, ``late``, ``loads``, and, between

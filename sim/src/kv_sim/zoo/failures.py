@@ -10,6 +10,7 @@ from kv_offload.scheduler.outcomes import Outcomes
 from kv_offload.scheduler.state.jobs import Job
 from kv_sim.offload.host_memory import TimedOffloadingConnector, TimedWorkerSide
 from kv_sim.zoo.offload import PartedScheduler
+from kv_sim.zoo.planted import with_parts
 
 
 class _TellsOfOthers(TimedWorkerSide):
@@ -29,14 +30,10 @@ class _SpoilsNothing(Outcomes):
         return
 
 
-class _KeepsSpoilt(PartedScheduler):
-    outcomes = _SpoilsNothing
-
-
 class StoresRestOnFailures(TimedOffloadingConnector):
     """Blocks stored in a step stay readable although a load within that step failed, so they hold wrong KV."""
 
-    scheduler_class = _KeepsSpoilt
+    scheduler_class = with_parts(PartedScheduler, outcomes=_SpoilsNothing)
 
 
 class _TellsNoBlocks(MultiSchedulerSide):

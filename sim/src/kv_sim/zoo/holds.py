@@ -7,6 +7,7 @@ from kv_p2p import P2PSchedulerSide
 from kv_p2p.pulling.consumer import Consumer
 from kv_p2p.pulling.producer import Producer
 from kv_sim.p2p import TimedP2PWorkerSide, WorldP2PConnector
+from kv_sim.zoo.planted import with_parts
 from kv_sim.zoo.pulls import PartedP2PScheduler
 
 
@@ -17,14 +18,10 @@ class _FindsAllHere(Consumer):
         super().begin_pull(request, blocks, num_tokens)
 
 
-class _FindsAllHereSide(PartedP2PScheduler):
-    consumer = _FindsAllHere
-
-
 class NotDeclinedWithAllHere(WorldP2PConnector):
     """A consumer that has the whole prompt doesn't decline its ticket, so the producer holds it to the timeout."""
 
-    scheduler_class = _FindsAllHereSide
+    scheduler_class = with_parts(PartedP2PScheduler, consumer=_FindsAllHere)
 
 
 class _EndsQuietly(Consumer):
@@ -33,14 +30,10 @@ class _EndsQuietly(Consumer):
         super().end_request(request_id)
 
 
-class _EndsQuietlySide(PartedP2PScheduler):
-    consumer = _EndsQuietly
-
-
 class NotDeclinedAtTheEnd(WorldP2PConnector):
     """A request that ends before it got blocks doesn't decline its ticket, so the producer goes on holding."""
 
-    scheduler_class = _EndsQuietlySide
+    scheduler_class = with_parts(PartedP2PScheduler, consumer=_EndsQuietly)
 
 
 class _HoldsWholeBlocks(Producer):
@@ -49,14 +42,10 @@ class _HoldsWholeBlocks(Producer):
         return not ends_within and super()._is_to_be_held(request, tables)
 
 
-class _HoldsWholeBlocksSide(PartedP2PScheduler):
-    producer = _HoldsWholeBlocks
-
-
 class HoldsWholeBlocks(WorldP2PConnector):
     """A prompt that ends within a block is never held, although a hold was asked for."""
 
-    scheduler_class = _HoldsWholeBlocksSide
+    scheduler_class = with_parts(PartedP2PScheduler, producer=_HoldsWholeBlocks)
 
 
 class _Impatient(TimedP2PWorkerSide):
@@ -87,11 +76,7 @@ class _TakesAll(Producer):
         self._max_held_blocks = None
 
 
-class _TakesAllSide(PartedP2PScheduler):
-    producer = _TakesAll
-
-
 class HoldsAllThereIs(WorldP2PConnector):
     """An engine that also pulls holds as much as is wanted, so tickets wait behind prompts that are held again."""
 
-    scheduler_class = _TakesAllSide
+    scheduler_class = with_parts(PartedP2PScheduler, producer=_TakesAll)

@@ -1,14 +1,13 @@
 """Planted where a job or pull is given up after its timeout: its copy may still go on reading and writing."""
 
-from kv_api import KVCacheConfig, KVCaches, KVConnectorMetadata, KVConnectorTransferResults, VllmConfig
+from kv_api import KVConnectorMetadata, KVConnectorTransferResults
 from kv_offload.scheduler.outcomes import Outcomes
 from kv_offload.scheduler.state.jobs import Report
 from kv_p2p import P2PWorkerSide
-from kv_p2p.pulling.options import Options
-from kv_p2p.pulling.wire import Wire
 from kv_sim.offload.host_memory import TimedOffloadingConnector, TimedWorkerSide
 from kv_sim.p2p import TimedP2PWorkerSide, WorldP2PConnector, WorldWire
 from kv_sim.zoo.offload import PartedScheduler
+from kv_sim.zoo.planted import with_parts
 
 
 class _FencesTheLiving(TimedWorkerSide):
@@ -32,14 +31,10 @@ class _FreesAtOnce(Outcomes):
             job.keys = ()
 
 
-class _Forgetful(PartedScheduler):
-    outcomes = _FreesAtOnce
-
-
 class GivenUpRoomIsFree(TimedOffloadingConnector):
     """The host memory of a given-up job is freed at once, so its copy goes on in memory that other chunks use."""
 
-    scheduler_class = _Forgetful
+    scheduler_class = with_parts(PartedScheduler, outcomes=_FreesAtOnce)
 
 
 class _GoesOn(WorldWire):
@@ -53,10 +48,7 @@ class _GoesOn(WorldWire):
 class GivenUpPullGoesOn(WorldP2PConnector):
     """A pull that takes too long is forgotten but not stopped, so it writes blocks that others have by then."""
 
-    def make_wire(
-        self, kv_caches: KVCaches, options: Options, vllm_config: VllmConfig, kv_cache_config: KVCacheConfig | None
-    ) -> Wire:
-        return _GoesOn(next(iter(kv_caches.values())).device)
+    wire_class = _GoesOn
 
 
 class _SendsOn(WorldWire):
@@ -70,10 +62,7 @@ class _SendsOn(WorldWire):
 class WithdrawnHoldIsSent(WorldP2PConnector):
     """A hold ends although a stalled sender may still send its blocks, which by then belong to other requests."""
 
-    def make_wire(
-        self, kv_caches: KVCaches, options: Options, vllm_config: VllmConfig, kv_cache_config: KVCacheConfig | None
-    ) -> Wire:
-        return _SendsOn(next(iter(kv_caches.values())).device)
+    wire_class = _SendsOn
 
 
 class _ForgetsAborted(TimedP2PWorkerSide):

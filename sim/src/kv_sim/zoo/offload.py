@@ -26,6 +26,7 @@ from kv_offload.scheduler.storing.storing import Storing
 from kv_offload.scheduler.storing.tails import Tails
 from kv_offload.shape.reach import Ends
 from kv_sim.offload.host_memory import TimedOffloadingConnector, TimedWorkerSide
+from kv_sim.zoo.planted import with_parts
 
 
 class PartedScheduler(OffloadingSchedulerSide):
@@ -74,14 +75,10 @@ class _CountsSampled(Storing):
         return plan.is_begun
 
 
-class _SampledIsStored(PartedScheduler):
-    storing = _CountsSampled
-
-
 class SampledTokenOffloaded(TimedOffloadingConnector):
     """A request's last token, which was sampled but never computed, counts as computed and is stored."""
 
-    scheduler_class = _SampledIsStored
+    scheduler_class = with_parts(PartedScheduler, storing=_CountsSampled)
 
 
 class _BeforeTheStep(TimedWorkerSide):
@@ -116,14 +113,10 @@ class _SkipsChunks(Progress):
         return beginning(self._layout, super().offers(stops, ends, with_loaded=with_loaded), 1)
 
 
-class _OneChunkAStep(PartedScheduler):
-    progress = _SkipsChunks
-
-
 class OneChunkAStep(TimedOffloadingConnector):
     """Of the chunks that a step completes, only the first is stored; the others count as stored."""
 
-    scheduler_class = _OneChunkAStep
+    scheduler_class = with_parts(PartedScheduler, progress=_SkipsChunks)
 
 
 class _EndsWindowsEarly(Progress):
@@ -133,14 +126,10 @@ class _EndsWindowsEarly(Progress):
         return [chunks[:-1] if group.has_window else chunks for group, chunks in zip(groups, found, strict=True)]
 
 
-class _WindowEndsNotStored(PartedScheduler):
-    progress = _EndsWindowsEarly
-
-
 class WindowEndsNotStored(TimedOffloadingConnector):
     """A sliding-window group's last chunk of a step is never stored, so a repeated prompt finds little."""
 
-    scheduler_class = _WindowEndsNotStored
+    scheduler_class = with_parts(PartedScheduler, progress=_EndsWindowsEarly)
 
 
 class _BelievesInStores(Outcomes):
@@ -149,14 +138,10 @@ class _BelievesInStores(Outcomes):
         super()._complete(job)
 
 
-class _FailedStoreStays(PartedScheduler):
-    outcomes = _BelievesInStores
-
-
 class FailedStoreReadable(TimedOffloadingConnector):
     """A chunk becomes readable when its store has ended, even if the store failed."""
 
-    scheduler_class = _FailedStoreStays
+    scheduler_class = with_parts(PartedScheduler, outcomes=_BelievesInStores)
 
 
 # -- loads -------------------------------------------------------------------------------------
@@ -167,14 +152,10 @@ class _DropsNothing(Outcomes):
         job.owner.progress.rewind()
 
 
-class _BadChunkStays(PartedScheduler):
-    outcomes = _DropsNothing
-
-
 class BadChunkPromisedAgain(TimedOffloadingConnector):
     """A chunk that failed to load is reported as a hit again, to the same request and to others."""
 
-    scheduler_class = _BadChunkStays
+    scheduler_class = with_parts(PartedScheduler, outcomes=_DropsNothing)
 
 
 class _RefusesOneRequest(Outcomes):
@@ -183,14 +164,10 @@ class _RefusesOneRequest(Outcomes):
         job.owner.refused.update(job.keys)
 
 
-class _BadChunkIsLeftToOthers(PartedScheduler):
-    outcomes = _RefusesOneRequest
-
-
 class BadChunkLeftToOthers(TimedOffloadingConnector):
     """A chunk that failed to load is a miss for its request alone: whoever comes next loads it, and fails, too."""
 
-    scheduler_class = _BadChunkIsLeftToOthers
+    scheduler_class = with_parts(PartedScheduler, outcomes=_RefusesOneRequest)
 
 
 class _UnpinsAtOnce(Matching):
@@ -201,14 +178,10 @@ class _UnpinsAtOnce(Matching):
         job.keys = ()
 
 
-class _PinsNothing(PartedScheduler):
-    matching = _UnpinsAtOnce
-
-
 class LoadsPinNothing(TimedOffloadingConnector):
     """A load doesn't pin its chunks, so they may be evicted and overwritten while it reads them."""
 
-    scheduler_class = _PinsNothing
+    scheduler_class = with_parts(PartedScheduler, matching=_UnpinsAtOnce)
 
 
 class _LoadsWhereItBegins(Matching):
@@ -218,14 +191,10 @@ class _LoadsWhereItBegins(Matching):
         job.gpu_spec.block_indices = tuple(0 for _ in job.gpu_spec.block_indices)
 
 
-class _IgnoresOffsets(PartedScheduler):
-    matching = _LoadsWhereItBegins
-
-
 class SubChunkOffsetIgnored(TimedOffloadingConnector):
     """A load that begins inside a chunk copies the chunk's first blocks instead of the right ones."""
 
-    scheduler_class = _IgnoresOffsets
+    scheduler_class = with_parts(PartedScheduler, matching=_LoadsWhereItBegins)
 
 
 class _OneGroupOnly(TimedWorkerSide):

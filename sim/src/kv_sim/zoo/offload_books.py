@@ -17,6 +17,7 @@ from kv_offload.scheduler.state.progress import Progress
 from kv_offload.scheduler.state.request_state import RequestState
 from kv_sim.offload.host_memory import TimedOffloadingConnector, TimedWorkerSide
 from kv_sim.zoo.offload import PartedScheduler
+from kv_sim.zoo.planted import with_parts
 
 
 class _OneKey(Progress):
@@ -86,14 +87,10 @@ class _FreshAfterReset(Outcomes):
         books.jobs.begin_reset = begin  # type: ignore[method-assign]
 
 
-class _JobsOutliveResets(PartedScheduler):
-    outcomes = _FreshAfterReset
-
-
 class ResetForgetsJobs(TimedOffloadingConnector):
     """A reset doesn't mark the jobs in flight, so when they end they count like jobs from after the reset."""
 
-    scheduler_class = _JobsOutliveResets
+    scheduler_class = with_parts(PartedScheduler, outcomes=_FreshAfterReset)
 
 
 class _KeepsTheAborted(PartedScheduler):
@@ -116,14 +113,10 @@ class _CountsAll(Matching):
         return {source: count + state.promise.local for source, count in super().sources(state, tokens).items()}
 
 
-class _LocalCounts(PartedScheduler):
-    matching = _CountsAll
-
-
 class LocalHitsAreExternal(TimedOffloadingConnector):
     """Tokens that were already on the GPU count as external hits."""
 
-    scheduler_class = _LocalCounts
+    scheduler_class = with_parts(PartedScheduler, matching=_CountsAll)
 
 
 class _TellsNoEvictions(PartedScheduler):
@@ -143,11 +136,7 @@ class _KeepsWhatItLoaded(Outcomes):
             super()._complete(job)
 
 
-class _OnlyLoads(PartedScheduler):
-    outcomes = _KeepsWhatItLoaded
-
-
 class ConsumersNeverUnpin(TimedOffloadingConnector):
     """A ``kv_consumer`` ignores all ended jobs because it stores nothing, so the pins of its loads stay."""
 
-    scheduler_class = _OnlyLoads
+    scheduler_class = with_parts(PartedScheduler, outcomes=_KeepsWhatItLoaded)

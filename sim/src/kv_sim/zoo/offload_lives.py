@@ -8,6 +8,7 @@ from kv_offload.scheduler.outcomes import Outcomes
 from kv_offload.scheduler.state.request_state import RequestState
 from kv_sim.offload.host_memory import TimedOffloadingConnector
 from kv_sim.zoo.offload import PartedScheduler
+from kv_sim.zoo.planted import with_parts
 
 
 class _LoadsAlone(Matching):
@@ -16,14 +17,10 @@ class _LoadsAlone(Matching):
         super().begin_load(state, tables, tokens)
 
 
-class _Alone(PartedScheduler):
-    matching = _LoadsAlone
-
-
 class LoadsBesideItsStores(TimedOffloadingConnector):
     """It takes for granted that the stores of a preempted request have ended when the request loads."""
 
-    scheduler_class = _Alone
+    scheduler_class = with_parts(PartedScheduler, matching=_LoadsAlone)
 
 
 class _CountsByRequest(Outcomes):
@@ -33,11 +30,7 @@ class _CountsByRequest(Outcomes):
         super().take(output)
 
 
-class _ByRequest(PartedScheduler):
-    outcomes = _CountsByRequest
-
-
 class JobsOfAnEarlierLife(TimedOffloadingConnector):
     """The end of a copy counts for whichever request has the id now, also for a new one with an old id."""
 
-    scheduler_class = _ByRequest
+    scheduler_class = with_parts(PartedScheduler, outcomes=_CountsByRequest)

@@ -19,6 +19,7 @@ from kv_offload.scheduler.storing.tails import Tables, Tails
 from kv_offload.shape.naming import tail_key
 from kv_sim.offload.host_memory import TimedOffloadingConnector
 from kv_sim.zoo.offload import PartedScheduler
+from kv_sim.zoo.planted import with_parts
 
 STEPS: Final = 4
 
@@ -41,14 +42,10 @@ class _StoresLate(HandedStates):
         self._late.append(now)
 
 
-class _LateStates(PartedScheduler):
-    handed_states = _StoresLate
-
-
 class StatesStoredAfterTheirPass(TimedOffloadingConnector):
     """A state that the engine hands over is stored some steps later, when its block may be another request's."""
 
-    scheduler_class = _LateStates
+    scheduler_class = with_parts(PartedScheduler, handed_states=_StoresLate)
 
 
 class _KeepsStates(JobBook):
@@ -67,14 +64,10 @@ class _StoresUnwatched(HandedStates):
             jobs.__class__ = watching
 
 
-class _UnwatchedStates(PartedScheduler):
-    handed_states = _StoresUnwatched
-
-
 class StatesKeptUntilTheEnd(TimedOffloadingConnector):
     """State blocks count as their request's until it ends, although the request frees them while it runs."""
 
-    scheduler_class = _UnwatchedStates
+    scheduler_class = with_parts(PartedScheduler, handed_states=_StoresUnwatched)
 
 
 class _LeavesTheLast(HandedStates):
@@ -83,14 +76,10 @@ class _LeavesTheLast(HandedStates):
         return [(boundary, taken) for boundary, taken in super()._taken(state, offers) if boundary < prompt]
 
 
-class _WithoutTheLast(PartedScheduler):
-    handed_states = _LeavesTheLast
-
-
 class LastStatesNotStored(TimedOffloadingConnector):
     """The state at a prompt's end isn't stored, so a longer prompt finds less than it could go on from."""
 
-    scheduler_class = _WithoutTheLast
+    scheduler_class = with_parts(PartedScheduler, handed_states=_LeavesTheLast)
 
 
 class _OfTokens(PartedScheduler):
@@ -140,14 +129,10 @@ class _GoesOnBetween(Matching):
         super().begin_load(state, tables, tokens)
 
 
-class _Between(PartedScheduler):
-    matching = _GoesOnBetween
-
-
 class HitsBetweenStates(TimedOffloadingConnector):
     """A prompt that ends with a chunk is found up to its last token, and gets the state that has that token."""
 
-    scheduler_class = _Between
+    scheduler_class = with_parts(PartedScheduler, matching=_GoesOnBetween)
 
 
 class _NamedByTheHashBefore(Tails):
@@ -162,14 +147,10 @@ class _NamedByTheHashBefore(Tails):
         ]
 
 
-class _ShiftedTails(PartedScheduler):
-    tails = _NamedByTheHashBefore
-
-
 class TailsNamedByTheHashBefore(TimedOffloadingConnector):
     """A prompt's partial last block is stored under the hash of the block before it."""
 
-    scheduler_class = _ShiftedTails
+    scheduler_class = with_parts(PartedScheduler, tails=_NamedByTheHashBefore)
 
 
 class _ReadFromTables(Tails):
@@ -181,11 +162,7 @@ class _ReadFromTables(Tails):
         return super()._sources(state, boundary, in_tables, tables)
 
 
-class _TailsOfTables(PartedScheduler):
-    tails = _ReadFromTables
-
-
 class TailsReadFromTables(TimedOffloadingConnector):
     """The state of a tail is read from the request's block table instead of from the copy that is handed over."""
 
-    scheduler_class = _TailsOfTables
+    scheduler_class = with_parts(PartedScheduler, tails=_ReadFromTables)

@@ -17,6 +17,7 @@ from kv_sim.offload.host_memory import (
     WorldMemory,
 )
 from kv_sim.zoo.offload import PartedScheduler
+from kv_sim.zoo.planted import with_parts
 
 
 class _WokenBySuccess(Matching):
@@ -62,17 +63,13 @@ class _TooEarly(Matching):
         return super()._ask(state, local)._replace(waits=False)
 
 
-class _FindsTooEarly(PartedScheduler):
-    matching = _TooEarly
-
-
 class PromisesWhatIsOnItsWay(TimedOffloadingConnector):
     """Hits include chunks that are still being stored.
 
     Their load can't begin, so the tokens are computed after all.
     """
 
-    scheduler_class = _FindsTooEarly
+    scheduler_class = with_parts(PartedScheduler, matching=_TooEarly)
 
 
 class _OneAtATime(Matching):

@@ -1,9 +1,12 @@
 """``Planted``: a bug that a real connector had, put into one of ours on purpose."""
 
 from dataclasses import dataclass, replace
+from typing import TypeVar
 
 from kv_sim.subject import Subject
 from kv_sim.violation import Invariant
+
+Side = TypeVar("Side")
 
 
 @dataclass(frozen=True, eq=False)
@@ -27,3 +30,12 @@ def plant(connector: type, issue: str, invariant: Invariant, healthy: Subject, *
     subject = replace(healthy, kv_connector=connector.__name__, module_path=connector.__module__)
     mechanism = " ".join((connector.__doc__ or "").split())
     return Planted(connector.__name__, issue, mechanism, invariant, subject, frozenset(others))
+
+
+def with_parts(side: type[Side], **parts: type) -> type[Side]:
+    """The side of a right connector with wrong parts, each by its name in the class body of ``side``."""
+    for name, part in parts.items():
+        right = vars(side).get(name)
+        assert right is not None and issubclass(part, right), f"{side.__name__}.{name} is {right}, got {part}"
+    made: type[Side] = type(side.__name__, (side,), parts)
+    return made

@@ -7,7 +7,6 @@ from kv_api import (
     BlockIds,
     KVCacheBlocks,
     KVCacheConfig,
-    KVCaches,
     KVConnectorTransferResults,
     Request,
     VllmConfig,
@@ -18,8 +17,8 @@ from kv_p2p.pulling.groups import Group
 from kv_p2p.pulling.options import Options
 from kv_p2p.pulling.producer import Producer
 from kv_p2p.pulling.ticket import Ticket
-from kv_p2p.pulling.wire import Wire
 from kv_sim.p2p import TimedP2PWorkerSide, WorldP2PConnector, WorldWire
+from kv_sim.zoo.planted import with_parts
 
 
 class PartedP2PScheduler(P2PSchedulerSide):
@@ -50,10 +49,7 @@ class _HastyWire(WorldWire):
 class FreedWhilePulled(WorldP2PConnector):
     """When a hold's time is over, the producer frees its blocks although they are still being read."""
 
-    def make_wire(
-        self, kv_caches: KVCaches, options: Options, vllm_config: VllmConfig, kv_cache_config: KVCacheConfig | None
-    ) -> Wire:
-        return _HastyWire(next(iter(kv_caches.values())).device)
+    wire_class = _HastyWire
 
 
 class _Credulous(Consumer):
@@ -62,14 +58,10 @@ class _Credulous(Consumer):
         return None if reason and "another salt" in reason else reason
 
 
-class _CredulousSide(PartedP2PScheduler):
-    consumer = _Credulous
-
-
 class TakesAnyTicket(WorldP2PConnector):
     """Tickets are accepted without comparing cache salt and LoRA adapter, so equal tokens get wrong KV."""
 
-    scheduler_class = _CredulousSide
+    scheduler_class = with_parts(PartedP2PScheduler, consumer=_Credulous)
 
 
 class _KnowsNoModels(Consumer):
@@ -78,14 +70,10 @@ class _KnowsNoModels(Consumer):
         return super()._reason_against(replace(ticket, shape=ours), request)
 
 
-class _KnowsNoModelsSide(PartedP2PScheduler):
-    consumer = _KnowsNoModels
-
-
 class TakesTicketsOfOtherModels(WorldP2PConnector):
     """A ticket is accepted if block shape and prompt match, even if another model computed the blocks."""
 
-    scheduler_class = _KnowsNoModelsSide
+    scheduler_class = with_parts(PartedP2PScheduler, consumer=_KnowsNoModels)
 
 
 class _TakesAgain(Consumer):
@@ -100,14 +88,10 @@ class _TakesAgain(Consumer):
         super().end_request(request_id)
 
 
-class _TakesAgainSide(PartedP2PScheduler):
-    consumer = _TakesAgain
-
-
 class TicketTakenAgain(WorldP2PConnector):
     """The ticket of a failed pull isn't dropped, so the request tries the same pull again and again."""
 
-    scheduler_class = _TakesAgainSide
+    scheduler_class = with_parts(PartedP2PScheduler, consumer=_TakesAgain)
 
 
 class _Optimistic(TimedP2PWorkerSide):
@@ -141,14 +125,10 @@ class _LeavesABlock(Consumer):
         return more - size if more > size else more
 
 
-class _LeavesABlockSide(PartedP2PScheduler):
-    consumer = _LeavesABlock
-
-
 class LeavesABlock(WorldP2PConnector):
     """A ticket's last block is never pulled, and is computed again."""
 
-    scheduler_class = _LeavesABlockSide
+    scheduler_class = with_parts(PartedP2PScheduler, consumer=_LeavesABlock)
 
 
 class _FailsWhatCame(TimedP2PWorkerSide):
@@ -172,14 +152,10 @@ class _AskedOnce(Consumer):
         return 0 if request.request_id in self._asked_from else super().match(request, num_computed_tokens)
 
 
-class _AskedOnceSide(PartedP2PScheduler):
-    consumer = _AskedOnce
-
-
 class DeclinesWhenAskedAgain(WorldP2PConnector):
     """If the engine had no room for a request after its match, the next query finds no ticket any more."""
 
-    scheduler_class = _AskedOnceSide
+    scheduler_class = with_parts(PartedP2PScheduler, consumer=_AskedOnce)
 
 
 class _TicketsLiveOn(Consumer):
@@ -187,14 +163,10 @@ class _TicketsLiveOn(Consumer):
         pass
 
 
-class _TicketsLiveOnSide(PartedP2PScheduler):
-    consumer = _TicketsLiveOn
-
-
 class TicketsSurviveReset(WorldP2PConnector):
     """Tickets from before a reset of the cache are still used after it."""
 
-    scheduler_class = _TicketsLiveOnSide
+    scheduler_class = with_parts(PartedP2PScheduler, consumer=_TicketsLiveOn)
 
 
 class _HoldsLiveOn(Producer):
@@ -202,14 +174,10 @@ class _HoldsLiveOn(Producer):
         pass
 
 
-class _HoldsLiveOnSide(PartedP2PScheduler):
-    producer = _HoldsLiveOn
-
-
 class HoldsSurviveReset(WorldP2PConnector):
     """Holds from before a reset of the cache are still served after it."""
 
-    scheduler_class = _HoldsLiveOnSide
+    scheduler_class = with_parts(PartedP2PScheduler, producer=_HoldsLiveOn)
 
 
 class _LeavesTheOldTicket(Producer):
@@ -223,14 +191,10 @@ class _LeavesTheOldTicket(Producer):
         return False, left[ticket["remote_digest"]]
 
 
-class _LeavesTheOldTicketSide(PartedP2PScheduler):
-    producer = _LeavesTheOldTicket
-
-
 class OldTicketLeft(WorldP2PConnector):
     """A prompt that was held before isn't held again: its old ticket is returned, even if that hold is over."""
 
-    scheduler_class = _LeavesTheOldTicketSide
+    scheduler_class = with_parts(PartedP2PScheduler, producer=_LeavesTheOldTicket)
 
 
 class _DropsRevoked(Producer):
@@ -240,14 +204,10 @@ class _DropsRevoked(Producer):
         self._revoked = [request_id for request_id in self._revoked if request_id not in untold]
 
 
-class _DropsRevokedSide(PartedP2PScheduler):
-    producer = _DropsRevoked
-
-
 class NewHoldsSurviveReset(WorldP2PConnector):
     """Holds that the workers hadn't been sent when the cache was reset are still served after it."""
 
-    scheduler_class = _DropsRevokedSide
+    scheduler_class = with_parts(PartedP2PScheduler, producer=_DropsRevoked)
 
 
 class _PullsAllOrNothing(Consumer):
@@ -255,14 +215,10 @@ class _PullsAllOrNothing(Consumer):
         return 0 if num_computed_tokens else super().match(request, num_computed_tokens)
 
 
-class _PullsAllOrNothingSide(PartedP2PScheduler):
-    consumer = _PullsAllOrNothing
-
-
 class DeclinesWithLocalHits(WorldP2PConnector):
     """A consumer that has the beginning of a prompt declines the ticket, and computes the rest."""
 
-    scheduler_class = _PullsAllOrNothingSide
+    scheduler_class = with_parts(PartedP2PScheduler, consumer=_PullsAllOrNothing)
 
 
 class _CountsFromTheEnd(Consumer):
@@ -278,11 +234,7 @@ class _CountsFromTheEnd(Consumer):
             )
 
 
-class _CountsFromTheEndSide(PartedP2PScheduler):
-    consumer = _CountsFromTheEnd
-
-
 class PullsTheLastOnes(WorldP2PConnector):
     """As many blocks as are missing are pulled from the end of a hold, although a longer prompt lacks others."""
 
-    scheduler_class = _CountsFromTheEndSide
+    scheduler_class = with_parts(PartedP2PScheduler, consumer=_CountsFromTheEnd)

@@ -14,6 +14,7 @@ from kv_p2p.pulling.metadata import Part
 from kv_p2p.pulling.producer import Producer
 from kv_p2p.pulling.ticket import TICKET, Ticket
 from kv_sim.p2p import TimedP2PWorkerSide, WorldP2PConnector
+from kv_sim.zoo.planted import with_parts
 from kv_sim.zoo.pulls import PartedP2PScheduler
 
 
@@ -28,15 +29,10 @@ class _HoldsForThat(Producer):
         return super()._lacking(tables, num_tokens + 1)
 
 
-class _ToTheEndSide(PartedP2PScheduler):
-    consumer = _ToTheEnd
-    producer = _HoldsForThat
-
-
 class LastTokenFromAWindowPassed(WorldP2PConnector):
     """With sliding windows a prompt is loaded to its last token; that token, computed again, may lack a block."""
 
-    scheduler_class = _ToTheEndSide
+    scheduler_class = with_parts(PartedP2PScheduler, consumer=_ToTheEnd, producer=_HoldsForThat)
 
 
 class _Swaps(Consumer):
@@ -51,14 +47,10 @@ class _Swaps(Consumer):
         return tuple(reversed(parts))
 
 
-class _SwapsSide(PartedP2PScheduler):
-    consumer = _Swaps
-
-
 class GroupsSwapped(WorldP2PConnector):
     """Blocks are filled with another group's blocks, if both groups have the same number."""
 
-    scheduler_class = _SwapsSide
+    scheduler_class = with_parts(PartedP2PScheduler, consumer=_Swaps)
 
 
 class _PullsAll(Consumer):
@@ -74,14 +66,10 @@ class _PullsAll(Consumer):
             self._pulls[index] = replace(pull, parts=tuple(parts))
 
 
-class _PullsAllSide(PartedP2PScheduler):
-    consumer = _PullsAll
-
-
 class NullBlocksPulled(WorldP2PConnector):
     """Places before a window are pulled, too, into the null block that all requests share."""
 
-    scheduler_class = _PullsAllSide
+    scheduler_class = with_parts(PartedP2PScheduler, consumer=_PullsAll)
 
 
 class _Promises(Producer):
@@ -93,14 +81,10 @@ class _Promises(Producer):
         return is_held, ticket
 
 
-class _PromisesSide(PartedP2PScheduler):
-    producer = _Promises
-
-
 class PromisesWhatSlid(WorldP2PConnector):
     """A ticket doesn't say which blocks have slid out of a window, so blocks are pulled that are freed already."""
 
-    scheduler_class = _PromisesSide
+    scheduler_class = with_parts(PartedP2PScheduler, producer=_Promises)
 
 
 class _TellsBlocks(TimedP2PWorkerSide):

@@ -12,6 +12,7 @@ from kv_p2p.pulling.options import Options
 from kv_sim.offload.host_memory import TimedOffloadingConnector
 from kv_sim.p2p import WorldP2PConnector
 from kv_sim.zoo.offload import PartedScheduler
+from kv_sim.zoo.planted import with_parts
 from kv_sim.zoo.pulls import PartedP2PScheduler
 
 
@@ -52,14 +53,10 @@ class _OneHashEarly(Progress):
                 progress.keys[:] = [OffloadKey(request.block_hashes[end] + suffix) for end in ends]
 
 
-class _KeysOneHashEarly(PartedScheduler):
-    progress = _OneHashEarly
-
-
 class KeysOneHashEarly(TimedOffloadingConnector):
     """A chunk of several hashes has the key of the hash before its last one."""
 
-    scheduler_class = _KeysOneHashEarly
+    scheduler_class = with_parts(PartedScheduler, progress=_OneHashEarly)
 
 
 class _OneSizeHeld(PartedP2PScheduler):

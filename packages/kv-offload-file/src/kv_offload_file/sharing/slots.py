@@ -9,11 +9,11 @@ from contextlib import contextmanager
 from threading import Lock
 
 from kv_offload_cpu import HostMemory
-from kv_offload_file.bays import FileSlots
 from kv_offload_file.label import Label
 from kv_offload_file.sharing.place import MOST_ENGINES, slot_of_neighbour
 from kv_offload_file.sharing.slot_borrower import SlotBorrower
 from kv_offload_file.slot_file import GoneError, SlotReader
+from kv_offload_file.slots import FileSlots
 
 
 class SharedSlots(FileSlots):

@@ -12,15 +12,13 @@ from kv_offload.metadata import OffloadingWorkerMetadata
 from kv_offload.metrics import LOAD_FAILURE, STORE_FAILURE
 from kv_offload.scheduler.state.books import Books
 from kv_offload.scheduler.state.jobs import STORE, Job, Report
-from kv_offload.scheduler.storing.evictions import Evictions
 
 
 class Outcomes:
     """Takes in reports. Keeps whether a reset waits for its last job."""
 
-    def __init__(self, books: Books, evictions: Evictions | None = None) -> None:
+    def __init__(self, books: Books) -> None:
         self._books = books
-        self._evictions = evictions
         self._awaits_reset = False
 
     def take(self, output: KVConnectorOutput) -> None:
@@ -104,9 +102,9 @@ class Outcomes:
             if bad is not None:
                 books.rewind(owner)
                 self._spoil(job for job in books.jobs.stores_of(owner) if job.end_token > bad)
-        if self._evictions is not None:
-            left = self._evictions.owners
-            self._evictions.forget(state for state in left if state.progress.first_token_in(invalid) is not None)
+        if books.evictions is not None:
+            left = books.evictions.owners
+            books.evictions.forget(state for state in left if state.progress.first_token_in(invalid) is not None)
 
     def _spoil(self, stores: Iterable[Job]) -> None:
         """Don't keep what these store, and let them end before their blocks are computed again."""
@@ -120,8 +118,8 @@ class Outcomes:
         # A medium may use their places again at once, so they end before anything else begins.
         books.meta.jobs_to_end.update(books.jobs.begin_reset())
         books.manager.reset_cache()
-        if self._evictions is not None:
-            self._evictions.forget()
+        if books.evictions is not None:
+            books.evictions.forget()
         for state in books.states.values():
             books.rewind(state)
             state.refused.clear()

@@ -56,14 +56,14 @@ class OffloadingSchedulerSide(SchedulerSide, SupportsHMA):
         hands_over = engine.can_store and any(group.is_handed_over for group in engine.layout.groups)
         self._handed_states = HandedStates(self._books) if hands_over else None
         self._tails = Tails(self._books) if hands_over and engine.layout.has_tails else None
-        self._outcomes = Outcomes(self._books, self._storing.evictions)
+        self._outcomes = Outcomes(self._books)
         self._kinds = kinds_of(type(spec).build_metric_definitions(dict(engine.config.extra_config)))
         self._has_sent_info = False
 
     def bind_gpu_block_pool(self, gpu_block_pool: BlockPool) -> None:
         self._books.pins.bind(gpu_block_pool)
-        if self._storing.evictions is not None:
-            self._storing.evictions.bind(gpu_block_pool)
+        if self._books.evictions is not None:
+            self._books.evictions.bind(gpu_block_pool)
 
     def set_xfer_handshake_metadata_pp_aware(
         self, metadata: dict[tuple[int, int], KVConnectorHandshakeMetadata]
@@ -236,5 +236,3 @@ class OffloadingSchedulerSide(SchedulerSide, SupportsHMA):
         """Recount everything."""
         self._books.check()
         self._outcomes.check()
-        if self._storing.evictions is not None:
-            self._storing.evictions.check()

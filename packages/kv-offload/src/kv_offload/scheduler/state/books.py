@@ -18,6 +18,7 @@ from kv_offload.metrics import OffloadingConnectorStats
 from kv_offload.scheduler.events import EventTranslator
 from kv_offload.scheduler.state.agenda import Agenda
 from kv_offload.scheduler.state.block_index import BlockIndex
+from kv_offload.scheduler.state.evictions import Evictions
 from kv_offload.scheduler.state.fresh import Tables, fresh_blocks
 from kv_offload.scheduler.state.jobs import JobBook
 from kv_offload.scheduler.state.pins import Pins
@@ -42,6 +43,8 @@ class Books:
         """Requests that were refused room and have not been told to offer again, the longest waiting first."""
         self.jobs = JobBook(engine.world_size)
         self.pins = Pins()
+        self.evictions = Evictions(self.layout) if engine.can_store and engine.stores_late else None
+        """What requests left on the GPU; None: chunks are stored before that."""
         self.stats = OffloadingConnectorStats()
         self.events = EventTranslator(
             engine.layout,
@@ -168,6 +171,8 @@ class Books:
         self.jobs.check()
         self.pins.check([*self.jobs.live, *(i for i, job in self.jobs.stale.items() if job.waiting)])
         self.events.check()
+        if self.evictions is not None:
+            self.evictions.check()
         for job in self.jobs.kept():
             state = job.owner
             is_alive = self.states.get(state.context.req_id) is state

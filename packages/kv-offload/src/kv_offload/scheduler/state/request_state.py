@@ -7,6 +7,10 @@ A *promise* is the last answer to a query, and is replaced by the next one. It p
 allocation the manager's lock is held, and what was a hit is asked for once more before it is pinned. ``refused``
 are chunks that a load of this life couldn't deliver; they are misses for it from then on, whatever the medium
 says.
+
+Who changes a life: ``matching`` what belongs to queries and loads (``promise`` to ``awaited``, ``supplies``); of
+these ``side`` clears ``deferrals`` when there are blocks, and ``outcomes`` adds to ``refused`` or clears it.
+``books`` changes what belongs to offers without room, and ``jobs`` the sets of jobs.
 """
 
 from collections.abc import Mapping

@@ -3,7 +3,6 @@
 ================== =====================================================================================
 ``storing``        stores complete chunks, and sets the fences of every step
 ``batches``        cuts what is offered into stores
-``evictions``      chunks left on the GPU, which are stored when their blocks are about to be given away
 ``handed_states``  stores states that the engine hands over
 ``tails``          stores ends of prompts that lie within a block
 ``boundary_store`` begins a store for either of these two

@@ -111,17 +111,17 @@ def chosen(progress: Progress, batch: Batch, wanted: Sequence[OffloadKey]) -> Ba
     return list(found)
 
 
-class BatchSource(NamedTuple):
-    """Where the bytes of a batch are."""
+class BatchBlocks(NamedTuple):
+    """The blocks of a batch, from which a store reads."""
 
     blocks: list[int]
     gpu_spec: GPULoadStoreSpec
-    """The same blocks, as a job names them."""
+    """The same, as a job names them."""
     end_token: int
     """Where the last chunk ends."""
 
 
-def source_of(progress: Progress, batch: Batch) -> BatchSource:
+def blocks_of(progress: Progress, batch: Batch) -> BatchBlocks:
     """Look up the blocks of a batch in the tables of its request."""
     blocks: list[int] = []
     sizes, firsts, end_token = [], [], 0
@@ -141,4 +141,4 @@ def source_of(progress: Progress, batch: Batch) -> BatchSource:
         firsts.append(first if chunks else 0)
         if chunks and stop * group.tokens_per_chunk > end_token:
             end_token = stop * group.tokens_per_chunk
-    return BatchSource(blocks, GPULoadStoreSpec(blocks, sizes, firsts), end_token)
+    return BatchBlocks(blocks, GPULoadStoreSpec(blocks, sizes, firsts), end_token)

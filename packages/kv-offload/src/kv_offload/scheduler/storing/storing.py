@@ -19,6 +19,7 @@ from kv_api import BlockIds, OffloadKey, PrepareStoreOutput, SchedulerOutput
 from kv_offload.metadata import TransferJob
 from kv_offload.metrics import ALLOCATION_FAILURE
 from kv_offload.scheduler.state.books import Books
+from kv_offload.scheduler.state.evictions import NO_REQUEST, Evictions, detached
 from kv_offload.scheduler.state.fresh import StepTables, tables_of_step
 from kv_offload.scheduler.state.request_state import RequestState
 from kv_offload.scheduler.storing.batches import (
@@ -26,24 +27,21 @@ from kv_offload.scheduler.storing.batches import (
     Plan,
     Progressed,
     beginning,
+    blocks_of,
     chosen,
     in_batches,
     keys_of,
-    source_of,
 )
-from kv_offload.scheduler.storing.evictions import NO_REQUEST, Evictions, detached
 from kv_offload.shape.reach import Ends
 
 
 class Storing:
-    """Plans stores and fences. Its only changing state is ``evictions``."""
+    """Plans stores and fences. Keeps nothing of its own that changes."""
 
     def __init__(self, books: Books) -> None:
         self._books = books
         self._is_prompt_only = books.engine.options.offload_prompt_only
         self._holds_blocks = books.engine.holds_blocks
-        is_late = books.engine.can_store and books.engine.stores_late
-        self.evictions = Evictions(books.layout) if is_late else None
 
     def follow_blocks(self, output: SchedulerOutput, preempted: Iterable[str]) -> None:
         """Learn which blocks each request has from this step on, and which jobs must be waited for."""
@@ -57,7 +55,7 @@ class Storing:
         told = tables_of_step(output, states)
         for state, _ in told.whole:
             books.jobs.release(state)
-        if books.jobs.is_watching or books.block_index is not None or self.evictions is not None:
+        if books.jobs.is_watching or books.block_index is not None or books.evictions is not None:
             self._follow_fresh(output, told)
         for state, blocks in told.whole:
             state.progress.begin(blocks)
@@ -81,16 +79,16 @@ class Storing:
         fresh.update(copy.dst_block_id for copy in copies)
         if books.block_index is not None:
             books.block_index.vacate(fresh)
-        if self.evictions is not None:
-            self.evictions.vacate(fresh)
+        if books.evictions is not None:
+            books.evictions.vacate(fresh)
         books.meta.jobs_to_flush.update(books.jobs.touching(fresh))
 
     def store_what_is_due(self, output: SchedulerOutput) -> None:
         """Store what this step completes; with ``evicted``, what is in the blocks that the engine evicts next."""
-        if self.evictions is None:
+        if self._books.evictions is None:
             self._store_what_is_computed(output)
         else:
-            self._store_what_is_evicted(self.evictions)
+            self._store_what_is_evicted(self._books.evictions)
 
     def _store_what_is_computed(self, output: SchedulerOutput) -> None:
         """Store chunks that are complete when this step has run.
@@ -119,7 +117,10 @@ class Storing:
 
     def _store_what_is_evicted(self, evictions: Evictions) -> None:
         """Store chunks in blocks that the engine is about to reuse."""
-        plans = evictions.plans()
+        due = evictions.take_due()
+        plans = [
+            Plan(state, in_batches(self._books.layout, by_place), None, is_final=True) for state, by_place in due
+        ]
         for plan in plans:
             self._books.manager.on_new_request(plan.state.context)
         self._store(plans)
@@ -128,12 +129,13 @@ class Storing:
 
     def _leave(self, state: RequestState, known: int) -> None:
         """A request frees its blocks, and leaves its chunks within ``known`` tokens in them."""
-        if self.evictions is not None:
+        evictions = self._books.evictions
+        if evictions is not None:
             left = detached(state, self._books.layout)
             plan = self._plan(left, known, is_final=True)
             if not self._books.events.is_describing:
                 left.request = NO_REQUEST
-            self.evictions.leave(plan)
+            evictions.leave(left, plan.batches)
 
     def store_at_end(self, state: RequestState, block_ids: BlockIds) -> bool:
         """Store what was not stored before. Returns whether that is anything.
@@ -149,7 +151,7 @@ class Storing:
             state.progress.begin(block_ids)
         else:
             state.progress.end(block_ids)
-        if self.evictions is not None:
+        if self._books.evictions is not None:
             self._leave(state, known)
             return False
         plan = self._plan(state, known, is_final=True)
@@ -228,8 +230,8 @@ class Storing:
         books, state, is_final = self._books, plan.state, plan.is_final
         if output.keys_to_store != keys:
             batch = chosen(state.progress, batch, output.keys_to_store)
-        source = source_of(state.progress, batch)
-        job = books.jobs.begin_store(state, output.keys_to_store, source.blocks, source.end_token)
+        read = blocks_of(state.progress, batch)
+        job = books.jobs.begin_store(state, output.keys_to_store, read.blocks, read.end_token)
         plan.is_begun = True
         if is_final or not books.layout.reads_back_only:
             books.jobs.release(state)
@@ -238,7 +240,7 @@ class Storing:
                 books.events.note(state.request, progress.group, chunks, progress.keys)
         books.meta.store_jobs[job.job_id] = TransferJob(
             state.context.req_id,
-            source.gpu_spec,
+            read.gpu_spec,
             output.store_spec,
             is_held=is_final and self._holds_blocks,
             is_computed=is_final,

@@ -18,7 +18,7 @@ find no room are lost, and so are chunks of blocks beyond that eighth if the eng
 **Invariant** (``check``): a chunk is left only for blocks that it lies in.
 """
 
-from collections.abc import Iterable, Iterator, Set
+from collections.abc import Iterable, Iterator, Sequence, Set
 from dataclasses import replace
 from itertools import islice
 from typing import Any, NamedTuple, Protocol
@@ -27,7 +27,6 @@ from kv_api import BlockPool, ConfigError, ReqContext
 from kv_offload.options import look_ahead
 from kv_offload.scheduler.state.progress import Progress
 from kv_offload.scheduler.state.request_state import RequestState
-from kv_offload.scheduler.storing.batches import Batch, Plan, in_batches
 from kv_offload.shape.layout import Layout
 
 NO_REQUEST: Any = None
@@ -72,13 +71,13 @@ class Evictions:
         self._free = free
         self._look_ahead = look_ahead(pool.num_gpu_blocks)
 
-    def leave(self, plan: Plan) -> None:
-        """A request leaves these chunks; the plan must not depend on the request any more (`detached`)."""
-        for batch in plan.batches:
+    def leave(self, state: RequestState, batches: Iterable[Sequence[Sequence[int]]]) -> None:
+        """A request leaves chunks, in batches by group; ``state`` is `detached` from the request."""
+        for batch in batches:
             for place, chunks in enumerate(batch):
-                progress = plan.state.progress.groups[place]
+                progress = state.progress.groups[place]
                 for chunk in chunks:
-                    left = Left(plan.state, place, chunk)
+                    left = Left(state, place, chunk)
                     self._left.update(dict.fromkeys(progress.blocks_of(chunk), left))
 
     def vacate(self, fresh: Set[int]) -> None:
@@ -100,8 +99,8 @@ class Evictions:
         """The requests that left chunks."""
         return [*{id(left.state): left.state for left in self._left.values()}.values()]
 
-    def plans(self) -> list[Plan]:
-        """Remove and return the chunks to store now."""
+    def take_due(self) -> list[tuple[RequestState, list[Sequence[int]]]]:
+        """Remove and return the chunks to store now, by group, each with the request that stores them."""
         if not self._left or self._ahead > self._look_ahead // 2:
             return []
         chunks: dict[RequestState, list[set[int]]] = {}
@@ -109,7 +108,7 @@ class Evictions:
             if left.state not in chunks:
                 chunks[left.state] = [set() for _ in self._layout.groups]
             chunks[left.state][left.place].add(left.chunk)
-        return [self._plan(state, [sorted(found) for found in by_place]) for state, by_place in chunks.items()]
+        return [(_offering(state), [*map(sorted, by_place)]) for state, by_place in chunks.items()]
 
     def _coming_up(self) -> Iterator[Left]:
         """Remove the chunks with a block among the next to be reused, and yield those that are whole."""
@@ -133,10 +132,6 @@ class Evictions:
             if is_whole and block.block_hash is not None:
                 yield left
 
-    def _plan(self, state: RequestState, batch: Batch) -> Plan:
-        offering = replace(state, context=_context(state.context, state.progress), loads=set(), stores=set())
-        return Plan(offering, in_batches(self._layout, batch), then=None, is_final=True)
-
     def check(self) -> None:
         """Recount."""
         for block, left in self._left.items():
@@ -152,9 +147,9 @@ def detached(state: RequestState, layout: Layout) -> RequestState:
     return replace(state, progress=progress)
 
 
-def _context(of_request: ReqContext, progress: Progress) -> ReqContext:
-    """The context of a request that stores another one's left chunks."""
-    context = replace(of_request, req_id=f"{of_request.req_id}, left")
-    for of_group in progress.groups:
+def _offering(left: RequestState) -> RequestState:
+    """The request that stores what another one left."""
+    context = replace(left.context, req_id=f"{left.context.req_id}, left")
+    for of_group in left.progress.groups:
         context.derive_offload_key_positions(of_group.keys, of_group.group.tokens_per_chunk)
-    return context
+    return replace(left, context=context, loads=set(), stores=set())
