@@ -13,7 +13,7 @@ from kv_sim.cli.main import main
 from kv_sim.config import STATE, GroupConfig, WorldConfig
 from kv_sim.examples.catalogue import LATER, MEMORY, OFFLOAD
 from kv_sim.growth.command import growth_of
-from kv_sim.growth.kept import Kept
+from kv_sim.growth.kept import Kept, Prompts
 from kv_sim.growth.meter import Meter
 from kv_sim.growth.models import MODELS, models_for
 from kv_sim.growth.situations import OF_PEERS, SITUATIONS, Situation, UnitWork
@@ -255,14 +255,15 @@ def test_a_connector_whose_work_does_not_grow(growth: Callable[..., tuple[int, s
     title, header, *rows = out.splitlines()[:-1]
     assert title == "LaterConnector: bytecodes executed in the calls of its scheduler's side"
     assert header.split() == ["full", "attention", "of", "for", "a", "growth"]
-    works, (kept, header, *sides) = rows[: len(SITUATIONS)], rows[len(SITUATIONS) :]
+    works, kept = rows[: len(SITUATIONS)], rows[len(SITUATIONS) :]
     assert [row.strip().split("  ")[0] for row in works] == [*SITUATIONS]
-    assert kept == "objects that each side still holds after rounds of requests with one prompt"
-    assert header == "full attention      2 rounds  6 rounds  10 rounds  a round"
-    assert [(row.split("  ")[1], row.split()[-1]) for row in sides] == [
-        ("scheduler's side", "0.00"),
-        ("worker's side", "0.00"),
-    ]
+    for prompts, (said, header, *sides) in zip(Prompts, (kept[:4], kept[4:]), strict=True):
+        assert said == f"objects that each side still holds after rounds of requests with {prompts}"
+        assert header == "full attention      2 rounds  6 rounds  10 rounds  a round"
+        assert [(row.split("  ")[1], row.split()[-1]) for row in sides] == [
+            ("scheduler's side", "0.00"),
+            ("worker's side", "0.00"),
+        ]
 
 
 def test_the_table_is_what_was_measured(
@@ -277,11 +278,13 @@ def test_the_table_is_what_was_measured(
         is_plain = make.args[1] is MODELS["full attention"]
         return UnitWork(5.0 * size if is_plain else 5.0 * size - 1, f"f{size}")
 
-    def kept(make: Any) -> list[Kept]:
+    def kept(make: Any, prompts: Prompts) -> list[Kept]:
         subject, model, engine = make.args
         assert (subject, engine) == (MEMORY, "builtin")
         full = {4: Counter(a=3, b=2), 8: Counter(a=9, b=2), 24: Counter(a=9, b=2)}
         leak = {4: Counter(a=3), 8: Counter(a=3, c=4), 24: Counter(a=3, c=20 * len(model.groups))}
+        if prompts is Prompts.DIFFERENT and len(model.groups) > 1:
+            full = {4: Counter(a=3), 8: Counter(a=7), 24: Counter(a=23)}
         return [Kept("scheduler", full), Kept("worker", leak)]
 
     made = {
@@ -306,12 +309,21 @@ def test_the_table_is_what_was_measured(
         "full attention and a window  4 rounds  8 rounds  24 rounds  a round",
         "  scheduler's side                  5        11         11     0.00",
         "  worker's side                     3         7         43     1.00",
+        "objects that each side still holds after rounds of requests with different prompts",
+        "full attention               4 rounds  8 rounds  24 rounds  a round",
+        "  scheduler's side                  5        11         11     0.00",
+        "  worker's side                     3         7         23     1.00",
+        "full attention and a window  4 rounds  8 rounds  24 rounds  a round",
+        "  scheduler's side                  3         7         23     1.00",
+        "  worker's side                     3         7         43     1.00",
         "GROWS: a loud one, full attention and a window: with 8 requests instead of 4, a request is 2.1 times the "
         "work, most of it in f8",
-        "GROWS: what the worker's side keeps, full attention: after 24 rounds instead of 4 it is 20 things "
-        "instead of 0, in c",
-        "GROWS: what the worker's side keeps, full attention and a window: after 24 rounds instead of 4 it is 40 "
+        "GROWS: what the worker's side keeps of one prompt, full attention: after 24 rounds instead of 4 it is 20 "
         "things instead of 0, in c",
+        "GROWS: what the worker's side keeps of one prompt, full attention and a window: after 24 rounds instead "
+        "of 4 it is 40 things instead of 0, in c",
+        "GROWS: what the scheduler's side keeps of different prompts, full attention and a window: after 24 "
+        "rounds instead of 4 it is 23 things instead of 3, in a",
     ]
 
 
@@ -349,7 +361,10 @@ def test_who_looks_at_all_of_a_prompt_that_waits_is_named(growth: Callable[..., 
     code, out = growth("broken_connectors:LooksAgain", "--traits", "none")
     assert code == 1
     said = [line for line in out.splitlines() if line.startswith("GROWS: ")]
-    assert [line.split(": ")[1] for line in said] == ["a prompt that is being stored, full attention"]
+    assert [line.split(": ")[1] for line in said] == [
+        "a prompt that is being stored, full attention",
+        "what the scheduler's side keeps of different prompts, full attention",
+    ]
     assert said[0].endswith("times the work, most of it in get_num_new_matched_tokens")
 
 

@@ -361,6 +361,12 @@ def test_what_it_broke_and_kept_to_itself_is_told(raises: Exception | None) -> N
     assert calls == [("scheduler", "wait_for_save", (), None)]
 
 
+def test_an_object_in_the_text_of_an_error_is_told_without_its_address() -> None:
+    with pytest.raises(Violation) as caught, crashes(Referee(), "a call"):
+        raise KeyError(object())
+    assert caught.value.message.startswith("a call: KeyError: <object object> (test_guard.py:")
+
+
 def test_a_crash_in_a_library_names_who_called_it() -> None:
     with pytest.raises(Violation) as raised, crashes(Referee(), "a call"):
         json.loads("{")

@@ -16,7 +16,7 @@ from kv_sim.engine.request import SimRequest
 from kv_sim.engine.request_spec import RequestSpec
 from kv_sim.examples.catalogue import LATER, SUBJECTS
 from kv_sim.growth import kept
-from kv_sim.growth.kept import Kept, measure_kept, things_of
+from kv_sim.growth.kept import Kept, Prompts, measure_kept, things_of
 from kv_sim.growth.metered import MeteredWorld
 from kv_sim.growth.models import MODELS, models_for
 from kv_sim.offload import TimedWorkerSide
@@ -158,7 +158,10 @@ def test_it_grows_if_it_always_does(counts: tuple[int, ...], growth: float) -> N
     assert Kept("scheduler", {rounds: Counter() for rounds in (4, 8, 24)}).growth == 0
 
 
-def test_a_round_is_one_that_ends_and_three_that_are_aborted(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(("prompts", "prompt"), [(Prompts.ONE, (1, 32, 1)), (Prompts.DIFFERENT, (0, 0, 33))])
+def test_a_round_is_one_that_ends_and_three_that_are_aborted(
+    prompts: Prompts, prompt: tuple[int, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
     worlds = []
 
     class Watched(World):
@@ -168,7 +171,7 @@ def test_a_round_is_one_that_ends_and_three_that_are_aborted(monkeypatch: pytest
 
     monkeypatch.setattr("kv_sim.growth.metered.Unguarded", Watched)
     monkeypatch.setattr(kept, "ROUNDS", (1, 2))
-    sides = measure_kept(partial(MeteredWorld, LATER, MODELS["full attention"], "builtin"))
+    sides = measure_kept(partial(MeteredWorld, LATER, MODELS["full attention"], "builtin"), prompts)
     assert [(one.side, list(one.things)) for one in sides] == [("scheduler", [1, 2]), ("worker", [1, 2])]
     for world, rounds in zip(worlds, (1, 2), strict=True):
         happened = [action.kind for action in world.history]
@@ -179,7 +182,7 @@ def test_a_round_is_one_that_ends_and_three_that_are_aborted(monkeypatch: pytest
         assert all(set(kinds[:count]) <= {Kind.STEP} for kinds, count in zip(ends, steps, strict=True) if count)
         assert all(happened[index - 1] is Kind.RESET for index in adds)
     specs = [action.args["spec"] for world in worlds for action in world.history if action.kind is Kind.ADD]
-    assert {(spec["conversation"], spec["shared_tokens"], spec["own_tokens"]) for spec in specs} == {(1, 32, 1)}
+    assert {(spec["conversation"], spec["shared_tokens"], spec["own_tokens"]) for spec in specs} == {prompt}
     assert not any(world.engine.has_work for world in worlds)
 
 
@@ -191,23 +194,40 @@ def test_what_is_kept_of_each_request_is_named(
     assert main(["growth", "broken_connectors:Hoarding", "--traits", "none"]) == 1
     *_, hoards, remembers = capsys.readouterr().out.splitlines()
     assert hoards == (
-        "GROWS: what the scheduler's side keeps, full attention: after 10 rounds instead of 2 it is 40 things "
-        "instead of 8, in Hoarding._scheduler.lengths"
+        "GROWS: what the scheduler's side keeps of one prompt, full attention: after 10 rounds instead of 2 it is "
+        "40 things instead of 8, in Hoarding._scheduler.lengths"
     )
     assert remembers.startswith(
-        "GROWS: what the worker's side keeps, full attention: after 10 rounds instead of 2 it is "
+        "GROWS: what the worker's side keeps of one prompt, full attention: after 10 rounds instead of 2 it is "
     )
     assert ", in Hoarding._worker.newest.before.before." in remembers
 
 
+def test_what_is_kept_of_each_chunk_shows_with_different_prompts(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Eight of each of four prompts a round, except those that were aborted before they were computed."""
+    monkeypatch.setattr("kv_sim.growth.command.situations_for", lambda subject: {})
+    monkeypatch.setattr(kept, "ROUNDS", (2, 6, 10))
+    assert main(["growth", "broken_connectors:Archiving", "--traits", "none"]) == 1
+    out = capsys.readouterr().out.splitlines()
+    assert [line for line in out if line.startswith("GROWS: ")] == [
+        "GROWS: what the scheduler's side keeps of different prompts, full attention: after 10 rounds instead of "
+        "2 it is 208 things instead of 16, in Archiving._scheduler.evicted"
+    ]
+    one, different = (line for line in out if line.startswith("  scheduler's side"))
+    assert (one.split()[-1], different.split()[-1]) == ("0.00", "24.00")
+
+
 @pytest.mark.once
+@pytest.mark.parametrize("prompts", Prompts)
 @pytest.mark.parametrize(
     "name", ["memory", "patient", "offload-chunks", "offload-file", "later+flaky", "p2p+offload"]
 )
-def test_ours_keep_nothing(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ours_keep_nothing(name: str, prompts: Prompts, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(kept, "ROUNDS", (2, 3, 5))
     for model in models_for(SUBJECTS[name]):
-        for side in measure_kept(partial(MeteredWorld, SUBJECTS[name], MODELS[model], "builtin")):
+        for side in measure_kept(partial(MeteredWorld, SUBJECTS[name], MODELS[model], "builtin"), prompts):
             assert side.growth == 0, f"{model}, {side.side}: {side.grows_at}"
 
 

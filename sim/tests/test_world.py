@@ -5,7 +5,7 @@ import pickle
 from functools import partial
 from itertools import product
 from random import Random
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 from hypothesis import given, settings
@@ -17,8 +17,9 @@ from kv_sim.actions import Action, Kind
 from kv_sim.config import WorldConfig
 from kv_sim.engine.request_spec import RequestSpec
 from kv_sim.examples.catalogue import SUBJECTS
+from kv_sim.examples.memory import MemoryConnector
 from kv_sim.fuzz import Failure, replay, run_seed
-from kv_sim.guard import HistoryEnds
+from kv_sim.guard import HistoryEnds, NotCreated
 from kv_sim.history.draws import config_for, draw_config
 from kv_sim.site import Call
 from kv_sim.subject import Subject
@@ -37,6 +38,34 @@ def test_the_books_balance_after_every_action(name: str) -> None:
             world.act(random)
             world.engine.check()
         world.rest()
+
+
+class Sixth(MemoryConnector):
+    """Of its objects only five can be made."""
+
+    made: ClassVar[list["Sixth"]] = []
+    ends: ClassVar[list["Sixth"]] = []
+
+    def __init__(self, *args: Any) -> None:
+        if len(self.made) == 5:
+            raise OSError("no device")
+        super().__init__(*args)
+        self.made.append(self)
+
+    def shutdown(self) -> None:
+        self.ends.append(self)
+        raise OSError("no device")
+
+
+def test_what_was_made_before_a_world_that_can_not_be_made_is_shut_down() -> None:
+    """Two workers and a scheduler's side of the first engine, and the workers of the second."""
+    Sixth.made.clear()
+    Sixth.ends.clear()
+    subject = Subject("Sixth", __name__, {"host_slots": 8}, engines=2, shares_store=True)
+    with pytest.raises(NotCreated, match="scheduler side: OSError: no device"):
+        World(WorldConfig(engines=2, tp_size=2), subject)
+    first, second = Sixth.made[:3], Sixth.made[3:]
+    assert Sixth.ends == [*second, *first]
 
 
 @settings(max_examples=max(10, settings().max_examples // 4))

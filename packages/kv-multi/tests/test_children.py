@@ -3,7 +3,7 @@
 import copy
 
 import pytest
-from kv_multi_scripted import Scripted, TwoArguments, child, engine_config
+from kv_multi_scripted import Broken, Scripted, TwoArguments, child, engine_config
 
 from kv_api import ConfigError, KVConnectorRole, UnknownNameError
 from kv_factory import KVConnectorFactory
@@ -213,6 +213,32 @@ def test_a_constructor_that_raises_is_never_quarantined():
     with pytest.raises(OSError, match="no device") as caught:
         MultiConnector(engine_config([child(), child("Broken")], on_child_error="quarantine"), ROLE)
     assert caught.value.__notes__ == ["while creating connectors[1] ('Broken1') of a MultiConnector"]
+
+
+@pytest.mark.parametrize("role", list(KVConnectorRole))
+@pytest.mark.parametrize("kind", [OSError, KeyboardInterrupt])
+def test_those_made_before_one_that_raises_are_shut_down(monkeypatch, role, kind):
+    made = []
+    init = Scripted.__init__
+
+    def noted(self, *args):
+        init(self, *args)
+        made.append(self)
+        if len(made) == 2:
+            self.raises["shutdown"] = RuntimeError("is stuck")
+
+    def break_off(*args):
+        raise kind("no device")
+
+    monkeypatch.setattr(Scripted, "__init__", noted)
+    monkeypatch.setattr(Broken, "__init__", break_off)
+    with pytest.raises(kind, match="no device") as caught:
+        MultiConnector(engine_config([child(), child(), child(), child("Broken"), child()]), role)
+    assert [[call[0] for call in one.calls] for one in made] == [["shutdown"]] * 3
+    assert caught.value.__notes__ == [
+        "while creating connectors[3] ('Broken3') of a MultiConnector",
+        "the shutdown of connector 'Scripted1', made before, raised RuntimeError: is stuck",
+    ]
 
 
 def test_keys_of_others_pass(make):

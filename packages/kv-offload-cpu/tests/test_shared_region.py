@@ -1,5 +1,6 @@
 """The shared file: who may attach, who removes it, and that no crash at any moment leaves one behind."""
 
+import errno
 import fcntl
 import os
 import signal
@@ -120,6 +121,20 @@ def test_what_cannot_be_mapped_leaves_no_file(tmp_path, monkeypatch):
     with pytest.raises(OSError, match="no room"):
         attach(tmp_path)
     assert names(tmp_path) == []
+
+
+@pytest.mark.parametrize("call", ["ftruncate", "pwrite"])
+def test_a_file_that_the_system_refuses_to_fill_is_closed_and_gone(tmp_path, monkeypatch, call):
+    def refuse(fd, *rest):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    before = os.listdir("/dev/fd")
+    with monkeypatch.context() as patch:
+        patch.setattr(os, call, refuse)
+        with pytest.raises(OSError, match="No space left"):
+            attach(tmp_path, layout=(2, 1))
+    assert (names(tmp_path), os.listdir("/dev/fd")) == ([], before)
+    let_go(attach(tmp_path, layout=(2, 1)))
 
 
 def test_nobody_else_may_read_it(tmp_path):

@@ -161,11 +161,12 @@ def test_threads_that_can_not_begin_are_refused_at_the_start(tmp_path, monkeypat
         patch.setattr(threading.Thread, "start", refuse)
         with pytest.raises(
             ConfigError, match=r"^file_threads: 2 for each direction is too much: can't start new thread$"
-        ):
+        ) as caught:
             spec.get_worker(caches())
     for thread in started:
         thread.join(60)
         assert not thread.is_alive()
+    assert caught.value.__traceback__, "whose frames keep alive what the garbage collector would end"
     assert len(os.listdir("/proc/self/fd")) == before
     spec.get_worker(caches()).shutdown()
 

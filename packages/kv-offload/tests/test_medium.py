@@ -94,6 +94,20 @@ class TieredSpec(ScriptedSpec):
         return {name: kinds[name in extra_config["gauges"]](name) for name in ("level", "passed")}
 
 
+def test_a_spec_that_can_not_declare_its_metrics_has_made_no_manager(make, monkeypatch):
+    """Nobody could shut it down, and it may have locked its medium."""
+    made = []
+
+    def declare(cls, extra):
+        raise KeyError("threshold")
+
+    monkeypatch.setattr(ScriptedSpec, "build_metric_definitions", classmethod(declare))
+    monkeypatch.setattr(ScriptedSpec, "get_manager", lambda spec: made.append(spec))
+    with pytest.raises(KeyError, match="threshold"):
+        make()
+    assert not made
+
+
 @pytest.mark.parametrize("gauges", [["level"], ["passed"], []])
 def test_the_kind_of_a_metric_is_what_the_spec_declares_for_its_settings(make, manager, monkeypatch, gauges):
     monkeypatch.setattr(kv_offload_medium, "TieredSpec", TieredSpec, raising=False)

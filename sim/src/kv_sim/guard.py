@@ -5,7 +5,8 @@ the answers that the contract restricts (PROTOCOL, ACCOUNTING, WORK, HITS).
 """
 
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from functools import partial
 from types import CoroutineType, SimpleNamespace
 from typing import Any, Final, NoReturn
@@ -57,6 +58,18 @@ def create(config: Any, role: KVConnectorRole, kv_cache_config: Any, referee: Re
         if Invariant.NO_CRASH in referee.switched_off:
             raise HistoryEnds(message) from error
         raise NotCreated(Invariant.NO_CRASH, message) from error
+
+
+@contextmanager
+def all_or_none(made: Sequence[KVConnectorBase_V1]) -> Iterator[None]:
+    """Make the objects of an engine. If one can't be made, those in ``made`` are shut down: nobody else could."""
+    try:
+        yield
+    except BaseException:
+        for connector in made:
+            with suppress(*_RAISED):
+                connector.shutdown()
+        raise
 
 
 class crashes:  # noqa: N801 - reads like a function where it is used; a generator would cost more than most calls
@@ -248,7 +261,8 @@ def _let_a_debugger_end(error: BaseException) -> None:
 
 def _told(error: BaseException) -> str:
     """The error, its place, and, if an attribute of the testbed's objects is missing, those that exist."""
-    return f"{type(error).__name__}: {error} ({_innermost(error)}){_what_there_is(error)}"
+    said = answers.without_addresses(str(error))
+    return f"{type(error).__name__}: {said} ({_innermost(error)}){_what_there_is(error)}"
 
 
 def _what_there_is(error: BaseException) -> str:

@@ -20,6 +20,7 @@ from kv_sim.engine.engine import Engine
 from kv_sim.engine.place import places
 from kv_sim.engine.request_spec import RequestSpec
 from kv_sim.engines import find_engine
+from kv_sim.guard import all_or_none
 from kv_sim.history import clients
 from kv_sim.history.arrivals import Arrivals
 from kv_sim.history.coverage import STRANGE, Coverage
@@ -67,9 +68,10 @@ class WorldState:
         self.sites: list[Site] = []
         for place in places(config.engines, shares_store=subject.shares_store, stranger=config.stranger):
             own = config.at(place.number)
-            site = Site(
-                place, own, subject, engine_class, shared, self._called, HEARD if observe is None else None
-            )
+            with all_or_none([connector for engine in self.engines for connector in engine.connectors]):
+                site = Site(
+                    place, own, subject, engine_class, shared, self._called, HEARD if observe is None else None
+                )
             if self.guards_media:
                 guard_media(site.engine.connectors[-1], site.referee)
                 for worker, device in zip(site.engine.connectors, site.engine.devices, strict=False):

@@ -16,8 +16,10 @@ from kv_api import (
     ReqContext,
     RequestOffloadingContext,
 )
+from kv_sim.actions import Action, Kind
 from kv_sim.checkers.medium import MOST_OFFERS, MediumGuard, guard_media, sides_of
 from kv_sim.config import BUILTIN_ENGINE, WorldConfig
+from kv_sim.engine.request_spec import RequestSpec
 from kv_sim.examples.catalogue import SUBJECTS
 from kv_sim.growth.metered import MeteredWorld
 from kv_sim.growth.models import MODELS
@@ -39,7 +41,10 @@ class Quick(Shelves):
 
 def guarded(kind: type[Shelves] = Shelves) -> tuple[Shelves, MediumGuard, Taken]:
     manager, notes = kind(), Taken()
-    return manager, MediumGuard(manager, notes), notes
+    guard = MediumGuard(manager, notes)
+    guard.on_new_request(REQUEST)
+    notes.taken.clear()
+    return manager, guard, notes
 
 
 WRONG: list[tuple[str, Callable[[MediumGuard], object], object, str]] = [
@@ -57,10 +62,22 @@ def test_answers_are_of_the_type_that_is_asked_for(
 ) -> None:
     manager = Shelves()
     guard = MediumGuard(manager, Referee())
+    if method != "on_new_request":
+        manager.answer = RequestOffloadingContext()
+        guard.on_new_request(REQUEST)
     manager.answer = answer
     with pytest.raises(Violation) as caught:
         ask(guard)
     assert str(caught.value) == f"PROTOCOL  the medium's Shelves.{method} answered {what}"
+
+
+def test_an_answer_without_a_name_is_told_without_its_address() -> None:
+    manager, guard, notes = guarded()
+    manager.answer = object()
+    guard.lookup(A, REQUEST)
+    assert notes.taken == [
+        (PROTOCOL, "the medium's Shelves.lookup answered <object object>, expected a LookupResult")
+    ]
 
 
 @pytest.mark.parametrize("answer", [True, False, None])
@@ -80,7 +97,7 @@ def test_right_answers_are_passed_on(answer: LookupResult) -> None:
     hits = 2 if answer is LookupResult.HIT else 0
     assert guard.lookup_prefix([A, B], REQUEST) == PrefixLookup(hits, answer)
     manager.answer = RequestOffloadingContext()
-    assert guard.on_new_request(REQUEST) is manager.answer
+    assert guard.on_new_request(ReqContext("another")) is manager.answer
     manager.answer = None
     assert guard.prepare_store([A], REQUEST) is None and guard.prepare_stores([([A], REQUEST)]) == []
     manager.answer = stored([B], [4], [D])
@@ -114,6 +131,8 @@ def test_hits_of_a_prefix_are_some_of_it_and_then_something_else(answer: PrefixL
 def test_hits_of_a_prefix_are_a_prefix_lookup(answer: object) -> None:
     manager = Quick()
     guard = MediumGuard(manager, Referee())
+    manager.answer = RequestOffloadingContext()
+    guard.on_new_request(REQUEST)
     manager.answer = answer
     with pytest.raises(
         Violation, match=r"Quick.lookup_prefix answered .*, expected a (PrefixLookup|LookupResult)$"
@@ -312,44 +331,129 @@ def test_of_a_prefix_only_the_hits_must_be_there() -> None:
     ]
 
 
-def test_nothing_is_prepared_for_a_request_that_has_ended() -> None:
-    """Its jobs end, another one of its id may begin, and it may itself."""
-    _, guard, notes = guarded()
-    context = ReqContext("r1")
+@pytest.mark.parametrize("kind", [Shelves, Quick])
+def test_a_request_is_known_from_its_begin_to_its_end(kind: type[Shelves]) -> None:
+    """Its jobs end later, and another one of its id may begin then; or it may itself."""
+    manager, guard, notes = guarded(kind)
+    manager.answer = [] if kind is Quick else None
+    context, again = ReqContext("r1"), ReqContext("r1")
 
     def told_of(call: Callable[[], object]) -> list[str]:
         notes.taken.clear()
         call()
         return [said for invariant, said in notes.taken if invariant is PROTOCOL and "is called for" in said]
 
-    calls: list[tuple[str, Callable[[], object]]] = [
-        ("prepare_store", lambda: guard.prepare_store([A], context)),
-        ("prepare_store", lambda: guard.prepare_stores([([A], context)])),
-        ("prepare_load", lambda: guard.prepare_load([A], context)),
-    ]
-    guard.on_new_request(context)
-    assert [told_of(call) for _, call in calls] == [[], [], []]
-    guard.on_request_finished(context)
-    assert told_of(lambda: guard.complete_load([A], context)) == []
-    assert told_of(lambda: guard.prepare_load([A], ReqContext("r1"))) == []
-    for method, call in calls:
-        assert told_of(call) == [
-            f"the medium's Shelves.{method} is called for request r1 after on_request_finished, when a medium may "
-            "have forgotten it"
+    def told_of_all(of: ReqContext) -> list[list[str]]:
+        calls: list[Callable[[], object]] = [
+            lambda: guard.lookup(A, of),
+            lambda: guard.prepare_load([A], of),
+            lambda: guard.prepare_stores([([A], of)]),
         ]
+        return [told_of(call) for call in calls]
+
+    names = ["lookup", "prepare_load", "prepare_stores" if kind is Quick else "prepare_store"]
+    wrong = [
+        [
+            f"the medium's {kind.__name__}.{name} is called for request r1 before on_new_request or after "
+            "on_request_finished, when a medium may not know it"
+        ]
+        for name in names
+    ]
+    assert told_of_all(context) == wrong
     guard.on_new_request(context)
-    assert [told_of(call) for _, call in calls] == [[], [], []]
+    assert told_of_all(context) == [[]] * 3
+    assert told_of_all(again) == wrong
+    assert told_of(lambda: guard.on_request_finished(context)) == []
+    assert told_of(lambda: guard.complete_load([A], context)) == []
+    assert told_of_all(context) == wrong
+    guard.on_new_request(again)
+    assert told_of_all(again) == [[]] * 3
+
+
+def test_a_prefix_is_looked_up_for_a_request_that_has_begun() -> None:
     manager, guard, notes = guarded(Quick)
-    manager.answer = []
-    guard.on_request_finished(context)
-    [said] = told_of(lambda: guard.prepare_stores([([A], context)]))
-    assert said.startswith("the medium's Quick.prepare_stores is called for request r1 after on_request_finished")
+    manager.answer = PrefixLookup(1, LookupResult.HIT)
+    guard.lookup_prefix([A], REQUEST)
+    assert not notes.taken
+    guard.on_request_finished(REQUEST)
+    guard.lookup_prefix([A], REQUEST)
+    [(invariant, said)] = notes.taken
+    assert invariant is PROTOCOL
+    assert said.startswith(
+        "the medium's Quick.lookup_prefix is called for request r before on_new_request or after"
+    )
+
+
+def test_a_request_begins_once_and_ends_once() -> None:
+    manager, guard, notes = guarded()
+    manager.answer = RequestOffloadingContext()
+    first, second = ReqContext("r1"), ReqContext("r1")
+    ends = "the medium's Shelves.on_request_finished is called for request r1 before on_new_request or after "
+
+    def told_of(call: Callable[[], object]) -> list[str]:
+        notes.taken.clear()
+        call()
+        return [said for _, said in notes.taken]
+
+    assert [said.startswith(ends) for said in told_of(lambda: guard.on_request_finished(first))] == [True]
+    assert told_of(lambda: guard.on_new_request(first)) == []
+    for one in (first, second):
+        assert told_of(lambda one=one: guard.on_new_request(one)) == [  # type: ignore[misc]
+            "the medium's Shelves.on_new_request is called for request r1, and one of this id hasn't ended"
+        ]
+    assert [said.startswith(ends) for said in told_of(lambda: guard.on_request_finished(first))] == [True]
+    assert told_of(lambda: guard.on_new_request(second)) == []
+    assert told_of(lambda: guard.on_request_finished(second)) == []
+    assert [said.startswith(ends) for said in told_of(lambda: guard.on_request_finished(second))] == [True]
+
+
+def test_at_rest_every_request_has_ended() -> None:
+    manager, guard, notes = guarded()
+    manager.answer = RequestOffloadingContext()
+    guard.on_new_request(ReqContext("a"))
+    guard.check_ended()
+    guard.on_request_finished(REQUEST)
+    assert notes.taken == [
+        (
+            PROTOCOL,
+            "the medium's Shelves.on_request_finished was not called for a, r: they have ended, and a medium "
+            "keeps what it knows of them",
+        )
+    ]
+
+
+@pytest.mark.parametrize("name", ["offload", "later+offload", "offload+file"])
+def test_a_connector_that_ends_a_request_twice_or_never_is_found(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of aborted requests, which hold no blocks any more."""
+    end = MediumGuard.on_request_finished
+    subject = SUBJECTS[name]
+    for times, said in (
+        (2, "on_request_finished is called for request r1 before"),
+        (0, "was not called for r1: "),
+    ):
+
+        def ends(guard: MediumGuard, context: ReqContext, *, times: int = times) -> None:
+            for _ in range(times):
+                end(guard, context)
+
+        monkeypatch.setattr(MediumGuard, "on_request_finished", ends)
+        world = World(WorldConfig(host_slots=8), subject)
+        spec = RequestSpec("r1", 0, 8, 0, 1, 1)
+        world.apply(Action(Kind.ADD, {"spec": spec.to_json()}))
+        with pytest.raises(Violation, match=said) as caught:
+            world.replay([Action(Kind.ABORT, {"request": "r1"})])
+        assert caught.value.invariant is PROTOCOL
 
 
 def test_what_was_answered_is_not_offered_again_and_again() -> None:
     manager, guard, notes = guarded()
     manager.answer = stored([], [])
     first, second = ReqContext("r1"), ReqContext("r2")
+    for context in (first, second):
+        guard.on_new_request(context)
+    notes.taken.clear()
     guard.prepare_store([], first)
     for context in (first, second, first):
         for _ in range(MOST_OFFERS):

@@ -160,6 +160,6 @@ def test_what_grows_is_named(monkeypatch: pytest.MonkeyPatch, capsys: pytest.Cap
     assert after.startswith("GROWS: a pull after others, full attention: with 32 pulls instead of 2, a pull is ")
     assert beside.endswith(", most of it in build_connector_meta")
     assert keeps == (
-        "GROWS: what the engine 0 scheduler's side keeps, full attention: after 10 rounds instead of 2 it is 10 "
-        "things instead of 2, in LooksAtHolds._scheduler.ended"
+        "GROWS: what the engine 0 scheduler's side keeps of one prompt, full attention: after 10 rounds instead "
+        "of 2 it is 10 things instead of 2, in LooksAtHolds._scheduler.ended"
     )

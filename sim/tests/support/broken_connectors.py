@@ -1,5 +1,6 @@
 """Connectors with a mistake each, for tests of the command line and of what it prints."""
 
+import os
 from collections import Counter
 from types import SimpleNamespace
 from typing import Any
@@ -203,3 +204,44 @@ class HoardingWorker(LaterWorker):
 class Hoarding(TwoSidedConnector):
     scheduler_class = HoardingScheduler
     worker_class = HoardingWorker
+
+
+class ArchivingScheduler(MemoryScheduler):
+    """Writes down which chunk left each slot. If a chunk never leaves, there is nothing to write."""
+
+    def __init__(self, *args: Any) -> None:
+        super().__init__(*args)
+        self.evicted: set[bytes] = set()
+
+    def _evict_oldest(self) -> None:
+        self.evicted.add(next(iter(self._slot_of)))
+        super()._evict_oldest()
+
+
+class Archiving(MemoryConnector):
+    scheduler_class = ArchivingScheduler
+
+
+class LeavingScheduler(LaterScheduler):
+    """Ends its process, as a library that crashes does."""
+
+    def on_new_request(self, request: Request) -> None:
+        os._exit(5)
+
+
+class Leaving(TwoSidedConnector):
+    scheduler_class = LeavingScheduler
+    worker_class = LaterWorker
+
+
+class EndlessScheduler(LaterScheduler):
+    """Waits for what never comes."""
+
+    def on_new_request(self, request: Request) -> None:
+        while True:
+            pass
+
+
+class Endless(TwoSidedConnector):
+    scheduler_class = EndlessScheduler
+    worker_class = LaterWorker

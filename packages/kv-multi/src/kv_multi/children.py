@@ -144,17 +144,47 @@ def build_children(
     role: KVConnectorRole,
     kv_cache_config: KVCacheConfig | None,
 ) -> tuple[Child, ...]:
-    """Create the connectors. If one raises, its place in the list is added to the exception."""
-    children = []
+    """Create the connectors.
+
+    If one raises, its place in the list is added to the exception. Those before it are shut down: the caller gets
+    no object to do so by, and they may have threads, sockets and locks.
+    """
+    children: list[Child] = []
     for config in configs:
         own_config = child_vllm_config(vllm_config, config)
         try:
             connector = KVConnectorFactory.create_connector(own_config, role, kv_cache_config)
-        except Exception as error:
+        except BaseException as error:
             error.add_note(f"while creating connectors[{config.place}] ({config.name!r}) of a MultiConnector")
+            _give_up(children, error)
             raise
         children.append(Child(config.place, config.name, connector, config.saves))
     return tuple(children)
+
+
+def shut_down_all(children: Sequence[Child]) -> None:
+    """Shut down every child, whatever the others do; then raise what they raised."""
+    errors: list[Exception] = []
+    for child in children:
+        try:
+            child.connector.shutdown()
+        except Exception as error:  # noqa: BLE001 - raised below, when every child had its turn
+            error.add_note(f"in shutdown of connector {child.name!r}")
+            errors.append(error)
+    if len(errors) == 1:
+        raise errors[0]
+    if errors:
+        raise ExceptionGroup(f"{len(errors)} of {len(children)} connectors failed to shut down", errors)
+
+
+def _give_up(children: Sequence[Child], because: BaseException) -> None:
+    """Shut down every child; what they raise is added to the exception for which they are given up."""
+    for child in children:
+        try:
+            child.connector.shutdown()
+        except Exception as error:  # noqa: BLE001 - the first exception says why there is no MultiConnector
+            said = f"{type(error).__name__}: {error}"
+            because.add_note(f"the shutdown of connector {child.name!r}, made before, raised {said}")
 
 
 def _parse_child(index: int, values: Any, inherited: Mapping[str, Any], parent_saves: bool) -> ChildConfig:

@@ -96,18 +96,3 @@ class Quarantine:
         except Exception as second:
             second.add_note(f"while switching off connector {child.name!r}, because {reason}")
             raise
-
-
-def shut_down_all(children: Sequence[Child]) -> None:
-    """Shut down every child, whatever the others do; then raise what they raised."""
-    errors: list[Exception] = []
-    for child in children:
-        try:
-            child.connector.shutdown()
-        except Exception as error:  # noqa: BLE001 - raised below, when every child had its turn
-            error.add_note(f"in shutdown of connector {child.name!r}")
-            errors.append(error)
-    if len(errors) == 1:
-        raise errors[0]
-    if errors:
-        raise ExceptionGroup(f"{len(errors)} of {len(children)} connectors failed to shut down", errors)

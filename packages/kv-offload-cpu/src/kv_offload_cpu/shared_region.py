@@ -93,10 +93,20 @@ class SharedRegion:
             fd = os.open(self.path, os.O_RDWR)
         except FileNotFoundError:
             before_create()
-            fd = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600)
+            fd = self._create()
+        fcntl.flock(fd, fcntl.LOCK_SH)
+        return fd
+
+    def _create(self) -> int:
+        """Make the file; if the system refuses its size, there is none."""
+        fd = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600)
+        try:
             os.ftruncate(fd, self._file_bytes)
             os.pwrite(fd, self._layout, self._file_bytes - len(self._layout))
-        fcntl.flock(fd, fcntl.LOCK_SH)
+        except BaseException:
+            os.close(fd)
+            self.path.unlink()
+            raise
         return fd
 
     def _attach(self, engine_id: str, rank: int, num_ranks: int, num_bytes: int) -> None:

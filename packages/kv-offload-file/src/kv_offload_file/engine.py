@@ -87,7 +87,14 @@ class FileCopyEngine:
         self._telling = Telling(clock)
         stores = store_bays(num_bays)
         parts = {Direction.STORE: range(stores), Direction.LOAD: range(stores, num_bays)}
-        self._lanes = {direction: Lane([*bays], threads(direction)) for direction, bays in parts.items()}
+        self._lanes: dict[Direction, Lane] = {}
+        try:
+            for direction, bays in parts.items():
+                self._lanes[direction] = Lane([*bays], threads(direction))
+        except BaseException:
+            for lane in self._lanes.values():
+                lane.threads.shutdown()
+            raise
         self._jobs: dict[int, Job] = {}
         self._copying: dict[int, Batch] = {}
         self._next_copy = 0

@@ -273,6 +273,7 @@ class FileOffloadingSpec(OffloadingSpec):
             for _ in range(count):
                 threads.submit(all_there.wait)
         except RuntimeError as error:
+            threads.shutdown(wait=False)
             raise ConfigError(f"file_threads: {count} for each direction is too much: {error}") from error
         finally:
             all_there.set()

@@ -59,8 +59,8 @@ def test_nothing_is_stored_before_its_blocks_come_up(late):
     assert go_on(connector) == plan()
     pool.next = [7, 6, 5]
     meta = go_on(connector)
-    assert meta == plan(stores={0: TransferJob("a, left", gpu(5, 6, 7), Slots([0, 1, 2]), is_computed=True)})
-    assert [context.req_id for context in heard] == ["a", "a, left"]
+    assert meta == plan(stores={0: TransferJob("a, left 1", gpu(5, 6, 7), Slots([0, 1, 2]), is_computed=True)})
+    assert [context.req_id for context in heard] == ["a", "a, left 1"]
     assert manager.finished[1:] == heard[1:]
     assert [heard[1].get_offload_key_position(one) for one in keys(a, 3)] == [4, 8, 12]
     report(connector, done=[0])
@@ -216,6 +216,26 @@ def test_who_is_preempted_leaves_what_it_had(late):
     assert stored(go_on(connector)) == [[25]]
 
 
+def test_what_a_request_left_twice_is_stored_under_two_ids(late):
+    """It may come up at once, and a medium may know a request by its id."""
+    connector, manager, pool = late(offload_prompt_only=False)
+    a = arrive(connector, Request("a", range(14), prompt=8))
+    run(connector, a, [5, 6, 7, 8])
+    a.num_computed_tokens = 0
+    go_on(connector, preempted=["a"])
+    connector.get_num_new_matched_tokens(a, 0)
+    connector.update_state_after_alloc(a, Blocks([25, 26, 27, 28]), 0)
+    go_on(connector, more=[("a", ([25, 26, 27, 28],))], resumed=["a"], counts={"a": 14})
+    a.num_computed_tokens = 14
+    connector.request_finished(a, [25, 26, 27, 28])
+    begun = []
+    manager.on_new_request = lambda context, real=manager.on_new_request: begun.append(context) or real(context)
+    pool.next, pool.hashed = [7, 25], {7, 25}
+    assert stored(go_on(connector)) == [[7], [25]]
+    assert [context.req_id for context in begun] == ["a, left 1", "a, left 2"]
+    assert manager.finished[1:] == begun
+
+
 def test_who_is_loading_leaves_nothing(late):
     connector, manager, pool = late()
     a = Request("a", range(13))
@@ -289,7 +309,7 @@ def test_of_what_is_found_on_the_gpu_again_the_last_who_had_it_tells(late):
     connector.request_finished(b, [5, 6, 7, 8])
     pool.next = [8, 7, 6, 5]
     (job,) = go_on(connector).store_jobs.values()
-    assert (job.req_id, job.gpu_spec) == ("b, left", gpu(5, 6, 7, 8))
+    assert (job.req_id, job.gpu_spec) == ("b, left 1", gpu(5, 6, 7, 8))
     assert [*manager.storing] == keys(b, 4)
 
 
@@ -309,7 +329,8 @@ def test_what_rests_on_a_block_that_was_not_filled_is_forgotten(late, invalid, f
     leave(connector, "b", (15, 16, 17), first=50)
     report(connector, invalid=[invalid])
     pool.next = [17, 16, 15, 7, 6, 5]
-    assert [job.req_id for job in go_on(connector).store_jobs.values()] == [f"{name}, left" for name in found]
+    told = [job.req_id for job in go_on(connector).store_jobs.values()]
+    assert told == [f"{name}, left {number}" for number, name in enumerate(found, 1)]
 
 
 @pytest.mark.parametrize("describes", [False, True])

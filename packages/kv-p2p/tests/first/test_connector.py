@@ -221,6 +221,24 @@ def test_the_threshold_stops_the_producer_and_it_goes_on() -> None:
     end(pair)
 
 
+def test_a_producer_that_can_not_answer_ends_its_connections(monkeypatch: pytest.MonkeyPatch) -> None:
+    made: list[SimpleBuffer] = []
+
+    def refuse(buffer: SimpleBuffer) -> None:
+        made.append(buffer)
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(SimpleBuffer, "start_answering", refuse)
+    port = free_port()
+    making = Background(SimpleConnector, 0, 0, config_of("kv_producer", port))
+    consumer = SimpleConnector(0, 0, config_of("kv_consumer", port))
+    with pytest.raises(RuntimeError, match="can't start new thread"):
+        making.result()
+    pipes: Any = [made[0]._signal_pipe, made[0]._data_pipe]
+    assert [pipe._connection.fileno() for pipe in pipes] == [-1, -1]
+    consumer.close()
+
+
 @pytest.mark.parametrize("which", ["producer", "consumer"])
 def test_each_goes_on_alone_when_the_other_is_gone(which: str, caplog: pytest.LogCaptureFixture) -> None:
     pair = producer, consumer = make()

@@ -11,6 +11,7 @@ from time import monotonic
 import numpy as np
 import pytest
 from kv_p2p_background import Background
+from kv_p2p_carrier import LocalCarrier
 from kv_p2p_engine import kv_cache_config, vllm_config
 from kv_p2p_tcp import HOST, PATIENCE, answer, ask, connect, frame_of, wait_for
 
@@ -181,6 +182,24 @@ class TestListening:
             TcpWire(pages, 0, Options(host, 0, 1.0, 1.0))
         said = f"kv_connector_extra_config: can't listen at host {host!r}, port 0: "
         assert str(raised.value).startswith(said)
+
+    def test_what_was_begun_ends(self, monkeypatch):
+        pages, carrier = WorkerPages([CachePages({"layer": np.zeros((2, 3))}, 2)]), LocalCarrier()
+        listeners, create = [], socket.create_server
+
+        def listen(*args, **kwargs):
+            listeners.append(create(*args, **kwargs))
+            return listeners[0]
+
+        def refuse(thread):
+            raise RuntimeError("can't start new thread")
+
+        monkeypatch.setattr(socket, "create_server", listen)
+        monkeypatch.setattr(threading.Thread, "start", refuse)
+        with pytest.raises(RuntimeError, match="can't start new thread"):
+            TcpWire(pages, 0, Options(HOST, 0, 1.0, 1.0), carrier)
+        assert [listener.fileno() for listener in listeners] == [-1]
+        assert carrier.is_closed
 
     def test_elsewhere_than_at_the_address_that_others_know(self):
         pages = WorkerPages([CachePages({"layer": np.zeros((2, 3))}, 2)])

@@ -280,6 +280,18 @@ class TestItsWire:
         assert seen == [[("close",)]]
         assert world.half.wire is not world.wires[0]
 
+    def test_a_wire_that_can_not_be_made_leaves_none(self, world):
+        def make_wire(kv_caches):
+            raise OSError("no address")
+
+        world.half._make_wire = make_wire
+        with pytest.raises(OSError, match="no address"):
+            world.half.register_kv_caches({})
+        world.half.shutdown()
+        assert world.wires[0].calls == [("close",)]
+        with pytest.raises(RuntimeError, match="P2PConnector has no wire"):
+            _ = world.half.wire
+
     def test_its_clock_is_the_clock(self):
         half = P2PWorkerSide(vllm_config(), kv_cache_config(), OPTIONS, (), World().make_wire)
         assert half.clock is read_clock

@@ -21,6 +21,7 @@ from kv_api import (
     KVConnectorBase_V1,
     KVConnectorStats,
 )
+from kv_sim.checkers.answers import shown
 from kv_sim.engine.request import SimRequest
 from kv_sim.memory.copy import State
 from kv_sim.memory.device import Device
@@ -37,8 +38,8 @@ def check_sources(request_id: str, tokens: int, answer: Any, referee: Referee) -
         if getattr(source, "value", source) not in SOURCES:
             referee.fail(
                 Invariant.ACCOUNTING,
-                f"request {request_id}: get_external_cache_hit_sources names {source!r}, which is not a source "
-                f"of hits; known: {', '.join(SOURCES)}",
+                f"request {request_id}: get_external_cache_hit_sources names {shown(source)}, which is not a "
+                f"source of hits; known: {', '.join(SOURCES)}",
             )
     if sum(counts.values()) != tokens or any(count <= 0 for count in counts.values()):
         named = {str(getattr(source, "value", source)): count for source, count in counts.items()}

@@ -23,7 +23,12 @@ class Shape(NamedTuple):
 
 def shown(answer: Any) -> str:
     """An answer as text for a message: not too long, and the same in every run."""
-    return re.sub(r" at 0x[0-9a-fA-F]+", "", _SHORT.repr(answer))
+    return without_addresses(_SHORT.repr(answer))
+
+
+def without_addresses(text: str) -> str:
+    """A text without the places in memory that Python gives as part of an object's name."""
+    return re.sub(r" at 0x[0-9a-fA-F]+", "", text)
 
 
 def complaint(name: str, answer: Any) -> str:

@@ -2,6 +2,7 @@
 
 from kv_sim.checkers import conservation, geometry, hits, sharing
 from kv_sim.checkers.almost_equal import check_almost_equal
+from kv_sim.checkers.medium import check_media
 from kv_sim.checkers.room import check_room
 from kv_sim.rest import come_to_rest, most_steps
 from kv_sim.site import Site
@@ -25,6 +26,7 @@ def _judge_what_is_left(site: Site) -> None:
     """Check one engine and its connector for blocks, requests and counts that are left."""
     engine = site.engine
     engine.check()
+    check_media(engine.connectors[-1])
     conservation.check_engine(engine)
     conservation.check_connectors(engine)
     conservation.check_books(engine)

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from kv_api import TwoSidedConnector
+from kv_sim.checkers.answers import shown
 from kv_sim.engine.engine import Engine
 from kv_sim.guard import crashes
 from kv_sim.violation import Invariant
@@ -90,7 +91,7 @@ def _strings(
     if isinstance(value, dict):
         for key, item in [*value.items()]:  # all at once: a connector's threads go on meanwhile
             yield from _strings(key, f"{path} (a key)", foreign, seen, depth + 1)
-            yield from _strings(item, f"{path}[{key!r}]", foreign, seen, depth + 1)
+            yield from _strings(item, f"{path}[{shown(key)}]", foreign, seen, depth + 1)
     elif isinstance(value, (list, tuple, set, frozenset)) or type(value).__name__ == "deque":
         for item in [*value]:
             yield from _strings(item, f"{path}[…]", foreign, seen, depth + 1)

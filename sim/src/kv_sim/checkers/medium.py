@@ -5,11 +5,13 @@ or writes, nor give its place to another chunk; after a reset not before ``on_re
 jobs have ended (OWNERSHIP). Places are checked if they are numbers, one for each chunk. A chunk whose last store
 is under way or failed is no hit (HITS), unless an engine that shares the store has stored it as well.
 
-The connector is judged, too: it must not prepare a job for a request after ``on_request_finished`` (PROTOCOL),
-and must not offer a chunk again and again (WORK).
+The connector is judged, too. It must begin each request once (``on_new_request``), and end it once
+(``on_request_finished``), with the same context. In between it may look chunks up and prepare jobs for it, and
+must not begin another one of its id, by which a manager may know it (PROTOCOL). It must not offer a chunk again
+and again (WORK).
 
 State: for each chunk in use its place and how many jobs use it; the places of jobs from before the last reset;
-which chunks aren't stored, and why; and which requests have ended.
+which chunks aren't stored, and why; and which requests have begun.
 """
 
 from collections import Counter
@@ -17,7 +19,6 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from functools import partial
 from itertools import islice
 from typing import Any, Final
-from weakref import ref
 
 from kv_api import (
     BlockIDsLoadStoreSpec,
@@ -32,6 +33,7 @@ from kv_api import (
     StoreOffer,
 )
 from kv_offload import OffloadingSchedulerSide
+from kv_sim.checkers.answers import shown
 from kv_sim.checkers.conservation import owners
 from kv_sim.violation import Invariant, Referee
 
@@ -46,6 +48,14 @@ def guard_media(connector: Any, referee: Referee) -> None:
         if manager is None:
             referee.fail(Invariant.PROTOCOL, "the medium's get_manager answered None, expected a manager")
         side.manager = MediumGuard(manager, referee)  # type: ignore[assignment]
+
+
+def check_media(connector: Any) -> None:
+    """At rest: what a connector told its media must be complete."""
+    for side in sides_of(connector):
+        manager: Any = side.manager
+        if isinstance(manager, MediumGuard):
+            manager.check_ended()
 
 
 def share_media(connector: Any, other: Any) -> None:
@@ -79,8 +89,8 @@ class MediumGuard:
         """The guards of the same store at other engines."""
         self._has_stored: set[OffloadKey] = set()
         """If the store is shared: all chunks whose store succeeded here."""
-        self._finished: dict[int, ref[ReqContext]] = {}
-        """Requests that ``on_request_finished`` was called for, by identity."""
+        self._begun: dict[str, ReqContext] = {}
+        """The requests that have begun and not ended."""
         self._offers: dict[int, Counter[OffloadKey]] = {}
         """By request: how often it offered each chunk and was answered."""
 
@@ -92,19 +102,24 @@ class MediumGuard:
 
     def on_new_request(self, req_context: ReqContext) -> RequestOffloadingContext:
         """Ask, and check the answer."""
-        self._finished.pop(id(req_context), None)
+        name = req_context.req_id
+        if name in self._begun:
+            self._fail(f"on_new_request is called for request {name}, and one of this id hasn't ended")
         answer = self.manager.on_new_request(req_context)
+        self._begun[name] = req_context
         self._expect("on_new_request", answer, RequestOffloadingContext)
         return answer
 
     def on_request_finished(self, req_context: ReqContext) -> None:
         """The request has ended: no job may be prepared for it any more."""
+        self._check_begun("on_request_finished", req_context)
         self.manager.on_request_finished(req_context)
-        self._finished[id(req_context)] = ref(req_context)
+        self._begun.pop(req_context.req_id, None)
         self._offers.pop(id(req_context), None)
 
     def lookup(self, key: OffloadKey, req_context: ReqContext) -> LookupResult:
         """Ask, and check the answer."""
+        self._check_begun("lookup", req_context)
         answer = self.manager.lookup(key, req_context)
         self._expect("lookup", answer, LookupResult)
         if answer is LookupResult.HIT:
@@ -115,6 +130,7 @@ class MediumGuard:
         """Ask, and check the answer; chunk by chunk if the manager has no method of its own."""
         if type(self.manager).lookup_prefix is OffloadingManager.lookup_prefix:
             return OffloadingManager.lookup_prefix(self, keys, req_context)  # type: ignore[arg-type]
+        self._check_begun("lookup_prefix", req_context)
         answer = self.manager.lookup_prefix(keys, req_context)
         self._expect("lookup_prefix", answer, PrefixLookup)
         self._expect("lookup_prefix", answer.rest, LookupResult)
@@ -189,6 +205,14 @@ class MediumGuard:
         self.manager.on_reset_flushed()
         self._withheld.clear()
 
+    def check_ended(self) -> None:
+        """Every request has ended: the manager must have been told of each."""
+        if self._begun:
+            self._fail(
+                f"on_request_finished was not called for {', '.join(sorted(self._begun))}: they have ended, and a "
+                "medium keeps what it knows of them"
+            )
+
     def _limit(self, limit_chunks: Callable[[int], bool], num_chunks: int) -> bool:
         answer = limit_chunks(num_chunks)
         self._expect("limit_chunks", answer, bool)
@@ -197,11 +221,10 @@ class MediumGuard:
     # -- parts of these ------------------------------------------------------------------------
 
     def _check_begun(self, method: str, req_context: ReqContext) -> None:
-        finished = self._finished.get(id(req_context))
-        if finished is not None and finished() is req_context:
+        if self._begun.get(req_context.req_id) is not req_context:
             self._fail(
-                f"{method} is called for request {req_context.req_id} after on_request_finished, when a medium "
-                "may have forgotten it"
+                f"{method} is called for request {req_context.req_id} before on_new_request or after "
+                "on_request_finished, when a medium may not know it"
             )
 
     def _count_offers(self, keys: Iterable[OffloadKey], req_context: ReqContext) -> None:
@@ -227,7 +250,7 @@ class MediumGuard:
         for name in ("keys_to_store", "evicted_keys"):
             some = getattr(answer, name)
             if not isinstance(some, Collection) or not all(isinstance(key, bytes) for key in some):
-                self._fail(f"{method} answered {name}={some!r}, expected a list of keys, which are bytes")
+                self._fail(f"{method} answered {name}={shown(some)}, expected a list of keys, which are bytes")
                 return
         stored, evicted, offered = list(answer.keys_to_store), set(answer.evicted_keys), set(keys)
         strange = [key for key in stored if key not in offered]
@@ -269,7 +292,7 @@ class MediumGuard:
 
     def _expect(self, method: str, answer: object, kind: type) -> None:
         if not isinstance(answer, kind):
-            self._fail(f"{method} answered {answer!r}, expected a {kind.__name__}")
+            self._fail(f"{method} answered {shown(answer)}, expected a {kind.__name__}")
 
     def _fail(self, message: str, invariant: Invariant = Invariant.PROTOCOL) -> None:
         self._referee.fail(invariant, f"the medium's {self._name}.{message}")

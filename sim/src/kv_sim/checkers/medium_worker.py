@@ -14,6 +14,7 @@ from typing import Any, TypeVar
 
 from kv_api import Direction, GPULoadStoreSpec, LoadStoreSpec, OffloadingWorker, TransferResult
 from kv_offload import OffloadingWorkerSide
+from kv_sim.checkers.answers import shown
 from kv_sim.checkers.conservation import owners
 from kv_sim.memory.copies import Copies
 from kv_sim.violation import Invariant, Referee
@@ -55,7 +56,8 @@ class WorkerGuard:
         is_number = isinstance(answer, Integral) and answer is not True
         if answer is not None and not (is_number and answer >= 1):
             self._fail(
-                f"num_chunks is {answer!r}, expected the number of chunks for which this rank has room, or None"
+                f"num_chunks is {shown(answer)}, expected the number of chunks for which this rank has room, or "
+                "None"
             )
         return answer  # type: ignore[no-any-return]
 
@@ -77,7 +79,9 @@ class WorkerGuard:
         answer: Any = self.worker.get_finished()
         self._check_waits("get_finished", before, "it is only asked which jobs have ended")
         if not isinstance(answer, (list, tuple)) or not all(_is_result(result) for result in answer):
-            self._fail(f"get_finished answered {answer!r}, expected a list of TransferResult(job_id, success)")
+            self._fail(
+                f"get_finished answered {shown(answer)}, expected a list of TransferResult(job_id, success)"
+            )
             return answer  # type: ignore[no-any-return]
         for result in answer:
             if result.job_id not in self._under_way:
@@ -110,7 +114,9 @@ class WorkerGuard:
 
     def _submitted(self, method: str, job_id: int, direction: Direction, taken: Any) -> bool:
         if not isinstance(taken, bool):
-            self._fail(f"{method} answered {taken!r}, expected True (it is accepted) or False (it is refused)")
+            self._fail(
+                f"{method} answered {shown(taken)}, expected True (it is accepted) or False (it is refused)"
+            )
         elif taken:
             self._under_way[job_id] = direction
         return taken  # type: ignore[no-any-return]

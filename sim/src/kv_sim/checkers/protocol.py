@@ -189,8 +189,16 @@ def check_step(before: Mapping[str, Any], output: object, referee: Referee) -> N
         if before[name] != value:
             referee.fail(
                 Invariant.PROTOCOL,
-                f"scheduler side, build_connector_meta changed the step: {name} was {before[name]} and is {value}",
+                f"scheduler side, build_connector_meta changed the step: {name} was {_in_order(before[name])} and "
+                f"is {_in_order(value)}",
             )
+
+
+def _in_order(value: Any) -> str:
+    """A field's value as text; entries of a set in an order that is the same in every process."""
+    if isinstance(value, set) and value:
+        return f"{{{', '.join(sorted(map(repr, value)))}}}"
+    return str(value)
 
 
 PLAIN: Final = (str, bytes, bool, int, float, Enum, type(None))

@@ -49,6 +49,10 @@ class _Room:
 
     def check(self) -> None:
         self._manager.on_new_request(self._context)
+        self._count()
+        self._manager.on_request_finished(self._context)
+
+    def _count(self) -> None:
         before = self._most()
         self._reset()
         most = self._most(before)
@@ -70,7 +74,6 @@ class _Room:
             left = self._most(most)
             if left != most:
                 self._fail(f"has room for {most} chunks, but for {left} after a reset while {most} were {what}")
-        self._manager.on_request_finished(self._context)
 
     def _most(self, expected: int | None = None) -> int:
         """The most chunks that one store may have; ``expected`` is tried first, with one chunk more."""

@@ -2,12 +2,13 @@
 
 import argparse
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Generator
 from functools import partial
 from typing import Final
 
 from kv_api import ConfigError
 from kv_sim.cli.options import USUAL_HISTORIES
+from kv_sim.cli.processes import ProcessEndedError, run_in_order
 from kv_sim.command import selection, values
 from kv_sim.command.console import (
     BROKEN,
@@ -60,12 +61,16 @@ def _fuzz_one(
 ) -> int:
     """Run the seeds of one subject up to the first failure."""
     run_one = partial(run_seed, subject, engine=options.engine, actions=options.actions, without=without)
-    watched = make_world(options) if len(seeds) == 1 else World
     steps, seed, situations = 0, seeds.start, Counter[str]()
+    runs = _runs(options, seeds, run_one)
     try:
         for seed in seeds:
-            line = line_to_paste(options, name, seed, without)
-            run = _guarded(seed, line, partial(run_one, seed, make_world=watched))
+            try:
+                run = _guarded(seed, line_to_paste(options, name, seed, without), lambda: next(runs))
+            except ProcessEndedError as error:
+                say(f"FAIL seed={seed}  NO-CRASH  {error}")
+                say(f"replay: {line_to_paste(options, name, seed, without)}")
+                return FAILED
             if run is None:
                 return BROKEN
             steps += run.steps
@@ -73,6 +78,7 @@ def _fuzz_one(
             if options.digest:
                 say(f"{name} {seed} {run.digest}")
             if run.failure is not None:
+                runs.close()
                 found = run.failure
                 if len(seeds) > 1 and (options.log or options.perfetto):
                     found = run_one(seed, make_world=make_world(options)).failure or found
@@ -92,11 +98,19 @@ def _fuzz_one(
     return FINE
 
 
+def _runs(options: argparse.Namespace, seeds: range, run_one: Callable[..., Run]) -> Generator[Run]:
+    """The histories of the seeds, in their order."""
+    if len(seeds) > 1 and options.jobs > 1:
+        return run_in_order(seeds, options.jobs, run_one, options.call_timeout)
+    watched = make_world(options) if len(seeds) == 1 else World
+    return (run_one(seed, make_world=watched) for seed in seeds)
+
+
 def _guarded(seed: int, line: str, run: Callable[[], Run]) -> Run | None:
     """Run a history; None if the testbed itself failed, which is reported."""
     try:
         return run()
-    except (ConfigError, OSError):
+    except (ConfigError, OSError, ProcessEndedError):
         raise
     except Exception as error:  # noqa: BLE001 - reported with its traceback, under an exit code of its own
         say_that_testbed_failed(error, seed, line)

@@ -109,6 +109,9 @@ def _add_fuzz(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--seed", metavar="N", help="run one history, of this seed (decimal or 0x…)")
     parser.add_argument("--seeds", metavar="A-B", help="run one history for each seed from A to B")
     parser.add_argument("--histories", type=int, metavar="N", help=f"run N histories (default {USUAL_HISTORIES})")
+    parser.add_argument(
+        "--jobs", type=int, default=1, metavar="J", help="processes (default 1); more find the same, sooner"
+    )
     _add_actions(parser)
     _add_views(parser)
     _add_save(parser)

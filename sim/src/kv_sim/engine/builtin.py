@@ -18,7 +18,7 @@ from kv_sim.engine.request_spec import RequestSpec, most_tokens
 from kv_sim.engine.scheduler import RejectDrafts, Scheduler
 from kv_sim.engine.settings import kv_cache_config, vllm_config
 from kv_sim.engine.worker import Worker
-from kv_sim.guard import Guard, LogCall, crashes, create
+from kv_sim.guard import Guard, LogCall, all_or_none, crashes, create
 from kv_sim.memory.content import hash_text
 from kv_sim.memory.device import Device
 from kv_sim.subject import Subject
@@ -57,26 +57,27 @@ class BuiltinEngine(Engine):
         self.devices = [self.make_device(rank) for rank in range(config.world_size)]
         self.connectors: list[KVConnectorBase_V1] = []
         self.workers = []
-        for device in self._ranks:
-            caches = self.describe_caches(device.rank)
-            connector = create(self.describe(told, device.rank), KVConnectorRole.WORKER, caches, referee)
+        with all_or_none(self.connectors):
+            for device in self._ranks:
+                caches = self.describe_caches(device.rank)
+                connector = create(self.describe(told, device.rank), KVConnectorRole.WORKER, caches, referee)
+                self.connectors.append(connector)
+                guard = Guard(connector, f"worker {device.rank}", referee, log)
+                self.workers.append(Worker(config, device, guard, self.crossing))
+            connector = create(self.describe(told, 0), KVConnectorRole.SCHEDULER, self.describe_caches(0), referee)
             self.connectors.append(connector)
-            guard = Guard(connector, f"worker {device.rank}", referee, log)
-            self.workers.append(Worker(config, device, guard, self.crossing))
-        connector = create(self.describe(told, 0), KVConnectorRole.SCHEDULER, self.describe_caches(0), referee)
-        self.connectors.append(connector)
-        if not isinstance(connector, SupportsHMA) and len(config.groups) > 1:
-            raise ValueError(f"{type(connector).__name__} doesn't support several KV cache groups")
-        may_leave_out = "on_child_error" in subject.extra_config or config.engine != BUILTIN_ENGINE
-        self.children = Children(connector, referee, is_on=not may_leave_out)
-        guard = Guard(connector, "scheduler", referee, log, self.served, self.children)
-        guarded = cast(KVConnectorBase_V1, guard)
-        all_groups = isinstance(connector, SupportsHMA)
-        self.scheduler = self.scheduler_class(config, guarded, self.shadow, all_groups=all_groups)
-        guarded.bind_kv_cache_manager(self.scheduler.blocks)
-        self.aggregator = KVOutputAggregator.from_connector(guarded, config.world_size)
-        self._tell_handshakes()
-        self.outcome = Outcome(self.scheduler, referee)
+            if not isinstance(connector, SupportsHMA) and len(config.groups) > 1:
+                raise ValueError(f"{type(connector).__name__} doesn't support several KV cache groups")
+            may_leave_out = "on_child_error" in subject.extra_config or config.engine != BUILTIN_ENGINE
+            self.children = Children(connector, referee, is_on=not may_leave_out)
+            guard = Guard(connector, "scheduler", referee, log, self.served, self.children)
+            guarded = cast(KVConnectorBase_V1, guard)
+            all_groups = isinstance(connector, SupportsHMA)
+            self.scheduler = self.scheduler_class(config, guarded, self.shadow, all_groups=all_groups)
+            guarded.bind_kv_cache_manager(self.scheduler.blocks)
+            self.aggregator = KVOutputAggregator.from_connector(guarded, config.world_size)
+            self._tell_handshakes()
+            self.outcome = Outcome(self.scheduler, referee)
 
     def describe(self, subject: Subject, rank: int) -> Any:
         """The engine's configuration for connectors; fits ``kv_api.VllmConfig``."""

@@ -4,6 +4,7 @@ And whether it keeps something of each request that has come and gone.
 """
 
 import argparse
+from collections.abc import Mapping
 from functools import partial
 from typing import Final, NamedTuple
 
@@ -11,7 +12,7 @@ from kv_sim.command import selection, values
 from kv_sim.command.console import FAILED, FINE, say
 from kv_sim.command.table import aligned
 from kv_sim.engines import find_engine
-from kv_sim.growth.kept import MOST_LEFT, Kept, measure_kept
+from kv_sim.growth.kept import MOST_LEFT, Kept, Prompts, measure_kept
 from kv_sim.growth.metered import MeteredWorld
 from kv_sim.growth.models import models_for
 from kv_sim.growth.situations import Situation, UnitWork, situations_for
@@ -43,7 +44,7 @@ def growth(options: argparse.Namespace) -> int:
     subject = selection.choose_subject(name, extra, options.traits, options.engine, **selection.kind_of(options))
     without = values.parse_checkers(options.without)
     rows: list[Row] = []
-    sides: list[tuple[str, Kept]] = []
+    kept: dict[Prompts, list[tuple[str, Kept]]] = {prompts: [] for prompts in Prompts}
     for model_name, model in models_for(subject).items():
         what = ""
         make = partial(MeteredWorld, subject, model, options.engine, without=without)
@@ -51,8 +52,9 @@ def growth(options: argparse.Namespace) -> int:
             for what, situation in situations_for(subject).items():
                 works = [situation.take(make, size) for size in situation.sizes]
                 rows.append(Row(model_name, what, situation, works))
-            what = "requests that come and go"
-            sides += [(model_name, side) for side in measure_kept(make)]
+            for prompts, sides in kept.items():
+                what = f"requests that come and go, with {prompts}"
+                sides += [(model_name, side) for side in measure_kept(make, prompts)]
         except (Violation, HistoryEnds) as error:
             say(f"FAIL {what}, {model_name}: {error}")
             say(f"growth isn't measured for a connector that breaks an invariant: kv-sim conform {name}")
@@ -60,11 +62,12 @@ def growth(options: argparse.Namespace) -> int:
     say(f"{subject.kv_connector}: bytecodes executed in the calls of its scheduler's side")
     for text in aligned(_cells(rows), left=2):
         say(text)
-    say("objects that each side still holds after rounds of requests with one prompt")
-    for text in aligned(_kept_cells(sides)):
-        say(text)
+    for prompts, sides in kept.items():
+        say(f"objects that each side still holds after rounds of requests with {prompts}")
+        for text in aligned(_kept_cells(sides)):
+            say(text)
     grown = [_complaint(row) for row in rows if row.growth > MOST]
-    grown += [_kept_complaint(model, side) for model, side in sides if side.growth > MOST_LEFT]
+    grown += _kept_complaints(kept)
     for text in grown or ["nothing grows"]:
         say(text)
     return FAILED if grown else FINE
@@ -111,10 +114,20 @@ def _kept_cells(sides: list[tuple[str, Kept]]) -> list[list[str]]:
     return cells
 
 
-def _kept_complaint(model: str, kept: Kept) -> str:
+def _kept_complaints(kept: Mapping[Prompts, list[tuple[str, Kept]]]) -> list[str]:
+    """What leaves something of each request leaves it of each different prompt, too: that is said once."""
+    found: dict[tuple[str, str, str], str] = {}
+    for prompts, sides in kept.items():
+        for model, side in sides:
+            if side.growth > MOST_LEFT:
+                found.setdefault((model, side.side, side.grows_at), _kept_complaint(model, side, prompts))
+    return [*found.values()]
+
+
+def _kept_complaint(model: str, kept: Kept, prompts: Prompts) -> str:
     few, *_, many = kept.things
     first, last = kept.things[few][kept.grows_at], kept.things[many][kept.grows_at]
     return (
-        f"GROWS: what the {kept.side}'s side keeps, {model}: after {many} rounds instead of {few} it is {last} "
-        f"things instead of {first}, in {kept.grows_at}"
+        f"GROWS: what the {kept.side}'s side keeps of {prompts}, {model}: after {many} rounds instead of {few} it "
+        f"is {last} things instead of {first}, in {kept.grows_at}"
     )

@@ -4,11 +4,14 @@ A connector that never lets go of something about each request gets bigger, and 
 server runs, and no single history shows it. What can become more is counted: entries of lists, dicts and the like,
 objects, long texts and arrays, each under the path to it from the connector. What the engine handed over isn't
 looked into, nor what functions and classes hold.
+
+The requests have one prompt, of which there is nothing new to store; or different ones, each of which has room in
+the medium only where an earlier one had it. The second shows what is left of each chunk, which the first can't.
 """
 
 from collections import Counter, deque
 from collections.abc import Iterator, Mapping
-from enum import Enum
+from enum import Enum, StrEnum
 from functools import cache, partial
 from itertools import pairwise
 from types import BuiltinFunctionType, FunctionType, MethodType, ModuleType
@@ -28,7 +31,7 @@ MOST_LEFT: Final = 0.9
 """How many objects each round may leave at one path, on average. A leak leaves at least one."""
 
 _BLOCKS: Final = 8
-"""Blocks of the prompt, which is the same for all requests."""
+"""Blocks of a prompt. There is room for four: so few that a medium is full after a round or two."""
 _TEXT_BYTES: Final = 64
 """So many bytes of a string or an array count as one object: names and hashes are shorter."""
 _MOST_PARTS: Final = 12
@@ -40,6 +43,13 @@ _OURS: Final = ("kv_sim.examples", "kv_sim.zoo")
 """Connectors that the testbed brings along."""
 _SAYS_NOTHING: Final = ("abc", "builtins", "collections", "typing")
 """Modules of bases that anything may have."""
+
+
+class Prompts(StrEnum):
+    """The prompts of the requests that come and go."""
+
+    ONE = "one prompt"
+    DIFFERENT = "different prompts"
 
 
 class Kept(NamedTuple):
@@ -64,23 +74,24 @@ class Kept(NamedTuple):
         return min((after[way] - before[way]) / (more - few) for (few, before), (more, after) in pairs)
 
 
-def measure_kept(make: MakeWorld) -> list[Kept]:
+def measure_kept(make: MakeWorld, prompts: Prompts = Prompts.ONE) -> list[Kept]:
     """What each side holds after all numbers of rounds."""
-    held = {rounds: _kept_after(make, rounds) for rounds in ROUNDS}
+    held = {rounds: _kept_after(make, rounds, prompts) for rounds in ROUNDS}
     return [Kept(side, {rounds: held[rounds][side] for rounds in ROUNDS}) for side in held[ROUNDS[0]]]
 
 
-def _kept_after(make: MakeWorld, rounds: int) -> dict[str, Things]:
-    """In each round requests with the known prompt arrive, and end in all possible ways.
+def _kept_after(make: MakeWorld, rounds: int, prompts: Prompts) -> dict[str, Things]:
+    """In each round requests arrive, and end in all possible ways.
 
     It ends; and it is aborted before its first step, and after one or two whose copies have not ended. Where
     engines serve each other, one is held, too, and pulled.
     """
     world = make(4 * _BLOCKS)
+    conversation = 1 if prompts is Prompts.ONE else None
     for _ in range(rounds):
         for steps in (None, 0, 1, 2):
             world.forget()
-            world.add(_BLOCKS, 3, conversation=1)
+            world.add(_BLOCKS, 3, conversation=conversation)
             if steps is not None:
                 world.abort(after_steps=steps)
             world.run()

@@ -50,6 +50,8 @@ class OffloadingSchedulerSide(SchedulerSide, SupportsHMA):
         spec: OffloadingSpec,
     ) -> None:
         super().__init__(vllm_config, kv_cache_config)
+        # First, since it asks a spec that anybody may have written: a manager may have locked its medium.
+        self._kinds = kinds_of(type(spec).build_metric_definitions(dict(engine.config.extra_config)))
         self._books = Books(engine, spec.get_manager())
         self._matching = Matching(self._books, lambda: self.clock())
         self._storing = Storing(self._books)
@@ -57,7 +59,6 @@ class OffloadingSchedulerSide(SchedulerSide, SupportsHMA):
         self._handed_states = HandedStates(self._books) if hands_over else None
         self._tails = Tails(self._books) if hands_over and engine.layout.has_tails else None
         self._outcomes = Outcomes(self._books)
-        self._kinds = kinds_of(type(spec).build_metric_definitions(dict(engine.config.extra_config)))
         self._has_sent_info = False
 
     def bind_gpu_block_pool(self, gpu_block_pool: BlockPool) -> None:

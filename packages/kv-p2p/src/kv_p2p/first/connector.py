@@ -40,7 +40,11 @@ class SimpleConnector(KVConnectorBase):
         self._is_alone = False
         self._is_closed = False
         if self._options.role == "kv_producer":
-            self._buffer.start_answering()
+            try:
+                self._buffer.start_answering()
+            except BaseException:
+                pipes.close()
+                raise
 
     def send_kv_caches_and_hidden_states(
         self,

@@ -100,8 +100,7 @@ class P2PWorkerSide(WorkerSide):
         return self._pulling.keys()
 
     def register_kv_caches(self, kv_caches: KVCaches) -> None:
-        if self._wire is not None:
-            self._wire.close()
+        self.shutdown()  # of earlier caches: if there can't be another wire, there is none
         self._wire = self._make_wire(kv_caches)
 
     def shutdown(self) -> None:

@@ -28,7 +28,7 @@ from kv_sim.engine.place import Place
 from kv_sim.engine.request import SimRequest
 from kv_sim.engine.request_spec import RequestSpec
 from kv_sim.engine.scheduler import RejectDrafts
-from kv_sim.guard import LogCall
+from kv_sim.guard import LogCall, all_or_none
 from kv_sim.subject import Subject
 from kv_sim.violation import Invariant, Referee
 from kv_vllm.driver import classes, known_faults
@@ -96,12 +96,13 @@ class VllmEngine(Engine):
         self._devices = devices = [TensorDevice(rank, config, self.shadow) for rank in range(config.world_size)]
         self.devices = [*devices]
         setup = Setup(config, subject, referee, self._logged(log), self.ledger, self.place)
-        self.workers = [setup.worker(device) for device in devices]
-        self.vllm, self.guard = setup.scheduler(self.served)
         self.connectors = setup.connectors
+        with all_or_none(self.connectors):
+            self.workers = [setup.worker(device) for device in devices]
+            self.vllm, self.guard = setup.scheduler(self.served)
+            self.aggregator = KVOutputAggregator.from_connector(self.vllm.connector, config.world_size)
+            self._tell_handshakes()
         self._bootstrap = f"http://localhost:{setup.environment['VLLM_MOONCAKE_BOOTSTRAP_PORT']}"
-        self.aggregator = KVOutputAggregator.from_connector(self.vllm.connector, config.world_size)
-        self._tell_handshakes()
         self.scheduler = SchedulerView(self.vllm, self.ledger, self.guard)
         self.outcome = Ended(self.ledger)
         self._drafted_states = DraftedStates(config)

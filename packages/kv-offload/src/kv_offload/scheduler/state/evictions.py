@@ -59,6 +59,8 @@ class Evictions:
         self._left: dict[int, Left] = {}
         self._ahead = 0
         """How many of the searched blocks have not been reused."""
+        self._number = 0
+        """Of the last request by which left chunks were stored."""
 
     def bind(self, pool: BlockPool) -> None:
         """Take the engine's pool."""
@@ -108,7 +110,11 @@ class Evictions:
             if left.state not in chunks:
                 chunks[left.state] = [set() for _ in self._layout.groups]
             chunks[left.state][left.place].add(left.chunk)
-        return [(_offering(state), [*map(sorted, by_place)]) for state, by_place in chunks.items()]
+        first, self._number = self._number + 1, self._number + len(chunks)
+        return [
+            (_offering(state, number), [*map(sorted, by_place)])
+            for number, (state, by_place) in enumerate(chunks.items(), first)
+        ]
 
     def _coming_up(self) -> Iterator[Left]:
         """Remove the chunks with a block among the next to be reused, and yield those that are whole."""
@@ -147,9 +153,13 @@ def detached(state: RequestState, layout: Layout) -> RequestState:
     return replace(state, progress=progress)
 
 
-def _offering(left: RequestState) -> RequestState:
-    """The request that stores what another one left."""
-    context = replace(left.context, req_id=f"{left.context.req_id}, left")
+def _offering(left: RequestState, number: int) -> RequestState:
+    """The request that stores what another one left.
+
+    It has an id of its own, since a medium may know requests by their ids: a request that was preempted may have
+    left chunks twice, and its earlier ones may still be on their way to another tier.
+    """
+    context = replace(left.context, req_id=f"{left.context.req_id}, left {number}")
     for of_group in left.progress.groups:
         context.derive_offload_key_positions(of_group.keys, of_group.group.tokens_per_chunk)
     return replace(left, context=context, loads=set(), stores=set())

@@ -97,7 +97,11 @@ class Server:
         self._closed = threading.Event()
         self._listener = _listen(address)
         self.port: int = self._listener.getsockname()[1]
-        self._start(self._accept)
+        try:
+            self._start(self._accept)
+        except BaseException:
+            self._listener.close()
+            raise
 
     def _start(self, run: Callable[..., None], *arguments: Any) -> None:
         thread = threading.Thread(target=run, args=arguments, name=f"kv-p2p server {self.port}", daemon=True)

@@ -1,6 +1,7 @@
 """``TcpWire``: the wire over TCP, which is a server and a client."""
 
 import threading
+from contextlib import ExitStack
 
 from kv_api import ConfigError, KVCacheConfig, KVCaches, VllmConfig
 from kv_p2p.pulling.carrier import NIXL, TCP, Carrier
@@ -15,7 +16,10 @@ from kv_p2p.pulling.wire import Ended
 
 
 class TcpWire:
-    """A ``kv_p2p.pulling.wire.Wire``. An engine that is only a consumer serves nothing, so it doesn't listen."""
+    """A ``kv_p2p.pulling.wire.Wire``. An engine that is only a consumer serves nothing, so it doesn't listen.
+
+    Its carrier ends with it, also if it can't be made.
+    """
 
     def __init__(
         self,
@@ -28,19 +32,23 @@ class TcpWire:
         engine_id: str | None = None,
     ) -> None:
         self._carrier = carrier
-        self._slots = None if carrier is None else SlotPool(carrier, slot_bytes(pages))
         self._holds = HoldTable()
         self._lock = threading.Lock()
         self._changed = threading.Condition(self._lock)
         self._news = threading.Event()
-        seconds = options.pull_seconds
         self.server: Server | None = None
-        if serves:
-            address = options.listen_host or options.host, options.port + rank
-            self.server = Server(
-                address, pages, self._holds, self._changed, self._news.set, seconds, self._slots, engine_id
-            )
-        self._client = Client(rank, pages, self._lock, self._news.set, seconds, self._slots)
+        seconds = options.pull_seconds
+        with ExitStack() as undo:
+            if carrier is not None:
+                undo.callback(carrier.close)
+            self._slots = None if carrier is None else SlotPool(carrier, slot_bytes(pages))
+            self._client = Client(rank, pages, self._lock, self._news.set, seconds, self._slots)
+            if serves:
+                address = options.listen_host or options.host, options.port + rank
+                self.server = Server(
+                    address, pages, self._holds, self._changed, self._news.set, seconds, self._slots, engine_id
+                )
+            undo.pop_all()
 
     @classmethod
     def of_worker(

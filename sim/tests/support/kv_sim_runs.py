@@ -1,0 +1,53 @@
+"""What a worker's process may be asked to run: module-level functions, since another process must find them."""
+
+import os
+import sys
+
+from kv_api import ConfigError
+from kv_sim.subject import Subject
+
+
+class SpeakingError(Exception):
+    """An error that can be pickled, but not be made again of its message alone."""
+
+    def __init__(self, who: str, what: str) -> None:
+        super().__init__(f"{who}: {what}")
+
+
+def square(seed: int) -> int:
+    return seed * seed
+
+
+def where(seed: int) -> tuple[int, int]:
+    return seed, os.getpid()
+
+
+def refuses(seed: int) -> int:
+    if seed == 12:
+        raise ConfigError("no twelve")
+    return seed
+
+
+def speaks(seed: int) -> int:
+    raise SpeakingError("seed", str(seed))
+
+
+def keeps_a_frame(seed: int) -> int:
+    error = ValueError("with something")
+    error.frame = sys._getframe()  # type: ignore[attr-defined]
+    raise error
+
+
+def ends(seed: int) -> int:
+    if seed == 13:
+        os._exit(7)
+    return seed
+
+
+def long(seed: int) -> str:
+    """More than the buffer of a pipe has room for."""
+    return str(seed) * 300_000
+
+
+def run_of(subject: Subject, seed: int) -> str:
+    return f"{subject.kv_connector} {seed}"
