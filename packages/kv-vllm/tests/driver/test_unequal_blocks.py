@@ -10,11 +10,11 @@ import pytest
 pytest.importorskip("kv_sim")
 
 from kv_sim.config import STATE, GroupConfig, WorldConfig
+from kv_sim.engine.blocks import KVCacheManager
 from kv_sim.examples.catalogue import OFFLOAD
 from kv_sim.fuzz import run_seed
 from kv_sim.history.draws import config_for
-from kv_sim.subject import Trait
-from kv_sim.zoo.registry import PLANTED
+from kv_sim.violation import Invariant
 
 pytestmark = [pytest.mark.vllm, pytest.mark.filterwarnings("ignore")]
 
@@ -68,11 +68,21 @@ def test_ours_store_load_and_pull_there_as_vllm_loads_them(name):
     assert seen["match: blocks of several sizes"], seen
 
 
-def test_who_takes_the_blocks_of_the_first_group_for_all_is_found():
-    [planted] = [planted for planted in PLANTED if planted.name == "BlocksOfTheFirst"]
-    failures = (run_seed(planted.subject, seed, engine="vllm").failure for seed in seeds_of(planted.subject))
-    found = next(failure for failure in failures if failure is not None)
-    assert found.violation.invariant in {planted.invariant, *planted.others}
+def test_who_takes_smaller_blocks_for_larger_ones_is_found(monkeypatch):
+    from kv_vllm.connectors import offloading
+    from kv_vllm.driver.subjects import OUR_SUBJECTS
+
+    describe = offloading.describe_group
+
+    def wrong(spec):
+        found = describe(spec)
+        return replace(found, tokens_per_block=2 * found.tokens_per_block) if found.window_tokens else found
+
+    monkeypatch.setattr(offloading, "describe_group", wrong)
+    subject = OUR_SUBJECTS["our-offloading"]
+    failures = (run_seed(subject, seed, engine="vllm").failure for seed in islice(seeds_of(subject), 20))
+    found = next(failure.violation for failure in failures if failure is not None)
+    assert found.invariant in {Invariant.CONTENT, Invariant.OWNERSHIP, Invariant.HITS, Invariant.GEOMETRY}, found
 
 
 def test_beside_states_all_blocks_have_one_size():
@@ -109,3 +119,26 @@ def compare(seeds, number):
         if found is not None:
             return seed, str(found)
     return hits
+
+
+FREES_BLOCKS_THAT_NO_HIT_NEEDS = 738
+"""The seed of a world with a prefix cache and a window that begins within the largest block."""
+
+
+@pytest.mark.parametrize("number", [1, 3])
+def test_both_engines_decide_the_same(number):
+    seeds = [*islice(seeds_of(OFFLOAD, "builtin"), 24), FREES_BLOCKS_THAT_NO_HIT_NEEDS]
+    alike = [seed for seed in seeds if not config_for(OFFLOAD, Random(seed)).pauses]
+    assert len(alike) > 12
+    assert compare(alike, number) > 0
+
+
+def test_an_engine_that_keeps_blocks_that_no_hit_needs_is_found(monkeypatch):
+    begin = KVCacheManager.__init__
+
+    def keeping(self, config):
+        begin(self, config)
+        self._never_hit = [0] * len(config.groups)
+
+    monkeypatch.setattr(KVCacheManager, "__init__", keeping)
+    assert compare([FREES_BLOCKS_THAT_NO_HIT_NEEDS], 1)[0] == FREES_BLOCKS_THAT_NO_HIT_NEEDS
