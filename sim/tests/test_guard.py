@@ -2,6 +2,7 @@
 
 import bdb
 import json
+import re
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -13,11 +14,13 @@ from kv_api import (
     AllBlocksCleared,
     CacheHitSource,
     ConfigError,
+    Direction,
     KVConnectorBase_V1,
     KVConnectorRole,
     KVConnectorStats,
 )
 from kv_sim import violation as testbed
+from kv_sim.checkers.accounting import BYTES
 from kv_sim.checkers.served import Served
 from kv_sim.checkers.work import MOST_RETRIES
 from kv_sim.config import WorldConfig
@@ -285,6 +288,45 @@ def test_sources_and_stats_are_judged() -> None:
     assert [call[1] for call in calls] == ["get_external_cache_hit_sources"] + ["get_kv_connector_stats"] * 4
 
 
+class Whole(Scripted):
+    """Its stats arrive as they were sent, but added up only the last ones are there."""
+
+    @classmethod
+    def build_kv_connector_stats(cls, data: dict[str, Any]) -> Stats:
+        return Stats(data)
+
+
+def test_the_stats_of_several_steps_are_added_up() -> None:
+    notes, connector = Notes(), Whole()
+    guard = Guard(connector, "scheduler", notes, lambda *call: None)  # type: ignore[arg-type]
+    [loaded, _] = BYTES[Direction.LOAD]
+    for count, told in ((3, 0), (4, 1)):
+        connector.answer = Stats({loaded: count})
+        guard.get_kv_connector_stats()
+        assert len(notes.told) == told
+    assert f"{loaded} adds up to 7 in the stats of 2 steps" in notes.told[0]
+
+
+class Nothing(Stats):
+    def is_empty(self) -> bool:
+        return True
+
+
+def test_an_engine_adds_no_stats_that_say_nothing() -> None:
+    class Proud(Stats):
+        def aggregate(self, other: KVConnectorStats) -> Stats:
+            raise ValueError(other)
+
+    notes = Notes()
+    _, guard, _ = guarded(notes)
+    counted = Proud({"seen": 1})
+    for more in (None, Nothing({})):
+        guard.add_stats(counted, more)
+    guard.add_stats(None, Stats({"seen": 1}))
+    with pytest.raises(Violation, match="what the workers and the scheduler's side counted, added up: ValueError"):
+        guard.add_stats(counted, Stats({"seen": 1}))
+
+
 # -- who can't be created -----------------------------------------------------------------------
 
 
@@ -372,3 +414,13 @@ def test_a_crash_in_a_library_names_who_called_it() -> None:
         json.loads("{")
     assert "decoder.py:" in str(raised.value)
     assert ", called at test_guard.py:" in str(raised.value)
+
+
+def reads(text: str) -> Any:
+    return json.loads(text)
+
+
+def test_of_several_callers_the_last_one_is_named() -> None:
+    with pytest.raises(Violation) as raised, crashes(Referee(), "a call"):
+        reads("{")
+    assert re.search(r", called at test_guard.py:\d+ in reads\)$", str(raised.value))

@@ -107,6 +107,28 @@ def test_a_world() -> None:
         assert f"; tp 2 pp 3 of {told} layers; " in describe_world(replace(config, stages=stages))
 
 
+def test_groups_are_described_with_the_size_of_their_blocks() -> None:
+    groups = (GroupConfig(parts=4), GroupConfig("sliding", 8))
+    config = WorldConfig(num_blocks=60, block_size=8, groups=groups, hashes_per_block=4)
+    assert "; groups: full in blocks of 2, sliding 8; " in describe_world(config)
+
+
+@pytest.mark.parametrize(
+    ("stranger", "told"),
+    [
+        ("none", "kv_both with 46 blocks"),
+        ("model", "kv_both with 46 blocks, a stranger: another model"),
+        ("blocks", "kv_both with 46 blocks of 8, a stranger: blocks of another size"),
+        ("ranks", "kv_both with 46 blocks, a stranger: another number of ranks"),
+    ],
+)
+def test_a_second_engine_is_described_where_it_differs(stranger: Any, told: str) -> None:
+    config = WorldConfig(num_blocks=30, block_size=4, engines=2, stranger=stranger)
+    more = config.at(1).num_blocks
+    assert f"; 2 engines, the second {told.replace('46', str(more))}" in f"{describe_world(config)};"
+    assert f"{told.replace('46', str(more))};" in f"{describe_world(config)};"
+
+
 @pytest.mark.parametrize(
     ("direction", "count", "text"),
     [

@@ -102,6 +102,11 @@ CONNECTORS: dict[str, tuple[dict[str, Any], str]] = {
         "connector 'A' (kvf_lazy:A, from kv_connector_module_path): "
         "getting 'A' failed: ImportError: A needs a newer driver",
     ),
+    "a module that is lazy and breaks otherwise": (
+        {"kv_connector": "A", "kv_connector_module_path": "kvf_wrongly_lazy"},
+        "connector 'A' (kvf_wrongly_lazy:A, from kv_connector_module_path): "
+        "getting 'A' failed: TypeError: A has 3 of 2 arguments",
+    ),
     "a module without the class": (
         {"kv_connector": "Tvo", "kv_connector_module_path": "kvf_zoo"},
         "connector 'Tvo' (kvf_zoo:Tvo, from kv_connector_module_path): "
@@ -185,6 +190,7 @@ def test_a_connector_that_cannot_be_had_is_refused_in_these_words(zoo: str, fold
         "kvf_needs": "import kvf_absent",
         "kvf_absently": "import kvf_absent",
         "kvf_lazy": "def __getattr__(name):\n    raise ImportError(f'{name} needs a newer driver')",
+        "kvf_wrongly_lazy": "def __getattr__(name):\n    raise TypeError(f'{name} has 3 of 2 arguments')",
         "kvf_circle": "from kv_factory import KVConnectorFactory as F\nF.get_connector_class_by_name('Circle')",
     }
     for name, text in modules.items():

@@ -33,6 +33,12 @@ def test_a_child_sees_its_own_configuration(make):
     assert config == before
 
 
+def test_what_an_engine_has_set_to_nothing_is_a_child_s_too():
+    config = engine_config([child()])
+    config.kv_transfer_config.engine_id = ""
+    assert MultiConnector(config, ROLE, None).sub_connectors[0]._kv_transfer_config.engine_id == ""
+
+
 @pytest.mark.parametrize(
     ("field", "parents", "own"),
     [("kv_load_failure_policy", "recompute", "fail"), ("kv_buffer_device", "cpu", "cuda")],

@@ -150,6 +150,22 @@ def test_one_engine_at_a_time(tmp_path):
     home(tmp_path).close()
 
 
+def test_a_lock_with_the_first_descriptor_is_released_like_any(tmp_path):
+    """As in a server that was started without standard input."""
+    kept = os.dup(0)
+    try:
+        os.close(0)
+        first = home(tmp_path)
+        assert os.fstat(0).st_ino == (first.folder / "lock").stat().st_ino
+        first.close()
+        with pytest.raises(OSError, match="Bad file descriptor"):
+            os.fstat(0)
+        home(tmp_path).close()
+    finally:
+        os.dup2(kept, 0)
+        os.close(kept)
+
+
 def test_who_is_refused_leaves_nothing_open(tmp_path):
     first, before = home(tmp_path), os.listdir("/proc/self/fd")
     for _ in range(3):

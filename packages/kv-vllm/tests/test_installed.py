@@ -30,7 +30,7 @@ def installed(monkeypatch):
 
 @pytest.mark.parametrize(
     ("text", "version"),
-    [("0.33.0", (0, 33)), ("0.32.1+cpu", (0, 32)), ("10.2.dev5", (10, 2)), ("1.100", (1, 100))],
+    [("0.33.0", (0, 33)), ("0.32.1+cpu", (0, 32)), ("10.2.dev5", (10, 2)), ("1.100", (1, 100)), ("1.0", (1, 0))],
 )
 def test_the_version_as_far_as_the_contract_goes(installed, text, version):
     installed(text)

@@ -43,8 +43,15 @@ def test_both_have_one_token_of_a_chunk_for_themselves(subject: Subject) -> None
     assert first.prompt[-1] != second.prompt[size - 1]
 
 
-def test_where_they_do_not_fit_none_arrives() -> None:
-    world, violation = replay(LATER, WorldConfig(num_blocks=2, block_size=2), ONE)
+@pytest.mark.parametrize(
+    "config",
+    [
+        WorldConfig(num_blocks=2, block_size=2),
+        WorldConfig(num_blocks=3, block_size=4, spec_tokens=1),  # a chunk and one more token
+    ],
+)
+def test_where_they_do_not_fit_none_arrives(config: WorldConfig) -> None:
+    world, violation = replay(LATER, config, ONE)
     assert violation is None and world is not None
     assert [request.request_id for request in world.engine.outcome.ended] == ["r1"]
 

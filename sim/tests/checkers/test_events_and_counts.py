@@ -452,3 +452,18 @@ def test_parts_of_blocks_are_told_of_and_may_be_stored_twice() -> None:
         f"ACCOUNTING  an event for blocks {[part]} has (parent, tokens, block size, adapter) "
         f"{(half, tokens[4:6], 2, None)}, expected {(first, tokens[4:6], 2, None)}"
     ]
+
+
+def test_where_blocks_have_several_sizes_an_event_of_no_group_is_of_the_largest() -> None:
+    notes, known = Notes(), request(hashes_per_block=2)
+    mirror = Mirror(notes, is_exact=True, parts=(2, 1))
+    mirror.know(known)
+    tokens = list(known.prompt_token_ids)
+    (first, _, _), (second, _, _) = [*known.all_blocks(1)][:2]
+    (half, _, _), *_ = known.all_blocks(2)
+    whole = {"parent_block_hash": first, "token_ids": tokens[4:8]}
+    mirror.take([stored(second, **whole), stored(second, **whole, group=1)])
+    mirror.take([stored(half, token_ids=tokens[:2], block_size=2, group=0)])
+    assert notes.take() == []
+    mirror.take([stored(second, **whole, group=0)])
+    assert len(notes.take()) == 1

@@ -220,6 +220,34 @@ def test_beside_it_what_comes_again_is_told(once: list[int]) -> None:
     assert left(opens) == f"{SAID}socket:[…]"
 
 
+class AtTheEnd(OpeningScheduler):
+    """Leaves something open when a request has ended, and may answer wrongly before."""
+
+    answer: tuple[int, bool] = 0, False
+
+    def get_num_new_matched_tokens(self, request: Any, num_computed_tokens: int) -> tuple[int, bool]:
+        return self.answer
+
+    def request_finished(self, request: Any, block_ids: list[int]) -> tuple[bool, dict[str, Any] | None]:
+        keep(self, socket.socket().detach())
+        return False, None
+
+    def request_finished_all_groups(self, request: Any, block_ids: Any) -> tuple[bool, dict[str, Any] | None]:
+        return self.request_finished(request, [])
+
+
+@pytest.mark.parametrize(("answer", "without"), [((0, False), []), ((0, True), [Invariant.PROTOCOL])])
+def test_what_comes_again_comes_to_rest_again_and_the_same_is_looked_at(
+    answer: tuple[int, bool], without: list[Invariant], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Opening, "scheduler_class", AtTheEnd)
+    monkeypatch.setattr(AtTheEnd, "answer", answer)
+    OpeningScheduler.opens, OpeningScheduler.closes = (lambda owner: None), None  # type: ignore[method-assign, assignment]
+    [arrives, _] = HISTORY
+    _, violation = replay(SUBJECT, WorldConfig(), [arrives], frozenset(without))
+    assert violation is not None and violation.message == f"{SAID}socket:[…]"
+
+
 @pytest.mark.parametrize("is_reached", [True, False])
 def test_who_can_be_made_only_once_because_of_it(is_reached: bool) -> None:
     """What it listens on is still taken when the history is to come again; not if nobody can reach it any more."""

@@ -77,9 +77,11 @@ def test_who_begins_in_time_fails_or_loads_from_elsewhere_is_right(told: bool, w
     ends(tickets, made, well=well)
 
 
-def test_what_was_held_is_pulled_by_nobody_who_begins_after_it() -> None:
+@pytest.mark.parametrize("resets", [1, 2])
+def test_what_was_held_is_pulled_by_nobody_who_begins_after_it(resets: int) -> None:
     tickets = held()
-    tickets.hear("reset_cache", (), True)
+    for _ in range(resets):
+        tickets.hear("reset_cache", (), True)
     tickets.hear("build_connector_meta", (None,), None)
     made = comes(tickets, "r2")
     pulls(tickets, made)

@@ -54,8 +54,32 @@ def test_sums_add_up(maker: type[Maker]) -> None:
     assert told_of(maker, {LOADED: 3, "level": 1}, {}, {LOADED: 4, "level": 7}, {LOADED: 1, STORED: 2}) == []
 
 
+class Open(CountedStats):
+    """Has, and gives away, what it got itself."""
+
+    def __init__(self, data: dict[str, Any]) -> None:
+        super().__init__()
+        self.data = data
+
+    def to_dict(self) -> dict[str, Any]:
+        return self.data
+
+
+def test_what_an_engine_goes_on_with_is_not_added_to() -> None:
+    class OfOpen(Maker):
+        kind = Open
+
+    notes = Notes()
+    logged = Logged(OfOpen, notes)  # type: ignore[arg-type]
+    steps = [Open({LOADED: count}) for count in (3, 4, 5)]
+    for stats in steps:
+        logged.add(stats)
+    assert [stats.data for stats in steps] == [{LOADED: 3}, {LOADED: 4}, {LOADED: 5}]
+    assert notes.told == []
+
+
 def test_a_sum_that_loses_a_part_is_told() -> None:
-    assert told_of(LosesSome, {STORED: 3}, {LOADED: 1}, {STORED: 4}) == [
+    assert told_of(LosesSome, {STORED: 3}, {}, {LOADED: 1}, {STORED: 4}) == [
         f"ACCOUNTING  {STORED} adds up to 7 in the stats of 3 steps, but aggregate makes it 4"
     ]
 

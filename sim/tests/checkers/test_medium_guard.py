@@ -241,8 +241,10 @@ def test_places_that_are_not_one_number_for_each_chunk_are_unknown(places: LoadS
     ]
 
 
-def test_a_reset_gives_no_place_away_before_jobs_have_ended() -> None:
+@pytest.mark.parametrize("is_shared", [False, True])
+def test_a_reset_gives_no_place_away_before_jobs_have_ended(is_shared: bool) -> None:
     manager, guard, notes = guarded()
+    guard.others += [guarded()[1]] if is_shared else []
     manager.answer = stored([A, B], [3, 4])
     guard.prepare_store([A, B], REQUEST)
     guard.reset_cache()
@@ -326,9 +328,11 @@ def test_of_a_prefix_only_the_hits_must_be_there() -> None:
     guard.lookup_prefix([A, B], REQUEST)
     assert not taken.taken
     guard.lookup_prefix([B, A], REQUEST)
-    assert taken.taken == [
-        (Invariant.HITS, "the medium's Quick.lookup_prefix finds a chunk whose store hasn't ended")
-    ]
+    said = (Invariant.HITS, "the medium's Quick.lookup_prefix finds a chunk whose store hasn't ended")
+    assert taken.taken == [said]
+    shelves.answer = PrefixLookup(2, LookupResult.HIT_PENDING)
+    guard.lookup_prefix([A, B, C], REQUEST)
+    assert taken.taken == [said, said], "each hit is looked at, not only the first"
 
 
 @pytest.mark.parametrize("kind", [Shelves, Quick])
@@ -469,3 +473,39 @@ def test_what_was_answered_is_not_offered_again_and_again() -> None:
     guard.prepare_store([C, B], second)
     said = "prepare_store was offered one chunk of request r2 51 times, and answered each time"
     assert notes.taken == [(Invariant.WORK, f"the medium's Shelves.{said}")]
+
+
+def test_an_offer_counts_once_for_each_chunk_and_only_while_its_request_lasts() -> None:
+    manager, guard, notes = guarded()
+    manager.answer = stored([], [])
+    context = ReqContext("r1")
+    for _ in range(MOST_OFFERS):
+        guard.prepare_store([A, A], context)
+    guard.on_request_finished(context)
+    manager.answer = RequestOffloadingContext()
+    guard.on_new_request(context)
+    manager.answer = stored([], [])
+    guard.prepare_store([A], context)
+    assert notes.taken == []
+
+
+def test_offers_of_several_stores_at_once_are_counted() -> None:
+    manager, guard, notes = guarded(Quick)
+    manager.answer = [stored([], [])]
+    for _ in range(MOST_OFFERS):
+        guard.prepare_stores([([A], REQUEST)])
+    assert notes.taken == []
+    guard.prepare_stores([([A], REQUEST)])
+    [(invariant, said)] = notes.taken
+    assert invariant is Invariant.WORK and "offered one chunk of request r 51 times" in said
+
+
+def test_who_is_not_announced_is_no_request_that_has_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Though its object may lie where that one's was."""
+    manager, guard, notes = guarded()
+    monkeypatch.setattr("kv_sim.checkers.medium.id", lambda context: 7, raising=False)
+    ended = ReqContext("r1")
+    guard.on_request_finished(ended)
+    manager.answer = stored([], [])
+    guard.prepare_store([A], ReqContext("r2"))
+    assert notes.taken == []

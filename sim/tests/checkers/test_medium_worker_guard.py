@@ -4,6 +4,7 @@ from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 from kv_sim_notes import Notes
 
@@ -98,7 +99,8 @@ def test_what_submitting_may_not_say(answer: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    ("room", "is_right"), [(None, True), (7, True), (0, False), (True, False), ("7", False), (7.0, False)]
+    ("room", "is_right"),
+    [(None, True), (7, True), (np.int64(7), True), (0, False), (True, False), ("7", False), (7.0, False)],
 )
 def test_a_room_is_a_number_of_chunks(room: Any, is_right: bool) -> None:
     worker, guard, notes = guarded()

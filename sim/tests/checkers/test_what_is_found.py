@@ -85,6 +85,15 @@ def test_with_a_draft_model_somebody_computed_what_comes_after_a_hit(
             ), (local, end)
 
 
+@pytest.mark.parametrize("known", [8, 12, 15, 16])
+def test_with_a_draft_model_a_whole_chunk_of_blocks_comes_after_a_hit(known: int) -> None:
+    notes = Notes()
+    served = Served(notes, 4, is_on=True, proof_blocks=2)
+    served.compute(sampled("r1", known))
+    served.check_match(sampled("r2", 0), 0, 8)
+    assert len(notes.take()) == (0 if known == 16 else 1)
+
+
 def test_a_session_comes_again_with_all_the_prompt_that_it_had_in_the_end() -> None:
     """Or with its only one, if it never went on; and it isn't a session then."""
     turns = (Turn(4, 2, 3), Turn(9, 1, 1))

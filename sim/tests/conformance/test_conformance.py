@@ -58,20 +58,21 @@ def test_the_line_to_paste_has_as_many_actions(conform: Callable[..., tuple[int,
     assert main(shlex.split(line)[1:]) == 1
 
 
+@pytest.mark.parametrize(("first", "failing"), [(4, 6), (0, 0)])
 def test_a_failure_of_the_testbed_itself(
-    conform: Callable[..., tuple[int, str]], monkeypatch: pytest.MonkeyPatch
+    first: int, failing: int, conform: Callable[..., tuple[int, str]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def run_seed(subject: Subject, seed: int, **options: Any) -> Run:
-        if seed == 6:
+        if seed == failing:
             raise ZeroDivisionError("ours")
         return Run(Coverage(), 1, "", None)
 
     monkeypatch.setattr("kv_sim.conformance.scenarios.run_seed", run_seed)
-    code, out = conform("broken_connectors:Hasty", "--traits", "repeats", "--seed", "4", "--actions", "9")
-    line = "kv-sim fuzz --connector broken_connectors:Hasty --traits none --seed 6 --actions 9 --log"
+    code, out = conform("broken_connectors:Hasty", "--traits", "repeats", "--seed", str(first), "--actions", "9")
+    line = f"kv-sim fuzz --connector broken_connectors:Hasty --traits none --seed {failing} --actions 9 --log"
     assert (code, out[: out.index("Traceback ")]) == (
         3,
-        f"TESTBED seed=6  ZeroDivisionError: ours\nreplay: {line}\n",
+        f"TESTBED seed={failing}  ZeroDivisionError: ours\nreplay: {line}\n",
     )
 
 

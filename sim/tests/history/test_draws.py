@@ -195,6 +195,27 @@ def test_images_come_with_prompts_of_who_withstands_them_and_change_nothing_else
     assert len(places) == len({conversation for conversation, _ in places}), "each conversation has one place"
 
 
+@pytest.mark.parametrize("evicts", [0, 2])
+def test_an_image_is_among_the_tokens_that_a_conversation_shares(evicts: int) -> None:
+    """Also of a prompt that is cut where a state is left."""
+    config = WorldConfig(num_blocks=40, images=True, prefix_caching=bool(evicts), evicts=evicts)
+    drawn = [spec for size in (2, 3, 4, 8) for spec in arrivals(replace(config, block_size=size))]
+    seen = [spec for spec in drawn if spec.image is not None]
+    assert len(seen) > 100
+    assert all(spec.image_at < spec.shared_tokens for spec in seen)
+
+
+@pytest.mark.parametrize(("evicts", "most"), [(0, 1), (2, 3)])
+def test_prompts_are_repeated_in_turn_where_the_prefix_cache_loses_blocks(evicts: int, most: int) -> None:
+    """Elsewhere it is the latest one that comes again."""
+    random, source = Random(1), Arrivals(replace(ROOMY, evicts=evicts), of_peers=True)
+    counts = set()
+    for _ in range(200):
+        source.draw(random, ())
+        counts.add(len(source._before))
+    assert max(counts) == most
+
+
 SHOWS: dict[Trait, Callable[[WorldConfig], bool]] = {
     Trait.GROUPS: lambda config: len(config.groups) > 1,
     Trait.STATES: lambda config: STATE in config.groups,

@@ -108,8 +108,8 @@ def test_of_the_prompts_that_it_begins_with_the_one_that_ended_last_counts() -> 
 
 
 @pytest.mark.parametrize("is_fair", [True, False])
-def test_a_fair_router_looks_at_the_whole_prompt_its_salt_and_its_adapter(is_fair: bool) -> None:
-    for other in (request(6), request(5, salt="s"), request(5, adapter="s")):
+def test_a_fair_router_looks_at_the_whole_prompt_its_salt_its_adapter_and_its_image(is_fair: bool) -> None:
+    for other in (request(6), request(5, salt="s"), request(5, adapter="s"), request(5, image="i", image_at=2)):
         one = router(is_fair=is_fair)
         learn(one, request(5), ticket("a"))
         assert given(one, other) == (None if is_fair else "a")

@@ -112,6 +112,14 @@ def test_a_load_of_anothers_is_expected_where_a_store_is_shared() -> None:
     assert LENT not in alone.situations
 
 
+@pytest.mark.parametrize("trait", [Trait.HOLDS, Trait.TICKETS, Trait.STRANGERS])
+def test_a_claim_that_no_world_of_its_subject_can_try_lets_nothing_be_expected(trait: Trait) -> None:
+    """A subject claims all traits if it doesn't say which."""
+    alone = expected([Subject("X")])
+    assert not {*SOMETIMES[trait]} & {*alone.situations}
+    assert {*SOMETIMES[trait]} <= alone.excluded_situations.keys()
+
+
 @pytest.mark.parametrize("first", [Trait.FAILURES, Trait.FINE])
 @pytest.mark.parametrize("second", [Trait.LOSSES, Trait.RESET])
 def test_it_is_enough_that_one_subject_claims_it(first: Trait, second: Trait) -> None:

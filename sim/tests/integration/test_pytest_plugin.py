@@ -210,6 +210,8 @@ def test_what_is_asked_for_is_checked(arguments: list[str], message: str, config
         (["--kv-shares-store"], "shares-store"),
         (["--kv-engine=builtin"], "engine"),
         (["--kv-histories=3"], "histories"),
+        (["--kv-histories=0"], "histories"),
+        (["--kv-extra="], "extra"),
         (["--kv-seed=1"], "seed"),
         (["--kv-save=."], "save"),
         (["--kv-save=.", "--kv-seed=1"], "seed"),

@@ -42,6 +42,8 @@ def test_an_image_makes_all_from_its_token_on_another_and_no_token_of_the_prompt
         assert (tokens[:3], hashes[:1]) == (plain[0][:3], plain[1][:1])
     after = [hashes[1:] for _, hashes in (plain, *stories)]
     assert all(len({*values}) == 3 for values in zip(*after, strict=True))
+    last = whole_story(1, (5, 6, 7), 4, Image("i", 2))
+    assert (last[0][:3], last[1][:2]) == (plain[0][:3], plain[1][:2]) and last[1][2] != plain[1][2]
     assert whole_story(1, (5, 6, 7), 4, Image("i", 3)) == plain, "beyond the prompt there is none"
 
 

@@ -121,6 +121,7 @@ def test_a_lost_copy_may_be_found_unless_somebody_was_told_that_it_is_not() -> N
     assert [copy.copy_id for copy in copies.lost()] == [found, waited, given_up]
     queue.give_up([given_up, 99])
     assert queue.wait([waited]) == {waited}
+    assert [copy.copy_id for copy in copies.waited] == [waited], "somebody stood still for it"
     assert [copy.copy_id for copy in copies.lost()] == [found]
     copies.find(copies.running[found])
     assert copies.lost() == []

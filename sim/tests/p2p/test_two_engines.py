@@ -63,6 +63,42 @@ def test_the_second_engine_has_the_other_role_and_blocks_of_its_own() -> None:
     assert [WorldConfig(role=role).at(1).role for role in ("kv_both", "kv_producer")] == ["kv_both", "kv_consumer"]
 
 
+def test_what_was_asked_at_rest_is_judged_at_each_engine(monkeypatch: pytest.MonkeyPatch) -> None:
+    judged: Counter[int] = Counter()
+    world = World(TWO, FAIR)
+    monkeypatch.setattr(
+        "kv_sim.checkers.conservation.check_books", lambda engine: judged.update([world.engines.index(engine)])
+    )
+    for engine in range(2):
+        world.apply(add(replace(PROMPT, request_id=f"r{engine}"), engine))
+    world.rest()
+    assert judged[0] == judged[1] > 1
+    world.end()
+
+
+def test_all_that_never_end_are_named_wherever_they_are(monkeypatch: pytest.MonkeyPatch) -> None:
+    world = World(TWO, FAIR)
+    for engine in range(2):
+        world.apply(add(replace(PROMPT, request_id=f"r{engine}"), engine))
+    monkeypatch.setattr("kv_sim.checkers.at_rest.come_to_rest", lambda world: False)
+    with pytest.raises(Violation, match=r"these requests are left: .*r0.*, .*r1") as raised:
+        world.rest()
+    assert raised.value.invariant is Invariant.LIVENESS
+    world.break_off(None)
+
+
+@pytest.mark.parametrize("paused", [0, 1])
+def test_whichever_engine_pauses_goes_on_at_rest(paused: int) -> None:
+    world = World(replace(TWO, pauses=True), FAIR)
+    for engine in range(2):
+        world.apply(add(replace(PROMPT, request_id=f"r{engine}"), engine))
+    where = {"engine": paused} if paused else {}
+    assert world.apply(Action(Kind.PAUSE, {**where, "mode": "keep"}))
+    world.rest()
+    assert [len(engine.outcome.ended) > 0 for engine in world.engines] == [True, True]
+    world.end()
+
+
 def test_engines_are_told_apart_and_what_they_are_told_is_of_one_deployment() -> None:
     one, other = World(TWO, P2P_TWO).sites
     assert [site.engine.place.engine_id for site in (one, other)] == ["world-0", "world-1"]

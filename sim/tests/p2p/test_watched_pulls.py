@@ -7,7 +7,7 @@ import pytest
 
 from kv_api import Direction, KVConnectorTransferResults
 from kv_p2p import P2PWorkerSide
-from kv_p2p.pulling.metadata import P2PMetadata
+from kv_p2p.pulling.metadata import P2PMetadata, Part
 from kv_sim.actions import Action, Kind
 from kv_sim.config import WorldConfig
 from kv_sim.engine.request_spec import RequestSpec
@@ -118,7 +118,8 @@ def test_a_pull_whose_blocks_have_come_may_not_fail_however_late_they_are(monkey
     made.add("r2")
     made.step()
     wire, (_, end) = made.worker.wire, made.worker._pulls["r2"]
-    assert not wire.has_filled("r2")
+    made.world.take(Kind.SETTLE)
+    assert not wire.has_filled("r2"), "they were sent, and nobody has received them"
     while not wire.has_filled("r2"):
         assert wire.poll().failed == []
         made.world.take(Kind.SETTLE)
@@ -148,6 +149,24 @@ def test_a_pull_may_fail_with_a_copy_of_it_or_when_its_time_is_over(
     made.now = end - left
     made.step()
     assert (made.worker._pulls, made.worker.wire.failed) == ({}, set())
+
+
+def test_the_blocks_of_all_pulls_that_fail_in_a_step_may_be_unfilled(monkeypatch: pytest.MonkeyPatch) -> None:
+    made, names = Holding(), {"r2", "r3"}
+    made.add("r2")
+    made.step()
+    worker = made.worker
+    pull, end = worker._pulls["r2"]
+    for name, first in (("r2", pull.block_ids[:2]), ("r3", pull.block_ids[2:])):
+        worker._pulls[name] = replace(pull, request_id=name, parts=(Part(0, first),)), end
+    blocks = {block for pull, _ in worker._pulls.values() for block in pull.block_ids}
+    worker._pulling.clear()
+    results = KVConnectorTransferResults(finished_recving=names, failed_recving=names)
+    monkeypatch.setattr(P2PWorkerSide, "get_transfer_results", lambda side, finished: results)
+    monkeypatch.setattr(P2PWorkerSide, "get_block_ids_with_load_errors", lambda side: blocks)
+    worker.wire.failed.update(names)
+    assert worker.get_transfer_results(set()) is results and worker._pulls == {}
+    assert worker.get_block_ids_with_load_errors() == blocks
 
 
 @pytest.mark.parametrize(

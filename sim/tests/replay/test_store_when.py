@@ -12,6 +12,7 @@ from kv_sim_slow_replay import BLOCK, prefix_trace, trace_of
 
 from kv_api import ConfigError
 from kv_offload import StoreWhen, parse_options
+from kv_offload_cpu import AtOnceManager
 from kv_sim.cli.main import main
 from kv_sim.replay import replay, size
 from kv_sim.replay.caches.cache import CacheRun, replay_cache
@@ -157,6 +158,20 @@ def test_without_memory_there_is_the_gpu_alone():
     columns = trace_of([[1, 2, 3], [4], [1, 2, 3]])
     outcome = replay_cache(columns, Setup("lru", 0, 8, store_when=EVICTED))
     assert outcome.gpu_hits.tolist() == replay_cache(columns, Setup("lru", 0, 8)).gpu_hits.tolist() == [0, 0, 3]
+
+
+def test_a_policy_knows_the_places_of_late_chunks_in_their_whole_prompt(monkeypatch):
+    places = []
+
+    def store(manager, keys, context):
+        places.append([context.get_offload_key_position(key) for key in keys])
+        return stored(manager, keys, context)
+
+    stored = AtOnceManager.store
+    monkeypatch.setattr(AtOnceManager, "store", store)
+    prompts = [[1, 2, 3, 4], [1, 2], *([n] for n in range(5, 70))]
+    replay_cache(trace_of(prompts), Setup("lru", 40, 40, store_when=EVICTED))
+    assert sorted(each for each in places if len(each) > 1) == [[0, 1], [2, 3]], "the second has used two of four"
 
 
 def test_without_a_gpu_s_cache_nothing_is_evicted():

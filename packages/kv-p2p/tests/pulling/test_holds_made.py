@@ -172,6 +172,15 @@ def test_nobody_gives_way_if_nobody_waits_with_a_ticket(crowded, ends):
     assert answer(crowded, wanted) == GOES_ON
 
 
+@pytest.mark.parametrize("is_wanted", [False, True])
+def test_who_has_a_ticket_gives_way_to_nobody(crowded, is_wanted):
+    """However long its prompt is, and if it is to be held itself: its pull ends a hold."""
+    ticket = ticket_of(range(60)).to_params("there")
+    bearer = Request("b", range(60), {**ticket, "do_remote_decode": is_wanted}, computed=0)
+    crowded.on_new_request(bearer)
+    assert answer(crowded, bearer) == (60, True)
+
+
 def test_who_was_begun_to_be_held_counts_until_it_ends(crowded):
     first, second = (Request(name, range(8), WANTED, computed=0) for name in "bc")
     assert answer(crowded, first) == answer(crowded, second) == GOES_ON

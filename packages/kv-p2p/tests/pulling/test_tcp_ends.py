@@ -277,3 +277,17 @@ class TestOfWorker:
         assert str(raised.value) == said
         with pytest.raises(ConfigError, match="should be the number of blocks, 17"):
             TcpWire.of_worker(self.caches, self.options, vllm_config(), kv_cache_config(17))
+
+
+def test_what_ends_while_ends_are_taken_is_news_for_the_next_wait(worker, monkeypatch):
+    wire = worker(1).wire
+    taken = wire._holds.take_served
+
+    def take_served():
+        served = taken()
+        wire._news.set()
+        return served
+
+    monkeypatch.setattr(wire._holds, "take_served", take_served)
+    wire.poll()
+    assert wire._news.is_set()

@@ -142,10 +142,9 @@ def test_a_wire_can_be_closed_while_a_decline_is_answered_byte_by_byte(worker, r
 class TestAClientHasNotForEver:
     def test_to_ask(self, worker, monkeypatch, caplog):
         monkeypatch.setattr(server, "ASK_SECONDS", SHORT)
-        there = worker(1)
-        with connect(there) as connection:
-            drip(connection, start(1 << 19) + b" " * (1 << 19))
-        wait_for(lambda: caplog.messages)
+        there = worker(1, silence=LONG)
+        with connect(there) as connection, meanwhile(drip, connection, start(1 << 19) + b" " * (1 << 19)):
+            wait_for(lambda: caplog.messages)
         assert caplog.messages == [f"a client of {there.wire.server.port} broke off: timed out"]
 
     def test_to_take_a_frame(self, worker):
@@ -246,6 +245,18 @@ class TestSoManyAtOnce:
         here.wait_for_pulls()
         assert here.pulled == ["r"]
         wait_for(lambda: not there.wire.server._readers)
+
+    def test_are_sent_blocks_and_who_was_refused_is_none_of_them(self, worker, monkeypatch):
+        monkeypatch.setattr(server, "MOST_READERS", 1)
+        there, here = worker(1), worker(2)
+        there.serve("h", 1)
+        for _ in range(2):
+            with connect(there) as connection:
+                ask(connection, there, "h", count=9)
+                assert answer(connection)["status"] == "refused"
+        here.pull("r", there.source("h"), 0)
+        here.wait_for_pulls()
+        assert here.pulled == ["r"]
 
     def test_are_sent_blocks_and_who_has_waited_is_told_so(self, worker, monkeypatch):
         monkeypatch.setattr(server, "MOST_READERS", 0)

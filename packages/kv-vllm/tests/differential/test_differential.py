@@ -387,7 +387,7 @@ SITUATIONS = {
             Turn(
                 Process(
                     1,
-                    {"r": Sampled((1, 0), True, 1), "q": Sampled((1, 2), False), "s": Sampled((1,), True)},
+                    {"r": Sampled((1, 0, 0), True, 2), "q": Sampled((1, 2), False), "s": Sampled((1,), True)},
                     {"finished_sending": ["a", "b"]},
                 )
             ),

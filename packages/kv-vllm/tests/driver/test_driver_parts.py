@@ -245,9 +245,14 @@ def test_what_is_announced_and_what_is_forgotten_is_in_the_books(ledger):
     stored, gone = BlockStored([b"h", b"g"], None, [], 4, None, "CPU", None), BlockRemoved([b"g"], "CPU")
     ledger.announced([stored, gone])
     assert list(ledger._mirror.blocks) == [("CPU", None, b"h")]
+    ledger.finished(ended("a", computed=10), False)
+    ledger.follow({"b": ended("b", computed=10)})
+    past, present = ledger.ended[0], ledger.twins["b"]
     for answer, resets in ((None, 0), (False, 0), (True, 1)):
         ledger.forgot(answer)
         assert ledger._served.resets == resets
+        fair = [ledger._served.is_fair(one) for one in (past, present)]
+        assert fair == [not resets] * 2, "of what is stored of it nothing needs to be there any more"
 
 
 def block(number, count=0):

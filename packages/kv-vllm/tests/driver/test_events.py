@@ -32,7 +32,8 @@ def test_events_are_of_our_classes_and_name_blocks_by_whole_hashes():
     (first, _, _), (second, _, tokens) = [*request.all_blocks()][:2]
     reader.know(request)
     ends_in_zeroes = b"h" + bytes(8)
-    reader.know(SimpleNamespace(stories=[SimpleNamespace(block_hashes=[ends_in_zeroes])]))
+    turns = ([first], [first, ends_in_zeroes])
+    reader.know(SimpleNamespace(stories=[SimpleNamespace(block_hashes=hashes) for hashes in turns]))
     by_end = [int.from_bytes(name[-8:]) for name in (first, second)]
     told = {"token_ids": tokens, "block_size": 4, "lora_id": None, "medium": "CPU", "lora_name": None}
     events = [

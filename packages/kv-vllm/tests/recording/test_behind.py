@@ -19,6 +19,13 @@ def test_what_size_prints_is_said() -> None:
     assert kept_by("OffloadingConnector", HOST) == Kept(100, None, "lru"), "which is usual"
 
 
+def test_the_medium_says_which_of_two_sizes_is_meant() -> None:
+    sizes = {**HOST, "file_bytes_to_use": 200}
+    assert kept_by("OffloadingConnector", sizes) == Kept(100, None, "lru")
+    files = {"spec_name": "FileOffloadingSpec", **sizes}
+    assert kept_by("OffloadingConnector", files) == Kept(None, 200, "lru")
+
+
 @pytest.mark.parametrize(
     "extra",
     [

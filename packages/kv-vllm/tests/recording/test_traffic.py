@@ -341,18 +341,19 @@ def test_what_could_not_be_loaded_was_not_there(make, tmp_path):
 def test_a_load_that_fails_within_a_block(make, tmp_path):
     """What is loaded may begin and end within one; of a load that fails twice the first failure counts."""
     traffic = make()
-    begun, ended, twice = (request_of(name, 17, "abcd") for name in "wxy")
-    for asked in (begun, ended, twice):
+    begun, later, ended, twice = (request_of(name, 17, "abcd") for name in "wvxy")
+    for asked in (begun, later, ended, twice):
         traffic.arrive(asked)
-    traffic.look_up(begun, 6)
-    traffic.begin(begun, 6, [50, 51, 52, 53, 54])
+    for asked, first in ((begun, 50), (later, 80)):
+        traffic.look_up(asked, 6)
+        traffic.begin(asked, 6, [*range(first, first + 5)])
     traffic.begin(ended, 15, [60, 61, 62, 63, 64])
     traffic.begin(twice, 16, [70, 71, 72, 73, 74])
-    traffic.fail({51, 63, 71})
+    traffic.fail({51, 63, 71, 82})
     traffic.fail({72})
-    for asked in (begun, ended, twice):
+    for asked in (begun, later, ended, twice):
         traffic.end(asked)
-    assert observed(tmp_path) == [(6, 0), (12, 12), (4, 4)]
+    assert observed(tmp_path) == [(6, 0), (8, 2), (12, 12), (4, 4)]
 
 
 def test_what_a_connector_keeps_stands_in_each_line(make, tmp_path):

@@ -254,11 +254,11 @@ class Engine:
         self.engine.engine_core.shutdown()
 
 
-def history_alone():
+def history_alone(**options):
     """What the history gives without a connector, in this process."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("VLLM_ENABLE_V1_MULTIPROCESSING", "0")
-        engine = Engine()
+        engine = Engine(**options)
         told = history(engine)
         engine.close()
     return told

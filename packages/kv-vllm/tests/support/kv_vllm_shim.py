@@ -33,6 +33,7 @@ import kv_offload.connector
 import kv_offload.metadata
 import kv_offload.metrics
 import kv_offload_cpu
+import kv_vllm.connectors.keys
 from kv_vllm.connectors.host_spec import HostManager
 from kv_vllm.connectors.multi import MultiConnector
 
@@ -90,7 +91,9 @@ for module, classes in OURS.items():
     for name, ours in classes.items():
         assert hasattr(module, name), f"{module.__name__} has no {name}"
         setattr(module, name, ours)
-kv_offload.connector.OffloadingSpecFactory = SpecsOfTheirs
+for module in (kv_offload.connector, kv_vllm.connectors.keys):
+    assert hasattr(module, "OffloadingSpecFactory"), f"{module.__name__} asks no factory for a spec"
+    module.OffloadingSpecFactory = SpecsOfTheirs
 
 # The one fixture of these tests that lies in a conftest.
 from tests.v1.kv_connector.unit.offloading_connector.utils import request_runner  # noqa: E402, F401

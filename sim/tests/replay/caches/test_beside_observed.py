@@ -93,6 +93,11 @@ def test_a_server_that_had_nothing_said_so(tmp_path):
     assert replay(columns, capacity=1).beside == BesideObserved(4 / 48, 0.0, 4 / 48, 4 / 48)
 
 
+def test_a_server_that_loaded_all_it_had_says_that_the_gpu_had_nothing():
+    said = "its own server had 0.500 of the tokens of 1 request (0.000 in the GPU's cache, 0.500 loaded)"
+    assert str(ObservedRatios(1, 48, 0.5, 0.0, 0.5)) == said
+
+
 def test_of_prompts_without_tokens_there_is_nothing_to_hold_apart(tmp_path):
     record = {"timestamp": 0, "input_length": 0, "output_length": 1, "hash_ids": [], "block_size": BLOCK}
     columns = open_trace(write(tmp_path / "traffic.jsonl", [record | {"cached_tokens": 0, "loaded_tokens": 0}]))

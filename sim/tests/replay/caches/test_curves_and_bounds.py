@@ -171,6 +171,12 @@ def test_ids_are_gone_through_once_however_many_parts_they_are_sorted_in(at_once
     assert (found, Ids.read) == (TOTAL - len(set(ids.tolist())), TOTAL)
 
 
+@pytest.mark.parametrize("parts", [2, 3, 5, 9])
+def test_so_many_ids_are_sorted_in_no_fewer_parts_than_it_takes(parts):
+    ids = np.arange(TOTAL)
+    assert sum(1 for _ in uses_again(ids, -(-TOTAL // parts))) >= parts
+
+
 @given(requests=traces)
 def test_piles_can_be_recounted(requests):
     piles = stack._Piles(len(requests))

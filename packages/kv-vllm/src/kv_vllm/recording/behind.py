@@ -59,10 +59,11 @@ def _child(child: Any) -> Kept:
 
 
 def _one(extra: Mapping[str, Any]) -> Kept:
-    size = extra.get(_SIZES.get(extra.get("spec_name", "CPUOffloadingSpec"), ""))
+    of_size = _SIZES.get(extra.get("spec_name", "CPUOffloadingSpec"), "")
+    size = extra.get(of_size)
     if not isinstance(size, int) or any(
         extra.get(key, usual) not in (usual, None) for key, usual in _USUAL.items()
     ):
         return NOT_SAID
-    host, disk = (size, None) if "file_bytes_to_use" not in extra else (None, size)
+    host, disk = (size, None) if of_size == "cpu_bytes_to_use" else (None, size)
     return Kept(host, disk, str(extra.get("eviction_policy", "lru")))

@@ -26,7 +26,7 @@ def books() -> Books:
 def test_what_a_connector_tells_is_added_up_over_its_children() -> None:
     counted = books()
     for answer in (
-        Told({"jobs": 2, "refused": 0, "usage_perc": 0.5, "name": "offloading"}),
+        Told({"jobs": 2, "refused": 0, "usage_perc": 0.5, "p2p_held_blocks": 3, "name": "offloading"}),
         Told({"0": {"jobs": 3, "bytes": 70}, "1": {"seconds": 0.25, "usage_perc": 1}}),
         None,
     ):

@@ -5,6 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kv_api import Request
+from kv_sim.replay.timed.engine.arrivals import NEVER, HandedArrivals
 from kv_sim.replay.timed.engine.request import Names, Tokens, TracedRequest
 from kv_sim.replay.trace import TraceRequest
 
@@ -29,6 +30,16 @@ def test_blocks_that_the_trace_names_are_shared_and_all_others_are_a_requests_ow
     first.write_contents()
     first.forget_blocks()
     assert (first.numbers, list(first.hashes_up_to(22)), first.hashes.size) == ([], [], 0)
+
+
+def test_of_requests_that_are_sent_on_for_one_moment_the_first_is_the_first_to_arrive() -> None:
+    names, arrivals = Names(), HandedArrivals()
+    for index, moment in enumerate((20, 10, 20, 10, 10)):
+        arrivals.hand(held(index, 4, 1, [1], names), moment)
+    came = []
+    while arrivals.moment != NEVER:
+        came.append((arrivals.moment, arrivals.take().index))
+    assert came == [(10, 1), (10, 3), (10, 4), (20, 0), (20, 2)]
 
 
 def test_a_connector_can_read_all_of_it() -> None:
