@@ -88,7 +88,7 @@ def test_with_a_draft_model_somebody_computed_what_comes_after_a_hit(
 @pytest.mark.parametrize("known", [8, 12, 15, 16])
 def test_with_a_draft_model_a_whole_chunk_of_blocks_comes_after_a_hit(known: int) -> None:
     notes = Notes()
-    served = Served(notes, 4, is_on=True, proof_blocks=2)
+    served = Served(notes, 4, is_on=True, proof_tokens=8)
     served.compute(sampled("r1", known))
     served.check_match(sampled("r2", 0), 0, 8)
     assert len(notes.take()) == (0 if known == 16 else 1)

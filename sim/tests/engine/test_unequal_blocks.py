@@ -56,7 +56,7 @@ def test_a_hit_on_the_gpu_ends_with_the_largest_block() -> None:
 
 
 def test_blocks_that_no_hit_needs_are_not_kept_for_hits() -> None:
-    """A window that is shorter than the largest block begins within it: blocks before that are free for anybody."""
+    """A window that is shorter than the largest block begins within it: blocks before that are anybody's."""
     world = World(replace(CONFIG, block_size=8, num_blocks=80), OFFLOAD)
     world.engine.add(request("r1", 17))
     world.apply(STEP)

@@ -43,8 +43,8 @@ class Served:
         self._ends_within = ends_within
         """Whether a hit may end within a block, at any of its hashes."""
         self._proof_tokens = proof_tokens
-        """How many tokens after a hit must have been computed, too, a block of the draft model's: its KV of a token
-        depends on the next token."""
+        """How many tokens after a hit must have been computed, too: a block of the draft model's, whose KV of a
+        token depends on the next token."""
         self._watches_parts = ends_within or proof_tokens % block_size > 0
         self._computed: set[bytes] = set()
         """Blocks that were computed, or lay in a running request's table, since the last reset."""
@@ -147,14 +147,14 @@ class Served:
 
     def _check_proof(self, request: SimRequest | Request, local: int, count: int) -> None:
         """Check that the draft model's block after a hit was computed, too, with the same tokens."""
+        where = _match_of(request, local, count)
         end = local + count + self._proof_tokens
         last = end * self._hashes_per_block // self._block_size - 1
         if last >= len(request.block_hashes) or request.block_hashes[last] not in self._computed:
             self._referee.fail(
                 Invariant.HITS,
-                f"{_match_of(request, local, count)}, but no request has computed this prompt's tokens up to {end}: a "
-                "draft model's KV of a token depends on the next token, so a hit must end before the last block "
-                "that was stored",
+                f"{where}, but no request has computed this prompt's tokens up to {end}: a draft model's KV of a "
+                "token depends on the next token, so a hit must end before the last block that was stored",
             )
 
     def _check_end(self, request: SimRequest | Request, local: int, count: int) -> None:

@@ -33,7 +33,7 @@ class KVCacheManager:
             max(0, group.parts - -(-(group.window - 1) // size)) if group.window else 0
             for group, size in zip(config.groups, self._sizes, strict=True)
         ]
-        """How many of the blocks of ``block_size`` tokens, the first ones, no hit has: their window begins later."""
+        """How many blocks at the beginning of each ``block_size`` tokens no hit needs: its window begins later."""
         """Tokens of a block of each group."""
         self.block_pool = BlockPool(config.num_blocks, enable_caching=config.prefix_caching, evicts=config.evicts)
         self.tables: dict[str, Tables] = {}

@@ -9,7 +9,7 @@ those that the model would have sampled. Where vLLM itself is known to go wrong 
 ends; with ``goes_on_after_known_faults`` it goes on, to show the fault.
 """
 
-from dataclasses import fields, replace
+from dataclasses import fields
 from typing import Any
 
 from vllm.distributed.kv_transfer.kv_connector.utils import KVOutputAggregator
@@ -20,7 +20,7 @@ from vllm.v1.request import RequestStatus
 from kv_api import KVConnectorHandshakeMetadata, KVTransferConfig
 from kv_sim.checkers.protocol import check_joined
 from kv_sim.checkers.tickets import ENDS
-from kv_sim.config import STATE, WorldConfig
+from kv_sim.config import WorldConfig
 from kv_sim.engine.engine import Engine
 from kv_sim.engine.output import SchedulerOutput, Step
 from kv_sim.engine.pause import Pause, PauseMode
@@ -33,7 +33,8 @@ from kv_sim.subject import Subject
 from kv_sim.violation import Invariant, Referee
 from kv_vllm.driver import classes, known_faults
 from kv_vllm.driver.crash import crashes
-from kv_vllm.driver.drafted_states import DraftedStates, with_few_drafts
+from kv_vllm.driver.drafted_states import DraftedStates
+from kv_vllm.driver.fitting import nearest
 from kv_vllm.driver.ledger import Ledger, Twin
 from kv_vllm.driver.requests import extra_args_of, handed_on, request_of, turn_of
 from kv_vllm.driver.setup import Setup
@@ -55,18 +56,8 @@ class VllmEngine(Engine):
 
     @classmethod
     def fit(cls, config: WorldConfig) -> WorldConfig:
-        """The world nearest to ``config`` that vLLM's schedulers can run.
-
-        It has no drafts under pipeline parallelism, where vLLM computes them without the token before them, and
-        few beside states. No id comes back: vLLM's front ends make each unique. All ranks have the same layers.
-        Beside states all blocks have one size: with smaller ones, vLLM would keep states within the larger ones.
-        """
-        if config.is_unequal and STATE in config.groups:
-            groups = tuple(replace(group, parts=1) for group in config.groups)
-            config = replace(config, groups=groups, hashes_per_block=1)
-        if config.run_ahead and not config.async_scheduling:
-            config = replace(config, spec_tokens=0)
-        return replace(with_few_drafts(config), silent=config.silent | {"same_id"}, stages="alike")
+        """The world nearest to ``config`` that vLLM's schedulers can run."""
+        return nearest(config)
 
     @classmethod
     def subject_named(cls, name: str) -> Subject:
