@@ -214,7 +214,8 @@ def test_the_books_are_told_of_each_call_that_they_need():
     assert connector.request_finished_all_groups(request, ([1], [2])) == (False, None)
     assert connector.take_events() == ["event"]
     guard.get_external_cache_hit_sources.return_value = {kv_api.CacheHitSource.HOST: 4}
-    assert connector.get_external_cache_hit_sources(request, 4) == {CacheHitSource.HOST: 4}
+    [(source, tokens)] = connector.get_external_cache_hit_sources(request, 4).items()
+    assert source is CacheHitSource.HOST and tokens == 4
     assert connector.reset_cache() is guard.reset_cache.return_value
     connector.bind_connector_metadata("meta")
     assert told.mock_calls == [
