@@ -144,6 +144,7 @@ def test_what_a_load_may_write_is_known_at_the_allocation(ledger, local, externa
     shadow = ledger._shadow
     ledger.begin_step()
     ledger.matched("a", local, (external, is_async))
+    ledger._parts = [1, 1]  # of a world with two groups
     ledger.allocated("a", ([1, 2, 3], [5, 6, 0]), external)
     assert [shadow.owner(block) for block in (1, 3, 6, 4)] == ["request a"] * 3 + ["no request"]
     if is_async:
