@@ -202,10 +202,14 @@ def test_whoever_may_be_of_this_engine_waits(worker, monkeypatch, own, named):
     assert here.pulled == ["x"]
 
 
-def test_nobody_waits_for_what_another_engine_held(worker, patient):
+def test_nobody_waits_for_what_another_engine_held(worker, patient, monkeypatch):
     """It was here before, or is elsewhere: no hold of it comes."""
     there, here = patient, worker(2)
+    client, told = here.wire._client, threading.Event()
+    decline = client._decline
+    monkeypatch.setattr(client, "_decline", lambda source: (decline(source), told.set()))
     here.wire.decline(of(there, "r.1", "another"))
+    assert told.wait(10)
     with connect(there) as connection:
         send_frame(connection, {"op": "decline", "hold": "r.1", "digest": "r.1 digest", "engine": "another"})
         assert answer(connection) == {"status": "declined"}
