@@ -477,15 +477,14 @@ def test_what_was_answered_is_not_offered_again_and_again() -> None:
 
 def test_an_offer_counts_once_for_each_chunk_and_only_while_its_request_lasts() -> None:
     manager, guard, notes = guarded()
-    manager.answer = stored([], [])
     context = ReqContext("r1")
-    for _ in range(MOST_OFFERS):
-        guard.prepare_store([A, A], context)
-    guard.on_request_finished(context)
-    manager.answer = RequestOffloadingContext()
-    guard.on_new_request(context)
-    manager.answer = stored([], [])
-    guard.prepare_store([A], context)
+    for offers in (MOST_OFFERS, 1):
+        manager.answer = RequestOffloadingContext()
+        guard.on_new_request(context)
+        manager.answer = stored([], [])
+        for _ in range(offers):
+            guard.prepare_store([A, A], context)
+        guard.on_request_finished(context)
     assert notes.taken == []
 
 
@@ -498,14 +497,3 @@ def test_offers_of_several_stores_at_once_are_counted() -> None:
     guard.prepare_stores([([A], REQUEST)])
     [(invariant, said)] = notes.taken
     assert invariant is Invariant.WORK and "offered one chunk of request r 51 times" in said
-
-
-def test_who_is_not_announced_is_no_request_that_has_ended(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Though its object may lie where that one's was."""
-    manager, guard, notes = guarded()
-    monkeypatch.setattr("kv_sim.checkers.medium.id", lambda context: 7, raising=False)
-    ended = ReqContext("r1")
-    guard.on_request_finished(ended)
-    manager.answer = stored([], [])
-    guard.prepare_store([A], ReqContext("r2"))
-    assert notes.taken == []

@@ -236,7 +236,7 @@ _OFFLOADED: Final = (
     plant(offload_books.RoomOfTheFirst, "#50821", _I.NO_CRASH, _FENCED),
     plant(offload_books.ReplicasTakenForGranted, "#50821", _I.GEOMETRY, _FENCED, _I.CONTENT),
     plant(offload_books.ResetForgetsJobs, "#57727", _I.OWNERSHIP, _FENCED, _I.CONTENT, _I.NO_CRASH),
-    plant(offload_books.AbortBeforeAllocationLeaks, "#44100", _I.CONSERVATION, _FENCED),
+    plant(offload_books.AbortBeforeAllocationLeaks, "#44100", _I.CONSERVATION, _FENCED, _I.PROTOCOL),
     plant(offload_books.LocalHitsAreExternal, "#28585", _I.ACCOUNTING, _FENCED),
     plant(offload_books.EvictionsNotTold, "#57159", _I.ACCOUNTING, _FENCED),
     plant(clients.TakesItForAnObject, "", _I.NO_CRASH, _FENCED),
