@@ -33,6 +33,8 @@ FOUND = {
     "offloading-gets-an-id-again": "NO-CRASH  scheduler side, update_connector_output: KeyError",
     "offloading-gets-an-id-again-later": "NO-CRASH  scheduler side, build_connector_meta: AssertionError: New",
     "offloading-stores-a-session-wrongly": "CONTENT  request # token #: rank # block # holds token # of request #",
+    "offloading-fences-no-window-at-the-end": "OWNERSHIP  rank # block # (of request #): step # computes into it",
+    "offloading-stores-a-passed-window": "NO-CRASH  scheduler side, update_connector_output: KeyError: # (",
     "tiers-ask-again-for-good": "WORK  request #: get_num_new_matched_tokens answered 'ask again' # times in a",
     "tiers-are-not-reset": "HITS  request #: get_num_new_matched_tokens(…, #) found # tokens, but no request with",
     "tiers-example-keeps-nothing": "CONTENT  request # token #: rank # block # holds poison, last written by load",

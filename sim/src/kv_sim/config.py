@@ -146,10 +146,10 @@ class WorldConfig:
         parts = [group.parts for group in self.groups]
         if parts and gcd(*parts) > 1:
             raise ConfigError(f"groups: got parts {parts}; expected one group without, or none that all share")
-        if self.is_unequal and (self.engine != BUILTIN_ENGINE or self.hashes_per_block != lcm(*parts)):
+        if self.is_unequal and self.hashes_per_block != lcm(*parts):
             raise ConfigError(
-                f"groups: blocks of several sizes (parts {parts}) need the engine {BUILTIN_ENGINE!r} and "
-                f"hashes_per_block {lcm(*parts)}, got {self.engine!r} and {self.hashes_per_block}"
+                f"groups: blocks of several sizes (parts {parts}) need hashes_per_block {lcm(*parts)}, "
+                f"got {self.hashes_per_block}"
             )
 
     def at(self, number: int) -> "WorldConfig":
@@ -273,6 +273,11 @@ class WorldConfig:
     def marks_drafts(self) -> bool:
         """Whether the configuration for connectors marks the draft model's group."""
         return self.drafter == "mtp" and self.spec_tokens > 0
+
+    @property
+    def proof_tokens(self) -> int:
+        """How many tokens after a hit must be stored, too: a block of a draft model's group that is marked."""
+        return self.tokens_of(self.draft_group) if self.marks_drafts and self.draft_group is not None else 0
 
     @property
     def drops_last_block(self) -> bool:

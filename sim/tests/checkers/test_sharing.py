@@ -366,7 +366,7 @@ def test_a_block_that_is_not_full_is_no_strangers() -> None:
 
 def test_what_goes_on_within_a_block_elsewhere_may_be_stored_after_a_reset() -> None:
     notes = Notes()
-    here, there = (Served(notes, 4, is_on=True, hashes_per_block=2) for _ in range(2))
+    here, there = (Served(notes, 4, is_on=True, hashes_per_block=2, ends_within=True) for _ in range(2))
     here.shares_with, there.shares_with = [there], [here]
     living = SimRequest(RequestSpec("r1", 0, 9, 0, 1, 1), 4, 0, hashes_per_block=2)
     living.num_computed_tokens = 6

@@ -36,8 +36,7 @@ def sampled(name: str, computed: int, hashes_per_block: int = 1) -> SimRequest:
 def test_no_more_is_found_than_was_computed(hashes_per_block: int, computed: int, is_ours: bool) -> None:
     """Each block that a hit covers, and its end within a block, where only some places have a hash."""
     notes, hashed = Notes(), 4 // hashes_per_block
-    ends = {} if hashes_per_block == 1 else {"hashes_per_block": hashes_per_block}
-    served = Served(notes, 4, is_on=True, **ends)
+    served = Served(notes, 4, is_on=True, hashes_per_block=hashes_per_block, ends_within=hashes_per_block > 1)
     served.compute(sampled("r1", computed, hashes_per_block))
     asks = sampled("r2", 0, hashes_per_block)
     asking: Any = asks if is_ours else SimpleNamespace(request_id="r2", block_hashes=asks.block_hashes)
@@ -59,30 +58,37 @@ def test_no_more_is_found_than_was_computed(hashes_per_block: int, computed: int
             assert notes.take() == told, (local, count)
 
 
-@pytest.mark.parametrize(("known", "least"), [(16, 12), (15, 12), (12, 8)])
-def test_with_a_draft_model_somebody_computed_what_comes_after_a_hit(known: int, least: int) -> None:
-    """A block of the same request, which therefore has it; the last tokens of a prompt may be in none."""
-    notes = Notes()
-    served = Served(notes, 4, is_on=True, proof_blocks=1)
-    served.compute(sampled("r1", known))
+@pytest.mark.parametrize(("known", "proof"), [(16, 4), (15, 4), (12, 4), (16, 2), (15, 2), (14, 2), (9, 1)])
+@pytest.mark.parametrize("is_ours", [True, False])
+def test_with_a_draft_model_somebody_computed_what_comes_after_a_hit(
+    known: int, proof: int, is_ours: bool
+) -> None:
+    """A block of the same request, which therefore has it; the last tokens of a prompt may be in none.
+
+    The draft model's blocks may be smaller than others.
+    """
+    notes, hashed = Notes(), 4 // proof
+    served = Served(notes, 4, is_on=True, hashes_per_block=hashed, proof_tokens=proof)
+    served.compute(sampled("r1", known, hashed))
+    asks = sampled("r2", 0, hashed)
+    asking: Any = asks if is_ours else SimpleNamespace(request_id="r2", block_hashes=asks.block_hashes)
     for local in (0, 4):
-        for end in range(local, known + 1):
-            served.check_match(sampled("r2", 0), local, end - local)
-            fits = end == local or end // 4 + 1 <= known // 4
+        for end in range(local, known // 4 * 4 + 1):
+            served.check_match(asking, local, end - local)
+            fits = end == local or end // proof + 1 <= known // proof
             told = (
                 f"HITS  request r2: get_num_new_matched_tokens(…, {local}) found {end - local} tokens, but no "
-                "request"
+                "request has computed this prompt's tokens up to"
             )
-            assert [text.startswith(f"{told} has computed block {end // 4} of") for text in notes.take()] == (
+            assert [text.startswith(f"{told} {end + proof}: ") for text in notes.take()] == (
                 [] if fits else [True]
             ), (local, end)
-            assert fits or end >= least or end == local
 
 
 @pytest.mark.parametrize("known", [8, 12, 15, 16])
 def test_with_a_draft_model_a_whole_chunk_of_blocks_comes_after_a_hit(known: int) -> None:
     notes = Notes()
-    served = Served(notes, 4, is_on=True, proof_blocks=2)
+    served = Served(notes, 4, is_on=True, proof_tokens=8)
     served.compute(sampled("r1", known))
     served.check_match(sampled("r2", 0), 0, 8)
     assert len(notes.take()) == (0 if known == 16 else 1)
@@ -165,7 +171,7 @@ def test_of_whom_nothing_is_claimed_nothing_is_known() -> None:
 def test_who_says_that_a_reset_works_finds_nothing_that_it_forgot() -> None:
     """What else there is, isn't known of it: it may be somebody else's."""
     notes = Notes()
-    served = Served(notes, 4, is_on=False, forgets=True, hashes_per_block=2, proof_blocks=1)
+    served = Served(notes, 4, is_on=False, forgets=True, hashes_per_block=2, ends_within=True, proof_tokens=4)
     ended, foreign = sampled("r1", 8, 2), SimRequest(RequestSpec("r2", 1, 10, 0, 8, 8), 4, 24, 2)
     served.compute(ended)
     ended.status = Status.FINISHED_STOPPED

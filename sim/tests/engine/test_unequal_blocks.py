@@ -55,6 +55,20 @@ def test_a_hit_on_the_gpu_ends_with_the_largest_block() -> None:
     assert NULL not in tables[1][4:]
 
 
+def test_blocks_that_no_hit_needs_are_not_kept_for_hits() -> None:
+    """A window that is shorter than the largest block begins within it: blocks before that are anybody's."""
+    world = World(replace(CONFIG, block_size=8, num_blocks=80), OFFLOAD)
+    world.engine.add(request("r1", 17))
+    world.apply(STEP)
+    blocks = world.engine.scheduler.blocks
+    _, window, _ = blocks.tables_of("r1").groups
+    kept = [index for index, block in enumerate(window) if block in blocks.block_pool.key_of]
+    assert kept == [2, 3, 6, 7], "of four blocks of 2 tokens, the two with the 4 tokens before the next"
+    again = world.engine.add(request("r2", 17))
+    tables, tokens = blocks.find_hit(again.block_hashes, again.num_tokens - 1)
+    assert (tokens, tables[1]) == (16, [*[NULL] * 6, *window[6:8]])
+
+
 def test_connectors_are_told_each_size_as_vllm_tells_them() -> None:
     told = kv_cache_config(CONFIG)
     specs = [group.kv_cache_spec for group in told.kv_cache_groups]
@@ -79,8 +93,7 @@ def test_the_longest_request_fits_alone() -> None:
         ({"groups": (SMALL, replace(STATE, parts=2))}, r"groups\[1\]\.parts: got 2; expected 1 for states"),
         ({"groups": (FULL, GroupConfig(parts=0))}, r"groups\[1\]\.parts: got 0"),
         ({"groups": (SMALL, SMALL)}, r"groups: got parts \[2, 2\]; expected one group without"),
-        ({"hashes_per_block": 1}, r"need the engine 'builtin' and hashes_per_block 4, got 'builtin' and 1"),
-        ({"engine": "vllm"}, r"need the engine 'builtin' and hashes_per_block 4, got 'vllm' and 4"),
+        ({"hashes_per_block": 1}, r"parts \[2, 4, 1\]\) need hashes_per_block 4, got 1"),
     ],
 )
 def test_worlds_that_cannot_be(changes: dict[str, object], message: str) -> None:

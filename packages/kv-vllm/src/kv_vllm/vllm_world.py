@@ -212,7 +212,7 @@ def kv_cache_config(world: WorldConfig, sharing_ranks: int = 1) -> WorldKVCacheC
         kv_cache_groups=[
             KVCacheGroupSpec(
                 layers,
-                _spec(world, group, sharing_ranks),
+                _spec(world, number, sharing_ranks),
                 is_eagle_group=world.marks_drafts and number == world.draft_group,
             )
             for number, (layers, group) in enumerate(zip(names, world.groups, strict=True))
@@ -233,7 +233,8 @@ def _retention_tokens(world: WorldConfig) -> int | None:
     return (None, 0, 2 * world.block_size)[(world.num_blocks + world.max_running) % 3]
 
 
-def _spec(world: WorldConfig, group: GroupConfig, sharing_ranks: int) -> Any:
+def _spec(world: WorldConfig, number: int, sharing_ranks: int) -> Any:
+    group = world.groups[number]
     if group == STATE:
         words = world.page_bytes // WORD_BYTES
         return MambaSpec(
@@ -243,9 +244,10 @@ def _spec(world: WorldConfig, group: GroupConfig, sharing_ranks: int) -> Any:
             mamba_cache_mode="align",
             num_speculative_blocks=world.spec_tokens,
         )
-    # A rank has fewer tokens of a block that ranks share, in a page that is as large as the testbed's.
-    tokens, (dtype, head_size) = world.block_size // sharing_ranks, numbers_of(world)
-    size = {"block_size": tokens, "num_kv_heads": KV_HEADS, "head_size": head_size * sharing_ranks, "dtype": dtype}
+    # Smaller blocks, and a rank's part of those that ranks share, have a page that is as large as the testbed's.
+    tokens, (dtype, head_size) = world.tokens_of(number) // sharing_ranks, numbers_of(world)
+    wider = group.parts * sharing_ranks
+    size = {"block_size": tokens, "num_kv_heads": KV_HEADS, "head_size": head_size * wider, "dtype": dtype}
     return SlidingWindowSpec(**size, sliding_window=group.window) if group.window else FullAttentionSpec(**size)
 
 
@@ -260,6 +262,11 @@ def layer_name(group: int, layer: int) -> str:
     return f"group{group}.layers.{layer}"
 
 
+def hashes_per_block(world: WorldConfig) -> int:
+    """Hashes of a block of the largest size. vLLM has several only for states, and for smaller blocks."""
+    return world.hashes_per_block if world.is_unequal else world.hit_ends_per_block
+
+
 def hash_tokens(world: WorldConfig) -> int:
-    """Tokens of a block hash. vLLM has hashes of fewer tokens than a block only if there are states."""
-    return world.block_size // world.hit_ends_per_block
+    """Tokens of a block hash."""
+    return world.block_size // hashes_per_block(world)

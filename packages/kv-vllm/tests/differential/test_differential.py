@@ -1,13 +1,14 @@
 """The differential: what is counted, what is left out, and when it fails."""
 
 from collections import Counter
+from dataclasses import replace
 from random import Random
 from types import SimpleNamespace
 
 import pytest
 from kv_vllm_parrots import Parrot, altered
 
-from kv_sim.config import GroupConfig, WorldConfig
+from kv_sim.config import STATE, GroupConfig, WorldConfig
 from kv_sim.engine.pause import MODES
 from kv_sim.engine.request import Status
 from kv_sim.examples.catalogue import SUBJECTS
@@ -151,6 +152,15 @@ def test_how_a_world_is_moved_into_a_cell(cell, drawn, traits, moved):
 def test_states_are_left_out_of_a_world():
     groups = (GroupConfig("state"), GroupConfig(), GroupConfig("sliding", 8))
     assert without_states(WorldConfig(groups=groups)) == WorldConfig(groups=groups[1:])
+    assert without_states(WorldConfig(groups=groups, evicts=2)) == WorldConfig(groups=groups[1:])
+
+
+def test_without_states_there_may_be_no_larger_blocks() -> None:
+    small, smaller = (GroupConfig("sliding", 8, parts=parts) for parts in (2, 4))
+    unequal = WorldConfig(groups=(small, smaller, GroupConfig(), STATE), hashes_per_block=4)
+    assert without_states(unequal) == replace(unequal, groups=unequal.groups[:3])
+    alike = replace(small, parts=1)
+    assert without_states(replace(unequal, groups=(small, smaller, STATE))) == WorldConfig(groups=(alike, alike))
 
 
 def trace_of(*turns):

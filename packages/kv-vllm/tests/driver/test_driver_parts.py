@@ -10,6 +10,7 @@ pytest.importorskip("kv_sim")
 from kv_api import BlockRemoved, BlockStored
 from kv_sim.checkers.accounting import Mirror
 from kv_sim.checkers.served import Served
+from kv_sim.config import WorldConfig
 from kv_sim.engine.request import Status
 from kv_sim.engine.request_spec import RequestSpec, Turn
 from kv_sim.guard import HistoryEnds, NotCreated
@@ -79,7 +80,7 @@ def ended(name, computed=4):
 @pytest.fixture
 def ledger():
     referee = Referee()
-    made = Ledger(4, referee, Shadow(1, referee), Served(referee, 4, is_on=False), Mirror(referee))
+    made = Ledger(WorldConfig(), referee, Shadow(1, referee), Served(referee, 4, is_on=False), Mirror(referee))
     made.twins = {name: Twin(RequestSpec(name, 0, 10, 0, 1, 1), 4, 64) for name in "abcdefgh"}
     return made
 

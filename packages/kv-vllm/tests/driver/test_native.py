@@ -188,25 +188,22 @@ def test_a_hunt_of_any_connector(capsys, tmp_path):
     assert "connector 'Nobody' (nobody:Nobody" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize(
-    ("name", "code", "said"),
-    [
-        ("ThreadedConnector", 0, "nothing grows"),
-        (
-            "GrowingConnector",
-            1,
-            "GROWS: a prompt's last steps, full attention: with 256 blocks instead of 64, a step is ",
-        ),
-    ],
-)
-def test_whether_its_work_grows(name, code, said, monkeypatch, capsys):
+@pytest.mark.parametrize(("name", "grows"), [("ThreadedConnector", False), ("GrowingConnector", True)])
+def test_whether_its_work_grows(name, grows, monkeypatch, capsys):
+    """Neither ever drops a chunk, and of each it is told what it keeps."""
     row = "a prompt's last steps"
     one = {row: SITUATIONS[row]._replace(sizes=(64, 128, 256))}
     monkeypatch.setattr("kv_sim.growth.command.situations_for", lambda subject: one)
-    assert kv_sim(["growth", f"kv_vllm_threads:{name}", "--engine", "vllm"]) == code
+    assert kv_sim(["growth", f"kv_vllm_threads:{name}", "--engine", "vllm"]) == 1
     out = capsys.readouterr().out.splitlines()
     assert out[0] == f"{name}: bytecodes executed in the calls of its scheduler's side"
-    assert out[-1].startswith(said)
+    told = [line for line in out if line.startswith("GROWS: ")]
+    step = f"GROWS: {row}, full attention: with 256 blocks instead of 64, a step is "
+    assert [line.startswith(step) for line in told] == [*[True] * grows, False, False]
+    kept = [line.split(" full attention: ")[0] for line in told[-2:]]
+    assert kept == [
+        f"GROWS: what the {side}'s side keeps of different prompts," for side in ("scheduler", "worker")
+    ]
 
 
 def test_what_vllm_hands_over_is_not_what_a_connector_keeps(monkeypatch):

@@ -31,17 +31,21 @@ class Served:
         is_on: bool,
         forgets: bool = False,
         hashes_per_block: int = 1,
-        proof_blocks: int = 0,
+        ends_within: bool = False,
+        proof_tokens: int = 0,
     ) -> None:
         self._referee = referee
         self._block_size = block_size
         self._is_on = is_on
         self._watches = is_on or forgets
         self._hashes_per_block = hashes_per_block
-        """More than one: a hit may end within a block."""
-        self._proof_blocks = proof_blocks
-        """How many blocks after a hit must have been computed, too: a draft model's KV of a token depends on the
-        next token."""
+        """How many each request has."""
+        self._ends_within = ends_within
+        """Whether a hit may end within a block, at any of its hashes."""
+        self._proof_tokens = proof_tokens
+        """How many tokens after a hit must have been computed, too: a block of the draft model's, whose KV of a
+        token depends on the next token."""
+        self._watches_parts = ends_within or proof_tokens % block_size > 0
         self._computed: set[bytes] = set()
         """Blocks that were computed, or lay in a running request's table, since the last reset."""
         self._forgotten: set[bytes] = set()
@@ -67,7 +71,7 @@ class Served:
         elif not self._watches:
             return
         hashes = [*request.hashes_up_to(request.num_computed_tokens)]
-        if self._hashes_per_block > 1:
+        if self._watches_parts:
             hashes += request.fine_hashes_up_to(request.num_computed_tokens)
         self._computed.update(hashes)
         if self._has_others:
@@ -98,7 +102,7 @@ class Served:
         for request in self._seen.values():
             if not request.status.is_finished:
                 forgets._computed.update(request.hashes_up_to(request.num_computed_tokens))
-                if self._hashes_per_block > 1:
+                if self._watches_parts:
                     forgets._computed.update(request.fine_hashes_up_to(request.num_computed_tokens))
 
     def is_of_others(self, request: SimRequest, start: int, end: int) -> bool:
@@ -132,9 +136,9 @@ class Served:
                     f"images has computed block {index} of its tokens{since}{who}",
                 )
                 return
-        if self._hashes_per_block > 1 and self._is_on:
+        if self._ends_within and self._is_on:
             self._check_end(request, local, count)
-        if count and self._proof_blocks and self._is_on:
+        if count and self._proof_tokens and self._is_on:
             self._check_proof(request, local, count)
 
     def _may_find(self, block_hash: bytes) -> bool:
@@ -142,15 +146,15 @@ class Served:
         return block_hash in self._computed or not (self._is_on or block_hash in self._forgotten)
 
     def _check_proof(self, request: SimRequest | Request, local: int, count: int) -> None:
-        """Check that the block after a hit was computed, too, with the same tokens."""
-        last = (local + count) // self._block_size + self._proof_blocks - 1
-        known = request.block_hashes[self._hashes_per_block - 1 :: self._hashes_per_block]
-        if last >= len(known) or known[last] not in self._computed:
+        """Check that the draft model's block after a hit was computed, too, with the same tokens."""
+        where = _match_of(request, local, count)
+        end = local + count + self._proof_tokens
+        last = end * self._hashes_per_block // self._block_size - 1
+        if last >= len(request.block_hashes) or request.block_hashes[last] not in self._computed:
             self._referee.fail(
                 Invariant.HITS,
-                f"{_match_of(request, local, count)}, but no request has computed block {last} of this prompt: a "
-                "draft model's KV of a token depends on the next token, so a hit must end before the last block "
-                "that was stored",
+                f"{where}, but no request has computed this prompt's tokens up to {end}: a draft model's KV of a "
+                "token depends on the next token, so a hit must end before the last block that was stored",
             )
 
     def _check_end(self, request: SimRequest | Request, local: int, count: int) -> None:

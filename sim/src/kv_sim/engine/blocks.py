@@ -29,6 +29,11 @@ class KVCacheManager:
     def __init__(self, config: WorldConfig) -> None:
         self.config = config
         self._sizes = [config.tokens_of(group) for group in range(len(config.groups))]
+        self._never_hit = [
+            max(0, group.parts - -(-(group.window - 1) // size)) if group.window else 0
+            for group, size in zip(config.groups, self._sizes, strict=True)
+        ]
+        """How many blocks at the beginning of each ``block_size`` tokens no hit needs: its window begins later."""
         """Tokens of a block of each group."""
         self.block_pool = BlockPool(config.num_blocks, enable_caching=config.prefix_caching, evicts=config.evicts)
         self.tables: dict[str, Tables] = {}
@@ -210,6 +215,8 @@ class KVCacheManager:
             if self.config.is_unequal:
                 block_hashes = request.hashes_in_parts_up_to(request.num_tokens, parts)
             for index in range(tables.num_cached[group], min(full, len(table))):
+                if index % parts < self._never_hit[group]:
+                    continue
                 self.block_pool.cache(group, block_hashes[index], table[index])
                 if self.config.groups[group].kind == "state":
                     self._unwritten.add(table[index])

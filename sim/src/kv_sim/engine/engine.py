@@ -108,14 +108,15 @@ class Engine(ABC):
             is_shared=self.place.shares_store,
             parts=[group.parts for group in config.groups] if config.is_unequal else [],
         )
-        keeps, ends = Trait.KEEPS in subject.traits, config.hit_ends_per_block
+        keeps = Trait.KEEPS in subject.traits
         self.served = Served(
             referee,
             config.block_size,
             is_on=keeps,
             forgets=Trait.RESET in subject.traits and not subject.serves_peers,  # a ticket may be older
-            hashes_per_block=ends,
-            proof_blocks=int(config.marks_drafts),
+            hashes_per_block=self.hashes_per_block,
+            ends_within=config.hit_ends_per_block > 1,
+            proof_tokens=config.proof_tokens,
         )
         self.steps: deque[Step] = deque()
         self.forgiven: dict[int, int] = {}
@@ -131,6 +132,11 @@ class Engine(ABC):
         found = {divmod(rank, self.config.tp_size): worker.handshake for rank, worker in enumerate(self.workers)}
         present = {place: handshake for place, handshake in found.items() if handshake is not None}
         return self.crossing.carry(present, "worker side, get_handshake_metadata") if present else {}
+
+    @property
+    def hashes_per_block(self) -> int:
+        """Hashes that a request has for each block, of the largest size that there is."""
+        return self.config.hashes_per_block
 
     @property
     def _ranks(self) -> Sequence[RankDevice]:

@@ -39,37 +39,37 @@ def config_for(subject: Subject, random: Random, engine: str = BUILTIN_ENGINE) -
     if subject.shares_store:
         config = with_shared_store(config, subject)
     if subject.serves_peers:
-        config = with_own_cache(config if Trait.TICKETS in subject.traits else with_trusted_router(config))
-        if subject.engines > 1:
-            connector = find_engine(engine).connector_class(subject.transfer_config(config))
-            does_both = getattr(connector, "holds_and_pulls", True)
-            config = with_two_engines(config) if does_both else with_producer_and_consumer(config)
-            if Trait.STRANGERS in subject.traits:
-                config = with_strange_peer(config)
+        config = _with_peers(config, subject)
     elif Trait.FAILURES in subject.traits:
         config = with_failing_loads(with_loads(config))
     else:
         config = with_loads(config)
     config = with_drafter(with_pauses(with_stages(with_sessions(config))))
-    if engine == BUILTIN_ENGINE:
-        config = _with_what_only_ours_has(config, subject)
-    return find_engine(engine).fit(with_little_room(config, subject))
-
-
-def _with_what_only_ours_has(config: WorldConfig, subject: Subject) -> WorldConfig:
-    if Trait.IMAGES in subject.traits:
+    if engine == BUILTIN_ENGINE and Trait.IMAGES in subject.traits:
         config = with_images(config)
     if Trait.UNEQUAL in subject.traits:
         config = with_unequal_blocks(config)
-    # Of several groups little is found beside an engine's own cache. Of peers enough engines have none already.
-    return config if subject.serves_peers or len(config.groups) == 1 else _with_more_loads(config)
+    return find_engine(engine).fit(with_little_room(_with_more_loads(config, subject), subject))
 
 
-def _with_more_loads(config: WorldConfig) -> WorldConfig:
-    """Let most worlds with several groups find little on the GPU; their sizes decide which.
+def _with_peers(config: WorldConfig, subject: Subject) -> WorldConfig:
+    config = with_own_cache(config if Trait.TICKETS in subject.traits else with_trusted_router(config))
+    if subject.engines == 1:
+        return config
+    connector = find_engine(config.engine).connector_class(subject.transfer_config(config))
+    does_both = getattr(connector, "holds_and_pulls", True)
+    config = with_two_engines(config) if does_both else with_producer_and_consumer(config)
+    return with_strange_peer(config) if Trait.STRANGERS in subject.traits else config
+
+
+def _with_more_loads(config: WorldConfig, subject: Subject) -> WorldConfig:
+    """Let most worlds of the built-in engine with several groups find little on the GPU; their sizes decide which.
 
     Engines keep states for their prefix cache, so they have one, of which they lose what they free, or half of it.
+    Of peers enough engines have no cache already.
     """
+    if config.engine != BUILTIN_ENGINE or len(config.groups) == 1 or subject.serves_peers:
+        return config
     random = Random(repr(("more loads", _sizes(config))))
     if random.random() > 4 / 5:
         return config

@@ -35,8 +35,15 @@ class Cell:
 
 
 def without_states(world: WorldConfig) -> WorldConfig:
-    """A world without groups of states: what vLLM makes of those depends on its models."""
-    return replace(world, groups=tuple(group for group in world.groups if group.kind != "state"))
+    """A world without groups of states: what vLLM makes of those depends on its models.
+
+    Where only states had large blocks, all that is left has blocks of that size. Nor does it lose what it frees.
+    """
+    groups = tuple(group for group in world.groups if group.kind != "state")
+    if world.is_unequal and all(group.parts > 1 for group in groups):
+        groups = tuple(replace(group, parts=1) for group in groups)
+        return replace(world, groups=groups, hashes_per_block=1, evicts=0)
+    return replace(world, groups=groups, evicts=0)
 
 
 CELLS: Final = (

@@ -27,7 +27,7 @@ from kv_vllm.differential.trace import (
     Trace,
 )
 from kv_vllm.vllm_scheduler import make_request, make_scheduler, pause, resume
-from kv_vllm.vllm_world import VOCABULARY, vllm_config
+from kv_vllm.vllm_world import VOCABULARY, hash_tokens, vllm_config
 
 STOP_TOKEN: Final = VOCABULARY - 1
 """The last token of a request that ends before its limit; prompts and samples of the testbed are smaller."""
@@ -77,14 +77,14 @@ class VllmScheduler:
     def _request(self, event: Add) -> Request:
         params = SamplingParams(max_tokens=event.max_tokens, ignore_eos=True, stop_token_ids=[STOP_TOKEN])
         identity = (event.salt, event.adapter)
-        request = make_request(event.request_id, list(event.prompt), params, self._world.block_size, identity)
+        request = make_request(event.request_id, list(event.prompt), params, hash_tokens(self._world), identity)
         request.skip_reading_prefix_cache = event.skip_reading_prefix_cache
         request.resumable = event.is_session
         return request
 
     def _turn(self, event: NextTurn) -> Request:
         params = SamplingParams(max_tokens=event.max_tokens, ignore_eos=True, stop_token_ids=[STOP_TOKEN])
-        request = make_request(event.request_id, list(event.prompt) or [0], params, self._world.block_size)
+        request = make_request(event.request_id, list(event.prompt) or [0], params, hash_tokens(self._world))
         request.resumable = bool(event.prompt)
         return request
 

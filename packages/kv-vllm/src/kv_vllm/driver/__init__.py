@@ -3,6 +3,7 @@
 ==================== ===========================================================================================
 **the engine**       that a world drives
 ``engine``           the engine; ``step``: one step of it; ``setup``: makes its parts
+``fitting``          which worlds it can run
 ``requests``         makes vLLM's requests of the testbed's
 ``worker``           the worker of a rank; ``connector``: the connector that vLLM gets, which passes calls on
 ``view``             vLLM's scheduler as the testbed reads it; ``ledger``: the testbed's own records of it

@@ -9,7 +9,7 @@ those that the model would have sampled. Where vLLM itself is known to go wrong 
 ends; with ``goes_on_after_known_faults`` it goes on, to show the fault.
 """
 
-from dataclasses import fields, replace
+from dataclasses import fields
 from typing import Any
 
 from vllm.distributed.kv_transfer.kv_connector.utils import KVOutputAggregator
@@ -33,7 +33,8 @@ from kv_sim.subject import Subject
 from kv_sim.violation import Invariant, Referee
 from kv_vllm.driver import classes, known_faults
 from kv_vllm.driver.crash import crashes
-from kv_vllm.driver.drafted_states import DraftedStates, with_few_drafts
+from kv_vllm.driver.drafted_states import DraftedStates
+from kv_vllm.driver.fitting import nearest
 from kv_vllm.driver.ledger import Ledger, Twin
 from kv_vllm.driver.requests import extra_args_of, handed_on, request_of, turn_of
 from kv_vllm.driver.setup import Setup
@@ -42,6 +43,7 @@ from kv_vllm.driver.surroundings.device import TensorDevice
 from kv_vllm.driver.view import Ended, SchedulerView
 from kv_vllm.driver.worker import TELLS_OF_SLEEP
 from kv_vllm.vllm_scheduler import PAUSE_STATES, pause, resume
+from kv_vllm.vllm_world import hashes_per_block
 
 
 class VllmEngine(Engine):
@@ -54,14 +56,8 @@ class VllmEngine(Engine):
 
     @classmethod
     def fit(cls, config: WorldConfig) -> WorldConfig:
-        """The world nearest to ``config`` that vLLM's schedulers can run.
-
-        It has no drafts under pipeline parallelism, where vLLM computes them without the token before them, and
-        few beside states. No id comes back: vLLM's front ends make each unique. All ranks have the same layers.
-        """
-        if config.run_ahead and not config.async_scheduling:
-            config = replace(config, spec_tokens=0)
-        return replace(with_few_drafts(config), silent=config.silent | {"same_id"}, stages="alike")
+        """The world nearest to ``config`` that vLLM's schedulers can run."""
+        return nearest(config)
 
     @classmethod
     def subject_named(cls, name: str) -> Subject:
@@ -87,7 +83,7 @@ class VllmEngine(Engine):
         place: Place | None = None,
     ) -> None:
         super().__init__(config, subject, referee, log, place)
-        self.ledger = Ledger(config.block_size, referee, self.shadow, self.served, self.mirror)
+        self.ledger = Ledger(config, referee, self.shadow, self.served, self.mirror)
         self._devices = devices = [TensorDevice(rank, config, self.shadow) for rank in range(config.world_size)]
         self.devices = [*devices]
         setup = Setup(config, subject, referee, self._logged(log), self.ledger, self.place)
@@ -101,6 +97,11 @@ class VllmEngine(Engine):
         self.scheduler = SchedulerView(self.vllm, self.ledger, self.guard)
         self.outcome = Ended(self.ledger)
         self._drafted_states = DraftedStates(config)
+
+    @property
+    def hashes_per_block(self) -> int:
+        """Hashes that a request of vLLM's has for each block, of the largest size that there is."""
+        return hashes_per_block(self.config)
 
     @property
     def leaves_tickets(self) -> bool:
@@ -146,7 +147,7 @@ class VllmEngine(Engine):
     def add(self, spec: RequestSpec) -> SimRequest:
         """A request arrives."""
         config = self.config
-        twin = Twin(spec, config.block_size, config.max_model_len, config.hit_ends_per_block)
+        twin = Twin(spec, config.block_size, config.max_model_len, self.hashes_per_block)
         request = request_of(twin)
         words = request.kv_transfer_params = twin.kv_transfer_params = handed_on(self.params_for(twin))
         request.sampling_params.extra_args = extra_args_of(words)

@@ -13,6 +13,7 @@ from kv_api import KVConnectorTransferResults
 from kv_sim.checkers.accounting import Mirror
 from kv_sim.checkers.protocol import check_reports
 from kv_sim.checkers.served import Served
+from kv_sim.config import WorldConfig
 from kv_sim.engine.request import SimRequest, Status
 from kv_sim.memory.settled import Offer, offers
 from kv_sim.memory.shadow import Shadow
@@ -72,7 +73,9 @@ class Twin(SimRequest):
 class Ledger:
     """The testbed's books."""
 
-    def __init__(self, block_size: int, referee: Referee, shadow: Shadow, served: Served, mirror: Mirror) -> None:
+    def __init__(
+        self, config: WorldConfig, referee: Referee, shadow: Shadow, served: Served, mirror: Mirror
+    ) -> None:
         self.twins: dict[str, Twin] = {}
         self.ended: list[SimRequest] = []
         self.fresh: list[int] = []
@@ -83,7 +86,8 @@ class Ledger:
         """Ends of prompts within blocks whose states the current step hands over."""
         self.step = 0
         """The step that is being scheduled, or the last one that was."""
-        self._block_size = block_size
+        self._block_size = config.block_size
+        self._parts = [group.parts for group in config.groups]
         self._referee = referee
         self._shadow = shadow
         self._served = served
@@ -119,7 +123,7 @@ class Ledger:
             return
         local, is_async = self._matches[request_id]
         tokens, step = range(local, local + external), None if is_async else self.step
-        targets = self._shadow.expect_load(request_id, tables, tokens, self._block_size, step)
+        targets = self._shadow.expect_load(request_id, tables, tokens, self._block_size, step, self._parts)
         if is_async:
             self.twins[request_id].awaits_load = True
             self.async_targets += targets

@@ -30,7 +30,7 @@ def offloading(**options: Any) -> Subject:
         "OffloadingConnector",
         f"{_V1}.offloading_connector",
         {"spec_name": "HostCopySpec", "spec_module_path": "kv_vllm.host_copy", **options},
-        frozenset({Trait.GROUPS, Trait.RANKS, Trait.REPEATS, Trait.RESET}),
+        frozenset({Trait.GROUPS, Trait.UNEQUAL, Trait.RANKS, Trait.REPEATS, Trait.RESET}),
     )
 
 

@@ -136,9 +136,9 @@ class VllmWorker:
         return {name: SimpleNamespace() for name in self._layers}
 
     def _forward(self, step: Step) -> None:
-        windows = tuple(group.window for group in self.world.groups)
+        windows, parts = zip(*((group.window, group.parts) for group in self.world.groups), strict=True)
         launched = LaunchedStep(
-            step.number, step.attentions, step.poison, step.problems, self.world.block_size, windows
+            step.number, step.attentions, step.poison, step.problems, self.world.block_size, windows, parts
         )
         loaded = {block for blocks in step.sync_targets.values() for block in blocks}
         for group in range(len(self.world.groups)):
