@@ -74,7 +74,7 @@ _MOVED: Final = (
     plant(transfers.NoFlush, "#29870", _I.OWNERSHIP, PATIENT, _I.CONTENT),
     plant(transfers.LoadNotAwaited, "", _I.OWNERSHIP, PATIENT, _I.CONTENT),
     plant(transfers.FailedStoreIndexed, "", _I.CONTENT, LATER),
-    plant(transfers.FailedLoadIsFine, "LMCache#3388", _I.CONTENT, LATER),
+    plant(transfers.FailedLoadIsFine, "LMCache#3388", _I.CONTENT, LATER, _I.HITS),
     plant(transfers.FailedBlocksToldAgain, "", _I.PROTOCOL, LATER, _I.LIVENESS),
     plant(transfers.FailedLoadToldAgain, "", _I.PROTOCOL, LATER, _I.CONSERVATION),
     plant(transfers.FailedLoadIsSilent, "LMCache#5047", _I.LIVENESS, LATER),
