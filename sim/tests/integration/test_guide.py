@@ -204,15 +204,17 @@ def test_the_medium_holds_what_else_is_said_of_it(
 def test_the_medium_does_not_grow_as_its_command_is_printed(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    """Looked at where it does without room; a dozen places are what it says they are."""
+    """Looked at where it does without room; too few places and too many are what it says they are."""
     monkeypatch.syspath_prepend(str(tmp_path))
     monkeypatch.chdir(tmp_path)
     (tmp_path / "of_growth.py").write_text(MEDIUM.written)
     steps = SITUATIONS["a prompt's last steps"]._replace(sizes=(64, 128, 512))
     monkeypatch.setattr("kv_sim.growth.command.situations_for", lambda subject: {"a prompt's last steps": steps})
-    monkeypatch.setattr("kv_sim.growth.kept.ROUNDS", (2, 6, 10))
+    monkeypatch.setattr("kv_sim.growth.kept.ROUNDS", (2, 22, 44))
     [printed] = re.findall(r"^(kv-sim growth .*)$", (DOCS / "medium.md").read_text(), re.MULTILINE)
     command = [word.replace("my_medium", "of_growth") for word in shlex.split(printed)[1:]]
     assert main(command) == 0, capsys.readouterr().out
     assert main(command[: command.index("--extra")]) == 1
     assert "GROWS: a prompt's last steps" in capsys.readouterr().out
+    assert main([*command[:-1], '{"places": 4096}']) == 1
+    assert "GROWS: what the scheduler's side keeps of different prompts" in capsys.readouterr().out
