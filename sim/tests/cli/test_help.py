@@ -46,7 +46,7 @@ def test_every_option_has_its_help(name: str) -> None:
 
 ORDER = {
     "fuzz": "connector extra traits call_timeout serves_peers serves_peers shares_store seed seeds histories "
-    "actions log perfetto save digest without engine",
+    "jobs actions log perfetto save digest without engine",
     "replay-schedule": "file connector extra traits call_timeout serves_peers serves_peers shares_store engine "
     "log perfetto",
     "conform": "name spec extra traits call_timeout serves_peers serves_peers shares_store probe keep_going "

@@ -407,13 +407,21 @@ RUN = {"actions": 80, "save": ".", "engine": "builtin"}
 @pytest.mark.parametrize(
     ("line", "options"),
     [
-        ("fuzz", {**RUN, "without": []}),
+        ("fuzz", {**RUN, "jobs": 1, "without": []}),
         (
-            "fuzz --connector c --extra {} --traits t --seed 3 --seeds 1-2 --histories 4 --actions 5 --log "
-            "--perfetto f --save d --digest --without A,B --without C --engine e",
+            "fuzz --connector c --extra {} --traits t --seed 3 --seeds 1-2 --histories 4 --jobs 2 "
+            "--actions 5 --log --perfetto f --save d --digest --without A,B --without C --engine e",
             {
                 **{"connector": "c", "extra": "{}", "traits": "t", "seed": "3", "seeds": "1-2", "histories": 4},
-                **{"actions": 5, "log": True, "perfetto": "f", "save": "d", "digest": True, "engine": "e"},
+                **{
+                    "jobs": 2,
+                    "actions": 5,
+                    "log": True,
+                    "perfetto": "f",
+                    "save": "d",
+                    "digest": True,
+                    "engine": "e",
+                },
                 "without": ["A", "B", "C"],
             },
         ),

@@ -81,5 +81,6 @@ def test_the_documentation_shows_these_models_and_situations() -> None:
     _, *sides = kept.splitlines()
     shown = [re.split(r"  +", row.strip()) for row in sides]
     rounds = [f"{count} rounds" for count in ROUNDS]
-    assert [row[0] for row in shown if row[1:] == [*rounds, "a round"]] == models_for_memory
-    assert [row[0] for row in shown if row[-1] == "0.00"] == ["scheduler's side", "worker's side"] * 2
+    of_both_prompts = [row[0] for row in shown if row[1:] == [*rounds, "a round"]]
+    assert of_both_prompts == models_for_memory * 2
+    assert [row[0] for row in shown if row[-1] == "0.00"] == ["scheduler's side", "worker's side"] * 4

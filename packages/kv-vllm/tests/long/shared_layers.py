@@ -9,6 +9,7 @@ from pathlib import Path
 from tempfile import gettempdir
 
 import pytest
+from kv_vllm_predictions import check_prediction
 from kv_vllm_runs import OURS, WINDOW, Engine, history, history_alone, with_extra
 
 from kv_vllm.smoke.tiny_model import CONFIG, write_model
@@ -94,3 +95,9 @@ def test_one_wrong_byte_in_a_load_changes_them(expected):
     assert hits > 500
     assert told["shared"] == expected["shared"]
     assert told["again"] != expected["again"]
+
+
+def test_loads_are_those_of_the_testbed(tmp_path):
+    """In a world with blocks of both sizes, whose engine keeps all of a window's blocks that a hit can need."""
+    model = str(model_of_shared_layers())
+    check_prediction(OURS, tmp_path, model=model, prefix_cache_retention_interval=None, **OPTIONS)

@@ -130,11 +130,15 @@ def test_what_lies_beyond_a_fork_is_lost_and_counted():
 
 
 @pytest.mark.parametrize("groups", [1, 2, 3])
+@pytest.mark.parametrize("parts", [1, 2])
 @pytest.mark.parametrize("num_blocks", [2, 16, 17])
-def test_the_room_is_that_of_the_world(num_blocks, groups):
-    kinds = [{"kind": "full", "window": 0}, *[{"kind": "sliding", "window": 5}] * (groups - 1)]
+def test_the_room_is_that_of_the_world(num_blocks, parts, groups):
+    smaller = {"kind": "sliding", "window": 5, **({"parts": 2} if parts > 1 else {})}
+    kinds = [{"kind": "full", "window": 0}, *[smaller] * (groups - 1)]
     world = {"num_blocks": num_blocks, "block_size": 4, "groups": kinds}
-    assert room_tokens(world) == WorldConfig.from_json({**world, "silent": []}).longest_request
+    hashes = parts if groups > 1 else 1
+    config = WorldConfig.from_json({**world, "hashes_per_block": hashes, "silent": []})
+    assert room_tokens(world) == config.longest_request
 
 
 def test_what_is_longer_than_the_world_is_left_out(tmp_path):
@@ -199,6 +203,19 @@ def test_the_testbed_reads_it(tmp_path):
     assert (schedule.config.num_blocks, schedule.subject.kv_connector) == (16, "TimedOffloadingConnector")
     assert "cpu_bytes_to_use" not in schedule.subject.extra_config
     assert len(schedule.history) == 8
+
+
+def test_hashes_of_smaller_blocks_are_shared_to_the_last(tmp_path):
+    """Each of the largest blocks has two; a prompt may differ from another one after the first of them."""
+    groups = [{"kind": "full", "window": 0}, {"kind": "sliding", "window": 5, "parts": 2}]
+    world = {**WORLD, "block_size": 4, "hashes_per_block": 2, "groups": groups}
+    calls, out = tmp_path / "a.calls.jsonl", tmp_path / "a.jsonl"
+    listed = [arrive("r0", "abcd", 9), arrive("r1", "abcx", 9)]
+    calls.write_text("".join(json.dumps(line) + "\n" for line in [{**HEAD, "world": world}, *listed]))
+    write_schedule_of(calls, out)
+    one, other = (RequestSpec(**action.args["spec"]) for action in read_schedule(out).history)
+    assert (one.shared_tokens, one.own_tokens) == (8, 1)
+    assert common(one.prompt, other.prompt) == 6
 
 
 def test_a_last_line_that_is_whole_counts(tmp_path):

@@ -6,6 +6,7 @@ import pytest
 
 from kv_api import AttentionKind, ConfigError
 from kv_api.groups import GroupDescription
+from kv_sim.config import WorldConfig
 from kv_vllm.recording.world import subject_of, world_of
 
 
@@ -87,7 +88,7 @@ def test_the_world_of_an_engine(more, run_ahead, runner):
                 "spec_name": "WorldCPUOffloadingSpec",
                 "spec_module_path": "kv_sim.offload",
             },
-            "traits": ["failures", "groups", "ranks", "repeats", "reset", "zeroing"],
+            "traits": ["failures", "groups", "ranks", "repeats", "reset", "unequal", "zeroing"],
             "blocks_per_chunk": 2,
         },
     }
@@ -137,6 +138,20 @@ def test_a_block_that_ranks_share_is_as_long_as_all_their_parts():
     assert world_of(config, blocks(8, [160]), groups)["world"]["block_size"] == 32
 
 
+@pytest.mark.parametrize("hash_tokens", [None, 8])
+def test_blocks_of_several_sizes_are_parts_of_the_smallest_that_all_divide(hash_tokens):
+    full, smaller = group(AttentionKind.FULL, 48), group(AttentionKind.FULL, 24)
+    cache = blocks(8, [160], hash_block_size=hash_tokens)
+    cache.kv_cache_groups = cache.kv_cache_groups[:1] * 3
+    groups = [smaller, group(AttentionKind.SLIDING_WINDOW, 16, 40), full]
+    world = world_of(engine(), cache, groups)["world"]
+    assert (world["block_size"], world["hashes_per_block"]) == (48, 6)
+    assert [one.get("parts") for one in world["groups"]] == [2, 3, None]
+    values = {**world, "silent": [], "groups": [{"parts": 1, **one} for one in world["groups"]]}
+    config = WorldConfig.from_json(values)
+    assert [config.tokens_of(number) for number in range(3)] == [24, 16, 48]
+
+
 @pytest.mark.parametrize(
     ("odd", "hash_tokens", "message"),
     [
@@ -146,15 +161,10 @@ def test_a_block_that_ranks_share_is_as_long_as_all_their_parts():
             "KV cache group 1: its kind is state_space, and a schedule has only full_attention, sliding_window",
         ),
         (
-            group(AttentionKind.FULL, 32),
-            16,
-            "KV cache group 1: its blocks have 32 tokens, and a schedule has one size of blocks, "
-            "the engine's (16)",
-        ),
-        (
             group(AttentionKind.FULL),
             8,
-            "kv_cache_config.hash_block_size: got 8, and a schedule has one hash for each block of 16 tokens",
+            "kv_cache_config.hash_block_size: got 8, and a schedule has hashes of 16 tokens, the most that divide "
+            "the blocks of all groups (16, 16 tokens)",
         ),
     ],
 )
@@ -173,7 +183,7 @@ def test_any_other_connector_is_what_it_is(extra):
         "kv_connector": "Some",
         "module_path": "some.where",
         "extra_config": extra,
-        "traits": ["failures", "groups", "ranks", "repeats", "reset", "zeroing"],
+        "traits": ["failures", "groups", "ranks", "repeats", "reset", "unequal", "zeroing"],
         "blocks_per_chunk": 1,
     }
 

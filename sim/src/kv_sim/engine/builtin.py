@@ -28,6 +28,7 @@ from kv_sim.violation import Referee
 class BuiltinEngine(Engine):
     """The testbed's own engine."""
 
+    has_unequal_blocks = True
     scheduler_class: ClassVar[type[Scheduler]] = Scheduler
 
     scheduler: Scheduler

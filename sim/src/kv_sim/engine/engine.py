@@ -42,6 +42,9 @@ class Engine(ABC):
     """The modules of its classes. Objects of these that a connector was given don't count as the connector's
     own."""
 
+    has_unequal_blocks: ClassVar[bool] = False
+    """Whether it can run worlds whose groups have blocks of several sizes."""
+
     params_for: Callable[[SimRequest], Any] = staticmethod(lambda request: request.spec.kv_transfer_params)
     """Gives the ``kv_transfer_params`` with which a request arrives."""
 

@@ -47,7 +47,7 @@ def config_for(subject: Subject, random: Random, engine: str = BUILTIN_ENGINE) -
     config = with_drafter(with_pauses(with_stages(with_sessions(config))))
     if engine == BUILTIN_ENGINE and Trait.IMAGES in subject.traits:
         config = with_images(config)
-    if Trait.UNEQUAL in subject.traits:
+    if Trait.UNEQUAL in subject.traits and find_engine(engine).has_unequal_blocks:
         config = with_unequal_blocks(config)
     return find_engine(engine).fit(with_little_room(_with_more_loads(config, subject), subject))
 

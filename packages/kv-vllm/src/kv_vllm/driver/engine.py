@@ -50,6 +50,7 @@ class VllmEngine(Engine):
     """One vLLM engine with one connector."""
 
     goes_on_after_known_faults = False
+    has_unequal_blocks = True
     own_modules = (*Engine.own_modules, "kv_vllm.driver", "vllm.v1.core")
 
     scheduler: SchedulerView

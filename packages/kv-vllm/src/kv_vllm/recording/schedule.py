@@ -55,12 +55,12 @@ class Summary:
 class Conversations:
     """Gives each prompt a conversation and how much of it is shared.
 
-    ``_trunk``: how many blocks each conversation has. ``_place``: of each block hash of a trunk, its conversation
-    and how many blocks end with it. ``_seen``: all block hashes of prompts, to count what can't be said.
+    ``_trunk``: how many hashes each conversation has. ``_place``: of each hash of a trunk, its conversation and
+    how many hashes end with it. ``_seen``: all hashes of prompts, to count what can't be said.
     """
 
-    def __init__(self, block_size: int) -> None:
-        self._block_size = block_size
+    def __init__(self, hash_tokens: int) -> None:
+        self._hash_tokens = hash_tokens
         self._trunk: list[int] = []
         self._place: dict[str, tuple[int, int]] = {}
         self._seen: set[str] = set()
@@ -72,36 +72,37 @@ class Conversations:
         if found is None:
             self._trunk.append(0)
         known = next((end for end in range(len(hashes), 0, -1) if hashes[end - 1] in self._seen), 0)
-        summary.shared_tokens += known * self._block_size
-        summary.lost_tokens += (known - depth) * self._block_size
+        summary.shared_tokens += known * self._hash_tokens
+        summary.lost_tokens += (known - depth) * self._hash_tokens
         self._seen.update(hashes)
         if depth == self._trunk[conversation]:
             for end in range(depth, len(hashes)):
                 self._place[hashes[end]] = conversation, end + 1
             depth = self._trunk[conversation] = len(hashes)
-        shared = depth * self._block_size
+        shared = depth * self._hash_tokens
         return {"conversation": conversation, "shared_tokens": shared, "own_tokens": prompt_tokens - shared}
 
     def check(self) -> None:
-        """Recount: each trunk has its blocks, once each."""
-        for conversation, blocks in enumerate(self._trunk):
+        """Recount: each trunk has its hashes, once each."""
+        for conversation, hashes in enumerate(self._trunk):
             ends = sorted(end for where, end in self._place.values() if where == conversation)
-            assert ends == list(range(1, blocks + 1)), f"conversation {conversation} of {blocks} has {ends}"
-        assert self._seen >= self._place.keys(), "a trunk has blocks of no prompt"
+            assert ends == list(range(1, hashes + 1)), f"conversation {conversation} of {hashes} has {ends}"
+        assert self._seen >= self._place.keys(), "a trunk has hashes of no prompt"
 
 
 def room_tokens(world: Mapping[str, Any]) -> int:
     """Tokens of the longest request of a world, in which all groups keep all blocks, beside the null block."""
-    return (int(world["num_blocks"]) - 1) // len(world["groups"]) * int(world["block_size"])
+    blocks = sum(int(group.get("parts", 1)) for group in world["groups"])
+    return (int(world["num_blocks"]) - 1) // blocks * int(world["block_size"])
 
 
 def actions_of(
-    calls: Iterable[Mapping[str, Any]], block_size: int, room: int
+    calls: Iterable[Mapping[str, Any]], hash_tokens: int, room: int
 ) -> tuple[list[dict[str, Any]], Summary]:
     """The actions, as lines of a schedule file. ``room``: how many tokens a request may come to."""
     listed, summary = list(calls), Summary()
     ends = {call["request"]: call for call in listed if call["call"] == "end"}
-    conversations = Conversations(block_size)
+    conversations = Conversations(hash_tokens)
     actions: list[dict[str, Any]] = []
     step = 0
     """Where the last step is in ``actions``."""
@@ -182,7 +183,8 @@ def write_schedule_of(calls: Path, schedule: Path) -> Summary:
     head, listed = read_calls(calls)
     try:
         world, subject = head["world"], head["subject"]
-        actions, summary = actions_of(listed, world["block_size"], room_tokens(world))
+        hash_tokens = world["block_size"] // world.get("hashes_per_block", 1)
+        actions, summary = actions_of(listed, hash_tokens, room_tokens(world))
     except KeyError as error:
         raise ConfigError(f"{calls}: {error} is missing, which every recorder writes") from error
     header = {"format": "kv-sim schedule", "version": 1, "violation": None, "subject": subject, "world": world}

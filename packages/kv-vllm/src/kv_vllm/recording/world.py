@@ -1,10 +1,10 @@
 """The header of a file of calls: a live engine as a world of the testbed, and its connector as a subject.
 
-An engine is refused if a schedule can't have its blocks: blocks of states, or block sizes that differ from each
-other or from the tokens of a hash.
+An engine is refused if a schedule can't have its blocks: blocks of states, or of other tokens than hashes are for.
 """
 
 from collections.abc import Mapping, Sequence
+from math import gcd, lcm
 from typing import Any, Final
 
 from kv_api import AttentionKind, ConfigError
@@ -34,13 +34,16 @@ def world_of(vllm_config: Any, kv_cache_config: Any, groups: Sequence[GroupDescr
     transfer = vllm_config.kv_transfer_config
     run_ahead = max(0, getattr(vllm_config, "max_concurrent_batches", 1) - 1)
     _refuse_what_no_world_has(vllm_config, kv_cache_config, groups)
+    span = lcm(*(group.tokens_per_block for group in groups))
+    hashes = span // _hash_tokens(groups)
     block_bytes = bytes_per_block(kv_cache_config, bytes_of(groups, kv_cache_config))
     given = transfer.kv_connector_extra_config
     host_bytes = given.get("cpu_bytes_to_use") or given.get("file_bytes_to_use") or 64 * block_bytes
     world = {
         "num_blocks": kv_cache_config.num_blocks,
-        "block_size": _block_tokens(vllm_config),
-        "groups": [{"kind": KINDS[group.kind], "window": group.window_tokens} for group in groups],
+        "block_size": span,
+        **({"hashes_per_block": hashes} if hashes > 1 else {}),
+        "groups": [_group(group, span) for group in groups],
         "layers": 1,
         "tp_size": parallel.tensor_parallel_size,
         "pp_size": parallel.pipeline_parallel_size,
@@ -62,29 +65,29 @@ def bytes_of(groups: Sequence[GroupDescription], kv_cache_config: Any) -> list[i
     return [group.page_size_bytes * count for group, count in zip(groups, layers, strict=True)]
 
 
-def _block_tokens(vllm_config: Any) -> int:
-    """Tokens of a block, over all ranks that share them."""
-    ranks = getattr(vllm_config.parallel_config, "decode_context_parallel_size", 1)
-    return int(vllm_config.cache_config.block_size * ranks)
+def _group(group: GroupDescription, span: int) -> dict[str, Any]:
+    parts = span // group.tokens_per_block
+    told = {"kind": KINDS[group.kind], "window": group.window_tokens}
+    return {**told, "parts": parts} if parts > 1 else told
+
+
+def _hash_tokens(groups: Sequence[GroupDescription]) -> int:
+    """Tokens of a hash in a world."""
+    return gcd(*(group.tokens_per_block for group in groups))
 
 
 def _refuse_what_no_world_has(vllm_config: Any, kv_cache_config: Any, groups: Sequence[GroupDescription]) -> None:
-    block_size = _block_tokens(vllm_config)
     for number, group in enumerate(groups):
         if group.kind not in KINDS:
             raise ConfigError(
                 f"KV cache group {number}: its kind is {group.kind}, and a schedule has only {', '.join(KINDS)}"
             )
-        if group.tokens_per_block != block_size:
-            raise ConfigError(
-                f"KV cache group {number}: its blocks have {group.tokens_per_block} tokens, and a schedule has "
-                f"one size of blocks, the engine's ({block_size})"
-            )
-    hash_tokens = tokens_per_hash(vllm_config, kv_cache_config, [group.tokens_per_block for group in groups])
-    if hash_tokens != block_size:
+    sizes = [group.tokens_per_block for group in groups]
+    found, most = tokens_per_hash(vllm_config, kv_cache_config, sizes), _hash_tokens(groups)
+    if found != most:
         raise ConfigError(
-            f"kv_cache_config.hash_block_size: got {hash_tokens}, and a schedule has one hash for each block of "
-            f"{block_size} tokens"
+            f"kv_cache_config.hash_block_size: got {found}, and a schedule has hashes of {most} tokens, the most "
+            f"that divide the blocks of all groups ({', '.join(map(str, sizes))} tokens)"
         )
 
 
@@ -96,7 +99,7 @@ def subject_of(transfer: Mapping[str, Any]) -> dict[str, Any]:
         "kv_connector": connector["kv_connector"],
         "module_path": connector["kv_connector_module_path"],
         "extra_config": extra,
-        "traits": ["failures", "groups", "ranks", "repeats", "reset", "zeroing"],
+        "traits": ["failures", "groups", "ranks", "repeats", "reset", "unequal", "zeroing"],
         "blocks_per_chunk": extra.get("blocks_per_chunk") or 1,
     }
 
