@@ -127,6 +127,8 @@ def test_kv_events_are_encoded_as_vllms(translate):
     assert [type(event).__name__ for event in heard] == ["BlockStored", "BlockRemoved", "AllBlocksCleared"]
     assert (heard[0].kv_cache_spec_kind, heard[0].token_ids, heard[0].group_idx) == ("mamba", [1, 2], 1)
     assert heard[0].block_hashes == heard[1].block_hashes
+    (of_no_group,) = translate.events_to_vllm([dataclasses.replace(ours, kv_cache_spec_kind=None)], ("mamba",))
+    assert of_no_group.kv_cache_spec_kind is None
     wrong = msgspec.msgpack.encode(kv_events.KVEventBatch(ts=0.0, events=[ours]))
     with pytest.raises(msgspec.ValidationError):
         msgspec.msgpack.decode(wrong, type=kv_events.KVEventBatch)
@@ -169,7 +171,7 @@ def test_what_a_medium_is_told(translate):
 
     theirs = pytest.importorskip("vllm.v1.kv_offload.config")
     values = {
-        "groups": (theirs.OffloadingGroupConfig(16, ("a", "b"), 0),),
+        "groups": (theirs.OffloadingGroupConfig(16, ("a", "b"), 0), theirs.OffloadingGroupConfig(8, ("c",), 1)),
         "model": theirs.OffloadingModelConfig(name="m", dtype="float16"),
         "cache": theirs.OffloadingCacheConfig(16, 2),
         "parallel": theirs.OffloadingParallelConfig(0, 2, 2, 1, 1, 1, 0, 1, None, False),
@@ -181,7 +183,7 @@ def test_what_a_medium_is_told(translate):
     names = {field.name for field in dataclasses.fields(theirs.OffloadingConfig)}
     ours = offloading_config_of(theirs.OffloadingConfig(**{k: v for k, v in values.items() if k in names}))
     assert ours == kv_api.OffloadingConfig(
-        groups=(kv_api.OffloadingGroupConfig(16, ("a", "b"), 0),),
+        groups=(kv_api.OffloadingGroupConfig(16, ("a", "b"), 0), kv_api.OffloadingGroupConfig(8, ("c",), 1)),
         worker_kv_bytes_per_block=64,
         enable_kv_cache_events=True,
         extra_config={"a": 1},

@@ -8,7 +8,7 @@ from typing import Any, Final
 from vllm.lora.request import LoRARequest
 from vllm.sampling_params import SamplingParams
 from vllm.utils.hashing import sha256
-from vllm.v1.core.kv_cache_utils import get_request_block_hasher
+from vllm.v1.core.kv_cache_utils import get_request_block_hasher, init_none_hash
 from vllm.v1.core.sched.async_scheduler import AsyncScheduler
 from vllm.v1.core.sched.interface import PauseState
 from vllm.v1.core.sched.scheduler import Scheduler
@@ -25,6 +25,8 @@ PAUSE_STATES: Final = {
     Pause.ALL: PauseState.PAUSED_ALL,
 }
 """vLLM's words for the testbed's states of a pause."""
+
+init_none_hash(sha256)  # an engine of vLLM's does it when it starts; no request has hashes before
 
 
 def pause(scheduler: Scheduler, mode: PauseMode) -> None:
@@ -78,7 +80,6 @@ def make_request(
 ) -> Request:
     """Make a request; the testbed's identity becomes its salt and its adapter."""
     salt, adapter = identity
-    params.update_from_generation_config({}, None)
     return Request(
         request_id=request_id,
         prompt_token_ids=tokens,

@@ -25,8 +25,6 @@ from vllm.config import (
     SpeculativeConfig,
     VllmConfig,
 )
-from vllm.utils.hashing import sha256
-from vllm.v1.core.kv_cache_utils import init_none_hash
 from vllm.v1.kv_cache_interface import (
     FullAttentionSpec,
     KVCacheConfig,
@@ -89,7 +87,6 @@ def _model_folder() -> Iterator[str]:
 @cache
 def _base() -> VllmConfig:
     """A configuration of the smallest model; made once, since vLLM is slow to make it."""
-    init_none_hash(sha256)
     with _model_folder() as folder:
         return VllmConfig(
             model_config=ModelConfig(model=folder, skip_tokenizer_init=True, dtype="float32", seed=1),

@@ -143,8 +143,17 @@ def test_several(base, cache):
     connector.shutdown()
 
 
-def test_what_it_does_not_work_with(base, cache):
+def test_what_another_connector_was_to_have_is_refused_before_anything_is_made(base, cache):
     from kv_vllm import OffloadingConnector
+
+    config = config_of("OffloadingConnector", {"cpu_bytes_to_use": -1, "hold_seconds": 3})
+    for role in base.KVConnectorRole:
+        with pytest.raises(ConfigError, match="hold_seconds: this key belongs to P2PConnector"):
+            OffloadingConnector(config, role, cache)
+
+
+def test_what_it_does_not_work_with(base, cache):
+    from kv_vllm import OffloadingConnector, P2PConnector
 
     extra, name = OFFLOADING["kv_connector_extra_config"], "prefill_context_parallel_size"
     with pytest.raises(ConfigError) as refused:
@@ -152,6 +161,10 @@ def test_what_it_does_not_work_with(base, cache):
             config_of("OffloadingConnector", extra, **{name: 2}), base.KVConnectorRole.SCHEDULER, cache
         )
     assert str(refused.value) == f"parallel_config.{name}: got 2; OffloadingConnector supports only 1"
+    with pytest.raises(ConfigError, match="decode_context_parallel_size: got 2; P2PConnector supports only 1"):
+        P2PConnector(
+            config_of("P2PConnector", {}, decode_context_parallel_size=2), base.KVConnectorRole.SCHEDULER, cache
+        )
 
 
 @pytest.mark.parametrize(("is_shared", "tokens"), [(True, 32), (False, 16)])
@@ -241,9 +254,10 @@ def test_metrics_of_both(base):
 
     prometheus = pytest.importorskip("prometheus_client")
     known = (prometheus.Gauge, prometheus.Counter, prometheus.Histogram)
+    extra = {**OFFLOADING["kv_connector_extra_config"], "checksum": True}
     for connector, config in (
-        (OffloadingConnector, config_of("OffloadingConnector", OFFLOADING["kv_connector_extra_config"])),
-        (MultiConnector, multi_of(OFFLOADING)),
+        (OffloadingConnector, config_of("OffloadingConnector", extra)),
+        (MultiConnector, multi_of({**OFFLOADING, "kv_connector_extra_config": extra})),
     ):
         registry = prometheus.CollectorRegistry()
         kinds = {kind: partial(kind, registry=registry) for kind in known}
@@ -253,6 +267,7 @@ def test_metrics_of_both(base):
             "vllm:kv_offload_total_bytes",
             "vllm:kv_offload_load_bytes",
             "vllm:kv_offload_config_info",
+            "vllm:kv_offload_cpu_checksum_mismatches",
         }
 
 
@@ -301,6 +316,9 @@ def test_answers_are_vllms(answers, base, cache):
     events = pytest.importorskip("vllm.distributed.kv_events")
     metrics = pytest.importorskip(f"{V1}.offloading.metrics")
     source = pytest.importorskip("vllm.v1.metrics.cache_hit_source").CacheHitSource
+    specs, torch = pytest.importorskip("vllm.v1.kv_cache_interface"), pytest.importorskip("torch")
+    full = specs.FullAttentionSpec(block_size=16, num_kv_heads=1, head_size=8, dtype=torch.float32)
+    cache.kv_cache_groups = [*cache.kv_cache_groups, SimpleNamespace(layer_names=["f"], kv_cache_spec=full)]
     config = config_of("Some", {})
     one = answers(config, base.KVConnectorRole.WORKER, cache)
     assert one.given == (config, kv_api.KVConnectorRole.WORKER, cache)
@@ -309,6 +327,9 @@ def test_answers_are_vllms(answers, base, cache):
     assert (one.take_events(), one.get_kv_connector_stats()) == ((), None)
     one.events = iter([kv_api.BlockRemoved([b"h" * 32], "CPU", 0)])
     assert [type(event) for event in one.take_events()] == [events.BlockRemoved]
+    stored = kv_api.BlockStored([b"h" * 32], None, [1], 1, None, "CPU", None, kv_cache_spec_kind="ours")
+    one.events = [replace(stored, group_idx=group) for group in (1, 0)]
+    assert [event.kv_cache_spec_kind for event in one.take_events()] == ["full_attention", "sliding_window"]
     one.stats = OffloadingConnectorStats()
     one.stats.increase("a", 3)
     for stats in (one.get_kv_connector_stats(), answers.build_kv_connector_stats(one.stats.to_dict())):

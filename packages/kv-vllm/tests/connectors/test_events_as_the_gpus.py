@@ -75,11 +75,12 @@ def test_what_vllm_hashes_of_images_and_embeddings():
     from vllm.sampling_params import SamplingParams
     from vllm.utils.hashing import sha256
     from vllm.v1.core.block_pool import BlockPool
-    from vllm.v1.core.kv_cache_utils import get_request_block_hasher
+    from vllm.v1.core.kv_cache_utils import get_request_block_hasher, init_none_hash
     from vllm.v1.request import Request
 
     from kv_vllm import OffloadingConnector
 
+    init_none_hash(sha256)
     images = [
         MultiModalFeatureSpec(
             data=None, modality="image", identifier=name, mm_position=PlaceholderRange(offset=at, length=length)

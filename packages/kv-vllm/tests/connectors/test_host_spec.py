@@ -69,6 +69,13 @@ def test_an_answer_of_the_manager_is_vllms(name, ours, module):
     assert manager.mock_calls == [getattr(call, name)(*arguments)]
 
 
+def test_the_places_that_a_load_reads_are_vllms(module):
+    theirs = pytest.importorskip("vllm.v1.kv_offload.cpu.common").CPULoadStoreSpec
+    slots = pytest.importorskip("kv_offload_cpu").CPULoadStoreSpec(pytest.importorskip("numpy").array([4, 2]))
+    made = module.HostManager(MagicMock(**{"prepare_load.return_value": slots}), {}).prepare_load(["k"], "request")
+    assert (type(made), made.block_ids.tolist()) == (theirs, [4, 2])
+
+
 def test_without_a_word_a_store_has_succeeded(module):
     ours = MagicMock()
     module.HostManager(ours, {}).complete_store(["k"], "request")

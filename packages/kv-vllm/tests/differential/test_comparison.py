@@ -105,9 +105,11 @@ def test_a_reset_that_is_refused_is_another_than_one_that_raises(told):
     assert agrees == [told]
 
 
-def test_an_error():
+@pytest.mark.parametrize("error", [AssertionError, KeyError])
+def test_an_error(error):
     def refuse(self, turn):
-        assert not isinstance(turn.event, Abort), "no such request"
+        if isinstance(turn.event, Abort):
+            raise error("no such request")
         return turn.calls
 
     found = followed(change=refuse)

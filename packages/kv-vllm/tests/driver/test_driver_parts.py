@@ -2,11 +2,13 @@
 
 from importlib.util import find_spec
 from types import SimpleNamespace
+from unittest.mock import MagicMock, call
 
 import pytest
 
 pytest.importorskip("kv_sim")
 
+import kv_api
 from kv_api import BlockRemoved, BlockStored
 from kv_sim.checkers.accounting import Mirror
 from kv_sim.checkers.served import Served
@@ -142,6 +144,7 @@ def test_what_a_load_may_write_is_known_at_the_allocation(ledger, local, externa
     shadow = ledger._shadow
     ledger.begin_step()
     ledger.matched("a", local, (external, is_async))
+    ledger._parts = [1, 1]  # of a world with two groups
     ledger.allocated("a", ([1, 2, 3], [5, 6, 0]), external)
     assert [shadow.owner(block) for block in (1, 3, 6, 4)] == ["request a"] * 3 + ["no request"]
     if is_async:
@@ -190,6 +193,42 @@ def test_whether_a_state_was_registered_is_told_besides(answer):
     request = SimpleNamespace(request_id="a")
     assert connector.register_finished_partial_tail(request, [1], "offloads") is answer
     assert (asked, told) == ([(request, [1], "offloads")], [("a", answer)])
+
+
+@pytest.mark.vllm
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.usefixtures("a_vllm")
+def test_the_books_are_told_of_each_call_that_they_need():
+    from kv_vllm.driver.connector import CacheHitSource, DrivenHMAConnector
+
+    connector = object.__new__(DrivenHMAConnector)
+    connector._guard, connector._told = guard, told = MagicMock(), MagicMock()
+    guard.get_num_new_matched_tokens.return_value = (4, True)
+    guard.request_finished.return_value = (True, None)
+    guard.request_finished_all_groups.return_value = (False, None)
+    guard.take_events.return_value = iter(["event"])
+    request, blocks = SimpleNamespace(request_id="a"), SimpleNamespace(get_block_ids=lambda: ([1], [2]))
+    assert connector.get_num_new_matched_tokens(request, 8) == (4, True)
+    connector.update_state_after_alloc(request, blocks, 4)
+    connector.build_connector_meta(SimpleNamespace(kv_connector_block_state="states"))
+    assert connector.request_finished(request, [1]) == (True, None)
+    assert connector.request_finished_all_groups(request, ([1], [2])) == (False, None)
+    assert connector.take_events() == ["event"]
+    guard.get_external_cache_hit_sources.return_value = {kv_api.CacheHitSource.HOST: 4}
+    [(source, tokens)] = connector.get_external_cache_hit_sources(request, 4).items()
+    assert source is CacheHitSource.HOST and tokens == 4
+    assert connector.reset_cache() is guard.reset_cache.return_value
+    connector.bind_connector_metadata("meta")
+    assert told.mock_calls == [
+        call.matched("a", 8, (4, True)),
+        call.allocated("a", ([1], [2]), 4),
+        call.handed_over("states"),
+        call.finished(request, True),
+        call.finished(request, False),
+        call.announced(["event"]),
+        call.forgot(guard.reset_cache.return_value),
+        call.begins(),
+    ]
 
 
 @pytest.mark.parametrize("holds", [False, True])

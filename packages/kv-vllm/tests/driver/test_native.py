@@ -51,7 +51,7 @@ def test_a_name_that_nobody_knows_is_refused_with_those_of_both():
         subject_named("ExampelConnector")
     said = str(found.value)
     assert said.startswith("unknown connector 'ExampelConnector'; known: DecodeBenchConnector, ExampleConnector, ")
-    assert "OffloadingConnector, P2PConnector, " in said, "ours, too"
+    assert "SimpleConnector" in re.split(r"[,;] ", said), "which only ours knows"
     assert said.endswith("; did you mean 'ExampleConnector'?")
 
 

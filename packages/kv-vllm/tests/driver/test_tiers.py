@@ -191,6 +191,18 @@ def test_what_a_thread_of_a_tier_looks_for_is_waited_for():
     assert answers.get_nowait() == "a"
 
 
+def test_what_vllms_tier_of_files_looks_for_is_waited_for():
+    from vllm.v1.kv_offload.tiering.async_lookup import AsyncLookupManager
+
+    from kv_vllm.driver.subjects import VLLM_SUBJECTS
+
+    world = World(WORLD, VLLM_SUBJECTS["vllm-tiers-fs"])
+    [tier] = world.engine.connectors[-1].connector_scheduler.manager.secondary_tiers
+    [lookups] = [part for part in vars(tier).values() if isinstance(part, AsyncLookupManager)]
+    assert lookups.flush.__qualname__.startswith("_answered.")
+    world.end()
+
+
 # -- tiers -------------------------------------------------------------------------------------
 
 
@@ -254,6 +266,10 @@ def test_a_tier_says_of_a_load_that_fails_in_the_middle_what_it_has_loaded():
     [result] = tier.get_finished_jobs()
     assert (result.success, result.successful_keys) == (False, ["a", "b"])
     assert bytes(tier._primary_kv_view) == bytes([*[0] * 12, *range(12, 24)])
+    tier.submit_load(TransferJob(3, ("c", "it has none", "a", "b"), chunks, True, None))
+    [result] = tier.get_finished_jobs()
+    assert (result.success, result.successful_keys) == (False, ["c"])
+    assert bytes(tier._primary_kv_view) == bytes([*[0] * 12, *range(6), *range(18, 24)])
 
 
 # -- whose fault it is -------------------------------------------------------------------------

@@ -67,6 +67,7 @@ def test_of_several_nothing_is_said_unless_they_are_one_of_each() -> None:
         {**both, "connectors": [host, other]},
         {**both, "connectors": [host, {"kv_connector": "LMCacheConnectorV1"}]},
         {**both, "connectors": [host, "files"]},
+        {**both, "connectors": [host, {**disk, "kv_connector_extra_config": None}]},
         {**both, "connectors": []},
         {**both, "connectors": None},
     ):

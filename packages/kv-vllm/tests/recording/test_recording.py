@@ -204,6 +204,8 @@ def test_each_call_is_written_and_handed_on(recorder, log):
     assert recorder.build_connector_meta(step) is inner.build_connector_meta.return_value
     recorder.build_connector_meta(quiet)
     recorder.update_connector_output(output)
+    inner.get_num_new_matched_tokens.return_value = (None, False)
+    assert recorder.get_num_new_matched_tokens(asked, 0) == (None, False)
     assert recorder.request_finished(asked, [1, 2]) == (True, None)
     assert recorder.reset_cache() is False
     assert recorder.start_load_kv("context", more=1) is inner.start_load_kv.return_value
@@ -214,6 +216,7 @@ def test_each_call_is_written_and_handed_on(recorder, log):
         call.build_connector_meta(step),
         call.build_connector_meta(quiet),
         call.update_connector_output(output),
+        call.get_num_new_matched_tokens(asked, 0),
         call.request_finished(asked, [1, 2]),
         call.reset_cache(),
         call.start_load_kv("context", more=1),
@@ -224,6 +227,7 @@ def test_each_call_is_written_and_handed_on(recorder, log):
         told("step", scheduled={"r0": 5, "?": 1}, preempted=["?", "r0"]),
         told("step", scheduled={}, preempted=[]),
         told("report", loads=[], stores=[], failed=[], bad_blocks=[], jobs=[]),
+        told("match", request="r0", local=0, tokens=None, later=False),
         told("end", request="r0", aborted=False, output_tokens=2, held=True),
         told("reset", answer=False),
     ]
@@ -243,10 +247,17 @@ def test_jobs_are_written_before_the_one_behind_it_takes_them_out(recorder, log)
 
 
 def test_the_call_that_ends_an_engine_is_the_last_one_written(recorder, log):
-    recorder.inner.on_new_request.side_effect = KeyError
+    inner, blocks = recorder.inner, SimpleNamespace(get_block_ids=lambda: ((1,),))
+    step = SimpleNamespace(num_scheduled_tokens={}, preempted_req_ids=None)
+    for asked in (inner.on_new_request, inner.update_state_after_alloc, inner.build_connector_meta):
+        asked.side_effect = KeyError
     with pytest.raises(KeyError):
         recorder.on_new_request(request_of("x"))
-    assert [line["call"] for line in written(log)] == ["arrive"]
+    with pytest.raises(KeyError):
+        recorder.update_state_after_alloc(request_of("x"), blocks, 0)
+    with pytest.raises(KeyError):
+        recorder.build_connector_meta(step)
+    assert [line["call"] for line in written(log)] == ["arrive", "allocate", "step"]
 
 
 @pytest.mark.parametrize("knows_groups", [True, False])

@@ -161,6 +161,24 @@ def test_what_the_one_behind_it_counts_reaches_the_log(before, config):
     assert counted(before, None) is None
 
 
+def test_its_stats_name_the_module_of_the_one_behind_it(before, module, start, behind_it, monkeypatch):
+    behind_it.return_value.get_kv_connector_stats.return_value = offloading_stats(5)
+    payload = start().get_kv_connector_stats().to_dict()
+    own = {"kv_connector": "OffloadingConnector", "kv_connector_module_path": "kv_vllm"}
+    assert payload == {**own, "data": offloading_stats(5).to_dict()}
+    find = MagicMock(wraps=module.KVConnectorFactory.get_connector_class)
+    monkeypatch.setattr(module.KVConnectorFactory, "get_connector_class", find)
+    assert before.build_kv_connector_stats(payload).to_dict() == payload
+    (transfer,) = find.call_args.args
+    assert {key: getattr(transfer, key) for key in own} == own
+
+
+def test_stats_that_are_added_up_in_another_object(before):
+    both = counted(before, MagicMock(**{"aggregate.return_value": offloading_stats(12)}))
+    assert both.aggregate(counted(before, offloading_stats(7))) is both
+    assert both.reduce() == offloading_stats(12).reduce()
+
+
 def test_what_was_told_may_be_forgotten(before):
     stats = counted(before, offloading_stats(5))
     assert not stats.is_empty() and stats.reduce() == offloading_stats(5).reduce()
@@ -298,11 +316,12 @@ def test_it_needs_a_path(name, before, base, cache, given):
     assert str(refused.value) == f"{IN}.{KEYS[name]}: expected the path of a file, got {given!r}"
 
 
-def test_a_path_is_written_whole(name, before, base, cache):
-    config = config_of(name, {"connector": BEHIND, KEYS[name]: "~/there"})
+@pytest.mark.parametrize("path", ["~/there", "~me/there"])
+def test_a_path_is_written_whole(name, before, base, cache, path):
+    config = config_of(name, {"connector": BEHIND, KEYS[name]: path})
     with pytest.raises(ConfigError) as refused:
         before(config, base.KVConnectorRole.SCHEDULER, cache)
-    assert str(refused.value) == f"{IN}.{KEYS[name]}: '~/there': ~ is not expanded here; write the full path"
+    assert str(refused.value) == f"{IN}.{KEYS[name]}: {path!r}: ~ is not expanded here; write the full path"
 
 
 @pytest.fixture

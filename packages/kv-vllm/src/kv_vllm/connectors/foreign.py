@@ -132,4 +132,4 @@ def transfer_for_vllm(transfer: Any) -> Any:
         raise ConfigError("kv_transfer_config: not set, so there is no connector to create")
     known = {field.name for field in fields(VllmTransferConfig)}
     given = {field.name: getattr(transfer, field.name) for field in fields(transfer) if field.name in known}
-    return VllmTransferConfig(**{name: value for name, value in given.items() if value is not None})
+    return VllmTransferConfig(**given)

@@ -47,7 +47,7 @@ def kept_by(connector: str, extra: Mapping[str, Any]) -> Kept:
     hosts = [kept.host_bytes for kept in each if kept.host_bytes is not None]
     disks = [kept.disk_bytes for kept in each if kept.disk_bytes is not None]
     policies = {kept.policy for kept in each}
-    if NOT_SAID in each or len(policies) != 1 or max(len(hosts), len(disks)) > 1:
+    if len(policies) != 1 or max(len(hosts), len(disks)) > 1:
         return NOT_SAID
     return Kept(next(iter(hosts), None), next(iter(disks), None), policies.pop())
 

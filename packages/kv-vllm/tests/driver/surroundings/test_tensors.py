@@ -348,6 +348,9 @@ WAYS_TO_READ = {
     "a part": lambda torch, kv: kv[torch.tensor([1, 3])],
     "index_select": lambda torch, kv: kv.index_select(0, torch.tensor([3])),
     "torch.index_select": lambda torch, kv: torch.index_select(kv, 0, torch.tensor([3])),
+    "index_select, out": lambda torch, kv: torch.index_select(
+        kv, 0, torch.tensor([3]), out=torch.zeros(1, 1, 4, 2)
+    ),
     "gather": lambda torch, kv: kv.gather(0, torch.full((1, 1, 4, 2), 3)),
     "take": lambda torch, kv: kv.take(torch.tensor([3 * 8])),
     "select": lambda torch, kv: kv.select(0, 3),
