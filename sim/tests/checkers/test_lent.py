@@ -199,6 +199,8 @@ def test_of_who_drops_the_last_block_a_chunk_less_is_found() -> None:
 
 
 FULL = GroupConfig()
+SMALL = GroupConfig(parts=4)
+MUCH = {"host_slots": 40, "hashes_per_block": 4, "num_blocks": 80}
 EAGLE = {"spec_tokens": 1, "drafter": "eagle"}
 
 
@@ -220,12 +222,18 @@ EAGLE = {"spec_tokens": 1, "drafter": "eagle"}
         ((FULL, GroupConfig(window=8)), 1, {}, 16),
         ((FULL, GroupConfig(window=8)), 1, EAGLE, 0),
         ((FULL, FULL), 1, EAGLE, 16),
+        ((SMALL, GroupConfig(window=8)), 1, MUCH, 28),
+        ((SMALL, GroupConfig(window=8)), 2, MUCH, 32),
+        ((FULL, FULL), 1, {"host_slots": 20, "block_size": 1}, 7),
     ],
 )
 def test_how_much_is_found_of_what_was_stored(
     groups: tuple[GroupConfig, ...], size: int, more: dict[str, Any], tokens: int | None
 ) -> None:
-    """Of blocks of four tokens: as many chunks as have room, of a window those that aren't lost."""
+    """Of blocks of four tokens: as many chunks as have room, of a window those that aren't lost.
+
+    Where a chunk has one token, what all hear of takes room, too.
+    """
     config = WorldConfig(**{"host_slots": 8, "block_size": 4, "groups": groups, **more})
     pair = Pair(0, config=config, blocks_per_chunk=size)
     found = pair.ask()

@@ -15,8 +15,8 @@ from kv_sim.memory.copy import State
 from kv_sim.world import World
 
 
-def device(*ended: Any, restarts: int = 0, running: State = State.RUNNING) -> Any:
-    under_way = {0: SimpleNamespace(state=running)}
+def device(*ended: Any, restarts: int = 0, running: State = State.RUNNING, was_lost: bool = False) -> Any:
+    under_way = {0: SimpleNamespace(state=running, was_lost=was_lost)}
     return SimpleNamespace(copies=SimpleNamespace(running=under_way, ended=[*ended], restarts=restarts))
 
 
@@ -48,6 +48,7 @@ def test_a_load_that_fails_has_a_reason(failed: Any, blocks: Any, named: str | N
         device(copy(), copy(State.FAILED)),
         device(copy(was_lost=True)),
         device(running=State.LOST),
+        device(was_lost=True),
         device(restarts=1),
     ],
 )

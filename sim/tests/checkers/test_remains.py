@@ -8,9 +8,11 @@ from typing import Any
 import pytest
 from kv_sim_notes import Notes
 
-from kv_api import Direction, TwoSidedConnector
+from kv_api import Direction, ReqContext, TwoSidedConnector
 from kv_offload_cpu import CPUOffloadingManager, CPUOffloadingWorker
 from kv_sim.checkers import conservation, geometry
+from kv_sim.checkers.medium import MediumGuard
+from kv_sim.checkers.medium_worker import WorkerGuard
 from kv_sim.config import WorldConfig
 from kv_sim.engine.engine import Engine
 from kv_sim.engine.request import SimRequest
@@ -140,6 +142,16 @@ def test_what_changes_meanwhile_is_looked_at_as_it_was() -> None:
 )
 def test_where_a_connector_remembers_a_name(kept: Any, found: list[tuple[str, str]]) -> None:
     assert names_of(kept=kept) == [(f"it.kept{where}", name) for where, name in found]
+
+
+def test_what_a_guard_remembers_is_the_testbeds() -> None:
+    """What it guards is not."""
+    manager: Any = Plain(known=["r1"])
+    worker: Any = Plain(last="r2")
+    medium = MediumGuard(manager, Notes())
+    medium._begun["r3"] = ReqContext("r3")
+    kept = [medium, WorkerGuard(worker, Notes(), device(0).copies)]
+    assert names_of(kept=kept) == [("it.kept[…].manager.known[…]", "r1"), ("it.kept[…].worker.last", "r2")]
 
 
 def test_each_object_is_looked_into_once() -> None:

@@ -201,18 +201,41 @@ def test_the_medium_holds_what_else_is_said_of_it(
     assert set(results) == {"holds"} and len(results) == len(traits.split(",")) + 1 + ("," in traits), out
 
 
-def test_the_medium_does_not_grow_as_its_command_is_printed(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    """Looked at where it does without room; a dozen places are what it says they are."""
+Growth = Callable[..., list[str]]
+
+
+@pytest.fixture
+def growth(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Growth:
+    """What grows by a guide's ``kv-sim growth``, in one situation and fewer rounds, which fill its medium."""
     monkeypatch.syspath_prepend(str(tmp_path))
     monkeypatch.chdir(tmp_path)
-    (tmp_path / "of_growth.py").write_text(MEDIUM.written)
     steps = SITUATIONS["a prompt's last steps"]._replace(sizes=(64, 128, 512))
     monkeypatch.setattr("kv_sim.growth.command.situations_for", lambda subject: {"a prompt's last steps": steps})
-    monkeypatch.setattr("kv_sim.growth.kept.ROUNDS", (2, 6, 10))
-    [printed] = re.findall(r"^(kv-sim growth .*)$", (DOCS / "medium.md").read_text(), re.MULTILINE)
-    command = [word.replace("my_medium", "of_growth") for word in shlex.split(printed)[1:]]
-    assert main(command) == 0, capsys.readouterr().out
-    assert main(command[: command.index("--extra")]) == 1
-    assert "GROWS: a prompt's last steps" in capsys.readouterr().out
+    monkeypatch.setattr("kv_sim.growth.kept.ROUNDS", (2, 22, 44))
+
+    def run(guide: Guide, places: int = 512) -> list[str]:
+        module = f"of_growth_{guide.module}"
+        (tmp_path / f"{module}.py").write_text(guide.written)
+        text = (DOCS / f"{guide.module.removeprefix('my_')}.md").read_text()
+        [printed] = re.findall(rf"^kv-sim (growth {re.escape(guide.named)}.*)$", text, re.MULTILINE)
+        code = main(shlex.split(printed.replace(guide.module, module).replace(": 512", f": {places}")))
+        told = [line for line in capsys.readouterr().out.splitlines() if line.startswith("GROWS: ")]
+        assert code == bool(told)
+        return told
+
+    return run
+
+
+def test_what_grows_is_what_drops_nothing(growth: Growth) -> None:
+    assert growth(PULLS) == []
+    told = growth(CONNECTOR)
+    assert ["different prompts" in line for line in told] == [True, True]
+    assert [line.rpartition(".")[2] for line in told] == ["_kept", "_pages"]
+
+
+def test_a_medium_has_as_many_places_as_prompts_fill(growth: Growth) -> None:
+    assert growth(MEDIUM) == []
+    [few, *_] = growth(MEDIUM, 12)
+    assert few.startswith("GROWS: a prompt's last steps")
+    [many] = growth(MEDIUM, 4096)
+    assert many.startswith("GROWS: what the scheduler's side keeps of different prompts")

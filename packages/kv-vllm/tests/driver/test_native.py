@@ -65,6 +65,15 @@ def test_a_subject_of_the_driver_goes_by_its_name_with_all_that_it_claims():
         subject_named("vllm-tier")
 
 
+def test_a_subject_of_the_driver_claims_what_it_may():
+    """``kv-sim fuzz`` refuses another."""
+    from kv_sim.command.selection import choose_subject
+    from kv_vllm.driver.subjects import OUR_SUBJECTS, VLLM_SUBJECTS
+
+    for name, subject in {**VLLM_SUBJECTS, **OUR_SUBJECTS}.items():
+        assert choose_subject(name, engine="vllm") is subject
+
+
 def test_a_connector_of_vllms_that_cannot_be_imported_is_refused(monkeypatch):
     from vllm.distributed.kv_transfer.kv_connector.factory import KVConnectorFactory
 

@@ -4,7 +4,7 @@ Checked are the engine's own books, what a connector's objects remember, and the
 """
 
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, Final
 
 from kv_api import TwoSidedConnector
 from kv_sim.checkers.answers import shown
@@ -76,6 +76,8 @@ def owners(connector: Any) -> Iterator[Any]:
 
 
 MOST_DEPTH = 6
+GUARDED: Final = ("manager", "worker")
+"""What a guard of a medium stands for. Whatever else it has is the testbed's."""
 
 
 def _strings(
@@ -96,7 +98,8 @@ def _strings(
         for item in [*value]:
             yield from _strings(item, f"{path}[…]", foreign, seen, depth + 1)
     elif not type(value).__module__.startswith((*foreign, "types", "builtins")):
-        for name in (*getattr(value, "__dict__", ()), *slots_of(type(value))):
+        is_guard = type(value).__module__.startswith("kv_sim.checkers")
+        for name in GUARDED if is_guard else (*getattr(value, "__dict__", ()), *slots_of(type(value))):
             yield from _strings(getattr(value, name, None), f"{path}.{name}", foreign, seen, depth + 1)
 
 

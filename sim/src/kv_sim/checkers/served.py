@@ -193,5 +193,5 @@ def _match_of(request: SimRequest | Request, local: int, count: int) -> str:
 def _has_trouble(device: Device) -> bool:
     """Whether a copy of a rank ever failed or was lost."""
     copies = device.copies
-    is_lost = any(copy.state is State.LOST for copy in copies.running.values())
+    is_lost = any(copy.state is State.LOST or copy.was_lost for copy in copies.running.values())
     return bool(copies.restarts) or is_lost or any(c.state is State.FAILED or c.was_lost for c in copies.ended)

@@ -2,7 +2,7 @@
 
 A connector may learn in a later step that the last copy of a store has ended, and may look only now and then for
 chunks of other engines. An idle engine takes no steps. So before requests are repeated, each engine gets a few
-requests of a single token, which fill no block.
+requests of a single token. They fill no block, unless a group's blocks have one token: then room is left for them.
 
 Nothing is demanded across engines once one of them was reset: it may find none of the others' chunks from then on,
 since it can't tell which are from before the reset, and the reset may have emptied the store for all.
@@ -93,7 +93,9 @@ def _most_tokens(site: Site) -> int:
     has_windows = any(group.window for group in config.groups)
     if STATE in config.groups or loses_windows(site) or (has_windows and config.drops_last_block):
         return 0
-    room = config.host_slots // subject.blocks_per_chunk // config.blocks_per_span
+    sizes = [config.tokens_of(place) * subject.blocks_per_chunk for place in range(len(config.groups))]
+    heard = ROUNDS * sizes.count(1)
+    room = (config.host_slots - heard) // subject.blocks_per_chunk // config.blocks_per_span
     return min(room, (config.longest_request - 2) // chunk_tokens) * chunk_tokens
 
 

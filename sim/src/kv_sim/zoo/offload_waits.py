@@ -120,9 +120,12 @@ class _TellsFirst(PartedScheduler):
         self, request: Request, block_ids: BlockIds
     ) -> tuple[bool, dict[str, Any] | None]:
         state = self._books.states.get(request.request_id)
-        if state is not None:
-            self._books.manager.on_request_finished(state.context)
-        return super().request_finished_all_groups(request, block_ids)
+        store_at_end = self._storing.store_at_end
+        self._storing.store_at_end = lambda *asked: False  # type: ignore[method-assign]
+        super().request_finished_all_groups(request, block_ids)
+        self._storing.store_at_end = store_at_end  # type: ignore[method-assign]
+        is_storing = state is not None and store_at_end(state, block_ids)
+        return is_storing and self._books.engine.holds_blocks, None
 
 
 class EndsBeforeItsLastStore(TimedOffloadingConnector):

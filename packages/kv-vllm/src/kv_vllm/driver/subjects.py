@@ -9,7 +9,7 @@ from dataclasses import replace
 from typing import Any, Final
 
 from kv_sim.examples.catalogue import NOT_EVICTED, P2P, several
-from kv_sim.subject import Subject, Trait
+from kv_sim.subject import OF_SEVERAL, Subject, Trait
 
 _V1: Final = "vllm.distributed.kv_transfer.kv_connector.v1"
 
@@ -62,7 +62,7 @@ def ours(*, without: frozenset[Trait] = frozenset(), **options: Any) -> Subject:
             "load_timeout_seconds": 12,
             **options,
         },
-        frozenset(Trait) - without,
+        frozenset(Trait) - OF_SEVERAL - without,
         options.get("blocks_per_chunk", 1),
     )
 
