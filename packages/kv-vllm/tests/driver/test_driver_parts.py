@@ -17,7 +17,7 @@ from kv_sim.engine.request import Status
 from kv_sim.engine.request_spec import RequestSpec, Turn
 from kv_sim.guard import HistoryEnds, NotCreated
 from kv_sim.memory.shadow import Shadow
-from kv_sim.subject import Trait
+from kv_sim.subject import OF_SEVERAL, Trait
 from kv_sim.violation import Invariant, Referee, Violation
 from kv_sim.violation import TestbedError as OwnError  # pytest takes it for a test
 from kv_vllm.driver.crash import crashes
@@ -315,7 +315,7 @@ def view(counts=(9, 2, 1, 1), twins=("r", "q")):
 def test_a_subject_is_told_what_its_connector_is():
     assert {subject.blocks_per_chunk for subject in (ours(), ours(hold_blocks="never"))} == {1}
     held = ours(blocks_per_chunk=3, hold_blocks="always", without=frozenset({Trait.RESET}))
-    assert (held.blocks_per_chunk, held.traits) == (3, frozenset(Trait) - {Trait.RESET})
+    assert (held.blocks_per_chunk, held.traits) == (3, frozenset(Trait) - OF_SEVERAL - {Trait.RESET})
     assert held.extra_config == ours().extra_config | {"blocks_per_chunk": 3, "hold_blocks": "always"}
     theirs = offloading(offload_prompt_only=False)
     assert theirs.extra_config == offloading().extra_config | {"offload_prompt_only": False}
