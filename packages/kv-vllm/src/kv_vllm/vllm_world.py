@@ -183,8 +183,7 @@ class WorldKVCacheConfig(KVCacheConfig):  # type: ignore[misc]
 def sharing_ranks_of(world: WorldConfig) -> int:
     """How many ranks share the tokens of a block, in a world whose connector supports that: in some worlds all.
 
-    vLLM and connectors notice it only by the size of blocks. States aren't shared, and worlds with windows have
-    none of it, since a world's blocks all have one size.
+    vLLM and connectors notice it only by the size of blocks. States aren't shared, nor are windows in vLLM.
     """
     ranks = world.world_size
     shares = world.groups == (GroupConfig(),) and world.block_size % ranks == 0
