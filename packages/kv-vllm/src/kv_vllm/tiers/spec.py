@@ -16,7 +16,7 @@ from vllm.v1.kv_offload.tiering import spec as vllms_spec
 
 from kv_vllm.host_copy import HostCopyWorker
 from kv_vllm.tiers.rows import Area, Rows, add_area, rows_of
-from kv_vllm.tiers.watch import watch_all
+from kv_vllm.tiers.watch import watched
 
 
 class Region:
@@ -53,11 +53,11 @@ class HostTieringSpec(vllms_spec.TieringOffloadingSpec):  # type: ignore[misc]
         self.kv_bytes_per_chunk: int = round_up(self.kv_bytes_per_chunk, SharedOffloadRegion.BLOCK_SIZE_ALIGNMENT)
 
     def get_manager(self) -> OffloadingManager:
-        """The manager is vLLM's, with a ``TierWatch`` around each tier."""
+        """The manager is vLLM's, with a ``TierWatch`` in the place of each tier."""
         if self._manager is None:
             rows = rows_of(self.config.engine_id)
             with patch.object(vllms_spec, "SharedOffloadRegion", partial(Region, rows)):
-                watch_all(super().get_manager(), rows)
+                self._manager = watched(super().get_manager, rows)
         return self._manager
 
     def get_worker(self, kv_caches: CanonicalKVCaches) -> OffloadingWorker:

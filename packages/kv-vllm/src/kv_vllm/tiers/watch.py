@@ -1,5 +1,7 @@
 """``TierWatch``: stands between vLLM's manager of tiers and one tier, and lets the world decide when jobs end.
 
+The manager has it in the place of the tier, which is left as it is: its calls of its own methods are its own.
+
 A tier may have threads, so the time at which its job ends differs between runs. The reports to the manager don't:
 each job has an errand in the world, and is reported only when that is done. If the tier hasn't finished the job by
 then, ``drain_jobs`` makes it finish. What is checked besides:
@@ -14,9 +16,11 @@ import time  # noqa: TID251 - a thread of the tier's own is waited for
 from collections import Counter
 from collections.abc import Callable, Iterable
 from typing import Any, Final
+from unittest.mock import patch
 
 from vllm.v1.kv_offload.tiering.async_lookup import AsyncLookupManager, LookupPhase
 from vllm.v1.kv_offload.tiering.base import JobResult, SecondaryTierManager, TransferJob
+from vllm.v1.kv_offload.tiering.factory import SecondaryTierFactory
 from vllm.v1.kv_offload.tiering.manager import TieringOffloadingManager
 
 from kv_sim.memory.errands import Errand, Errands
@@ -25,13 +29,13 @@ from kv_vllm.tiers.rows import Rows
 
 MOST_SECONDS: Final = 5.0
 """Seconds to wait for a thread that answers lookups."""
-_WATCHES: Final = "watches_of_the_testbed"
 
 
 class TierWatch:
-    """One tier of an engine. It replaces some of the tier's methods."""
+    """One tier of an engine, as the manager sees it: all but its jobs is the tier's own."""
 
     def __init__(self, tier: SecondaryTierManager, rows: Rows, errands: Errands) -> None:
+        self.tier = tier
         self._rows = rows
         self._errands = errands
         self._name = f"tier {tier.tier_type!r}"
@@ -44,11 +48,12 @@ class TierWatch:
         """Jobs whose results the manager may get now."""
         self.loads: Counter[bool] = Counter()
         """How many loads succeeded, and how many failed, since this was last cleared."""
-        self._drain, self._finished, self._load = tier.drain_jobs, tier.get_finished_jobs, tier.submit_load
-        vars(tier).update(drain_jobs=self.drain, get_finished_jobs=self.finished, submit_load=self.load)
         for part in vars(tier).values():
             if isinstance(part, AsyncLookupManager):
                 part.flush = _answered(part, part.flush)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.tier, name)
 
     # -- what the manager asks of the tier -----------------------------------------------------
 
@@ -57,21 +62,21 @@ class TierWatch:
         self._rows.lend(job.chunk_ids.tolist())
         self._begin(job)
 
-    def load(self, job: TransferJob) -> None:
+    def submit_load(self, job_metadata: TransferJob) -> None:
         """The manager gives the tier a job that writes rows."""
-        self._rows.open(job.chunk_ids.tolist())
-        self._begin(job)
-        self._load(job)
+        self._rows.open(job_metadata.chunk_ids.tolist())
+        self._begin(job_metadata)
+        self.tier.submit_load(job_metadata)
 
-    def finished(self) -> Iterable[JobResult]:
+    def get_finished_jobs(self) -> Iterable[JobResult]:
         """The results of jobs whose errands the world has done."""
         self._hear()
         due, self._due = self._due, []
         return [self._ready.pop(number) for number in due]
 
-    def drain(self) -> None:
+    def drain_jobs(self) -> None:
         """Finish all jobs now."""
-        self._drain()
+        self.tier.drain_jobs()
         self._errands.wait_for(*self._errand_of.values())
 
     # -- what happens in between ---------------------------------------------------------------
@@ -84,7 +89,7 @@ class TierWatch:
         """The world has done a job's errand."""
         self._hear()
         if number not in self._ready:
-            self._drain()
+            self.tier.drain_jobs()
             self._hear()
         if number not in self._ready:
             self._fail(f"drain_jobs has returned, and job {number} has no result in get_finished_jobs")
@@ -101,7 +106,7 @@ class TierWatch:
 
     def _hear(self) -> None:
         """Take the tier's results, and check the rows that it wrote."""
-        for result in self._finished():
+        for result in self.tier.get_finished_jobs():
             number = result.job_id
             if number not in self._jobs or number in self._ready:
                 self._fail(f"get_finished_jobs reports job {number}, of which nothing is under way")
@@ -116,22 +121,29 @@ class TierWatch:
         self._rows.device.shadow.fail(Invariant.PROTOCOL, f"{self._name}: {what}")
 
 
-def watch_all(manager: TieringOffloadingManager, rows: Rows) -> None:
-    """Let the world decide when the jobs of a manager's tiers end."""
-    errands, create = Errands(rows.device), manager.create_store_job
-    watches = [TierWatch(tier, rows, errands) for tier in manager.secondary_tiers]
+def watched(make: Callable[[], TieringOffloadingManager], rows: Rows) -> TieringOffloadingManager:
+    """The manager that ``make`` makes, with a ``TierWatch`` in the place of each tier."""
+    errands, create = Errands(rows.device), SecondaryTierFactory.create_secondary_tier
+
+    def create_secondary_tier(*args: Any) -> TierWatch:
+        return TierWatch(create(*args), rows, errands)
+
+    with patch.object(SecondaryTierFactory, "create_secondary_tier", create_secondary_tier):
+        manager = make()
+    create_job = manager.create_store_job
 
     def create_store_job(keys: Any, req_context: Any, tier_idx: int = 0) -> TransferJob:
-        job = create(keys, req_context, tier_idx)
-        watches[tier_idx].begin_store(job)
+        job = create_job(keys, req_context, tier_idx)
+        watches_of(manager)[tier_idx].begin_store(job)
         return job
 
-    vars(manager).update({"create_store_job": create_store_job, _WATCHES: watches})
+    vars(manager)["create_store_job"] = create_store_job
+    return manager
 
 
 def watches_of(manager: TieringOffloadingManager) -> list[TierWatch]:
     """The watches of a manager's tiers."""
-    found: list[TierWatch] = vars(manager)[_WATCHES]
+    found: list[TierWatch] = manager.secondary_tiers
     return found
 
 
