@@ -100,6 +100,6 @@ def test_nothing_else_is_found(traits, settings, more, monkeypatch, tmp_path, ca
     monkeypatch.setattr(draws, "with_drafter", lambda config: config)
     monkeypatch.chdir(tmp_path)
     asked = ["--engine", "vllm", "--connector", "kv_vllm_kvblockd_mended:Mended", "--traits", traits, *more]
-    assert kv_sim(["fuzz", *asked, "--histories", "30", "--extra", json.dumps(settings)]) == 0, (
+    assert kv_sim(["fuzz", *asked, "--histories", "15", "--extra", json.dumps(settings)]) == 0, (
         capsys.readouterr().out
     )

@@ -119,5 +119,5 @@ def test_it_does_not_know_which_model_it_serves(stranger):
 def test_nothing_else_is_found(name, traits, settings, more, monkeypatch, tmp_path, capsys):
     monkeypatch.chdir(tmp_path)
     listed = {"secondary_tiers": [with_tier(name, **settings)]}
-    asked = ["--engine", "vllm", "--connector", "vllm-tiers", "--traits", traits, "--histories", "25", *more]
+    asked = ["--engine", "vllm", "--connector", "vllm-tiers", "--traits", traits, "--histories", "15", *more]
     assert kv_sim(["fuzz", *asked, "--extra", json.dumps(listed)]) == 0, capsys.readouterr().out

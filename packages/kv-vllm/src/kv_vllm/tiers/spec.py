@@ -16,7 +16,7 @@ from vllm.v1.kv_offload.tiering import spec as vllms_spec
 
 from kv_vllm.host_copy import HostCopyWorker
 from kv_vllm.tiers.rows import Area, Rows, add_area, rows_of
-from kv_vllm.tiers.watch import watched
+from kv_vllm.tiers.watch import make_watched
 
 
 class Region:
@@ -57,7 +57,7 @@ class HostTieringSpec(vllms_spec.TieringOffloadingSpec):  # type: ignore[misc]
         if self._manager is None:
             rows = rows_of(self.config.engine_id)
             with patch.object(vllms_spec, "SharedOffloadRegion", partial(Region, rows)):
-                self._manager = watched(super().get_manager, rows)
+                make_watched(super().get_manager, rows)
         return self._manager
 
     def get_worker(self, kv_caches: CanonicalKVCaches) -> OffloadingWorker:

@@ -121,8 +121,8 @@ class TierWatch:
         self._rows.device.shadow.fail(Invariant.PROTOCOL, f"{self._name}: {what}")
 
 
-def watched(make: Callable[[], TieringOffloadingManager], rows: Rows) -> TieringOffloadingManager:
-    """The manager that ``make`` makes, with a ``TierWatch`` in the place of each tier."""
+def make_watched(make: Callable[[], TieringOffloadingManager], rows: Rows) -> None:
+    """Make a manager, with a ``TierWatch`` in the place of each tier."""
     errands, create = Errands(rows.device), SecondaryTierFactory.create_secondary_tier
 
     def create_secondary_tier(*args: Any) -> TierWatch:
@@ -138,7 +138,6 @@ def watched(make: Callable[[], TieringOffloadingManager], rows: Rows) -> Tiering
         return job
 
     vars(manager)["create_store_job"] = create_store_job
-    return manager
 
 
 def watches_of(manager: TieringOffloadingManager) -> list[TierWatch]:
