@@ -30,7 +30,7 @@ by action, until an invariant breaks or everything has come to rest.
 **traces**          no world, but the requests of a real server
 ``replay/``         the hit rate and latency that a cache would bring
 **the command**     ``kv-sim``
-``cli/``            its entry and its small commands; ``command/``: code that commands share
+``cli/``            its entry and its small commands; ``console/``: what all commands share
 ``strict``          reads the JSON that users write; ``whole_file``: writes a file as a whole or not at all
 =================== =======================================================================================
 """

@@ -43,7 +43,7 @@ def campaign(
         monkeypatch.setattr(command, "run_campaign", run_campaign)
         monkeypatch.setattr(command, "missing", judging(found, missed or []))
         monkeypatch.setattr(command, "tables", judging(found, ["first row", "last row"]))
-        monkeypatch.setattr("kv_sim.command.failed.tell", lambda found, line, *_, say, **__: say(f"told: {line}"))
+        monkeypatch.setattr("kv_sim.console.failed.tell", lambda found, line, *_, say, **__: say(f"told: {line}"))
         monkeypatch.chdir(tmp_path)
         code = main(["campaign", "--jobs", "2", *options])
         return code, capsys.readouterr().out, plans[0]

@@ -5,9 +5,9 @@ import argparse
 from kv_api import ConfigError
 from kv_sim.campaign.found import Campaign, missing, tables
 from kv_sim.campaign.processes import Plan, run_campaign
-from kv_sim.command import values
-from kv_sim.command.console import BROKEN, FAILED, FINE, INTERRUPTED, say
-from kv_sim.command.failed import say_that_it_failed
+from kv_sim.console import values
+from kv_sim.console.failed import say_that_it_failed
+from kv_sim.console.output import BROKEN, FAILED, FINE, INTERRUPTED, say
 from kv_sim.engines import find_engine
 from kv_sim.examples.catalogue import SUBJECTS
 from kv_sim.history import legal

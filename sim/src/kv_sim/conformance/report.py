@@ -6,8 +6,8 @@ from textwrap import wrap
 from typing import Final
 
 from kv_sim.actions import USUAL_ACTIONS
-from kv_sim.command.table import aligned
 from kv_sim.conformance.scenarios import Claim, Outcome
+from kv_sim.console.table import aligned
 from kv_sim.failures import telling
 from kv_sim.failures.report import file_stem, replay_line
 from kv_sim.fuzz import Failure

@@ -16,7 +16,7 @@ import pytest
 
 from kv_api import ConfigError
 from kv_sim.cli.main import main
-from kv_sim.command.interrupts import heard_here_alone
+from kv_sim.console.interrupts import heard_here_alone
 from kv_sim.replay import open_trace
 from kv_sim.replay.caches.outcome import Setup
 from kv_sim.replay.command import run
