@@ -13,7 +13,7 @@ from kv_sim.campaign.found import Campaign
 from kv_sim.campaign.processes import Plan
 from kv_sim.cli.main import main
 from kv_sim.examples.catalogue import SUBJECTS
-from kv_sim.history.legal import Expected, expected
+from kv_sim.history.expected import Expected, expected
 
 
 def judging(found: Campaign, lines: list[str]) -> Callable[..., list[str]]:

@@ -7,7 +7,7 @@ from kv_sim_campaigns import failure, reached
 from kv_sim.campaign.found import Batch, Campaign, missing, tables
 from kv_sim.console.table import aligned
 from kv_sim.history.coverage import Coverage
-from kv_sim.history.legal import STATES, Expected
+from kv_sim.history.expected import STATES, Expected
 
 EXPECTED = Expected(
     pairs=(("step", "waiting"), ("step", "running"), ("abort", "running"), ("abort", "waiting")),

@@ -20,7 +20,7 @@ from kv_sim.cli.main import main
 from kv_sim.examples.catalogue import LATER, MEMORY, SUBJECTS
 from kv_sim.fuzz import run_seed
 from kv_sim.history import coverage, effects, legal
-from kv_sim.history.legal import EXCLUSIONS, NEVER_BETWEEN_ACTIONS, SITUATIONS, STATES, expected
+from kv_sim.history.expected import EXCLUSIONS, NEVER_BETWEEN_ACTIONS, SITUATIONS, STATES, expected
 from kv_sim.subject import Subject, Trait
 from kv_sim.violation import Invariant
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from kv_sim.console.table import aligned
 from kv_sim.fuzz import Failure
 from kv_sim.history.coverage import Coverage
-from kv_sim.history.legal import NEVER_BETWEEN_ACTIONS, RARE_SITUATIONS, STATES, Expected
+from kv_sim.history.expected import NEVER_BETWEEN_ACTIONS, RARE_SITUATIONS, STATES, Expected
 
 
 @dataclass
