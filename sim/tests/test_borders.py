@@ -14,7 +14,7 @@ pytestmark = pytest.mark.once  # what is written says nothing of who reads it
 
 ROOT = Path(kv_sim.__file__).parent
 WORLD = {
-    *("actions", "calls", "checkers", "config", "engine", "engines", "guard", "history", "memory", "rest"),
+    *("actions", "calls", "checkers", "config", "engine", "engines", "guard", "history", "memory"),
     *("site", "subject", "violation", "world", "world_state"),
 }
 WORKED_OUT = (

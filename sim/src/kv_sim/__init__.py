@@ -15,7 +15,6 @@ by action, until an invariant breaks or everything has come to rest.
 ``checkers/``       judge what happens; ``violation``: what they raise
 **a history**       what happens in a world
 ``actions``         everything that can happen; ``history/``: which action comes next, and what it does
-``rest``            how a world is brought to rest
 ``watching/``       a history as a log, or as a trace for Perfetto
 ``failures/``       a failing history: shrunk, saved, reported
 **who runs worlds** for what purpose

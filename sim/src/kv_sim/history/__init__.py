@@ -6,6 +6,7 @@
 ``choices``  draws the next action from those that are legal; ``effects``: what an action does
 ``arrivals`` draws the requests; ``clients``: what their clients send along
 ``router``   takes tickets from one engine to another
+``rest``     brings a world to rest, at the end of each history
 ``expected`` what a campaign must reach; ``coverage``: what it has reached
 ============ ============================================================================================
 """
