@@ -175,7 +175,7 @@ def _seeds(text: str) -> range:
 
 
 def _differential(options: argparse.Namespace) -> int:
-    from kv_sim.command.console import let_connectors_log_nothing
+    from kv_sim.console.output import let_connectors_log_nothing
     from kv_sim.examples.catalogue import SUBJECTS
     from kv_vllm.differential.matrix import CELLS
     from kv_vllm.differential.run import USUAL_SUBJECTS, differential
