@@ -221,9 +221,12 @@ USUAL = ["later", "patient", "memory"]
 )
 def test_what_is_compared(options, cells, names, seeds, agrees, some_vllm, monkeypatch):
     differential, asked = noting(agrees)
+    quiet = []
     monkeypatch.setattr("kv_vllm.differential.run.differential", differential)
+    monkeypatch.setattr("kv_sim.command.console.let_connectors_log_nothing", lambda: quiet.append(True))
     assert main(["differential", *options]) == (0 if agrees else 1)
     assert asked == [([*cells], names, seeds, "vLLM's", (0, 33))]
+    assert quiet == [True]
 
 
 @pytest.fixture

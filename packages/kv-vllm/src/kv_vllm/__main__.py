@@ -175,6 +175,7 @@ def _seeds(text: str) -> range:
 
 
 def _differential(options: argparse.Namespace) -> int:
+    from kv_sim.command.console import let_connectors_log_nothing
     from kv_sim.examples.catalogue import SUBJECTS
     from kv_vllm.differential.matrix import CELLS
     from kv_vllm.differential.run import USUAL_SUBJECTS, differential
@@ -188,6 +189,7 @@ def _differential(options: argparse.Namespace) -> int:
         if options.runner in (None, cell.runner)
         and options.is_async in (None, "yes" if cell.async_scheduling else "no")
     ]
+    let_connectors_log_nothing()
     version = vllm_version()
     from kv_vllm.differential.scheduler import VllmScheduler
 

@@ -173,6 +173,7 @@ class BuiltinEngine(Engine):
             sampling=plan.sampling,
             ends=plan.ends,
             handed=plan.handed,
+            keeps_room=plan.keeps_room,
             packed=self.crossing.pack(output.kv_connector_metadata, "scheduler side, build_connector_meta"),
         )
         self.steps.append(step)
