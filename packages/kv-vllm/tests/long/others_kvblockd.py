@@ -1,7 +1,7 @@
 """vllm-kvblockd's connector under the testbed, without its daemon. Run by the session ``vllm-long``.
 
 ``kv_vllm_kvblockd`` has what it needs, and ``kv_vllm_kvblockd_mended`` a variant without most of the mistakes that
-are shown here. ``docs/kvblockd.md`` tells of them.
+are shown here. ``docs/others/kvblockd.md`` tells of them.
 """
 
 import json
