@@ -14,7 +14,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from kv_sim.command.table import aligned
+from kv_sim.console.table import aligned
 from kv_sim.replay import open_trace
 from kv_sim.replay.report.timed.as_json import answers_as_json
 from kv_sim.replay.timed import Answers, EngineSettings

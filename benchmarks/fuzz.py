@@ -24,8 +24,8 @@ from typing import Any
 
 from command.lists import some_of
 
-from kv_sim.command.table import aligned
 from kv_sim.config import WorldConfig
+from kv_sim.console.table import aligned
 from kv_sim.examples.catalogue import SUBJECTS
 from kv_sim.history.draws import config_for
 from kv_sim.subject import Subject

@@ -14,7 +14,7 @@ from random import Random
 
 from replay import best_of, curve_of, take_turns, with_statistics
 
-from kv_sim.command.table import aligned
+from kv_sim.console.table import aligned
 from kv_sim.replay import Columns
 from kv_sim.replay.caches.shape import shape_of
 from kv_sim.replay.columns import ColumnsBuilder

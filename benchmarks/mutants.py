@@ -81,7 +81,7 @@ Lines = frozenset[tuple[str, int]]
 
 def lines_by_history(package: str, histories: int) -> list[tuple[History, Lines]]:
     """What of a package each history executes, in the order in which mutants are tried."""
-    from kv_sim.command.console import let_connectors_log_nothing
+    from kv_sim.console.output import let_connectors_log_nothing
     from kv_sim.fuzz import run_seed
 
     let_connectors_log_nothing()
@@ -124,7 +124,7 @@ def verdict_of(mutant: Mutant, histories: Sequence[History]) -> str:
     sys.meta_path.insert(0, Mutated(mutant))
     signal.setitimer(signal.ITIMER_VIRTUAL, PATIENCE_SECONDS)
     try:
-        from kv_sim.command.console import let_connectors_log_nothing
+        from kv_sim.console.output import let_connectors_log_nothing
         from kv_sim.fuzz import run_seed
 
         let_connectors_log_nothing()

@@ -28,7 +28,7 @@ from typing import Any
 
 import numpy as np
 
-from kv_sim.command.table import aligned
+from kv_sim.console.table import aligned
 from kv_sim.replay import Columns, open_trace
 from kv_sim.replay.caches.bounds import min_hits
 from kv_sim.replay.caches.cache import replay_cache

@@ -19,7 +19,7 @@ from pathlib import Path
 
 from kv_api import OffloadKey, ReqContext
 from kv_offload_cpu import POLICIES, AtOnceManager
-from kv_sim.command.table import aligned
+from kv_sim.console.table import aligned
 from kv_sim.replay import Columns, open_trace
 from kv_sim.replay.caches.bounds import min_hits
 from kv_sim.replay.caches.cache import replay_cache

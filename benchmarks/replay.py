@@ -24,7 +24,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from kv_sim.command.table import aligned
+from kv_sim.console.table import aligned
 from kv_sim.replay import Columns, open_trace
 from kv_sim.replay.caches.bounds import Bounds
 from kv_sim.replay.caches.cache import replay_cache

@@ -29,7 +29,7 @@ from replay import finer
 
 from kv_api import OffloadKey, ReqContext
 from kv_offload_cpu import POLICIES, CPUOffloadingManager
-from kv_sim.command.table import aligned
+from kv_sim.console.table import aligned
 from kv_sim.replay import Columns, TraceOptions, open_trace
 from kv_sim.replay.caches.keys import keys_of
 from kv_sim.replay.readers.requests.sharing import parse_sharing

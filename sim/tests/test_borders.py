@@ -14,7 +14,7 @@ pytestmark = pytest.mark.once  # what is written says nothing of who reads it
 
 ROOT = Path(kv_sim.__file__).parent
 WORLD = {
-    *("actions", "calls", "checkers", "config", "engine", "engines", "guard", "history", "memory", "rest"),
+    *("actions", "calls", "checkers", "config", "engine", "engines", "guard", "history", "memory"),
     *("site", "subject", "violation", "world", "world_state"),
 }
 WORKED_OUT = (
@@ -60,7 +60,7 @@ def test_folders_stand_on_each_other() -> None:
     above = {part: known_to(part) - WORLD for part in parts - WORLD}
     assert len(above) > 15
     order = [*TopologicalSorter(above).static_order()]
-    assert order.index("failures") < order.index("command") < order.index("replay") < order.index("cli")
+    assert order.index("failures") < order.index("console") < order.index("replay") < order.index("cli")
     assert {part for part in parts if "cli" in known_to(part)} == {"__main__"}
 
 
@@ -99,7 +99,7 @@ def test_a_folder_knows_what_it_needs(folder: str, others: set[str]) -> None:
             "units observed trace columns crew",
             "readers kv_bytes caches servers hit_rates sizing timed report",
         ),
-        ("replay/timed", "", "durations server engine connectors runs goal replay sweep arguments command"),
+        ("replay/timed", "", "durations server engine connectors runs goal replay sweep"),
         ("replay/readers", "record fields format", "files chats requests formats unknown"),
     ],
 )

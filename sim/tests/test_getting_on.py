@@ -9,7 +9,7 @@ from kv_sim.config import WorldConfig
 from kv_sim.engine.request import Status
 from kv_sim.engine.request_spec import RequestSpec, Turn
 from kv_sim.examples.catalogue import SUBJECTS
-from kv_sim.rest import come_to_rest
+from kv_sim.history.rest import come_to_rest
 from kv_sim.violation import Violation
 from kv_sim.world import World
 
@@ -80,7 +80,7 @@ def test_copies_end_before_each_step_and_each_report(monkeypatch: pytest.MonkeyP
 
 
 def test_a_session_waits_for_room_as_long_as_others_get_on(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("kv_sim.rest.PATIENCE", 3)
+    monkeypatch.setattr("kv_sim.history.rest.PATIENCE", 3)
     world = World(WorldConfig(num_blocks=9, max_step_tokens=32), SUBJECTS["memory"])
     session = RequestSpec("r1", 0, 7, 0, 1, 1, turns=(Turn(16, 1, 1),))
     for made in (session, RequestSpec("r2", 1, 8, 0, 10, 10)):
@@ -93,7 +93,7 @@ def test_a_session_waits_for_room_as_long_as_others_get_on(monkeypatch: pytest.M
 
 
 def test_who_computes_its_prompt_gets_on(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("kv_sim.rest.PATIENCE", 3)
+    monkeypatch.setattr("kv_sim.history.rest.PATIENCE", 3)
     world = World(WorldConfig(num_blocks=9, max_step_tokens=2), SUBJECTS["memory"])
     session = RequestSpec("r1", 0, 7, 0, 1, 1, turns=(Turn(16, 1, 1),))
     for made in (session, RequestSpec("r2", 1, 24, 0, 1, 1)):
@@ -129,7 +129,7 @@ def test_who_ends_one_after_the_other_is_not_stuck(
     monkeypatch: pytest.MonkeyPatch, turns: tuple[Turn, ...], steps: int
 ) -> None:
     """However long it takes altogether: as where each waits for blocks that are held for another's time."""
-    monkeypatch.setattr("kv_sim.rest.MOST_STEPS", 8)
+    monkeypatch.setattr("kv_sim.history.rest.MOST_STEPS", 8)
     world = World(WorldConfig(num_blocks=16, max_running=1), SUBJECTS["memory"])
     for name in ("r1", "r2", "r3", "r4"):
         world.engine.add(RequestSpec(name, 0, 9, 0, 5, 5, turns=turns or None))
@@ -143,7 +143,7 @@ def test_who_is_stuck_while_others_end_is_told_so(
     monkeypatch: pytest.MonkeyPatch, num_blocks: int, steps: int
 ) -> None:
     """Whoever has many blocks may move one in each step."""
-    monkeypatch.setattr("kv_sim.rest.MOST_STEPS", 8)
+    monkeypatch.setattr("kv_sim.history.rest.MOST_STEPS", 8)
     world = World(WorldConfig(num_blocks=num_blocks, max_running=1), SUBJECTS["memory"])
     world.engine.add(RequestSpec("r1", 0, 9, 0, 5, 5))
     monkeypatch.setattr(world.engine.scheduler.connector, "has_pending_push_work", lambda: True, raising=False)

@@ -15,11 +15,11 @@ from kv_offload_file.slot_file import DamagedError
 from kv_sim.config import WorldConfig
 from kv_sim.engine.request_spec import RequestSpec
 from kv_sim.examples.catalogue import SUBJECTS
+from kv_sim.history.rest import come_to_rest
 from kv_sim.memory.device import Device
 from kv_sim.memory.shadow import Shadow
 from kv_sim.offload.files import Later, WorldHome, WorldSlots
 from kv_sim.offload.host_memory import WorldCopyEngine, WorldMemory
-from kv_sim.rest import come_to_rest
 from kv_sim.site import Call
 from kv_sim.violation import Referee
 from kv_sim.world import World

@@ -9,9 +9,9 @@ import pytest
 
 from kv_api import ConfigError, KVTransferConfig, UnknownNameError
 from kv_sim.actions import Action, Kind
-from kv_sim.command import selection
 from kv_sim.config import WorldConfig
 from kv_sim.conformance import scenarios
+from kv_sim.console import selection
 from kv_sim.engine.builtin import BuiltinEngine
 from kv_sim.engine.request import Status
 from kv_sim.engine.request_spec import RequestSpec

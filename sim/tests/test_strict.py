@@ -15,7 +15,7 @@ from kv_sim.examples.catalogue import MEMORY, OFFLOAD
 from kv_sim.failures.schedule_file import read_schedule
 from kv_sim.fuzz import Failure
 from kv_sim.history.coverage import NOT_PULLED, PULLED
-from kv_sim.history.legal import FORGETS, SITUATION_NEEDS, SITUATIONS
+from kv_sim.history.expected import FORGETS, SITUATION_NEEDS, SITUATIONS
 from kv_sim.strict import Bad, check_keys, check_type, read_names, read_object, word
 from kv_sim.subject import Subject, Trait
 from kv_sim.violation import Invariant, Violation

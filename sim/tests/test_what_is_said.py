@@ -14,8 +14,8 @@ from kv_api import Direction
 from kv_api.contract import CONTRACT
 from kv_sim.actions import Action, Kind
 from kv_sim.cli.subjects import subject_lines
-from kv_sim.command.console import say_interrupted
 from kv_sim.config import STATE, GroupConfig, WorldConfig
+from kv_sim.console.output import say_interrupted
 from kv_sim.engine.request import SimRequest
 from kv_sim.engine.request_spec import RequestSpec
 from kv_sim.examples.catalogue import LATER, MEMORY, SUBJECTS

@@ -45,10 +45,11 @@ class Sixth(MemoryConnector):
 
     made: ClassVar[list["Sixth"]] = []
     ends: ClassVar[list["Sixth"]] = []
+    error: ClassVar[BaseException]
 
     def __init__(self, *args: Any) -> None:
         if len(self.made) == 5:
-            raise OSError("no device")
+            raise self.error
         super().__init__(*args)
         self.made.append(self)
 
@@ -57,12 +58,18 @@ class Sixth(MemoryConnector):
         raise OSError("no device")
 
 
-def test_what_was_made_before_a_world_that_can_not_be_made_is_shut_down() -> None:
+@pytest.mark.parametrize(
+    ("error", "raised"), [(OSError("no device"), NotCreated), (KeyboardInterrupt("no device"), KeyboardInterrupt)]
+)
+def test_what_was_made_before_a_world_that_can_not_be_made_is_shut_down(
+    error: BaseException, raised: type[BaseException], monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Two workers and a scheduler's side of the first engine, and the workers of the second."""
     Sixth.made.clear()
     Sixth.ends.clear()
+    monkeypatch.setattr(Sixth, "error", error, raising=False)
     subject = Subject("Sixth", __name__, {"host_slots": 8}, engines=2, shares_store=True)
-    with pytest.raises(NotCreated, match="scheduler side: OSError: no device"):
+    with pytest.raises(raised, match="no device"):
         World(WorldConfig(engines=2, tp_size=2), subject)
     first, second = Sixth.made[:3], Sixth.made[3:]
     assert Sixth.ends == [*second, *first]

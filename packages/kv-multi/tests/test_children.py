@@ -211,8 +211,9 @@ def test_an_unknown_connector_is_looked_up_in_its_place():
 
 
 def test_a_module_that_is_missing_is_named_in_its_place():
-    with pytest.raises(ConfigError, match=r"^connectors\[0\]\.kv_connector: .*no_such_module"):
+    with pytest.raises(ConfigError, match=r"^connectors\[0\]\.kv_connector: .*no_such_module") as caught:
         MultiConnector(engine_config([child(module_path="no_such_module")]), ROLE)
+    assert caught.type is ConfigError
 
 
 def test_a_constructor_that_raises_is_never_quarantined():
@@ -230,8 +231,8 @@ def test_those_made_before_one_that_raises_are_shut_down(monkeypatch, role, kind
     def noted(self, *args):
         init(self, *args)
         made.append(self)
-        if len(made) == 2:
-            self.raises["shutdown"] = RuntimeError("is stuck")
+        if len(made) >= 2:
+            self.raises["shutdown"] = RuntimeError(f"is stuck, {len(made)}")
 
     def break_off(*args):
         raise kind("no device")
@@ -243,7 +244,8 @@ def test_those_made_before_one_that_raises_are_shut_down(monkeypatch, role, kind
     assert [[call[0] for call in one.calls] for one in made] == [["shutdown"]] * 3
     assert caught.value.__notes__ == [
         "while creating connectors[3] ('Broken3') of a MultiConnector",
-        "the shutdown of connector 'Scripted1', made before, raised RuntimeError: is stuck",
+        "the shutdown of connector 'Scripted1', made before, raised RuntimeError: is stuck, 2",
+        "the shutdown of connector 'Scripted2', made before, raised RuntimeError: is stuck, 3",
     ]
 
 

@@ -4,8 +4,8 @@ import pytest
 from kv_multi_scripted import Blocks, child, request
 
 from kv_api import CacheHitSource
-from kv_multi.children import LoadPolicy
 from kv_multi.choice import Choices
+from kv_multi.options import LoadPolicy
 
 BLOCKS = Blocks([1, 2, 3, 4])
 R = request()

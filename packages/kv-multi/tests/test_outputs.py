@@ -49,10 +49,10 @@ def test_worker_metadata_has_slots(worker, slots, joined):
 
 
 def test_worker_metadata_is_joined_by_slot():
-    mine = multi_meta(WorkerMeta(("a",)), None, WorkerMeta(("c",)), None)
+    mine = multi_meta(WorkerMeta(("a",)), None, WorkerMeta(), None)
     theirs = multi_meta(WorkerMeta(("d",)), WorkerMeta(("e",)), None, None)
     joined = mine.aggregate(pickle.loads(pickle.dumps(theirs)))
-    assert joined == multi_meta(WorkerMeta(("a", "d")), WorkerMeta(("e",)), WorkerMeta(("c",)), None)
+    assert joined == multi_meta(WorkerMeta(("a", "d")), WorkerMeta(("e",)), WorkerMeta(), None)
 
 
 def test_worker_metadata_of_others_is_refused():

@@ -278,7 +278,7 @@ def test_different_layouts_are_named():
 
 
 @pytest.mark.parametrize(
-    ("wishes", "joined"), [((False, False), False), ((False, True), True), ((True, True), True), ((), False)]
+    ("wishes", "joined"), [((False, False), False), ((False, True), True), ((True, False), True), ((), False)]
 )
 def test_graphs_are_piecewise_if_any_requires_it(wishes, joined):
     extra = {"connectors": [child(piecewise=wish) for wish in wishes]}

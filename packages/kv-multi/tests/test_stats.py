@@ -82,7 +82,7 @@ def test_aggregate_refuses_what_does_not_fit():
 def test_a_sum_can_be_rebuilt(worker):
     """The sum knows each child's class, whichever of the two objects had the child."""
     counts = {"get_kv_connector_stats": Count({"n": 1})}
-    multi, *_ = worker(child("Scripted", module_path="kv_multi_scripted", name="far", answers=counts))
+    multi, *_ = worker(child("Scripted", module_path="kv_multi_scripted", name="far", answers=counts), child())
     total = MultiKVConnectorStats().aggregate(multi.get_kv_connector_stats())
     with kv_factory.isolated(connectors=[]):
         assert MultiConnector.build_kv_connector_stats(total.to_dict()) == total
@@ -98,6 +98,7 @@ def test_vllms_own_payload_is_understood():
     """There the key is the name of a registered connector, and the value its payload."""
     stats = MultiConnector.build_kv_connector_stats({"Scripted": {"n": 4}})
     assert stats.data == {"Scripted": Count({"n": 4})}
+    assert MultiConnector.build_kv_connector_stats({"Scripted": {}}).data == {"Scripted": Count({})}
 
 
 def test_of_whom_only_the_name_is_known_is_rebuilt_by_it():

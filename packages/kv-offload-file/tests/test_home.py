@@ -144,6 +144,10 @@ def test_one_engine_at_a_time(tmp_path):
         home(tmp_path)
     home(tmp_path, tag="another").close()
     first.close()
+    (first.folder / "lock").write_text("12345678901234567890")  # a process had it whose number was longer
+    next_one = home(tmp_path)
+    assert (first.folder / "lock").read_text() == str(os.getpid())
+    next_one.close()
     before = os.listdir("/proc/self/fd")
     first.close()
     assert len(os.listdir("/proc/self/fd")) == len(before), "once is enough"

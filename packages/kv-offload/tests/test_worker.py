@@ -373,7 +373,7 @@ def test_who_gets_the_blocks_of_a_load_that_was_given_up_waits(worker, monkeypat
     monkeypatch.setattr(OffloadingWorkerSide, "clock", staticmethod(lambda: now[0]))
     connector, medium = worker(load_timeout_seconds=1)
     run(connector, loads={5: load()})
-    now[0] = 1.0
+    now[0] = 1.5
     run(connector)
     _, _, meta = run(connector, flush={5})
     assert medium.calls[-1] == ("wait", [5])

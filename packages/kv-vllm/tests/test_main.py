@@ -221,9 +221,12 @@ USUAL = ["later", "patient", "memory"]
 )
 def test_what_is_compared(options, cells, names, seeds, agrees, some_vllm, monkeypatch):
     differential, asked = noting(agrees)
+    quiet = []
     monkeypatch.setattr("kv_vllm.differential.run.differential", differential)
+    monkeypatch.setattr("kv_sim.console.output.let_connectors_log_nothing", lambda: quiet.append(True))
     assert main(["differential", *options]) == (0 if agrees else 1)
     assert asked == [([*cells], names, seeds, "vLLM's", (0, 33))]
+    assert quiet == [True]
 
 
 @pytest.fixture
@@ -281,8 +284,8 @@ def test_fuzzing_is_of_all_of_vllms_for_ten_minutes(hunted):
 @pytest.mark.parametrize(("options", "seconds"), [([], 60), (["--call-timeout", "7"], 7)])
 def test_fuzzing_logs_nothing_and_ends_long_calls(options, seconds, hunted, monkeypatch):
     done = []
-    monkeypatch.setattr("kv_sim.command.console.let_connectors_log_nothing", lambda: done.append("quiet"))
-    monkeypatch.setattr("kv_sim.command.watchdog.ends_calls", lambda given: nullcontext(done.append(given)))
+    monkeypatch.setattr("kv_sim.console.output.let_connectors_log_nothing", lambda: done.append("quiet"))
+    monkeypatch.setattr("kv_sim.console.watchdog.ends_calls", lambda given: nullcontext(done.append(given)))
     assert main(["fuzz", "--subject", "memory", *options]) == 0
     assert done == ["quiet", seconds]
 
@@ -306,8 +309,8 @@ def test_a_connector_of_ones_own_is_fuzzed_alone_or_after_those_that_are_named(
         asked.append((arguments, more))
         return SUBJECTS["later"]
 
-    monkeypatch.setattr("kv_sim.command.selection.choose_subject", choose)
-    monkeypatch.setattr("kv_sim.command.values.look_in_this_folder", lambda: asked.append("this folder"))
+    monkeypatch.setattr("kv_sim.console.selection.choose_subject", choose)
+    monkeypatch.setattr("kv_sim.console.values.look_in_this_folder", lambda: asked.append("this folder"))
     assert main(["fuzz", "--connector", "mine:Mine", "--extra", "{}", "--traits", "a", *options, *named]) == 0
     assert [subject for subject, *_ in told] == [*map(SUBJECTS.get, named[1:]), SUBJECTS["later"]]
     kind = {"serves_peers": serves, "shares_store": shares}

@@ -15,7 +15,6 @@ by action, until an invariant breaks or everything has come to rest.
 ``checkers/``       judge what happens; ``violation``: what they raise
 **a history**       what happens in a world
 ``actions``         everything that can happen; ``history/``: which action comes next, and what it does
-``rest``            how a world is brought to rest
 ``watching/``       a history as a log, or as a trace for Perfetto
 ``failures/``       a failing history: shrunk, saved, reported
 **who runs worlds** for what purpose
@@ -30,7 +29,7 @@ by action, until an invariant breaks or everything has come to rest.
 **traces**          no world, but the requests of a real server
 ``replay/``         the hit rate and latency that a cache would bring
 **the command**     ``kv-sim``
-``cli/``            its entry and its small commands; ``command/``: code that commands share
+``cli/``            its entry and its small commands; ``console/``: what all commands share
 ``strict``          reads the JSON that users write; ``whole_file``: writes a file as a whole or not at all
 =================== =======================================================================================
 """

@@ -288,7 +288,7 @@ def _innermost(error: BaseException) -> str:
         place = f"{code.co_filename.rsplit('/', 1)[-1]}:{trace.tb_lineno} in {code.co_qualname}"
         module = str(trace.tb_frame.f_globals.get("__name__"))
         package = module.partition(".")[0]
-        if not module.startswith("kv_sim.command."):  # what ends a call from outside is no place of it
+        if not module.startswith("kv_sim.console."):  # what ends a call from outside is no place of it
             places.append((place, package in _LIBRARIES or package in sys.stdlib_module_names))
         trace = trace.tb_next
     (place, is_library), callers = places[-1], [caller for caller, is_library in places if not is_library]

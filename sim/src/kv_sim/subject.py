@@ -64,7 +64,7 @@ class Trait(StrEnum):
 
 
 TICKET: Final = "do_remote_prefill"
-"""Keys of ``kv_transfer_params`` that make a ticket, as vLLM's routers use them."""
+"""The key of ``kv_transfer_params`` that makes a ticket, as vLLM's routers use it."""
 WANTED: Final = "do_remote_decode"
 """The key that asks to hold the request's blocks for another engine when it ends."""
 PEERS: Final = {1: "--serves-peers", 2: "--two-engines"}

@@ -13,7 +13,7 @@ from kv_sim.campaign.found import Campaign
 from kv_sim.campaign.processes import Plan
 from kv_sim.cli.main import main
 from kv_sim.examples.catalogue import SUBJECTS
-from kv_sim.history.legal import Expected, expected
+from kv_sim.history.expected import Expected, expected
 
 
 def judging(found: Campaign, lines: list[str]) -> Callable[..., list[str]]:
@@ -43,7 +43,7 @@ def campaign(
         monkeypatch.setattr(command, "run_campaign", run_campaign)
         monkeypatch.setattr(command, "missing", judging(found, missed or []))
         monkeypatch.setattr(command, "tables", judging(found, ["first row", "last row"]))
-        monkeypatch.setattr("kv_sim.command.failed.tell", lambda found, line, *_, say, **__: say(f"told: {line}"))
+        monkeypatch.setattr("kv_sim.console.failed.tell", lambda found, line, *_, say, **__: say(f"told: {line}"))
         monkeypatch.chdir(tmp_path)
         code = main(["campaign", "--jobs", "2", *options])
         return code, capsys.readouterr().out, plans[0]

@@ -5,9 +5,9 @@ from collections import Counter
 from kv_sim_campaigns import failure, reached
 
 from kv_sim.campaign.found import Batch, Campaign, missing, tables
-from kv_sim.command.table import aligned
+from kv_sim.console.table import aligned
 from kv_sim.history.coverage import Coverage
-from kv_sim.history.legal import STATES, Expected
+from kv_sim.history.expected import STATES, Expected
 
 EXPECTED = Expected(
     pairs=(("step", "waiting"), ("step", "running"), ("abort", "running"), ("abort", "waiting")),

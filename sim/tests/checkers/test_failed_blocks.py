@@ -13,7 +13,7 @@ from kv_sim.config import WorldConfig
 from kv_sim.engine.request_spec import RequestSpec
 from kv_sim.examples import catalogue
 from kv_sim.examples.catalogue import several
-from kv_sim.rest import come_to_rest
+from kv_sim.history.rest import come_to_rest
 from kv_sim.subject import Subject, Trait
 from kv_sim.violation import Invariant, Referee, Violation
 from kv_sim.world import World

@@ -11,13 +11,13 @@ from kv_api import (
     AllBlocksCleared,
     BlockRemoved,
     CacheHitSource,
+    ConfigError,
     KVConnectorMetadata,
     KVConnectorTransferResults,
     TwoSidedConnector,
 )
 from kv_sim.checkers.answers import SHAPES, complaint, is_match
 from kv_sim.config import GroupConfig, WorldConfig
-from kv_sim.engine.builtin import BuiltinEngine
 from kv_sim.examples.later import LaterScheduler, LaterWorker
 from kv_sim.examples.memory import MemoryConnector
 from kv_sim.fuzz import Failure, run_seed
@@ -200,21 +200,10 @@ def test_a_connector_of_one_group_ends_requests_by_another_method() -> None:
     assert failure.violation.message == f"scheduler side, request_finished answered None, expected {END}"
 
 
-class Promising(BuiltinEngine):
-    """Says that it has one group, whatever it has."""
-
-    def describe(self, subject: Subject, rank: int) -> Any:
-        told = super().describe(subject, rank)
-        told.scheduler_config.disable_hybrid_kv_cache_manager = True
-        return told
-
-
 def test_nor_is_it_driven_with_several() -> None:
-    subject, groups = Subject("OneGroup", __name__), (GroupConfig(), GroupConfig("sliding", 8))
-    World(WorldConfig(), subject, engine_class=Promising)
-    with pytest.raises(ValueError, match=r"^OneGroup doesn't support several KV cache groups$"):
-        World(WorldConfig(groups=groups), subject, engine_class=Promising)
-    World(WorldConfig(groups=groups), Subject("Odd", __name__), engine_class=Promising)
+    groups = (GroupConfig(), GroupConfig("sliding", 8))
+    with pytest.raises(ConfigError, match=r"^connector 'OneGroup' .*: it supports one KV cache group only"):
+        World(WorldConfig(groups=groups), Subject("OneGroup", __name__))
 
 
 @pytest.mark.parametrize(

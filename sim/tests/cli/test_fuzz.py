@@ -12,7 +12,7 @@ import pytest
 from kv_sim_command_lines import HASTY, Result
 
 from kv_factory import Offer, Target
-from kv_sim.command.values import check_folder
+from kv_sim.console.values import check_folder
 from kv_sim.engines import ENGINES
 from kv_sim.examples.catalogue import SUBJECTS
 from kv_sim.examples.later import LaterScheduler

@@ -19,7 +19,7 @@ from kv_sim_command_lines import Result
 from kv_sim.cli.main import COMMANDS
 from kv_sim.cli.start import start
 from kv_sim.cli.subjects import subject_lines
-from kv_sim.command import values
+from kv_sim.console import values
 from kv_sim.examples.catalogue import SUBJECTS
 from kv_sim.fuzz import run_seed
 from kv_sim.subject import Subject, Trait

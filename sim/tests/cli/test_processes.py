@@ -37,6 +37,13 @@ def test_each_process_runs_every_so_manieth_and_there_are_no_more_than_seeds() -
     assert len({process for _, process in run_in_order(range(2), 9, runs.where)}) == 2
 
 
+def test_a_process_ends_with_this_one_whatever_happens_and_says_nothing_else() -> None:
+    [found] = run_in_order(range(1), 1, runs.surroundings)
+    assert found == runs.Surroundings(
+        ends_with_parent=True, is_waited_for=False, hears_interrupts=False, logs=False, tells_of_crashes=True
+    )
+
+
 def test_results_of_any_size() -> None:
     assert [len(result) for result in run_in_order(range(6), 2, runs.long)] == [300_000] * 6
 
@@ -89,6 +96,15 @@ def test_the_same_is_found_as_in_one_process(kv_sim: Callable[[str], Result], tm
         told.append((code, out.replace(f"{folder}/", ""), err, file.name, file.read_text()))
     assert told[0] == told[1]
     assert told[0][0] == 1
+
+
+def test_one_history_runs_in_this_process_and_so_do_all_of_one_job(
+    kv_sim: Callable[[str], Result], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    command = "kv-sim fuzz --connector later --seed 3 --log"
+    assert kv_sim(f"{command} --jobs 2") == kv_sim(command)
+    monkeypatch.setattr("kv_sim.cli.fuzz.run_in_order", None)
+    assert kv_sim("kv-sim fuzz --connector later --seeds 3-4 --jobs 1")[0] == 0
 
 
 def test_a_connector_that_ends_its_process(kv_sim: Callable[[str], Result]) -> None:

@@ -61,7 +61,7 @@ def test_a_crash_of_the_process_says_where() -> None:
 
 def test_a_thread_that_ends_the_process_says_where() -> None:
     ended = run(
-        "from kv_sim.command.edge import exit_code_of; import os; "
+        "from kv_sim.console.edge import exit_code_of; import os; "
         "exit_code_of('it', lambda: threading.Thread(target=lambda: os._exit(9)).run())"
     )
     assert ended.returncode == 9
@@ -71,7 +71,7 @@ def test_a_thread_that_ends_the_process_says_where() -> None:
 
 def test_a_process_that_is_forked_ends_as_ever() -> None:
     ended = run(
-        "from kv_sim.command.edge import exit_code_of; import os; sys.stdout.flush(); "
+        "from kv_sim.console.edge import exit_code_of; import os; sys.stdout.flush(); "
         "exit_code_of('it', lambda: print(os.waitpid(os.fork() or os._exit(9), 0)[1] >> 8))"
     )
     assert (ended.returncode, ended.stdout, ended.stderr) == (7, "done\n9\natexit\n", "")

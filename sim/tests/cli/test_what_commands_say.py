@@ -15,10 +15,10 @@ import pytest
 from kv_api import ConfigError
 from kv_sim.actions import Action, Kind
 from kv_sim.cli.main import COMMANDS, main
-from kv_sim.command.console import let_connectors_log_nothing, note, say
-from kv_sim.command.interrupts import Told, on_interrupt
-from kv_sim.command.selection import unclaimed
 from kv_sim.config import WorldConfig
+from kv_sim.console.interrupts import Told, on_interrupt
+from kv_sim.console.output import let_connectors_log_nothing, note, say
+from kv_sim.console.selection import unclaimed
 from kv_sim.engine.request_spec import RequestSpec
 from kv_sim.examples.catalogue import LATER
 from kv_sim.failures.schedule_file import Schedule, write_schedule
@@ -159,7 +159,7 @@ def test_what_ends_the_versions(
     def fail(*args: Any, **options: Any) -> None:
         raise error
 
-    monkeypatch.setattr("kv_sim.command.console.print", fail, raising=False)
+    monkeypatch.setattr("kv_sim.console.output.print", fail, raising=False)
     assert run("--version") == (code, "", said)
 
 

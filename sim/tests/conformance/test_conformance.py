@@ -18,7 +18,7 @@ from kv_sim.conformance.scenarios import Claim, Outcome, Scenario, probes_of, ru
 from kv_sim.examples.catalogue import OFFLOAD
 from kv_sim.fuzz import Run
 from kv_sim.history.coverage import Coverage
-from kv_sim.history.legal import SITUATIONS, situations_of
+from kv_sim.history.expected import SITUATIONS, situations_of
 from kv_sim.subject import NOT_OF_PEERS, OF_SEVERAL, OF_TWO, Subject, Trait
 
 CONNECTORS = Path(__file__).parents[1] / "support" / "broken_connectors.py"

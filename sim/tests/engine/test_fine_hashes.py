@@ -11,8 +11,8 @@ from kv_sim_seeds import seeds
 from kv_api import ConfigError, Request
 from kv_offload import OffloadingConnector
 from kv_sim.actions import Action, Kind
-from kv_sim.command.selection import unclaimed
 from kv_sim.config import GroupConfig, WorldConfig
+from kv_sim.console.selection import unclaimed
 from kv_sim.engine.output import Step
 from kv_sim.engine.request_spec import RequestSpec
 from kv_sim.examples.catalogue import LATER, MEMORY, OFFLOAD, offloading

@@ -331,6 +331,8 @@ def test_a_load_leaves_room_for_the_rest_of_one_before_it(
         assert made.schedule() == {}
         waits = ["r2"] if free < needed else []
         assert made.queues == ([], waits, ["r1", "r2"][: 2 - len(waits)]), f"{free} blocks, {needed} are needed"
+        is_stricter = bool(waits) and has == 40  # only there vLLM reserves fewer
+        assert made.under_way[-1].keeps_room == is_stricter
 
 
 def test_who_computes_all_of_its_prompt_in_the_same_step_reserves_nothing() -> None:

@@ -19,7 +19,7 @@ from kv_sim.engine.output import BlockCopy, BlockState, CachedRequestData, NewRe
 from kv_sim.engine.request_spec import RequestSpec
 from kv_sim.examples.catalogue import LATER, MEMORY, PATIENT, SUBJECTS
 from kv_sim.fuzz import run_seed
-from kv_sim.rest import come_to_rest
+from kv_sim.history.rest import come_to_rest
 from kv_sim.subject import Subject
 from kv_sim.violation import Invariant, Referee, Violation
 from kv_sim.world import World

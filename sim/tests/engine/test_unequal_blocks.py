@@ -13,7 +13,8 @@ from kv_sim.engine.settings import kv_cache_config, vllm_config
 from kv_sim.examples.catalogue import LATER, OFFLOAD, P2P
 from kv_sim.failures.shrink import shrink
 from kv_sim.fuzz import run_seed
-from kv_sim.history.draws import config_for, with_unequal_blocks
+from kv_sim.history.draws import config_for
+from kv_sim.history.features import with_unequal_blocks
 from kv_sim.subject import Subject, Trait
 from kv_sim.violation import Invariant
 from kv_sim.world import World

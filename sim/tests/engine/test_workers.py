@@ -10,7 +10,7 @@ from kv_sim.actions import Action, Kind
 from kv_sim.config import WorldConfig
 from kv_sim.engine.request_spec import RequestSpec
 from kv_sim.examples.catalogue import LATER, MEMORY
-from kv_sim.rest import come_to_rest
+from kv_sim.history.rest import come_to_rest
 from kv_sim.subject import Subject
 from kv_sim.violation import Invariant, Violation
 from kv_sim.world import World

@@ -23,10 +23,12 @@ from kv_sim.history.draws import (
     SWARM,
     config_for,
     draw_config,
-    with_drafter,
-    with_failing_loads,
     with_fine_hashes,
     with_states,
+)
+from kv_sim.history.features import (
+    with_drafter,
+    with_failing_loads,
     with_strange_peer,
     with_tails,
 )

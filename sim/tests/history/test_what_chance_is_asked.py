@@ -17,16 +17,14 @@ from kv_sim.engine.request_spec import RequestSpec, Turn
 from kv_sim.examples.catalogue import LATER, P2P
 from kv_sim.history.arrivals import Arrivals
 from kv_sim.history.choices import legal_choices, pick
-from kv_sim.history.draws import (
-    draw_config,
+from kv_sim.history.draws import draw_config, with_fine_hashes, with_states
+from kv_sim.history.features import (
     with_failing_loads,
-    with_fine_hashes,
     with_loads,
     with_own_cache,
     with_pauses,
     with_producer_and_consumer,
     with_sessions,
-    with_states,
     with_tails,
     with_two_engines,
 )

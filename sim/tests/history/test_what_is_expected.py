@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from kv_sim.history.legal import Expected, expected
+from kv_sim.history.expected import Expected, expected
 from kv_sim.subject import Subject, Trait
 
 ACTIONS = (

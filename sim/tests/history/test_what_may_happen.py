@@ -20,7 +20,7 @@ from kv_sim.engine.request_spec import RequestSpec
 from kv_sim.examples.catalogue import LATER, MEMORY, OFFLOAD, P2P_TWO, PATIENT
 from kv_sim.history.choices import TROUBLE, WEIGHTS, legal_choices, pick
 from kv_sim.history.draws import config_for
-from kv_sim.history.legal import FORGETS
+from kv_sim.history.expected import FORGETS
 from kv_sim.memory.copy import Result, State
 from kv_sim.memory.device import Device
 from kv_sim.memory.errands import Errands

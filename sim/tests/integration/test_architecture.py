@@ -20,10 +20,11 @@ REPORT = {"fail", "violation", "Violation"}
 
 
 def rows(title: str) -> list[list[str]]:
-    """The cells of a section's table, without its head."""
+    """The cells of a section's tables, without their heads."""
     section = TEXT.partition(f"\n## {title}\n")[2].partition("\n## ")[0]
-    lines = [line for line in section.splitlines() if line.startswith("|")]
-    return [[cell.strip() for cell in line.strip("|").split("|")] for line in lines[2:]]
+    bodies = re.findall(r"^\|-.*\n((?:\|.*\n?)*)", section, re.MULTILINE)
+    lines = [line for body in bodies for line in body.splitlines()]
+    return [[cell.strip() for cell in line.strip("|").split("|")] for line in lines]
 
 
 def named(cell: str) -> list[str]:

@@ -19,8 +19,18 @@ from kv_sim.campaign.processes import Plan, _next_batch, run_campaign, work
 from kv_sim.cli.main import main
 from kv_sim.examples.catalogue import LATER, MEMORY, SUBJECTS
 from kv_sim.fuzz import run_seed
-from kv_sim.history import coverage, effects, legal
-from kv_sim.history.legal import EXCLUSIONS, NEVER_BETWEEN_ACTIONS, SITUATIONS, STATES, expected
+from kv_sim.history import coverage, effects
+from kv_sim.history.expected import (
+    EXCLUSIONS,
+    NEVER_BETWEEN_ACTIONS,
+    RARE,
+    RARE_SITUATIONS,
+    SITUATION_NEEDS,
+    SITUATIONS,
+    STATE_NEEDS,
+    STATES,
+    expected,
+)
 from kv_sim.subject import Subject, Trait
 from kv_sim.violation import Invariant
 
@@ -176,7 +186,7 @@ def test_what_was_never_reached_is_named() -> None:
     for name in wanted.situations:
         campaign = full(SUBJECTS)
         del campaign.coverage.situations[name]
-        lines = [] if name in legal.RARE_SITUATIONS else [f"never reached: {name}"]
+        lines = [] if name in RARE_SITUATIONS else [f"never reached: {name}"]
         assert missing(campaign, wanted) == lines
 
 
@@ -278,15 +288,15 @@ def test_an_interrupted_campaign_prints_its_tables(
 
 
 def test_the_module_is_whole() -> None:
-    assert set(legal.RARE_SITUATIONS) <= set(SITUATIONS)
-    assert set(legal.STATE_NEEDS) <= set(STATES)
-    assert set(legal.SITUATION_NEEDS) <= set(SITUATIONS)
+    assert set(RARE_SITUATIONS) <= set(SITUATIONS)
+    assert set(STATE_NEEDS) <= set(STATES)
+    assert set(SITUATION_NEEDS) <= set(SITUATIONS)
 
 
 def test_a_rare_state_may_be_met_and_need_not_be() -> None:
     table = expected(SUBJECTS.values())
-    assert {state for _, state in table.rare} == set(legal.RARE)
-    assert not {state for _, state in table.pairs} & set(legal.RARE)
+    assert {state for _, state in table.rare} == set(RARE)
+    assert not {state for _, state in table.pairs} & set(RARE)
     campaign = Campaign()
     before = missing(campaign, table)
     campaign.coverage.pairs[table.rare[0]] += 1

@@ -6,7 +6,7 @@ from random import Random
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-import kv_multi.children
+import kv_multi.options
 import kv_offload.options
 import kv_offload_cpu.options
 from kv_offload_cpu import POLICIES, CPUOffloadingSpec
@@ -85,7 +85,7 @@ def test_nobody_takes_the_keys_of_another_for_misspelt_ones() -> None:
     assert kv_offload.parse_options(everything | spec) == kv_offload.Options()
     foreign = {key: None for key in everything if key not in CPUOffloadingSpec.extra_keys}
     assert kv_offload_cpu.options.read_options(foreign | room) == kv_offload_cpu.Options(1)
-    kv_multi.children.parse_options({key: None for key in everything if key not in several})
+    kv_multi.options.parse_options({key: None for key in everything if key not in several})
 
     class OfAVendor(CPUOffloadingSpec):
         extra_keys = CPUOffloadingSpec.extra_keys | {"block_sizes", "checksums"}

@@ -20,7 +20,8 @@ from kv_sim.examples.catalogue import P2P, P2P_CROWDED, SUBJECTS
 from kv_sim.fuzz import run_seed
 from kv_sim.history.arrivals import MOST_BLOCKS, Arrivals
 from kv_sim.history.coverage import PULLED
-from kv_sim.history.draws import config_for, with_loads, with_own_cache
+from kv_sim.history.draws import config_for
+from kv_sim.history.features import with_loads, with_own_cache
 from kv_sim.memory.device import Device
 from kv_sim.memory.shadow import Shadow
 from kv_sim.p2p import TimedP2PWorkerSide, WorldWire

@@ -16,9 +16,9 @@ from kv_sim.engine.request import SimRequest
 from kv_sim.engine.request_spec import RequestSpec
 from kv_sim.examples.catalogue import MEMORY, OFFLOAD
 from kv_sim.guard import Guard
+from kv_sim.history.rest import MOST_STEPS, come_to_rest
 from kv_sim.memory.copy import Copy
 from kv_sim.memory.shadow import Shadow
-from kv_sim.rest import MOST_STEPS, come_to_rest
 from kv_sim.subject import Subject, Trait
 from kv_sim.violation import Invariant, Referee
 from kv_sim.world import World

@@ -1,7 +1,13 @@
 """What a worker's process may be asked to run: module-level functions, since another process must find them."""
 
+import faulthandler
+import logging
+import multiprocessing
 import os
+import signal
 import sys
+import threading
+from typing import NamedTuple
 
 from kv_api import ConfigError
 from kv_sim.subject import Subject
@@ -20,6 +26,26 @@ def square(seed: int) -> int:
 
 def where(seed: int) -> tuple[int, int]:
     return seed, os.getpid()
+
+
+class Surroundings(NamedTuple):
+    """What a process has that runs histories for another one."""
+
+    ends_with_parent: bool
+    is_waited_for: bool
+    hears_interrupts: bool
+    logs: bool
+    tells_of_crashes: bool
+
+
+def surroundings(seed: int) -> Surroundings:
+    return Surroundings(
+        "ends with its parent" in [thread.name for thread in threading.enumerate()],
+        not multiprocessing.current_process().daemon,
+        signal.SIGINT not in signal.pthread_sigmask(signal.SIG_BLOCK, ()),
+        not any(isinstance(handler, logging.NullHandler) for handler in logging.getLogger().handlers),
+        faulthandler.is_enabled(),
+    )
 
 
 def refuses(seed: int) -> int:

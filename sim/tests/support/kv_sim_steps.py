@@ -93,6 +93,7 @@ class Steps:
                 plan.rejected,
                 plan.sampling,
                 plan.ends,
+                keeps_room=plan.keeps_room,
             )
         )
         return output.num_scheduled_tokens

@@ -2,9 +2,9 @@
 
 import argparse
 
+from kv_sim.replay.command.timed.arguments import add_replay_arguments
+from kv_sim.replay.command.timed.run import settings_of
 from kv_sim.replay.timed import EngineSettings
-from kv_sim.replay.timed.arguments import add_replay_arguments
-from kv_sim.replay.timed.command import settings_of
 
 
 def parsed(line: str) -> argparse.Namespace:

@@ -39,17 +39,17 @@ class _TransferState:
 
     def __init__(self) -> None:
         self.connector: KVConnectorBaseType | None = None
-        self.doing = ""
+        self.is_busy = False
         self.lock = threading.RLock()
 
     @contextmanager
-    def while_doing(self, what: str) -> Iterator[None]:
-        """Remember what is going on, for a call that comes back in the same thread."""
-        self.doing = what
+    def busy(self) -> Iterator[None]:
+        """Remember that a connector is created or shut down, for a call that comes back in the same thread."""
+        self.is_busy = True
         try:
             yield
         finally:
-            self.doing = ""
+            self.is_busy = False
 
     def check(self) -> None:
         """Recount: there is a connector or there is none, and nothing is half done."""
@@ -57,7 +57,7 @@ class _TransferState:
             held = self.connector
             families = (KVConnectorBase, KVConnectorBase_V1)
             assert held is None or isinstance(held, families), f"{held!r} is no connector"
-            assert self.doing == "", f"outside the lock, and still {self.doing!r}"
+            assert not self.is_busy, "outside the lock, and still busy"
 
 
 _state = _TransferState()
@@ -107,12 +107,12 @@ def ensure_kv_transfer_initialized(
     with _state.lock:
         if has_kv_transfer_group():
             return
-        if _state.doing:
+        if _state.is_busy:
             raise KVTransferStateError(
-                f"ensure_kv_transfer_initialized was called while {_state.doing}: "
+                "ensure_kv_transfer_initialized was called while the connector is being created: "
                 "a connector's constructor, or what it calls, must not ask for the process's connector"
             )
-        with _state.while_doing("the connector is being created"):
+        with _state.busy():
             if broadcast_engine_id is not None:
                 _share_engine_id(transfer, broadcast_engine_id)
             _state.connector = _create(vllm_config, kv_cache_config, allow_module_paths)
@@ -122,10 +122,10 @@ def ensure_kv_transfer_shutdown() -> None:
     """Shut down the process's connector, if there is one. It is gone afterwards, even when ``shutdown`` raises."""
     with _state.lock:
         connector = _state.connector
-        if connector is None or _state.doing:
+        if connector is None or _state.is_busy:
             return
         try:
-            with _state.while_doing("the connector is being shut down"):
+            with _state.busy():
                 if isinstance(connector, KVConnectorBase_V1):
                     connector.shutdown()
                 else:

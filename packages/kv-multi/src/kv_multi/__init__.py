@@ -7,7 +7,7 @@ children answer together.
 ``connector``      both sides under one name, and what an engine asks before there is an object
 ``scheduler_side`` the scheduler's side; ``requests``: its calls about one request
 ``worker_side``    a worker's side; ``side``: what both sides have
-``children``       from a configuration to named connectors
+``children``       from a configuration to named connectors; ``options``: the settings beside them
 ``quarantine``     which children are switched off
 ``choice``         which child loads for a request
 ``loads``          loads in flight: who may report the end of one; ``blocks``: the blocks that one fills

@@ -1,11 +1,8 @@
 """The children of a MultiConnector: from the list in its configuration to named connectors.
 
-Everything is configured inside ``kv_connector_extra_config``, where vLLM's own parser lets foreign keys pass:
-
-* the parent's has ``connectors``, a list with the ``KVTransferConfig`` of each child, and may have ``load_policy``
-  and ``on_child_error``;
-* a child's may have ``name`` and ``save``. The child sees them too, and a MultiConnector with ``save: false``
-  passes that on to its own children.
+The parent's ``kv_connector_extra_config`` has ``connectors``, a list with the ``KVTransferConfig`` of each child;
+``options`` reads the rest of it. A child's may have ``name`` and ``save``. The child sees them too, and a
+MultiConnector with ``save: false`` passes that on to its own children.
 
 A child is named by ``name``, or else by its class and its place in the list (``OffloadingConnector0``). Settings
 of the whole engine (``engine_id``, ``kv_buffer_device``, ``kv_load_failure_policy``) a child inherits from the
@@ -18,8 +15,7 @@ configuration and replaces ``kv_transfer_config``, but the mark beside it stays.
 from collections.abc import Mapping, Sequence
 from copy import copy
 from dataclasses import replace
-from enum import StrEnum
-from typing import Any, Final, NamedTuple, TypeVar, cast
+from typing import Any, Final, NamedTuple, cast
 
 from kv_api import (
     ConfigError,
@@ -31,7 +27,6 @@ from kv_api import (
     UnknownNameError,
     VllmConfig,
 )
-from kv_api.errors import did_you_mean, refuse_misspelt
 from kv_factory import KVConnectorFactory
 
 QUARANTINED: Final = "quarantined"
@@ -42,32 +37,6 @@ INHERITED: Final = ("engine_id", "kv_buffer_device", "kv_load_failure_policy")
 
 _CHILD: Final = "kv_multi_child"
 """The attribute of an engine's configuration that marks the copy of a child."""
-
-_OWN_KEYS: Final = ("connectors", "load_policy", "on_child_error", "name", "save")
-"""The keys that a MultiConnector reads in its own extra config; the last two if it is itself a child."""
-
-_Choice = TypeVar("_Choice", bound=StrEnum)
-
-
-class LoadPolicy(StrEnum):
-    """Which child loads, if several have tokens."""
-
-    FIRST = "first"
-    LONGEST = "longest"
-
-
-class OnChildError(StrEnum):
-    """What happens when a child raises an exception."""
-
-    RAISE = "raise"
-    QUARANTINE = "quarantine"
-
-
-class Options(NamedTuple):
-    """The parent's own settings."""
-
-    load_policy: LoadPolicy
-    on_child_error: OnChildError
 
 
 class ChildConfig(NamedTuple):
@@ -87,15 +56,6 @@ class Child(NamedTuple):
     name: str
     connector: KVConnectorBase_V1
     saves: bool
-
-
-def parse_options(extra_config: Mapping[str, Any]) -> Options:
-    """The parent's settings. A key that looks like a misspelling of one is refused."""
-    refuse_misspelt(extra_config, _OWN_KEYS, where="kv_connector_extra_config")
-    return Options(
-        _choice("load_policy", extra_config.get("load_policy", LoadPolicy.FIRST), LoadPolicy),
-        _choice("on_child_error", extra_config.get("on_child_error", OnChildError.RAISE), OnChildError),
-    )
 
 
 def has_children(extra_config: Mapping[str, Any]) -> bool:
@@ -253,11 +213,3 @@ def _refuse_equal_names(children: Sequence[ChildConfig]) -> None:
                 f"connectors[{first[child.name]}]; give each child its own kv_connector_extra_config.name"
             )
         first[child.name] = child.place
-
-
-def _choice(key: str, value: object, choices: type[_Choice]) -> _Choice:
-    names = [choice.value for choice in choices]
-    if isinstance(value, str) and value in names:
-        return choices(value)
-    hint = did_you_mean(value, names)
-    raise ConfigError(f"kv_connector_extra_config.{key}: got {value!r}; choices: {', '.join(names)}{hint}")

@@ -9,7 +9,7 @@ planned.
 from collections.abc import Iterable
 from typing import NamedTuple
 
-from kv_multi.children import LoadPolicy
+from kv_multi.options import LoadPolicy
 
 
 class Match(NamedTuple):

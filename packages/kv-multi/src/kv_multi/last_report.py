@@ -44,8 +44,8 @@ class LastReport:
 
     def _cross_out(self, request_id: str, name: str) -> bool:
         """Note a report of a request; True if its other report is still to come."""
-        missing = self._missing.get(request_id)
-        if missing is None or name not in missing:
+        missing = self._missing.get(request_id, [])
+        if name not in missing:
             return False
         missing.remove(name)
         if not missing:

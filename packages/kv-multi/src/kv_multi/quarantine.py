@@ -18,7 +18,8 @@ import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import ParamSpec, TypeVar
 
-from kv_multi.children import Child, OnChildError
+from kv_multi.children import Child
+from kv_multi.options import OnChildError
 
 P = ParamSpec("P")
 T = TypeVar("T")

@@ -9,7 +9,8 @@ from typing import ClassVar
 
 from kv_api import KVCacheConfig, KVConnectorRole, KVConnectorStats, VllmConfig
 from kv_api.side import ConnectorSide
-from kv_multi.children import Child, build_children, parse_children, parse_options, shut_down_all
+from kv_multi.children import Child, build_children, parse_children, shut_down_all
+from kv_multi.options import parse_options
 from kv_multi.quarantine import Quarantine
 from kv_multi.stats import collect, origins
 

@@ -39,6 +39,9 @@ class Handshake(KVConnectorHandshakeMetadata):
 class WorkerMeta(KVConnectorWorkerMetadata):
     words: tuple[str, ...] = ()
 
+    def __len__(self):
+        return len(self.words)
+
     def aggregate(self, other):
         return WorkerMeta(self.words + other.words)
 
@@ -58,7 +61,10 @@ class Count(KVConnectorStats):
         return {"n": self.data["n"]}
 
     def is_empty(self):
-        return not self.data["n"]
+        return not self.data.get("n")
+
+    def __bool__(self):
+        return not self.is_empty()
 
 
 @dataclass

@@ -32,7 +32,7 @@ from kv_offload_cpu.info import CPUOffloadingInfo
 from kv_offload_cpu.load_store_spec import CPULoadStoreSpec, Stored
 from kv_offload_cpu.manager import CPUOffloadingManager
 from kv_offload_cpu.options import CopyEngineChoice, CopySubmission, MemoryChoice, Options
-from kv_offload_cpu.policy import POLICIES, CachePolicy, Run, find_policy
+from kv_offload_cpu.policy import POLICIES, CachePolicy, Parked, Run, find_policy
 from kv_offload_cpu.sizing import HostLayout, plan_layout
 from kv_offload_cpu.slots.pins import Pins
 from kv_offload_cpu.spec import CPUOffloadingSpec
@@ -71,6 +71,7 @@ __all__ = [
     "MemoryChoice",
     "Options",
     "PageCopies",
+    "Parked",
     "Pins",
     "Run",
     "StoreRole",

@@ -242,6 +242,9 @@ def test_a_reset_has_nobody_wait_for_a_copy_that_was_given_up():
     assert book.begin_reset() == [1]
     assert {*book.stale} == {0, 1}
     book.check()
+    owner.stores.add(1)
+    with pytest.raises(AssertionError, match=r"a request knows of stores \[1\], and has \[\]"):
+        book.check()
 
 
 def test_kinds():

@@ -1,5 +1,7 @@
 """What of a group is offered, against an obvious model: chunk by chunk, whether it may be stored."""
 
+import sys
+
 from hypothesis import given
 from hypothesis import strategies as st
 from kv_offload_configs import FULL, STATE, WINDOW
@@ -62,6 +64,14 @@ def test_a_prompt_waits_for_an_eighth_of_what_it_offered():
     progress.groups[0].loaded = range(1)  # which it did not offer
     progress.pass_over([24], {}, 1000, 96, 1000)
     assert progress.next_end == 4 * (24 + 2)
+
+
+def test_who_may_store_nothing_more_is_looked_at_again_only_where_blocks_may_be_lost_one_by_one():
+    full, window = Group(0, FULL, 4, 1, 1), Group(1, WINDOW, 4, 1, 1, 9)
+    for groups, known, again in (((full,), 24, sys.maxsize), ((full, window), 24, 48), ((full, window), 3, 12)):
+        progress = Progress(Layout(groups, 4, 4), ReqContext("r"))
+        progress.pass_over([2] * len(groups), {}, 8, known, 8)
+        assert progress.next_end == again
 
 
 def test_a_chunk_may_be_stored_that_has_ended_and_has_a_key_and_all_of_its_blocks():

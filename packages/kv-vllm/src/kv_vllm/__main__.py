@@ -20,7 +20,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         if options.run in IN_THE_TESTBED:
             _need_the_testbed()
-            from kv_sim.command.edge import exit_code_of
+            from kv_sim.console.edge import exit_code_of
 
             return exit_code_of("kv_vllm", partial(_run, options))
         return _run(options)
@@ -175,6 +175,7 @@ def _seeds(text: str) -> range:
 
 
 def _differential(options: argparse.Namespace) -> int:
+    from kv_sim.console.output import let_connectors_log_nothing
     from kv_sim.examples.catalogue import SUBJECTS
     from kv_vllm.differential.matrix import CELLS
     from kv_vllm.differential.run import USUAL_SUBJECTS, differential
@@ -188,6 +189,7 @@ def _differential(options: argparse.Namespace) -> int:
         if options.runner in (None, cell.runner)
         and options.is_async in (None, "yes" if cell.async_scheduling else "no")
     ]
+    let_connectors_log_nothing()
     version = vllm_version()
     from kv_vllm.differential.scheduler import VllmScheduler
 
@@ -201,9 +203,9 @@ def _drift(options: argparse.Namespace) -> int:
 
 
 def _fuzz(options: argparse.Namespace) -> int:
-    from kv_sim.command import selection, values
-    from kv_sim.command.console import let_connectors_log_nothing
-    from kv_sim.command.watchdog import ends_calls
+    from kv_sim.console import selection, values
+    from kv_sim.console.output import let_connectors_log_nothing
+    from kv_sim.console.watchdog import ends_calls
     from kv_sim.examples.catalogue import SUBJECTS
     from kv_vllm.driver.subjects import OUR_SUBJECTS, VLLM_SUBJECTS
     from kv_vllm.installed import vllm_version

@@ -4,10 +4,7 @@ The connector is ``kv_vllm.OffloadingConnector`` with the clock of a world. Its 
 found by the tensors that vLLM's runner registers.
 """
 
-from collections.abc import Iterable
-
-from kv_api import CanonicalKVCaches, KVCacheEvent, KVCaches
-from kv_offload import OffloadingConnector as OurOffloadingConnector
+from kv_api import CanonicalKVCaches, KVCaches
 from kv_offload import OffloadingWorkerSide
 from kv_offload_cpu import HostMemory
 from kv_offload_cpu.copy.engine import CopyEngine
@@ -37,7 +34,3 @@ class DrivenOffloadingConnector(OffloadingConnector):
     """The connector with timeouts in steps."""
 
     worker_class = TensorWorkerSide
-
-    def take_events(self) -> Iterable[KVCacheEvent]:
-        """Events, not translated: the testbed reads them, and vLLM doesn't encode them."""
-        return OurOffloadingConnector.take_events(self)

@@ -13,6 +13,7 @@ from kv_vllm.differential.trace import (
     Add,
     Call,
     NextTurn,
+    PoolCall,
     Process,
     Reset,
     Sampled,
@@ -157,6 +158,24 @@ def test_differences_name_the_place(made, line):
 def test_values_of_any_form_are_compared(expected, made, lines):
     assert differences(expected, made, "x") == lines
     assert differences(expected, expected, "x") == []
+
+
+def test_what_was_done_to_the_pool_in_a_call_is_done_before_its_answer():
+    done = []
+    calls = [PoolCall("touch", (1, 2)), PoolCall("evict_blocks", (3,))]
+    script = Script(done.append)
+    script.load([Call("reset_cache", {}, True, tuple(calls)), Call("reset_cache", {}, False)])
+    assert (script.call("reset_cache"), done) == (True, calls)
+    assert (script.call("reset_cache"), done) == (False, calls)
+
+
+def test_nothing_is_done_to_the_pool_in_another_call():
+    done = []
+    script = Script(done.append)
+    script.load([Call("on_new_request", {"request": "r"}, None, (PoolCall("touch", (1,)),))])
+    with pytest.raises(DivergedError):
+        script.compare("on_new_request", {"request": "q"})
+    assert done == []
 
 
 def test_a_call_is_answered_as_it_was():

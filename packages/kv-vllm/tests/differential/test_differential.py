@@ -126,6 +126,8 @@ def test_worlds_of_a_cell_are_legal(cell, name):
         assert {group.kind for group in world.groups} in ({"full"}, {"sliding"}, {"full", "sliding"})
         assert world.run_ahead or not world.async_scheduling
         assert not (world.run_ahead and world.role == "kv_producer")
+        assert not (world.run_ahead and world.engines > 1 and world.role != "kv_both")
+        assert world.is_unequal or world.hashes_per_block == 1
         assert not (name == "patient" and world.runner == 2 and world.zero_new_blocks)
 
 
@@ -147,6 +149,17 @@ def test_how_a_world_is_moved_into_a_cell(cell, drawn, traits, moved):
     assert (found.run_ahead, found.role, found.zero_new_blocks) == moved
     assert (found.async_scheduling, found.runner) == (cell.async_scheduling, cell.runner)
     assert str(cell) == f"{'AsyncScheduler' if cell.async_scheduling else 'Scheduler'}, runner {cell.runner}"
+
+
+@pytest.mark.parametrize(("run_ahead", "role"), [(0, "kv_consumer"), (1, "kv_both")])
+def test_of_two_engines_none_is_a_producer_under_run_ahead(run_ahead, role):
+    drawn = WorldConfig(run_ahead=run_ahead, role="kv_consumer", engines=2)
+    assert Cell(False, 1).world(drawn, SUBJECTS["p2p"]).role == role
+
+
+def test_hashes_are_no_finer_than_blocks():
+    """Of vLLM's, groups that are all alike have one for each block."""
+    assert without_states(WorldConfig(hashes_per_block=2)) == WorldConfig()
 
 
 def test_states_are_left_out_of_a_world():
@@ -178,6 +191,7 @@ FAILS = Turn(Process(1, {}, {"invalid_block_ids": [1]}))
 SHARED = Turn(Process(1, {}, {"invalid_block_ids": [1]}, shares_failed_blocks=True))
 STOPS = Turn(Process(1, {"r": Sampled((5,), ends=True)}, {}, stops_preempted=True))
 NOTHING = Turn(Schedule(1))
+KEEPS_ROOM = Turn(Schedule(2, keeps_room=True))
 
 
 @pytest.mark.parametrize(
@@ -206,6 +220,7 @@ NOTHING = Turn(Schedule(1))
         (WorldConfig(), [NOTHING, ONE, STOPS], (0, 32), 2),
         (WorldConfig(), [NOTHING, ONE, STOPS], NEW, None),
         (WorldConfig(), [NOTHING, TWO, GONE], (0, 32), None),
+        (WorldConfig(), [NOTHING, ONE, KEEPS_ROOM, KEEPS_ROOM], NEW, 2),
         (WorldConfig(spec_tokens=1, run_ahead=1, async_scheduling=True), [NOTHING, TWO, GONE], (0, 32), None),
         (
             WorldConfig(spec_tokens=1),

@@ -9,7 +9,7 @@ from types import SimpleNamespace
 import pytest
 
 from kv_api import Direction
-from kv_sim.config import WorldConfig
+from kv_sim.config import GroupConfig, WorldConfig
 from kv_sim.engine.builtin import BuiltinEngine
 from kv_sim.engine.pause import MODES
 from kv_sim.engine.request import SimRequest, Status
@@ -23,11 +23,13 @@ from kv_sim.world import World
 from kv_vllm.differential.recorder import RecordedWorld, RecordingEngine, _Known, _sampled, record
 from kv_vllm.differential.trace import (
     COMPARED,
+    POOL_CALLS,
     Abort,
     Add,
     Call,
     NextTurn,
     Paused,
+    PoolCall,
     Process,
     Reset,
     Resumed,
@@ -109,6 +111,47 @@ def test_a_trace_holds_what_a_scheduler_is_told_and_asks():
 
 
 @pytest.mark.once
+@pytest.mark.parametrize(("name", "done"), [("p2p", {"evict_blocks"}), ("offload", set())])
+def test_what_a_world_forgets_belongs_to_the_call_in_which_it_does(name, done):
+    """It forgets blocks of the request that has just ended, so that the next one comes by its ticket."""
+    found = set()
+    for seed in range(3):
+        trace = record(SUBJECTS[name], WorldConfig(num_blocks=24), Random(seed), 100)
+        for call in (call for turn in trace.turns for call in turn.calls if call.pool_calls):
+            found |= {one.name for one in call.pool_calls}
+            assert call.name == "request_finished_all_groups"
+            assert all(set(one.blocks) <= {*call.arguments["blocks"][0]} for one in call.pool_calls)
+    assert found == done
+
+
+def test_what_is_done_to_the_pool_is_recorded_once_with_the_next_call_that_is():
+    world = World(WorldConfig(), SUBJECTS["memory"], engine_class=RecordingEngine)
+    engine = world.engine
+    for name in POOL_CALLS:
+        engine.listen_to_pool(name)
+    pool = engine.scheduler.blocks.block_pool
+    pool.touch(block for block in (3, 2))
+    assert pool.touched == {2: 1, 3: 1}
+    pool.free_blocks([2, 3])
+    pool.evict_blocks({4})
+    for _ in range(2):
+        engine.schedule(lambda name, drafts: 0)
+    told = [(call.name, call.pool_calls) for turn in engine.turns for call in turn.calls]
+    done = (PoolCall("touch", (3, 2)), PoolCall("free_blocks", (2, 3)), PoolCall("evict_blocks", (4,)))
+    assert told == [("build_connector_meta", done), ("build_connector_meta", ())]
+    assert pool.touched == {}
+
+
+def test_a_step_says_that_it_keeps_room_for_prompts_before_a_load():
+    groups = (GroupConfig(), GroupConfig("sliding", 8))
+    small = {"num_blocks": 40, "max_step_tokens": 16, "max_running": 2, "host_slots": 256}
+    config, kept = WorldConfig(groups=groups, prefix_caching=False, **small), []
+    for seed in range(8):
+        for turn in record(SUBJECTS["offload"], config, Random(seed), 100).turns:
+            kept += [turn.event.keeps_room] if isinstance(turn.event, Schedule) else []
+    assert 0 < sum(kept) < len(kept) / 20
+
+
 def test_every_request_samples_what_it_was_given():
     """Tokens that a request takes are a prefix of its whole output; the last one is marked."""
     for seed in range(8):
@@ -269,6 +312,7 @@ def test_what_a_step_gave_is_recorded(engine, monkeypatch, of_b, shares):
     output = SimpleNamespace(
         num_scheduled_tokens={"a": 3, "b": 4, "c": 1}, scheduled_spec_decode_tokens={"a": [7, 7]}
     )
+    engine._pool_calls = []
     engine.steps = [SimpleNamespace(number=3, output=output, sampling={"a", "c"}, rejected={"a": 1})]
     engine.scheduler = SimpleNamespace(
         requests={"a": a, "b": b}, running=[a, b], blocks=SimpleNamespace(tables_of=tables.__getitem__)
@@ -300,7 +344,8 @@ def test_a_session_that_stops_while_it_is_preempted_is_recorded(engine, monkeypa
     )
     output = SimpleNamespace(num_scheduled_tokens={"gone": 1, "r": 1}, scheduled_spec_decode_tokens={})
     engine.steps = [SimpleNamespace(number=3, output=output, sampling={"r"}, rejected={})]
-    engine.scheduler, engine._report = SimpleNamespace(requests={"r": session}, running=[]), {}
+    engine.scheduler = SimpleNamespace(requests={"r": session}, running=[])
+    engine._report = {}
     monkeypatch.setattr(BuiltinEngine, "process", lambda self: setattr(session, "status", after))
     engine.process()
     assert engine.turns[0].event.stops_preempted is stops

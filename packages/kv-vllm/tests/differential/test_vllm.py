@@ -22,6 +22,16 @@ def test_the_engines_agree(is_async, capsys):
     assert "histories agree" in capsys.readouterr().out
 
 
+@pytest.mark.parametrize("cell", [("no", "1"), ("yes", "2")], ids="async={0[0]} runner={0[1]}".format)
+def test_the_engines_agree_beside_connectors_that_do_more(cell, capsys):
+    """Some hold blocks in the pool, and beside kv-p2p the world forgets some; a few histories of each."""
+    is_async, runner = cell
+    subjects = "p2p,p2p+offload,p2p-two-engines,offload,offload-held,offload-evicted,layerwise"
+    arguments = ["--subject", subjects, "--seeds", "0-11", "--async", is_async, "--runner", runner]
+    assert main(["differential", *arguments]) == 0
+    assert "diverging" not in capsys.readouterr().out
+
+
 def one_cell(capsys):
     code = main(["differential", "--seeds", "0-14", "--async", "yes", "--runner", "2"])
     return code, capsys.readouterr().out

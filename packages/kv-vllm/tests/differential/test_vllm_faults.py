@@ -5,7 +5,7 @@ No engine model takes part: the events are written by hand, and the connector an
 
 import pytest
 
-from kv_sim.config import WorldConfig
+from kv_sim.config import GroupConfig, WorldConfig
 from kv_vllm.differential.trace import Abort, Add, Process, Sampled, Schedule, Trace, arguments_of
 from kv_vllm.installed import vllm_version
 
@@ -20,17 +20,19 @@ FAILED = Process(1, {"r": Sampled((7,), ends=False)}, {"invalid_block_ids": [1]}
 class Connector:
     """Has the first blocks of every prompt, as far as they aren't cached, and writes down what it is asked."""
 
-    def __init__(self, has, is_async):
+    def __init__(self, has, is_async, groups):
         self.has = has
         self.is_async = is_async
+        self.groups = tuple(range(groups))
         self.calls = []
+        self.call_pool = None
 
     def call(self, name, *arguments):
         plain = arguments_of(name, arguments)
         self.calls.append((name, plain))
         if name == "get_num_new_matched_tokens":
             return (self.has - plain["local"], self.is_async)
-        return {"request_finished": (False, None), "get_loaded_kv_cache_group_ids": (0,)}.get(name, False)
+        return {"request_finished": (False, None), "get_loaded_kv_cache_group_ids": self.groups}.get(name, False)
 
     def last(self, name):
         return [plain for called, plain in self.calls if called == name][-1]
@@ -44,9 +46,10 @@ def engine():
     from kv_vllm.differential.scheduler import VllmScheduler
 
     def make(has=4, is_async=False, **world):
-        connector = Connector(has, is_async)
-        trace = Trace([], all_groups=False, requires_delivery=False)
-        return VllmScheduler(WorldConfig(**{"failure_policy": "recompute", **world}), trace, connector), connector
+        config = WorldConfig(**{"failure_policy": "recompute", **world})
+        connector = Connector(has, is_async, len(config.groups))
+        trace = Trace([], all_groups=len(config.groups) > 1, requires_delivery=False)
+        return VllmScheduler(config, trace, connector), connector
 
     return make
 
@@ -140,3 +143,23 @@ def test_a_failed_asynchronous_load_is_in_the_way_of_the_next(engine, end):
     blocks = [plain["blocks"] for name, plain in connector.calls if name == "update_state_after_alloc"]
     asked = [name for name, _ in connector.calls if name == "get_num_new_matched_tokens"]
     assert (len(blocks), len(asked)) == ((1, 4) if failed else (2, 1))
+
+
+@pytest.mark.parametrize(("spare", "go_on"), [(0, []), (1, ["r"])])
+def test_a_load_leaves_no_room_for_the_request_before_it(engine, spare, go_on):
+    """Both prompts need four blocks for their next chunk; vLLM counts three, and none of them ever goes on.
+
+    The three are of full attention. The window's limit of five is below the eight that it has passed or holds.
+    """
+    groups = (GroupConfig(), GroupConfig("sliding", 8))
+    scheduler, connector = engine(
+        has=32, is_async=True, groups=groups, num_blocks=24 + spare, max_step_tokens=8, prefix_caching=False
+    )
+    scheduler.apply(added("r", tuple(range(100, 141))))
+    scheduler.apply(added("q", tuple(range(200, 241))))
+    report = {"finished_recving": ["q", "r"]}
+    for event in (Schedule(1), Process(1, {}, report), Schedule(2), Process(2, {}, {}), Schedule(3)):
+        scheduler.apply(event)
+    loads = [plain["external"] for name, plain in connector.calls if name == "update_state_after_alloc"]
+    assert loads[:2] == [32, 32]
+    assert list(connector.last("build_connector_meta")["counts"]) == go_on

@@ -6,11 +6,13 @@ from unittest.mock import MagicMock
 import pytest
 
 from kv_sim.config import WorldConfig
+from kv_vllm.differential.comparison import Script
 from kv_vllm.differential.trace import (
     Abort,
     Add,
     NextTurn,
     Paused,
+    PoolCall,
     Process,
     Reset,
     Resumed,
@@ -47,7 +49,7 @@ def made(monkeypatch, module):
 def follower(module, made):
     def make(world=None, *, all_groups=False, requires_delivery=False):
         trace = Trace([], all_groups=all_groups, requires_delivery=requires_delivery)
-        return module.VllmScheduler(world or WorldConfig(), trace, "a script")
+        return module.VllmScheduler(world or WorldConfig(), trace, Script())
 
     return make
 
@@ -55,17 +57,25 @@ def follower(module, made):
 @pytest.mark.parametrize("all_groups", [True, False])
 def test_its_connector_plays_the_script_as_the_recorded_one_did(follower, made, all_groups):
     world = WorldConfig(role="kv_consumer", failure_policy="fail", max_running=3)
-    follower(world, all_groups=all_groups, requires_delivery=not all_groups)
+    one = follower(world, all_groups=all_groups, requires_delivery=not all_groups)
     [(given, config, counts)] = made
     transfer = config.kv_transfer_config
     assert (given, config.world, counts) == (world, world, False)
     assert transfer.kv_connector == ("ScriptedHMAConnector" if all_groups else "ScriptedConnector")
     assert transfer.kv_connector_module_path == "kv_vllm.differential.bridge"
     assert (transfer.kv_role, transfer.kv_load_failure_policy) == ("kv_consumer", "fail")
+    script = transfer.kv_connector_extra_config["kv_vllm_script"]
     assert transfer.kv_connector_extra_config == {
-        "kv_vllm_script": "a script",
+        "kv_vllm_script": script,
         "kv_vllm_requires_delivery": not all_groups,
     }
+    pool = one._scheduler.kv_cache_manager.block_pool
+    pool.blocks = ["null", "one", "two", "three"]
+    for call in (PoolCall("touch", (3, 2)), PoolCall("free_blocks", (2,)), PoolCall("evict_blocks", (1, 3))):
+        script.call_pool(call)
+    pool.touch.assert_called_once_with(["three", "two"])
+    pool.free_blocks.assert_called_once_with(["two"])
+    pool.evict_blocks.assert_called_once_with({1, 3})
 
 
 @pytest.mark.parametrize("skips", [True, False])

@@ -13,7 +13,7 @@ pytest.importorskip("kv_sim")
 
 from kv_api import ConfigError
 from kv_sim.actions import Action, Kind
-from kv_sim.config import WorldConfig
+from kv_sim.config import GroupConfig, WorldConfig
 from kv_sim.engine.builtin import BuiltinEngine
 from kv_sim.engine.request import Status
 from kv_sim.engine.request_spec import RequestSpec, Turn
@@ -358,6 +358,40 @@ def test_a_history_ends_where_vllm_goes_wrong_by_itself(policy, requests, end, g
     else:
         with pytest.raises(HistoryEnds, match=f"^{end}$"):
             world.apply(Action(Kind.STEP))
+
+
+@pytest.mark.parametrize(("spare", "goes_on"), [(0, False), (0, True), (1, False)])
+def test_a_history_ends_where_loads_leave_no_room_for_each_other(spare, goes_on, engine, monkeypatch):
+    """Each needs two blocks for its last token, and vLLM counts one."""
+    from kv_vllm.driver.subjects import OUR_SUBJECTS
+
+    monkeypatch.setattr(engine, "goes_on_after_known_faults", goes_on)
+    groups = (GroupConfig(), GroupConfig("sliding", 8))
+    config = WorldConfig(
+        engine="vllm", groups=groups, num_blocks=26 + spare, max_step_tokens=8, host_slots=99, prefix_caching=False
+    )
+    world = World(config, OUR_SUBJECTS["our-offloading"])
+
+    def go(*names):
+        for name in names:
+            world.engine.add(RequestSpec(name, 0, 40, 1, 1, 1))
+        for _ in range(12):
+            world.apply(Action(Kind.STEP))
+            world.apply(Action(Kind.SETTLE))
+
+    go("first")
+    assert not world.engine.vllm.requests
+    if spare:
+        go("r1", "r2")
+        assert not world.engine.vllm.requests
+    elif goes_on:
+        go("r1", "r2")
+        assert sorted(world.engine.vllm.requests) == ["r1", "r2"]
+    else:
+        with pytest.raises(
+            HistoryEnds, match=r"^loads left no room for the next chunks of requests before them, "
+        ):
+            go("r1", "r2")
 
 
 @pytest.mark.parametrize("ranks", [1, 2])

@@ -14,7 +14,7 @@ TESTBED = Path(kv_sim.__file__).parent
 DRIVER = Path(kv_vllm.__file__).parent / "driver"
 READERS = [
     *(file for folder in ("checkers", "history", "watching") for file in sorted((TESTBED / folder).glob("*.py"))),
-    *(TESTBED / f"{name}.py" for name in ("fuzz", "rest", "world", "world_state")),
+    *(TESTBED / f"{name}.py" for name in ("fuzz", "world", "world_state")),
 ]
 """What looks at an engine from outside, whichever it is."""
 

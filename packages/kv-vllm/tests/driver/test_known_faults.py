@@ -75,6 +75,51 @@ def test_a_session_that_vllm_breaks(monkeypatch, said, why):
     assert end_of_session(monkeypatch, **said) == why
 
 
+STUCK = {"a": ([1, 3, 0], [2]), "b": ([4], [0, 5])}
+"""The tables of two prompts that are loaded."""
+
+
+@pytest.mark.parametrize(
+    ("said", "ends"),
+    [
+        ({}, True),
+        ({"loading": {"a", "b"}, "ended": {"a", "b"}}, True),
+        ({"loading": {"b"}, "ended": {"a"}}, False),
+        ({"scheduled": {"b": 3}}, False),
+        ({"running": ["c"]}, False),
+        ({"tables": {}}, False),
+        ({"held": 7}, False),
+        ({"pause": "PAUSED_NEW"}, False),
+    ],
+    ids=str,
+)
+def test_loads_that_leave_no_room(said, ends):
+    """Not where one is under way, or a pause, or blocks that somebody else holds, may be the cause."""
+    from vllm.v1.core.sched.interface import PauseState
+    from vllm.v1.request import RequestStatus
+
+    from kv_vllm.driver.known_faults import end_where_loads_left_no_room
+
+    tables, loading = said.get("tables", STUCK), said.get("loading", set())
+    states = {True: RequestStatus.WAITING_FOR_REMOTE_KVS, False: RequestStatus.WAITING}
+    begun = [SimpleNamespace(request_id=name, status=states[name in loading]) for name in tables]
+    blocks = [
+        SimpleNamespace(
+            block_id=block, ref_cnt=int(block in {0, 1, 2, 3, 4, 5, said.get("held")}), is_null=not block
+        )
+        for block in range(9)
+    ]
+    vllm = SimpleNamespace(
+        _inflight_prefills=begun,
+        running=said.get("running", []),
+        pause_state=PauseState[said.get("pause", "UNPAUSED")],
+        finished_recving_kv_req_ids=said.get("ended", set()),
+        kv_cache_manager=SimpleNamespace(get_block_ids=tables.get, block_pool=SimpleNamespace(blocks=blocks)),
+    )
+    output = SimpleNamespace(num_scheduled_tokens=said.get("scheduled", {}))
+    assert (end_of(end_where_loads_left_no_room, vllm, output) is not None) == ends
+
+
 @pytest.mark.parametrize(
     ("failed", "ends"), [({1}, False), ({2}, False), ({3}, True), ({1, 3}, True), ((), False)]
 )

@@ -11,8 +11,8 @@ pytest.importorskip("kv_sim")
 
 from kv_api import ConfigError, KVTransferConfig, UnknownNameError
 from kv_sim.cli.main import main as kv_sim
-from kv_sim.command import selection
 from kv_sim.config import WorldConfig
+from kv_sim.console import selection
 from kv_sim.fuzz import run_seed
 from kv_sim.growth.kept import measure_kept
 from kv_sim.growth.metered import MeteredWorld
@@ -67,7 +67,7 @@ def test_a_subject_of_the_driver_goes_by_its_name_with_all_that_it_claims():
 
 def test_a_subject_of_the_driver_claims_what_it_may():
     """``kv-sim fuzz`` refuses another."""
-    from kv_sim.command.selection import choose_subject
+    from kv_sim.console.selection import choose_subject
     from kv_vllm.driver.subjects import OUR_SUBJECTS, VLLM_SUBJECTS
 
     for name, subject in {**VLLM_SUBJECTS, **OUR_SUBJECTS}.items():

@@ -1,8 +1,8 @@
 """AIBrix's offloading connectors under the testbed, without a GPU. Run by the session ``vllm-long``.
 
 ``kv_vllm_aibrix`` has the copies and what vLLM no longer says, ``kv_vllm_aibrix_runner`` the runner as AIBrix
-patches it, and ``kv_vllm_aibrix_mended`` variants without the mistakes that are shown here. ``docs/aibrix.md``
-tells of them.
+patches it, and ``kv_vllm_aibrix_mended`` variants without the mistakes that are shown here.
+``docs/others/aibrix.md`` tells of them.
 """
 
 import json

@@ -1,7 +1,7 @@
 """PegaFlow's connector under the testbed, without a GPU and without its server. Run by the session ``vllm-long``.
 
 ``kv_vllm_pegaflow`` has what it needs of both, and a variant without most of the mistakes that are shown here.
-``docs/pegaflow.md`` tells of them.
+``docs/others/pegaflow.md`` tells of them.
 """
 
 import json

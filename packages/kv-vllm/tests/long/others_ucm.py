@@ -1,7 +1,7 @@
 """UCM's connector under the testbed, without a GPU. Run by the session ``vllm-long``.
 
 ``kv_vllm_ucm`` has what it needs of a GPU, ``kv_vllm_ucm_store`` a store for it, and ``kv_vllm_ucm_mended``
-variants without the mistakes that are shown here. ``docs/ucm.md`` tells of them.
+variants without the mistakes that are shown here. ``docs/others/ucm.md`` tells of them.
 """
 
 from dataclasses import replace

@@ -1,7 +1,7 @@
 """vLLM's HF3FSKVConnector under the testbed, without a GPU and without a 3FS. Run by the session ``vllm-long``.
 
 ``kv_vllm_hf3fs`` has what it needs of both, and ``kv_vllm_hf3fs_mended`` a variant without the mistakes that are
-shown here. ``docs/hf3fs.md`` tells of them.
+shown here. ``docs/others/hf3fs.md`` tells of them.
 """
 
 import itertools

@@ -1,7 +1,7 @@
 """vLLM's LMCacheConnectorV1 with LMCache in the engine's process, under the testbed, without a GPU.
 
 Run by the session ``vllm-long``, which installs it. ``kv_vllm_lmcache`` has copies for a CPU, which LMCache lacks,
-and a variant without the mistakes that are shown here. ``docs/lmcache.md`` tells whose they are.
+and a variant without the mistakes that are shown here. ``docs/others/lmcache.md`` tells whose they are.
 """
 
 import json

@@ -1,8 +1,8 @@
 """vLLM's LMCacheMPConnector with LMCache's server in this process, under the testbed, without a GPU.
 
 Run by the session ``vllm-long``, which installs LMCache. ``kv_vllm_lmcache_mp`` has what it needs of a GPU and of
-a network, ``kv_vllm_lmcache_mp_mended`` a variant without the mistakes that are shown here. ``docs/lmcache.md``
-tells whose they are.
+a network, ``kv_vllm_lmcache_mp_mended`` a variant without the mistakes that are shown here.
+``docs/others/lmcache.md`` tells whose they are.
 """
 
 import json

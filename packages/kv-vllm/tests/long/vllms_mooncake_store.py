@@ -1,7 +1,7 @@
 """vLLM's MooncakeStoreConnector under the testbed, without a GPU. Run by the session ``vllm-long``.
 
 ``kv_vllm_mooncake_store`` has what it needs, over a store in memory, and ``kv_vllm_mooncake_store_mended`` a
-variant without the mistakes that are shown here. ``docs/mooncake_store.md`` tells of them.
+variant without the mistakes that are shown here. ``docs/others/mooncake_store.md`` tells of them.
 """
 
 from dataclasses import replace

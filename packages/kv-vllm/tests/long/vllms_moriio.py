@@ -1,7 +1,7 @@
 """vLLM's MoRIIOConnector between two engines of the testbed, without a GPU and without AMD's mori.
 
 Run by the session ``vllm-long``. ``kv_vllm_moriio`` has what it needs of both, and ``kv_vllm_moriio_mended`` a
-variant without the mistakes that are shown here. ``docs/moriio.md`` tells of them.
+variant without the mistakes that are shown here. ``docs/others/moriio.md`` tells of them.
 """
 
 from dataclasses import replace

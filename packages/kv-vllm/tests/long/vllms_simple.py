@@ -1,7 +1,7 @@
 """vLLM's SimpleCPUOffloadConnector under the testbed, without a GPU. Run by the session ``vllm-long``.
 
 ``kv_vllm_simple`` has what it needs of one, and a variant without the mistakes that are shown here.
-``docs/simple.md`` tells of them.
+``docs/others/simple.md`` tells of them.
 """
 
 import json

@@ -1,7 +1,7 @@
 """vLLM's UMBPStoreConnector under the testbed, without a GPU and without MORI. Run by the session ``vllm-long``.
 
 vLLM has it since 0.33. ``kv_vllm_umbp`` has a runtime for it, and ``kv_vllm_umbp_mended`` a variant without the
-mistakes that are shown here. ``docs/umbp.md`` tells of them.
+mistakes that are shown here. ``docs/others/umbp.md`` tells of them.
 """
 
 from dataclasses import replace

@@ -5,12 +5,12 @@ import argparse
 from kv_api import ConfigError
 from kv_sim.campaign.found import Campaign, missing, tables
 from kv_sim.campaign.processes import Plan, run_campaign
-from kv_sim.command import values
-from kv_sim.command.console import BROKEN, FAILED, FINE, INTERRUPTED, say
-from kv_sim.command.failed import say_that_it_failed
+from kv_sim.console import values
+from kv_sim.console.failed import say_that_it_failed
+from kv_sim.console.output import BROKEN, FAILED, FINE, INTERRUPTED, say
 from kv_sim.engines import find_engine
 from kv_sim.examples.catalogue import SUBJECTS
-from kv_sim.history import legal
+from kv_sim.history.expected import expected
 
 
 def campaign(options: argparse.Namespace) -> int:
@@ -39,11 +39,11 @@ def _say_what_was_found(options: argparse.Namespace, plan: Plan, found: Campaign
     total = sum(found.histories.values())
     say(f"{total} histories, {found.steps} engine steps in {found.seconds:.0f} s")
     say("")
-    expected = legal.expected(plan.subjects.values())
-    for text in tables(found, expected):
+    wanted = expected(plan.subjects.values())
+    for text in tables(found, wanted):
         say(text)
     say("")
-    missed = missing(found, expected)
+    missed = missing(found, wanted)
     for text in missed:
         say(text)
     for name, failure in sorted(found.failures.items()):

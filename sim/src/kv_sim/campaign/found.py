@@ -3,10 +3,10 @@
 from collections import Counter
 from dataclasses import dataclass, field
 
-from kv_sim.command.table import aligned
+from kv_sim.console.table import aligned
 from kv_sim.fuzz import Failure
 from kv_sim.history.coverage import Coverage
-from kv_sim.history.legal import NEVER_BETWEEN_ACTIONS, RARE_SITUATIONS, STATES, Expected
+from kv_sim.history.expected import NEVER_BETWEEN_ACTIONS, RARE_SITUATIONS, STATES, Expected
 
 
 @dataclass

@@ -18,10 +18,10 @@ from typing import Any
 
 from kv_sim.actions import USUAL_ACTIONS
 from kv_sim.campaign.found import Batch, Campaign
-from kv_sim.command.console import let_connectors_log_nothing
-from kv_sim.command.interrupts import on_interrupt
-from kv_sim.command.workers import end_with_parent
 from kv_sim.config import BUILTIN_ENGINE
+from kv_sim.console.interrupts import on_interrupt
+from kv_sim.console.output import let_connectors_log_nothing
+from kv_sim.console.workers import end_with_parent
 from kv_sim.fuzz import run_seed
 from kv_sim.subject import Subject
 

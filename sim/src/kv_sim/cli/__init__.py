@@ -10,5 +10,5 @@
 ============= ======================================================================
 
 Larger commands have a folder each: ``campaign``, ``conformance``, ``growth``, ``replay``, ``zoo``. What all of
-them share is in ``command``, which knows none of them.
+them share is in ``console``, which knows none of them.
 """

@@ -9,8 +9,10 @@ from typing import Final
 from kv_api import ConfigError
 from kv_sim.cli.options import USUAL_HISTORIES
 from kv_sim.cli.processes import ProcessEndedError, run_in_order
-from kv_sim.command import selection, values
-from kv_sim.command.console import (
+from kv_sim.console import selection, values
+from kv_sim.console.failed import line_to_paste, say_that_it_failed
+from kv_sim.console.interrupts import Told
+from kv_sim.console.output import (
     BROKEN,
     FAILED,
     FINE,
@@ -19,9 +21,7 @@ from kv_sim.command.console import (
     say_interrupted,
     say_that_testbed_failed,
 )
-from kv_sim.command.failed import line_to_paste, say_that_it_failed
-from kv_sim.command.interrupts import Told
-from kv_sim.command.views import make_world
+from kv_sim.console.views import make_world
 from kv_sim.engines import find_engine
 from kv_sim.fuzz import Run, run_seed
 from kv_sim.history.coverage import why_little_is_shown

@@ -12,10 +12,10 @@ from importlib import import_module
 from typing import Final
 
 from kv_sim.cli.options import parse
-from kv_sim.command import values
-from kv_sim.command.console import MISUSED, UNREAD, let_connectors_log_nothing, print_whatever_there_is
-from kv_sim.command.edge import exit_code_of
-from kv_sim.command.watchdog import ends_calls
+from kv_sim.console import values
+from kv_sim.console.edge import exit_code_of
+from kv_sim.console.output import MISUSED, UNREAD, let_connectors_log_nothing, print_whatever_there_is
+from kv_sim.console.watchdog import ends_calls
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -7,10 +7,10 @@ from typing import Final
 from kv_api.errors import nearest_name
 from kv_sim.actions import USUAL_ACTIONS
 from kv_sim.cli.version import ShowVersions
-from kv_sim.command.values import USUAL_MINUTES, split_names
-from kv_sim.command.watchdog import USUAL_SECONDS
-from kv_sim.command.workers import num_cores
 from kv_sim.config import BUILTIN_ENGINE
+from kv_sim.console.values import USUAL_MINUTES, split_names
+from kv_sim.console.watchdog import USUAL_SECONDS
+from kv_sim.console.workers import num_cores
 from kv_sim.replay.command.arguments import add_replay_arguments, add_size_arguments, only_in_engine
 from kv_sim.subject import PEERS, SHARES, Trait
 

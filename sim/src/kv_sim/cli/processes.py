@@ -13,10 +13,10 @@ from collections.abc import Callable, Generator
 from contextlib import ExitStack, suppress
 from typing import Any, TypeVar
 
-from kv_sim.command.console import let_connectors_log_nothing
-from kv_sim.command.interrupts import heard_here_alone
-from kv_sim.command.watchdog import ends_calls
-from kv_sim.command.workers import end_with_parent
+from kv_sim.console.interrupts import heard_here_alone
+from kv_sim.console.output import let_connectors_log_nothing
+from kv_sim.console.watchdog import ends_calls
+from kv_sim.console.workers import end_with_parent
 
 T = TypeVar("T")
 

@@ -5,9 +5,9 @@ from dataclasses import replace
 from pathlib import Path
 
 from kv_api import ConfigError
-from kv_sim.command import selection
-from kv_sim.command.console import FAILED, FINE, note, say
-from kv_sim.command.views import make_world
+from kv_sim.console import selection
+from kv_sim.console.output import FAILED, FINE, note, say
+from kv_sim.console.views import make_world
 from kv_sim.engines import find_engine
 from kv_sim.failures import report
 from kv_sim.failures.schedule_file import Schedule, read_schedule

@@ -14,7 +14,7 @@ from contextlib import suppress
 from typing import Final
 
 INTERRUPTED = 130
-"""As in ``kv_sim.command.console``, which would have to be imported for it."""
+"""As in ``kv_sim.console.output``, which would have to be imported for it."""
 PATIENCE_SECONDS: Final = 1.0
 """A thread may take so long to end by itself."""
 

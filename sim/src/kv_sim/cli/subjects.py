@@ -4,7 +4,7 @@ import argparse
 import json
 from collections.abc import Mapping
 
-from kv_sim.command.console import FINE, say
+from kv_sim.console.output import FINE, say
 from kv_sim.examples.catalogue import SUBJECTS
 from kv_sim.subject import PEERS, SHARES, Subject, Trait
 

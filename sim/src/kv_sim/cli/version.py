@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any, Final
 
-from kv_sim.command.console import say
+from kv_sim.console.output import say
 
 PACKAGES: Final = (
     *("kv-sim", "kv-api", "kv-factory", "kv-multi", "kv-offload", "kv-offload-cpu", "kv-offload-file", "kv-p2p"),

@@ -8,8 +8,12 @@ from pathlib import Path
 
 from kv_api import ConfigError
 from kv_sim.actions import USUAL_ACTIONS
-from kv_sim.command import selection, values
-from kv_sim.command.console import (
+from kv_sim.config import BUILTIN_ENGINE
+from kv_sim.conformance import scenarios
+from kv_sim.conformance.report import line_of_scenario, row_of, scenario_table, summary_lines, tell_failure
+from kv_sim.console import selection, values
+from kv_sim.console.interrupts import Told
+from kv_sim.console.output import (
     BROKEN,
     FAILED,
     FINE,
@@ -18,10 +22,6 @@ from kv_sim.command.console import (
     say_interrupted,
     say_that_testbed_failed,
 )
-from kv_sim.command.interrupts import Told
-from kv_sim.config import BUILTIN_ENGINE
-from kv_sim.conformance import scenarios
-from kv_sim.conformance.report import line_of_scenario, row_of, scenario_table, summary_lines, tell_failure
 from kv_sim.engines import find_engine
 from kv_sim.subject import PEERS, SHARES, Subject
 

@@ -13,10 +13,10 @@ from typing import Any, Final
 import pytest
 
 from kv_api import ConfigError
-from kv_sim.command import selection, values
-from kv_sim.command.exits import exits_are_raised
 from kv_sim.config import BUILTIN_ENGINE
 from kv_sim.conformance import report, scenarios
+from kv_sim.console import selection, values
+from kv_sim.console.exits import exits_are_raised
 from kv_sim.subject import Subject
 
 KEY: Final = "kv-sim"

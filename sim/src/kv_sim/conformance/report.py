@@ -6,13 +6,13 @@ from textwrap import wrap
 from typing import Final
 
 from kv_sim.actions import USUAL_ACTIONS
-from kv_sim.command.table import aligned
 from kv_sim.conformance.scenarios import Claim, Outcome
+from kv_sim.console.table import aligned
 from kv_sim.failures import telling
 from kv_sim.failures.report import file_stem, replay_line
 from kv_sim.fuzz import Failure
 from kv_sim.history.coverage import Coverage, why_little_is_shown
-from kv_sim.history.legal import FORGETS, SITUATION_NEEDS, SITUATIONS, situations_of
+from kv_sim.history.expected import FORGETS, SITUATION_NEEDS, SITUATIONS, situations_of
 from kv_sim.subject import Subject, Trait
 
 WIDTH: Final = 100

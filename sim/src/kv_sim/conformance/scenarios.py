@@ -14,7 +14,7 @@ from typing import Final
 
 from kv_api import ConfigError
 from kv_sim.actions import USUAL_ACTIONS
-from kv_sim.command.selection import check_groups
+from kv_sim.console.selection import check_groups
 from kv_sim.fuzz import Failure, Run, run_seed
 from kv_sim.guard import NotCreated
 from kv_sim.history.coverage import Coverage

@@ -120,9 +120,8 @@ class Admission:
             return Admitted.NO_ROOM
         count = self._state.cut(request, computed, count)
         request_id, total = request.request_id, computed + count
-        reserved = 0
+        reserved, vllms = self._reserved_blocks() if is_async else (0, 0)
         if is_async:
-            reserved = self._reserved_blocks()
             self._state.connector.get_loaded_kv_cache_group_ids(request)
         if not self._state.blocks.fits_whole(request_id, request.num_tokens, computed, hit):
             return Admitted.NO_ROOM
@@ -130,6 +129,7 @@ class Admission:
         if not self._state.blocks.allocate(
             request_id, total, computed_tokens=computed, hit=hit, reserved=reserved
         ):
+            plan.keeps_room |= reserved > vllms
             return Admitted.NO_ROOM
         self._state.own(request)
         if not is_async:
@@ -205,21 +205,23 @@ class Admission:
         if external and not request.num_preemptions:  # hits are counted once for each request
             self._state.connector.get_external_cache_hit_sources(request, external)
 
-    def _reserved_blocks(self) -> int:
-        """Blocks that requests in the middle of a prefill or load still need, and room for a step of drafts."""
+    def _reserved_blocks(self) -> tuple[int, int]:
+        """Blocks that requests in the middle of a prefill or load still need, and room for a step of drafts.
+
+        The second number is vLLM's. It subtracts the null blocks before a window from the window's limit, so with
+        several groups it admits loads that leave no room for the requests before them, and none of them ever goes
+        on. Here a request needs never fewer than for its next chunk.
+        """
         config = self._state.config
         decode = 1 + config.spec_tokens if config.spec_tokens else 0
-        still_needed = sum(self._still_needed(request, decode) for request in self._state.inflight_prefills)
-        return still_needed + sum(-(-decode // config.tokens_of(group)) for group in range(len(config.groups)))
+        drafts = sum(-(-decode // config.tokens_of(group)) for group in range(len(config.groups)))
+        needs = [self._still_needed(request, decode) for request in self._state.inflight_prefills]
+        return sum(map(max, needs)) + drafts, sum(rest for rest, _ in needs) + drafts
 
-    def _still_needed(self, request: SimRequest, decode: int) -> int:
-        """The blocks that a request still needs, as vLLM counts them, but never fewer than for its next chunk.
-
-        vLLM subtracts the null blocks before a window from the window's limit. So with several groups it admits
-        loads that leave no room for the requests before them, and none of them ever goes on.
-        """
+    def _still_needed(self, request: SimRequest, decode: int) -> tuple[int, int]:
+        """The blocks that a request still needs, as vLLM counts them, and for its next chunk."""
         blocks, computed = self._state.blocks, request.num_computed_tokens
         tables, total = blocks.tables_of(request.request_id).groups, request.num_tokens + decode
         chunk = min(total, computed + self._state.config.max_step_tokens)
         rest = blocks.blocks_to_allocate(tables, total, computed, whole=True)
-        return max(rest, blocks.blocks_to_allocate(tables, chunk, computed))
+        return rest, blocks.blocks_to_allocate(tables, chunk, computed)

@@ -67,8 +67,6 @@ class BuiltinEngine(Engine):
                 self.workers.append(Worker(config, device, guard, self.crossing))
             connector = create(self.describe(told, 0), KVConnectorRole.SCHEDULER, self.describe_caches(0), referee)
             self.connectors.append(connector)
-            if not isinstance(connector, SupportsHMA) and len(config.groups) > 1:
-                raise ValueError(f"{type(connector).__name__} doesn't support several KV cache groups")
             may_leave_out = "on_child_error" in subject.extra_config or config.engine != BUILTIN_ENGINE
             self.children = Children(connector, referee, is_on=not may_leave_out)
             guard = Guard(connector, "scheduler", referee, log, self.served, self.children)
@@ -173,6 +171,7 @@ class BuiltinEngine(Engine):
             sampling=plan.sampling,
             ends=plan.ends,
             handed=plan.handed,
+            keeps_room=plan.keeps_room,
             packed=self.crossing.pack(output.kv_connector_metadata, "scheduler side, build_connector_meta"),
         )
         self.steps.append(step)

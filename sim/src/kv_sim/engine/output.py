@@ -86,6 +86,8 @@ class Step:
     hit."""
     handed: list[Offer] = field(default_factory=list)
     """The ends of prompts within blocks that the step hands over, with the states after them."""
+    keeps_room: bool = False
+    """Whether a load waits that vLLM may begin, since requests before it need the blocks for their next chunks."""
     packed: bytes | None = None
     """Its metadata, pickled for workers in other processes."""
     reports: dict[int, KVConnectorOutput] = field(default_factory=dict)

@@ -44,6 +44,8 @@ class StepPlan:
     async_targets: list[int] = field(default_factory=list)
     sync_targets: dict[str, list[int]] = field(default_factory=dict)
     has_sync_loads: bool = False
+    keeps_room: bool = False
+    """Whether a load waits that vLLM may begin, since requests before it need the blocks for their next chunks."""
     has_prefill: bool = False
     """Whether a request that was running is still in its prefill."""
     padded: dict[str, int] = field(default_factory=dict)

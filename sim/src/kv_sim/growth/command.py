@@ -8,9 +8,9 @@ from collections.abc import Mapping
 from functools import partial
 from typing import Final, NamedTuple
 
-from kv_sim.command import selection, values
-from kv_sim.command.console import FAILED, FINE, say
-from kv_sim.command.table import aligned
+from kv_sim.console import selection, values
+from kv_sim.console.output import FAILED, FINE, say
+from kv_sim.console.table import aligned
 from kv_sim.engines import find_engine
 from kv_sim.growth.kept import MOST_LEFT, Kept, Prompts, measure_kept
 from kv_sim.growth.metered import MeteredWorld

@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Final, TypeVar
 
 from kv_api import ConfigError
-from kv_sim.command.interrupts import heard_here_alone
-from kv_sim.command.workers import end_with_parent
+from kv_sim.console.interrupts import heard_here_alone
+from kv_sim.console.workers import end_with_parent
 from kv_sim.replay.columns import Columns
 from kv_sim.replay.trace import Tell
 

@@ -13,10 +13,10 @@ from time import perf_counter
 
 from kv_api import ConfigError
 from kv_api.errors import did_you_mean
-from kv_sim.command import values
-from kv_sim.command.console import FAILED, FINE, let_connectors_log_nothing, say
-from kv_sim.command.interrupts import heard_here_alone
-from kv_sim.command.workers import end_with_parent
+from kv_sim.console import values
+from kv_sim.console.interrupts import heard_here_alone
+from kv_sim.console.output import FAILED, FINE, let_connectors_log_nothing, say
+from kv_sim.console.workers import end_with_parent
 from kv_sim.failures.shrink import shrink
 from kv_sim.violation import Invariant
 from kv_sim.zoo.hunt import HISTORIES, PATIENCE, hunt, killers

@@ -16,10 +16,10 @@ from kv_sim.replay.command.selection import (
     policies_of,
     trace_options,
 )
+from kv_sim.replay.command.timed.arguments import OLD_NAMES
 from kv_sim.replay.readers.options import OnError, Partial, TraceOptions, Unsorted
 from kv_sim.replay.readers.requests.naming import IdMeaning, IdScope
 from kv_sim.replay.readers.requests.sharing import Sharing
-from kv_sim.replay.timed.arguments import OLD_NAMES
 from kv_sim.replay.trace import EngineMemory
 from kv_sim.replay.units import Footprint
 

@@ -16,7 +16,7 @@ import pytest
 
 from kv_api import ConfigError
 from kv_sim.cli.main import main
-from kv_sim.command.interrupts import heard_here_alone
+from kv_sim.console.interrupts import heard_here_alone
 from kv_sim.replay import open_trace
 from kv_sim.replay.caches.outcome import Setup
 from kv_sim.replay.command import run
@@ -159,6 +159,19 @@ def test_what_is_started_does_not_hear_it_and_this_process_does_later(threads):
         end.set()
     ask()
     assert said == ["True", "False"] and signal.getsignal(signal.SIGINT) is before
+
+
+def test_the_first_process_that_python_starts_does_not_hear_it_either():
+    """Before that one it starts a process of its own, and then lets whatever comes next hear the signal."""
+    program = """
+import signal
+from multiprocessing import resource_tracker
+from kv_sim.command.interrupts import heard_here_alone
+with heard_here_alone():
+    resource_tracker.ensure_running()
+    print(signal.SIGINT in signal.pthread_sigmask(signal.SIG_BLOCK, ()))
+"""
+    assert subprocess.check_output([sys.executable, "-c", program], text=True, timeout=60) == "True\n"
 
 
 def test_in_a_thread_nothing_is_heard_anyway():

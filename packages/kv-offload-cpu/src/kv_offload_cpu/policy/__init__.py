@@ -22,6 +22,7 @@ from kv_api.errors import unknown_name
 from kv_offload_cpu.policy.arc import ARCPolicy
 from kv_offload_cpu.policy.base import CachePolicy, Run
 from kv_offload_cpu.policy.lru import LRUPolicy
+from kv_offload_cpu.policy.parked import Parked
 from kv_offload_cpu.policy.s3fifo import S3FIFOPolicy
 from kv_offload_cpu.policy.sieve import SievePolicy
 
@@ -30,6 +31,7 @@ __all__ = [
     "ARCPolicy",
     "CachePolicy",
     "LRUPolicy",
+    "Parked",
     "Run",
     "S3FIFOPolicy",
     "SievePolicy",

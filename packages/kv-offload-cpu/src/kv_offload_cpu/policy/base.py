@@ -10,7 +10,7 @@ flight.
 **Pins.** ``pins[slot]`` is the number of jobs that are using a chunk, and ``pins.slots`` has those that any job
 uses; a policy looks only at candidates. A candidate that is pinned is *parked*: it is taken out of the order until
 ``unpin`` returns it, so that a pin costs one look for any number of evictions, and none if no eviction met it.
-Ours keep them in a `Parked` (``policy/parked.py``).
+A `Parked` (``policy/parked.py``) keeps them.
 
 **All or nothing.** ``make_room`` is only called when enough chunks may be evicted. The manager counts them, so no
 policy ever has to undo half an eviction.

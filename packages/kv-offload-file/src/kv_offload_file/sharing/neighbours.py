@@ -171,7 +171,7 @@ class Neighbour:
     def _noted(self, entries: Iterable[tuple[int, OffloadKey]]) -> Iterator[tuple[OffloadKey, int]]:
         keys, first = self._keys, self._first_place
         for slot, key in entries:
-            if keys[slot] not in (None, key):  # it has changed again, which a later change says
+            if keys[slot] is not None:  # it has changed again, which a later change says
                 self.distrust(slot)
             keys[slot] = key
             yield key, first + slot

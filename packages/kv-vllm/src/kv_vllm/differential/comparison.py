@@ -5,12 +5,12 @@ recorded call and returns the recorded answer, so both schedulers go on from the
 ends the history, since nothing can be compared after it.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from traceback import extract_tb
 from typing import Any, Protocol
 
-from kv_vllm.differential.trace import Call, Event, Reset, Schedule, Turn, arguments_of
+from kv_vllm.differential.trace import Call, Event, PoolCall, Reset, Schedule, Turn, arguments_of
 
 
 @dataclass(frozen=True)
@@ -46,9 +46,10 @@ class Follower(Protocol):
 
 
 class Script:
-    """The calls that are expected in the current turn."""
+    """The calls that are expected in the current turn. ``call_pool`` repeats what was done to the pool in each."""
 
-    def __init__(self) -> None:
+    def __init__(self, call_pool: Callable[[PoolCall], None] | None = None) -> None:
+        self.call_pool = call_pool
         self._expected: Sequence[Call] = ()
         self._next = 0
 
@@ -71,6 +72,9 @@ class Script:
         details = differences(call.arguments, made)  # not `!=`: the order of scheduled requests counts
         if details:
             raise DivergedError(_shown(name, call.arguments), _shown(name, made), details)
+        for pool_call in call.pool_calls:
+            if self.call_pool is not None:
+                self.call_pool(pool_call)
         return call.answer
 
     def end(self) -> None:

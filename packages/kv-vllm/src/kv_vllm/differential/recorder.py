@@ -5,6 +5,7 @@ the guard logs until the next one belong to it. Calls before the first turn are 
 """
 
 from collections import Counter
+from collections.abc import Iterable
 from dataclasses import dataclass
 from random import Random
 from typing import Any, cast
@@ -25,12 +26,14 @@ from kv_sim.violation import Referee, Violation
 from kv_sim.world import World
 from kv_vllm.differential.trace import (
     COMPARED,
+    POOL_CALLS,
     Abort,
     Add,
     Call,
     Event,
     NextTurn,
     Paused,
+    PoolCall,
     Process,
     Reset,
     Resumed,
@@ -56,6 +59,7 @@ class RecordingEngine(BuiltinEngine):
     ) -> None:
         self.turns: list[Turn] = []
         self._report: dict[str, list[Any]] = {}
+        self._pool_calls: list[PoolCall] = []
 
         def note(side: str, name: str, args: tuple[Any, ...], answer: Any) -> None:
             log(side, name, args, answer)
@@ -64,10 +68,23 @@ class RecordingEngine(BuiltinEngine):
 
         super().__init__(config, subject, referee, note, place)
 
+    def listen_to_pool(self, name: str) -> None:
+        """Record calls of a method of the pool that changes it from outside the scheduler."""
+        pool = self.scheduler.blocks.block_pool
+        call = getattr(pool, name)
+
+        def noted(blocks: Iterable[int]) -> None:
+            blocks = list(blocks)
+            self._pool_calls.append(PoolCall(name, tuple(blocks)))
+            call(blocks)
+
+        setattr(pool, name, noted)
+
     def _note(self, name: str, args: tuple[Any, ...], answer: Any) -> None:
         if name == "update_connector_output":
             self._report = report_of(args[0])
-        self.turns[-1].calls.append(Call(name, arguments_of(name, args), answer))
+        self.turns[-1].calls.append(Call(name, arguments_of(name, args), answer, tuple(self._pool_calls)))
+        self._pool_calls.clear()
 
     def _open(self, event: Event) -> Turn:
         self.turns.append(Turn(event))
@@ -127,8 +144,11 @@ class RecordingEngine(BuiltinEngine):
 
     def schedule(self, reject_drafts: RejectDrafts) -> Step:
         """Record the step."""
-        self._open(Schedule(self.num_steps + 1, self.scheduler.has_work))
-        return super().schedule(reject_drafts)
+        number, has_work = self.num_steps + 1, self.scheduler.has_work
+        turn = self._open(Schedule(number, has_work))
+        step = super().schedule(reject_drafts)
+        turn.event = Schedule(number, has_work, step.keeps_room)
+        return step
 
     def process(self) -> None:
         """Record what the step's requests sampled, and what the workers reported."""
@@ -223,6 +243,8 @@ def record(subject: Subject, config: WorldConfig, random: Random, actions: int) 
     world = RecordedWorld(config, subject, engine_class=RecordingEngine)
     engine = world.engine
     assert isinstance(engine, RecordingEngine), f"the world made a {type(engine).__name__}"
+    for name in POOL_CALLS:
+        engine.listen_to_pool(name)
     try:
         for _ in range(actions):
             world.act(random)

@@ -19,6 +19,7 @@ from kv_vllm.differential.trace import (
     Event,
     NextTurn,
     Paused,
+    PoolCall,
     Process,
     Reset,
     Resumed,
@@ -47,6 +48,12 @@ class VllmScheduler:
         self._world = world
         self._outputs: dict[int, Any] = {}
         self._scheduler = make_scheduler(world, vllm_config(world, transfer), log_stats=False)
+        script.call_pool = self._call_pool
+
+    def _call_pool(self, call: PoolCall) -> None:
+        pool = self._scheduler.kv_cache_manager.block_pool
+        is_by_id = call.name == "evict_blocks"
+        getattr(pool, call.name)(set(call.blocks) if is_by_id else [pool.blocks[block] for block in call.blocks])
 
     def apply(self, event: Event) -> bool | None:
         """Apply an event."""

@@ -30,6 +30,9 @@ COMPARED: Final = frozenset(
 )
 """The names of the calls in a trace."""
 
+POOL_CALLS: Final = ("touch", "free_blocks", "evict_blocks")
+"""The names of the pool's methods that change it from outside the scheduler."""
+
 
 @dataclass(frozen=True)
 class Add:
@@ -61,6 +64,8 @@ class Schedule:
     step: int
     answer: bool = True
     """Whether the scheduler has work, and not only its connector."""
+    keeps_room: bool = False
+    """Whether a load waits that vLLM may begin, since requests before it need the blocks for their next chunks."""
 
 
 @dataclass(frozen=True)
@@ -129,12 +134,21 @@ class Resumed:
 Event = Add | NextTurn | Schedule | Process | Abort | Reset | Paused | Resumed
 
 
+class PoolCall(NamedTuple):
+    """A call of the pool of GPU blocks from outside the scheduler: by the connector, or by the world."""
+
+    name: str
+    blocks: tuple[int, ...]
+
+
 class Call(NamedTuple):
     """One call of the connector."""
 
     name: str
     arguments: dict[str, Any]
     answer: Any
+    pool_calls: tuple[PoolCall, ...] = ()
+    """What was done to the pool meanwhile."""
 
 
 @dataclass

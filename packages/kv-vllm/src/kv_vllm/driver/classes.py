@@ -67,8 +67,8 @@ def subject_named(name: str) -> Subject:
 
 
 def is_vllms(name: str, module_path: str | None) -> bool:
-    """Whether the connector has vLLM's base class. A name without a module is one of our factory's."""
-    return module_path is not None and issubclass(class_of(name, module_path), VllmBase)
+    """Whether the connector has vLLM's base class."""
+    return issubclass(class_of(name, module_path), VllmBase)
 
 
 def supports_groups(transfer: KVTransferConfig) -> bool:

@@ -220,6 +220,8 @@ class VllmEngine(Engine):
         with crashes(self.referee, "schedule"):
             output = self.vllm.schedule()
         ledger.follow(self.vllm.requests)
+        if not self.goes_on_after_known_faults:
+            known_faults.end_where_loads_left_no_room(self.vllm, output)
         held = [block.block_id for block in self.vllm.kv_cache_manager.block_pool.blocks if block.ref_cnt]
         copied = {copy.dst_block_id for copy in getattr(output, "kv_cache_block_copies", None) or ()}
         poison, load_targets = ledger.poison(block for block in held if block not in copied)

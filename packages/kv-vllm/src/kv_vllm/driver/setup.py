@@ -17,7 +17,7 @@ from vllm.distributed.kv_transfer.kv_connector.factory import KVConnectorFactory
 from vllm.distributed.kv_transfer.kv_connector.v1 import KVConnectorRole as VllmRole
 from vllm.distributed.kv_transfer.kv_connector.v1 import SupportsHMA as VllmSupportsHMA
 
-from kv_api import ConfigError, KVConnectorRole, SupportsHMA
+from kv_api import KVConnectorRole, SupportsHMA
 from kv_sim.checkers.served import Served
 from kv_sim.config import STATE, GroupConfig, WorldConfig
 from kv_sim.engine.own_folder import filled
@@ -144,10 +144,8 @@ class Setup:
     def scheduler(self, served: Served) -> tuple[Any, Guard]:
         """The scheduler of vLLM, and the guard of its connector."""
         connector = self._create("SCHEDULER")
-        knows_groups = isinstance(connector, (SupportsHMA, VllmSupportsHMA))
-        if len(self._world.groups) > 1 and not knows_groups:
-            raise ConfigError(f"{type(connector).__name__} doesn't support several KV cache groups")
         guard = Guard(connector, "scheduler", self._referee, self._log, served)
+        knows_groups = isinstance(connector, (SupportsHMA, VllmSupportsHMA))
         name = "DrivenHMAConnector" if knows_groups else "DrivenConnector"
         with crashes(self._referee, "the scheduler's constructor"):
             scheduler = make_scheduler(self._world, self._driven(guard, self._ledger, name), log_stats=True)

@@ -6,5 +6,6 @@
 ``selection`` what the options mean
 ``run``       reads, replays and reports; ``progress``: the bar meanwhile
 ``outputs``   the files that they write
+``timed/``    the options of engine fidelity, and what they mean
 ============= ===============================================================
 """

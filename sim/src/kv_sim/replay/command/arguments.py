@@ -8,7 +8,7 @@ from typing import Final
 
 from kv_offload import StoreWhen
 from kv_offload_cpu.policy import POLICIES
-from kv_sim.command.workers import num_cores
+from kv_sim.console.workers import num_cores
 from kv_sim.replay.caches.policies import ALL_POLICIES, USUAL_POLICY
 from kv_sim.replay.command.foreign import add_refused
 from kv_sim.replay.command.trace_arguments import add_trace_arguments, values_of
@@ -19,8 +19,8 @@ from kv_sim.replay.servers.routing import USUAL as USUAL_ROUTING
 from kv_sim.replay.servers.routing import Routing
 from kv_sim.replay.units import EXPECTED, NOTHING
 
-TIMED: Final = "kv_sim.replay.timed.command"
-TIMED_ARGUMENTS: Final = "kv_sim.replay.timed.arguments"
+TIMED: Final = "kv_sim.replay.command.timed.run"
+TIMED_ARGUMENTS: Final = "kv_sim.replay.command.timed.arguments"
 TIMED_REPORT: Final = "kv_sim.replay.report.timed"
 """The modules of engine fidelity and its report, which import the engine model, so only when it is asked for."""
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from kv_api import ConfigError
 from kv_offload_cpu.policy import POLICIES
-from kv_sim.command.console import FAILED, FINE, note, say
+from kv_sim.console.output import FAILED, FINE, note, say
 from kv_sim.replay.caches.outcome import Setup
 from kv_sim.replay.columns import Columns
 from kv_sim.replay.command import selection

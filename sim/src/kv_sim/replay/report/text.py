@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Iterator
 
 from kv_offload import StoreWhen
-from kv_sim.command.table import aligned
+from kv_sim.console.table import aligned
 from kv_sim.replay.caches.beside import ObservedRatios
 from kv_sim.replay.hit_rates.facts import Facts, WholeFacts
 from kv_sim.replay.hit_rates.results import CacheCounts, CacheReplay, Replays

@@ -4,7 +4,7 @@
 cache, and on the same server without one. ``sweep_engine`` tries several sizes, and says which meet a goal. Each
 part uses only those above it.
 
-=============== ==============================================================
+=============== ==========================================================
 ``durations/``  how long steps, copies and pulls take
 ``server/``     the server: its settings, its sizes, and its hardware
 ``engine/``     the testbed's engine with a clock, and the loop that drives it
@@ -13,8 +13,7 @@ part uses only those above it.
 ``goal``        how long requests may take
 ``replay``      one setting, with the connector and without it
 ``sweep``       many sizes of memory
-``arguments``   the command-line options; ``command``: makes settings of them
-=============== ==============================================================
+=============== ==========================================================
 """
 
 from kv_sim.replay.timed.goal import Goal, parse_goals

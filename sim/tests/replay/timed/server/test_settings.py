@@ -10,9 +10,9 @@ from kv_sim_timed_options import only, parsed
 from kv_sim_timed_traces import answer, toy, trace_of
 
 from kv_api import ConfigError
+from kv_sim.replay.command.timed.arguments import OLD_NAMES, add_replay_arguments, add_size_arguments
+from kv_sim.replay.command.timed.run import run, settings_of
 from kv_sim.replay.timed import Contents, EngineSettings, Stepping
-from kv_sim.replay.timed.arguments import OLD_NAMES, add_replay_arguments, add_size_arguments
-from kv_sim.replay.timed.command import run, settings_of
 from kv_sim.replay.timed.durations.timing import LinkCosts
 from kv_sim.replay.timed.server.hardware import find_gpu, find_model
 from kv_sim.replay.timed.server.sizes import plan

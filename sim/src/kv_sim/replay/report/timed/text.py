@@ -4,7 +4,7 @@ from collections.abc import Iterator, Sequence
 from typing import Final
 
 from kv_offload_file.stats import BORROWED
-from kv_sim.command.table import aligned
+from kv_sim.console.table import aligned
 from kv_sim.replay.servers.fleet import Load
 from kv_sim.replay.sizing.transfer_config import PULLS, as_argument, decode_config, prefill_config, told_apart
 from kv_sim.replay.timed.connectors.timed_config import has_files, shares_files

@@ -5,9 +5,9 @@ from collections.abc import Callable
 from traceback import print_exception
 
 from kv_api import ConfigError
-from kv_sim.command.console import BROKEN, INTERRUPTED, MISUSED, UNREAD, note, printing
-from kv_sim.command.exits import exits_are_raised
-from kv_sim.command.interrupts import Told
+from kv_sim.console.exits import exits_are_raised
+from kv_sim.console.interrupts import Told
+from kv_sim.console.output import BROKEN, INTERRUPTED, MISUSED, UNREAD, note, printing
 
 
 def exit_code_of(name: str, run: Callable[[], int]) -> int:

@@ -6,7 +6,7 @@ from functools import partial
 from pathlib import Path
 
 from kv_api import ConfigError
-from kv_sim.command.console import say
+from kv_sim.console.output import say
 from kv_sim.watching.log import Log
 from kv_sim.watching.perfetto import Perfetto
 from kv_sim.watching.watch import WatchedWorld, Watcher

@@ -13,9 +13,9 @@ from kv_offload import StoreWhen
 from kv_offload_cpu.policy import find_policy
 from kv_sim.replay.caches.policies import parse_policies
 from kv_sim.replay.columns import Columns
+from kv_sim.replay.command.timed.arguments import GPU_NUMBERS, NUMBERS, USUAL
 from kv_sim.replay.crew import Progress
 from kv_sim.replay.servers.fleet import Fleet
-from kv_sim.replay.timed.arguments import GPU_NUMBERS, NUMBERS, USUAL
 from kv_sim.replay.timed.goal import EXPECTED as GOAL_EXPECTED
 from kv_sim.replay.timed.goal import Goal, parse_goals
 from kv_sim.replay.timed.replay import EngineReplay, replay_engine

@@ -3,7 +3,7 @@
 import argparse
 from pathlib import Path
 
-from kv_sim.command.console import note, say
+from kv_sim.console.output import note, say
 from kv_sim.failures import report
 from kv_sim.failures.telling import tell
 from kv_sim.fuzz import Failure

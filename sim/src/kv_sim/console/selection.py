@@ -16,8 +16,8 @@ from typing import Any
 from kv_api import ConfigError, KVTransferConfig, UnknownNameError
 from kv_api.errors import did_you_mean
 from kv_sim.actions import Kind
-from kv_sim.command.values import parse_extra, parse_traits, refuse_files, with_spec
 from kv_sim.config import BUILTIN_ENGINE, MOST_ENGINES, WorldConfig
+from kv_sim.console.values import parse_extra, parse_traits, refuse_files, with_spec
 from kv_sim.engines import find_engine
 from kv_sim.examples.catalogue import SUBJECTS
 from kv_sim.failures.schedule_file import Schedule

@@ -16,9 +16,9 @@ from kv_sim import guard as guards
 from kv_sim.campaign import processes
 from kv_sim.cli import main as cli
 from kv_sim.cli.main import main
-from kv_sim.command.watchdog import ends_calls
-from kv_sim.command.workers import end_with_parent
 from kv_sim.config import WorldConfig
+from kv_sim.console.watchdog import ends_calls
+from kv_sim.console.workers import end_with_parent
 from kv_sim.engine.settings import kv_cache_config, vllm_config
 from kv_sim.examples.later import LaterScheduler, LaterWorker
 from kv_sim.examples.memory import MemoryConnector
@@ -219,7 +219,7 @@ def test_how_long_a_call_may_take_is_a_number(seconds: str, capsys: pytest.Captu
 
 POOL = """
 import multiprocessing, os, time
-from kv_sim.command.workers import end_with_parent
+from kv_sim.console.workers import end_with_parent
 if __name__ == "__main__":
     with multiprocessing.get_context("spawn").Pool(2, end_with_parent) as pool:
         pool.map(abs, range(8))

@@ -7,6 +7,6 @@
 ``edge``      turns whatever ends a command into a line and an exit code
 ``watchdog``  ends a call that doesn't return; ``exits``: a call that would end the process
 ``workers``   the processes of a command; ``interrupts``: Ctrl-C where there are several
-``console``   exit codes and printing; ``table``: tables of text
+``output``    exit codes and printing; ``table``: tables of text
 ============= =============================================================================
 """

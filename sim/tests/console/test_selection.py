@@ -15,8 +15,8 @@ import pytest
 from kv_api import ConfigError, KVTransferConfig
 from kv_sim.actions import Action, Kind
 from kv_sim.cli.options import parser_of
-from kv_sim.command import selection, values
 from kv_sim.config import STATE, GroupConfig, WorldConfig
+from kv_sim.console import selection, values
 from kv_sim.examples.catalogue import LATER, MEMORY, SUBJECTS
 from kv_sim.failures.schedule_file import Schedule
 from kv_sim.subject import Subject, Trait
