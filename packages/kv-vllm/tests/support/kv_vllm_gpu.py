@@ -22,6 +22,8 @@ from kv_api import Direction
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")  # vLLM compiles something when it is imported
+    import vllm.forward_context  # noqa: F401 - which is where it does so
+
     from kv_vllm.driver.surroundings.tensors import device_of
 
 HANDLES = itertools.count(1)
