@@ -55,15 +55,14 @@ def run_seed(
     actions: int = 80,
     without: frozenset[Invariant] = frozenset(),
     make_world: Callable[..., World] = World,
-    silent: frozenset[Invariant] = frozenset(),
 ) -> Run:
-    """Run one world from a seed, ``without`` the checkers of some invariants; ``silent`` are such, too.
+    """Run one world from a seed, ``without`` the checkers of some invariants.
 
     ``make_world`` may give one that is watched (``kv_sim.watching.watch``).
     """
     random = Random(seed)
     config = config_for(subject, random, engine)
-    referee = Referee(switched_off={*without, *silent})
+    referee = Referee(switched_off={*without})
     try:
         world = make_world(config, subject, referee=referee)
     except Violation as violation:  # it breaks while it is set up

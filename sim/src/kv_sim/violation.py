@@ -67,11 +67,6 @@ class Referee:
         self.raised: Violation | None = None
         """The last one. A connector that catches every exception within its calls may have kept it to itself."""
 
-    @property
-    def silent(self) -> set[Invariant]:
-        """Another name of ``switched_off``."""
-        return self.switched_off
-
     def fail(self, invariant: Invariant, message: str) -> None:
         """Report that ``invariant`` is broken."""
         if invariant not in self.switched_off:

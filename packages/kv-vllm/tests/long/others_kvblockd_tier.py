@@ -14,7 +14,6 @@ from kv_vllm_short_histories import comes, rests, settles, what_is_wrong
 from kv_sim.actions import Action, Kind
 from kv_sim.cli.main import main as kv_sim
 from kv_sim.config import WorldConfig
-from kv_sim.subject import Trait
 from kv_vllm.driver.subjects import tiers
 
 pytestmark = [pytest.mark.vllm, pytest.mark.filterwarnings("ignore")]

@@ -1,7 +1,8 @@
 """vllm-kvblockd's tier for vLLM on a machine without its daemon: its client's part is played by a store in memory.
 
 It was written for earlier versions: vLLM 0.32 gives a tier one argument more, and calls a job's ``block_ids``
-``chunk_ids``. ``Kvblockd`` has what it was written for. ``MendedKvblockd`` is without what it was found to get wrong.
+``chunk_ids``. ``Kvblockd`` has what it was written for, and ``MendedKvblockd`` is without what it was found to get
+wrong.
 """
 
 import os

@@ -57,14 +57,13 @@ def shrink(
     most_replays: int = 2000,
     goes_on: Callable[[], bool] = lambda: True,
     tells: Callable[[int], object] = lambda actions: None,
-    silent: frozenset[Invariant] = frozenset(),
 ) -> Failure:
     """A failure of the same invariant with as few actions as can be found in ``most_replays`` tries.
 
     If a replay takes long, ``goes_on`` says when to stop; ``tells`` is called before each replay with the number
-    of actions that are left. The checkers of ``without`` and ``silent`` are off in replays.
+    of actions that are left. The checkers of ``without`` are off in replays.
     """
-    shrinker = Shrinker(failure, without | silent, most_replays, goes_on, tells)
+    shrinker = Shrinker(failure, without, most_replays, goes_on, tells)
     shrinker.run()
     return shrinker.best
 
