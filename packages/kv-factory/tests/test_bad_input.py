@@ -77,25 +77,27 @@ CONNECTORS: dict[str, tuple[dict[str, Any], str]] = {
     "a module that raises": (
         {"kv_connector": "A", "kv_connector_module_path": "kvf_raises"},
         "connector 'A' (kvf_raises:A, from kv_connector_module_path): "
-        "importing 'kvf_raises' failed: RuntimeError: no such device",
+        "importing 'kvf_raises' failed: RuntimeError: no such device (kvf_raises.py:1)",
     ),
     "a module that raises without a word": (
         {"kv_connector": "A", "kv_connector_module_path": "kvf_mute"},
-        "connector 'A' (kvf_mute:A, from kv_connector_module_path): importing 'kvf_mute' failed: RuntimeError",
+        "connector 'A' (kvf_mute:A, from kv_connector_module_path): "
+        "importing 'kvf_mute' failed: RuntimeError (kvf_mute.py:1)",
     ),
     "a module that exits": (
         {"kv_connector": "A", "kv_connector_module_path": "kvf_exits"},
-        "connector 'A' (kvf_exits:A, from kv_connector_module_path): importing 'kvf_exits' failed: SystemExit: 3",
+        "connector 'A' (kvf_exits:A, from kv_connector_module_path): "
+        "importing 'kvf_exits' failed: SystemExit: 3 (kvf_exits.py:1)",
     ),
     "a module that lacks what it needs": (
         {"kv_connector": "A", "kv_connector_module_path": "kvf_needs"},
         "connector 'A' (kvf_needs:A, from kv_connector_module_path): "
-        "importing 'kvf_needs' failed: ModuleNotFoundError: No module named 'kvf_absent'",
+        "importing 'kvf_needs' failed: ModuleNotFoundError: No module named 'kvf_absent' (kvf_needs.py:1)",
     ),
     "a module that lacks another whose name its own begins with": (
         {"kv_connector": "A", "kv_connector_module_path": "kvf_absently"},
         "connector 'A' (kvf_absently:A, from kv_connector_module_path): "
-        "importing 'kvf_absently' failed: ModuleNotFoundError: No module named 'kvf_absent'",
+        "importing 'kvf_absently' failed: ModuleNotFoundError: No module named 'kvf_absent' (kvf_absently.py:1)",
     ),
     "a module that is lazy and breaks": (
         {"kv_connector": "A", "kv_connector_module_path": "kvf_lazy"},

@@ -212,4 +212,4 @@ def test_the_list_of_what_is_installed(zoo: str, folder: Path, install: Install,
     clash, broken = listed["connector", "Clash"], listed["connector", "Broken"]
     assert (clash["target"], clash["origin"]) == ("kvf_zoo:Three, kvf_zoo:Two", "kvf-two 2.0, kvf-one 1.0")
     assert (clash["importable"], clash["error"]) == (False, "offered more than once")
-    assert broken["error"] == "importing 'kvf_loud' failed: RuntimeError: no such device"
+    assert broken["error"] == "importing 'kvf_loud' failed: RuntimeError: no such device (kvf_loud.py:2)"

@@ -65,7 +65,9 @@ def test_an_error_of_several_lines_has_one_in_the_table_and_prints_go_elsewhere(
     KVConnectorFactory.register_connector("Loud", "kvf_loud", "A")
     assert main([]) == 0
     printed = capsys.readouterr()
-    assert printed.out.splitlines()[1].endswith("no: importing 'kvf_loud' failed: RuntimeError: no device")
+    assert printed.out.splitlines()[1].endswith(
+        "no: importing 'kvf_loud' failed: RuntimeError: no device (kvf_loud.py:2)"
+    )
     assert ("hello" in printed.out, printed.err) == (False, "hello\n")
 
 

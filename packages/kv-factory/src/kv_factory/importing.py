@@ -6,10 +6,12 @@ It has no state and no locks: Python's import system runs a module once, whichev
 from functools import reduce
 from importlib import import_module
 from types import ModuleType
-from typing import Any, NamedTuple
+from typing import Any, Final, NamedTuple
 
 from kv_api import ConfigError
 from kv_api.errors import did_you_mean
+
+_IMPORTLIB: Final = import_module.__code__.co_filename
 
 
 class Target(NamedTuple):
@@ -77,9 +79,21 @@ def _imported(place: str, module_path: str) -> ModuleType:
     except ModuleNotFoundError as error:
         if error.name is not None and f"{module_path}.".startswith(f"{error.name}."):
             raise ConfigError(f"{place}: there is no module {error.name!r}") from error
-        raise ConfigError(f"{place}: importing {module_path!r} failed: {_brief(error)}") from error
+        raise ConfigError(_failed(place, module_path, error)) from error
     except (Exception, SystemExit) as error:
-        raise ConfigError(f"{place}: importing {module_path!r} failed: {_brief(error)}") from error
+        raise ConfigError(_failed(place, module_path, error)) from error
+
+
+def _failed(place: str, module_path: str, error: BaseException) -> str:
+    """Say why an import failed, and in which line of which module: it may be one that the module imports."""
+    said = f"{place}: importing {module_path!r} failed: {_brief(error)}"
+    trace, line = error.__traceback__, ""
+    while trace is not None:
+        file = trace.tb_frame.f_code.co_filename
+        if trace.tb_frame.f_globals is not globals() and not file.startswith("<frozen ") and file != _IMPORTLIB:
+            line = f" ({file.rsplit('/', 1)[-1]}:{trace.tb_lineno})"
+        trace = trace.tb_next
+    return said if isinstance(error, (SyntaxError, ConfigError)) else said + line  # these say where
 
 
 def _brief(error: BaseException) -> str:
