@@ -30,6 +30,7 @@ from kv_sim.engine.settings import kv_cache_config, vllm_config
 from kv_sim.examples.memory import MemoryConnector, MemoryWorker
 from kv_sim.guard import Guard, HistoryEnds, NotCreated, crash, crashes, create
 from kv_sim.memory.kv_cache import KVCache
+from kv_sim.offload.host_memory import WorldCPUOffloadingSpec
 from kv_sim.subject import Subject
 from kv_sim.violation import CalledAgain, DidNotReturn, Invariant, Referee, TookTooLong, Violation
 
@@ -183,6 +184,47 @@ def test_a_generator_of_events_may_raise_and_it_is_the_connectors_fault() -> Non
     assert (caught.value.invariant, calls) == (Invariant.NO_CRASH, [])
 
 
+def test_a_method_that_does_not_take_what_it_is_given_is_told_with_its_own_line() -> None:
+    class Short(MemoryWorker):
+        def save_kv_layer(self, layer_name: str) -> None:  # type: ignore[override]
+            """Takes one of three."""
+
+    class Within(MemoryWorker):
+        def save_kv_layer(self, *args: Any, **kwargs: Any) -> None:
+            len(*args)
+
+    def told(side: type[MemoryWorker], *args: Any) -> str:
+        class Connector(MemoryConnector):
+            worker_class = side
+
+        world = WorldConfig()
+        config = vllm_config(world, Subject("MemoryConnector", MemoryConnector.__module__), 0)
+        made = Connector(config, KVConnectorRole.WORKER, kv_cache_config(world))
+        with pytest.raises(Violation, match="NO-CRASH  worker side, save_kv_layer: TypeError: ") as caught:
+            Guard(made, "worker", Referee(), lambda *call: None).save_kv_layer(*args)
+        return str(caught.value)
+
+    line = Short.save_kv_layer.__code__.co_firstlineno
+    assert told(Short, "a", 0, 0).endswith(f" were given (test_guard.py:{line}, where it is defined)")
+    line = Within.save_kv_layer.__code__.co_firstlineno + 1
+    assert f"(test_guard.py:{line} in " in told(Within, 1, 2, 3)
+
+
+def test_a_property_that_raises_is_the_connectors_fault() -> None:
+    class Careless(MemoryConnector):
+        def __init__(self, *args: Any) -> None:
+            """Calls nobody."""
+
+        @property
+        def requires_kv_delivery(self) -> bool:
+            return self._kv_transfer_config.is_kv_producer
+
+    guard = Guard(Careless(), "scheduler", Referee(), lambda *call: None)
+    says = "scheduler side, requires_kv_delivery: AttributeError: .*; its constructor has to call super"
+    with pytest.raises(Violation, match=says):
+        _ = guard.requires_kv_delivery
+
+
 def test_who_has_not_called_the_constructor_of_its_base_is_told_so() -> None:
     class Careless(MemoryConnector):
         def __init__(self, *args: Any) -> None:
@@ -200,6 +242,8 @@ def test_who_has_not_called_the_constructor_of_its_base_is_told_so() -> None:
     for error in told:
         assert error.endswith("; its constructor has to call super().__init__"), error
     assert len(told) == 7
+    spec = object.__new__(WorldCPUOffloadingSpec)
+    assert raised(spec, "blocks_per_chunk").endswith("; its constructor has to call super().__init__")
     assert raised(careless, "of_its_own").endswith("raised)")
 
 

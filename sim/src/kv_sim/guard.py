@@ -8,29 +8,21 @@ import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from functools import partial
-from types import CoroutineType, SimpleNamespace
+from types import CoroutineType
 from typing import Any, Final, NoReturn
 
-from kv_api import ConfigError, KVConnectorBase_V1, KVConnectorRole, SchedulerSide, WorkerSide
+from kv_api import ConfigError, KVConnectorBase_V1, KVConnectorRole
 from kv_factory import KVConnectorFactory
 from kv_sim import calls
 from kv_sim.checkers import accounting, answers, protocol, work
 from kv_sim.checkers.children import Children
 from kv_sim.checkers.logged import Logged
+from kv_sim.checkers.raised import innermost, what_there_is
 from kv_sim.checkers.served import Served
-from kv_sim.memory.kv_cache import KVCache
 from kv_sim.violation import CalledAgain, DidNotReturn, Invariant, Referee, TestbedError, TookTooLong, Violation
-
-_LIBRARIES: Final = frozenset({"kv_sim", "kv_api", "kv_factory", "numpy", "torch"})
-"""Packages whose lines say little about a mistake in a connector."""
 
 _RAISED: Final = (Exception, SystemExit, CalledAgain, DidNotReturn)
 """Exceptions that a connector may raise. ``sys.exit`` would end a server, but must not end the testbed."""
-
-_MADE_BY_BASES: Final = frozenset(
-    {"_vllm_config", "_kv_transfer_config", "_kv_cache_config", "_role", "_scheduler", "_worker"}
-)
-"""Attributes that the constructors of kv-api's classes make."""
 
 LogCall = Callable[[str, str, tuple[Any, ...], Any], None]
 """(side, method, arguments, answer); a side is ``scheduler``, or ``worker`` and its rank"""
@@ -120,7 +112,8 @@ class Guard:
     @property
     def requires_kv_delivery(self) -> bool:
         """As the connector says."""
-        return self.connector.requires_kv_delivery
+        with crashes(self._referee, f"{self._side} side, requires_kv_delivery"):
+            return self.connector.requires_kv_delivery
 
     def get_num_new_matched_tokens(self, request: Any, num_computed_tokens: int) -> tuple[int | None, bool]:
         """Call it, and check the answer."""
@@ -262,34 +255,4 @@ def _let_a_debugger_end(error: BaseException) -> None:
 def _told(error: BaseException) -> str:
     """The error, its place, and, if an attribute of the testbed's objects is missing, those that exist."""
     said = answers.without_addresses(str(error))
-    return f"{type(error).__name__}: {said} ({_innermost(error)}){_what_there_is(error)}"
-
-
-def _what_there_is(error: BaseException) -> str:
-    owner = error.obj if isinstance(error, AttributeError) else None
-    if isinstance(owner, SimpleNamespace):
-        return f"; here it has: {', '.join(sorted(vars(owner)))}"
-    if isinstance(owner, KVCache):
-        return "; a layer here is a numpy array with read(block), write(block, page) and device"
-    if type(owner).__module__.startswith("kv_sim.engine."):
-        return "; kv_api.engine says what there is"
-    if isinstance(owner, (SchedulerSide, WorkerSide)) and getattr(error, "name", None) in _MADE_BY_BASES:
-        return "; its constructor has to call super().__init__"
-    return ""
-
-
-def _innermost(error: BaseException) -> str:
-    """Where it was raised; if that is in a library, or in the testbed, also the caller's line."""
-    trace = error.__traceback__
-    assert trace is not None
-    places = []
-    while trace is not None:
-        code = trace.tb_frame.f_code
-        place = f"{code.co_filename.rsplit('/', 1)[-1]}:{trace.tb_lineno} in {code.co_qualname}"
-        module = str(trace.tb_frame.f_globals.get("__name__"))
-        package = module.partition(".")[0]
-        if not module.startswith("kv_sim.console."):  # what ends a call from outside is no place of it
-            places.append((place, package in _LIBRARIES or package in sys.stdlib_module_names))
-        trace = trace.tb_next
-    (place, is_library), callers = places[-1], [caller for caller, is_library in places if not is_library]
-    return f"{place}, called at {callers[-1]}" if is_library and callers else place
+    return f"{type(error).__name__}: {said} ({innermost(error)}){what_there_is(error)}"

@@ -73,7 +73,7 @@ class WorldState:
                     place, own, subject, engine_class, shared, self._called, HEARD if observe is None else None
                 )
             if self.guards_media:
-                guard_media(site.engine.connectors[-1], site.referee)
+                guard_media(site.engine.connectors[-1], site.referee, self.coverage.room)
                 for worker, device in zip(site.engine.connectors, site.engine.devices, strict=False):
                     guard_workers(worker, site.referee, device.copies)
             self.sites.append(site)

@@ -1,5 +1,6 @@
 """What the manager of a medium answers is judged, and what it does with chunks in use."""
 
+from collections import Counter
 from collections.abc import Callable, Collection
 from typing import Any
 
@@ -53,6 +54,7 @@ WRONG: list[tuple[str, Callable[[MediumGuard], object], object, str]] = [
     ("lookup", lambda g: g.lookup_prefix([A], REQUEST), None, "None, expected a LookupResult"),
     ("prepare_load", lambda g: g.prepare_load([A], REQUEST), [1], "[1], expected a LoadStoreSpec"),
     ("prepare_store", lambda g: g.prepare_store([A], REQUEST), [A], f"{[A]}, expected a PrepareStoreOutput"),
+    ("take_events", lambda g: g.take_events(), None, "None, expected OffloadingEvents; () for none"),
 ]
 
 
@@ -69,6 +71,34 @@ def test_answers_are_of_the_type_that_is_asked_for(
     with pytest.raises(Violation) as caught:
         ask(guard)
     assert str(caught.value) == f"PROTOCOL  the medium's Shelves.{method} answered {what}"
+
+
+def test_what_is_being_stored_is_not_stored_again_until_that_has_ended() -> None:
+    manager, guard, notes = guarded()
+    manager.answer = stored([A, B], [1, 2])
+    guard.prepare_store([A, B], REQUEST)
+    guard.complete_store([B], REQUEST, success=False)
+    manager.answer = stored([B, A], [3, 4])
+    guard.prepare_store([A, B], REQUEST)
+    assert notes.taken == [
+        (
+            PROTOCOL,
+            "the medium's Shelves.prepare_store stores 1 chunks whose store hasn't ended: leave them out",
+        )
+    ]
+
+
+def test_it_is_counted_how_often_there_was_room() -> None:
+    manager, room = Quick(), Counter[str]()
+    guard = MediumGuard(manager, Taken(), room)
+    for answer in (stored([A], [1]), stored([B], [1], [A]), None):
+        manager.answer = answer
+        guard.prepare_store([B], REQUEST)
+    assert room == {"free": 1, "full": 2}
+    manager.answer = [stored([C], [3])]
+    guard.prepare_stores([([C], REQUEST)])
+    guard.prepare_stores([([C], REQUEST), ([D], REQUEST)])
+    assert room == {"free": 3, "full": 3}
 
 
 def test_an_answer_without_a_name_is_told_without_its_address() -> None:

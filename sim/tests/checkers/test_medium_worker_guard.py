@@ -1,6 +1,7 @@
 """The guard of a medium's worker: what it makes of each answer, and that every worker of a world has one."""
 
 from dataclasses import replace
+from itertools import count
 from types import SimpleNamespace
 from typing import Any
 
@@ -22,7 +23,21 @@ GPU, THERE = GPULoadStoreSpec([1], (1,), (0,)), BlockIDsLoadStoreSpec([2])
 NO_LIST = "expected a list of TransferResult(job_id, success)"
 NO_BOOL = "expected True (it is accepted) or False (it is refused)"
 STRANGE = "which isn't under way: it was reported before, refused or never submitted"
-COPIES: Any = SimpleNamespace(waited=[])
+
+
+class Copies:
+    """Of a worker that begins a copy whenever it is given a job."""
+
+    def __init__(self, step: int = 1) -> None:
+        self.waited: list[Copy] = []
+        self._begun = count(step=step)
+
+    @property
+    def begun(self) -> int:
+        return next(self._begun)
+
+
+COPIES: Any = Copies()
 
 
 class Worker(OffloadingWorker):
@@ -66,6 +81,36 @@ def test_each_job_is_reported_once() -> None:
     assert (worker.waited, notes.told) == ({3}, [])
     assert guard.get_finished() == ended
     assert told(notes) == [f"get_finished reports job {job}, {STRANGE}" for job in (1, 2)]
+
+
+def at_once(*jobs: int) -> tuple[Worker, WorkerGuard]:
+    """A worker that has moved the bytes of these jobs without a copy."""
+    worker = Worker()
+    guard = WorkerGuard(worker, Notes(), Copies(step=0))  # type: ignore[arg-type]
+    for job in jobs:
+        assert guard.submit_store(job, GPU, THERE)
+    worker.answer = [TransferResult(job, success=True) for job in jobs]
+    return worker, guard
+
+
+def test_what_was_moved_at_once_is_reported_late_each_once_and_in_order() -> None:
+    worker, guard = at_once(3, 4, 5, 6)
+    reported = []
+    for _ in range(4):
+        reported.append([result.job_id for result in guard.get_finished()])
+        worker.answer = []
+    assert reported == [[3, 6], [4], [5], []]
+
+
+def test_what_is_waited_for_is_not_late() -> None:
+    worker, guard = at_once(4, 5)
+    assert guard.get_finished() == []
+    worker.answer = []
+    guard.wait({5, 9})
+    assert [result.job_id for result in guard.get_finished()] == [4, 5]
+    worker, guard = at_once(4, 5)
+    guard.let_go({5})
+    assert [result.job_id for result in guard.get_finished()] == [5]
 
 
 def test_what_was_refused_is_never_reported() -> None:

@@ -12,14 +12,15 @@ import pytest
 
 from kv_sim.cli.main import COMMANDS, main
 from kv_sim.cli.options import parser_of
-from kv_sim.config import BUILTIN_ENGINE
+from kv_sim.config import BUILTIN_ENGINE, WorldConfig
 from kv_sim.conformance import command, report
 from kv_sim.conformance.scenarios import Claim, Outcome, Scenario, probes_of, run_scenario, scenarios_of
 from kv_sim.examples.catalogue import OFFLOAD
-from kv_sim.fuzz import Run
+from kv_sim.fuzz import Failure, Run
 from kv_sim.history.coverage import Coverage
 from kv_sim.history.expected import SITUATIONS, situations_of
 from kv_sim.subject import NOT_OF_PEERS, OF_SEVERAL, OF_TWO, Subject, Trait
+from kv_sim.violation import Invariant, Violation
 
 CONNECTORS = Path(__file__).parents[1] / "support" / "broken_connectors.py"
 
@@ -46,8 +47,19 @@ def test_a_claim_that_does_not_hold_ends_it(conform: Callable[..., tuple[int, st
     assert "reset_cache" not in out, "that was not tried"
     assert out.startswith("FAIL seed=")
     assert "\n\nscenario " in out
+    assert ("situation" in out, "no load was tried" in out) == (False, False), "of a run that hardly began"
     rows = [line.split() for line in out.splitlines() if "made" in line.split()[1:2]]
     assert [(row[0], row[-2]) for row in rows] == [("plain", "breaks")]
+
+
+def test_what_takes_long_says_how_far_it_is(
+    conform: Callable[..., tuple[int, str]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    times = iter([0.0, 1.0, 31.0, 31.0, 32.0])
+    monkeypatch.setattr("kv_sim.failures.deadline.monotonic", lambda: next(times, 33.0))
+    code, out = conform("memory", "--traits", "none", "--histories", "3")
+    said = [line for line in out.splitlines() if line.startswith("note: scenario")]
+    assert (code, said) == (0, ["note: scenario plain: 2 of 3 histories so far"])
 
 
 def test_the_line_to_paste_has_as_many_actions(conform: Callable[..., tuple[int, str]]) -> None:
@@ -267,6 +279,22 @@ def test_situations_that_were_reached_are_counted_and_the_others_named() -> None
     ]
     assert all(len(line) <= 100 for line in rows)
     assert "never" not in "".join(report.situation_table(subject, dict.fromkeys(SITUATIONS, 1)))
+    tried = report.situation_table(subject, {}, [Trait.LOSSES, None])
+    said = " ".join(line.strip() for line in tried)
+    assert ("a copy is lost" in said, "an empty step" in said, "a copy fails" in said) == (True, True, False)
+
+
+@pytest.mark.parametrize(
+    ("free", "full", "fails", "is_said"),
+    [(9, 0, False, True), (9, 1, False, False), (0, 0, False, False), (9, 0, True, False)],
+)
+def test_it_is_said_that_a_medium_was_never_full(free: int, full: int, fails: bool, is_said: bool) -> None:
+    subject = Subject("A", traits=frozenset())
+    outcome = Outcome(Scenario("plain", frozenset()))
+    outcome.coverage.room.update(free=free, full=full)
+    ended = Failure(subject, WorldConfig(), [], Violation(Invariant.WORK, "m"), 1)
+    outcome.failure = ended if fails else None
+    assert (f"note: {report.NEVER_FULL}" in report.summary_lines(subject, [outcome])) is is_said
 
 
 BY_TICKETS = {"a load by a ticket ends well", "a load by a ticket fails"}

@@ -205,8 +205,8 @@ def test_a_module_that_needs_vllm_is_sent_to_its_engine(tmp_path: Path, monkeypa
     monkeypatch.syspath_prepend(str(tmp_path))
     message = refused(selection.choose_subject, "for_a_vllm:Connector")
     assert message.endswith(
-        "No module named 'vllm'; a connector written for vLLM needs an installed vLLM and the package kv-vllm: "
-        "--engine vllm, in pytest --kv-engine vllm"
+        "No module named 'vllm' (for_a_vllm.py:1); a connector written for vLLM needs an installed vLLM and the "
+        "package kv-vllm: --engine vllm, in pytest --kv-engine vllm"
     )
 
 
@@ -261,6 +261,10 @@ def test_subjects_by_name() -> None:
         (
             ("my.store.X", None, None),
             "--connector: unknown connector 'my.store.X'; write your own as module:Class, as in my.store:X",
+        ),
+        (
+            ("store.py", None, None),
+            "--connector: unknown connector 'store.py'; write your own as module:Class, as in store:Class",
         ),
         (
             (HASTY, None, "groups"),

@@ -56,6 +56,9 @@ class Shelves(OffloadingManager):
     def complete_store(self, keys: Collection[OffloadKey], req_context: ReqContext, success: bool = True) -> None:
         self.heard.append(("complete_store", (keys, success)))
 
+    def take_events(self) -> Any:
+        return self.answer
+
     def reset_cache(self) -> None:
         self.heard.append(("reset_cache", None))
 

@@ -6,7 +6,7 @@ finds one broken calls the ``violation.Referee``, which raises. Checkers are cal
 ========================= =================================================================================
 at every call             by the ``guard`` in front of a connector: the shape of an answer (``answers``), what it
                           says (``protocol``, ``accounting``, ``logged``, ``children``), what is found
-                          (``served``), and how often it is asked again (``work``)
+                          (``served``), how often it is asked again (``work``), and where it ``raised``
 at calls of a medium      ``medium`` and ``medium_worker``, which stand between kv-offload's connector and the
                           manager, and a worker
 as the engine goes on     by ``engine/``: events and what workers report (``accounting``, ``protocol``); by the

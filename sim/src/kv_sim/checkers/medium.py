@@ -24,6 +24,7 @@ from kv_api import (
     BlockIDsLoadStoreSpec,
     LoadStoreSpec,
     LookupResult,
+    OffloadingEvent,
     OffloadingManager,
     OffloadKey,
     PrefixLookup,
@@ -40,14 +41,19 @@ from kv_sim.violation import Invariant, Referee
 MOST_OFFERS: Final = 50
 """How often a request may offer one chunk and be answered. Preempted requests offer chunks again, but far less."""
 
+UNDER_WAY: Final = "hasn't ended"
 
-def guard_media(connector: Any, referee: Referee) -> None:
-    """Guard the media of a connector's scheduler side and of its children, if they are kv-offload's."""
+
+def guard_media(connector: Any, referee: Referee, room: Counter[str] | None = None) -> None:
+    """Guard the media of a connector's scheduler side and of its children, if they are kv-offload's.
+
+    ``room`` counts how often a store found room (``free``), and how often none (``full``).
+    """
     for side in sides_of(connector):
         manager: Any = side.manager
         if manager is None:
             referee.fail(Invariant.PROTOCOL, "the medium's get_manager answered None, expected a manager")
-        side.manager = MediumGuard(manager, referee)  # type: ignore[assignment]
+        side.manager = MediumGuard(manager, referee, room)  # type: ignore[assignment]
 
 
 def check_media(connector: Any) -> None:
@@ -73,9 +79,10 @@ def sides_of(connector: Any) -> Iterator[OffloadingSchedulerSide]:
 class MediumGuard:
     """One manager, guarded. Unknown attributes are the manager's."""
 
-    def __init__(self, manager: OffloadingManager, referee: Referee) -> None:
+    def __init__(self, manager: OffloadingManager, referee: Referee, room: Counter[str] | None = None) -> None:
         self.manager = manager
         self._referee = referee
+        self._room = Counter() if room is None else room
         self._name = type(manager).__name__
         self._users: Counter[OffloadKey] = Counter()
         """Jobs that read or write a chunk."""
@@ -161,7 +168,9 @@ class MediumGuard:
         """Make room, and check which chunks are evicted."""
         self._check_begun("prepare_store", req_context)
         answer = self.manager.prepare_store(keys, req_context)
-        if answer is not None:
+        if answer is None:
+            self._room["full"] += 1
+        else:
             self._count_offers(keys, req_context)
             self._check_store("prepare_store", keys, answer)
         return answer
@@ -175,6 +184,7 @@ class MediumGuard:
         answers = self.manager.prepare_stores(stores)
         if len(answers) > len(stores):
             self._fail(f"prepare_stores answered {len(answers)} times to {len(stores)} stores")
+        self._room["full"] += len(answers) < len(stores)
         for (keys, req_context), answer in zip(stores, answers, strict=False):
             self._count_offers(keys, req_context)
             self._check_store("prepare_stores", keys, answer)
@@ -204,6 +214,13 @@ class MediumGuard:
         """Jobs from before the reset have ended."""
         self.manager.on_reset_flushed()
         self._withheld.clear()
+
+    def take_events(self) -> Iterable[OffloadingEvent]:
+        """Ask, and check the answer."""
+        answer: Any = self.manager.take_events()
+        if not isinstance(answer, Iterable):
+            self._fail(f"take_events answered {shown(answer)}, expected OffloadingEvents; () for none")
+        return answer  # type: ignore[no-any-return]
 
     def check_ended(self) -> None:
         """Every request has ended: the manager must have been told of each."""
@@ -257,6 +274,9 @@ class MediumGuard:
         if strange or len(set(stored)) < len(stored):
             what = f"{len(strange)} that weren't offered" if strange else "some of them twice"
             self._fail(f"{method} stores {len(stored)} chunks of {len(keys)} that were offered, {what}")
+        again = [key for key in stored if self._not_there.get(key) == UNDER_WAY]
+        if again:
+            self._fail(f"{method} stores {len(again)} chunks whose store {UNDER_WAY}: leave them out")
         if evicted.intersection(keys):
             self._fail(f"{method} evicts {len(evicted.intersection(keys))} chunks that are in the same offer")
         used = [key for key in evicted if key in self._users]
@@ -264,6 +284,7 @@ class MediumGuard:
             where = [self._place_of[key] for key in used if key in self._place_of]
             which = _places(where) if where else f"{len(used)} of them"
             self._fail(f"{method} evicts chunks that jobs read or write: {which}", Invariant.OWNERSHIP)
+        self._room["full" if evicted else "free"] += 1
         places = set(_places_in(answer.store_spec, stored))
         if taken := places.intersection(self._place_of.values()):
             self._fail(
@@ -276,7 +297,7 @@ class MediumGuard:
                 Invariant.OWNERSHIP,
             )
         self._use(stored, answer.store_spec)
-        self._not_there.update(dict.fromkeys(stored, "hasn't ended"))
+        self._not_there.update(dict.fromkeys(stored, UNDER_WAY))
 
     def _use(self, keys: Collection[OffloadKey], spec: LoadStoreSpec) -> None:
         self._users.update(keys)

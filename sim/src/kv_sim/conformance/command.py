@@ -2,6 +2,7 @@
 
 import argparse
 import shlex
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -23,6 +24,8 @@ from kv_sim.console.output import (
     say_that_testbed_failed,
 )
 from kv_sim.engines import find_engine
+from kv_sim.failures.deadline import every
+from kv_sim.failures.telling import SECONDS_OF_SILENCE
 from kv_sim.subject import PEERS, SHARES, Subject
 
 
@@ -33,10 +36,11 @@ def conform(options: argparse.Namespace) -> int:
     subject = selection.choose_subject(name, extra, options.traits, options.engine, **selection.kind_of(options))
     start = values.parse_seed(options.seed)
     outcomes: list[scenarios.Outcome] = []
+    is_due = every(SECONDS_OF_SILENCE)
     for scenario in scenarios.scenarios_of(subject) + (scenarios.probes_of(subject) if options.probe else []):
         outcome = scenarios.Outcome(scenario)
         try:
-            _try_one(options, name, extra, subject, outcome, start)
+            _try_one(options, name, extra, subject, outcome, start, is_due)
         except KeyboardInterrupt as error:
             for text in scenario_table(list(map(row_of, outcomes))) if outcomes else ():
                 say(text)
@@ -67,11 +71,23 @@ def _try_one(
     subject: Subject,
     outcome: scenarios.Outcome,
     start: int,
+    is_due: Callable[[], bool],
 ) -> None:
-    """Run a scenario, and report a failure."""
+    """Run a scenario, and report a failure; say now and then how far it is, if that takes long."""
     histories = options.histories or scenarios.USUAL_HISTORIES
+
+    def tells() -> None:
+        if is_due():
+            note(f"scenario {outcome.scenario.name}: {outcome.histories} of {histories} histories so far")
+
     scenarios.fill(
-        outcome, subject, start=start, histories=histories, actions=options.actions, engine=options.engine
+        outcome,
+        subject,
+        start=start,
+        histories=histories,
+        actions=options.actions,
+        engine=options.engine,
+        tells=tells,
     )
     if outcome.failure is not None and outcome.scenario.claim is scenarios.Claim.MADE:
         folder = Path(options.save)

@@ -66,9 +66,11 @@ class Conformance:
         for line in report.scenario_table(self._rows):
             terminalreporter.line(line)
         terminalreporter.line("")
-        for line in report.situation_table(self.subject, self._situations):
+        stopped = self._rows[-1][-1].startswith("breaks")
+        traits = self.subject.traits
+        for line in () if stopped else report.situation_table(self.subject, self._situations, traits):
             terminalreporter.line(line)
-        for note in report.notes(self.subject, self._situations):
+        for note in report.notes(self.subject, self._situations, is_whole=not stopped):
             terminalreporter.line(f"note: {note}")
 
 

@@ -1,6 +1,6 @@
 """The report on a connector's conformance: which scenarios ran, how often, and what broke."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from textwrap import wrap
 from typing import Final
@@ -19,13 +19,19 @@ WIDTH: Final = 100
 HARDLY: Final = 20
 """If the situations of a trait were reached less often than this, a note says that little was shown."""
 
+NEVER_FULL: Final = (
+    "the medium was never full, so it evicted no chunk and refused no store: give it less room by --extra, or as "
+    "much as the world says (host_slots, cpu_bytes_to_use)"
+)
+
 
 def summary_lines(
     subject: Subject, outcomes: Sequence[Outcome], again: Callable[[Outcome], str] = lambda outcome: ""
 ) -> list[str]:
     """A table of the scenarios, the situations that all of them reached, and notes.
 
-    Below a probe that failed stands ``again``, the command that shows how.
+    Below a probe that failed stands ``again``, the command that shows how. A run that a failure ended reached
+    little, and says so only by its notes: its reader looks for the failure above.
     """
     total = Coverage()
     for outcome in outcomes:
@@ -44,9 +50,11 @@ def summary_lines(
     said = (
         *refused,
         *_refused_worlds(outcomes),
+        *([] if stopped or total.room["full"] or not total.room["free"] else [NEVER_FULL]),
         *notes(subject, total.situations, tried, never_tried, is_whole=not stopped),
     )
-    return [*lines, "", *situation_table(subject, total.situations), *(f"note: {note}" for note in said)]
+    table = [] if stopped else situation_table(subject, total.situations, subject.traits | tried)
+    return [*lines, "", *table, *(f"note: {note}" for note in said)]
 
 
 def _refused_worlds(outcomes: Sequence[Outcome]) -> Iterator[str]:
@@ -79,10 +87,15 @@ def scenario_table(rows: Sequence[tuple[str, str, int, int, str]]) -> list[str]:
     return aligned([head, *[[str(cell) for cell in row] for row in rows]], left=2)
 
 
-def situation_table(subject: Subject, situations: Mapping[str, int]) -> list[str]:
-    """How often situations of the contract were reached, and which possible ones never were."""
+def situation_table(
+    subject: Subject, situations: Mapping[str, int], tried: Collection[Trait | None] = tuple(Trait)
+) -> list[str]:
+    """How often situations of the contract were reached, and which never were that belong to what was tried."""
     reached = [[name, str(situations[name])] for name in SITUATIONS if situations.get(name)]
-    never = [name for name in situations_of(subject) if not situations.get(name)]
+    wanted = {None, *tried}
+    never = [
+        name for name in situations_of(subject) if not situations.get(name) and SITUATION_NEEDS.get(name) in wanted
+    ]
     return [
         *aligned([["situation", "times"], *reached]),
         *(wrap(f"never: {'; '.join(never)}", WIDTH, subsequent_indent="  ") if never else ()),
@@ -99,7 +112,7 @@ def notes(
 ) -> list[str]:
     """Notes on how little the table may show; it isn't complete if a failure ended the run."""
     kind = {"serves_peers": subject.serves_peers, "shares_store": subject.shares_store}
-    little = why_little_is_shown(situations, **kind)
+    little = why_little_is_shown(situations, **kind) if is_whole else None
     found = [] if little is None else [little]
     if is_whole:
         shown = (subject.traits | tried).intersection(subject.possible_traits) - refused

@@ -6,7 +6,7 @@ world that the connector refuses shows nothing in a probe; if it refuses all of 
 """
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from enum import Enum, auto
 from random import Random
@@ -141,8 +141,17 @@ def run_scenario(
     return outcome
 
 
-def fill(outcome: Outcome, subject: Subject, *, start: int, histories: int, actions: int, engine: str) -> None:
-    """Run an outcome's scenario; the outcome is updated after each history."""
+def fill(
+    outcome: Outcome,
+    subject: Subject,
+    *,
+    start: int,
+    histories: int,
+    actions: int,
+    engine: str,
+    tells: Callable[[], object] = lambda: None,
+) -> None:
+    """Run an outcome's scenario; the outcome is updated after each history, and then ``tells`` is called."""
     scenario = outcome.scenario
     narrowed = replace(subject, traits=scenario.traits)
     if scenario.claim is Claim.PROBED and Trait.GROUPS in scenario.traits:
@@ -159,6 +168,7 @@ def fill(outcome: Outcome, subject: Subject, *, start: int, histories: int, acti
         outcome.histories += 1
         outcome.steps += run.steps
         outcome.coverage.add(run.coverage)
+        tells()
         if run.failure is not None:
             outcome.failure = run.failure
             break

@@ -139,6 +139,7 @@ def _named(connector: str, engine: str) -> Subject:
     except UnknownNameError as error:
         if "." in connector:
             module, _, attribute = connector.rpartition(".")
+            attribute = "Class" if attribute == "py" else attribute
             raise ConfigError(
                 f"--connector: unknown connector {connector!r}; write your own as module:Class, as in "
                 f"{module}:{attribute}"

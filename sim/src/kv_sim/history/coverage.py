@@ -45,6 +45,8 @@ class Coverage:
     def __init__(self) -> None:
         self.pairs: Counter[tuple[str, str]] = Counter()
         self.situations: Counter[str] = Counter()
+        self.room: Counter[str] = Counter()
+        """Stores for which an offloading medium had room (``free``), or first had to make some (``full``)."""
         self._turns: dict[str, int] = {}
         """Request id -> its turn when it was scheduled as a new request."""
         self._pulls_in_step: set[str] = set()
@@ -174,3 +176,4 @@ class Coverage:
         """Add another world's counts."""
         self.pairs.update(other.pairs)
         self.situations.update(other.situations)
+        self.room.update(other.room)

@@ -124,6 +124,11 @@ class Copies:
         """Whether the end of a copy was not polled yet, since no step came after it."""
         return any(queue.has_reports for queue in self._queues.values())
 
+    @property
+    def begun(self) -> int:
+        """How many copies and errands have ever begun."""
+        return len(self._queues)
+
     def open(self) -> CopyQueue:
         """A queue for one worker."""
         return CopyQueue(self)
