@@ -141,6 +141,22 @@ class Homeless(TwoSidedConnector):
         self._kv_transfer_config.kv_connector_extra_config["home"]
 
 
+class Strict(TwoSidedConnector):
+    """Takes only one setting, and refuses all others."""
+
+    scheduler_class = LaterScheduler
+    worker_class = LaterWorker
+
+    def __init__(self, *args: Any) -> None:
+        settings = args[0].kv_transfer_config.kv_connector_extra_config
+        for name in settings:
+            if name != "home":
+                raise ValueError(f"unknown setting: {name}")
+        settings["host_slots"] = 8  # which its sides need
+        super().__init__(*args)
+        del settings["host_slots"]
+
+
 class Fussy(TwoSidedConnector):
     """Looks its medium up by itself, and fails if there is none of that name."""
 
