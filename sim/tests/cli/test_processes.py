@@ -3,8 +3,10 @@
 import multiprocessing
 import os
 import re
+import signal
 import subprocess
 import sys
+import time
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -16,6 +18,7 @@ from kv_sim_command_lines import HASTY, Result
 from kv_api import ConfigError
 from kv_sim.campaign.processes import Plan, run_campaign
 from kv_sim.cli.processes import ProcessEndedError, run_in_order
+from kv_sim.console.workers import end_group
 from kv_sim.examples.catalogue import SUBJECTS
 from kv_sim.subject import Subject
 
@@ -162,6 +165,15 @@ def test_what_a_connector_began_ends_with_the_command(is_killed: bool, tmp_path:
         if is_killed:
             process.kill()
         assert process.communicate("\n", timeout=120)[0] == ""
+
+
+def test_a_process_that_leads_no_group_ends_alone() -> None:
+    """One that has begun just now, for example."""
+    process = multiprocessing.get_context("spawn").Process(target=time.sleep, args=(1000,))
+    process.start()
+    end_group(process)
+    process.join(60)
+    assert process.exitcode == -signal.SIGTERM
 
 
 def test_a_call_that_does_not_return_is_ended_in_a_process_too(kv_sim: Callable[[str], Result]) -> None:
