@@ -228,7 +228,9 @@ def test_each_place_is_named_once(monkeypatch: pytest.MonkeyPatch, capsys: pytes
     monkeypatch.setattr("kv_sim.growth.command.situations_for", lambda subject: {})
     monkeypatch.setattr("kv_sim.growth.command.measure_kept", measure)
     assert main(["growth", "broken_connectors:Hoarding", "--traits", "none"]) == 1
-    said = [line.removeprefix("GROWS: what the ") for line in capsys.readouterr().out.splitlines() if "GROWS" in line]
+    said = [
+        line.removeprefix("GROWS: what the ") for line in capsys.readouterr().out.splitlines() if "GROWS" in line
+    ]
     grew = "full attention: after 2 rounds instead of 1 it is 1 things instead of 0, in"
     assert said == [
         f"scheduler's side keeps of one prompt, {grew} seen",

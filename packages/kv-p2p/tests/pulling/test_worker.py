@@ -221,6 +221,7 @@ class TestPulls:
         for _ in range(2):
             assert world.step() == (NOTHING, [POLL, ("give_up", "a")])
             assert world.half.get_block_ids_with_load_errors() == set()
+            world.now += 1
         world.wire.busy.clear()
         assert world.step()[0] == received(failed=["a"])
         assert world.half.get_block_ids_with_load_errors() == {3}
