@@ -1,5 +1,6 @@
 """Connectors with a mistake each, for tests of the command line and of what it prints."""
 
+import multiprocessing
 import os
 from collections import Counter
 from types import SimpleNamespace
@@ -247,6 +248,21 @@ class LeavingScheduler(LaterScheduler):
 
 class Leaving(TwoSidedConnector):
     scheduler_class = LeavingScheduler
+    worker_class = LaterWorker
+
+
+class BegettingScheduler(LaterScheduler):
+    """Has a process of its own, as one has that copies beside the engine."""
+
+    def __init__(self, *args: Any) -> None:
+        super().__init__(*args)
+        process = multiprocessing.get_context("spawn").Process(target=int)
+        process.start()
+        process.join()
+
+
+class Begetting(TwoSidedConnector):
+    scheduler_class = BegettingScheduler
     worker_class = LaterWorker
 
 
