@@ -219,6 +219,26 @@ def test_what_is_kept_of_each_chunk_shows_with_different_prompts(
     assert (one.split()[-1], different.split()[-1]) == ("0.00", "24.00")
 
 
+def test_each_place_is_named_once(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    def measure(make: Any, prompts: Prompts) -> list[Kept]:
+        place = "seen" if prompts is Prompts.ONE else "evicted"
+        grown = {place: {1: Counter(), 2: Counter({place: 1})} for place in ("seen", "evicted")}
+        return [Kept("scheduler", grown[place]), Kept("worker", grown["seen"])]
+
+    monkeypatch.setattr("kv_sim.growth.command.situations_for", lambda subject: {})
+    monkeypatch.setattr("kv_sim.growth.command.measure_kept", measure)
+    assert main(["growth", "broken_connectors:Hoarding", "--traits", "none"]) == 1
+    said = [
+        line.removeprefix("GROWS: what the ") for line in capsys.readouterr().out.splitlines() if "GROWS" in line
+    ]
+    grew = "full attention: after 2 rounds instead of 1 it is 1 things instead of 0, in"
+    assert said == [
+        f"scheduler's side keeps of one prompt, {grew} seen",
+        f"worker's side keeps of one prompt, {grew} seen",
+        f"scheduler's side keeps of different prompts, {grew} evicted",
+    ]
+
+
 @pytest.mark.once
 @pytest.mark.parametrize("prompts", Prompts)
 @pytest.mark.parametrize(

@@ -18,6 +18,7 @@ def spec(**values: Any) -> Any:
     [
         (spec(kind="full_attention"), GroupDescription(AttentionKind.FULL, 4)),
         (spec(kind="full_attention", sliding_window=64), GroupDescription(AttentionKind.FULL, 4)),
+        (spec(kind="state_space", sliding_window=64), GroupDescription(AttentionKind.STATE_SPACE, 4)),
         (spec(kind="full_attention", page_size_bytes=96), GroupDescription(AttentionKind.FULL, 4, 0, 96)),
         (spec(kind="sliding_window", sliding_window=6), GroupDescription(AttentionKind.SLIDING_WINDOW, 4, 6)),
         (spec(kind="sliding_window", sliding_window=1), GroupDescription(AttentionKind.SLIDING_WINDOW, 4, 1)),

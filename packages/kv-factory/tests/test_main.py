@@ -1,5 +1,7 @@
 """``python -m kv_factory``: the table as it is printed."""
 
+import errno
+import io
 import json
 import os
 import subprocess
@@ -132,3 +134,15 @@ def test_nobody_need_read_to_the_end(option: tuple[str, ...]) -> None:
     done = subprocess.run(command, stdout=write_end, stderr=subprocess.PIPE, text=True, env=late)
     os.close(write_end)
     assert (done.returncode, done.stderr) == (141, "")
+
+
+def test_a_table_that_can_not_be_written_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A full disk is no reader who has seen enough."""
+
+    class Full(io.StringIO):
+        def flush(self) -> None:
+            raise OSError(errno.ENOSPC, "no space left")
+
+    monkeypatch.setattr(sys, "stdout", Full())
+    with pytest.raises(OSError, match="no space left"):
+        main([])

@@ -71,6 +71,9 @@ PEERS: Final = {1: "--serves-peers", 2: "--two-engines"}
 """The options for a connector that serves peers, by the number of engines in its worlds."""
 SHARES: Final = "--shares-store"
 """The option for engines that share one store."""
+ROOM: Final = ("host_slots", "cpu_bytes_to_use")
+"""The settings by which a world says how much memory there is. One that is None in ``extra_config`` is left out,
+for connectors that refuse settings they don't know."""
 OF_PEERS: Final = frozenset({Trait.HOLDS, Trait.TICKETS})
 """Traits only for connectors that serve other engines."""
 OF_TWO: Final = frozenset({Trait.STRANGERS})
@@ -134,7 +137,7 @@ class Subject:
 
     def transfer_config(self, world: WorldConfig, engine_id: str = "world") -> KVTransferConfig:
         """The ``--kv-transfer-config`` of an engine of a world."""
-        room = {"host_slots": world.host_slots, "cpu_bytes_to_use": world.host_bytes}
+        room = dict(zip(ROOM, (world.host_slots, world.host_bytes), strict=True))
         return KVTransferConfig.from_mapping(
             {
                 "kv_connector": self.kv_connector,
@@ -182,6 +185,7 @@ def _with_room(extra_config: dict[str, Any], role: str, room: dict[str, int]) ->
     What is no list of children, or no child, stays as it is: its connector says what is wrong with it.
     """
     own: dict[str, Any] = {**room, **extra_config}
+    own = {name: value for name, value in own.items() if value is not None or name not in room}
     if isinstance(own.get("connectors"), list):
         own["connectors"] = [_child_with_room(child, role, room) for child in own["connectors"]]
     return own

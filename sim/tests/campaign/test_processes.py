@@ -37,8 +37,8 @@ class Process:
         self.did.append(signal.getsignal(signal.SIGINT))
         self.run()
 
-    def join(self) -> None:
-        self.did.append("join")
+    def join(self, patience: float | None = None) -> None:
+        self.did.append("join" if patience is None else f"join for {patience:g} s")
 
 
 class Machine:
@@ -98,6 +98,7 @@ def on(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[Machine], Machine]
         contexts = {"spawn": machine.context}
         monkeypatch.setattr(processes, "multiprocessing", SimpleNamespace(get_context=contexts.__getitem__))
         monkeypatch.setattr(processes, "time", SimpleNamespace(monotonic=lambda: machine.now))
+        monkeypatch.setattr(processes, "end_group", lambda process: process.did.append("end"))
         return machine
 
     yield use
@@ -120,7 +121,7 @@ def test_each_process_runs_its_share_and_is_waited_for(on: Any, monkeypatch: pyt
     assert ran == [10, 13, 16, 11, 14, 12, 15]
     assert quiet == [0, 3, 5]
     assert (found.histories, found.steps, found.was_interrupted) == ({"memory": 7}, 14, False)
-    assert [process.did for process in machine.processes] == [[signal.SIG_IGN, "join"]] * 3
+    assert [process.did for process in machine.processes] == [[signal.SIG_IGN, "join for 20 s", "end", "join"]] * 3
     assert all(process.daemon for process in machine.processes)
     assert (machine.told, machine.script) == ([], [])
 
@@ -142,6 +143,7 @@ def test_who_does_not_end_when_it_is_told_to_is_given_up(on: Any, ended: int) ->
         run_campaign(PLAN)
     assert str(raised.value) == f"{2 - ended} of 2 worker processes didn't end within 20 s"
     assert (machine.now, machine.script) == (BEGIN + 26.5, [LAST])
+    assert [process.did for process in machine.processes] == [[signal.SIG_IGN, "end", "join"]] * 2
 
 
 def test_who_is_not_told_to_end_may_take_its_time(on: Any) -> None:
@@ -176,7 +178,7 @@ def test_ctrl_c_ends_them_and_all_that_they_have_is_taken(on: Any) -> None:
     found = run_campaign(Plan({"memory": MEMORY}, jobs=2))
     assert (machine.told, machine.script) == ([BEGIN + 1], [])
     assert (found.was_interrupted, found.steps, found.seconds) == (True, 10, 3)
-    assert [process.did[1:] for process in machine.processes] == [["join"]] * 2
+    assert [process.did[1:] for process in machine.processes] == [["join for 20 s", "end", "join"]] * 2
 
 
 def test_ctrl_c_where_all_runs_in_one_process(on: Any, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,6 +3,10 @@
 import multiprocessing
 import os
 import re
+import signal
+import subprocess
+import sys
+import time
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -12,8 +16,11 @@ import pytest
 from kv_sim_command_lines import HASTY, Result
 
 from kv_api import ConfigError
+from kv_sim.campaign.processes import Plan, run_campaign
 from kv_sim.cli.processes import ProcessEndedError, run_in_order
+from kv_sim.console.workers import end_group
 from kv_sim.examples.catalogue import SUBJECTS
+from kv_sim.subject import Subject
 
 
 @pytest.fixture(autouse=True)
@@ -40,7 +47,12 @@ def test_each_process_runs_every_so_manieth_and_there_are_no_more_than_seeds() -
 def test_a_process_ends_with_this_one_whatever_happens_and_says_nothing_else() -> None:
     [found] = run_in_order(range(1), 1, runs.surroundings)
     assert found == runs.Surroundings(
-        ends_with_parent=True, is_waited_for=False, hears_interrupts=False, logs=False, tells_of_crashes=True
+        ends_with_parent=True,
+        may_begin_some=True,
+        leads_a_group=True,
+        hears_interrupts=False,
+        logs=False,
+        tells_of_crashes=True,
     )
 
 
@@ -113,6 +125,55 @@ def test_a_connector_that_ends_its_process(kv_sim: Callable[[str], Result]) -> N
     failed, replay = out.splitlines()
     assert failed == "FAIL seed=4  NO-CRASH  the process ended in the middle of the history, with exit code 5"
     assert replay == "replay: kv-sim fuzz --connector broken_connectors:Leaving --traits ranks --seed 4 --log"
+
+
+def test_a_connector_may_begin_processes_in_each(kv_sim: Callable[[str], Result]) -> None:
+    command = "kv-sim fuzz --connector broken_connectors:Begetting --traits none --seeds 0-1"
+    assert kv_sim(f"{command} --jobs 2") == kv_sim(command)
+    subject = Subject("Begetting", "broken_connectors", traits=frozenset())
+    found = run_campaign(Plan({"begetting": subject}, histories=2, jobs=2))
+    assert (found.histories, found.failures, found.crash) == ({"begetting": 2}, {}, None)
+
+
+BEGETTING = """
+import sys
+from multiprocessing import get_context
+from time import sleep
+from kv_sim.campaign.processes import Plan, run_campaign
+from kv_sim.cli.processes import run_in_order
+
+def run(seed):
+    get_context("spawn").Process(target=sleep, args=(1000,)).start()
+
+if __name__ == "__main__":
+    results = run_in_order(range(2), 2, run)
+    print(next(results), next(results), flush=True)
+    sys.stdin.readline()
+    results.close()
+"""
+
+
+@pytest.mark.parametrize("is_killed", [False, True])
+def test_what_a_connector_began_ends_with_the_command(is_killed: bool, tmp_path: Path) -> None:
+    """Whoever lives has its end of the pipe that is read here."""
+    script = tmp_path / "begetting.py"
+    script.write_text(BEGETTING)
+    with subprocess.Popen(
+        [sys.executable, str(script)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as process:
+        assert process.stdout is not None and process.stdout.readline() == "None None\n"
+        if is_killed:
+            process.kill()
+        assert process.communicate("\n", timeout=120)[0] == ""
+
+
+def test_a_process_that_leads_no_group_ends_alone() -> None:
+    """One that has begun just now, for example."""
+    process = multiprocessing.get_context("spawn").Process(target=time.sleep, args=(1000,))
+    process.start()
+    end_group(process)
+    process.join(60)
+    assert process.exitcode == -signal.SIGTERM
 
 
 def test_a_call_that_does_not_return_is_ended_in_a_process_too(kv_sim: Callable[[str], Result]) -> None:

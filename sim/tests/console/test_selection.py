@@ -354,7 +354,28 @@ def test_a_connector_that_cannot_be_made() -> None:
     assert message.startswith(
         "--connector 'broken_connectors:Homeless': can't create it: worker side: KeyError: 'home' ("
     )
-    assert message.endswith(' (its kv_connector_extra_config is {"a": 1}; --extra adds to it)')
+    assert message.endswith(
+        ' (its kv_connector_extra_config is {"a": 1}; --extra adds to it, and so does the world: host_slots and '
+        "cpu_bytes_to_use, unless they are null)"
+    )
+
+
+def test_a_connector_that_refuses_settings_it_does_not_know() -> None:
+    """The world's own are such, unless somebody leaves them out."""
+    message = refused(selection.choose_subject, "broken_connectors:Strict")
+    assert "can't create it: worker side: ValueError: unknown setting: host_slots (" in message
+    extra = '{"host_slots": null, "cpu_bytes_to_use": null, "home": null}'
+    subject = selection.choose_subject("broken_connectors:Strict", extra)
+    assert subject.transfer_config(WorldConfig()).kv_connector_extra_config == {"home": None}
+    children = {"connectors": [{"kv_connector": "A"}, {"kv_connector_extra_config": {"host_slots": None}}]}
+    room = {"host_slots": 64, "cpu_bytes_to_use": WorldConfig().host_bytes}
+    assert Subject("Parent", None, children).transfer_config(WorldConfig()).kv_connector_extra_config == {
+        **room,
+        "connectors": [
+            {"kv_role": "kv_both", "kv_connector": "A", "kv_connector_extra_config": room},
+            {"kv_role": "kv_both", "kv_connector_extra_config": {"cpu_bytes_to_use": room["cpu_bytes_to_use"]}},
+        ],
+    }
 
 
 def act(kind: str, **args: Any) -> Action:

@@ -5,6 +5,7 @@ from collections.abc import Callable
 from dataclasses import asdict, replace
 from itertools import product
 from random import Random
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -19,6 +20,7 @@ from kv_sim.engine.pause import MODES, Pause
 from kv_sim.engine.request_spec import RequestSpec
 from kv_sim.examples.catalogue import LATER, MEMORY, OFFLOAD, P2P_TWO, PATIENT
 from kv_sim.history.choices import TROUBLE, WEIGHTS, legal_choices, pick
+from kv_sim.history.coverage import STRANGE
 from kv_sim.history.draws import config_for
 from kv_sim.history.expected import FORGETS
 from kv_sim.memory.copy import Result, State
@@ -32,6 +34,7 @@ from kv_sim.violation import Referee, Violation
 from kv_sim.world import World
 
 CONFIG = WorldConfig(tp_size=2, run_ahead=1)
+STAGES, UNEQUAL = "match: stages hold different layers", "match: blocks of several sizes"
 
 
 def add(name: str, tokens: int = 9, output: int = 1) -> Action:
@@ -346,6 +349,25 @@ def test_loads_that_end_within_a_block_are_counted(
     made._called(made.sites[0], Call(0, "scheduler", "get_num_new_matched_tokens", (asked, local), (None, False)))
     assert made.coverage.situations["match: ask again"] == 1
     assert made.digest != before
+
+
+@pytest.mark.parametrize("answer", [(4, True), (4, False), (0, False), (None, False)])
+def test_what_is_found_counts_whenever_it_is_loaded(
+    answer: tuple[int | None, bool], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Not whether it is loaded within the step, which the second value says."""
+    made = World(CONFIG, OFFLOAD)
+    asked = made.engine.add(RequestSpec("r1", 0, 9, 0, 1, 1))
+    of_all: Any = SimpleNamespace(stranger="path", stages="more_first", is_unequal=True, has_tails=False)
+    made.config = of_all
+    monkeypatch.setattr(Tickets, "bearers", {"r1"})
+    made._called(made.sites[0], Call(0, "scheduler", "get_num_new_matched_tokens", (asked, 0), answer))
+    has_some = bool(answer[0])
+    assert {name: made.coverage.situations[name] for name in (STRANGE, STAGES, UNEQUAL)} == {
+        STRANGE: not has_some,
+        STAGES: has_some,
+        UNEQUAL: has_some,
+    }
 
 
 # -- what is chosen -----------------------------------------------------------------------------

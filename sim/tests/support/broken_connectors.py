@@ -1,5 +1,6 @@
 """Connectors with a mistake each, for tests of the command line and of what it prints."""
 
+import multiprocessing
 import os
 from collections import Counter
 from types import SimpleNamespace
@@ -141,6 +142,22 @@ class Homeless(TwoSidedConnector):
         self._kv_transfer_config.kv_connector_extra_config["home"]
 
 
+class Strict(TwoSidedConnector):
+    """Takes only one setting, and refuses all others."""
+
+    scheduler_class = LaterScheduler
+    worker_class = LaterWorker
+
+    def __init__(self, *args: Any) -> None:
+        settings = args[0].kv_transfer_config.kv_connector_extra_config
+        for name in settings:
+            if name != "home":
+                raise ValueError(f"unknown setting: {name}")
+        settings["host_slots"] = 8  # which its sides need
+        super().__init__(*args)
+        del settings["host_slots"]
+
+
 class Fussy(TwoSidedConnector):
     """Looks its medium up by itself, and fails if there is none of that name."""
 
@@ -231,6 +248,21 @@ class LeavingScheduler(LaterScheduler):
 
 class Leaving(TwoSidedConnector):
     scheduler_class = LeavingScheduler
+    worker_class = LaterWorker
+
+
+class BegettingScheduler(LaterScheduler):
+    """Has a process of its own, as one has that copies beside the engine."""
+
+    def __init__(self, *args: Any) -> None:
+        super().__init__(*args)
+        process = multiprocessing.get_context("spawn").Process(target=int)
+        process.start()
+        process.join()
+
+
+class Begetting(TwoSidedConnector):
+    scheduler_class = BegettingScheduler
     worker_class = LaterWorker
 
 

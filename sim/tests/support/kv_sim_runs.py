@@ -32,7 +32,8 @@ class Surroundings(NamedTuple):
     """What a process has that runs histories for another one."""
 
     ends_with_parent: bool
-    is_waited_for: bool
+    may_begin_some: bool
+    leads_a_group: bool
     hears_interrupts: bool
     logs: bool
     tells_of_crashes: bool
@@ -42,6 +43,7 @@ def surroundings(seed: int) -> Surroundings:
     return Surroundings(
         "ends with its parent" in [thread.name for thread in threading.enumerate()],
         not multiprocessing.current_process().daemon,
+        os.getpgrp() == os.getpid(),
         signal.SIGINT not in signal.pthread_sigmask(signal.SIG_BLOCK, ()),
         not any(isinstance(handler, logging.NullHandler) for handler in logging.getLogger().handlers),
         faulthandler.is_enabled(),

@@ -111,6 +111,27 @@ def test_refusals_are_said_once_until_half_of_what_may_be_held_is_free(make, cap
     assert half.get_kv_connector_stats().data[REFUSED_HOLDS] == 4
 
 
+def test_half_of_what_may_be_held_is_enough(make, caplog):
+    half = make(options=replace(OPTIONS, max_held_blocks=6))
+    for name, blocks in (("a", (1, 2, 3)), ("b", (4, 5, 6))):
+        assert ended(half, Request(name, range(12), WANTED), blocks)[0]
+    told(half)
+    for name, more in (("c", {"a"}), ("d", set())):
+        assert ended(half, Request(name, range(16), WANTED), (7, 8, 9, 10)) == NOTHING
+        half.update_connector_output(KVConnectorOutput(finished_sending=more))
+    assert [message.split(":")[0] for message in caplog.messages] == ["request c", "request d"]
+
+
+def test_who_has_no_hold_here_hides_none_of_those_who_have(make):
+    half = make()
+    assert ended(half, Request("a", TOKENS, WANTED))[0]
+    told(half)
+    in_this_order = dict.fromkeys(["somebody else's", "a"]).keys()
+    half.update_connector_output(KVConnectorOutput(finished_sending=in_this_order))
+    half.check()
+    assert not half.has_pending_push_work()
+
+
 def test_an_output_is_kept_with_its_prompt_so_it_counts_too(make):
     half = make(options=replace(OPTIONS, max_held_blocks=5))
     longer = Request("a", range(8), WANTED, output=[1] * 9)

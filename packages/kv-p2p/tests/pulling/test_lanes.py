@@ -105,6 +105,32 @@ def test_what_is_done_is_forgotten_also_where_it_failed(lanes):
     wait_for(lambda: not lanes._lanes)
 
 
+class OneAfterAnother:
+    """A pool that runs what it has when it is told to."""
+
+    def __init__(self, *how):
+        self.turns = []
+
+    def submit(self, *turn):
+        self.turns.append(turn)
+
+    def run_all(self):
+        while self.turns:
+            run, *arguments = self.turns.pop(0)
+            run(*arguments)
+
+
+def test_a_lane_is_forgotten_also_if_another_turn_took_its_last_task(monkeypatch):
+    """Each turn that sees a task queues up again for it, and one of them takes it."""
+    monkeypatch.setattr("kv_p2p.pulling.tcp.lanes.ThreadPoolExecutor", OneAfterAnother)
+    lanes, done = Lanes("lanes"), []
+    for number in range(LANE_THREADS + 1):
+        lanes.add(HERE, lambda number=number: done.append(number))
+    lanes._threads.run_all()
+    assert done == [*range(LANE_THREADS + 1)]
+    assert not lanes._lanes
+
+
 def test_what_has_not_begun_when_they_stop_never_begins(lanes, gate):
     begun = []
     fill(lanes, gate, HERE)

@@ -246,6 +246,17 @@ class TestSoManyAtOnce:
         assert here.pulled == ["r"]
         wait_for(lambda: not there.wire.server._readers)
 
+    def test_are_sent_blocks_at_a_time_and_each_counts(self, worker):
+        there = worker(1)
+        for name in ("g", "h"):
+            there.serve(name, 1)
+        with connect(there) as one, connect(there) as other:
+            for number, (connection, name) in enumerate(((one, "g"), (other, "h")), 1):
+                ask(connection, there, name)
+                assert answer(connection)["count"] == 1
+                assert there.wire.server._readers == number
+        wait_for(lambda: not there.wire.server._readers)
+
     def test_are_sent_blocks_and_who_was_refused_is_none_of_them(self, worker, monkeypatch):
         monkeypatch.setattr(server, "MOST_READERS", 1)
         there, here = worker(1), worker(2)

@@ -131,6 +131,7 @@ class TestHolds:
         world.wire.busy.add("a.1")
         for _ in range(2):
             assert world.step() == (NOTHING, [POLL, ("withdraw", "a.1")])
+            world.now += 1
         world.wire.busy.clear()
         assert world.step() == (sent("a"), [POLL, ("withdraw", "a.1")])
         assert world.step(ended={"served": ["a.1"]}) == (NOTHING, [POLL])
@@ -221,6 +222,7 @@ class TestPulls:
         for _ in range(2):
             assert world.step() == (NOTHING, [POLL, ("give_up", "a")])
             assert world.half.get_block_ids_with_load_errors() == set()
+            world.now += 1
         world.wire.busy.clear()
         assert world.step()[0] == received(failed=["a"])
         assert world.half.get_block_ids_with_load_errors() == {3}

@@ -173,7 +173,8 @@ def test_without_states_there_may_be_no_larger_blocks() -> None:
     unequal = WorldConfig(groups=(small, smaller, GroupConfig(), STATE), hashes_per_block=4)
     assert without_states(unequal) == replace(unequal, groups=unequal.groups[:3])
     alike = replace(small, parts=1)
-    assert without_states(replace(unequal, groups=(small, smaller, STATE))) == WorldConfig(groups=(alike, alike))
+    of_states = replace(unequal, groups=(small, smaller, STATE), evicts=2)
+    assert without_states(of_states) == WorldConfig(groups=(alike, alike))
 
 
 def trace_of(*turns):

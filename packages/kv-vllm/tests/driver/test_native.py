@@ -324,8 +324,12 @@ def test_one_of_several_ranks_cannot_talk():
             ConfigError, match=r"^all_gather of the group 'tp': the 2 ranks of a world share one proc"
         ):
             talk(1)
-        with pytest.raises(AttributeError, match=r"group of ranks 'tp' has no 'cpu_group'$"):
+        with pytest.raises(
+            AttributeError, match=r"group of ranks 'tp' has no 'cpu_group': ranks of a world share "
+        ):
             _ = group.cpu_group
+        with pytest.raises(AttributeError, match=r"group of ranks 'tp' has no 'port'$"):
+            _ = group.port
 
 
 def test_streams_and_events_have_run():

@@ -1,6 +1,7 @@
 """From calls to a schedule: what prompts share, in which order things happen, and what can't be said."""
 
 import json
+import re
 
 import pytest
 from hypothesis import given
@@ -168,6 +169,23 @@ def test_what_is_longer_than_the_world_is_left_out(tmp_path):
         "4 requests, 0 steps; 12 tokens of prompts are shared, 0 of them not in the schedule; 2 requests longer "
         "than its world are left out"
     )
+
+
+@pytest.mark.parametrize("number", [0, 1])
+def test_a_recount_sees_a_trunk_of_another_length_and_a_hash_of_no_prompt(number):
+    conversations = Conversations(4)
+    conversations.place(["a", "b"], 9, Summary())
+    conversations.place(["c"], 5, Summary())
+    conversations.check()
+    hashes = conversations._trunk[number]
+    conversations._trunk[number] = 3
+    ends = [*range(1, hashes + 1)]
+    with pytest.raises(AssertionError, match=re.escape(f"conversation {number} of 3 has {ends}")):
+        conversations.check()
+    conversations._trunk[number] = hashes
+    conversations._seen -= {"ac"[number]}
+    with pytest.raises(AssertionError, match="a trunk has hashes of no prompt"):
+        conversations.check()
 
 
 @given(st.lists(st.lists(st.integers(0, 2), max_size=6), max_size=8))

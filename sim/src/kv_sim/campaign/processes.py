@@ -12,6 +12,7 @@ import signal
 import time
 import traceback
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack
 from dataclasses import dataclass
 from itertools import count
 from typing import Any
@@ -21,7 +22,7 @@ from kv_sim.campaign.found import Batch, Campaign
 from kv_sim.config import BUILTIN_ENGINE
 from kv_sim.console.interrupts import on_interrupt
 from kv_sim.console.output import let_connectors_log_nothing
-from kv_sim.console.workers import end_with_parent
+from kv_sim.console.workers import end_group, end_with_parent
 from kv_sim.fuzz import run_seed
 from kv_sim.subject import Subject
 
@@ -125,7 +126,10 @@ def _run_processes(plan: Plan, take: Callable[[Batch], None], deadline: float | 
     end: float | None = None
     interrupts: list[int] = []
     # Noted, not raised: an exception in the middle of a queue's work would leave its lock taken.
-    with on_interrupt(lambda number, frame: interrupts.append(number)):
+    with ExitStack() as ends, on_interrupt(lambda number, frame: interrupts.append(number)):
+        for worker in workers:
+            ends.callback(worker.join)
+            ends.callback(end_group, worker)
         while left:
             now = time.monotonic()
             if end is None and (interrupts or (deadline is not None and now >= deadline)):
@@ -135,7 +139,7 @@ def _run_processes(plan: Plan, take: Callable[[Batch], None], deadline: float | 
             left -= batch.is_last
             take(batch)
         for worker in workers:
-            worker.join()
+            worker.join(PATIENCE_SECONDS)  # a process that a connector began may keep it
     if interrupts:
         raise KeyboardInterrupt
 

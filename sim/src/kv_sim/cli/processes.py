@@ -16,7 +16,7 @@ from typing import Any, TypeVar
 from kv_sim.console.interrupts import heard_here_alone
 from kv_sim.console.output import let_connectors_log_nothing
 from kv_sim.console.watchdog import ends_calls
-from kv_sim.console.workers import end_with_parent
+from kv_sim.console.workers import end_group, end_with_parent
 
 T = TypeVar("T")
 
@@ -45,7 +45,7 @@ def run_in_order(seeds: range, jobs: int, run: Callable[[int], T], call_seconds:
                 with there:  # so that the worker's end is the only one, and the pipe ends with the worker
                     process.start()
                 ends.callback(process.join)
-                ends.callback(process.terminate)
+                ends.callback(end_group, process)
                 workers.append((process, here))
         for index in range(len(seeds)):
             process, here = workers[index % len(workers)]

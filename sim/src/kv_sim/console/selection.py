@@ -24,7 +24,7 @@ from kv_sim.failures.schedule_file import Schedule
 from kv_sim.guard import NotCreated
 from kv_sim.history.draws import config_for
 from kv_sim.offload.stand_ins import why_not_driven
-from kv_sim.subject import NOT_OF_PEERS, OF_PEERS, OF_TWO, PEERS, SHARES, Subject, Trait
+from kv_sim.subject import NOT_OF_PEERS, OF_PEERS, OF_TWO, PEERS, ROOM, SHARES, Subject, Trait
 from kv_sim.violation import Violation
 from kv_sim.world import World
 
@@ -167,7 +167,8 @@ def _check_class(connector: str, subject: Subject, engine: str) -> None:
             return  # it is for a history to report
         raise ConfigError(
             f"--connector {connector!r}: can't create it: {violation.message} "
-            f"(its kv_connector_extra_config is {json.dumps(subject.extra_config)}; --extra adds to it)"
+            f"(its kv_connector_extra_config is {json.dumps(subject.extra_config)}; --extra adds to it, "
+            f"and so does the world: {' and '.join(ROOM)}, unless they are null)"
         ) from None
 
 

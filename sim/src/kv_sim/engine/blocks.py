@@ -29,12 +29,12 @@ class KVCacheManager:
     def __init__(self, config: WorldConfig) -> None:
         self.config = config
         self._sizes = [config.tokens_of(group) for group in range(len(config.groups))]
+        """Tokens of a block of each group."""
         self._never_hit = [
             max(0, group.parts - -(-(group.window - 1) // size)) if group.window else 0
             for group, size in zip(config.groups, self._sizes, strict=True)
         ]
         """How many blocks at the beginning of each ``block_size`` tokens no hit needs: its window begins later."""
-        """Tokens of a block of each group."""
         self.block_pool = BlockPool(config.num_blocks, enable_caching=config.prefix_caching, evicts=config.evicts)
         self.tables: dict[str, Tables] = {}
         self.fresh: list[int] = []

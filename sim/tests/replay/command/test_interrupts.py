@@ -166,7 +166,7 @@ def test_the_first_process_that_python_starts_does_not_hear_it_either():
     program = """
 import signal
 from multiprocessing import resource_tracker
-from kv_sim.command.interrupts import heard_here_alone
+from kv_sim.console.interrupts import heard_here_alone
 with heard_here_alone():
     resource_tracker.ensure_running()
     print(signal.SIGINT in signal.pthread_sigmask(signal.SIG_BLOCK, ()))

@@ -111,8 +111,9 @@ class CallLog:
         self._schedule = schedule
         self.calls = schedule.with_name(f"{schedule.stem}.calls.jsonl")
         self._numbers: dict[str, str] = {}
-        self._ended: deque[tuple[str, str]] = deque()
         """The number of each request id; an id that comes back gets another number."""
+        self._ended: deque[tuple[str, str]] = deque()
+        """Id and number of those that ended and keep their number, the earliest first."""
         self._arrived = 0
         self._is_made = False
         try:

@@ -22,6 +22,9 @@ TALKS: Final = frozenset(
 )
 """The collective methods of vLLM's groups."""
 
+HANDLES: Final = frozenset({"cpu_group", "device_group"})
+"""What ``torch.distributed`` takes instead. A connector may ask whether they are there."""
+
 
 class Ranks:
     """A group of ranks as one of them sees it, with what connectors use of vLLM's ``GroupCoordinator``."""
@@ -38,7 +41,12 @@ class Ranks:
 
     def __getattr__(self, name: str) -> Callable[..., Any]:
         if name not in TALKS:
-            raise AttributeError(f"the testbed's group of ranks {self.unique_name!r} has no {name!r}")
+            why = (
+                ": ranks of a world share one process, so torch.distributed doesn't work"
+                if name in HANDLES
+                else ""
+            )
+            raise AttributeError(f"the testbed's group of ranks {self.unique_name!r} has no {name!r}{why}")
         return partial(self._to_nobody, name) if self.world_size > 1 else _to_itself
 
     def _to_nobody(self, name: str, *args: Any, **kwargs: Any) -> Any:
