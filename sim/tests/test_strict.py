@@ -111,24 +111,24 @@ def test_the_summary() -> None:
     assert lines == [
         *scenario_table([("ranks", claim, 3, 7, "can't be tried") for claim in ("probed", "made", "made")]),
         "",
-        *situation_table(subject, times),
+        *situation_table(subject, times, subject.traits),
         "note: a is no use",
         "note: b is no use",
         "note: not claimed, so not tried: states, unequal, fine, failures, losses, sleep, clients, images",
     ]
     reached = [str(number) for number in times.values() if number]
-    assert [line.split()[-1] for line in situation_table(subject, times)[:4]] == ["times", *reached]
+    assert [line.split()[-1] for line in situation_table(subject, times, ())[:4]] == ["times", *reached]
     assert scenario_table([])[0].split() == ["scenario", "claim", "histories", "steps", "result"]
 
 
 def test_of_what_was_not_come_to_nothing_is_said() -> None:
-    """A claim that broke ended it. Of what was not seen before that it isn't known that it is never seen."""
+    """A claim that broke ended the run. Of what was not seen before that it isn't known that it is never seen."""
     subject, whole = Subject("X", traits=frozenset(Trait)), outcome()
     said = [
         [line for line in summary_lines(subject, outcomes) if line.startswith("note: ")]
         for outcomes in ([whole, whole], [whole, outcome(failure=FAILURE)])
     ]
-    assert said[1] == said[0][:1] != said[0]
+    assert (said[1], bool(said[0])) == ([], True)
 
 
 def test_how_a_probe_broke_can_be_seen() -> None:

@@ -270,7 +270,7 @@ COUNTED = {
 
 def test_situations_that_were_reached_are_counted_and_the_others_named() -> None:
     subject = Subject("A", traits=frozenset())
-    head, *rows = report.situation_table(subject, {"a copy fails": 7, "an empty step": 0})
+    head, *rows = report.situation_table(subject, {"a copy fails": 7, "an empty step": 0}, tuple(Trait))
     assert [head.split(), rows[0].split()] == [["situation", "times"], ["a", "copy", "fails", "7"]]
     never = " ".join(line.strip() for line in rows[1:])
     assert never.startswith("never: match: ask again; ")
@@ -278,7 +278,7 @@ def test_situations_that_were_reached_are_counted_and_the_others_named() -> None
         name for name in SITUATIONS if name not in {"a copy fails", *BY_TICKETS, *IN_A_STORE}
     ]
     assert all(len(line) <= 100 for line in rows)
-    assert "never" not in "".join(report.situation_table(subject, dict.fromkeys(SITUATIONS, 1)))
+    assert "never" not in "".join(report.situation_table(subject, dict.fromkeys(SITUATIONS, 1), tuple(Trait)))
     tried = report.situation_table(subject, {}, [Trait.LOSSES, None])
     said = " ".join(line.strip() for line in tried)
     assert ("a copy is lost" in said, "an empty step" in said, "a copy fails" in said) == (True, True, False)
@@ -308,7 +308,7 @@ def test_what_no_connector_of_its_kind_can_meet_is_not_said_to_be_never_met() ->
     assert SITUATIONS.keys() - situations_of(alone) == BY_TICKETS | IN_A_STORE
     assert SITUATIONS.keys() - situations_of(peers) == IN_A_STORE | asleep
     assert SITUATIONS.keys() - situations_of(sharing) == BY_TICKETS
-    assert report.situation_table(sharing, {}) != report.situation_table(alone, {})
+    assert report.situation_table(sharing, {}, ()) != report.situation_table(alone, {}, ())
 
 
 @pytest.mark.parametrize(("lost", "came"), [(0, "never came up"), (1, "came up once"), (3, "came up 3 times")])

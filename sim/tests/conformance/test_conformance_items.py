@@ -104,7 +104,7 @@ def test_what_tests_found_is_summed_up() -> None:
         "= conformance of later",
         *report.scenario_table(rows),
         "",
-        *report.situation_table(LATER, situations),
+        *report.situation_table(LATER, situations, LATER.traits),
         *(f"note: {note}" for note in report.notes(LATER, situations)),
     ]
 

@@ -53,7 +53,8 @@ def summary_lines(
         *([] if stopped or total.room["full"] or not total.room["free"] else [NEVER_FULL]),
         *notes(subject, total.situations, tried, never_tried, is_whole=not stopped),
     )
-    table = [] if stopped else situation_table(subject, total.situations, subject.traits | tried)
+    shown = subject.traits | (tried - never_tried)
+    table = [] if stopped else situation_table(subject, total.situations, shown)
     return [*lines, "", *table, *(f"note: {note}" for note in said)]
 
 
@@ -87,9 +88,7 @@ def scenario_table(rows: Sequence[tuple[str, str, int, int, str]]) -> list[str]:
     return aligned([head, *[[str(cell) for cell in row] for row in rows]], left=2)
 
 
-def situation_table(
-    subject: Subject, situations: Mapping[str, int], tried: Collection[Trait | None] = tuple(Trait)
-) -> list[str]:
+def situation_table(subject: Subject, situations: Mapping[str, int], tried: Collection[Trait | None]) -> list[str]:
     """How often situations of the contract were reached, and which never were that belong to what was tried."""
     reached = [[name, str(situations[name])] for name in SITUATIONS if situations.get(name)]
     wanted = {None, *tried}

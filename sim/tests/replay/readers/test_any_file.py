@@ -119,6 +119,7 @@ def places(value):
 @example(["mooncake", "mooncake"], [(1, 0, 10**400)], TraceOptions())
 @example(["mooncake"], [(0, 2, 2**70)], TraceOptions(block_tokens=1))
 @example(["chatgpt"], [(0, 8, 1)], TraceOptions())
+@example(["atif"], [(0, 2, [None]), (0, 6, [])], TraceOptions())
 @given(
     st.lists(st.sampled_from(sorted(RECORDS)), min_size=1, max_size=1).flatmap(
         lambda names: st.integers(1, 3).map(lambda count: names * count)

@@ -85,7 +85,7 @@ def _tools(agent: Mapping[str, Any]) -> Said:
 def _message(step: Mapping[str, Any], place: str) -> Said:
     """A step's message, of an agent with its calls of tools."""
     source, told = step.get("source"), step.get("message")
-    if source not in _ROLES:
+    if not isinstance(source, str) or source not in _ROLES:
         raise MalformedError(f"{place}.source: expected {', '.join(_ROLES)}, got {source!r:.40}")
     calls = (
         as_json([call.get("function_name"), call.get("arguments")])
