@@ -83,8 +83,8 @@ STUCK = {"a": ([1, 3, 0], [2]), "b": ([4], [0, 5])}
     ("said", "ends"),
     [
         ({}, True),
-        ({"loading": {"a", "b"}, "ended": {"a", "b"}}, True),
-        ({"loading": {"b"}, "ended": {"a"}}, False),
+        ({"loading": "ab", "ended": "ab"}, True),
+        ({"loading": "b", "ended": "a"}, False),
         ({"scheduled": {"b": 3}}, False),
         ({"running": ["c"]}, False),
         ({"tables": {}}, False),
@@ -100,7 +100,7 @@ def test_loads_that_leave_no_room(said, ends):
 
     from kv_vllm.driver.known_faults import end_where_loads_left_no_room
 
-    tables, loading = said.get("tables", STUCK), said.get("loading", set())
+    tables, loading = said.get("tables", STUCK), said.get("loading", "")
     states = {True: RequestStatus.WAITING_FOR_REMOTE_KVS, False: RequestStatus.WAITING}
     begun = [SimpleNamespace(request_id=name, status=states[name in loading]) for name in tables]
     blocks = [
@@ -113,7 +113,7 @@ def test_loads_that_leave_no_room(said, ends):
         _inflight_prefills=begun,
         running=said.get("running", []),
         pause_state=PauseState[said.get("pause", "UNPAUSED")],
-        finished_recving_kv_req_ids=said.get("ended", set()),
+        finished_recving_kv_req_ids=set(said.get("ended", "")),
         kv_cache_manager=SimpleNamespace(get_block_ids=tables.get, block_pool=SimpleNamespace(blocks=blocks)),
     )
     output = SimpleNamespace(num_scheduled_tokens=said.get("scheduled", {}))
