@@ -38,15 +38,14 @@ class Cell:
 def without_states(world: WorldConfig) -> WorldConfig:
     """A world without groups of states: what vLLM makes of those depends on its models.
 
-    Where only states had large blocks, all that is left has blocks of that size. Nor does it lose what it frees.
+    Where all have one size, or only states had large blocks, blocks have that size, and a hash each, as vLLM's.
+    Nor does it lose what it frees.
     """
     groups = tuple(group for group in world.groups if group.kind != "state")
-    if not world.is_unequal:
-        world = replace(world, hashes_per_block=1)
-    if world.is_unequal and all(group.parts > 1 for group in groups):
-        groups = tuple(replace(group, parts=1) for group in groups)
-        return replace(world, groups=groups, hashes_per_block=1, evicts=0)
-    return replace(world, groups=groups, evicts=0)
+    if world.is_unequal and any(group.parts == 1 for group in groups):
+        return replace(world, groups=groups, evicts=0)
+    groups = tuple(replace(group, parts=1) for group in groups)
+    return replace(world, groups=groups, hashes_per_block=1, evicts=0)
 
 
 CELLS: Final = (
