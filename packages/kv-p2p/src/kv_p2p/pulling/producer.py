@@ -62,8 +62,10 @@ class Producer:
         """The blocks of each request that is held, those of its output among them: an engine frees all or none."""
         self._holds_of: Counter[Block] = Counter()
         """For each of these blocks, how many requests have it."""
-        self._has_refused = False
-        """Whether a hold was refused since at most half of ``max_held_blocks`` were held."""
+        self._refused = 0
+        """How many holds were refused for lack of room."""
+        self._warns_at = 1
+        """At which number of them the log has the next one."""
         self._to_be_held: dict[str, int] = {}
         """How many blocks each request needs that was begun and is to be held when it ends."""
         self._blocks_to_come = 0
@@ -166,23 +168,23 @@ class Producer:
     def _has_room(self, request_id: str, tables: BlockIds) -> bool:
         """Whether the blocks of these tables may be held, too.
 
-        An engine with too much to do refuses many holds. The log has the first of them, and the next one after at
-        most half of the blocks were held; all are counted.
+        An engine with too much to do refuses many holds, though blocks are freed and held again all the time. So
+        the log has only the first of them, the second, the fourth, the eighth and so on; all are counted.
         """
         held, most = len(self._holds_of), self._max_held_blocks
         more = sum(block not in self._holds_of for block in _blocks_of(tables))
         if most is None or held + more <= most:
             return True
         self._stats.add(REFUSED_HOLDS, 1)
-        if not self._has_refused:
+        self._refused += 1
+        if self._refused == self._warns_at:
+            self._warns_at *= 2
             said = (
                 "request %s: %d more blocks are to be held, but %d are held and max_held_blocks is %d (if not "
                 "set, a third of the blocks of an engine that is kv_both; one that only prefills should be a "
-                "kv_producer, which has no limit); it isn't held; further ones are only counted, until half of "
-                "these are free"
+                "kv_producer, which has no limit); it isn't held; %d so far, and the next warning is at %d"
             )
-            warn(said, request_id, more, held, most)
-        self._has_refused = True
+            warn(said, request_id, more, held, most, self._refused, self._warns_at)
         return False
 
     def end_holds(self, request_ids: Iterable[str]) -> None:
@@ -198,10 +200,7 @@ class Producer:
             self._count_held()
 
     def _count_held(self) -> None:
-        held = len(self._holds_of)
-        self._stats.add(HELD_BLOCKS, held)
-        if self._has_refused and 2 * held <= (self._max_held_blocks or 0):
-            self._has_refused = False
+        self._stats.add(HELD_BLOCKS, len(self._holds_of))
 
     def revoke_holds(self) -> None:
         """Have the workers stop serving all current holds."""
