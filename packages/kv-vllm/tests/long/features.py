@@ -4,11 +4,13 @@ Run by the session `vllm-long`. Two features at a time would be more; one at a t
 """
 
 import pytest
-from kv_vllm_runs import FIRST, OURS, SHARED, Engine, made_up, with_extra
+from kv_vllm_runs import FIRST, OURS, SHARED, Engine, made_up, model, prefixes, with_extra
 
 pytestmark = [pytest.mark.vllm, pytest.mark.filterwarnings("ignore"), pytest.mark.usefixtures("in_process")]
 
 FEW_BLOCKS = {"num_gpu_blocks_override": 18}
+ITSELF = {"method": "draft_model", "model": str(model()), "num_speculative_tokens": 3}
+"""The model drafts for itself: its drafts are right as long as the draft model's layers have the right KV, too."""
 SALTED = [SHARED + made_up(1, 40)] * 4
 
 SAMPLED = {
@@ -17,6 +19,7 @@ SAMPLED = {
     "logprobs of prompts": ({}, {"prompt_logprobs": 2}),
     "small chunks": ({"max_num_batched_tokens": 64, "long_prefill_token_threshold": 48}, {}),
     "blocks of 64 tokens": ({"block_size": 64, "num_gpu_blocks_override": 14}, {}),
+    "drafts of a model": ({"speculative_config": ITSELF}, {}),
     "a cache of FP8": ({"kv_cache_dtype": "fp8"}, {}),
     "priorities": ({"scheduling_policy": "priority", **FEW_BLOCKS}, {"max_tokens": 80}),
 }
@@ -135,6 +138,24 @@ def test_embeddings_of_prompts(tmp_path):
     options = {"runner": "pooling", "convert": "embed", "skip_tokenizer_init": False}
     expected, told, (hits, _) = both(tmp_path, options, run)
     assert told == expected and hits > 500
+
+
+def test_the_layers_of_a_draft_model_are_loaded_too():
+    """With other bytes there the texts are the same, and fewer drafts are right."""
+    told, shares = [], []
+    for spec in ("CPUOffloadingSpec", "CorruptingDrafts"):
+        named = {"spec_name": spec, **({"spec_module_path": "kv_vllm_specs"} if told else {})}
+        engine = Engine(with_extra(OURS, **named), speculative_config=ITSELF)
+        told.append(prefixes(engine))
+        drafted, accepted = (
+            engine.metric(f"vllm:spec_decode_num_{name}_tokens") for name in ("draft", "accepted")
+        )
+        shares.append(accepted / drafted)
+        assert engine.metric("vllm:external_prefix_cache_hits") > 500
+        engine.close()
+    assert told[0] == told[1]
+    # After a load vLLM pads a step with drafts that are none, and counts them.
+    assert shares[0] > 0.95 > 0.8 > shares[1], shares
 
 
 def test_resets_with_running_requests(tmp_path):

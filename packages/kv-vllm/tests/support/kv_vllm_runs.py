@@ -235,9 +235,14 @@ class Engine:
             self._step(found)
         if abort:
             self.engine.abort_request([names[place] for place in abort])
-        while self.engine.has_unfinished_requests():
+        while self.engine.has_unfinished_requests() or self._has_steps_in_flight():
             self._step(found)
         return [None if place in abort else found[name] for place, name in enumerate(names)]
+
+    def _has_steps_in_flight(self):
+        """Whether one that was scheduled ahead has no request left, and still keeps their blocks."""
+        core = getattr(self.engine.engine_core, "engine_core", None)  # not in another process
+        return bool(core and core.batch_queue)
 
     def _step(self, found):
         for output in self.engine.step():

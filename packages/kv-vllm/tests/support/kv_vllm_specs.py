@@ -89,6 +89,18 @@ class OtherStates(OneWrongByteOfStates):
         self.inner.submit(job_id, direction, copies, **how)
 
 
+class WrongBytesOfDrafts(OneWrongByte):
+    """Spoils all numbers of the second half of each chunk: of a draft model as large as the model itself."""
+
+    def submit(self, job_id, direction, copies, **how):
+        if direction is Direction.LOAD:
+            row = self.memory.layout.row_bytes
+            for chunk in copies.chunks.tolist():
+                for place in range(chunk * row + row // 2 + 3, (chunk + 1) * row, 4):
+                    self.memory.bytes[place] = 0x40
+        self.inner.submit(job_id, direction, copies, **how)
+
+
 class EveryOtherLoadFails:
     """Such a load moves nothing."""
 
@@ -123,6 +135,13 @@ class Corrupting(CPUOffloadingSpec):
 
     def make_copy_engine(self, kv_caches, layout, memory):
         return OneWrongByte(super().make_copy_engine(kv_caches, layout, memory), memory)
+
+
+class CorruptingDrafts(CPUOffloadingSpec):
+    """Loads that bring something else for the layers of a draft model."""
+
+    def make_copy_engine(self, kv_caches, layout, memory):
+        return WrongBytesOfDrafts(super().make_copy_engine(kv_caches, layout, memory), memory)
 
 
 class CorruptingStates(CPUOffloadingSpec):
