@@ -85,14 +85,8 @@ def test_one_model_at_two_paths_has_one_name(engines, expected, tmp_path):
     decode.close()
 
 
-def test_beside_host_memory(engines, expected):
-    """A MultiConnector is pulled from and keeps: what was pulled once comes from host memory next time."""
-
-    def both(role):
-        extra = {"connectors": [transfer(role), OURS]}
-        return {**OURS, "kv_connector": "MultiConnector", "kv_connector_extra_config": extra}
-
-    prefill, decode = engines(both("kv_producer")), engines(both("kv_consumer"))
+def pulled_and_kept(prefill, decode, expected):
+    """What was pulled once comes from host memory next time; then both end."""
     for prompt, whole in zip(PROMPTS, expected, strict=True):
         _, ticket = ask(prefill, prompt, 1, WANTED)
         before = loaded(decode)
@@ -108,6 +102,26 @@ def test_beside_host_memory(engines, expected):
         come_to_rest(decode)
     prefill.close()
     decode.close()
+
+
+def beside_host_memory(puller):
+    return {**OURS, "kv_connector": "MultiConnector", EXTRA: {"connectors": [puller, OURS]}}
+
+
+def test_beside_host_memory(engines, expected):
+    """A MultiConnector is pulled from and keeps."""
+    prefill, decode = (engines(beside_host_memory(transfer(role))) for role in ("kv_producer", "kv_consumer"))
+    pulled_and_kept(prefill, decode, expected)
+
+
+def test_vllms_nixl_connector_beside_our_host_memory(engines, expected, monkeypatch):
+    """As many servers have them, in our MultiConnector."""
+    made = []
+    for _ in range(2):
+        monkeypatch.setenv("VLLM_NIXL_SIDE_CHANNEL_PORT", str(free_port()))
+        nixl = {"kv_connector": "NixlConnector", "kv_role": "kv_both", "kv_buffer_device": "cpu"}
+        made.append(engines(beside_host_memory(nixl)))
+    pulled_and_kept(*made, expected)
 
 
 @pytest.mark.parametrize("memory", [{}, host_config(1 << 24, "lru")])
