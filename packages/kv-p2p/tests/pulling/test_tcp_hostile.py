@@ -130,6 +130,22 @@ class TestOtherProducersAreReached:
         here.wait_for(lambda: len(here.pulled) == 5)
 
 
+def test_who_takes_memory_takes_one_of_few_places(worker, raw, monkeypatch):
+    monkeypatch.setattr(client, "MOST_RECEIVING", 1)
+    here, make, left = worker(2), client.frame_memory, []
+
+    def make_in_its_place(*args):
+        left.append(here.wire._client._receiving.acquire(blocking=False))
+        return make(*args)
+
+    monkeypatch.setattr(client, "frame_memory", make_in_its_place)
+    here.pull("r", raw.source, 1)
+    connection, _ = raw.asked()
+    send_frame(connection, *frame_of(here, 5))
+    here.wait_for(lambda: "r" in here.pulled)
+    assert left == [False]
+
+
 def test_a_wire_can_be_closed_while_a_decline_is_answered_byte_by_byte(worker, raw, monkeypatch):
     monkeypatch.setattr(client, "CONNECT_SECONDS", SHORT)
     here = worker(2)
