@@ -43,7 +43,7 @@ def test_who_waits_for_a_load_elsewhere_may(where: str) -> None:
 
 
 def test_what_was_reported_is_what_the_connector_returned() -> None:
-    """So one that goes on with its sets, before the step comes back, changes the report, as in a single process."""
+    """So one that goes on with its sets before the step comes back changes the report, as in one process."""
     made, worker = loading(LATER, run_ahead=1)
     sent, loaded, failed, blocks = {"r1"}, {"r2"}, {"r2"}, {3}
     worker.get_transfer_results = lambda finished: KVConnectorTransferResults(sent, loaded, failed)
