@@ -324,6 +324,33 @@ def test_where_work_is_counted_nobody_is_guarded() -> None:
 # -- what isn't there --------------------------------------------------------------------------
 
 
+class Dropping(Shelves):
+    """Notes which chunks are dropped."""
+
+    def drop(self, keys: Collection[OffloadKey]) -> None:
+        self.heard.append(("drop", keys))
+
+
+def test_what_was_dropped_is_not_stored_again_before_its_job_has_ended() -> None:
+    manager, guard, notes = guarded(Dropping)
+    manager.answer = stored([A], [1])
+    guard.prepare_store([A], REQUEST)
+    guard.drop([A, B])
+    assert manager.heard == [("drop", [A, B])]
+    manager.answer = stored([A], [2])
+    guard.prepare_store([A], REQUEST)
+    said = "stores 1 chunks whose store hasn't ended, although drop was called meanwhile: leave them out"
+    assert notes.taken == [(PROTOCOL, f"the medium's Dropping.prepare_store {said}")]
+    guard.complete_store([A], REQUEST, success=False)
+    guard.complete_store([A], REQUEST)
+    manager.answer = stored([A], [3])
+    guard.prepare_store([A], REQUEST)
+    manager.answer = stored([A], [4])
+    guard.prepare_store([A], REQUEST)
+    without_drop = said.replace(", although drop was called meanwhile", "")
+    assert notes.taken[1:] == [(PROTOCOL, f"the medium's Dropping.prepare_store {without_drop}")]
+
+
 def test_what_has_not_been_stored_is_no_hit() -> None:
     shelves, guard, taken = guarded()
 

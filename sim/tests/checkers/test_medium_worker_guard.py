@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 from kv_sim_notes import Notes
+from kv_sim_shelves import Shelves
 
 from kv_api import BlockIDsLoadStoreSpec, Direction, GPULoadStoreSpec, OffloadingWorker, TransferResult
 from kv_offload import OffloadingConnector, OffloadingWorkerSide
@@ -17,6 +18,9 @@ from kv_sim.checkers.medium_worker import WorkerGuard, guard_workers
 from kv_sim.config import WorldConfig
 from kv_sim.examples.catalogue import SUBJECTS
 from kv_sim.memory.copy import Copy
+from kv_sim.memory.device import Device
+from kv_sim.memory.errands import Errands
+from kv_sim.memory.shadow import Shadow
 from kv_sim.world import World
 
 GPU, THERE = GPULoadStoreSpec([1], (1,), (0,)), BlockIDsLoadStoreSpec([2])
@@ -30,6 +34,7 @@ class Copies:
 
     def __init__(self, step: int = 1) -> None:
         self.waited: list[Copy] = []
+        self.running: dict[int, Copy] = {}
         self._begun = count(step=step)
 
     @property
@@ -171,22 +176,29 @@ def test_every_worker_of_a_world_is_guarded(name: str, count: int) -> None:
     world.break_off(None)
 
 
-def test_a_spec_that_makes_none_is_told() -> None:
+@pytest.mark.parametrize("is_swapped", [False, True])
+def test_a_spec_that_makes_none_or_another_thing_is_told(*, is_swapped: bool) -> None:
     world = World(WorldConfig(), SUBJECTS["offload"])
     *workers, scheduler = world.engine.connectors
     assert isinstance(scheduler, OffloadingConnector)
-    for half in (workers[0].side, scheduler.side):  # type: ignore[attr-defined]
-        half.medium_worker = half.manager = None
+    halves: Any = workers[0].side, scheduler.side  # type: ignore[attr-defined]
+    halves[0].medium_worker, halves[1].manager = (Shelves(), Worker()) if is_swapped else (None, None)
     notes = Notes()
     guard_workers(workers[0], notes, COPIES)
     guard_media(scheduler, notes)
+    no_worker = "a Shelves, which lacks get_finished, submit_load, submit_store, wait" if is_swapped else "None"
+    no_manager = (
+        "a Worker, which lacks lookup, on_new_request, prepare_load, prepare_store" if is_swapped else "None"
+    )
+    medium = "PROTOCOL  the medium's"
     assert notes.told == [
-        "PROTOCOL  the medium's WorldCPUOffloadingSpec.get_worker answered None, expected a worker",
-        "PROTOCOL  the medium's get_manager answered None, expected a manager",
+        f"{medium} WorldCPUOffloadingSpec.get_worker answered {no_worker}, expected an OffloadingWorker",
+        f"{medium} get_manager answered {no_manager}, expected an OffloadingManager",
     ]
 
 
 STORES, LOADS = (Copy(number, kind, (), "", 0, owners=("r1",)) for number, kind in enumerate(Direction))
+NOBODYS = 99  # begun while no job was submitted
 LAST = ": the engine computes nothing meanwhile"
 
 
@@ -196,7 +208,7 @@ LAST = ": the engine computes nothing meanwhile"
         ("wait", {1}, [STORES], ""),
         ("wait", {2, 9}, [LOADS], ""),
         ("let_go", {1, 2}, [LOADS, STORES], ""),
-        ("wait", {1}, [replace(LOADS, errand=print)], ""),
+        ("wait", {1}, [replace(LOADS, copy_id=NOBODYS, errand=print)], ""),
         ("wait", {1}, [STORES, LOADS], "but it was told to wait for stores"),
         ("wait", {2}, [STORES], "but it was told to wait for loads"),
         ("let_go", {1}, [LOADS], "but it was told to wait for stores"),
@@ -221,3 +233,97 @@ def test_nobody_waits_for_what_was_not_asked_for(
         f"WORK  the medium's Worker.{method} waited for {copy} (of r1), {told_to}{LAST}" for copy in waited[-1:]
     ]
     assert notes.told == (wrong if told_to else [])
+
+
+class Threads(OffloadingWorker):
+    """Has each job done by an errand, and is told how to wait and to report."""
+
+    def __init__(self, device: Device) -> None:
+        self.cache, self.copies, self.errands = device.kv_cache(0), device.copies.open(), Errands(device)
+        self.ends: list[Any] = []
+        self.waits_for: list[Any] = []
+        self.uses_copies = False
+
+    def submit_store(self, job_id: int, src_spec: Any, dst_spec: Any) -> bool:
+        if self.uses_copies:
+            self.copies.submit(Direction.STORE, [(1, job_id - 1)])
+        else:
+            self.waits_for.append(self.errands.submit(self.cache.read, 1))
+        return True
+
+    def submit_load(self, job_id: int, src_spec: Any, dst_spec: Any, expedited: bool = False) -> bool:
+        self.waits_for.append(self.errands.submit(self.cache.write, 1, self.cache.read(1)))
+        return True
+
+    def get_finished(self) -> list[TransferResult]:
+        for errand in self.waits_for:
+            errand.exception()
+        return self.ends
+
+    def wait(self, job_ids: set[int]) -> None:
+        for errand in self.waits_for:
+            errand.exception()
+
+
+def threads() -> tuple[Threads, WorkerGuard, Notes, Device]:
+    notes = Notes()
+    device = Device(0, WorldConfig(), Shadow(1, notes))
+    device.allocate_host(2)
+    worker = Threads(device)
+    return worker, WorkerGuard(worker, notes, device.copies), notes, device
+
+
+@pytest.mark.parametrize("uses_copies", [True, False])
+@pytest.mark.parametrize("says", ["get_finished reported", "wait returned for"])
+def test_nothing_of_a_job_uses_blocks_once_it_is_over(says: str, *, uses_copies: bool) -> None:
+    worker, guard, notes, device = threads()
+    worker.uses_copies = uses_copies
+    assert guard.submit_store(1, GPU, THERE) and guard.submit_store(2, GPU, THERE)
+    worker.waits_for = []
+    if says.startswith("wait"):
+        guard.let_go({1})
+    else:
+        worker.ends = [TransferResult(1, success=True)]
+        guard.get_finished()
+    assert notes.told == []
+    for copy in [*device.copies.running.values()]:
+        device.copies.advance(copy, 1)
+    late = "errand 0" if not uses_copies else "store copy 0"
+    assert notes.told == [
+        f"OWNERSHIP  rank 0 block 1 (of no request): {late} uses it, but Threads.{says} its job 1 before "
+        "it was done: whoever gets the block next doesn't wait for it"
+    ]
+
+
+def test_what_is_done_in_time_may_use_blocks() -> None:
+    worker, guard, notes, _ = threads()
+    assert guard.submit_store(1, GPU, THERE)
+    guard.wait({1})
+    worker.ends = [TransferResult(1, success=True)]
+    guard.get_finished()
+    assert notes.told == []
+
+
+def test_errands_are_of_the_direction_of_their_jobs() -> None:
+    worker, guard, notes, _ = threads()
+    assert guard.submit_store(1, GPU, THERE) and guard.submit_load(2, THERE, GPU)
+    worker.waits_for[0].exception()
+    notes.take()
+    guard.wait({1})
+    told_to = "waited for errand 1, but it was told to wait for stores"
+    assert [said for said in notes.take() if "WORK" in said] == [
+        f"WORK  the medium's Threads.wait {told_to}{LAST}"
+    ]
+    assert guard.submit_store(3, GPU, THERE)
+    guard.get_finished()
+    asked = "waited for errand 2, but it is only asked which jobs have ended"
+    assert notes.take() == [f"WORK  the medium's Threads.get_finished {asked}{LAST}"]
+
+
+def test_what_an_errand_waits_for_is_its_own() -> None:
+    worker, guard, notes, _ = threads()
+    assert guard.submit_store(1, GPU, THERE)
+    first = worker.waits_for.pop()
+    worker.waits_for.append(worker.errands.submit(first.exception))
+    guard.get_finished()
+    assert notes.told == []

@@ -353,3 +353,26 @@ def test_what_a_lost_copy_uses_is_in_use_for_ever(monkeypatch: pytest.MonkeyPatc
     for seed in range(16, 24):
         assert run_seed(SUBJECTS["offload"], seed).failure is None
     assert 0 < len(looked) < 8
+
+
+class Partly(CPUOffloadingManager):
+    """Stores as much of an offer as there is room for; maybe only every second chunk is worth it."""
+
+    chunks, is_worth_it = 4, 1
+
+    def prepare_store(self, keys: Collection[OffloadKey], req_context: ReqContext) -> PrepareStoreOutput | None:
+        worth_it = [key for key in keys if key[0] % self.is_worth_it == 0]
+        return super().prepare_store(worth_it[: self.chunks], req_context)
+
+
+class Choosing(Partly):
+    chunks, is_worth_it = 300, 2
+
+
+def test_a_store_is_all_or_nothing() -> None:
+    said = (
+        f"at rest the medium's Partly was offered {MOST_CHUNKS} chunks, for which it has no room, and "
+        "prepare_store stores 4 of them, expected None: all or nothing"
+    )
+    assert room_of(Partly(4))[0] == (Invariant.PROTOCOL, said)
+    assert all(invariant is not Invariant.PROTOCOL for invariant, _ in room_of(Choosing(300)))

@@ -28,6 +28,16 @@ def test_a_sound_connector_passes(kv_sim: Callable[[str], Result], tmp_path: Pat
     assert not list(tmp_path.iterdir())
 
 
+def test_what_takes_long_says_how_far_it_is(
+    kv_sim: Callable[[str], Result], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    times = iter([0.0, 1.0, 31.0, 31.0, 61.0])
+    monkeypatch.setattr("kv_sim.failures.deadline.monotonic", lambda: next(times, 91.0))
+    code, out, err = kv_sim("kv-sim fuzz --connector memory --histories 3")
+    assert (code, out.count("\n")) == (0, 1), "what is parsed is as ever"
+    assert [line for line in err.splitlines() if "so far" in line] == ["note: memory: 2 of 3 histories so far"]
+
+
 @pytest.mark.once
 def test_all_subjects_are_run_by_default(kv_sim: Callable[[str], Result]) -> None:
     _, out, _ = kv_sim("kv-sim fuzz --histories 2 --actions 10")

@@ -50,7 +50,7 @@ ORDER = {
     "replay-schedule": "file connector extra traits call_timeout serves_peers serves_peers shares_store engine "
     "log perfetto",
     "conform": "name spec extra traits call_timeout serves_peers serves_peers shares_store probe keep_going "
-    "histories seed actions engine save",
+    "histories seed actions without engine save",
     "growth": "name spec extra traits call_timeout serves_peers serves_peers shares_store without engine",
     "campaign": "minutes histories jobs engine seed actions save",
     "zoo": "names list jobs seed",

@@ -1,5 +1,6 @@
 """A connector's claims, tried one by one."""
 
+import json
 import re
 import shlex
 from collections import Counter
@@ -15,6 +16,7 @@ from kv_sim.cli.options import parser_of
 from kv_sim.config import BUILTIN_ENGINE, WorldConfig
 from kv_sim.conformance import command, report
 from kv_sim.conformance.scenarios import Claim, Outcome, Scenario, probes_of, run_scenario, scenarios_of
+from kv_sim.console import values
 from kv_sim.examples.catalogue import OFFLOAD
 from kv_sim.fuzz import Failure, Run
 from kv_sim.history.coverage import Coverage
@@ -50,6 +52,20 @@ def test_a_claim_that_does_not_hold_ends_it(conform: Callable[..., tuple[int, st
     assert ("situation" in out, "no load was tried" in out) == (False, False), "of a run that hardly began"
     rows = [line.split() for line in out.splitlines() if "made" in line.split()[1:2]]
     assert [(row[0], row[-2]) for row in rows] == [("plain", "breaks")]
+
+
+def test_a_checker_that_is_off_finds_nothing_and_is_named(conform: Callable[..., tuple[int, str]]) -> None:
+    arguments = ("broken_connectors:Hasty", "--traits", "none", "--histories", "1", "--without")
+    code, out = conform(*arguments, "WORK,HITS")
+    assert (code, out.partition("  ")[2].split()[0]) == (1, "PROTOCOL")
+    assert "--traits none --seed 0 --without HITS,WORK --log\n" in out
+    assert "\nnote: not checked: HITS, WORK\n" in out
+    assert [json.loads(file.read_text().splitlines()[0])["without"] for file in Path().glob("fail-*")] == [
+        ["HITS", "WORK"]
+    ]
+    code, out = conform(*arguments, "PROTOCOL")
+    assert "PROTOCOL  " not in out
+    assert conform(*arguments, "protocoll")[0] == 2
 
 
 def test_what_takes_long_says_how_far_it_is(
@@ -169,12 +185,14 @@ def test_the_line_below_a_probe_that_broke_shows_how(conform: Callable[..., tupl
         ("a:B --serves-peers", 1, "a:B --traits ranks --serves-peers"),
         ("a:B --shares-store", 1, "a:B --traits ranks --shares-store"),
         ("a:B --two-engines", 1, "a:B --traits ranks --two-engines"),
+        ("later --without WORK,HITS", 1, "later --traits ranks --without HITS,WORK"),
     ],
 )
 def test_the_line_has_what_was_typed(typed: str, histories: int, line: str) -> None:
     options = parser_of(COMMANDS).parse_args(["conform", *shlex.split(typed)])
     probe = Scenario("ranks", frozenset({Trait.RANKS}), Trait.RANKS, Claim.PROBED)
-    assert command.again(options, Outcome(probe, histories)) == f"kv-sim conform {line}"
+    without = values.parse_checkers(options.without)
+    assert command.again(options, Outcome(probe, histories, without=without)) == f"kv-sim conform {line}"
 
 
 def test_the_line_names_all_traits_of_a_scenario_in_order() -> None:

@@ -179,7 +179,7 @@ def test_a_scenario_runs_in_the_engine_that_was_asked_for_with_seeds_that_show_i
     monkeypatch.setattr(scenarios, "run_seed", run_seed)
     scenario = Scenario("one", frozenset({trait}), trait)
     outcome = scenarios.run_scenario(OFFLOAD, scenario, start=10, histories=9, actions=6, engine="strange")
-    options = {"actions": 6, "engine": "strange"}
+    options = {"actions": 6, "engine": "strange", "without": frozenset()}
     assert ran == [({trait}, seed, options) for seed in (11, 13, 14)]
     assert set(engines) == {"strange"}
     assert (outcome.histories, outcome.steps, outcome.seed) == (3, 15, 14)

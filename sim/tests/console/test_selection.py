@@ -200,7 +200,19 @@ def test_a_setting_that_is_none_is_refused_by_the_connector(value: object) -> No
     assert "blocks_per_chunk" in message
 
 
+class WithoutVllm:
+    """A finder of modules that finds no vLLM, though one may be installed."""
+
+    def __init__(self, finder: Any) -> None:
+        self._finder = finder
+
+    def find_spec(self, name: str, *rest: Any) -> Any:
+        return None if name == "vllm" else self._finder.find_spec(name, *rest)
+
+
 def test_a_module_that_needs_vllm_is_sent_to_its_engine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "meta_path", [WithoutVllm(finder) for finder in sys.meta_path])
+    monkeypatch.delitem(sys.modules, "vllm", raising=False)
     (tmp_path / "for_a_vllm.py").write_text("import vllm.nowhere\n")
     monkeypatch.syspath_prepend(str(tmp_path))
     message = refused(selection.choose_subject, "for_a_vllm:Connector")
@@ -452,10 +464,19 @@ RUN = {"actions": 80, "save": ".", "engine": "builtin"}
         ),
         ("replay-schedule f", {"file": "f"}),
         ("replay-schedule f --engine e --log", {"file": "f", "engine": "e", "log": True}),
-        ("conform", {**RUN, "seed": "0"}),
+        ("conform", {**RUN, "seed": "0", "without": []}),
         (
-            "conform n --spec s --probe --histories 4 --seed 2 --actions 3",
-            {**RUN, "name": "n", "spec": "s", "probe": True, "histories": 4, "seed": "2", "actions": 3},
+            "conform n --spec s --probe --histories 4 --seed 2 --actions 3 --without WORK",
+            {
+                **RUN,
+                "without": ["WORK"],
+                "name": "n",
+                "spec": "s",
+                "probe": True,
+                "histories": 4,
+                "seed": "2",
+                "actions": 3,
+            },
         ),
         ("growth n --extra {}", {"name": "n", "extra": "{}", "engine": "builtin", "without": []}),
         ("campaign --jobs 1", {**RUN, "seed": "0", "jobs": 1}),

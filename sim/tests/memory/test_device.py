@@ -174,7 +174,7 @@ def test_a_slot_that_is_not_there_is_left_alone_by_who_forgives_it() -> None:
     made.shadow.fail = lambda *_: None
     for direction in Direction:
         for slot in (-1, 8):
-            made.move_page(SimpleNamespace(direction=direction, blocks_left=[], given_up_to=()), 3, slot)  # type: ignore[arg-type]
+            made.move_page(SimpleNamespace(direction=direction, blocks_left=[], given_up_to=(), over=""), 3, slot)  # type: ignore[arg-type]
     assert (made.memory == POISON).all()
     assert (made.host == POISON).all()
 

@@ -118,7 +118,9 @@ class OffloadingManager(ABC):
         return PrefixLookup(hits, LookupResult.HIT)
 
     def drop(self, keys: Collection[OffloadKey]) -> None:
-        """Forget chunks whose bytes proved wrong, pinned or not; their jobs still end. Unknown keys are ignored.
+        """Forget chunks whose bytes proved wrong, pinned or not. Unknown keys are ignored.
+
+        Their jobs still end, and their completions come by key. Until then these keys are not to be stored again.
 
         vLLM's managers don't have this method, and a medium may be unable to: a caller that must not meet such a
         chunk again remembers it itself.

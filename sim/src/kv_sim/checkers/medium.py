@@ -51,9 +51,17 @@ def guard_media(connector: Any, referee: Referee, room: Counter[str] | None = No
     """
     for side in sides_of(connector):
         manager: Any = side.manager
-        if manager is None:
-            referee.fail(Invariant.PROTOCOL, "the medium's get_manager answered None, expected a manager")
+        must_be_made("get_manager", manager, OffloadingManager, referee)
         side.manager = MediumGuard(manager, referee, room)  # type: ignore[assignment]
+
+
+def must_be_made(method: str, made: object, kind: type, referee: Referee) -> None:
+    """Check what a spec made for ``kind``: by its methods, since vLLM has classes of its own."""
+    missing = sorted(name for name in kind.__abstractmethods__ if not hasattr(made, name))  # type: ignore[attr-defined]
+    if missing:
+        what = "None" if made is None else f"a {type(made).__name__}, which lacks {', '.join(missing)}"
+        said = f"the medium's {method} answered {what}, expected an {kind.__name__}"
+        referee.fail(Invariant.PROTOCOL, said)
 
 
 def check_media(connector: Any) -> None:
@@ -100,10 +108,14 @@ class MediumGuard:
         """The requests that have begun and not ended."""
         self._offers: dict[int, Counter[OffloadKey]] = {}
         """By request: how often it offered each chunk and was answered."""
+        self._dropped: set[OffloadKey] = set()
+        """Chunks that were dropped while jobs used them, and have jobs left."""
 
     def __getattr__(self, name: str) -> Any:
         found = getattr(self.manager, name)
-        return partial(self._limit, found) if name == "limit_chunks" else found  # vLLM's managers have none
+        if name == "limit_chunks":  # vLLM's managers have neither
+            return partial(self._limit, found)
+        return partial(self._drop, found) if name == "drop" else found
 
     # -- questions -----------------------------------------------------------------------------
 
@@ -207,6 +219,7 @@ class MediumGuard:
         self._withheld.update(self._place_of.values())
         self._offers.clear()
         self._users.clear()
+        self._dropped.clear()
         self._place_of.clear()
         self._not_there.clear()
 
@@ -234,6 +247,10 @@ class MediumGuard:
         answer = limit_chunks(num_chunks)
         self._expect("limit_chunks", answer, bool)
         return answer
+
+    def _drop(self, drop: Callable[[Collection[OffloadKey]], None], keys: Collection[OffloadKey]) -> None:
+        drop(keys)
+        self._dropped.update(key for key in keys if key in self._users)
 
     # -- parts of these ------------------------------------------------------------------------
 
@@ -276,7 +293,8 @@ class MediumGuard:
             self._fail(f"{method} stores {len(stored)} chunks of {len(keys)} that were offered, {what}")
         again = [key for key in stored if self._not_there.get(key) == UNDER_WAY]
         if again:
-            self._fail(f"{method} stores {len(again)} chunks whose store {UNDER_WAY}: leave them out")
+            why = ", although drop was called meanwhile" if self._dropped.intersection(again) else ""
+            self._fail(f"{method} stores {len(again)} chunks whose store {UNDER_WAY}{why}: leave them out")
         if evicted.intersection(keys):
             self._fail(f"{method} evicts {len(evicted.intersection(keys))} chunks that are in the same offer")
         used = [key for key in evicted if key in self._users]
@@ -309,6 +327,7 @@ class MediumGuard:
                 self._users[key] -= 1
             else:
                 self._users.pop(key, None)
+                self._dropped.discard(key)
                 self._place_of.pop(key, None)
 
     def _expect(self, method: str, answer: object, kind: type) -> None:

@@ -3,10 +3,12 @@
 The room is measured: it is the largest number of new chunks that one ``prepare_store`` accepts, all or nothing.
 Each try is undone by reporting the store as failed. It may evict stored chunks, so this is the last check at rest.
 
-There are three rules. At rest there is as much room as after a reset: a pin that was never removed shows as
+There are four rules. At rest there is as much room as after a reset: a pin that was never removed shows as
 missing room. A reset frees every place, whether its chunk was stored, being stored or being read, once the medium
 is told that no earlier job is under way. And a store that is refused for lack of room changes nothing: all chunks
-that were found before are found (HITS).
+that were found before are found (HITS). And a store is all or nothing: an empty medium that stores a part of an
+offer must not have left out the rest for lack of room (PROTOCOL). It has, if it stores chunks of the rest when
+they are offered alone, and if it also stores all of any other offer that is as small.
 
 Some media give each chunk only as much room as it needs. How many fit then depends on the stored chunks and their
 places. So such a medium is only checked when empty, with offers of the same chunks.
@@ -55,6 +57,7 @@ class _Room:
     def _count(self) -> None:
         before = self._most()
         self._reset()
+        self._check_all_or_nothing()
         most = self._most(before)
         self._has_equal_places = all(self._fits(most) for _ in range(OTHER_CHUNKS)) and (
             most == MOST_CHUNKS or not any(self._fits(most + 1) for _ in range(OTHER_CHUNKS))
@@ -114,6 +117,27 @@ class _Room:
                 f"{MOST_CHUNKS} more: a refused store must change nothing",
                 Invariant.HITS,
             )
+
+    def _check_all_or_nothing(self) -> None:
+        """Offer more chunks to the empty medium than it has room for."""
+        offered = self._some(MOST_CHUNKS, next(self._offers))
+        kept = self._kept_of(offered)
+        left_out = [key for key in offered if key not in kept][: len(kept)]
+        small = [left_out, *(self._some(len(kept), next(self._offers)) for _ in range(OTHER_CHUNKS))]
+        if left_out and all(len(self._kept_of(keys)) == len(keys) for keys in small):
+            self._fail(
+                f"was offered {MOST_CHUNKS} chunks, for which it has no room, and prepare_store stores "
+                f"{len(kept)} of them, expected None: all or nothing",
+                Invariant.PROTOCOL,
+            )
+
+    def _kept_of(self, keys: list[OffloadKey]) -> set[OffloadKey]:
+        """Which of these chunks one store would keep. It is undone."""
+        output = self._manager.prepare_store(keys, self._context)
+        if output is None:
+            return set()
+        self._manager.complete_store(output.keys_to_store, self._context, success=False)
+        return {*output.keys_to_store}
 
     def _found(self, keys: list[OffloadKey]) -> list[OffloadKey]:
         return [key for key in keys if self._manager.lookup(key, self._context) is LookupResult.HIT]

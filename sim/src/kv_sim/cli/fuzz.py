@@ -23,6 +23,8 @@ from kv_sim.console.output import (
 )
 from kv_sim.console.views import make_world
 from kv_sim.engines import find_engine
+from kv_sim.failures.deadline import every
+from kv_sim.failures.telling import SECONDS_OF_SILENCE
 from kv_sim.fuzz import Run, run_seed
 from kv_sim.history.coverage import why_little_is_shown
 from kv_sim.subject import Subject
@@ -62,7 +64,7 @@ def _fuzz_one(
     """Run the seeds of one subject up to the first failure."""
     run_one = partial(run_seed, subject, engine=options.engine, actions=options.actions, without=without)
     steps, seed, situations = 0, seeds.start, Counter[str]()
-    runs = _runs(options, seeds, run_one)
+    runs, is_due = _runs(options, seeds, run_one), every(SECONDS_OF_SILENCE)
     try:
         for seed in seeds:
             try:
@@ -84,6 +86,8 @@ def _fuzz_one(
                     found = run_one(seed, make_world=make_world(options)).failure or found
                 say_that_it_failed(options, name, found, without)
                 return FAILED
+            if is_due() and seed != seeds[-1]:
+                note(f"{name}: {seed - seeds.start + 1} of {len(seeds)} histories so far")
     except KeyboardInterrupt as error:
         say_interrupted(error, seed, name, seed - seeds.start)
         raise Told from None

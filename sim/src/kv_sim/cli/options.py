@@ -143,6 +143,7 @@ def _add_conform(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--seed", default="0", metavar="N", help="the first seed (default 0)")
     _add_actions(parser)
+    _add_without(parser)
     _add_engine(parser, BUILTIN_ENGINE, f"which engine drives it (default {BUILTIN_ENGINE})")
     _add_save(parser)
 

@@ -35,10 +35,11 @@ def conform(options: argparse.Namespace) -> int:
     name, extra = selection.choose_name(options)
     subject = selection.choose_subject(name, extra, options.traits, options.engine, **selection.kind_of(options))
     start = values.parse_seed(options.seed)
+    without = values.parse_checkers(options.without)
     outcomes: list[scenarios.Outcome] = []
     is_due = every(SECONDS_OF_SILENCE)
     for scenario in scenarios.scenarios_of(subject) + (scenarios.probes_of(subject) if options.probe else []):
-        outcome = scenarios.Outcome(scenario)
+        outcome = scenarios.Outcome(scenario, without=without)
         try:
             _try_one(options, name, extra, subject, outcome, start, is_due)
         except KeyboardInterrupt as error:
@@ -52,7 +53,8 @@ def conform(options: argparse.Namespace) -> int:
             if outcome.seed is None:  # no history had begun
                 raise
             narrowed = replace(subject, traits=scenario.traits)
-            line = line_of_scenario(name, extra, narrowed, outcome.seed, options.engine, options.actions)
+            asked = options.engine, options.actions, without
+            line = line_of_scenario(name, extra, narrowed, outcome.seed, *asked)
             say_that_testbed_failed(error, outcome.seed, line)
             return BROKEN
         outcomes.append(outcome)
@@ -90,8 +92,8 @@ def _try_one(
         tells=tells,
     )
     if outcome.failure is not None and outcome.scenario.claim is scenarios.Claim.MADE:
-        folder = Path(options.save)
-        tell_failure(name, extra, outcome.failure, folder, actions=options.actions, say=say, note=note)
+        folder, asked = Path(options.save), {"actions": options.actions, "without": outcome.without}
+        tell_failure(name, extra, outcome.failure, folder, **asked, say=say, note=note)
         say("")
 
 
@@ -106,6 +108,7 @@ def again(options: argparse.Namespace, outcome: scenarios.Outcome) -> str:
         ("--seed", options.seed, "0"),
         ("--histories", options.histories if most else None, None),
         ("--actions", options.actions, USUAL_ACTIONS),
+        ("--without", ",".join(sorted(outcome.without)), ""),
     )
     words = [word for option, value, usual in asked if value != usual for word in (option, str(value))]
     words += [PEERS[options.serves_peers]] if options.serves_peers else []

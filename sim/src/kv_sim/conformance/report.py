@@ -14,6 +14,7 @@ from kv_sim.fuzz import Failure
 from kv_sim.history.coverage import Coverage, why_little_is_shown
 from kv_sim.history.expected import FORGETS, SITUATION_NEEDS, SITUATIONS, situations_of
 from kv_sim.subject import Subject, Trait
+from kv_sim.violation import Invariant
 
 WIDTH: Final = 100
 HARDLY: Final = 20
@@ -47,7 +48,9 @@ def summary_lines(
     last = outcomes[-1] if outcomes else None
     stopped = last is not None and last.failure is not None and last.scenario.claim is Claim.MADE
     never_tried = frozenset(outcome.scenario.shows for outcome in outcomes if outcome.refusal is not None)
+    off = sorted({str(invariant) for outcome in outcomes for invariant in outcome.without})
     said = (
+        *([f"not checked: {', '.join(off)}"] if off else []),
         *refused,
         *_refused_worlds(outcomes),
         *([] if stopped or total.room["full"] or not total.room["free"] else [NEVER_FULL]),
@@ -141,16 +144,25 @@ def tell_failure(
     folder: Path,
     *,
     actions: int = USUAL_ACTIONS,
+    without: frozenset[Invariant] = frozenset(),
     say: telling.Say,
     note: telling.Say,
 ) -> None:
     """Report a failure, with the shrunk and saved history and the commands to paste."""
     assert failure.seed is not None, "a scenario's failure has a seed"
-    line = line_of_scenario(name, extra, failure.subject, failure.seed, failure.config.engine, actions)
-    telling.tell(failure, line, folder, file_stem(name, failure.seed), say=say, note=note)
+    line = line_of_scenario(name, extra, failure.subject, failure.seed, failure.config.engine, actions, without)
+    telling.tell(failure, line, folder, file_stem(name, failure.seed), say=say, note=note, without=without)
 
 
-def line_of_scenario(name: str, extra: str | None, subject: Subject, seed: int, engine: str, actions: int) -> str:
+def line_of_scenario(
+    name: str,
+    extra: str | None,
+    subject: Subject,
+    seed: int,
+    engine: str,
+    actions: int,
+    without: frozenset[Invariant] = frozenset(),
+) -> str:
     """The command that runs a history of a scenario again; ``subject`` has the scenario's traits."""
     return replay_line(
         name,
@@ -161,4 +173,5 @@ def line_of_scenario(name: str, extra: str | None, subject: Subject, seed: int, 
         shares_store=subject.shares_store,
         engine=engine,
         actions=actions,
+        without=without,
     )

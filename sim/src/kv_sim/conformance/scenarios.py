@@ -20,6 +20,7 @@ from kv_sim.guard import NotCreated
 from kv_sim.history.coverage import Coverage
 from kv_sim.history.draws import config_for
 from kv_sim.subject import Subject, Trait
+from kv_sim.violation import Invariant
 
 NEEDS: Final = {Trait.STATES: Trait.GROUPS, Trait.UNEQUAL: Trait.GROUPS, Trait.EVENTS: Trait.KEEPS}
 """Trait -> another one, without which it means nothing."""
@@ -65,6 +66,8 @@ class Outcome:
     """For a probe: the connector's reason for refusing worlds -> how many."""
     seed: int | None = None
     """The seed of the last history."""
+    without: frozenset[Invariant] = frozenset()
+    """Invariants whose checkers are off."""
 
 
 def scenarios_of(subject: Subject) -> list[Scenario]:
@@ -180,7 +183,7 @@ def fill(
 def _tried(outcome: Outcome, subject: Subject, seed: int, actions: int, engine: str) -> Run | None:
     """Run one history; None: the connector refuses the world of a probe."""
     try:
-        run = run_seed(subject, seed, actions=actions, engine=engine)
+        run = run_seed(subject, seed, actions=actions, engine=engine, without=outcome.without)
     except ConfigError as error:
         if outcome.scenario.claim is Claim.MADE:
             raise

@@ -116,7 +116,10 @@ class Copies:
     executors: int = 0
     """How many executors of errands there are."""
     waited: list[Copy] = field(default_factory=list)
-    """Copies for which a worker waited while they ran, since this was last cleared."""
+    """Copies for which a worker waited while they ran, since this was last cleared. What an errand waits for isn't
+    among them."""
+    errand: Copy | None = None
+    """The errand that runs now."""
     _queues: dict[int, CopyQueue] = field(default_factory=dict)
 
     @property
@@ -172,7 +175,8 @@ class Copies:
         copy = self.running.get(copy_id)
         if copy is None:
             return True
-        self.waited.append(copy)
+        if self.errand is None:
+            self.waited.append(copy)
         if copy.state is State.LOST:
             copy.is_over = True
             return False
@@ -209,7 +213,11 @@ class Copies:
     def advance(self, copy: Copy, pages: int) -> None:
         """Move the next ``pages`` pages. Without pages left the copy is complete; if a slot is empty, it fails."""
         if copy.errand is not None:
-            copy.errand()
+            outer, self.errand = self.errand, copy
+            try:
+                copy.errand()
+            finally:
+                self.errand = outer
             self._end(copy, State.DONE)
             return
         for block, slot in copy.pairs[copy.copied : copy.copied + pages]:

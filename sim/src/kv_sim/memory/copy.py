@@ -40,6 +40,8 @@ class Copy:
     """Blocks that it may still write late, since nothing has used them since it was lost."""
     settled: dict[int, tuple[str, int]] = field(default_factory=dict)
     """The settled tokens of its blocks when it was submitted (``settled``)."""
+    over: str = ""
+    """By which call its worker said that the job is over; from then on it may touch no GPU block."""
     errand: Callable[[], None] | None = None
     """The function to call instead of copying (``errands``). Then there are no pairs."""
 

@@ -128,6 +128,11 @@ class Device:
         if self.is_asleep:
             self.shadow.misses(self.rank, block, who)
 
+    def must_not_be_over(self, block: int, copy: Copy | None) -> None:
+        """Report a copy, or an errand, that uses a block although its worker said that its job is over."""
+        if copy is not None and copy.over:
+            self.shadow.comes_late(self.rank, block, copy)
+
     # -- compute -------------------------------------------------------------------------------
 
     @property
@@ -233,6 +238,7 @@ class Device:
         others, changes = self.copies.running.values(), self.kernels.changes
         if self.is_asleep:
             self.must_be_awake(block, str(copy))
+        self.must_not_be_over(block, copy)
         self.shadow.about_to_move(self.rank, copy, block, slot, len(self.host), self.queue, others, changes)
         if not 0 <= slot < len(self.host):
             return  # the shadow said so already

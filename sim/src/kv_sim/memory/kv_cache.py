@@ -32,6 +32,7 @@ class KVCache(np.ndarray[Any, np.dtype[np.uint64]]):
         self.device.must_be_in_turn("KVCache.read")
         self.device.must_have(block, "KVCache.read")
         self.device.must_be_awake(block, "the connector")
+        self.device.must_not_be_over(block, self.device.copies.errand)
         self.device.synchronize()
         self.device.shadow.about_to_read(
             self.device.rank, [block], "the connector reads it", self.device.copies.running.values()
@@ -47,6 +48,7 @@ class KVCache(np.ndarray[Any, np.dtype[np.uint64]]):
         self.device.must_be_in_turn("KVCache.write")
         self.device.must_have(block, "KVCache.write")
         self.device.must_be_awake(block, "the connector")
+        self.device.must_not_be_over(block, self.device.copies.errand)
         self.device.synchronize()
         self.device.shadow.about_to_load(
             self.device.rank, block, "the connector writes it", self.device.copies.running.values()

@@ -192,6 +192,14 @@ class Shadow:
         whose = f"rank {rank} block {block} (of {self.owner(block)})"
         self.fail(Invariant.OWNERSHIP, f"{whose}: {who} uses it while the engine sleeps")
 
+    def comes_late(self, rank: int, block: int, copy: Copy) -> None:
+        """A copy or an errand uses a block after its worker said that nothing of the job is left to do."""
+        self.fail(
+            Invariant.OWNERSHIP,
+            f"rank {rank} block {block} (of {self.owner(block)}): {copy} uses it, but {copy.over} before it was "
+            "done: whoever gets the block next doesn't wait for it",
+        )
+
     # -- copies --------------------------------------------------------------------------------
 
     def about_to_move(
