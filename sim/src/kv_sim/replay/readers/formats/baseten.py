@@ -10,6 +10,7 @@ from kv_sim.replay.readers.fields import ids_in, number, text_of, whole
 from kv_sim.replay.readers.format import Format
 from kv_sim.replay.readers.record import MalformedError, Record
 from kv_sim.replay.readers.requests.text import ASSUMED
+from kv_sim.replay.readers.required import text_at
 
 _TIME: Final = "timestamp_start_unix_ms"
 _SESSIONS: Final = ("provided_session_id", "poor_man_session_id")
@@ -34,9 +35,7 @@ def _parse_hashes(record: Mapping[str, Any]) -> Iterator[Record]:
 
 
 def _parse_text(record: Mapping[str, Any]) -> Iterator[Record]:
-    prompt = record["prompt"]
-    if not isinstance(prompt, str):
-        raise MalformedError(f"prompt: expected text, got {type(prompt).__name__}")
+    prompt = text_at(record["prompt"], "prompt")
     yield Record(
         number(record, _TIME),
         0,
