@@ -6,9 +6,9 @@ The hashes are a server's; without them the prompt is used. Milliseconds.
 from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
-from kv_sim.replay.readers.fields import ids_in, number, text_of, whole
+from kv_sim.replay.readers.fields import ids_in, number, positive, text_of, whole
 from kv_sim.replay.readers.format import Format
-from kv_sim.replay.readers.record import MalformedError, Record
+from kv_sim.replay.readers.record import Record
 from kv_sim.replay.readers.requests.text import ASSUMED
 from kv_sim.replay.readers.required import text_at
 
@@ -20,9 +20,7 @@ _NONE: Final[tuple[Any, ...]] = (None, "", "[]", [])
 
 def _parse_hashes(record: Mapping[str, Any]) -> Iterator[Record]:
     ids = [] if record.get("total_hashes") in _NONE else ids_in(record, "total_hashes")
-    block = None if record.get("block_size") in _NONE else whole(record, "block_size")
-    if block == 0:
-        raise MalformedError("block_size: expected at least 1, got 0")
+    block = None if record.get("block_size") in _NONE else positive(record, "block_size")
     yield Record(
         number(record, _TIME),
         whole(record, "input_tokens"),

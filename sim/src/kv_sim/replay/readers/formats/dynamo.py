@@ -8,9 +8,9 @@ from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
 from kv_sim.replay.readers.chats.cached import cached_of
-from kv_sim.replay.readers.fields import id_list, name_of, number, text_of, whole
+from kv_sim.replay.readers.fields import id_list, name_of, number, positive, text_of, whole
 from kv_sim.replay.readers.format import Container, Format
-from kv_sim.replay.readers.record import MalformedError, Record
+from kv_sim.replay.readers.record import Record
 from kv_sim.replay.readers.required import errors_at, object_at
 
 _SCHEMA: Final = "dynamo.request.trace."
@@ -33,9 +33,7 @@ def _parse(record: Mapping[str, Any]) -> Iterator[Record]:
         answer = whole(request, "output_tokens", usual=0)
     with errors_at("request.replay"):
         tokens, ids = whole(replay, "input_length"), id_list(replay, "input_sequence_hashes")
-        size = whole(replay, "trace_block_size")
-        if not size:
-            raise MalformedError("trace_block_size: expected at least 1, got 0")
+        size = positive(replay, "trace_block_size")
     context = event.get("agent_context")
     yield Record(
         time,

@@ -10,7 +10,7 @@ A request names its model, or the object around it names the only one.
 from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
-from kv_sim.replay.readers.fields import id_list, number, text_of, whole
+from kv_sim.replay.readers.fields import id_list, number, positive, text_of, whole
 from kv_sim.replay.readers.format import Container, Format
 from kv_sim.replay.readers.record import MalformedError, Record
 from kv_sim.replay.readers.required import errors_at, objects_at
@@ -32,9 +32,7 @@ class _Around(NamedTuple):
 
 
 def _parse(record: Mapping[str, Any]) -> Iterator[Record]:
-    block_tokens = whole(record, "block_size")
-    if not block_tokens:
-        raise MalformedError("block_size: expected at least 1, got 0")
+    block_tokens = positive(record, "block_size")
     scope = record.get("hash_id_scope", "local")
     if scope not in ("local", "global"):
         raise MalformedError(f"hash_id_scope: expected 'local' or 'global', got {scope!r}")
