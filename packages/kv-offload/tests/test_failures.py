@@ -347,6 +347,18 @@ class TestLives:
         ]
         assert not manager.is_locked
 
+    def test_a_step_that_can_not_be_planned_unlocks_the_manager(self, fenced, monkeypatch):
+        connector, manager = fenced()
+        arrive(connector, Request("a", range(8)))
+
+        def fail(context):
+            raise OSError("the medium is gone")
+
+        monkeypatch.setattr(manager, "on_schedule_end", fail)
+        with pytest.raises(OSError, match="is gone"):
+            connector.build_connector_meta(step())
+        assert not manager.is_locked
+
     def test_shutdown_unlocks_the_manager_and_ends_it(self, fenced, monkeypatch):
         connector, manager = fenced()
         was_locked = []

@@ -27,6 +27,7 @@ LATE = {
     "DeclinesWithLocalHits": 4,
     "EvictionsNotTold": 1,
     "EvictsPinned": 69,
+    "FailedBlocksEmptied": 53,
     "FailedBlocksNotHandedOn": 34,
     "FailedBlocksToldAgain": 7,
     "FailedLoadIsSilent": 7,

@@ -54,8 +54,7 @@ class Count(KVConnectorStats):
         self.data["n"] = 0
 
     def aggregate(self, other):
-        self.data["n"] += other.data["n"]
-        return self
+        return type(self)({"n": self.data["n"] + other.data["n"]})  # the sum may be another object
 
     def reduce(self):
         return {"n": self.data["n"]}

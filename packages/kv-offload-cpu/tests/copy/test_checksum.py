@@ -171,6 +171,19 @@ def test_a_store_that_was_lost_vouches_for_nothing_when_it_is_heard_of_later(lat
     assert not engine._sums.any()
 
 
+def test_a_store_that_could_not_begin_vouches_for_nothing(late, monkeypatch):
+    engine, copies = late
+
+    def refuse(*job, **urgency):
+        raise OSError("no device")
+
+    monkeypatch.setattr(engine.inner, "submit", refuse)
+    with pytest.raises(OSError, match="no device"):
+        engine.submit(1, Direction.STORE, copies)
+    end(engine, CopyResult(1, True))
+    assert not engine._sums.any()
+
+
 def test_a_store_vouches_once_and_only_if_it_landed(late):
     engine, copies = late
     engine.submit(1, Direction.STORE, copies)

@@ -3,7 +3,7 @@
 from types import SimpleNamespace
 
 import pytest
-from kv_offload_calls import key, plan, report
+from kv_offload_calls import fill, key, plan, report
 from kv_offload_configs import FULL, STATE, Blocks, Request, kv_cache_config, step
 from kv_offload_medium import Slots
 from kv_offload_pool import Pool
@@ -199,6 +199,14 @@ class TestWhatKeepsTheBytes:
         assert connector.has_pending_block_frees()
         report(connector, done=[0])
         assert not pool.held and not connector.has_pending_block_frees()
+
+    def test_then_their_request_is_not_held_for_them(self, states):
+        connector, manager = states(hold_blocks="always")
+        connector.bind_gpu_block_pool(Pool())
+        a = Request("a", range(12))
+        fill(manager, a, 3)
+        assert len(begin(connector, a, [(1, 4, 12)])) == 1
+        assert connector.request_finished_all_groups(a, ([1, 2, 3], [0, 0, 4], [0, 0, 5])) == (False, None)
 
     def test_then_blocks_of_tokens_are_not_taken(self, states):
         connector, _ = states(hold_blocks="always")

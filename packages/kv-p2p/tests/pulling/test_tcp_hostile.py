@@ -12,6 +12,7 @@ from kv_p2p_tcp import PATIENCE, answer, ask, connect, frame_of, wait_for
 from kv_p2p import sockets
 from kv_p2p.frames import recv_frame, send_frame
 from kv_p2p.pulling.tcp import client, server
+from kv_p2p.pulling.tcp.lanes import LANE_THREADS
 from kv_p2p.pulling.ticket import Address
 
 SHORT = 0.2
@@ -128,6 +129,46 @@ class TestOtherProducersAreReached:
             send_frame(connection, *frame_of(here, 5))
             assert answer(connection) == {"op": "done"}
         here.wait_for(lambda: len(here.pulled) == 5)
+
+
+def test_who_takes_memory_takes_one_of_few_places(worker, raw, monkeypatch):
+    monkeypatch.setattr(client, "MOST_RECEIVING", 1)
+    here, make, left = worker(2), client.frame_memory, []
+
+    def make_in_its_place(*args):
+        left.append(here.wire._client._receiving.acquire(blocking=False))
+        return make(*args)
+
+    monkeypatch.setattr(client, "frame_memory", make_in_its_place)
+    here.pull("r", raw.source, 1)
+    connection, _ = raw.asked()
+    send_frame(connection, *frame_of(here, 5))
+    here.wait_for(lambda: "r" in here.pulled)
+    assert left == [False]
+
+
+def test_a_wire_that_is_closed_begins_no_decline_that_waits(worker, monkeypatch):
+    asked, may_end = [], threading.Event()
+
+    def connect_slowly(host, *rest):
+        asked.append(host)
+        assert may_end.wait(PATIENCE)
+        raise TimeoutError("timed out")
+
+    monkeypatch.setattr(sockets, "connect", connect_slowly)
+    here = worker(2)
+    slow = here.source("h", address=Address("slow", 80))
+    for _ in range(3 * LANE_THREADS):
+        here.wire.decline(slow)
+    wait_for(lambda: len(asked) == LANE_THREADS)
+    closing = threading.Thread(target=here.close)
+    closing.start()
+    try:
+        wait_for(lambda: not here.wire._client._lanes.length(slow.address))
+    finally:
+        may_end.set()
+        closing.join(PATIENCE)
+    assert len(asked) == LANE_THREADS
 
 
 def test_a_wire_can_be_closed_while_a_decline_is_answered_byte_by_byte(worker, raw, monkeypatch):

@@ -88,11 +88,12 @@ class Worker:
         if not waits_for_drafts:
             connector.wait_for_save()
         results = connector.get_transfer_results(set(output.finished_req_ids))
+        # No copies: a connector that goes on to use its sets changes a report that isn't processed yet.
         report = KVConnectorOutput(
             finished_sending=results.finished_sending or None,
             finished_recving=results.finished_recving or None,
-            failed_recving=set(results.failed_recving),
-            invalid_block_ids=set(connector.get_block_ids_with_load_errors()),
+            failed_recving=results.failed_recving,
+            invalid_block_ids=connector.get_block_ids_with_load_errors(),
             kv_connector_stats=self._told("get_kv_connector_stats"),
             kv_cache_events=self._told("get_kv_connector_kv_cache_events"),
             kv_connector_worker_meta=self._told("build_connector_worker_meta"),

@@ -25,6 +25,23 @@ class StepsLoadNotTold(TimedOffloadingConnector):
     worker_class = _TellsOfOthers
 
 
+class _EmptiesWhatItTold(TimedWorkerSide):
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self._told: set[int] = set()
+
+    def get_block_ids_with_load_errors(self) -> set[int]:
+        self._told.clear()
+        self._told |= super().get_block_ids_with_load_errors()
+        return self._told
+
+
+class FailedBlocksEmptied(TimedOffloadingConnector):
+    """Failed blocks are reported in one set, which a worker empties in its next step, maybe before it is read."""
+
+    worker_class = _EmptiesWhatItTold
+
+
 class _SpoilsNothing(Outcomes):
     def _spoil(self, stores: Iterable[Job]) -> None:
         return

@@ -164,6 +164,7 @@ _TAILS: Final = offloading(without=frozenset({Trait.LOSSES}))
 
 _FAILED: Final = (
     plant(failures.StepsLoadNotTold, "LMCache#3388", _I.CONTENT, _IN_STEP),
+    plant(failures.FailedBlocksEmptied, "", _I.CONTENT, _TAILS),
     plant(failures.StoresRestOnFailures, "", _I.CONTENT, _IN_STEP),
     plant(failures.FailedBlocksNotHandedOn, "", _I.CONTENT, SUBJECTS["layerwise+patient"]),
 )

@@ -180,8 +180,7 @@ class Server:
         finally:
             with self._changed:
                 self._holds.end_read(hold_id, has_all=has_all)
-                self._readers -= 1
-                self._changed.notify_all()
+                self._readers -= 1  # `_converse` wakes who waits for this place
 
     def _find(self, asked: dict[str, Any], hold_id: str, digest: str) -> list[tuple[int, ...]] | str:
         """Begin to read the requested blocks; returns those of each group, or the reason for a refusal."""
