@@ -4,7 +4,7 @@ from types import FunctionType
 from unittest.mock import MagicMock, call
 
 from kv_api import KVConnectorBase_V1, SupportsHMA
-from kv_vllm.handing_on import CALLED, CALLED_WITH_GROUPS, methods_to_inner
+from kv_vllm.handing_on import CALLED, CALLED_WITH_GROUPS, hand_the_rest_on, methods_to_inner
 
 
 def methods_of(cls):
@@ -24,3 +24,19 @@ def test_a_call_and_its_answer_are_handed_on():
     assert front.other() is front.inner.other.return_value
     assert front.inner.mock_calls == [call.one(1, more=2), call.other()]
     assert (front.one.__name__, front.other.__name__) == ("one", "other")
+
+
+def test_what_a_class_leaves_to_its_base_is_handed_on():
+    """And no name that this base, of another vLLM perhaps, doesn't have."""
+
+    class Front(KVConnectorBase_V1):
+        def request_finished(self, request, block_ids):
+            return "its own"
+
+    hand_the_rest_on(Front, KVConnectorBase_V1)
+    front = Front(MagicMock(), MagicMock())
+    front.inner = MagicMock()
+    assert front.request_finished("a", [1]) == "its own"
+    assert front.build_connector_meta("output") is front.inner.build_connector_meta.return_value
+    assert front.inner.mock_calls == [call.build_connector_meta("output")]
+    assert not hasattr(Front, "request_finished_all_groups")

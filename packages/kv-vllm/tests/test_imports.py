@@ -73,7 +73,7 @@ def test_what_needs_the_testbed_imports_no_vllm(module):
         ("smoke", {"installed"}),
         ("drift", {"installed"}),
         ("differential", {"vllm_scheduler", "vllm_world"}),
-        ("driver", {"installed", "vllm_scheduler", "vllm_world"}),
+        ("driver", {"handing_on", "installed", "vllm_scheduler", "vllm_world"}),
         ("driver/surroundings", set()),
     ],
 )

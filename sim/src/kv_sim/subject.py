@@ -151,18 +151,7 @@ class Subject:
 
     def to_json(self) -> dict[str, Any]:
         """Plain values, for a schedule file."""
-        return {
-            "kv_connector": self.kv_connector,
-            "module_path": self.module_path,
-            "extra_config": self.extra_config,
-            "traits": sorted(self.traits),
-            "blocks_per_chunk": self.blocks_per_chunk,
-            "keeps_from": self.keeps_from,
-            "evicts_oldest": self.evicts_oldest,
-            "serves_peers": self.serves_peers,
-            "engines": self.engines,
-            "shares_store": self.shares_store,
-        }
+        return {**vars(self), "traits": sorted(self.traits)}
 
     @classmethod
     def from_json(cls, values: dict[str, Any]) -> "Subject":

@@ -195,9 +195,9 @@ def test_a_child_is_shut_down_once(monkeypatch: pytest.MonkeyPatch) -> None:
     subject = SUBJECTS["later+flaky"]
     assert all(run_seed(subject, seed).failure is None for seed in range(12))
     monkeypatch.setattr("kv_multi.quarantine.Quarantine.live", lambda quarantine: iter(quarantine._children))
-    found = [run_seed(subject, seed).failure for seed in range(12)]
-    messages = [failure.violation.message for failure in found if failure is not None]
-    assert [m for m in messages if "CalledAgain: shutdown is called, although this side was shut down" in m]
+    found = (run_seed(subject, seed).failure for seed in range(12))
+    messages = (failure.violation.message for failure in found if failure is not None)
+    assert any("CalledAgain: shutdown is called, although this side was shut down" in m for m in messages)
 
 
 # -- threads ------------------------------------------------------------------------------------

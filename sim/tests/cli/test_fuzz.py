@@ -40,7 +40,7 @@ def test_what_takes_long_says_how_far_it_is(
 
 @pytest.mark.once
 def test_all_subjects_are_run_by_default(kv_sim: Callable[[str], Result]) -> None:
-    _, out, _ = kv_sim("kv-sim fuzz --histories 2 --actions 10")
+    _, out, _ = kv_sim("kv-sim fuzz --histories 1 --actions 1")
     assert [line.partition(":")[0] for line in out.splitlines()] == list(SUBJECTS)
 
 
@@ -281,7 +281,7 @@ def test_an_engine_of_another_package(kv_sim: Callable[[str], Result]) -> None:
         assert (code, "the same violation as in the file" in out) == (1, True)
         code, out, _ = kv_sim(f"kv-sim replay-schedule {file} --engine builtin")
         assert code == 1
-        code, out, _ = kv_sim("kv-sim campaign --engine strange --histories 1 --jobs 1")
+        code, out, _ = kv_sim("kv-sim campaign --engine strange --histories 1 --actions 5 --jobs 1")
         assert f"{len(SUBJECTS)} histories" in out
     code, _, err = kv_sim(f"kv-sim replay-schedule {file}")
     assert code == 2

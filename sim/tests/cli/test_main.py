@@ -84,15 +84,14 @@ def run_process(line: str, folder: Path, **environment: str) -> subprocess.Compl
 
 
 @pytest.mark.once
-def test_the_module_is_the_command(tmp_path: Path) -> None:
+def test_the_module_is_the_command(kv_sim: Callable[[str], Result], tmp_path: Path) -> None:
     """Also where it starts processes, which import the module that was started."""
-    line = "replay mooncake-synthetic --requests 50 --capacity 100blocks,200blocks --jobs 2"
-    command = run_process(line, tmp_path)
-    module = subprocess.run(
-        [sys.executable, "-m", "kv_sim", *line.split()], cwd=tmp_path, capture_output=True, text=True, check=False
-    )
-    assert (command.returncode, command.stderr) == (0, "")
-    assert (module.returncode, module.stdout, module.stderr) == (0, command.stdout, "")
+    line = "replay mooncake-synthetic --requests 50 --capacity 100blocks,200blocks"
+    code, out, err = kv_sim(f"kv-sim {line}")
+    started = [sys.executable, "-m", "kv_sim", *line.split(), "--jobs", "2"]
+    module = subprocess.run(started, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert (code, err) == (0, "")
+    assert (module.returncode, module.stdout, module.stderr) == (0, out, "")
     wrong = [sys.executable, "-m", "kv_sim", "replay", "no.jsonl"]
     assert subprocess.run(wrong, cwd=tmp_path, capture_output=True, check=False).returncode == 2
 

@@ -95,7 +95,7 @@ def test_who_has_seen_enough_ends_the_processes() -> None:
 
 
 def test_the_same_is_found_as_in_one_process(kv_sim: Callable[[str], Result], tmp_path: Path) -> None:
-    command = "kv-sim fuzz --connector later --seeds 3-12"
+    command = "kv-sim fuzz --connector later --seeds 3-7"
     assert kv_sim(f"{command} --jobs 2") == kv_sim(command)
     assert kv_sim(f"{command} --digest --jobs 2") == kv_sim(f"{command} --digest")
     told = []

@@ -339,8 +339,8 @@ def test_every_size_of_a_world_is_read() -> None:
 
 def test_the_documentation_names_every_key() -> None:
     """Of the header, of its subject, of each action, and of what is added."""
-    text = (Path(__file__).parents[3] / "docs" / "testbed.md").read_text(encoding="utf-8")
-    lines = text.partition("## Schedule files\n")[2].partition("\n## ")[0].splitlines()
+    text = (Path(__file__).parents[3] / "docs" / "schedules.md").read_text(encoding="utf-8")
+    lines = text.splitlines()
     rows = [[set(re.findall(r"`([a-z_]+)`", cell)) for cell in line.split("|")[1:3]] for line in lines]
     header, subject, actions = set[str](), set[str](), dict[str, set[str]]()
     for keys, said in (row for row in rows if len(row) == 2):

@@ -65,7 +65,7 @@ def test_a_block_that_is_found_is_nearly_free(model: str, most: int) -> None:
 
 
 def test_the_documentation_shows_these_models_and_situations() -> None:
-    text = (Path(__file__).parents[3] / "docs" / "testbed.md").read_text(encoding="utf-8")
+    text = (Path(__file__).parents[3] / "docs" / "growth.md").read_text(encoding="utf-8")
     _, _, printed = text.partition("$ kv-sim growth memory\n")
     works, _, kept = printed.partition("nothing grows\n")[0].partition("objects that each side still holds")
     rows = works.splitlines()[1:]

@@ -16,6 +16,14 @@ def methods_to_inner(names: Iterable[str]) -> dict[str, Callable[..., Any]]:
     return {name: _method_to_inner(name) for name in names}
 
 
+def hand_the_rest_on(cls: Any, base: type) -> None:
+    """Have a class pass on to ``inner`` what ``base`` has of a connector and the class doesn't define itself."""
+    names = (name for name in (*CALLED, *CALLED_WITH_GROUPS) if hasattr(base, name) and name not in vars(cls))
+    for name, method in methods_to_inner(names).items():
+        setattr(cls, name, method)
+    cls.__abstractmethods__ = frozenset()
+
+
 def _method_to_inner(name: str) -> Callable[..., Any]:
     def method(self: Any, *args: Any, **kwargs: Any) -> Any:
         return getattr(self.inner, name)(*args, **kwargs)

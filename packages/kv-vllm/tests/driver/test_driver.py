@@ -505,7 +505,7 @@ def test_vllm_hears_what_the_driven_connector_is_like(answer, engine):
 
     driven = object.__new__(DrivenConnector)
     inner = SimpleNamespace(supports_divergent_local_hybrid_hits=not answer)
-    driven._guard = SimpleNamespace(requires_kv_delivery=answer, connector=inner)
+    driven.inner = SimpleNamespace(requires_kv_delivery=answer, connector=inner)
     assert (driven.requires_kv_delivery, driven.supports_divergent_local_hybrid_hits) == (answer, not answer)
 
 

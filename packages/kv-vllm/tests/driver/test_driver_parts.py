@@ -188,7 +188,7 @@ def test_whether_a_state_was_registered_is_told_besides(answer):
 
     asked, told = [], []
     connector = object.__new__(DrivenConnector)
-    connector._guard = SimpleNamespace(register_finished_partial_tail=lambda *given: asked.append(given) or answer)
+    connector.inner = SimpleNamespace(register_finished_partial_tail=lambda *given: asked.append(given) or answer)
     connector._told = SimpleNamespace(registered=lambda *given: told.append(given))
     request = SimpleNamespace(request_id="a")
     assert connector.register_finished_partial_tail(request, [1], "offloads") is answer
@@ -202,7 +202,7 @@ def test_the_books_are_told_of_each_call_that_they_need():
     from kv_vllm.driver.connector import CacheHitSource, DrivenHMAConnector
 
     connector = object.__new__(DrivenHMAConnector)
-    connector._guard, connector._told = guard, told = MagicMock(), MagicMock()
+    connector.inner, connector._told = guard, told = MagicMock(), MagicMock()
     guard.get_num_new_matched_tokens.return_value = (4, True)
     guard.request_finished.return_value = (True, None)
     guard.request_finished_all_groups.return_value = (False, None)

@@ -56,7 +56,7 @@ class Runner(VllmWorker):
     def kv_connector_load_before_update(self, output):
         """Who was loaded, and how many tokens."""
         self.connector.bind_connector_metadata(output.kv_connector_metadata)
-        self.loaded = self.connector._guard.call("start_load_kv_before_update")
+        self.loaded = self.connector.inner.call("start_load_kv_before_update")
         return self.loaded
 
     def _execute(self, output, step):

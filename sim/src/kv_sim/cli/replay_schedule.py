@@ -22,14 +22,8 @@ def replay_schedule(options: argparse.Namespace) -> int:
     find_engine(engine)
     schedule = replace(schedule, config=replace(schedule.config, engine=engine))
     if options.connector is not None:
-        subject = selection.choose_subject(
-            options.connector,
-            options.extra,
-            options.traits,
-            engine,
-            serves_peers=options.serves_peers,
-            shares_store=options.shares_store,
-        )
+        kind = selection.kind_of(options)
+        subject = selection.choose_subject(options.connector, options.extra, options.traits, engine, **kind)
         schedule = replace(schedule, subject=subject)
     elif any((options.extra is not None, options.traits is not None, options.serves_peers, options.shares_store)):
         about = f"--extra, --traits, {PEERS[1]}, {PEERS[2]} and {SHARES} are about another connector"

@@ -6,7 +6,7 @@ world that the connector refuses shows nothing in a probe; if it refuses all of 
 """
 
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from enum import Enum, auto
 from random import Random
@@ -14,6 +14,7 @@ from typing import Final
 
 from kv_api import ConfigError
 from kv_sim.actions import USUAL_ACTIONS
+from kv_sim.config import STATE, WorldConfig
 from kv_sim.console.selection import check_groups
 from kv_sim.fuzz import Failure, Run, run_seed
 from kv_sim.guard import NotCreated
@@ -105,28 +106,24 @@ def seeds_of(subject: Subject, scenario: Scenario, start: int, histories: int, e
             yield seed
 
 
-_OF_SIZES: Final = (
-    *(Trait.GROUPS, Trait.STATES, Trait.UNEQUAL, Trait.FINE),
-    *(Trait.RANKS, Trait.ZEROING, Trait.SLEEP, Trait.IMAGES),
-)
+_SHOWN: Final[Mapping[Trait, Callable[[WorldConfig], bool]]] = {
+    Trait.GROUPS: lambda config: len(config.groups) > 1,
+    Trait.SLEEP: lambda config: config.pauses,
+    Trait.IMAGES: lambda config: config.images,
+    Trait.STATES: lambda config: STATE in config.groups,
+    Trait.UNEQUAL: lambda config: config.is_unequal,
+    Trait.FINE: lambda config: config.is_fine,
+    Trait.RANKS: lambda config: config.world_size > 1,
+    Trait.ZEROING: lambda config: config.zero_new_blocks and config.runner == 2,
+    Trait.STRANGERS: lambda config: config.stranger != "none",
+}
+"""The worlds that can show a trait. The other traits are about actions, which any world may take."""
 
 
 def _shows(subject: Subject, trait: Trait | None, seed: int, engine: str) -> bool:
-    """Whether the world of a seed can show a trait. Most traits are about actions, which any world may take."""
-    if trait not in (*_OF_SIZES, Trait.STRANGERS):
-        return True
-    config = config_for(subject, Random(seed), engine)
-    return {
-        Trait.GROUPS: len(config.groups) > 1,
-        Trait.SLEEP: config.pauses,
-        Trait.IMAGES: config.images,
-        Trait.STATES: any(group.kind == "state" for group in config.groups),
-        Trait.UNEQUAL: config.is_unequal,
-        Trait.FINE: config.is_fine,
-        Trait.RANKS: config.world_size > 1,
-        Trait.ZEROING: config.zero_new_blocks and config.runner == 2,
-        Trait.STRANGERS: config.stranger != "none",
-    }[trait]
+    """Whether the world of a seed can show a trait."""
+    is_shown_in = None if trait is None else _SHOWN.get(trait)
+    return is_shown_in is None or is_shown_in(config_for(subject, Random(seed), engine))
 
 
 def run_scenario(

@@ -3,7 +3,7 @@
 The first line is the header: the connector, the world and the violation. Each further line is one action. The
 fields of dataclasses, and ``ARGUMENTS``, say what a line may hold. Reading is strict: an error in a file that was
 edited, or is of another version, is refused with its line and reason, so that no other history is replayed
-silently. docs/testbed.md describes the format.
+silently. docs/schedules.md describes the format.
 """
 
 import json

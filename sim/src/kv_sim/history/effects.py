@@ -13,6 +13,7 @@ from kv_sim.engine.engine import Engine
 from kv_sim.engine.pause import Pause
 from kv_sim.engine.request_spec import RequestSpec
 from kv_sim.history.coverage import IMAGE, Coverage
+from kv_sim.memory.copies import Copies
 from kv_sim.memory.copy import Copy, State
 from kv_sim.memory.device import Device
 
@@ -51,13 +52,13 @@ class Effects:
             Kind.RETIRE: self._retire,
             Kind.PROCESS: self._process,
             Kind.SETTLE: self._settle,
-            Kind.FINISH: self._advance,
-            Kind.ADVANCE: self._advance,
-            Kind.FAIL: self._fail,
+            Kind.FINISH: self._on_copy(Copies.startable, self._advance),
+            Kind.ADVANCE: self._on_copy(Copies.startable, self._advance),
+            Kind.FAIL: self._on_copy(Copies.startable, self._fail),
             Kind.SPOIL: self._spoil,
-            Kind.LOSE: self._lose,
-            Kind.FIND: self._find,
-            Kind.REPEAT: self._repeat,
+            Kind.LOSE: self._on_copy(Copies.startable, self._lose),
+            Kind.FIND: self._on_copy(self._found_again, self._find),
+            Kind.REPEAT: self._on_copy(lambda copies: copies.ended, self._repeat),
             Kind.RESTART: self._restart,
             Kind.RESET: self._reset,
             Kind.PAUSE: self._pause,
@@ -206,56 +207,42 @@ class Effects:
         """None: the world has no such rank."""
         return self._engine.devices[args["rank"]] if self._has(args["rank"]) else None
 
-    def _startable(self, args: Args) -> tuple[Device, Copy] | None:
-        """A copy that may run now, and its device. None: there is no such copy."""
-        device = self._device(args)
-        copy = None if device is None else _with_id(device.copies.startable(), args)
-        return None if device is None or copy is None else (device, copy)
+    def _on_copy(
+        self, choices: Callable[[Copies], Iterable[Copy]], effect: Callable[[Device, Copy, Args], None]
+    ) -> Effect:
+        """The effect of an action on one of the ``choices`` among a rank's copies, if it is there."""
 
-    def _advance(self, args: Args, random: Random | None) -> bool:
-        found = self._startable(args)
-        if found is None:
-            return False
-        device, copy = found
+        def take(args: Args, random: Random | None) -> bool:
+            device = self._device(args)
+            copies = () if device is None else choices(device.copies)
+            copy = next((copy for copy in copies if copy.copy_id == args["copy"]), None)
+            if device is None or copy is None:
+                return False
+            effect(device, copy, args)
+            return True
+
+        return take
+
+    def _advance(self, device: Device, copy: Copy, args: Args) -> None:
         device.copies.advance(copy, args.get("pages", copy.size))
-        return True
 
-    def _fail(self, args: Args, random: Random | None) -> bool:
-        found = self._startable(args)
-        if found is None:
-            return False
-        device, copy = found
+    def _fail(self, device: Device, copy: Copy, args: Args) -> None:
         self._coverage.situation("a copy is torn" if copy.copied else "a copy fails")
         device.copies.fail(copy)
-        return True
 
-    def _lose(self, args: Args, random: Random | None) -> bool:
-        found = self._startable(args)
-        if found is None:
-            return False
-        device, copy = found
+    def _lose(self, device: Device, copy: Copy, args: Args) -> None:
         self._coverage.situation("a copy is lost")
         device.lose(copy)
-        return True
 
-    def _find(self, args: Args, random: Random | None) -> bool:
-        device = self._device(args)
-        if device is None or self._config.writes_before_fences:
-            return False
-        copy = _with_id(device.copies.lost(), args)
-        if copy is None:
-            return False
+    def _found_again(self, copies: Copies) -> Iterable[Copy]:
+        return () if self._config.writes_before_fences else copies.lost()
+
+    def _find(self, device: Device, copy: Copy, args: Args) -> None:
         self._coverage.situation("a lost copy is found")
         device.copies.find(copy)
-        return True
 
-    def _repeat(self, args: Args, random: Random | None) -> bool:
-        device = self._device(args)
-        copy = None if device is None else _with_id(device.copies.ended, args)
-        if device is None or copy is None:
-            return False
+    def _repeat(self, device: Device, copy: Copy, args: Args) -> None:
         device.copies.repeat(copy)
-        return True
 
     def _spoil(self, args: Args, random: Random | None) -> bool:
         device = self._device(args)
@@ -278,7 +265,3 @@ class Effects:
             self._coverage.situation("a restart loses host memory")
         device.restart_copies(forget_host=forgets)
         return True
-
-
-def _with_id(copies: Iterable[Copy], args: Args) -> Copy | None:
-    return next((copy for copy in copies if copy.copy_id == args["copy"]), None)

@@ -20,7 +20,7 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import (
 
 from kv_api import ConfigError
 from kv_api.errors import refuse_misspelt
-from kv_vllm.handing_on import CALLED, methods_to_inner
+from kv_vllm.handing_on import hand_the_rest_on
 from kv_vllm.recording.stats import MetricsBehind, StatsBehind, rebuild
 from kv_vllm.refused import refuse_worker_of_another_engine
 from kv_vllm.versions import require_version
@@ -171,8 +171,4 @@ def path_in(extra: Mapping[str, Any], key: str) -> Path:
     return Path(path)
 
 
-_OWN = vars(ConnectorBefore)
-for _name, _method in methods_to_inner(n for n in CALLED if n not in _OWN).items():
-    if hasattr(KVConnectorBase_V1, _name):
-        setattr(ConnectorBefore, _name, _method)
-ConnectorBefore.__abstractmethods__ = frozenset()
+hand_the_rest_on(ConnectorBefore, KVConnectorBase_V1)

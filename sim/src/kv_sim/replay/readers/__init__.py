@@ -16,7 +16,7 @@
 ``meaning``       what the ids and sessions of a trace turn out to mean, for its notes
 **for all**       of these
 ``json_values``   fields that may be missing, JSON within text; ``extended_json``: MongoDB's numbers and dates
-``dates``         dates as programs write them
+``dates``         dates as programs write them; ``required``: values of a type, and where a wrong one is
 ``account``       counts of what became of each record
 ================= ========================================================================================
 """

@@ -70,6 +70,14 @@ def whole(record: Mapping[str, Any], field: str, usual: int | None = None) -> in
     return value
 
 
+def positive(record: Mapping[str, Any], field: str) -> int:
+    """A field with a whole number that isn't 0, such as the tokens of a block."""
+    value = whole(record, field)
+    if not value:
+        raise MalformedError(f"{field}: expected at least 1, got 0")
+    return value
+
+
 def number(record: Mapping[str, Any], field: str) -> int | float:
     """A time: a number. Integers stay integers, since nanoseconds don't fit a float."""
     value = plain_of(record.get(field))

@@ -1,7 +1,7 @@
 """``Format``: the description of one format of traces. What all formats share is done by the other modules."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum
 from typing import Any
 
@@ -96,3 +96,16 @@ class Format:
     def is_of(self, record: Mapping[str, Any]) -> bool:
         """Whether a record looks like one of this format."""
         return all(field in record for field in self.fields) and self.matches(record)
+
+
+def kept_sessions(
+    name: str,
+    about: str,
+    fields: tuple[str, ...],
+    parse: Callable[[Mapping[str, Any]], Iterator[Record]],
+    gather: Callable[[Sequence[Mapping[str, Any]]], Iterator[tuple[int, Mapping[str, Any]]]],
+    **more: Any,
+) -> Format:
+    """A format in which an agent or a chat keeps its sessions, with all text; a session goes on in later lines."""
+    sessions = Format(name, about, Container.JSON, fields, parse, gather=gather, **more)
+    return replace(sessions, overlaps=True, sessions_go_on=True, is_text=True)

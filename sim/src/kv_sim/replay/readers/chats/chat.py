@@ -16,6 +16,7 @@ from kv_sim.replay.readers.chats.usual import KEPT
 from kv_sim.replay.readers.fields import TIMES, prompts_of, text_of
 from kv_sim.replay.readers.json_values import json_in
 from kv_sim.replay.readers.record import MalformedError, Prompt, Record
+from kv_sim.replay.readers.required import object_at
 
 ANSWERS: Final = "assistant"
 """The role that answers."""
@@ -198,9 +199,7 @@ def _messages(record: Mapping[str, Any], field: str) -> Iterator[tuple[str, str]
         raise MalformedError(f"{field}: expected a list of messages, got {_kind(record, field)}")
     for index, message in enumerate(messages):
         place = f"{field}[{index}]"
-        if not isinstance(message, dict):
-            raise MalformedError(f"{place}: expected an object, got {type(message).__name__}")
-        role = role_of(message)
+        role = role_of(object_at(message, place))
         if role is None and field == "input" and isinstance(message.get("type"), str):
             yield message["type"], as_json(message)  # a tool's call, or what it answered
             continue

@@ -12,6 +12,7 @@ from kv_sim.replay.readers.chats.chat import ANSWERS, chat
 from kv_sim.replay.readers.fields import number_or_date, text_of, whole
 from kv_sim.replay.readers.json_values import inside
 from kv_sim.replay.readers.record import MalformedError, Record
+from kv_sim.replay.readers.required import errors_at, object_at
 
 LEFT_OUT: Final = "the system prompt and tools, which a session leaves out, are not counted"
 """The assumption of formats of kept sessions, for the notes."""
@@ -119,10 +120,7 @@ def placed(messages: Any, place: str) -> list[tuple[str, Mapping[str, Any]]]:
         found = [(f"{place}[{number}]", one) for number, one in enumerate(messages)]
     else:
         raise MalformedError(f"{place}: expected messages, got {type(messages).__name__}")
-    for where, one in found:
-        if not isinstance(one, dict):
-            raise MalformedError(f"{where}: expected an object, got {type(one).__name__}")
-    return found
+    return [(where, object_at(one, where)) for where, one in found]
 
 
 def names_above(nodes: Mapping[str, Any], name: str, field: str) -> list[str]:
@@ -139,17 +137,13 @@ def time_in(message: Mapping[str, Any], field: str, place: str) -> int | float |
     """When a message was written, if it has that time."""
     if message.get(field) is None:
         return None
-    try:
+    with errors_at(place):
         return number_or_date(message, field)
-    except MalformedError as error:
-        raise MalformedError(f"{place}.{error}") from None
 
 
 def counted_in(counts: Any, fields: Sequence[str], place: str) -> int | None:
     """The sum of some counts; None if the first one is missing."""
     if inside(counts, fields[0]) is None:
         return None
-    try:
+    with errors_at(place):
         return sum(whole(counts, one, usual=0) for one in fields)
-    except MalformedError as error:
-        raise MalformedError(f"{place}.{error}") from None

@@ -10,25 +10,17 @@ from typing import Any
 from kv_sim.replay.readers.chats.chat import chat, user
 from kv_sim.replay.readers.fields import number, text_of, whole
 from kv_sim.replay.readers.format import Container, Format, Turns
-from kv_sim.replay.readers.record import MalformedError, Record
+from kv_sim.replay.readers.record import Record
 from kv_sim.replay.readers.requests.text import ASSUMED
+from kv_sim.replay.readers.required import errors_at, objects_at, text_at
 
 
 def _parse(record: Mapping[str, Any]) -> Iterator[Record]:
-    time, requests = number(record, "timestamp"), record["requests"]
-    if not isinstance(requests, list):
-        raise MalformedError(f"requests: expected a list, got {type(requests).__name__}")
-    for index, request in enumerate(requests):
-        if not isinstance(request, dict):
-            raise MalformedError(f"requests[{index}]: expected an object, got {type(request).__name__}")
-        prompt = request.get("prompt")
-        if not isinstance(prompt, str):
-            raise MalformedError(f"requests[{index}].prompt: expected text, got {type(prompt).__name__}")
-        try:
+    time = number(record, "timestamp")
+    for place, request in objects_at(record["requests"], "requests"):
+        text = chat(user(text_at(request.get("prompt"), f"{place}.prompt")))
+        with errors_at(place):
             answer = whole(request, "output_length", usual=0)
-        except MalformedError as error:
-            raise MalformedError(f"requests[{index}].{error}") from None
-        text = chat(user(prompt))
         yield Record(time, 0, answer, None, text_of(request, "session_id"), text=text)
 
 

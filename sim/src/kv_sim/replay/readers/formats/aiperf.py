@@ -21,6 +21,7 @@ from kv_sim.replay.readers.json_values import inside, object_in
 from kv_sim.replay.readers.record import DelayedRecord, MalformedError, Moment, Record
 from kv_sim.replay.readers.requests.text import ASSUMED
 from kv_sim.replay.readers.requests.turns import TURN_SECONDS
+from kv_sim.replay.readers.required import errors_at, list_at, object_at, objects_at
 
 _MINUTE: Final = TURN_SECONDS * 1000
 _SENT: Final = "request_start_ns"
@@ -75,10 +76,7 @@ def _texts_in(responses: Any) -> Iterator[Any]:
 def _asked(record: Mapping[str, Any]) -> Mapping[str, Any]:
     """The request to an API in a record."""
     if record.get("payload") is not None:
-        payload = record["payload"]
-        if not isinstance(payload, dict):
-            raise MalformedError(f"payload: expected an object, got {type(payload).__name__}")
-        return payload
+        return object_at(record["payload"], "payload")
     if record.get("messages") is not None:
         return record
     return user(_text(record, ""))
@@ -128,24 +126,16 @@ AIPERF = Format(
 
 
 def _parse_turns(record: Mapping[str, Any]) -> Iterator[Record]:
-    turns = record["turns"]
-    if not isinstance(turns, list):
-        raise MalformedError(f"turns: expected a list, got {type(turns).__name__}")
-    session = text_of(record, "session_id")
+    turns, session = list_at(record["turns"], "turns"), text_of(record, "session_id")
     before: list[dict[str, str]] = []
-    for index, turn in enumerate(turns):
-        place = f"turns[{index}]"
-        if not isinstance(turn, dict):
-            raise MalformedError(f"{place}: expected an object, got {type(turn).__name__}")
+    for index, (place, turn) in enumerate(objects_at(turns, "turns")):
         said = {"role": text_of(turn, "role") or "user", "content": _text(turn, f"{place}.")}
         if not index and index + 1 < len(turns) and _is_said_before(turn):
             before = [said]  # sent together with what follows it
             continue
-        try:
+        with errors_at(place):
             time, delay = _when(turn)
             tokens = _answered(turn)
-        except MalformedError as error:
-            raise MalformedError(f"{place}.{error}") from None
         text = chat({"messages": [*before, said]})
         yield DelayedRecord(time, 0, tokens, None, session, text=text, delay=delay)
         before = []
@@ -192,10 +182,7 @@ TURNS = Format(
 
 
 def _parse_inputs(record: Mapping[str, Any]) -> Iterator[Record]:
-    sessions = record["data"]
-    if not isinstance(sessions, list):
-        raise MalformedError(f"data: expected a list, got {type(sessions).__name__}")
-    found = [_payloads_of(session, place) for place, session in enumerate(sessions)]
+    found = [_payloads_of(session, place) for place, session in enumerate(list_at(record["data"], "data"))]
     if _only_add(found):
         found = [_whole(payloads) for payloads in found]
     for place, payloads in enumerate(found):
@@ -206,13 +193,7 @@ def _parse_inputs(record: Mapping[str, Any]) -> Iterator[Record]:
 
 def _payloads_of(session: Any, place: int) -> list[Mapping[str, Any]]:
     payloads = session.get("payloads", session.get("payload")) if isinstance(session, dict) else None
-    if not isinstance(payloads, list):
-        raise MalformedError(f"data[{place}].payloads: expected a list, got {type(payloads).__name__}")
-    odd = next((turn for turn, one in enumerate(payloads) if not isinstance(one, dict)), None)
-    if odd is not None:
-        got = type(payloads[odd]).__name__
-        raise MalformedError(f"data[{place}].payloads[{odd}]: expected an object, got {got}")
-    return payloads
+    return [payload for _, payload in objects_at(payloads, f"data[{place}].payloads")]
 
 
 def _only_add(sessions: list[list[Mapping[str, Any]]]) -> bool:

@@ -6,10 +6,11 @@ The hashes are a server's; without them the prompt is used. Milliseconds.
 from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
-from kv_sim.replay.readers.fields import ids_in, number, text_of, whole
+from kv_sim.replay.readers.fields import ids_in, number, positive, text_of, whole
 from kv_sim.replay.readers.format import Format
-from kv_sim.replay.readers.record import MalformedError, Record
+from kv_sim.replay.readers.record import Record
 from kv_sim.replay.readers.requests.text import ASSUMED
+from kv_sim.replay.readers.required import text_at
 
 _TIME: Final = "timestamp_start_unix_ms"
 _SESSIONS: Final = ("provided_session_id", "poor_man_session_id")
@@ -19,9 +20,7 @@ _NONE: Final[tuple[Any, ...]] = (None, "", "[]", [])
 
 def _parse_hashes(record: Mapping[str, Any]) -> Iterator[Record]:
     ids = [] if record.get("total_hashes") in _NONE else ids_in(record, "total_hashes")
-    block = None if record.get("block_size") in _NONE else whole(record, "block_size")
-    if block == 0:
-        raise MalformedError("block_size: expected at least 1, got 0")
+    block = None if record.get("block_size") in _NONE else positive(record, "block_size")
     yield Record(
         number(record, _TIME),
         whole(record, "input_tokens"),
@@ -34,9 +33,7 @@ def _parse_hashes(record: Mapping[str, Any]) -> Iterator[Record]:
 
 
 def _parse_text(record: Mapping[str, Any]) -> Iterator[Record]:
-    prompt = record["prompt"]
-    if not isinstance(prompt, str):
-        raise MalformedError(f"prompt: expected text, got {type(prompt).__name__}")
+    prompt = text_at(record["prompt"], "prompt")
     yield Record(
         number(record, _TIME),
         0,

@@ -9,12 +9,14 @@ from typing import Any
 from kv_sim.replay.readers.fields import number, text_of, whole
 from kv_sim.replay.readers.format import Container, Format
 from kv_sim.replay.readers.record import MalformedError, Record
+from kv_sim.replay.readers.required import list_at
 
 
 def _parse(record: Mapping[str, Any]) -> Iterator[Record]:
-    inputs, outputs = _list(record, "input_lens"), _list(record, "output_lens")
-    times = None if record.get("start_times") is None else _list(record, "start_times")
-    errors = None if record.get("errors") is None else _list(record, "errors")
+    inputs, outputs = (list_at(record[field], field) for field in ("input_lens", "output_lens"))
+    times, errors = (
+        None if record.get(field) is None else list_at(record[field], field) for field in ("start_times", "errors")
+    )
     for field, found in (("output_lens", outputs), ("start_times", times), ("errors", errors or None)):
         if found is not None and len(found) != len(inputs):
             raise MalformedError(f"{field}: expected {len(inputs)}, as many as input_lens, got {len(found)}")
@@ -33,13 +35,6 @@ def _parse(record: Mapping[str, Any]) -> Iterator[Record]:
             model=model,
             has_failed=bool(errors and errors[index]),
         )
-
-
-def _list(record: Mapping[str, Any], field: str) -> list[Any]:
-    value = record[field]
-    if not isinstance(value, list):
-        raise MalformedError(f"{field}: expected a list, got {type(value).__name__}")
-    return value
 
 
 BENCH = Format(

@@ -17,6 +17,7 @@ from kv_sim.replay.readers.format import Container, Format
 from kv_sim.replay.readers.json_values import inside, json_in, object_in
 from kv_sim.replay.readers.record import MalformedError, Record
 from kv_sim.replay.readers.requests.text import ASSUMED
+from kv_sim.replay.readers.required import errors_at, object_at, text_at
 
 
 def _requests(
@@ -47,7 +48,9 @@ _OUTPUT: Final = "captureData.endpointOutput"
 
 
 def _parse_sagemaker(record: Mapping[str, Any]) -> Iterator[Record]:
-    time = _within("eventMetadata", record["eventMetadata"], "inferenceTime")
+    metadata = object_at(record["eventMetadata"], "eventMetadata")
+    with errors_at("eventMetadata"):
+        time = number_or_date(metadata, "inferenceTime")
     captured = record["captureData"]
     sent = _payload(_INPUT, inside(captured, "endpointInput"))
     asked = object_in(sent)
@@ -67,21 +70,9 @@ def _parse_sagemaker(record: Mapping[str, Any]) -> Iterator[Record]:
     )
 
 
-def _within(place: str, value: Any, field: str) -> int | float:
-    """The time in a field of an object."""
-    if not isinstance(value, dict):
-        raise MalformedError(f"{place}: expected an object, got {type(value).__name__}")
-    try:
-        return number_or_date(value, field)
-    except MalformedError as error:
-        raise MalformedError(f"{place}.{error}") from None
-
-
 def _payload(place: str, entry: Any) -> str:
     """The request or the answer, as text."""
-    data = inside(entry, "data")
-    if not isinstance(data, str):
-        raise MalformedError(f"{place}.data: expected text, got {type(data).__name__}")
+    data = text_at(inside(entry, "data"), f"{place}.data")
     encoding = inside(entry, "encoding")
     if encoding == "JSON":
         return data
@@ -143,10 +134,8 @@ def _parse_bedrock(record: Mapping[str, Any]) -> Iterator[Record]:
         raise MalformedError(f"input.inputBodyJson: expected what a model was asked, as an object, got {got}")
     asked = _as_usual(asked)
     counts = record.get("output")
-    try:
+    with errors_at("output"):
         answer = whole(counts, "outputTokenCount", usual=0) if isinstance(counts, dict) else 0
-    except MalformedError as error:
-        raise MalformedError(f"output.{error}") from None
     told = sum(count_in(record["input"], field) or 0 for field in _TOLD) or None
     model = text_of(record, "modelId")
     cached = cached_of(record["input"], _TOLD[1])

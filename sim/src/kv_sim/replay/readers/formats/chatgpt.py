@@ -12,8 +12,9 @@ from kv_sim.replay.readers.chats.messages import Answered, Said, names_above, pl
 from kv_sim.replay.readers.fields import session_of, text_of
 from kv_sim.replay.readers.format import Container, Format
 from kv_sim.replay.readers.json_values import inside
-from kv_sim.replay.readers.record import MalformedError, Record
+from kv_sim.replay.readers.record import Record
 from kv_sim.replay.readers.requests.text import ASSUMED
+from kv_sim.replay.readers.required import object_at
 
 _TEXTS: Final = ("text", "result", "user_profile", "user_instructions", "model_set_context")
 """Fields with the text of a content without parts, whatever its type."""
@@ -22,9 +23,7 @@ _MEDIA: Final = ("image", "audio", "video", "file")
 
 
 def _parse(record: Mapping[str, Any]) -> Iterator[Record]:
-    nodes = record["mapping"]
-    if not isinstance(nodes, dict):
-        raise MalformedError(f"mapping: expected an object, got {type(nodes).__name__}")
+    nodes = object_at(record["mapping"], "mapping")
     placed(nodes, "mapping")
     spoken = {name: _said(node.get("message"), f"mapping.{name}.message") for name, node in nodes.items()}
     for name, node in nodes.items():

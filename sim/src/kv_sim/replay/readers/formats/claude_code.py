@@ -14,7 +14,7 @@ from typing import Any, Final
 from kv_sim.replay.readers.chats.cached import cached_of
 from kv_sim.replay.readers.chats.chat import chat
 from kv_sim.replay.readers.fields import number_or_date, text_of, whole
-from kv_sim.replay.readers.format import Container, Format
+from kv_sim.replay.readers.format import kept_sessions
 from kv_sim.replay.readers.record import MalformedError, Record
 from kv_sim.replay.readers.requests.text import ASSUMED
 
@@ -187,18 +187,14 @@ def _usual(usage: Line) -> Line:
     }
 
 
-CLAUDE_CODE = Format(
+CLAUDE_CODE = kept_sessions(
     "claude-code",
     f"transcripts of Claude Code, JSON lines: type, sessionId, of messages uuid, parentUuid, message; {ASSUMED}",
-    Container.JSON,
     (),
     _parse,
-    gather=_gather,
-    overlaps=True,
-    sessions_go_on=True,
+    _gather,
     comes_once=True,
     matches=lambda record: "type" in record and any(field in record for field in _BEGINS),
     looked_for=f"type and {_BEGINS[0]}, {_BEGINS[1]} or {_BEGINS[2]}",
-    is_text=True,
     assumes="system prompts and tools, which a transcript leaves out, are not counted",
 )

@@ -11,7 +11,7 @@ from kv_sim.replay.readers.chats.chat import ANSWERS
 from kv_sim.replay.readers.chats.messages import Answered, Heard, Said, counted_in, request, said, time_in
 from kv_sim.replay.readers.chats.parts import as_json
 from kv_sim.replay.readers.fields import text_of
-from kv_sim.replay.readers.format import Container, Format
+from kv_sim.replay.readers.format import kept_sessions
 from kv_sim.replay.readers.json_values import inside
 from kv_sim.replay.readers.record import Record
 from kv_sim.replay.readers.requests.text import ASSUMED
@@ -68,18 +68,14 @@ def _part(part: Any) -> Any:
     return as_json(part.get("content")) if kind == "tool_result" else part
 
 
-CLINE = Format(
+CLINE = kept_sessions(
     "cline",
     f"api_conversation_history.json of Cline and Roo Code: messages of role, content, ts (ms); {ASSUMED}",
-    Container.JSON,
     ("role", "content", "ts"),
     _parse,
+    _gather,
     unit_seconds=1e-3,
-    gather=_gather,
-    overlaps=True,
-    sessions_go_on=True,
     matches=lambda record: record["role"] in ("user", ANSWERS) and isinstance(record["ts"], (int, float)),
     looked_for="a role of user or assistant",
-    is_text=True,
     assumes="the system prompt and tools, which such a file leaves out, are not counted",
 )

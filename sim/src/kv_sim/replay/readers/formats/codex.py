@@ -14,7 +14,7 @@ from typing import Any, Final
 from kv_sim.replay.readers.chats.cached import cached_of
 from kv_sim.replay.readers.chats.chat import ANSWERS, chat
 from kv_sim.replay.readers.fields import number_or_date, text_of, whole
-from kv_sim.replay.readers.format import Container, Format
+from kv_sim.replay.readers.format import kept_sessions
 from kv_sim.replay.readers.json_values import inside
 from kv_sim.replay.readers.record import MalformedError, Record
 from kv_sim.replay.readers.requests.text import ASSUMED
@@ -150,15 +150,11 @@ def _parse(record: Line) -> Iterator[Record]:
     )
 
 
-CODEX = Format(
+CODEX = kept_sessions(
     "codex",
     f"rollouts of Codex, JSON lines: timestamp, type, payload; {ASSUMED}",
-    Container.JSON,
     ("timestamp", "type", "payload"),
     _parse,
-    gather=_gather,
-    overlaps=True,
-    sessions_go_on=True,
-    is_text=True,
+    _gather,
     assumes="tools, which a rollout leaves out, are not counted",
 )

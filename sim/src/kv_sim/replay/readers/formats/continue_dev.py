@@ -12,9 +12,10 @@ from kv_sim.replay.readers.chats.messages import LEFT_OUT
 from kv_sim.replay.readers.fields import text_of
 from kv_sim.replay.readers.format import Container, Format
 from kv_sim.replay.readers.json_values import objects_in
-from kv_sim.replay.readers.record import MalformedError, Record
+from kv_sim.replay.readers.record import Record
 from kv_sim.replay.readers.requests.text import ASSUMED
 from kv_sim.replay.readers.requests.turns import TURN_SECONDS
+from kv_sim.replay.readers.required import object_at
 
 _HISTORY: Final = "history"
 _LISTED: Final = "dateCreated"
@@ -36,9 +37,7 @@ def _parse(record: Mapping[str, Any]) -> Iterator[Record]:
 def _messages(history: list[Mapping[str, Any]]) -> Iterator[Mapping[str, Any]]:
     """Messages as an API gets them."""
     for number, item in enumerate(history):
-        message = item.get("message")
-        if not isinstance(message, dict):
-            raise MalformedError(f"{_HISTORY}[{number}].message: expected an object, got {type(message).__name__}")
+        message = object_at(item.get("message"), f"{_HISTORY}[{number}].message")
         if message.get("role") == _THOUGHT:
             continue
         content = message.get("content")

@@ -22,7 +22,7 @@ from kv_sim.replay.readers.chats.messages import (
 )
 from kv_sim.replay.readers.chats.parts import as_json
 from kv_sim.replay.readers.fields import text_of
-from kv_sim.replay.readers.format import Container, Format
+from kv_sim.replay.readers.format import kept_sessions
 from kv_sim.replay.readers.json_values import inside
 from kv_sim.replay.readers.record import MalformedError, Record
 from kv_sim.replay.readers.requests.text import ASSUMED
@@ -138,17 +138,13 @@ def _parse(record: Line) -> Iterator[Record]:
     )
 
 
-COPILOT_CLI = Format(
+COPILOT_CLI = kept_sessions(
     "copilot-cli",
     f"sessions of Copilot CLI, events.jsonl: type, data, id, timestamp (dates); {ASSUMED}",
-    Container.JSON,
     _FIELDS,
     _parse,
-    gather=_gather,
-    overlaps=True,
-    sessions_go_on=True,
+    _gather,
     matches=lambda record: isinstance(record["type"], str) and record["type"].startswith(_BEGINS),
     looked_for="a type as session.start",
-    is_text=True,
     assumes=LEFT_OUT,
 )

@@ -15,6 +15,7 @@ from kv_sim.replay.readers.guess import UNITS, guess_unit
 from kv_sim.replay.readers.record import MalformedError, Moment, Record
 from kv_sim.replay.readers.requests.text import ASSUMED
 from kv_sim.replay.readers.requests.turns import TURN_SECONDS
+from kv_sim.replay.readers.required import errors_at
 
 _BY_ITS_END: Final = "conversation_hash"
 """A field of WildChat's records, whose time is that of the last turn."""
@@ -46,10 +47,8 @@ def _from_its_begin(record: Mapping[str, Any], field: str) -> Iterator[Record]:
 
 
 def _time(messages: list[Mapping[str, Any]], place: int, field: str) -> int | float | None:
-    try:
+    with errors_at(f"{field}[{place}]"):
         return time_of(messages[place])
-    except MalformedError as error:
-        raise MalformedError(f"{field}[{place}].{error}") from None
 
 
 def _is_dated(record: Mapping[str, Any]) -> bool:

@@ -12,8 +12,9 @@ from kv_sim.replay.readers.chats.messages import Answered, Said, names_above, pl
 from kv_sim.replay.readers.fields import text_of
 from kv_sim.replay.readers.format import Container, Format
 from kv_sim.replay.readers.json_values import inside, objects_in
-from kv_sim.replay.readers.record import MalformedError, Record
+from kv_sim.replay.readers.record import Record
 from kv_sim.replay.readers.requests.text import ASSUMED
+from kv_sim.replay.readers.required import errors_at, object_at
 
 _TIME: Final = "inserted_at"
 _FRAGMENTS: Final = "fragments"
@@ -22,9 +23,7 @@ _THOUGHTS: Final = "reasoning_content"
 
 
 def _parse(record: Mapping[str, Any]) -> Iterator[Record]:
-    nodes = record["mapping"]
-    if not isinstance(nodes, dict):
-        raise MalformedError(f"mapping: expected an object, got {type(nodes).__name__}")
+    nodes = object_at(record["mapping"], "mapping")
     placed(nodes, "mapping")
     messages = {name: node["message"] for name, node in nodes.items() if isinstance(node.get("message"), dict)}
     above = {name: [one for one in names_above(nodes, name, "parent") if one in messages] for name in messages}
@@ -55,12 +54,10 @@ def _is_answer(message: Mapping[str, Any], depth: int) -> bool:
 
 def _said(message: Mapping[str, Any], place: str, *, is_answer: bool) -> Said:
     time = time_in(message, _TIME, place)
-    try:
+    with errors_at(place):
         parts: list[Any] = [*_texts(message, (_REQUEST, _RESPONSE), "content")]
         if not is_answer:
             parts += [{**file, "type": "file"} for file in objects_in(message, "files")]
-    except MalformedError as error:
-        raise MalformedError(f"{place}.{error}") from None
     return said(ANSWERS if is_answer else "user", parts, place, time)
 
 

@@ -8,9 +8,10 @@ from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
 from kv_sim.replay.readers.chats.cached import cached_of
-from kv_sim.replay.readers.fields import id_list, name_of, number, text_of, whole
+from kv_sim.replay.readers.fields import id_list, name_of, number, positive, text_of, whole
 from kv_sim.replay.readers.format import Container, Format
-from kv_sim.replay.readers.record import MalformedError, Record
+from kv_sim.replay.readers.record import Record
+from kv_sim.replay.readers.required import errors_at, object_at
 
 _SCHEMA: Final = "dynamo.request.trace."
 _END: Final = "request_end"
@@ -25,20 +26,14 @@ def _parse(record: Mapping[str, Any]) -> Iterator[Record]:
     event = _event_of(record)
     if event.get("event_type") != _END:
         return
-    request = _object_in(event, "request", "request")
-    replay = _object_in(request, "replay", "request.replay")
-    try:
+    request = object_at(event.get("request"), "request")
+    replay = object_at(request.get("replay"), "request.replay")
+    with errors_at("request"):
         time = _arrival_of(event, request)
         answer = whole(request, "output_tokens", usual=0)
-    except MalformedError as error:
-        raise MalformedError(f"request.{error}") from None
-    try:
+    with errors_at("request.replay"):
         tokens, ids = whole(replay, "input_length"), id_list(replay, "input_sequence_hashes")
-        size = whole(replay, "trace_block_size")
-        if not size:
-            raise MalformedError("trace_block_size: expected at least 1, got 0")
-    except MalformedError as error:
-        raise MalformedError(f"request.replay.{error}") from None
+        size = positive(replay, "trace_block_size")
     context = event.get("agent_context")
     yield Record(
         time,
@@ -51,13 +46,6 @@ def _parse(record: Mapping[str, Any]) -> Iterator[Record]:
         name=name_of(request),
         cached_tokens=cached_of(request),
     )
-
-
-def _object_in(outer: Mapping[str, Any], field: str, place: str) -> Mapping[str, Any]:
-    value = outer.get(field)
-    if isinstance(value, dict):
-        return value
-    raise MalformedError(f"{place}: expected an object, got {type(value).__name__}")
 
 
 def _arrival_of(event: Mapping[str, Any], request: Mapping[str, Any]) -> int | float:

@@ -22,7 +22,7 @@ from kv_sim.replay.readers.chats.messages import (
 )
 from kv_sim.replay.readers.chats.parts import as_json
 from kv_sim.replay.readers.fields import text_of
-from kv_sim.replay.readers.format import Container, Format
+from kv_sim.replay.readers.format import kept_sessions
 from kv_sim.replay.readers.json_values import inside, objects_in
 from kv_sim.replay.readers.record import MalformedError, Record
 from kv_sim.replay.readers.requests.text import ASSUMED
@@ -160,18 +160,14 @@ def _is_session(record: Line) -> bool:
     return "projectHash" in record or ("messageId" in record and "message" in record)
 
 
-GEMINI_CLI = Format(
+GEMINI_CLI = kept_sessions(
     "gemini-cli",
     f"sessions of Gemini CLI, JSON (lines): sessionId, projectHash, messages of id, timestamp, type; {ASSUMED}",
-    Container.JSON,
     (),
     _parse,
-    gather=_gather,
-    overlaps=True,
-    sessions_go_on=True,
+    _gather,
     comes_once=True,
     matches=_is_session,
     looked_for="sessionId and projectHash",
-    is_text=True,
     assumes=LEFT_OUT,
 )

@@ -10,7 +10,7 @@ from kv_sim.replay.readers.chats.chat import ANSWERS
 from kv_sim.replay.readers.chats.messages import LEFT_OUT, Answered, Heard, Said, request, said, time_in
 from kv_sim.replay.readers.chats.parts import as_json
 from kv_sim.replay.readers.fields import text_of
-from kv_sim.replay.readers.format import Container, Format
+from kv_sim.replay.readers.format import kept_sessions
 from kv_sim.replay.readers.json_values import inside
 from kv_sim.replay.readers.record import Record
 from kv_sim.replay.readers.requests.text import ASSUMED
@@ -88,17 +88,13 @@ def _part(part: Any) -> Any:
     return part if field is None else as_json(part.get(field))
 
 
-GOOSE = Format(
+GOOSE = kept_sessions(
     "goose",
     f"sessions of goose, JSON lines or JSON: working_dir, messages of role, created (s), content; {ASSUMED}",
-    Container.JSON,
     ("working_dir",),
     _parse,
-    gather=_gather,
-    overlaps=True,
-    sessions_go_on=True,
+    _gather,
     matches=lambda record: _ALL in record or "message_count" in record,
     looked_for=f"message_count or {_ALL}",
-    is_text=True,
     assumes=LEFT_OUT,
 )

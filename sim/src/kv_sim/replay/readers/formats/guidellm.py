@@ -11,8 +11,9 @@ from kv_sim.replay.readers.chats.counts import count_in
 from kv_sim.replay.readers.fields import number, text_of, whole
 from kv_sim.replay.readers.format import Container, Format
 from kv_sim.replay.readers.json_values import inside
-from kv_sim.replay.readers.record import MalformedError, Record
+from kv_sim.replay.readers.record import Record
 from kv_sim.replay.readers.requests.text import ASSUMED
+from kv_sim.replay.readers.required import errors_at, list_at, object_at, objects_at
 
 _BROKEN: Final = "errored"
 _KINDS: Final = ("successful", "incomplete", _BROKEN)
@@ -20,30 +21,18 @@ _STARTS: Final = ("request_start_time", "start_time")
 
 
 def _parse(record: Mapping[str, Any]) -> Iterator[Record]:
-    benchmarks = record["benchmarks"]
-    if not isinstance(benchmarks, list):
-        raise MalformedError(f"benchmarks: expected a list, got {type(benchmarks).__name__}")
+    benchmarks = list_at(record["benchmarks"], "benchmarks")
     found = [one for index, benchmark in enumerate(benchmarks) for one in _requests(benchmark, index)]
     for time, place, request in sorted(found, key=lambda one: one[0]):  # they are in the order of their ends
-        try:
+        with errors_at(place):
             yield from _sent(time, request, has_failed=f".{_BROKEN}[" in place)
-        except MalformedError as error:
-            raise MalformedError(f"{place}.{error}") from None
 
 
 def _requests(benchmark: Any, index: int) -> Iterator[tuple[int | float, str, Mapping[str, Any]]]:
-    kinds = inside(benchmark, "requests")
-    if not isinstance(kinds, dict):
-        raise MalformedError(f"benchmarks[{index}].requests: expected an object, got {type(kinds).__name__}")
+    place = f"benchmarks[{index}].requests"
+    kinds = object_at(inside(benchmark, "requests"), place)
     for kind in _KINDS:
-        requests = kinds.get(kind) or []
-        if not isinstance(requests, list):
-            got = type(requests).__name__
-            raise MalformedError(f"benchmarks[{index}].requests.{kind}: expected a list, got {got}")
-        for place, request in enumerate(requests):
-            where = f"benchmarks[{index}].requests.{kind}[{place}]"
-            if not isinstance(request, dict):
-                raise MalformedError(f"{where}: expected an object, got {type(request).__name__}")
+        for where, request in objects_at(kinds.get(kind) or [], f"{place}.{kind}"):
             field = next((field for field in _STARTS if request.get(field) is not None), None)
             if field is not None:  # otherwise it was never sent
                 yield number(request, field), where, request

@@ -21,7 +21,7 @@ from kv_sim.replay.readers.chats.messages import (
 )
 from kv_sim.replay.readers.chats.parts import as_json
 from kv_sim.replay.readers.fields import text_of
-from kv_sim.replay.readers.format import Container, Format
+from kv_sim.replay.readers.format import kept_sessions
 from kv_sim.replay.readers.json_values import inside, objects_in
 from kv_sim.replay.readers.record import Record
 from kv_sim.replay.readers.requests.text import ASSUMED
@@ -166,17 +166,13 @@ def _is_kept(record: Line) -> bool:
     return isinstance(first, dict) and _BY_USER in first and _NAME in first
 
 
-LIBRECHAT = Format(
+LIBRECHAT = kept_sessions(
     "librechat",
     f"chats of LibreChat, JSON: messages of messageId, parentMessageId, isCreatedByUser, createdAt; {ASSUMED}",
-    Container.JSON,
     (),
     _parse,
-    gather=_gather,
-    overlaps=True,
-    sessions_go_on=True,
+    _gather,
     matches=_is_kept,
     looked_for=f"{_NAME} and {_BY_USER}, or messages with them",
-    is_text=True,
     assumes="what LibreChat adds (tools, files, what it searches) is not counted",
 )

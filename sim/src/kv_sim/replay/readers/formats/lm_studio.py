@@ -18,6 +18,7 @@ from kv_sim.replay.readers.json_values import inside, objects_in
 from kv_sim.replay.readers.record import MalformedError, Moment, Record
 from kv_sim.replay.readers.requests.text import ASSUMED
 from kv_sim.replay.readers.requests.turns import TURN_SECONDS
+from kv_sim.replay.readers.required import errors_at
 
 Part = Mapping[str, Any]
 
@@ -68,10 +69,8 @@ def _system_of(record: Mapping[str, Any]) -> str | None:
 
 def _steps_of(version: Part, where: str) -> Iterator[tuple[list[Part], list[Part]]]:
     """The blocks of an answer in turns: the model's, and then tool results."""
-    try:
+    with errors_at(where):
         steps = objects_in(version, "steps") if "steps" in version else [version]
-    except MalformedError as error:
-        raise MalformedError(f"{where}.{error}") from None
     mine: list[Part] = []
     back: list[Part] = []
     for block in steps:

@@ -6,15 +6,13 @@ A chunk's hash covers only tokens: two models have the same hashes for one promp
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from kv_sim.replay.readers.fields import id_list, number, text_of, whole
+from kv_sim.replay.readers.fields import id_list, number, positive, text_of, whole
 from kv_sim.replay.readers.format import Container, Format
-from kv_sim.replay.readers.record import MalformedError, Record
+from kv_sim.replay.readers.record import Record
 
 
 def _parse(record: Mapping[str, Any]) -> Iterator[Record]:
-    chunk = whole(record, "chunk_size")
-    if not chunk:
-        raise MalformedError("chunk_size: expected at least 1, got 0")
+    chunk = positive(record, "chunk_size")
     yield Record(
         number(record, "timestamp"),
         whole(record, "seq_len"),

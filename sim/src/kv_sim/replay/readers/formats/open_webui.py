@@ -15,8 +15,9 @@ from kv_sim.replay.readers.chats.messages import names_above
 from kv_sim.replay.readers.fields import number_or_date, text_of, whole
 from kv_sim.replay.readers.format import Container, Format
 from kv_sim.replay.readers.json_values import inside, objects_in
-from kv_sim.replay.readers.record import MalformedError, Record
+from kv_sim.replay.readers.record import Record
 from kv_sim.replay.readers.requests.text import ASSUMED
+from kv_sim.replay.readers.required import errors_at, object_at
 
 _THOUGHT: Final = re.compile(r'<details type="reasoning".*?</details>\s*', re.DOTALL)
 _PROMPT: Final = ("prompt_tokens", "input_tokens", "prompt_eval_count")
@@ -27,20 +28,15 @@ _ANSWER: Final = ("completion_tokens", "output_tokens", "eval_count")
 
 
 def _parse(record: Mapping[str, Any]) -> Iterator[Record]:
-    messages = _messages_of(record)
-    if not isinstance(messages, dict):
-        raise MalformedError(f"chat.history.messages: expected an object, got {type(messages).__name__}")
+    messages = object_at(_messages_of(record), "chat.history.messages")
     system = inside(inside(record["chat"], "params"), "system")
-    for name, message in messages.items():
+    for name in messages:
         place = f"chat.history.messages.{name}"
-        if not isinstance(message, dict):
-            raise MalformedError(f"{place}: expected an object, got {type(message).__name__}")
+        message = object_at(messages[name], place)
         above = [_sent(messages[one]) for one in names_above(messages, name, "parentId")]
         if message.get("role") == ANSWERS and above:
-            try:
+            with errors_at(place):
                 yield _request(message, chat({"system": system, "messages": above}), record)
-            except MalformedError as error:
-                raise MalformedError(f"{place}.{error}") from None
 
 
 def _messages_of(record: Mapping[str, Any]) -> Any:

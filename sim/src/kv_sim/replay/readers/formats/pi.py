@@ -22,7 +22,7 @@ from kv_sim.replay.readers.chats.messages import (
 )
 from kv_sim.replay.readers.chats.parts import as_json
 from kv_sim.replay.readers.fields import text_of
-from kv_sim.replay.readers.format import Container, Format
+from kv_sim.replay.readers.format import kept_sessions
 from kv_sim.replay.readers.json_values import inside
 from kv_sim.replay.readers.record import Record
 from kv_sim.replay.readers.requests.text import ASSUMED
@@ -116,18 +116,14 @@ def _time(line: Line) -> int | float | None:
     return time_in(line, "timestamp", f"entry {text_of(line, 'id')}")
 
 
-PI = Format(
+PI = kept_sessions(
     "pi",
     f"sessions of pi, JSON lines: type (the first one session), id, parentId, timestamp, message; {ASSUMED}",
-    Container.JSON,
     (),
     _parse,
-    gather=_gather,
-    overlaps=True,
-    sessions_go_on=True,
+    _gather,
     comes_once=True,
     matches=lambda record: record.get("type") == "session" and {"id", "timestamp", "cwd"} <= record.keys(),
     looked_for="type session, id, timestamp, cwd in the first line",
-    is_text=True,
     assumes=LEFT_OUT,
 )

@@ -8,7 +8,7 @@ prompt were cached when it began to run; a connector loaded ``loaded_tokens`` of
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from kv_sim.replay.readers.fields import id_list, number, whole
+from kv_sim.replay.readers.fields import id_list, number, positive, whole
 from kv_sim.replay.readers.format import Container, Format
 from kv_sim.replay.readers.record import MalformedError, Record
 from kv_sim.replay.trace import EngineMemory
@@ -16,9 +16,7 @@ from kv_sim.replay.units import MOST_BYTES
 
 
 def _parse(record: Mapping[str, Any]) -> Iterator[Record]:
-    block = whole(record, "block_size")
-    if not block:
-        raise MalformedError("block_size: expected at least 1, got 0")
+    block = positive(record, "block_size")
     yield Record(
         number(record, "timestamp"),
         whole(record, "input_length"),

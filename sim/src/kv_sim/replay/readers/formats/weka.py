@@ -10,9 +10,10 @@ A request names its model, or the object around it names the only one.
 from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
-from kv_sim.replay.readers.fields import id_list, number, text_of, whole
+from kv_sim.replay.readers.fields import id_list, number, positive, text_of, whole
 from kv_sim.replay.readers.format import Container, Format
 from kv_sim.replay.readers.record import MalformedError, Record
+from kv_sim.replay.readers.required import errors_at, objects_at
 
 
 class _Around(NamedTuple):
@@ -31,9 +32,7 @@ class _Around(NamedTuple):
 
 
 def _parse(record: Mapping[str, Any]) -> Iterator[Record]:
-    block_tokens = whole(record, "block_size")
-    if not block_tokens:
-        raise MalformedError("block_size: expected at least 1, got 0")
+    block_tokens = positive(record, "block_size")
     scope = record.get("hash_id_scope", "local")
     if scope not in ("local", "global"):
         raise MalformedError(f"hash_id_scope: expected 'local' or 'global', got {scope!r}")
@@ -41,21 +40,13 @@ def _parse(record: Mapping[str, Any]) -> Iterator[Record]:
 
 
 def _requests(node: Mapping[str, Any], around: _Around, where: str) -> Iterator[Record]:
-    requests = node.get("requests")
-    if not isinstance(requests, list):
-        raise MalformedError(f"{where}: expected a list, got {type(requests).__name__}")
-    for index, request in enumerate(requests):
-        place = f"{where}[{index}]"
-        if not isinstance(request, dict):
-            raise MalformedError(f"{place}: expected an object, got {type(request).__name__}")
+    for place, request in objects_at(node.get("requests"), where):
         if request.get("type") == "subagent":
             inner = around.within(request, _begin_within(request))
             yield from _requests(request, inner, f"{place}.requests")
             continue
-        try:
+        with errors_at(place):
             yield _request(request, around)
-        except MalformedError as error:
-            raise MalformedError(f"{place}.{error}") from None
 
 
 def _request(request: Mapping[str, Any], around: _Around) -> Record:

@@ -90,14 +90,13 @@ def own_format(columns: Mapping[str, str], container: Container) -> Format:
     name = f"--columns {','.join(f'{part}={column}' for part, column in columns.items())}"
     if "conversation" in columns:
         return conversation_format(name, container, columns, _found_by(columns), _told_beside)
-    parse = _parser_of_prompts(columns) if "prompt" in columns else _parser_of_lengths(columns)
     unit = _unit_of(columns.get("time", ""))
     return Format(
         name,
         "columns that are named",
         container,
         (),
-        parse,
+        _parser_of(columns),
         unit_seconds=UNITS[unit or "s"],
         told_unit=unit and f"times count {unit}, as {columns['time']} is called (--time-unit)",
         is_text="prompt" in columns,
@@ -110,24 +109,16 @@ def _unit_of(column: str) -> str | None:
     return next((unit for unit, ends in _ENDS.items() if ends.search(column)), None)
 
 
-def _parser_of_lengths(columns: Mapping[str, str]) -> Parse:
+def _parser_of(columns: Mapping[str, str]) -> Parse:
     find = _found_by(columns)
 
     def parse(record: Mapping[str, Any]) -> Iterator[Record]:
         found = find(record)
         request = _request(columns, found)
-        request.input_tokens = _tokens_of_prompt(columns, record, found)
-        yield request
-
-    return parse
-
-
-def _parser_of_prompts(columns: Mapping[str, str]) -> Parse:
-    find = _found_by(columns)
-
-    def parse(record: Mapping[str, Any]) -> Iterator[Record]:
-        found = find(record)
-        request = _request(columns, found)
+        if "prompt" not in columns:
+            request.input_tokens = _tokens_of_prompt(columns, record, found)
+            yield request
+            return
         if "input" in columns:
             request.told_tokens = _tokens_of_prompt(columns, record, found)
         if "answer" in columns:
