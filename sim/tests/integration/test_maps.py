@@ -12,7 +12,7 @@ FOLDERS = {
     for source in [*ROOT.glob("packages/*/src"), ROOT / "sim" / "src"]
     for init in source.rglob("__init__.py")
 }
-OF_ONE_KIND = {"kv_sim/replay/readers/formats": r"(?m)^[A-Z_]+ = (Format|kept_sessions)\("}
+OF_ONE_KIND = {"kv_sim/replay/readers/formats": r"(?m)^[A-Z_]+ = (Format|kept_chats|kept_sessions)\("}
 """A folder that says that each file that it doesn't name is one of a kind, and what such a file has."""
 
 

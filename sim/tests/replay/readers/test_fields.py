@@ -138,7 +138,7 @@ def test_a_format_need_not_have_a_usual_block(tmp_path, monkeypatch):
     def parse(record):
         yield Record(0, record["length"], 1, record["ids"])
 
-    monkeypatch.setitem(FORMATS, "made", Format("made", "", Container.JSON, ("length", "ids"), parse))
+    monkeypatch.setitem(FORMATS, "made", Format("made", Container.JSON, ("length", "ids"), parse))
     file = tmp_path / "trace.jsonl"
     file.write_text('{"length": 900, "ids": [1, 2, 3, 4, 5, 6]}\n{"length": 901, "ids": [1]}\n')
     with pytest.raises(ConfigError) as caught:

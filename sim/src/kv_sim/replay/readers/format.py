@@ -1,11 +1,19 @@
 """``Format``: the description of one format of traces. What all formats share is done by the other modules."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from enum import Enum
-from typing import Any
+from operator import itemgetter
+from typing import Any, TypeAlias
 
 from kv_sim.replay.readers.record import Record
+
+Line: TypeAlias = Mapping[str, Any]
+Asked: TypeAlias = Iterator[tuple[int, Iterator[Record]]]
+"""The number of the line where an answer begins, and the requests for it, of each answer in a file.
+
+Requests are made when they are read: what is malformed is refused with the answer that needs it, and not earlier.
+"""
 
 
 class Container(Enum):
@@ -34,7 +42,6 @@ class Format:
     """One format of traces."""
 
     name: str
-    about: str
     container: Container | None
     """None: JSON or CSV. Records of any format may also be in columns."""
     fields: tuple[str, ...]
@@ -98,14 +105,25 @@ class Format:
         return all(field in record for field in self.fields) and self.matches(record)
 
 
+def kept_chats(
+    name: str, fields: tuple[str, ...], parse: Callable[[Mapping[str, Any]], Iterator[Record]], **more: Any
+) -> Format:
+    """A format in which a program keeps or exports its chats with all text, each whole in a record."""
+    return Format(name, Container.JSON, fields, parse, overlaps=True, is_text=True, **more)
+
+
 def kept_sessions(
     name: str,
-    about: str,
     fields: tuple[str, ...],
-    parse: Callable[[Mapping[str, Any]], Iterator[Record]],
-    gather: Callable[[Sequence[Mapping[str, Any]]], Iterator[tuple[int, Mapping[str, Any]]]],
+    requests: Callable[[Sequence[Line]], Asked],
     **more: Any,
 ) -> Format:
-    """A format in which an agent or a chat keeps its sessions, with all text; a session goes on in later lines."""
-    sessions = Format(name, about, Container.JSON, fields, parse, gather=gather, **more)
-    return replace(sessions, overlaps=True, sessions_go_on=True, is_text=True)
+    """A format in which a program keeps its sessions with all text, each in the lines of a file.
+
+    ``requests`` finds the answers in all lines of a file.
+    """
+
+    def gather(lines: Sequence[Line]) -> Iterator[tuple[int, Line]]:
+        return ((number, {"requests": found}) for number, found in requests(lines))
+
+    return kept_chats(name, fields, itemgetter("requests"), gather=gather, sessions_go_on=True, **more)

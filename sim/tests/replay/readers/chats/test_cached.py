@@ -10,7 +10,6 @@ from kv_api import ConfigError
 from kv_sim.replay.observed import NOTHING_SAID, Observation
 from kv_sim.replay.readers.account import Account
 from kv_sim.replay.readers.chats.cached import cached_among, cached_of
-from kv_sim.replay.readers.chats.messages import Said
 from kv_sim.replay.readers.format import Turns
 from kv_sim.replay.readers.formats.cline import CLINE
 from kv_sim.replay.readers.opening import open_trace
@@ -355,7 +354,8 @@ def test_what_cline_calls_cached_is_no_hit(observed):
         },
     ]
     assert observed(cline, name="api_conversation_history.json", format="cline")[2] == []
-    [request] = CLINE.parse({"above": [Said(["<|user|>abcd"], 1)], "answer": cline[1]})
+    [(_, found)] = CLINE.gather(cline)
+    [request] = CLINE.parse(found)
     assert (request.told_tokens, request.cached_tokens) == (PROMPT, None)
 
 

@@ -5,8 +5,8 @@ Messages are in a list, or each names the one above it; then a regenerated answe
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any, Final, cast
+from dataclasses import dataclass
+from typing import Any, Final, TypeAlias, TypeVar
 
 from kv_sim.replay.readers.chats.chat import ANSWERS, chat
 from kv_sim.replay.readers.fields import number_or_date, text_of, whole
@@ -17,6 +17,7 @@ from kv_sim.replay.readers.required import errors_at, object_at
 LEFT_OUT: Final = "the system prompt and tools, which a session leaves out, are not counted"
 """The assumption of formats of kept sessions, for the notes."""
 _PLACE: Final = "messages[0]."
+_Heard = TypeVar("_Heard")
 
 
 @dataclass(frozen=True)
@@ -33,21 +34,8 @@ class Said:
         return "".join(self.text).partition("|>")[2]
 
 
-@dataclass
-class Answered:
-    """What a chat has about an answer."""
-
-    time: int | float | None = None
-    session: str | None = None
-    model: str | None = None
-    tokens: int | None = None
-    """Its number of tokens, if that was counted."""
-    text: str = field(default="", repr=False)
-    """Its text, reasoning included."""
-    told_tokens: int | None = None
-    cached_tokens: int | None = None
-    name: str | None = None
-    has_failed: bool = False
+Above: TypeAlias = Sequence[Said | MalformedError]
+"""What was said above an answer, and in place of what can't be read, why."""
 
 
 def said(role: str, content: Any, place: str, time: int | float | None = None) -> Said:
@@ -81,35 +69,49 @@ class Heard:
         return self._heard[id(message)]
 
 
-def request(above: Sequence[Said | MalformedError], answer: Answered, place: str | None) -> Iterator[Record]:
+def answered(
+    time: int | float | None,
+    session: str | None = None,
+    model: str | None = None,
+    tokens: int | None = None,
+    text: str = "",
+    told_tokens: int | None = None,
+    **more: Any,
+) -> Record:
+    """The request for an answer, without its prompt; the answer's text counts if its tokens weren't counted."""
+    answer = text if tokens is None else None
+    return Record(time, 0, tokens or 0, None, session, model=model, answer=answer, told_tokens=told_tokens, **more)
+
+
+def request(above: Above, answer: Record, place: str | None) -> Iterator[Record]:
     """The request to which an answer belongs; none if there is no message before it.
 
     ``place`` is where a time is expected; None: the chat has no times.
     """
-    for one in above:
-        if isinstance(one, MalformedError):
-            raise one
-    heard = cast("Sequence[Said]", above)
+    heard = unbroken(above)
     text = [piece for one in heard for piece in one.text]
     if not text:
         return
-    time = next((one.time for one in reversed(heard) if one.time is not None), answer.time)
-    if time is None and place is not None:
+    answer.time = next((one.time for one in reversed(heard) if one.time is not None), answer.time)
+    if answer.time is None and place is not None:
         raise MalformedError(f"{place}: expected a time of it, or of a message above it, got none")
-    yield Record(
-        time,
-        0,
-        answer.tokens or 0,
-        None,
-        session=answer.session,
-        model=answer.model,
-        text=[*text, f"<|{ANSWERS}|>"],
-        answer=answer.text if answer.tokens is None else None,
-        told_tokens=answer.told_tokens,
-        cached_tokens=answer.cached_tokens,
-        name=answer.name,
-        has_failed=answer.has_failed,
-    )
+    answer.text = [*text, f"<|{ANSWERS}|>"]
+    yield answer
+
+
+def unbroken(heard: Iterable[_Heard | MalformedError], where: str = "") -> list[_Heard]:
+    """Texts, none of which may be malformed; ``where`` is put before an error."""
+    found: list[_Heard] = []
+    for one in heard:
+        if isinstance(one, MalformedError):
+            raise MalformedError(f"{where}{one}")
+        found.append(one)
+    return found
+
+
+def malformed(why: str) -> Iterator[Record]:
+    """What is read of a line that is malformed: an error."""
+    return request([MalformedError(why)], answered(None), None)
 
 
 def placed(messages: Any, place: str) -> list[tuple[str, Mapping[str, Any]]]:

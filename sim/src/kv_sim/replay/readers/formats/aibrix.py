@@ -11,7 +11,6 @@ from kv_sim.replay.readers.chats.chat import chat, user
 from kv_sim.replay.readers.fields import number, text_of, whole
 from kv_sim.replay.readers.format import Container, Format, Turns
 from kv_sim.replay.readers.record import Record
-from kv_sim.replay.readers.requests.text import ASSUMED
 from kv_sim.replay.readers.required import errors_at, objects_at, text_at
 
 
@@ -26,7 +25,6 @@ def _parse(record: Mapping[str, Any]) -> Iterator[Record]:
 
 AIBRIX = Format(
     "aibrix",
-    f"AIBrix workloads, JSON: timestamp (ms), requests of prompt, output_length, maybe session_id; {ASSUMED}",
     Container.JSON,
     ("timestamp", "requests"),
     _parse,

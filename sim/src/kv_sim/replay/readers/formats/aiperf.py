@@ -19,7 +19,6 @@ from kv_sim.replay.readers.format import Container, Format, Turns
 from kv_sim.replay.readers.formats.mooncake import delay_of
 from kv_sim.replay.readers.json_values import inside, object_in
 from kv_sim.replay.readers.record import DelayedRecord, MalformedError, Moment, Record
-from kv_sim.replay.readers.requests.text import ASSUMED
 from kv_sim.replay.readers.requests.turns import TURN_SECONDS
 from kv_sim.replay.readers.required import errors_at, list_at, object_at, objects_at
 
@@ -110,8 +109,6 @@ def _is_request(record: Mapping[str, Any]) -> bool:
 
 AIPERF = Format(
     "aiperf",
-    "aiperf JSON lines: text_input, payload, or messages with output_length or delay; maybe timestamp (ms), "
-    f"session_id; {ASSUMED}",
     Container.JSON,
     (),
     _parse_request,
@@ -163,7 +160,6 @@ def _have_text(record: Mapping[str, Any]) -> bool:
 
 TURNS = Format(
     "aiperf-turns",
-    f"aiperf sessions, JSON lines: turns of text, maybe timestamp or delay (ms), output_length; {ASSUMED}",
     Container.JSON,
     ("turns",),
     _parse_turns,
@@ -231,7 +227,6 @@ def _have_payloads(record: Mapping[str, Any]) -> bool:
 
 INPUTS = Format(
     "aiperf-inputs",
-    f"aiperf's inputs.json, or genai-perf's: data of sessions with payloads; no times; {ASSUMED}",
     Container.JSON,
     ("data",),
     _parse_inputs,

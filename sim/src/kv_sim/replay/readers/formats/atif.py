@@ -11,13 +11,12 @@ from typing import Any, Final
 
 from kv_sim.replay.readers.chats.cached import cached_of
 from kv_sim.replay.readers.chats.chat import ANSWERS, chat
-from kv_sim.replay.readers.chats.messages import Answered, Said, counted_in, placed, request, said, time_in
+from kv_sim.replay.readers.chats.messages import Said, answered, counted_in, placed, request, said, time_in
 from kv_sim.replay.readers.chats.parts import as_json
 from kv_sim.replay.readers.fields import text_of
-from kv_sim.replay.readers.format import Container, Format
+from kv_sim.replay.readers.format import kept_chats
 from kv_sim.replay.readers.json_values import inside, json_in, object_in
 from kv_sim.replay.readers.record import MalformedError, Record
-from kv_sim.replay.readers.requests.text import ASSUMED
 
 _VERSION: Final = "schema_version"
 _STEPS: Final = "steps"
@@ -51,9 +50,9 @@ def _parse(record: Mapping[str, Any]) -> Iterator[Record]:
         yield from _parse(subagent)
 
 
-def _answered(step: Mapping[str, Any], message: Said, place: str) -> Answered:
+def _answered(step: Mapping[str, Any], message: Said, place: str) -> Record:
     counts = object_in(step.get(_METRICS))
-    return Answered(
+    return answered(
         message.time,
         model=text_of(step, _MODEL),
         tokens=counted_in(counts, ("completion_tokens",), f"{place}.{_METRICS}"),
@@ -102,14 +101,10 @@ def _given_back(step: Mapping[str, Any], place: str) -> Iterator[Said]:
         yield said("tool", one.get("content"), where)
 
 
-ATIF = Format(
+ATIF = kept_chats(
     "atif",
-    f"trajectories of agents, as Harbor's: schema_version ATIF-…, agent, steps of source, message; {ASSUMED}",
-    Container.JSON,
     (_VERSION, _STEPS),
     _parse,
-    overlaps=True,
     matches=lambda record: str(record[_VERSION]).startswith("ATIF"),
     looked_for="a version that begins with ATIF",
-    is_text=True,
 )

@@ -17,10 +17,4 @@ def _parse(record: Mapping[str, Any]) -> Iterator[Record]:
     yield Record(moment(date), whole(record, "ContextTokens"), whole(record, "GeneratedTokens"), None)
 
 
-AZURE = Format(
-    "azure",
-    "Azure CSV: TIMESTAMP, ContextTokens, GeneratedTokens; no ids",
-    Container.CSV,
-    ("TIMESTAMP", "ContextTokens", "GeneratedTokens"),
-    _parse,
-)
+AZURE = Format("azure", Container.CSV, ("TIMESTAMP", "ContextTokens", "GeneratedTokens"), _parse)

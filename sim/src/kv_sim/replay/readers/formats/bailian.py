@@ -26,7 +26,6 @@ def _parse(record: Mapping[str, Any]) -> Iterator[Record]:
 
 BAILIAN = Format(
     "bailian",
-    "Qwen-Bailian JSON lines: chat_id, parent_chat_id, timestamp (s), hash_ids of 16 tokens",
     Container.JSON,
     ("chat_id", "timestamp", "input_length", "hash_ids"),
     _parse,

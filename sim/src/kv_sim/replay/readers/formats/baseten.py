@@ -9,7 +9,6 @@ from typing import Any, Final
 from kv_sim.replay.readers.fields import ids_in, number, positive, text_of, whole
 from kv_sim.replay.readers.format import Format
 from kv_sim.replay.readers.record import Record
-from kv_sim.replay.readers.requests.text import ASSUMED
 from kv_sim.replay.readers.required import text_at
 
 _TIME: Final = "timestamp_start_unix_ms"
@@ -51,7 +50,6 @@ def _session_of(record: Mapping[str, Any]) -> str | None:
 
 BASETEN = Format(
     "baseten",
-    f"Baseten's traces, JSON or a table: {_TIME}, input_tokens, output_tokens, total_hashes; maybe block_size",
     None,
     (_TIME, "input_tokens", "output_tokens", "total_hashes"),
     _parse_hashes,
@@ -62,7 +60,6 @@ BASETEN = Format(
 
 BASETEN_TEXT = Format(
     "baseten-text",
-    f"the same without hashes: {_TIME}, prompt, output_tokens; {ASSUMED}",
     None,
     (_TIME, "prompt", "output_tokens"),
     _parse_text,

@@ -37,10 +37,4 @@ def _parse(record: Mapping[str, Any]) -> Iterator[Record]:
         )
 
 
-BENCH = Format(
-    "bench",
-    "what vllm bench serve --save-detailed saves, JSON: input_lens, output_lens, maybe start_times (s); no ids",
-    Container.JSON,
-    ("input_lens", "output_lens"),
-    _parse,
-)
+BENCH = Format("bench", Container.JSON, ("input_lens", "output_lens"), _parse)

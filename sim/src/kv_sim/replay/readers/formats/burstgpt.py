@@ -19,10 +19,4 @@ def _parse(record: Mapping[str, Any]) -> Iterator[Record]:
     )
 
 
-BURSTGPT = Format(
-    "burstgpt",
-    "BurstGPT CSV: Timestamp (s), Model, Request tokens, Response tokens, Total tokens, Log Type; no ids",
-    Container.CSV,
-    ("Timestamp", "Request tokens", "Response tokens"),
-    _parse,
-)
+BURSTGPT = Format("burstgpt", Container.CSV, ("Timestamp", "Request tokens", "Response tokens"), _parse)

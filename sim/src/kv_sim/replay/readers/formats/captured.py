@@ -16,7 +16,6 @@ from kv_sim.replay.readers.fields import number_or_date, text_of, whole
 from kv_sim.replay.readers.format import Container, Format
 from kv_sim.replay.readers.json_values import inside, json_in, object_in
 from kv_sim.replay.readers.record import MalformedError, Record
-from kv_sim.replay.readers.requests.text import ASSUMED
 from kv_sim.replay.readers.required import errors_at, object_at, text_at
 
 
@@ -106,15 +105,7 @@ def _answered(answer: Any) -> tuple[int, str | None]:
     return tokens or 0, said if tokens is None and isinstance(said, str) else None
 
 
-SAGEMAKER = Format(
-    "sagemaker",
-    "SageMaker's data capture, JSON lines: captureData of endpointInput, maybe endpointOutput; eventMetadata of "
-    f"inferenceTime; {ASSUMED}",
-    Container.JSON,
-    ("captureData", "eventMetadata"),
-    _parse_sagemaker,
-    is_text=True,
-)
+SAGEMAKER = Format("sagemaker", Container.JSON, ("captureData", "eventMetadata"), _parse_sagemaker, is_text=True)
 
 
 # -- Bedrock -------------------------------------------------------------------------------------
@@ -164,8 +155,6 @@ def _part(part: Any) -> Any:
 
 BEDROCK = Format(
     "bedrock",
-    "Amazon Bedrock's log of model invocations, JSON: timestamp, modelId, input of inputBodyJson, output; "
-    f"{ASSUMED}",
     Container.JSON,
     ("schemaType", "timestamp", "input"),
     _parse_bedrock,

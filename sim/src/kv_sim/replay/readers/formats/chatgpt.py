@@ -8,12 +8,11 @@ from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
 from kv_sim.replay.readers.chats.chat import ANSWERS
-from kv_sim.replay.readers.chats.messages import Answered, Said, names_above, placed, request, said, time_in
+from kv_sim.replay.readers.chats.messages import Said, answered, names_above, placed, request, said, time_in
 from kv_sim.replay.readers.fields import session_of, text_of
-from kv_sim.replay.readers.format import Container, Format
+from kv_sim.replay.readers.format import kept_chats
 from kv_sim.replay.readers.json_values import inside
 from kv_sim.replay.readers.record import Record
-from kv_sim.replay.readers.requests.text import ASSUMED
 from kv_sim.replay.readers.required import object_at
 
 _TEXTS: Final = ("text", "result", "user_profile", "user_instructions", "model_set_context")
@@ -32,7 +31,7 @@ def _parse(record: Mapping[str, Any]) -> Iterator[Record]:
         message, place = node["message"], f"mapping.{name}.message"
         parts = [*_goes_on(nodes, name)]
         model = next((found for one in parts if (found := _model_of(nodes[one]))), None)
-        answer = Answered(
+        answer = answered(
             time_in(message, "create_time", place),
             session_of(record) or text_of(record, "id"),
             model or text_of(record, "default_model_slug"),
@@ -86,13 +85,10 @@ def _thought(node: Mapping[str, Any]) -> str:
     return "".join(one for one in found if isinstance(one, str))
 
 
-CHATGPT = Format(
+CHATGPT = kept_chats(
     "chatgpt",
-    f"ChatGPT's conversations.json: mapping of nodes with parent and message, create_time (s); {ASSUMED}",
-    Container.JSON,
     ("mapping",),
     _parse,
-    overlaps=True,
     matches=lambda record: (
         isinstance(record["mapping"], dict)
         and any(
@@ -101,6 +97,5 @@ CHATGPT = Format(
         )
     ),
     looked_for="nodes in it with a message of an author",
-    is_text=True,
     assumes="what ChatGPT adds (its system prompt, tools, what it remembers and finds in files) is not counted",
 )

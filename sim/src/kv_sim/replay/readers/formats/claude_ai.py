@@ -9,13 +9,12 @@ from itertools import pairwise
 from typing import Any, Final
 
 from kv_sim.replay.readers.chats.chat import ANSWERS
-from kv_sim.replay.readers.chats.messages import Answered, Said, names_above, placed, request, said, time_in
+from kv_sim.replay.readers.chats.messages import Said, answered, names_above, placed, request, said, time_in
 from kv_sim.replay.readers.chats.parts import as_json
 from kv_sim.replay.readers.fields import text_of
-from kv_sim.replay.readers.format import Container, Format
+from kv_sim.replay.readers.format import kept_chats
 from kv_sim.replay.readers.json_values import inside, objects_in
 from kv_sim.replay.readers.record import Record
-from kv_sim.replay.readers.requests.text import ASSUMED
 
 _ABOVE: Final = "parent_message_uuid"
 _THOUGHT: Final = "thinking"
@@ -58,7 +57,7 @@ class _Message:
                 continue
             own = [*self._said(thoughts=True)][:step]
             text = self._one(is_back, parts, thoughts=True).words
-            yield from request([*above, *own], Answered(self._time, session, model, text=text), self._place)
+            yield from request([*above, *own], answered(self._time, session, model, text=text), self._place)
 
     def _said(self, *, thoughts: bool) -> Iterator[Said]:
         for is_back, parts in self._steps or [(False, [])]:
@@ -107,13 +106,9 @@ def _part(part: Any, *, thoughts: bool) -> Any:
     return part
 
 
-CLAUDE_AI = Format(
+CLAUDE_AI = kept_chats(
     "claude-ai",
-    f"Claude.ai's conversations.json: chat_messages of sender, text or content, created_at; {ASSUMED}",
-    Container.JSON,
     ("chat_messages",),
     _parse,
-    overlaps=True,
-    is_text=True,
     assumes="what Claude.ai adds (its system prompt, tools, what a project knows) is not counted",
 )

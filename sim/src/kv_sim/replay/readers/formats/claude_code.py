@@ -13,12 +13,10 @@ from typing import Any, Final
 
 from kv_sim.replay.readers.chats.cached import cached_of
 from kv_sim.replay.readers.chats.chat import chat
+from kv_sim.replay.readers.chats.messages import Above, Heard, Said, unbroken
 from kv_sim.replay.readers.fields import number_or_date, text_of, whole
-from kv_sim.replay.readers.format import kept_sessions
-from kv_sim.replay.readers.record import MalformedError, Record
-from kv_sim.replay.readers.requests.text import ASSUMED
-
-Line = Mapping[str, Any]
+from kv_sim.replay.readers.format import Asked, Line, kept_sessions
+from kv_sim.replay.readers.record import Record
 
 _ANSWER: Final = "assistant"
 _GIVEN_BACK: Final = "tool_result"
@@ -42,22 +40,23 @@ class _Transcript:
         """Tool call -> the lines with its results."""
         self._above: dict[str, list[int]] = {}
         """The lines above each answer."""
-        self._said: dict[int, list[str] | MalformedError] = {}
         for place, line in enumerate(lines):
             if (answer := _answer_of(line)) is not None:
                 self._parts.setdefault(answer, []).append(place)
             for call in _ids_in(line, "tool_result", "tool_use_id"):
                 self._given_back.setdefault(call, []).append(place)
 
-    def requests(self) -> Iterator[tuple[int, Line]]:
-        """The number of the line at which each answer begins, and the record of its request."""
+    def requests(self) -> Asked:
+        """The number of the line at which each answer begins, and its request."""
+        heard = Heard(lambda line: [_said(line)])
         for answer, parts in self._parts.items():
             first = parts[0]
             self._above[answer] = above = sorted({place for place in self._find(answer) if place < first})
-            asked = [self._pieces_of(place) for place in above]
-            dated = (self._lines[place] for place in reversed(above))
-            last = next((line for line in dated if line.get("timestamp") is not None), self._lines[first])
-            yield first, {"asked": asked, "last": last, "answer": [self._lines[place] for place in parts]}
+            lines = [self._lines[place] for place in above]
+            last = next(
+                (line for line in reversed(lines) if line.get("timestamp") is not None), self._lines[first]
+            )
+            yield first, _request(heard.of(lines), last, [self._lines[place] for place in parts])
 
     def _find(self, answer: str) -> Iterator[int]:
         """The lines above an answer, and maybe some below it."""
@@ -79,32 +78,20 @@ class _Transcript:
         above = self._places.get(text_of(self._lines[place], "parentUuid") or "")
         return above if above is not None and above < place else None
 
-    def _pieces_of(self, place: int) -> list[str] | MalformedError:
-        """The text of a line, made once for all lines below it."""
-        if place not in self._said:
-            try:
-                self._said[place] = _pieces(self._lines[place])
-            except MalformedError as error:
-                self._said[place] = error
-        return self._said[place]
 
-
-def _gather(lines: Sequence[Line]) -> Iterator[tuple[int, Line]]:
-    yield from _Transcript(lines).requests()
-
-
-def _pieces(line: Line) -> list[str]:
+def _said(line: Line) -> Said:
     """The text of a line's message; nothing without a message."""
     if compressed := _compressed_in(line):
-        return chat({"messages": compressed})[:-1]
+        return Said(chat({"messages": compressed})[:-1])
     message = line.get("message")
     if (
         line.get("type") not in ("user", _GIVEN_BACK, _ANSWER)
         or not isinstance(message, dict)
         or _is_nobodys(message)
     ):
-        return []
-    return chat({"messages": [{"role": line["type"], **message, "content": _plain(message.get("content"))}]})[:-1]
+        return Said(())
+    told = {"role": line["type"], **message, "content": _plain(message.get("content"))}
+    return Said(chat({"messages": [told]})[:-1])
 
 
 def _compressed_in(line: Line) -> list[Any]:
@@ -153,24 +140,23 @@ def _is_text(value: Any) -> bool:
     return isinstance(value, str)
 
 
-def _parse(record: Line) -> Iterator[Record]:
-    for piece in record["asked"]:
-        if isinstance(piece, MalformedError):
-            raise MalformedError(f"above it, {piece}")
-    first, newest = record["answer"][0], record["answer"][-1]
+def _request(above: Above, last: Line, answer: Sequence[Line]) -> Iterator[Record]:
+    """The request of an answer's lines; it arrives with the last line above them."""
+    asked = [text for one in unbroken(above, "above it, ") for text in one.text]
+    first, newest = answer[0], answer[-1]
     usage = newest["message"].get("usage")
     if isinstance(newest.get("usageMetadata"), dict):
         usage = _usual(newest["usageMetadata"])
     read = isinstance(usage, dict)
     yield Record(
-        number_or_date(record["last"], "timestamp"),
+        number_or_date(last, "timestamp"),
         0,
         whole(usage, "output_tokens", usual=0) if read else 0,
         None,
         session=text_of(first, "sessionId"),
         model=text_of(first["message"], "model") or text_of(first, "model"),
-        text=[*(text for piece in record["asked"] for text in piece), f"<|{_ANSWER}|>"],
-        answer=None if read else "".join(text for line in record["answer"] for text in _pieces(line)),
+        text=[*asked, f"<|{_ANSWER}|>"],
+        answer=None if read else "".join(text for line in answer for text in _said(line).text),
         told_tokens=sum(whole(usage, field, usual=0) for field in _READ) if read else None,
         cached_tokens=cached_of(usage),
         name=text_of(first["message"], "id"),
@@ -189,10 +175,8 @@ def _usual(usage: Line) -> Line:
 
 CLAUDE_CODE = kept_sessions(
     "claude-code",
-    f"transcripts of Claude Code, JSON lines: type, sessionId, of messages uuid, parentUuid, message; {ASSUMED}",
     (),
-    _parse,
-    _gather,
+    lambda lines: _Transcript(lines).requests(),
     comes_once=True,
     matches=lambda record: "type" in record and any(field in record for field in _BEGINS),
     looked_for=f"type and {_BEGINS[0]}, {_BEGINS[1]} or {_BEGINS[2]}",

@@ -4,43 +4,39 @@ If Roo Code has condensed a task, a summary replaces the messages that name it. 
 read from and written to a cache, together, beside the rest of the prompt.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, Final
 
 from kv_sim.replay.readers.chats.chat import ANSWERS
-from kv_sim.replay.readers.chats.messages import Answered, Heard, Said, counted_in, request, said, time_in
+from kv_sim.replay.readers.chats.messages import Above, Heard, Said, answered, counted_in, request, said, time_in
 from kv_sim.replay.readers.chats.parts import as_json
 from kv_sim.replay.readers.fields import text_of
-from kv_sim.replay.readers.format import kept_sessions
+from kv_sim.replay.readers.format import Asked, Line, kept_sessions
 from kv_sim.replay.readers.json_values import inside
 from kv_sim.replay.readers.record import Record
-from kv_sim.replay.readers.requests.text import ASSUMED
-
-Line = Mapping[str, Any]
 
 _THOUGHT: Final = ("thinking", "reasoning")
 _CONDENSED: Final = "condenseId"
 _PARENT: Final = "condenseParent"
 
 
-def _gather(lines: Sequence[Line]) -> Iterator[tuple[int, Line]]:
+def _requests(lines: Sequence[Line]) -> Asked:
     """Each answer, with all messages before it."""
     above: list[Line] = []
     heard = Heard(lambda line: [_said(line)])
     for place, line in enumerate(lines):
         if line.get("role") == ANSWERS and not line.get("isSummary"):
-            yield place, {"above": heard.of(above), "answer": line}
+            yield place, _request(heard.of(above), line)
         if (name := line.get(_CONDENSED)) is not None and line.get("isSummary"):
             above = [one for one in above if one.get(_PARENT) != name]
         above.append(line)
 
 
-def _parse(record: Line) -> Iterator[Record]:
-    answer = record["answer"]
+def _request(above: Above, answer: Line) -> Iterator[Record]:
     tokens = inside(answer.get("metrics"), "tokens")
     yield from request(
-        record["above"],
-        Answered(
+        above,
+        answered(
             time_in(answer, "ts", "answer"),
             "the task",
             inside(answer.get("modelInfo"), "modelId"),
@@ -70,10 +66,8 @@ def _part(part: Any) -> Any:
 
 CLINE = kept_sessions(
     "cline",
-    f"api_conversation_history.json of Cline and Roo Code: messages of role, content, ts (ms); {ASSUMED}",
     ("role", "content", "ts"),
-    _parse,
-    _gather,
+    _requests,
     unit_seconds=1e-3,
     matches=lambda record: record["role"] in ("user", ANSWERS) and isinstance(record["ts"], (int, float)),
     looked_for="a role of user or assistant",

@@ -13,13 +13,11 @@ from typing import Any, Final
 
 from kv_sim.replay.readers.chats.cached import cached_of
 from kv_sim.replay.readers.chats.chat import ANSWERS, chat
+from kv_sim.replay.readers.chats.messages import unbroken
 from kv_sim.replay.readers.fields import number_or_date, text_of, whole
-from kv_sim.replay.readers.format import kept_sessions
+from kv_sim.replay.readers.format import Asked, Line, kept_sessions
 from kv_sim.replay.readers.json_values import inside
 from kv_sim.replay.readers.record import MalformedError, Record
-from kv_sim.replay.readers.requests.text import ASSUMED
-
-Line = Mapping[str, Any]
 
 _OF_A_MODEL: Final = ("reasoning", "function_call", "custom_tool_call", "local_shell_call", "web_search_call")
 _COPIED_SECONDS: Final = 1.0
@@ -27,6 +25,42 @@ _COPIED_SECONDS: Final = 1.0
 _FORKED: Final = "asked in a session that this one was forked off"
 _PACKED: Final = "encrypted_content"
 """The field with encrypted thoughts."""
+
+
+@dataclass
+class _Answer:
+    """An answer, and what it answers."""
+
+    place: int
+    """The line where it begins."""
+    asked: list[str | MalformedError]
+    last: Line
+    """The last line of the prompt."""
+    session: str | None
+    model: str | None
+    is_copy: bool
+    said: list[str | MalformedError] = field(default_factory=list)
+    usage: Line | None = None
+
+    def request(self) -> Iterator[Record]:
+        """Its request, once all of it was read."""
+        if self.is_copy:
+            yield Record(None, 0, 0, None, left_out=_FORKED)
+            return
+        asked, said = (unbroken(pieces, "in it or above it, ") for pieces in (self.asked, self.said))
+        usage = self.usage
+        yield Record(
+            number_or_date(self.last, "timestamp"),
+            0,
+            whole(usage, "output_tokens", usual=0) if usage else 0,
+            None,
+            session=self.session,
+            model=self.model,
+            text=[*asked, f"<|{ANSWERS}|>"],
+            answer=None if usage else "".join(said),
+            told_tokens=whole(usage, "input_tokens", usual=0) if usage else None,
+            cached_tokens=cached_of(usage),
+        )
 
 
 @dataclass
@@ -42,17 +76,21 @@ class _Session:
     said: list[str | MalformedError] = field(default_factory=list)
     told_at: Line | None = None
     """The last line of the prompt."""
-    answer: dict[str, Any] | None = None
+    answer: _Answer | None = None
     """The answer that is being read, or was read last."""
     is_answering: bool = False
 
-    def ask(self, line: Line) -> None:
+    def ask(self, place: int, line: Line) -> None:
         """A line begins an answer."""
         last = line if self.told_at is None else self.told_at
-        asked = [*self.begin, *self.said]
-        self.answer = {"asked": asked, "last": last, "session": self.name, "model": self.model, "answer": []}
-        self.answer["is_copy"] = self.is_fork and self._was_there(line)
+        is_copy = self.is_fork and self._was_there(line)
+        self.answer = _Answer(place, [*self.begin, *self.said], last, self.name, self.model, is_copy)
         self.is_answering = True
+
+    def end_answer(self) -> Asked:
+        """The answer before, if there is one, is complete: nothing counts it any more."""
+        if self.answer is not None:
+            yield self.answer.place, self.answer.request()
 
     def _was_there(self, line: Line) -> bool:
         """Whether a line was written when the session began."""
@@ -60,8 +98,8 @@ class _Session:
         return time is not None and self.began is not None and time - self.began <= _COPIED_SECONDS
 
 
-def _gather(lines: Sequence[Line]) -> Iterator[tuple[int, Line]]:
-    session, begun = _Session(), 0
+def _requests(lines: Sequence[Line]) -> Asked:
+    session = _Session()
     for place, line in enumerate(lines):
         payload = line.get("payload")
         if not isinstance(payload, dict):
@@ -71,17 +109,14 @@ def _gather(lines: Sequence[Line]) -> Iterator[tuple[int, Line]]:
             continue
         pieces, of_model = _pieces(payload), _is_of_model(payload)
         if of_model and not session.is_answering:
-            if session.answer is not None:
-                yield begun, session.answer
-            session.ask(line)
-            begun = place
+            yield from session.end_answer()
+            session.ask(place, line)
         if of_model and session.answer is not None:
-            session.answer["answer"] += pieces
+            session.answer.said += pieces
         else:
             session.told_at, session.is_answering = line, False
         session.said += pieces
-    if session.answer is not None:
-        yield begun, session.answer
+    yield from session.end_answer()
 
 
 def _hear(session: _Session, line: Line, payload: Mapping[str, Any]) -> None:
@@ -103,8 +138,8 @@ def _hear(session: _Session, line: Line, payload: Mapping[str, Any]) -> None:
         session.told_at, session.is_answering = line, False
     elif kind == "event_msg" and payload.get("type") == "token_count" and session.answer is not None:
         usage = inside(payload.get("info"), "last_token_usage")
-        if isinstance(usage, dict):  # otherwise it is only about limits
-            session.answer.setdefault("usage", usage)
+        if session.answer.usage is None and isinstance(usage, dict):  # otherwise it is only about limits
+            session.answer.usage = usage
 
 
 def _time_of(line: Line) -> int | float | None:
@@ -128,33 +163,9 @@ def _pieces(item: Any) -> list[str | MalformedError]:
         return [error]
 
 
-def _parse(record: Line) -> Iterator[Record]:
-    if record["is_copy"]:
-        yield Record(None, 0, 0, None, left_out=_FORKED)
-        return
-    for piece in (*record["asked"], *record["answer"]):
-        if isinstance(piece, MalformedError):
-            raise MalformedError(f"in it or above it, {piece}")
-    usage = record.get("usage")
-    yield Record(
-        number_or_date(record["last"], "timestamp"),
-        0,
-        whole(usage, "output_tokens", usual=0) if usage else 0,
-        None,
-        session=record["session"],
-        model=record["model"],
-        text=[*record["asked"], "<|assistant|>"],
-        answer=None if usage else "".join(record["answer"]),
-        told_tokens=whole(usage, "input_tokens", usual=0) if usage else None,
-        cached_tokens=cached_of(usage),
-    )
-
-
 CODEX = kept_sessions(
     "codex",
-    f"rollouts of Codex, JSON lines: timestamp, type, payload; {ASSUMED}",
     ("timestamp", "type", "payload"),
-    _parse,
-    _gather,
+    _requests,
     assumes="tools, which a rollout leaves out, are not counted",
 )

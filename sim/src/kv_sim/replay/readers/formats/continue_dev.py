@@ -13,7 +13,6 @@ from kv_sim.replay.readers.fields import text_of
 from kv_sim.replay.readers.format import Container, Format
 from kv_sim.replay.readers.json_values import objects_in
 from kv_sim.replay.readers.record import Record
-from kv_sim.replay.readers.requests.text import ASSUMED
 from kv_sim.replay.readers.requests.turns import TURN_SECONDS
 from kv_sim.replay.readers.required import object_at
 
@@ -50,7 +49,6 @@ def _messages(history: list[Mapping[str, Any]]) -> Iterator[Mapping[str, Any]]:
 
 CONTINUE = Format(
     "continue",
-    f"sessions of Continue, a file each: sessionId, workspaceDirectory, history of message; no times; {ASSUMED}",
     Container.JSON,
     ("sessionId", "workspaceDirectory"),
     _parse,

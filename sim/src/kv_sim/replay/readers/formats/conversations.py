@@ -9,7 +9,6 @@ from typing import Any
 from kv_sim.replay.readers.chats.chat import answers_in, is_conversation, spoken_in
 from kv_sim.replay.readers.format import Container, Format
 from kv_sim.replay.readers.record import Record
-from kv_sim.replay.readers.requests.text import ASSUMED
 from kv_sim.replay.readers.requests.turns import TURN_SECONDS
 
 
@@ -21,7 +20,6 @@ def _parse(record: Mapping[str, Any]) -> Iterator[Record]:
 
 CONVERSATIONS = Format(
     "conversations",
-    f"conversations in JSON: conversations (ShareGPT), conversation (LMSYS), or messages; no times; {ASSUMED}",
     Container.JSON,
     (),
     _parse,

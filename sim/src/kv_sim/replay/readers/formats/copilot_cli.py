@@ -5,31 +5,29 @@ model; answers with tool calls; tool results. A subagent's first prompt is that 
 After a compaction a summary replaces everything before it.
 """
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
 from kv_sim.replay.readers.chats.chat import ANSWERS
 from kv_sim.replay.readers.chats.messages import (
     LEFT_OUT,
-    Answered,
+    Above,
     Heard,
     Said,
+    answered,
     counted_in,
+    malformed,
     request,
     said,
     time_in,
 )
 from kv_sim.replay.readers.chats.parts import as_json
 from kv_sim.replay.readers.fields import text_of
-from kv_sim.replay.readers.format import kept_sessions
+from kv_sim.replay.readers.format import Asked, Line, kept_sessions
 from kv_sim.replay.readers.json_values import inside
-from kv_sim.replay.readers.record import MalformedError, Record
-from kv_sim.replay.readers.requests.text import ASSUMED
+from kv_sim.replay.readers.record import Record
 
-Line = Mapping[str, Any]
-
-_FIELDS: Final = ("type", "data", "id", "timestamp")
 _TURN, _ANSWER, _BACK = "assistant.turn_start", "assistant.message", "tool.execution_complete"
 _SUMMARY: Final = "session.compaction_complete"
 _TOLD: Final = {"user.message": "user", "system.message": "system"}
@@ -42,17 +40,19 @@ class _Talk:
     """The conversation of a session, or of one subagent in it."""
 
     above: list[Line] = field(default_factory=list)
-    answer: tuple[int, dict[str, Any]] | None = None
-    """The last answer, which may go on, and the line where it began."""
+    answer: list[Line] = field(default_factory=list)
+    """The last answer, which may go on."""
+    asked: tuple[int, Iterator[Record]] | None = None
+    """The line where it began, and its request."""
 
-    def end_answer(self) -> Iterator[tuple[int, Line]]:
+    def end_answer(self) -> Asked:
         """The last answer is complete, if there is one."""
-        if self.answer is not None:
-            yield self.answer
-        self.answer = None
+        if self.asked is not None:
+            yield self.asked
+        self.asked = None
 
 
-def _gather(lines: Sequence[Line]) -> Iterator[tuple[int, Line]]:
+def _requests(lines: Sequence[Line]) -> Asked:
     """Each answer, with all messages before it; consecutive messages of the model are one answer."""
     talks: dict[str | None, _Talk] = {}
     heard = Heard(lambda line: [_said(line)])
@@ -60,7 +60,7 @@ def _gather(lines: Sequence[Line]) -> Iterator[tuple[int, Line]]:
     for place, line in enumerate(lines):
         kind, data = line.get("type"), line.get("data")
         if not isinstance(data, dict):
-            yield place, {"broken": f"data: expected an object, got {type(data).__name__}"}
+            yield place, malformed(f"data: expected an object, got {type(data).__name__}")
             continue
         whose = text_of(data, "parentToolCallId") or text_of(line, "agentId")
         session = text_of(data, "sessionId") or session
@@ -77,11 +77,12 @@ def _gather(lines: Sequence[Line]) -> Iterator[tuple[int, Line]]:
         talk = talks[whose]
         if kind != _ANSWER:
             yield from talk.end_answer()
-        elif talk.answer is not None:
-            talk.answer[1]["answer"].append(line)
+        elif talk.asked is not None:
+            talk.answer.append(line)
         else:
-            about = {"session": f"{session} {whose or ''}", "model": model}
-            talk.answer = place, {**about, "above": heard.of(talk.above), "answer": [line]}
+            talk.answer = [line]
+            whole = f"{session} {whose or ''}"
+            talk.asked = place, _request(heard.of(talk.above), talk.answer, whole, model)
         talk.above.append(line)
     for talk in talks.values():
         yield from talk.end_answer()
@@ -118,19 +119,16 @@ def _said(line: Line) -> Said:
     return said(ANSWERS, [text_of(data, "content") or "", *calls], "data", time)
 
 
-def _parse(record: Line) -> Iterator[Record]:
-    if "broken" in record:
-        raise MalformedError(record["broken"])
-    lines = record["answer"]
+def _request(above: Above, lines: list[Line], session: str, model: str | None) -> Iterator[Record]:
     first = lines[0]
     thoughts = [text_of(one["data"], "reasoningText") or "" for one in lines]
     counts = [count for one in lines if (count := counted_in(one["data"], ("outputTokens",), "data"))]
     yield from request(
-        record["above"],
-        Answered(
+        above,
+        answered(
             time_in(first, "timestamp", "event"),
-            record["session"],
-            text_of(first["data"], "model") or record["model"],
+            session,
+            text_of(first["data"], "model") or model,
             sum(counts) if counts else None,
             "".join([*thoughts, *(_said(one).words for one in lines)]),
         ),
@@ -140,10 +138,8 @@ def _parse(record: Line) -> Iterator[Record]:
 
 COPILOT_CLI = kept_sessions(
     "copilot-cli",
-    f"sessions of Copilot CLI, events.jsonl: type, data, id, timestamp (dates); {ASSUMED}",
-    _FIELDS,
-    _parse,
-    _gather,
+    ("type", "data", "id", "timestamp"),
+    _requests,
     matches=lambda record: isinstance(record["type"], str) and record["type"].startswith(_BEGINS),
     looked_for="a type as session.start",
     assumes=LEFT_OUT,

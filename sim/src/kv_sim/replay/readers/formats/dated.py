@@ -10,10 +10,9 @@ from typing import Any, Final
 
 from kv_sim.replay.readers.chats.chat import answers_in, is_conversation, spoken_in
 from kv_sim.replay.readers.fields import TIMES, time_of
-from kv_sim.replay.readers.format import Container, Format
+from kv_sim.replay.readers.format import kept_chats
 from kv_sim.replay.readers.guess import UNITS, guess_unit
 from kv_sim.replay.readers.record import MalformedError, Moment, Record
-from kv_sim.replay.readers.requests.text import ASSUMED
 from kv_sim.replay.readers.requests.turns import TURN_SECONDS
 from kv_sim.replay.readers.required import errors_at
 
@@ -66,16 +65,12 @@ def _are_dated(messages: Any) -> bool:
     )
 
 
-DATED = Format(
+DATED = kept_chats(
     "conversations-dated",
-    f"conversations in JSON whose messages, or answers, have a timestamp, as conversation (WildChat); {ASSUMED}",
-    Container.JSON,
     (),
     _parse,
-    overlaps=True,
     matches=_is_dated,
     looked_for="conversation, conversations, or messages that end with an answer, and a timestamp, or one in them",
-    is_text=True,
     assumes="a request without a time of its own arrived when its answer was whole, or, of a conversation that "
     "only has a time as a whole, a minute after the one before",
 )

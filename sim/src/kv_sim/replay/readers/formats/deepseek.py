@@ -8,12 +8,11 @@ from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
 from kv_sim.replay.readers.chats.chat import ANSWERS
-from kv_sim.replay.readers.chats.messages import Answered, Said, names_above, placed, request, said, time_in
+from kv_sim.replay.readers.chats.messages import Said, answered, names_above, placed, request, said, time_in
 from kv_sim.replay.readers.fields import text_of
-from kv_sim.replay.readers.format import Container, Format
+from kv_sim.replay.readers.format import kept_chats
 from kv_sim.replay.readers.json_values import inside, objects_in
 from kv_sim.replay.readers.record import Record
-from kv_sim.replay.readers.requests.text import ASSUMED
 from kv_sim.replay.readers.required import errors_at, object_at
 
 _TIME: Final = "inserted_at"
@@ -35,7 +34,7 @@ def _parse(record: Mapping[str, Any]) -> Iterator[Record]:
     for name in messages:
         if name in answers:
             place, message = f"mapping.{name}.message", messages[name]
-            answer = Answered(
+            answer = answered(
                 time_in(message, _TIME, place),
                 text_of(record, "id"),
                 text_of(message, "model") or None,
@@ -75,13 +74,9 @@ def _texts(message: Mapping[str, Any], kinds: tuple[str, ...], field: str) -> It
             yield text_of(one, "content") or ""
 
 
-DEEPSEEK = Format(
+DEEPSEEK = kept_chats(
     "deepseek",
-    f"DeepSeek's conversations.json: mapping of nodes with parent and message, inserted_at (dates); {ASSUMED}",
-    Container.JSON,
     ("mapping", "inserted_at"),
     _parse,
-    overlaps=True,
-    is_text=True,
     assumes="what DeepSeek adds (its system prompt, what it finds) is not counted",
 )

@@ -58,7 +58,6 @@ def _arrival_of(event: Mapping[str, Any], request: Mapping[str, Any]) -> int | f
 
 DYNAMO = Format(
     "dynamo",
-    "Dynamo's request trace, JSON lines: schema, event_type, request of replay with input_sequence_hashes (ms)",
     Container.JSON,
     (),
     _parse,

@@ -5,29 +5,28 @@ unless it is a copy with less. If a session was rewound, its earlier messages st
 copied from a document to lines; a request that is in two files counts once.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, Final
 
 from kv_sim.replay.readers.chats.cached import cached_of
 from kv_sim.replay.readers.chats.chat import ANSWERS
 from kv_sim.replay.readers.chats.messages import (
     LEFT_OUT,
-    Answered,
+    Above,
     Heard,
     Said,
+    answered,
     counted_in,
+    malformed,
     request,
     said,
     time_in,
 )
 from kv_sim.replay.readers.chats.parts import as_json
 from kv_sim.replay.readers.fields import text_of
-from kv_sim.replay.readers.format import kept_sessions
+from kv_sim.replay.readers.format import Asked, Line, kept_sessions
 from kv_sim.replay.readers.json_values import inside, objects_in
-from kv_sim.replay.readers.record import MalformedError, Record
-from kv_sim.replay.readers.requests.text import ASSUMED
-
-Line = Mapping[str, Any]
+from kv_sim.replay.readers.record import Record
 
 _ANSWER: Final = "gemini"
 _SENT: Final = ("user", _ANSWER)
@@ -38,7 +37,7 @@ _COUNTS: Final = "tokens"
 _CALLED, _GIVEN_BACK = "functionCall", "functionResponse"
 
 
-def _gather(lines: Sequence[Line]) -> Iterator[tuple[int, Line]]:
+def _requests(lines: Sequence[Line]) -> Asked:
     """Each answer, with all messages before it."""
     newest: dict[str, Line] = {}
     for one in (one for line in lines for one in _messages_in(line) if isinstance(one.get("id"), str)):
@@ -61,14 +60,14 @@ def _gather(lines: Sequence[Line]) -> Iterator[tuple[int, Line]]:
         for message in _messages_in(line):
             name = message.get("id")
             if not isinstance(name, str):
-                yield place, {"problem": "messages: expected each with an id, got one without"}
+                yield place, malformed("messages: expected each with an id, got one without")
                 continue
             known[name] = _fuller(known.get(name), message)
             if name in path:
                 continue
             if message.get("type") == _ANSWER and name not in seen and not isinstance(took_place, list):
                 above = heard.of(known[one] for one in path)
-                yield place, {"session": session, "above": above, "answer": newest[name]}
+                yield place, _request(above, newest[name], session)
             seen.add(name)
             path[name] = None
 
@@ -89,22 +88,19 @@ def _messages_in(line: Line) -> list[Line]:
     return [line] if "id" in line and "type" in line else []
 
 
-def _parse(record: Line) -> Iterator[Record]:
-    if "problem" in record:
-        raise MalformedError(record["problem"])
-    answer, place = record["answer"], f"message {record['answer']['id']}"
-    tokens = answer.get(_COUNTS)
+def _request(above: Above, answer: Line, session: str | None) -> Iterator[Record]:
+    place, tokens = f"message {answer['id']}", answer.get(_COUNTS)
     yield from request(
-        record["above"],
-        Answered(
+        above,
+        answered(
             time_in(answer, "timestamp", place),
-            record["session"],
+            session,
             text_of(answer, "model"),
             counted_in(tokens, ("output", "thoughts"), f"{place}.tokens"),
             "".join(_thoughts(answer)) + _answer(answer, place).words,
             counted_in(tokens, ("input", "tool"), f"{place}.tokens") or None,
-            cached_of(tokens, "cached"),
-            answer["id"],
+            cached_tokens=cached_of(tokens, "cached"),
+            name=answer["id"],
         ),
         place,
     )
@@ -162,10 +158,8 @@ def _is_session(record: Line) -> bool:
 
 GEMINI_CLI = kept_sessions(
     "gemini-cli",
-    f"sessions of Gemini CLI, JSON (lines): sessionId, projectHash, messages of id, timestamp, type; {ASSUMED}",
     (),
-    _parse,
-    _gather,
+    _requests,
     comes_once=True,
     matches=_is_session,
     looked_for="sessionId and projectHash",

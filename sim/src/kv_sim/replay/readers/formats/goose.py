@@ -3,19 +3,16 @@
 A message for the user only isn't sent to the model.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, Final
 
 from kv_sim.replay.readers.chats.chat import ANSWERS
-from kv_sim.replay.readers.chats.messages import LEFT_OUT, Answered, Heard, Said, request, said, time_in
+from kv_sim.replay.readers.chats.messages import LEFT_OUT, Above, Heard, Said, answered, request, said, time_in
 from kv_sim.replay.readers.chats.parts import as_json
 from kv_sim.replay.readers.fields import text_of
-from kv_sim.replay.readers.format import kept_sessions
+from kv_sim.replay.readers.format import Asked, Line, kept_sessions
 from kv_sim.replay.readers.json_values import inside
 from kv_sim.replay.readers.record import Record
-from kv_sim.replay.readers.requests.text import ASSUMED
-
-Line = Mapping[str, Any]
 
 _ALL: Final = "conversation"
 _THOUGHT: Final = "thinking"
@@ -23,29 +20,32 @@ _CALLED, _GIVEN_BACK = ("toolRequest", "toolCall"), ("toolResponse", "toolResult
 """Parts that aren't text, and the field of each that is sent."""
 
 
-def _gather(lines: Sequence[Line]) -> Iterator[tuple[int, Line]]:
+def _requests(lines: Sequence[Line]) -> Asked:
     """Each answer, with all messages before it; consecutive messages of the model are one answer."""
     about: Line = {}
     above: list[Line] = []
     heard = Heard(lambda message: [_said(message)])
-    asked: dict[str, Any] | None = None
-    begun = 0
+    answer: list[Line] = []
+    asked: tuple[int, Iterator[Record]] | None = None
+    """The last answer, which may go on."""
     for place, line in enumerate(lines):
         about = line if "working_dir" in line else about
         told = line.get(_ALL) if "working_dir" in line else [line]
         for message in told if isinstance(told, list) else []:
             if not isinstance(message, dict) or "role" not in message:
                 continue
-            if asked is not None and not _is_answer(message):
-                yield begun, asked
+            if not _is_answer(message):
+                if asked is not None:
+                    yield asked
                 asked = None
-            elif asked is not None:
-                asked["answer"].append(message)
-            elif _is_answer(message):
-                asked, begun = {"about": about, "above": heard.of(above), "answer": [message]}, place
+            elif asked is None:
+                answer = [message]
+                asked = place, _request(heard.of(above), answer, about)
+            else:
+                answer.append(message)
             above.append(message)
     if asked is not None:
-        yield begun, asked
+        yield asked
 
 
 def _is_answer(message: Line) -> bool:
@@ -55,15 +55,14 @@ def _is_answer(message: Line) -> bool:
     return str(message["role"]).lower() == ANSWERS and not is_back
 
 
-def _parse(record: Line) -> Iterator[Record]:
-    answer = record["answer"]
+def _request(above: Above, answer: list[Line], about: Line) -> Iterator[Record]:
     inference = inside(answer[0].get("metadata"), "inference")
-    model = inside(inference, "requestedModel") or inside(record["about"].get("model_config"), "model_name")
+    model = inside(inference, "requestedModel") or inside(about.get("model_config"), "model_name")
     yield from request(
-        record["above"],
-        Answered(
+        above,
+        answered(
             time_in(answer[0], "created", "message"),
-            text_of(record["about"], "id") or "the session",
+            text_of(about, "id") or "the session",
             model and str(model),
             text="".join(_said(one).words for one in answer),
         ),
@@ -90,10 +89,8 @@ def _part(part: Any) -> Any:
 
 GOOSE = kept_sessions(
     "goose",
-    f"sessions of goose, JSON lines or JSON: working_dir, messages of role, created (s), content; {ASSUMED}",
     ("working_dir",),
-    _parse,
-    _gather,
+    _requests,
     matches=lambda record: _ALL in record or "message_count" in record,
     looked_for=f"message_count or {_ALL}",
     assumes=LEFT_OUT,

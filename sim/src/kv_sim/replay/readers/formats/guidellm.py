@@ -12,7 +12,6 @@ from kv_sim.replay.readers.fields import number, text_of, whole
 from kv_sim.replay.readers.format import Container, Format
 from kv_sim.replay.readers.json_values import inside
 from kv_sim.replay.readers.record import Record
-from kv_sim.replay.readers.requests.text import ASSUMED
 from kv_sim.replay.readers.required import errors_at, list_at, object_at, objects_at
 
 _BROKEN: Final = "errored"
@@ -57,8 +56,6 @@ def _sent(time: int | float, request: Mapping[str, Any], *, has_failed: bool) ->
 
 GUIDELLM = Format(
     "guidellm",
-    "GuideLLM reports, JSON: benchmarks of requests with request_args, or with prompt_tokens and no ids; "
-    f"output_tokens, request_start_time (s); {ASSUMED}",
     Container.JSON,
     ("benchmarks",),
     _parse,

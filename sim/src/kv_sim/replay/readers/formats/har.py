@@ -10,7 +10,6 @@ from kv_sim.replay.readers.format import Container, Format
 from kv_sim.replay.readers.formats.openai import requests_in
 from kv_sim.replay.readers.json_values import inside, objects_in
 from kv_sim.replay.readers.record import MalformedError, Record
-from kv_sim.replay.readers.requests.text import ASSUMED
 
 
 def _parse(record: Mapping[str, Any]) -> Iterator[Record]:
@@ -56,7 +55,6 @@ def _text(content: Any) -> Any:
 
 HAR = Format(
     "har",
-    f"HAR, which browsers and proxies save: log of entries with postData that is what an API was asked; {ASSUMED}",
     Container.JSON,
     ("log",),
     _parse,

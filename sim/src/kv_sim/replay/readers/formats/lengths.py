@@ -69,7 +69,6 @@ _LITELLM: Final = _Fields("startTime", "prompt_tokens", "completion_tokens", num
 LENGTHS: Final = (
     Format(
         "mooncake-lengths",
-        "JSON lines of Mooncake's fields without hash_ids: timestamp (ms), input_length, output_length; no ids",
         Container.JSON,
         _MOONCAKE.names,
         _MOONCAKE.parse,
@@ -79,14 +78,12 @@ LENGTHS: Final = (
     ),
     Format(
         "litellm",
-        "LiteLLM's spend logs, JSON or CSV: call_type, startTime, prompt_tokens, completion_tokens; no ids",
         None,
         ("call_type", *_LITELLM.names),
         _LITELLM.parse,
     ),
     Format(
         "splitwise",
-        "SplitwiseSim CSV: arrival_timestamp (s), prompt_size, token_size; no ids",
         Container.CSV,
         _SPLITWISE.names,
         _SPLITWISE.parse,

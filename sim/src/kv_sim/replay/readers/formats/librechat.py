@@ -4,14 +4,14 @@ Each message names its parent, or is nested in it, or the messages are in a row.
 a model that calls a tool continues with the tool's result, which is a new request. Thoughts aren't sent again.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from itertools import pairwise
 from typing import Any, Final
 
 from kv_sim.replay.readers.chats.chat import ANSWERS
 from kv_sim.replay.readers.chats.messages import (
-    Answered,
     Said,
+    answered,
     counted_in,
     names_above,
     placed,
@@ -21,12 +21,9 @@ from kv_sim.replay.readers.chats.messages import (
 )
 from kv_sim.replay.readers.chats.parts import as_json
 from kv_sim.replay.readers.fields import text_of
-from kv_sim.replay.readers.format import kept_sessions
+from kv_sim.replay.readers.format import Asked, Line, kept_sessions
 from kv_sim.replay.readers.json_values import inside, objects_in
 from kv_sim.replay.readers.record import Record
-from kv_sim.replay.readers.requests.text import ASSUMED
-
-Line = Mapping[str, Any]
 
 _ABOVE: Final = "parentMessageId"
 _NAME: Final = "messageId"
@@ -37,20 +34,20 @@ _MEDIA: Final = ("image", "audio", "video")
 _THOUGHT, _ERROR = "think", "error"
 
 
-def _gather(lines: Sequence[Line]) -> Iterator[tuple[int, Line]]:
+def _requests(lines: Sequence[Line]) -> Asked:
     """Each chat, with all its messages, and the line of the first one."""
     alone: dict[str, tuple[int, list[Any]]] = {}
     for place, line in enumerate(lines):
         if "messages" in line:
-            yield place, line
+            yield place, _requests_of(line)
         else:
             chat = text_of(line, "conversationId") or ""
             alone.setdefault(chat, (place, []))[1].append(line)
     for name, (place, messages) in alone.items():
-        yield place, {"conversationId": name, "messages": messages}
+        yield place, _requests_of({"conversationId": name, "messages": messages})
 
 
-def _parse(record: Line) -> Iterator[Record]:
+def _requests_of(record: Line) -> Iterator[Record]:
     found = placed(_flat(record["messages"], None), "messages")
     messages = {text_of(one, _NAME) or place: one for place, one in found}
     if not any(text_of(one, _ABOVE) in messages for one in messages.values()):
@@ -64,7 +61,7 @@ def _parse(record: Line) -> Iterator[Record]:
         if not message.get(_BY_USER):
             above = [said("system", told, "options")] if told else []
             above += [one for other in names_above(messages, name, _ABOVE) for one in again[other]]
-            yield from _requests(message, above, places[name], text_of(record, "conversationId"), options)
+            yield from _requests_for(message, above, places[name], text_of(record, "conversationId"), options)
 
 
 def _told_in(options: Any) -> str:
@@ -87,7 +84,9 @@ def _flat(messages: Any, above: str | None) -> Any:
     return found
 
 
-def _requests(message: Line, above: list[Said], place: str, chat: str | None, options: Any) -> Iterator[Record]:
+def _requests_for(
+    message: Line, above: list[Said], place: str, chat: str | None, options: Any
+) -> Iterator[Record]:
     """One request for each call of the model."""
     steps = _steps_of(message)
     time = time_in(message, "createdAt", place)
@@ -96,7 +95,7 @@ def _requests(message: Line, above: list[Said], place: str, chat: str | None, op
     own: list[Said] = []
     for parts in steps:
         text = "".join(_thought(part) + _text(part) for part in parts)
-        answer = Answered(time, chat, model, tokens or None, text, has_failed=bool(message.get("error")))
+        answer = answered(time, chat, model, tokens or None, text, has_failed=bool(message.get("error")))
         yield from request([*above, *own], answer, place)
         own += _one(parts, place, None)
 
@@ -168,10 +167,8 @@ def _is_kept(record: Line) -> bool:
 
 LIBRECHAT = kept_sessions(
     "librechat",
-    f"chats of LibreChat, JSON: messages of messageId, parentMessageId, isCreatedByUser, createdAt; {ASSUMED}",
     (),
-    _parse,
-    _gather,
+    _requests,
     matches=_is_kept,
     looked_for=f"{_NAME} and {_BY_USER}, or messages with them",
     assumes="what LibreChat adds (tools, files, what it searches) is not counted",

@@ -10,13 +10,12 @@ from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
 from kv_sim.replay.readers.chats.chat import ANSWERS
-from kv_sim.replay.readers.chats.messages import Answered, Said, counted_in, placed, request, said
+from kv_sim.replay.readers.chats.messages import Said, answered, counted_in, placed, request, said
 from kv_sim.replay.readers.chats.parts import as_json
 from kv_sim.replay.readers.fields import number_or_date, text_of
-from kv_sim.replay.readers.format import Container, Format
+from kv_sim.replay.readers.format import kept_chats
 from kv_sim.replay.readers.json_values import inside, objects_in
 from kv_sim.replay.readers.record import MalformedError, Moment, Record
-from kv_sim.replay.readers.requests.text import ASSUMED
 from kv_sim.replay.readers.requests.turns import TURN_SECONDS
 from kv_sim.replay.readers.required import errors_at
 
@@ -86,11 +85,11 @@ def _steps_of(version: Part, where: str) -> Iterator[tuple[list[Part], list[Part
     yield mine, back
 
 
-def _answer(blocks: list[Part], version: Part, usual: Moment, where: str) -> Answered:
+def _answer(blocks: list[Part], version: Part, usual: Moment, where: str) -> Record:
     made = [found for block in blocks if isinstance(found := block.get("genInfo"), dict)]
     stats = inside(made[-1], "stats") if made else None
     name = inside(made[-1], "identifier") if made else inside(version.get("senderInfo"), "senderName")
-    return Answered(
+    return answered(
         _begin_of(blocks, usual),
         "the conversation",
         None if name is None else str(name),
@@ -137,15 +136,11 @@ def _is_kept(record: Mapping[str, Any]) -> bool:
     return isinstance(inside(first, "versions"), list)
 
 
-LM_STUDIO = Format(
+LM_STUDIO = kept_chats(
     "lm-studio",
-    f"conversations of LM Studio, a file each: createdAt (ms), messages of versions; {ASSUMED}",
-    Container.JSON,
     ("createdAt", "messages"),
     _parse,
-    overlaps=True,
     matches=_is_kept,
     looked_for="versions in each of them",
-    is_text=True,
     assumes="tools, and what is found in files, are not counted",
 )

@@ -20,7 +20,6 @@ def _parse(record: Mapping[str, Any]) -> Iterator[Record]:
 
 LMBENCH = Format(
     "lmbench",
-    "LMBench (GMI) JSON lines: as Mooncake's, timestamp is a string of nanoseconds, ids aren't chained",
     Container.JSON,
     ("timestamp", "input_length", "hash_ids"),
     _parse,

@@ -26,7 +26,6 @@ def _parse(record: Mapping[str, Any]) -> Iterator[Record]:
 
 LMCACHE = Format(
     "lmcache",
-    "LMCache lookup log, JSON lines: timestamp (s), chunk_size, seq_len, chunk_hashes of full chunks",
     Container.JSON,
     ("timestamp", "chunk_size", "seq_len", "chunk_hashes"),
     _parse,

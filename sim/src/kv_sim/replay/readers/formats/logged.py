@@ -14,7 +14,6 @@ from kv_sim.replay.readers.fields import number_or_date, session_of, text_of, wh
 from kv_sim.replay.readers.format import Format
 from kv_sim.replay.readers.json_values import inside, json_in
 from kv_sim.replay.readers.record import MalformedError, Record
-from kv_sim.replay.readers.requests.text import ASSUMED
 
 _STARTS: Final = ("startTime", "start_time")
 _LEFT_OUT: Final = "whatever isn't a request to a model is left out"
@@ -107,8 +106,6 @@ def _sum_of(usage: Any, word: str) -> int | None:
 
 LANGFUSE = Format(
     "langfuse",
-    "observations that Langfuse exports, JSON or a table: type, startTime or start_time, input, usageDetails; "
-    f"{ASSUMED}",
     None,
     ("type", "input"),
     _parse_langfuse,
@@ -178,7 +175,6 @@ def _plain(inputs: Mapping[str, Any]) -> Mapping[str, Any]:
 
 LANGSMITH = Format(
     "langsmith",
-    f"runs that LangSmith exports, JSON or a table: run_type, start_time, inputs, completion_tokens; {ASSUMED}",
     None,
     ("run_type", "start_time", "inputs"),
     _parse_langsmith,

@@ -53,7 +53,6 @@ def delay_of(record: Mapping[str, Any]) -> int | float:
 
 MOONCAKE = Format(
     "mooncake",
-    "Mooncake JSON lines: timestamp (ms), input_length, output_length, hash_ids of 512 tokens",
     Container.JSON,
     ("input_length", "hash_ids"),
     _parse,

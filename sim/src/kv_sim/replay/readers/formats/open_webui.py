@@ -13,10 +13,9 @@ from kv_sim.replay.readers.chats.chat import ANSWERS, chat
 from kv_sim.replay.readers.chats.counts import counted_beside
 from kv_sim.replay.readers.chats.messages import names_above
 from kv_sim.replay.readers.fields import number_or_date, text_of, whole
-from kv_sim.replay.readers.format import Container, Format
+from kv_sim.replay.readers.format import kept_chats
 from kv_sim.replay.readers.json_values import inside, objects_in
 from kv_sim.replay.readers.record import Record
-from kv_sim.replay.readers.requests.text import ASSUMED
 from kv_sim.replay.readers.required import errors_at, object_at
 
 _THOUGHT: Final = re.compile(r'<details type="reasoning".*?</details>\s*', re.DOTALL)
@@ -90,15 +89,11 @@ def _first(usage: Mapping[str, Any], names: tuple[str, ...]) -> str | None:
     return next((name for name in names if usage.get(name) is not None), None)
 
 
-OPEN_WEBUI = Format(
+OPEN_WEBUI = kept_chats(
     "open-webui",
-    f"chats that Open WebUI exports, JSON: chat of history of messages with parentId, timestamp (s); {ASSUMED}",
-    Container.JSON,
     ("chat",),
     _parse,
-    overlaps=True,
     matches=lambda record: isinstance(_messages_of(record), dict),
     looked_for="history of messages in it",
-    is_text=True,
     assumes="what Open WebUI asks besides (titles, tags, searches) and adds (tools, documents) is not counted",
 )

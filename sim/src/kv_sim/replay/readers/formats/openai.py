@@ -12,7 +12,6 @@ from kv_sim.replay.readers.chats.counts import answered_in, cached_in, told_in
 from kv_sim.replay.readers.fields import name_of, session_of, text_of, time_of
 from kv_sim.replay.readers.format import Container, Format
 from kv_sim.replay.readers.record import MalformedError, Record
-from kv_sim.replay.readers.requests.text import ASSUMED
 
 _OF_REQUESTS: Final = frozenset(("max_tokens", "max_completion_tokens", "temperature", "stream", "response"))
 """Fields of a request, or of a log of it, that a conversation doesn't have."""
@@ -78,7 +77,6 @@ def _answers_within(record: Mapping[str, Any]) -> list[int]:
 
 OPENAI = Format(
     "openai",
-    f"JSON lines of requests: messages, input or prompt (or in a body), maybe timestamp, tools, usage; {ASSUMED}",
     Container.JSON,
     (),
     _parse,

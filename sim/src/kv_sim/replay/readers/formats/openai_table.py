@@ -8,7 +8,6 @@ from kv_sim.replay.readers.format import Container, Format
 from kv_sim.replay.readers.formats.openai import OPENAI
 from kv_sim.replay.readers.json_values import object_in
 from kv_sim.replay.readers.record import MalformedError, Record
-from kv_sim.replay.readers.requests.text import ASSUMED
 
 _COLUMNS: Final = ("request_body", "proxy_server_request")
 
@@ -39,7 +38,6 @@ def _is_logged(record: Mapping[str, Any]) -> bool:
 
 TABLE = Format(
     "openai-table",
-    f"tables with a column of JSON, request_body or proxy_server_request, maybe of times, usage, model; {ASSUMED}",
     Container.CSV,
     (),
     _parse,

@@ -9,13 +9,12 @@ from typing import Any, Final
 
 from kv_sim.replay.readers.chats.cached import cached_of
 from kv_sim.replay.readers.chats.chat import ANSWERS
-from kv_sim.replay.readers.chats.messages import Answered, Said, counted_in, placed, request, said, time_in
+from kv_sim.replay.readers.chats.messages import Said, answered, counted_in, placed, request, said, time_in
 from kv_sim.replay.readers.chats.parts import as_json
 from kv_sim.replay.readers.fields import text_of
-from kv_sim.replay.readers.format import Container, Format
+from kv_sim.replay.readers.format import kept_chats
 from kv_sim.replay.readers.json_values import inside, objects_in
 from kv_sim.replay.readers.record import Record
-from kv_sim.replay.readers.requests.text import ASSUMED
 
 _ENDS: Final = "step-finish"
 _MEDIA_SENT_AS_TEXT: Final = ("text/plain", "application/x-directory")
@@ -41,15 +40,15 @@ def _parse(record: Mapping[str, Any]) -> Iterator[Record]:
             counts = {**tokens, **_counts(tokens.get("cache"))} if isinstance(tokens, dict) else None
             yield from request(
                 [one for _, one in (*above, *spoken)],
-                Answered(
+                answered(
                     _time(info, "created", place),
                     None if session is None else str(session),
                     text_of(info, "modelID"),
                     counted_in(counts, ("output", "reasoning"), f"{place}.tokens"),
                     answer.words,
                     counted_in(counts, ("input", "read", "write"), f"{place}.tokens") or None,
-                    cached_of(counts, "read"),
-                    name and f"{name} {number}",
+                    cached_tokens=cached_of(counts, "read"),
+                    name=name and f"{name} {number}",
                     has_failed=bool(info.get("error")),
                 ),
                 place,
@@ -104,14 +103,11 @@ def _time(info: Mapping[str, Any], field: str, place: str) -> int | float | None
     return time_in(time, field, f"{place}.info.time") if isinstance(time, dict) else None
 
 
-OPENCODE = Format(
+OPENCODE = kept_chats(
     "opencode",
-    f"what opencode export writes, JSON: info, messages of info (role, time in ms, tokens) and parts; {ASSUMED}",
-    Container.JSON,
     ("info", "messages"),
     _parse,
     unit_seconds=1e-3,
-    overlaps=True,
     comes_once=True,
     matches=lambda record: (
         isinstance(record["info"], dict)
@@ -120,6 +116,5 @@ OPENCODE = Format(
         and all(isinstance(inside(one, "info"), dict) for one in record["messages"])
     ),
     looked_for="info in each of them",
-    is_text=True,
     assumes="the system prompt and tools, which an export leaves out, are not counted",
 )

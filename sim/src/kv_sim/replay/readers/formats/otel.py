@@ -35,7 +35,6 @@ from kv_sim.replay.readers.formats.spans.otlp import (
 from kv_sim.replay.readers.formats.spans.scattered import Scattered
 from kv_sim.replay.readers.json_values import inside
 from kv_sim.replay.readers.record import MalformedError, Moment, Record
-from kv_sim.replay.readers.requests.text import ASSUMED
 
 _ASKS: Final = ("chat", "text_completion", "completion", "generate_content")
 _INPUTS: Final = ("gen_ai.usage.input_tokens", "gen_ai.usage.prompt_tokens", "llm.token_count.prompt")
@@ -190,9 +189,6 @@ def _is_traced(record: Mapping[str, Any]) -> bool:
 
 OTEL = Format(
     "otel",
-    "OpenTelemetry spans or events, JSON: resourceSpans, resourceLogs, spans or attributes with "
-    "gen_ai.input.messages (OpenInference: llm.input_messages), or with gen_ai.usage.input_tokens and no ids; "
-    f"{ASSUMED}",
     Container.JSON,
     (),
     _parse,

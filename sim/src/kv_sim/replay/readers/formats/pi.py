@@ -11,9 +11,10 @@ from kv_sim.replay.readers.chats.cached import cached_of
 from kv_sim.replay.readers.chats.chat import ANSWERS
 from kv_sim.replay.readers.chats.messages import (
     LEFT_OUT,
-    Answered,
+    Above,
     Heard,
     Said,
+    answered,
     counted_in,
     names_above,
     request,
@@ -22,12 +23,9 @@ from kv_sim.replay.readers.chats.messages import (
 )
 from kv_sim.replay.readers.chats.parts import as_json
 from kv_sim.replay.readers.fields import text_of
-from kv_sim.replay.readers.format import kept_sessions
+from kv_sim.replay.readers.format import Asked, Line, kept_sessions
 from kv_sim.replay.readers.json_values import inside
 from kv_sim.replay.readers.record import Record
-from kv_sim.replay.readers.requests.text import ASSUMED
-
-Line = Mapping[str, Any]
 
 _FIRST_KEPT: Final = "firstKeptEntryId"
 _ROLES: Final = {"toolResult": "tool"}
@@ -35,7 +33,7 @@ _ROLES: Final = {"toolResult": "tool"}
 _BROKEN: Final = ("error", "aborted")
 
 
-def _gather(lines: Sequence[Line]) -> Iterator[tuple[int, Line]]:
+def _requests(lines: Sequence[Line]) -> Asked:
     """Each answer, with all entries above it."""
     session = next((text_of(line, "id") for line in lines if line.get("type") == "session"), None)
     entries: dict[str, Line] = {}
@@ -49,7 +47,7 @@ def _gather(lines: Sequence[Line]) -> Iterator[tuple[int, Line]]:
         last = name
         if _role(line) == ANSWERS:
             above = [entries[one] for one in _sent(entries, names_above(entries, name, "parentId"))]
-            yield place, {"session": session, "above": heard.of(above), "answer": line}
+            yield place, _request(heard.of(above), line, session)
 
 
 def _sent(entries: Mapping[str, Line], above: list[str]) -> list[str]:
@@ -64,21 +62,20 @@ def _sent(entries: Mapping[str, Line], above: list[str]) -> list[str]:
     return [above[last], *between, *above[last + 1 :]]
 
 
-def _parse(record: Line) -> Iterator[Record]:
-    line = record["answer"]
+def _request(above: Above, line: Line, session: str | None) -> Iterator[Record]:
     message, usage = line["message"], line["message"].get("usage")
     yield from request(
-        record["above"],
-        Answered(
+        above,
+        answered(
             _time(line),
-            record["session"],
+            session,
             text_of(message, "model"),
             counted_in(usage, ("output",), "message.usage"),
             _said(line).words,
             counted_in(usage, ("input", "cacheRead", "cacheWrite"), "message.usage") or None,
-            cached_of(usage, "cacheRead"),
-            f"{text_of(line, 'id')} {text_of(line, 'timestamp')}" if "id" in line else None,
-            message.get("stopReason") in _BROKEN,
+            cached_tokens=cached_of(usage, "cacheRead"),
+            name=f"{text_of(line, 'id')} {text_of(line, 'timestamp')}" if "id" in line else None,
+            has_failed=message.get("stopReason") in _BROKEN,
         ),
         "message",
     )
@@ -118,10 +115,8 @@ def _time(line: Line) -> int | float | None:
 
 PI = kept_sessions(
     "pi",
-    f"sessions of pi, JSON lines: type (the first one session), id, parentId, timestamp, message; {ASSUMED}",
     (),
-    _parse,
-    _gather,
+    _requests,
     comes_once=True,
     matches=lambda record: record.get("type") == "session" and {"id", "timestamp", "cwd"} <= record.keys(),
     looked_for="type session, id, timestamp, cwd in the first line",

@@ -64,7 +64,6 @@ def _count(record: Mapping[str, Any], field: str) -> int:
 
 RECORDED = Format(
     "recorded",
-    "JSON lines of kv-vllm's TraceConnector: timestamp (ms), input_length, output_length, block_size, hash_ids",
     Container.JSON,
     ("timestamp", "input_length", "output_length", "block_size", "hash_ids"),
     _parse,

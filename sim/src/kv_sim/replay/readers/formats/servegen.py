@@ -22,8 +22,6 @@ def _parse(record: Mapping[str, Any]) -> Iterator[Record]:
 
 SERVEGEN = Format(
     "servegen",
-    "ServeGen batch jobs, JSON lines: request_id, type, input_length, maybe output_length, hash_ids of 16 tokens; "
-    "no times",
     Container.JSON,
     ("request_id", "type", "input_length"),
     _parse,

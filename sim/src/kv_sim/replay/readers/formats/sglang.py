@@ -15,7 +15,6 @@ from kv_sim.replay.readers.fields import number, prompts_of, text_of, whole
 from kv_sim.replay.readers.format import Container, Format
 from kv_sim.replay.readers.json_values import inside, object_in
 from kv_sim.replay.readers.record import MalformedError, Moment, Record
-from kv_sim.replay.readers.requests.text import ASSUMED
 
 _FIELDS: Final = ("text", "input_ids")
 
@@ -31,7 +30,6 @@ def _parse(record: Mapping[str, Any]) -> Iterator[Record]:
 
 SGLANG = Format(
     "sglang",
-    f"JSON lines of SGLang's /generate: text or input_ids, sampling_params, maybe timestamp; {ASSUMED}",
     Container.JSON,
     ("sampling_params",),
     _parse,
@@ -92,8 +90,6 @@ def _refuse_cut(value: Any, field: str) -> None:
 
 SGLANG_LOG = Format(
     "sglang-log",
-    "SGLang's log of requests in JSON: timestamp, event, obj of text or input_ids, out of meta_info; or "
-    f"lengths only; {ASSUMED}",
     Container.JSON,
     ("timestamp", "event", "obj"),
     _parse_log,
@@ -141,8 +137,6 @@ def _parse_measured(record: Mapping[str, Any]) -> Iterator[Record]:
 
 SGLANG_METRICS = Format(
     "sglang-metrics",
-    "what SGLang writes with --export-metrics-to-file, JSON lines: request_parameters of text or input_ids, "
-    f"prompt_tokens, maybe request_received_ts; or lengths only; {ASSUMED}",
     Container.JSON,
     (_PARAMETERS, "prompt_tokens"),
     _parse_measured,

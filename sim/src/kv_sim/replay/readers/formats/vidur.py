@@ -13,10 +13,4 @@ def _parse(record: Mapping[str, Any]) -> Iterator[Record]:
     yield Record(number(record, "arrived_at"), prefill, decode, None)
 
 
-VIDUR = Format(
-    "vidur",
-    "Vidur CSV: arrived_at (s), num_prefill_tokens, num_decode_tokens; no ids",
-    Container.CSV,
-    ("arrived_at", "num_prefill_tokens", "num_decode_tokens"),
-    _parse,
-)
+VIDUR = Format("vidur", Container.CSV, ("arrived_at", "num_prefill_tokens", "num_decode_tokens"), _parse)

@@ -14,7 +14,6 @@ from kv_sim.replay.readers.fields import as_tokens, number, prompts_of, text_of
 from kv_sim.replay.readers.format import Container, Format
 from kv_sim.replay.readers.json_values import json_in, objects_in
 from kv_sim.replay.readers.record import MalformedError, Prompt, Record
-from kv_sim.replay.readers.requests.text import ASSUMED
 
 _TOKENS: Final = ("prompt_token_ids", "input_ids")
 _CAME: Final = ("output_token_ids", "output_ids", "completion_token_ids", "response_token_ids")
@@ -64,7 +63,6 @@ def _is_custom(record: Mapping[str, Any]) -> bool:
 
 VLLM = Format(
     "vllm",
-    f"vLLM custom JSON lines: prompt (text, or token ids), output_tokens, maybe timestamp; {ASSUMED}",
     Container.JSON,
     (),
     _parse,

@@ -78,11 +78,4 @@ def _time_of(request: Any) -> int | float | None:
         return None
 
 
-WEKA = Format(
-    "weka",
-    "WEKA kv-cache-tester JSON: one session a file or line, 64-token blocks, ids local, subagents nest",
-    Container.JSON,
-    ("id", "block_size", "requests"),
-    _parse,
-    merges_sessions=True,
-)
+WEKA = Format("weka", Container.JSON, ("id", "block_size", "requests"), _parse, merges_sessions=True)

@@ -93,7 +93,6 @@ def own_format(columns: Mapping[str, str], container: Container) -> Format:
     unit = _unit_of(columns.get("time", ""))
     return Format(
         name,
-        "columns that are named",
         container,
         (),
         _parser_of(columns),

@@ -70,7 +70,6 @@ def conversation_format(
 
     return Format(
         name,
-        "columns that are named",
         container,
         (),
         parse,
