@@ -118,10 +118,7 @@ def kept_sessions(
     requests: Callable[[Sequence[Line]], Asked],
     **more: Any,
 ) -> Format:
-    """A format in which a program keeps its sessions with all text, each in the lines of a file.
-
-    ``requests`` finds the answers in all lines of a file.
-    """
+    """A format in which a program keeps sessions with all text, each in lines; ``requests`` gets all of a file."""
 
     def gather(lines: Sequence[Line]) -> Iterator[tuple[int, Line]]:
         return ((number, {"requests": found}) for number, found in requests(lines))

@@ -69,7 +69,9 @@ class Heard:
         return self._heard[id(message)]
 
 
-def answered(
+def request(
+    above: Above,
+    place: str | None,
     time: int | float | None,
     session: str | None = None,
     model: str | None = None,
@@ -77,26 +79,31 @@ def answered(
     text: str = "",
     told_tokens: int | None = None,
     **more: Any,
-) -> Record:
-    """The request for an answer, without its prompt; the answer's text counts if its tokens weren't counted."""
-    answer = text if tokens is None else None
-    return Record(time, 0, tokens or 0, None, session, model=model, answer=answer, told_tokens=told_tokens, **more)
-
-
-def request(above: Above, answer: Record, place: str | None) -> Iterator[Record]:
+) -> Iterator[Record]:
     """The request to which an answer belongs; none if there is no message before it.
 
-    ``place`` is where a time is expected; None: the chat has no times.
+    ``place`` is where a time is expected; None: the chat has no times. ``time`` is when the answer was written,
+    ``tokens`` its number of tokens if that was counted, ``text`` its text, reasoning included.
     """
     heard = unbroken(above)
-    text = [piece for one in heard for piece in one.text]
-    if not text:
+    asked = [piece for one in heard for piece in one.text]
+    if not asked:
         return
-    answer.time = next((one.time for one in reversed(heard) if one.time is not None), answer.time)
-    if answer.time is None and place is not None:
+    time = next((one.time for one in reversed(heard) if one.time is not None), time)
+    if time is None and place is not None:
         raise MalformedError(f"{place}: expected a time of it, or of a message above it, got none")
-    answer.text = [*text, f"<|{ANSWERS}|>"]
-    yield answer
+    yield Record(
+        time,
+        0,
+        tokens or 0,
+        None,
+        session=session,
+        model=model,
+        text=[*asked, f"<|{ANSWERS}|>"],
+        answer=text if tokens is None else None,
+        told_tokens=told_tokens,
+        **more,
+    )
 
 
 def unbroken(heard: Iterable[_Heard | MalformedError], where: str = "") -> list[_Heard]:
@@ -111,7 +118,7 @@ def unbroken(heard: Iterable[_Heard | MalformedError], where: str = "") -> list[
 
 def malformed(why: str) -> Iterator[Record]:
     """What is read of a line that is malformed: an error."""
-    return request([MalformedError(why)], answered(None), None)
+    return request([MalformedError(why)], None, None)
 
 
 def placed(messages: Any, place: str) -> list[tuple[str, Mapping[str, Any]]]:

@@ -11,7 +11,7 @@ from typing import Any, Final
 
 from kv_sim.replay.readers.chats.cached import cached_of
 from kv_sim.replay.readers.chats.chat import ANSWERS, chat
-from kv_sim.replay.readers.chats.messages import Said, answered, counted_in, placed, request, said, time_in
+from kv_sim.replay.readers.chats.messages import Said, counted_in, placed, request, said, time_in
 from kv_sim.replay.readers.chats.parts import as_json
 from kv_sim.replay.readers.fields import text_of
 from kv_sim.replay.readers.format import kept_chats
@@ -39,10 +39,19 @@ def _parse(record: Mapping[str, Any]) -> Iterator[Record]:
     for place, step in steps:
         message = _message(step, place)
         if step["source"] == _AGENT and not step.get("is_copied_context") and step.get("llm_call_count") != 0:
-            answer = _answered(step, message, place)
-            answer.session, answer.model = session, answer.model or text_of(agent, _MODEL)
-            for asked in request(above, answer, place if has_times else None):
-                yield _by_tokens(asked, step, place)
+            counts, where = object_in(step.get(_METRICS)), f"{place}.{_METRICS}"
+            for asked in request(
+                above,
+                place if has_times else None,
+                message.time,
+                session,
+                text_of(step, _MODEL) or text_of(agent, _MODEL),
+                counted_in(counts, ("completion_tokens",), where),
+                (text_of(step, "reasoning_content") or "") + message.words,
+                counted_in(counts, ("prompt_tokens",), where) or None,
+                cached_tokens=cached_of(counts, "cached_tokens"),
+            ):
+                yield _by_tokens(asked, inside(counts, _IDS), where)
         above += [message, *_given_back(step, place)]
     for place, subagent in placed(json_in(record.get(_SUBAGENTS)) or [], _SUBAGENTS):
         if _STEPS not in subagent:
@@ -50,24 +59,11 @@ def _parse(record: Mapping[str, Any]) -> Iterator[Record]:
         yield from _parse(subagent)
 
 
-def _answered(step: Mapping[str, Any], message: Said, place: str) -> Record:
-    counts = object_in(step.get(_METRICS))
-    return answered(
-        message.time,
-        model=text_of(step, _MODEL),
-        tokens=counted_in(counts, ("completion_tokens",), f"{place}.{_METRICS}"),
-        text=(text_of(step, "reasoning_content") or "") + message.words,
-        told_tokens=counted_in(counts, ("prompt_tokens",), f"{place}.{_METRICS}") or None,
-        cached_tokens=cached_of(counts, "cached_tokens"),
-    )
-
-
-def _by_tokens(asked: Record, step: Mapping[str, Any], place: str) -> Record:
-    """The request with the token ids of its prompt, if the step has them, in place of its text."""
-    ids = inside(object_in(step.get(_METRICS)), _IDS)
+def _by_tokens(asked: Record, ids: Any, where: str) -> Record:
+    """The request with the token ids of its prompt, if there are some, in place of its text."""
     if ids:
         if not isinstance(ids, list) or not {int}.issuperset(map(type, ids)):
-            raise MalformedError(f"{place}.{_METRICS}.{_IDS}: expected a list of token ids, got {ids!r:.40}")
+            raise MalformedError(f"{where}.{_IDS}: expected a list of token ids, got {ids!r:.40}")
         asked.text, asked.tokens = None, ids
     return asked
 

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
 from kv_sim.replay.readers.chats.chat import ANSWERS
-from kv_sim.replay.readers.chats.messages import Said, answered, names_above, placed, request, said, time_in
+from kv_sim.replay.readers.chats.messages import Said, names_above, placed, request, said, time_in
 from kv_sim.replay.readers.fields import session_of, text_of
 from kv_sim.replay.readers.format import kept_chats
 from kv_sim.replay.readers.json_values import inside
@@ -31,13 +31,14 @@ def _parse(record: Mapping[str, Any]) -> Iterator[Record]:
         message, place = node["message"], f"mapping.{name}.message"
         parts = [*_goes_on(nodes, name)]
         model = next((found for one in parts if (found := _model_of(nodes[one]))), None)
-        answer = answered(
+        yield from request(
+            [spoken[one] for one in names_above(nodes, name, "parent")],
+            place,
             time_in(message, "create_time", place),
             session_of(record) or text_of(record, "id"),
             model or text_of(record, "default_model_slug"),
             text="".join(_thought(nodes[one]) + spoken[one].words for one in parts),
         )
-        yield from request([spoken[one] for one in names_above(nodes, name, "parent")], answer, place)
 
 
 def _said(message: Any, place: str) -> Said:

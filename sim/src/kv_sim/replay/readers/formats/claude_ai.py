@@ -9,7 +9,7 @@ from itertools import pairwise
 from typing import Any, Final
 
 from kv_sim.replay.readers.chats.chat import ANSWERS
-from kv_sim.replay.readers.chats.messages import Said, answered, names_above, placed, request, said, time_in
+from kv_sim.replay.readers.chats.messages import Said, names_above, placed, request, said, time_in
 from kv_sim.replay.readers.chats.parts import as_json
 from kv_sim.replay.readers.fields import text_of
 from kv_sim.replay.readers.format import kept_chats
@@ -57,7 +57,7 @@ class _Message:
                 continue
             own = [*self._said(thoughts=True)][:step]
             text = self._one(is_back, parts, thoughts=True).words
-            yield from request([*above, *own], answered(self._time, session, model, text=text), self._place)
+            yield from request([*above, *own], self._place, self._time, session, model, text=text)
 
     def _said(self, *, thoughts: bool) -> Iterator[Said]:
         for is_back, parts in self._steps or [(False, [])]:

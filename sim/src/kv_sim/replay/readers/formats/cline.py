@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any, Final
 
 from kv_sim.replay.readers.chats.chat import ANSWERS
-from kv_sim.replay.readers.chats.messages import Above, Heard, Said, answered, counted_in, request, said, time_in
+from kv_sim.replay.readers.chats.messages import Above, Heard, Said, counted_in, request, said, time_in
 from kv_sim.replay.readers.chats.parts import as_json
 from kv_sim.replay.readers.fields import text_of
 from kv_sim.replay.readers.format import Asked, Line, kept_sessions
@@ -36,15 +36,13 @@ def _request(above: Above, answer: Line) -> Iterator[Record]:
     tokens = inside(answer.get("metrics"), "tokens")
     yield from request(
         above,
-        answered(
-            time_in(answer, "ts", "answer"),
-            "the task",
-            inside(answer.get("modelInfo"), "modelId"),
-            counted_in(tokens, ("completion",), "metrics.tokens"),
-            _said(answer).words,
-            counted_in(tokens, ("prompt", "cached"), "metrics.tokens") or None,
-        ),
         "ts",
+        time_in(answer, "ts", "answer"),
+        "the task",
+        inside(answer.get("modelInfo"), "modelId"),
+        counted_in(tokens, ("completion",), "metrics.tokens"),
+        _said(answer).words,
+        counted_in(tokens, ("prompt", "cached"), "metrics.tokens") or None,
     )
 
 

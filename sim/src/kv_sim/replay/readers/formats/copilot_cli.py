@@ -15,7 +15,6 @@ from kv_sim.replay.readers.chats.messages import (
     Above,
     Heard,
     Said,
-    answered,
     counted_in,
     malformed,
     request,
@@ -125,14 +124,12 @@ def _request(above: Above, lines: list[Line], session: str, model: str | None) -
     counts = [count for one in lines if (count := counted_in(one["data"], ("outputTokens",), "data"))]
     yield from request(
         above,
-        answered(
-            time_in(first, "timestamp", "event"),
-            session,
-            text_of(first["data"], "model") or model,
-            sum(counts) if counts else None,
-            "".join([*thoughts, *(_said(one).words for one in lines)]),
-        ),
         "timestamp",
+        time_in(first, "timestamp", "event"),
+        session,
+        text_of(first["data"], "model") or model,
+        sum(counts) if counts else None,
+        "".join([*thoughts, *(_said(one).words for one in lines)]),
     )
 
 

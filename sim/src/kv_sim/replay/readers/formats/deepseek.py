@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
 from kv_sim.replay.readers.chats.chat import ANSWERS
-from kv_sim.replay.readers.chats.messages import Said, answered, names_above, placed, request, said, time_in
+from kv_sim.replay.readers.chats.messages import Said, names_above, placed, request, said, time_in
 from kv_sim.replay.readers.fields import text_of
 from kv_sim.replay.readers.format import kept_chats
 from kv_sim.replay.readers.json_values import inside, objects_in
@@ -34,13 +34,14 @@ def _parse(record: Mapping[str, Any]) -> Iterator[Record]:
     for name in messages:
         if name in answers:
             place, message = f"mapping.{name}.message", messages[name]
-            answer = answered(
+            yield from request(
+                [spoken[one] for one in above[name]],
+                place,
                 time_in(message, _TIME, place),
                 text_of(record, "id"),
                 text_of(message, "model") or None,
                 text=_thought(message) + spoken[name].words,
             )
-            yield from request([spoken[one] for one in above[name]], answer, place)
 
 
 def _is_answer(message: Mapping[str, Any], depth: int) -> bool:

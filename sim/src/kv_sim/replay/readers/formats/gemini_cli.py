@@ -15,7 +15,6 @@ from kv_sim.replay.readers.chats.messages import (
     Above,
     Heard,
     Said,
-    answered,
     counted_in,
     malformed,
     request,
@@ -92,17 +91,15 @@ def _request(above: Above, answer: Line, session: str | None) -> Iterator[Record
     place, tokens = f"message {answer['id']}", answer.get(_COUNTS)
     yield from request(
         above,
-        answered(
-            time_in(answer, "timestamp", place),
-            session,
-            text_of(answer, "model"),
-            counted_in(tokens, ("output", "thoughts"), f"{place}.tokens"),
-            "".join(_thoughts(answer)) + _answer(answer, place).words,
-            counted_in(tokens, ("input", "tool"), f"{place}.tokens") or None,
-            cached_tokens=cached_of(tokens, "cached"),
-            name=answer["id"],
-        ),
         place,
+        time_in(answer, "timestamp", place),
+        session,
+        text_of(answer, "model"),
+        counted_in(tokens, ("output", "thoughts"), f"{place}.tokens"),
+        "".join(_thoughts(answer)) + _answer(answer, place).words,
+        counted_in(tokens, ("input", "tool"), f"{place}.tokens") or None,
+        cached_tokens=cached_of(tokens, "cached"),
+        name=answer["id"],
     )
 
 

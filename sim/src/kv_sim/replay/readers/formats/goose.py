@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any, Final
 
 from kv_sim.replay.readers.chats.chat import ANSWERS
-from kv_sim.replay.readers.chats.messages import LEFT_OUT, Above, Heard, Said, answered, request, said, time_in
+from kv_sim.replay.readers.chats.messages import LEFT_OUT, Above, Heard, Said, request, said, time_in
 from kv_sim.replay.readers.chats.parts import as_json
 from kv_sim.replay.readers.fields import text_of
 from kv_sim.replay.readers.format import Asked, Line, kept_sessions
@@ -60,13 +60,11 @@ def _request(above: Above, answer: list[Line], about: Line) -> Iterator[Record]:
     model = inside(inference, "requestedModel") or inside(about.get("model_config"), "model_name")
     yield from request(
         above,
-        answered(
-            time_in(answer[0], "created", "message"),
-            text_of(about, "id") or "the session",
-            model and str(model),
-            text="".join(_said(one).words for one in answer),
-        ),
         "created",
+        time_in(answer[0], "created", "message"),
+        text_of(about, "id") or "the session",
+        model and str(model),
+        text="".join(_said(one).words for one in answer),
     )
 
 

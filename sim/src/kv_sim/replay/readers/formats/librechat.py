@@ -11,7 +11,6 @@ from typing import Any, Final
 from kv_sim.replay.readers.chats.chat import ANSWERS
 from kv_sim.replay.readers.chats.messages import (
     Said,
-    answered,
     counted_in,
     names_above,
     placed,
@@ -95,8 +94,8 @@ def _requests_for(
     own: list[Said] = []
     for parts in steps:
         text = "".join(_thought(part) + _text(part) for part in parts)
-        answer = answered(time, chat, model, tokens or None, text, has_failed=bool(message.get("error")))
-        yield from request([*above, *own], answer, place)
+        failed = bool(message.get("error"))
+        yield from request([*above, *own], place, time, chat, model, tokens or None, text, has_failed=failed)
         own += _one(parts, place, None)
 
 

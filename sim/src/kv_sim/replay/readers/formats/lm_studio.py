@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
 from kv_sim.replay.readers.chats.chat import ANSWERS
-from kv_sim.replay.readers.chats.messages import Said, answered, counted_in, placed, request, said
+from kv_sim.replay.readers.chats.messages import Said, counted_in, placed, request, said
 from kv_sim.replay.readers.chats.parts import as_json
 from kv_sim.replay.readers.fields import number_or_date, text_of
 from kv_sim.replay.readers.format import kept_chats
@@ -44,7 +44,7 @@ def _parse(record: Mapping[str, Any]) -> Iterator[Record]:
                 continue
             own: list[Said] = []
             for blocks, back in _steps_of(version, where):
-                yield from request([*above, *own], _answer(blocks, version, time, where), where)
+                yield from _request([*above, *own], blocks, version, time, where)
                 own += [said(ANSWERS, _sent(blocks, where), where), said("tool", _sent(back, where), where)]
             again.append(own)
         chosen = message.get("currentlySelected", 0)
@@ -85,11 +85,13 @@ def _steps_of(version: Part, where: str) -> Iterator[tuple[list[Part], list[Part
     yield mine, back
 
 
-def _answer(blocks: list[Part], version: Part, usual: Moment, where: str) -> Record:
+def _request(above: list[Said], blocks: list[Part], version: Part, usual: Moment, where: str) -> Iterator[Record]:
     made = [found for block in blocks if isinstance(found := block.get("genInfo"), dict)]
     stats = inside(made[-1], "stats") if made else None
     name = inside(made[-1], "identifier") if made else inside(version.get("senderInfo"), "senderName")
-    return answered(
+    yield from request(
+        above,
+        where,
         _begin_of(blocks, usual),
         "the conversation",
         None if name is None else str(name),

@@ -9,7 +9,7 @@ from typing import Any, Final
 
 from kv_sim.replay.readers.chats.cached import cached_of
 from kv_sim.replay.readers.chats.chat import ANSWERS
-from kv_sim.replay.readers.chats.messages import Said, answered, counted_in, placed, request, said, time_in
+from kv_sim.replay.readers.chats.messages import Said, counted_in, placed, request, said, time_in
 from kv_sim.replay.readers.chats.parts import as_json
 from kv_sim.replay.readers.fields import text_of
 from kv_sim.replay.readers.format import kept_chats
@@ -40,18 +40,16 @@ def _parse(record: Mapping[str, Any]) -> Iterator[Record]:
             counts = {**tokens, **_counts(tokens.get("cache"))} if isinstance(tokens, dict) else None
             yield from request(
                 [one for _, one in (*above, *spoken)],
-                answered(
-                    _time(info, "created", place),
-                    None if session is None else str(session),
-                    text_of(info, "modelID"),
-                    counted_in(counts, ("output", "reasoning"), f"{place}.tokens"),
-                    answer.words,
-                    counted_in(counts, ("input", "read", "write"), f"{place}.tokens") or None,
-                    cached_tokens=cached_of(counts, "read"),
-                    name=name and f"{name} {number}",
-                    has_failed=bool(info.get("error")),
-                ),
                 place,
+                _time(info, "created", place),
+                None if session is None else str(session),
+                text_of(info, "modelID"),
+                counted_in(counts, ("output", "reasoning"), f"{place}.tokens"),
+                answer.words,
+                counted_in(counts, ("input", "read", "write"), f"{place}.tokens") or None,
+                cached_tokens=cached_of(counts, "read"),
+                name=name and f"{name} {number}",
+                has_failed=bool(info.get("error")),
             )
             spoken.append((name, answer))
             spoken += [(name, one) for part in step for one in _given_back(part, place)]

@@ -14,7 +14,6 @@ from kv_sim.replay.readers.chats.messages import (
     Above,
     Heard,
     Said,
-    answered,
     counted_in,
     names_above,
     request,
@@ -66,18 +65,16 @@ def _request(above: Above, line: Line, session: str | None) -> Iterator[Record]:
     message, usage = line["message"], line["message"].get("usage")
     yield from request(
         above,
-        answered(
-            _time(line),
-            session,
-            text_of(message, "model"),
-            counted_in(usage, ("output",), "message.usage"),
-            _said(line).words,
-            counted_in(usage, ("input", "cacheRead", "cacheWrite"), "message.usage") or None,
-            cached_tokens=cached_of(usage, "cacheRead"),
-            name=f"{text_of(line, 'id')} {text_of(line, 'timestamp')}" if "id" in line else None,
-            has_failed=message.get("stopReason") in _BROKEN,
-        ),
         "message",
+        _time(line),
+        session,
+        text_of(message, "model"),
+        counted_in(usage, ("output",), "message.usage"),
+        _said(line).words,
+        counted_in(usage, ("input", "cacheRead", "cacheWrite"), "message.usage") or None,
+        cached_tokens=cached_of(usage, "cacheRead"),
+        name=f"{text_of(line, 'id')} {text_of(line, 'timestamp')}" if "id" in line else None,
+        has_failed=message.get("stopReason") in _BROKEN,
     )
 
 
