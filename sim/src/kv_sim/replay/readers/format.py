@@ -9,6 +9,7 @@ from typing import Any, TypeAlias
 from kv_sim.replay.readers.record import Record
 
 Line: TypeAlias = Mapping[str, Any]
+"""The object in a line of a file."""
 Asked: TypeAlias = Iterator[tuple[int, Iterator[Record]]]
 """The number of the line where an answer begins, and the requests for it, of each answer in a file.
 

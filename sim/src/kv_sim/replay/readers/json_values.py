@@ -54,6 +54,11 @@ def inside(value: Any, name: str) -> Any:
     return value.get(name) if isinstance(value, dict) else None
 
 
+def listed(value: Any) -> list[Any]:
+    """The list that a value is; empty if it is something else."""
+    return value if isinstance(value, list) else []
+
+
 def objects_in(within: Mapping[str, Any], field: str) -> list[Mapping[str, Any]]:
     """The objects of a list in a field; empty if there is no such field."""
     value = within.get(field, [])

@@ -139,6 +139,13 @@ def test_messages_of_claude_ai_stand_below_others_where_they_say_so(read):
     assert notes[0] == "format: claude-ai"
 
 
+@pytest.mark.parametrize("strange", [[], {}, 7])
+def test_messages_of_claude_ai_that_name_nothing_above_them_are_in_a_row(read, strange):
+    above = {"parent_message_uuid": strange}
+    requests, _ = read(chat(sent("a", "human", SAID, 1, **above), sent("b", "assistant", ANSWER, 2, **above)))
+    assert lengths(requests) == [(0, 32, 7)]
+
+
 def test_texts_of_claude_ai_are_there_without_parts_too(read):
     asked = {"uuid": "a", "sender": "human", "text": SAID, "created_at": date(1)}
     requests, _ = read(chat(asked, {**asked, "uuid": "b", "sender": "assistant", "text": ANSWER}))

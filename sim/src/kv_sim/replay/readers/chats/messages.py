@@ -6,6 +6,7 @@ Messages are in a list, or each names the one above it; then a regenerated answe
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any, Final, TypeAlias, TypeVar
 
 from kv_sim.replay.readers.chats.chat import ANSWERS, chat
@@ -130,6 +131,15 @@ def placed(messages: Any, place: str) -> list[tuple[str, Mapping[str, Any]]]:
     else:
         raise MalformedError(f"{place}: expected messages, got {type(messages).__name__}")
     return [(where, object_at(one, where)) for where, one in found]
+
+
+def named(found: Sequence[tuple[str, Mapping[str, Any]]], name: str, above: str) -> dict[str, Mapping[str, Any]]:
+    """Messages by their names, or by their places; in a row, unless one names another that is above it."""
+    messages = {text_of(one, name) or place: one for place, one in found}
+    if any(text_of(one, above) in messages for one in messages.values()):
+        return messages
+    row = {lower: upper for upper, lower in pairwise(messages)}
+    return {name: {**one, above: row.get(name)} for name, one in messages.items()}
 
 
 def names_above(nodes: Mapping[str, Any], name: str, field: str) -> list[str]:

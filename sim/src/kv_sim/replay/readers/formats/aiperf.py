@@ -17,7 +17,7 @@ from kv_sim.replay.readers.chats.counts import answered_in, cached_in, last_of, 
 from kv_sim.replay.readers.fields import number, text_of
 from kv_sim.replay.readers.format import Container, Format, Turns
 from kv_sim.replay.readers.formats.mooncake import delay_of
-from kv_sim.replay.readers.json_values import inside, object_in
+from kv_sim.replay.readers.json_values import inside, listed, object_in
 from kv_sim.replay.readers.record import DelayedRecord, MalformedError, Moment, Record
 from kv_sim.replay.readers.requests.turns import TURN_SECONDS
 from kv_sim.replay.readers.required import errors_at, list_at, object_at, objects_at
@@ -66,10 +66,9 @@ def _parse_sent(record: Mapping[str, Any], sent: Mapping[str, Any]) -> Iterator[
 
 def _texts_in(responses: Any) -> Iterator[Any]:
     """The texts of a response, whole or in pieces."""
-    for response in responses if isinstance(responses, list) else []:
-        packets = inside(response, "packets")
+    for response in listed(responses):
         yield inside(response, "text")
-        yield from (inside(packet, "value") for packet in packets) if isinstance(packets, list) else ()
+        yield from (inside(packet, "value") for packet in listed(inside(response, "packets")))
 
 
 def _asked(record: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -215,13 +214,11 @@ def _field_of(payload: Mapping[str, Any]) -> str:
 
 def _said(payload: Mapping[str, Any]) -> list[Any]:
     """The messages of a payload; none: it has other prompts."""
-    said = payload.get(_field_of(payload))
-    return said if isinstance(said, list) else []
+    return listed(payload.get(_field_of(payload)))
 
 
 def _have_payloads(record: Mapping[str, Any]) -> bool:
-    sessions = record["data"]
-    found = [one for one in sessions if isinstance(one, dict)] if isinstance(sessions, list) else []
+    found = [one for one in listed(record["data"]) if isinstance(one, dict)]
     return any("payloads" in one or isinstance(one.get("payload"), list) for one in found)
 
 

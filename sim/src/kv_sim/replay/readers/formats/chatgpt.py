@@ -11,7 +11,7 @@ from kv_sim.replay.readers.chats.chat import ANSWERS
 from kv_sim.replay.readers.chats.messages import Said, names_above, placed, request, said, time_in
 from kv_sim.replay.readers.fields import session_of, text_of
 from kv_sim.replay.readers.format import kept_chats
-from kv_sim.replay.readers.json_values import inside
+from kv_sim.replay.readers.json_values import inside, listed
 from kv_sim.replay.readers.record import Record
 from kv_sim.replay.readers.required import object_at
 
@@ -70,8 +70,7 @@ def _goes_on(nodes: Mapping[str, Any], name: str) -> Iterator[str]:
     while name not in seen:
         seen.add(name)
         yield name
-        below = nodes[name].get("children")
-        there = [one for one in below if isinstance(one, str)] if isinstance(below, list) else []
+        there = [one for one in listed(nodes[name].get("children")) if isinstance(one, str)]
         name = next((one for one in there if _is_answer(nodes.get(one))), name)
 
 
@@ -81,8 +80,7 @@ def _model_of(node: Mapping[str, Any]) -> str | None:
 
 
 def _thought(node: Mapping[str, Any]) -> str:
-    thoughts = inside(node["message"].get("content"), _THOUGHTS)
-    found = [inside(one, "content") for one in thoughts] if isinstance(thoughts, list) else []
+    found = [inside(one, "content") for one in listed(inside(node["message"].get("content"), _THOUGHTS))]
     return "".join(one for one in found if isinstance(one, str))
 
 

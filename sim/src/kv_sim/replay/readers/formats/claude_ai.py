@@ -5,18 +5,17 @@ request. Thoughts are sent again until the turn is over.
 """
 
 from collections.abc import Iterator, Mapping
-from itertools import pairwise
 from typing import Any, Final
 
 from kv_sim.replay.readers.chats.chat import ANSWERS
-from kv_sim.replay.readers.chats.messages import Said, names_above, placed, request, said, time_in
+from kv_sim.replay.readers.chats.messages import Said, named, names_above, placed, request, said, time_in
 from kv_sim.replay.readers.chats.parts import as_json
 from kv_sim.replay.readers.fields import text_of
 from kv_sim.replay.readers.format import kept_chats
 from kv_sim.replay.readers.json_values import inside, objects_in
 from kv_sim.replay.readers.record import Record
 
-_ABOVE: Final = "parent_message_uuid"
+_NAME, _ABOVE = "uuid", "parent_message_uuid"
 _THOUGHT: Final = "thinking"
 _SHOWN: Final = ("token_budget", "flag")
 """Types of parts that aren't part of the conversation."""
@@ -24,12 +23,8 @@ _SHOWN: Final = ("token_budget", "flag")
 
 def _parse(record: Mapping[str, Any]) -> Iterator[Record]:
     found = placed(record["chat_messages"], "chat_messages")
-    names = [text_of(one, "uuid") or place for place, one in found]
-    messages = dict(zip(names, (one for _, one in found), strict=True))
-    spoken = {name: _Message(one, place) for name, (place, one) in zip(names, found, strict=True)}
-    if not any(one.get(_ABOVE) in messages for one in messages.values()):
-        row = {below: above for above, below in pairwise(messages)}
-        messages = {name: {**one, _ABOVE: row.get(name)} for name, one in messages.items()}
+    messages = named(found, _NAME, _ABOVE)
+    spoken = {text_of(one, _NAME) or place: _Message(one, place) for place, one in found}
     session, model = text_of(record, "uuid"), text_of(record, "model")
     for name, message in spoken.items():
         above = [part for one in names_above(messages, name, _ABOVE) for part in spoken[one].again]

@@ -16,6 +16,7 @@ from kv_sim.replay.readers.chats.chat import chat
 from kv_sim.replay.readers.chats.messages import Above, Heard, Said, unbroken
 from kv_sim.replay.readers.fields import number_or_date, text_of, whole
 from kv_sim.replay.readers.format import Asked, Line, kept_sessions
+from kv_sim.replay.readers.json_values import inside, listed
 from kv_sim.replay.readers.record import Record
 
 _ANSWER: Final = "assistant"
@@ -97,8 +98,7 @@ def _said(line: Line) -> Said:
 def _compressed_in(line: Line) -> list[Any]:
     """The summary that replaces all lines above it, in a transcript of Qwen Code."""
     told = line.get("systemPayload") if line.get("subtype") == "chat_compression" else None
-    found = told.get("compressedHistory") if isinstance(told, dict) else None
-    return found if isinstance(found, list) else []
+    return listed(inside(told, "compressedHistory"))
 
 
 def _plain(content: Any) -> Any:
@@ -130,10 +130,8 @@ def _calls_in(line: Line) -> list[str]:
 
 def _ids_in(line: Line, kind: str, field: str) -> list[str]:
     """A field of the parts of one kind."""
-    message = line.get("message")
-    content = message.get("content") if isinstance(message, dict) else None
-    parts = [part for part in content if isinstance(part, dict)] if isinstance(content, list) else []
-    return [part[field] for part in parts if part.get("type") == kind and _is_text(part.get(field))]
+    parts = listed(inside(line.get("message"), "content"))
+    return [part[field] for part in parts if inside(part, "type") == kind and _is_text(part.get(field))]
 
 
 def _is_text(value: Any) -> bool:

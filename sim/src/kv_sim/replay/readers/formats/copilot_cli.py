@@ -24,7 +24,7 @@ from kv_sim.replay.readers.chats.messages import (
 from kv_sim.replay.readers.chats.parts import as_json
 from kv_sim.replay.readers.fields import text_of
 from kv_sim.replay.readers.format import Asked, Line, kept_sessions
-from kv_sim.replay.readers.json_values import inside
+from kv_sim.replay.readers.json_values import inside, listed
 from kv_sim.replay.readers.record import Record
 
 _TURN, _ANSWER, _BACK = "assistant.turn_start", "assistant.message", "tool.execution_complete"
@@ -98,8 +98,7 @@ def _begun_by(call: str, talks: Iterable[_Talk]) -> Line:
 
 
 def _calls_of(line: Line) -> list[Any]:
-    calls = line["data"].get("toolRequests")
-    return calls if isinstance(calls, list) else []
+    return listed(line["data"].get("toolRequests"))
 
 
 def _said(line: Line) -> Said:

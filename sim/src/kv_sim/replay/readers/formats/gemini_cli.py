@@ -24,7 +24,7 @@ from kv_sim.replay.readers.chats.messages import (
 from kv_sim.replay.readers.chats.parts import as_json
 from kv_sim.replay.readers.fields import text_of
 from kv_sim.replay.readers.format import Asked, Line, kept_sessions
-from kv_sim.replay.readers.json_values import inside, objects_in
+from kv_sim.replay.readers.json_values import inside, listed, objects_in
 from kv_sim.replay.readers.record import Record
 
 _ANSWER: Final = "gemini"
@@ -138,8 +138,7 @@ def _is_known(part: Any, called: set[str]) -> bool:
 
 
 def _calls(message: Line) -> list[Line]:
-    found = message.get("toolCalls")
-    return [one for one in found if isinstance(one, dict)] if isinstance(found, list) else []
+    return [one for one in listed(message.get("toolCalls")) if isinstance(one, dict)]
 
 
 def _thoughts(message: Line) -> Iterator[str]:

@@ -11,7 +11,7 @@ from kv_sim.replay.readers.chats.messages import LEFT_OUT, Above, Heard, Said, r
 from kv_sim.replay.readers.chats.parts import as_json
 from kv_sim.replay.readers.fields import text_of
 from kv_sim.replay.readers.format import Asked, Line, kept_sessions
-from kv_sim.replay.readers.json_values import inside
+from kv_sim.replay.readers.json_values import inside, listed
 from kv_sim.replay.readers.record import Record
 
 _ALL: Final = "conversation"
@@ -31,7 +31,7 @@ def _requests(lines: Sequence[Line]) -> Asked:
     for place, line in enumerate(lines):
         about = line if "working_dir" in line else about
         told = line.get(_ALL) if "working_dir" in line else [line]
-        for message in told if isinstance(told, list) else []:
+        for message in listed(told):
             if not isinstance(message, dict) or "role" not in message:
                 continue
             if not _is_answer(message):
@@ -49,9 +49,7 @@ def _requests(lines: Sequence[Line]) -> Asked:
 
 
 def _is_answer(message: Line) -> bool:
-    content = message.get("content")
-    parts = content if isinstance(content, list) else []
-    is_back = any(inside(part, "type") == _GIVEN_BACK[0] for part in parts)
+    is_back = any(inside(part, "type") == _GIVEN_BACK[0] for part in listed(message.get("content")))
     return str(message["role"]).lower() == ANSWERS and not is_back
 
 

@@ -5,13 +5,13 @@ a model that calls a tool continues with the tool's result, which is a new reque
 """
 
 from collections.abc import Iterator, Sequence
-from itertools import pairwise
 from typing import Any, Final
 
 from kv_sim.replay.readers.chats.chat import ANSWERS
 from kv_sim.replay.readers.chats.messages import (
     Said,
     counted_in,
+    named,
     names_above,
     placed,
     request,
@@ -48,10 +48,7 @@ def _requests(lines: Sequence[Line]) -> Asked:
 
 def _requests_of(record: Line) -> Iterator[Record]:
     found = placed(_flat(record["messages"], None), "messages")
-    messages = {text_of(one, _NAME) or place: one for place, one in found}
-    if not any(text_of(one, _ABOVE) in messages for one in messages.values()):
-        row = {below: above for above, below in pairwise(messages)}
-        messages = {name: {**one, _ABOVE: row.get(name)} for name, one in messages.items()}
+    messages = named(found, _NAME, _ABOVE)
     places = dict(zip(messages, (place for place, _ in found), strict=False))
     again = {name: [*_said(one, places[name])] for name, one in messages.items()}
     options = record.get("options")

@@ -14,7 +14,7 @@ from kv_sim.replay.readers.chats.messages import Said, counted_in, placed, reque
 from kv_sim.replay.readers.chats.parts import as_json
 from kv_sim.replay.readers.fields import number_or_date, text_of
 from kv_sim.replay.readers.format import kept_chats
-from kv_sim.replay.readers.json_values import inside, objects_in
+from kv_sim.replay.readers.json_values import inside, listed, objects_in
 from kv_sim.replay.readers.record import MalformedError, Moment, Record
 from kv_sim.replay.readers.requests.turns import TURN_SECONDS
 from kv_sim.replay.readers.required import errors_at
@@ -57,12 +57,8 @@ def _parse(record: Mapping[str, Any]) -> Iterator[Record]:
 
 def _system_of(record: Mapping[str, Any]) -> str | None:
     """The system prompt."""
-    fields = inside(record.get("perChatPredictionConfig"), "fields")
-    own = (
-        [inside(one, "value") for one in fields if inside(one, "key") == _SYSTEM]
-        if isinstance(fields, list)
-        else []
-    )
+    fields = listed(inside(record.get("perChatPredictionConfig"), "fields"))
+    own = [inside(one, "value") for one in fields if inside(one, "key") == _SYSTEM]
     return next((one for one in (*own, record.get("systemPrompt")) if isinstance(one, str) and one), None)
 
 

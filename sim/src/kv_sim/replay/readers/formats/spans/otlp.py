@@ -16,7 +16,7 @@ from typing import Any, Final, NamedTuple
 
 from kv_sim.replay.readers.fields import number_or_date
 from kv_sim.replay.readers.formats.spans.services import as_usual
-from kv_sim.replay.readers.json_values import inside, json_in, objects_in
+from kv_sim.replay.readers.json_values import inside, json_in, listed, objects_in
 
 STARTS: Final = (
     *("startTimeUnixNano", "start_time_unix_nano", "start_time", "startTime"),
@@ -173,7 +173,7 @@ def text_in(named: Mapping[str, Any], names: tuple[str, ...]) -> str | None:
 
 def _span(span: Mapping[str, Any], named: Named) -> SpanOrEvent:
     messages = []
-    for event in span["events"] if isinstance(span.get("events"), list) else ():
+    for event in listed(span.get("events")):
         lies_in = inside(event, "attributes")
         about = _by_name(lies_in) if isinstance(lies_in, list) else lies_in
         if isinstance(about, dict):
