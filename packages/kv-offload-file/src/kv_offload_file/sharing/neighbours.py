@@ -127,9 +127,8 @@ class Neighbour:
         return sum(key is not None for key in self._keys)
 
     def close(self) -> None:
-        """End all loans."""
+        """Forget its chunks, and close its listing, which ends all loans."""
         self._forget()
-        self._loans.clear()
         if self._fd >= 0:
             os.close(self._fd)
             self._fd = -1

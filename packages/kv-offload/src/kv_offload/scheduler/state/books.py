@@ -86,10 +86,9 @@ class Books:
         self.agenda.remove(state.context.req_id)
 
     def rewind(self, state: RequestState) -> None:
-        """The request's loaded or stored chunks can't be relied on: if it still lives, it offers all again."""
+        """Loaded or stored chunks of a request can't be relied on: if it has blocks, it offers all again."""
         state.progress.rewind()
-        if self.states.get(state.context.req_id) is state:
-            self.agenda.hasten(state.context.req_id)
+        self.agenda.hasten(state.context.req_id)  # a later request of this id is only looked at early
 
     def refuse_store(self, state: RequestState) -> None:
         """There was no room for what a request offered. A request that has ended offers nothing more."""
