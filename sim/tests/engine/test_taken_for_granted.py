@@ -16,7 +16,7 @@ from kv_sim.checkers.protocol import check_params, check_step, step_as_it_is
 from kv_sim.config import WorldConfig
 from kv_sim.engine.crossing import Crossing
 from kv_sim.engine.output import BlockCopy, BlockState, CachedRequestData, NewRequestData, SchedulerOutput
-from kv_sim.engine.request_spec import RequestSpec
+from kv_sim.engine.request_spec import RequestSpec, Turn
 from kv_sim.examples.catalogue import LATER, MEMORY, PATIENT, SUBJECTS
 from kv_sim.fuzz import run_seed
 from kv_sim.history.rest import come_to_rest
@@ -130,6 +130,62 @@ def test_who_takes_ids_out_of_a_step() -> None:
     assert broken(made, Invariant.PROTOCOL) == (
         "scheduler side, build_connector_meta changed the step: num_scheduled_tokens was {'r1': 10} and is {}"
     )
+
+
+# -- what a connector may keep ----------------------------------------------------------------------
+
+
+def test_kept_blocks_are_the_table_that_grows() -> None:
+    made, kept = world_of(LATER, max_step_tokens=4), []
+    half(made).update_state_after_alloc = lambda request, blocks, tokens: kept.append(blocks)
+    step(made)
+    assert [len(table) for table in kept[0].get_block_ids()] == [1]
+    step(made)
+    assert kept[0].get_block_ids() == tuple(made.engine.scheduler.blocks.tables_of("r1").groups)
+    assert [len(table) for table in kept[0].get_block_ids()] == [2]
+    kept[0].get_block_ids()[0].clear()
+    assert [len(table) for table in kept[0].get_block_ids()] == [2]
+
+
+def test_kept_lists_of_a_request_grow() -> None:
+    made = World(WorldConfig(num_blocks=32), LATER)
+    request = made.engine.add(RequestSpec("r1", 0, 11, 0, 3, 3))
+    kept, prompt, hashes = request.all_token_ids, request.prompt_token_ids, request.block_hashes
+    assert (len(kept), len(prompt), len(hashes)) == (11, 11, 2)
+    step(made)
+    assert (len(kept), len(prompt), len(hashes)) == (12, 11, 3)
+    assert request.all_token_ids is kept and request.block_hashes is hashes
+    assert hashes == request.known_block_hashes
+
+
+def test_kept_lists_of_a_session_begin_its_next_turn() -> None:
+    made = World(WorldConfig(num_blocks=32), LATER)
+    request = made.engine.add(RequestSpec("r1", 0, 8, 0, 3, 3, turns=(Turn(5, 2, 2),)))
+    kept, prompt, hashes = request.all_token_ids, request.prompt_token_ids, request.block_hashes
+    before = list(kept)
+    for _ in range(3):
+        step(made)
+    made.engine.take_turn("r1")
+    assert (len(kept), len(prompt), len(hashes)) == (15, 15, 3)
+    assert kept[:8] == before and kept == prompt
+    assert hashes == request.known_block_hashes and not request.unlike
+
+
+@pytest.mark.parametrize("name", ["all_token_ids", "prompt_token_ids", "block_hashes"])
+def test_who_changes_a_list_of_a_request(name: str) -> None:
+    made = world_of(LATER)
+    half(made).update_state_after_alloc = lambda request, blocks, tokens: getattr(request, name).pop(0)
+    step(made)
+    assert (
+        broken(made, Invariant.PROTOCOL) == f"request r1: the connector changed its {name}, which are the engine's"
+    )
+
+
+def test_who_changes_the_params_of_a_request_changes_only_these() -> None:
+    made, sent = World(WorldConfig(num_blocks=32), LATER), {"places": [1, 2]}
+    request = made.engine.add(RequestSpec("r1", 0, 10, 0, 2, 2, kv_transfer_params=sent))
+    request.kv_transfer_params["places"].clear()
+    assert sent == {"places": [1, 2]}
 
 
 # -- between processes ---------------------------------------------------------------------------

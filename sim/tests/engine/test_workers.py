@@ -5,7 +5,7 @@ from typing import Any, Literal
 
 import pytest
 
-from kv_api import KVConnectorTransferResults
+from kv_api import KVConnectorOutput, KVConnectorTransferResults
 from kv_sim.actions import Action, Kind
 from kv_sim.config import WorldConfig
 from kv_sim.engine.request_spec import RequestSpec
@@ -53,6 +53,52 @@ def test_what_was_reported_is_what_the_connector_returned() -> None:
     report = made.engine.steps[0].reports[0]
     assert report.finished_sending is sent and report.finished_recving is loaded
     assert report.failed_recving is failed and report.invalid_block_ids is blocks
+
+
+@pytest.mark.parametrize(("runner", "told"), [(1, set()), (2, None)])
+def test_only_the_second_runner_leaves_out_a_set_of_nothing(runner: Literal[1, 2], told: set[str] | None) -> None:
+    made, worker = loading(LATER, run_ahead=1, runner=runner)
+    nothing: set[str] = set()
+    worker.get_transfer_results = lambda finished: KVConnectorTransferResults(nothing, nothing, nothing)
+    assert made.apply(Action(Kind.SCHEDULE))
+    assert made.apply(Action(Kind.EXECUTE, {"rank": 0}))
+    report = made.engine.steps[0].reports[0]
+    assert report.finished_sending == report.finished_recving == told
+    assert told is None or report.finished_sending is nothing
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_one_process_shares_the_ids_that_ended(ranks: int) -> None:
+    """And each of several workers gets a set of its own."""
+    made, worker = loading(LATER, tp_size=ranks)
+    ask, got = worker.get_transfer_results, []
+    worker.get_transfer_results = lambda finished: got.append(finished) or ask(finished)
+    step = made.engine.schedule(lambda request, drafts: 0)
+    made.engine.execute(0)
+    assert (got[0] is step.output.finished_req_ids) == (ranks == 1)
+    assert got[0] == step.output.finished_req_ids
+
+
+@pytest.mark.parametrize(("ranks", "is_told"), [(1, False), (2, True)])
+def test_of_an_empty_step_without_a_report_one_process_tells_nothing(ranks: int, is_told: bool) -> None:
+    made = World(WorldConfig(num_blocks=32, tp_size=ranks), LATER)
+    connector: Any = made.engine.connectors[-1]
+    told: list[KVConnectorOutput] = []
+    connector.update_connector_output = told.append
+    made.engine.schedule(lambda request, drafts: 0)
+    made.engine.finish_step()
+    assert bool(told) is is_told
+
+
+def test_what_a_single_worker_reports_reaches_the_scheduler_as_it_is() -> None:
+    made = World(WorldConfig(num_blocks=32), LATER)
+    made.engine.add(RequestSpec("r1", 0, 10, 0, 2, 2))
+    connector: Any = made.engine.connectors[-1]
+    told: list[KVConnectorOutput] = []
+    connector.update_connector_output = told.append
+    step = made.engine.schedule(lambda request, drafts: 0)
+    made.engine.finish_step()
+    assert told[0] is step.reports[0]
 
 
 @pytest.mark.parametrize("runner", [1, 2])

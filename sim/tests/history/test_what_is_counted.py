@@ -10,6 +10,7 @@ from kv_sim.actions import Action, Kind
 from kv_sim.engine.pause import Pause
 from kv_sim.engine.request import Status
 from kv_sim.history.coverage import Coverage
+from kv_sim.memory.settled import Offer
 
 QUIET = Status.RUNNING
 
@@ -146,15 +147,14 @@ def scheduled(made: Coverage, *requests: Any, new: tuple[str, ...] = (), **chang
         deferred_frees=changes.pop("frees", []),
         holding=[one for one in requests if one.status is not Status.WAITING],
     )
-    offers = SimpleNamespace(boundary_state_offloads=changes.pop("offers", {}))
     resumed = SimpleNamespace(resumed_req_ids=changes.pop("resumed", set()))
-    step = {"ends": changes.pop("ends", []), "rejected": changes.pop("rejected", {})}
+    step = {name: changes.pop(name, []) for name in ("ends", "handed")}
+    step["rejected"] = changes.pop("rejected", {})
     values = {
         "kv_cache_block_copies": [],
         "preempted_req_ids": set(),
         "finished_req_ids": {"r9"},
         "total_num_scheduled_tokens": 1,
-        "kv_connector_block_state": offers,
         "scheduled_cached_reqs": resumed,
         "scheduled_new_reqs": [SimpleNamespace(req_id=name) for name in new],
     }
@@ -177,8 +177,7 @@ def scheduled(made: Coverage, *requests: Any, new: tuple[str, ...] = (), **chang
         ),
         ({"ends": [(4, 4)]}, ["match: less than the end of a block"]),  # the end isn't loaded
         ({"kv_cache_block_copies": [(1, 2)]}, ["a block is copied on write"]),
-        ({"offers": {"r1": [(0, 3, 8), (0, 4, 6)]}}, ["a state within a block is handed over"]),
-        ({"offers": {"r1": [(0, 3, 8)]}}, []),
+        ({"handed": [Offer("r1", 4, 2)]}, ["a state within a block is handed over"]),
         ({"preempted_req_ids": {"r1"}}, ["a request is preempted"]),
         ({"resumed": {"r1"}}, ["a request resumes, runner V1"]),
         ({"new": ("r1",), "finished_req_ids": {"r1", "r9"}}, ["an id is finished and new in one step"]),

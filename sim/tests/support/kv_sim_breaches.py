@@ -180,7 +180,7 @@ def reports_that_cannot_be_joined(referee: Referee) -> None:
     def join(reports: object) -> None:
         raise KeyError("nowhere")
 
-    made = World(WorldConfig(), MEMORY, referee=referee)
+    made = World(WorldConfig(tp_size=2), MEMORY, referee=referee)
     made.engine.aggregator.aggregate_reports = join  # type: ignore[assignment]
     made.engine.add(spec(output_tokens=1, max_tokens=1))
     made.apply(Action(Kind.STEP))

@@ -149,7 +149,6 @@ def test_a_log_of_a_short_history_is_this() -> None:
         "rest step",
         "     scheduler   step 4: finished r1 -> Plan()",
         "     worker 0    executes step 4",
-        "     scheduler   step 4 came back",
         " end",
         "     worker 0    shutdown",
         "     scheduler   shutdown",

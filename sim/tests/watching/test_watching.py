@@ -16,6 +16,7 @@ from kv_sim.examples.catalogue import MEMORY
 from kv_sim.history.coverage import Coverage
 from kv_sim.memory.device import Device
 from kv_sim.memory.launched import LaunchedStep
+from kv_sim.memory.settled import Offer
 from kv_sim.memory.shadow import Shadow
 from kv_sim.site import Call
 from kv_sim.violation import Referee, Violation
@@ -217,17 +218,15 @@ def test_what_an_answer_reaches(answer: Any, of: dict[str, Any], reached: set[st
 
 def scheduled(coverage: Coverage | None = None, **of: Any) -> set[str]:
     """What a step reaches, in which nothing happens but this."""
-    states = of.pop("offers", None)
     output = {
         "kv_cache_block_copies": None,
-        "kv_connector_block_state": None if states is None else SimpleNamespace(boundary_state_offloads=states),
         "preempted_req_ids": set(),
         "scheduled_cached_reqs": SimpleNamespace(resumed_req_ids=of.pop("resumed", set())),
         "scheduled_new_reqs": [SimpleNamespace(req_id=name) for name in of.pop("new", ())],
         "finished_req_ids": set(),
         "total_num_scheduled_tokens": 1,
     }
-    step: dict[str, Any] = {"ends": [], "rejected": {}}
+    step: dict[str, Any] = {"ends": [], "rejected": {}, "handed": []}
     holding, stale, turn = of.pop("holding", []), of.pop("stale", 0), of.pop("turn", 0)
     requests = {f"r{n}": {"num_preemptions": n, "turn": turn, "num_stale_output_tokens": stale} for n in range(2)}
     engine = SimpleNamespace(
@@ -260,9 +259,7 @@ def scheduled(coverage: Coverage | None = None, **of: Any) -> set[str]:
             {"match: less than the end of a block", "match: more than the end of a block"},
         ),
         ({"kv_cache_block_copies": [1]}, {"a block is copied on write"}),
-        ({"offers": {}}, set()),
-        ({"offers": {"r1": [(1, 2, 8)], "r2": [(1, 3, 4)]}}, set()),
-        ({"offers": {"r1": [(1, 2, 8), (1, 2, 6)], "r2": []}}, {"a state within a block is handed over"}),
+        ({"handed": [Offer("r1", 2, 2)]}, {"a state within a block is handed over"}),
         ({"preempted_req_ids": {"r1"}}, {"a request is preempted"}),
         ({"resumed": {"r1"}}, {"a request resumes, runner V1"}),
         ({"new": ["r0"], "finished_req_ids": {"r1"}}, set()),

@@ -25,7 +25,7 @@ class LoRARequest(Protocol):
 
 
 class Request(Protocol):
-    """One request, as the scheduler holds it. The scheduler keeps changing it: copy what must last.
+    """One request, as the scheduler holds it. The scheduler keeps changing it, and its lists: copy what must last.
 
     ``block_hashes`` has one entry for each *full* block of ``hash_block_size`` tokens, chained over the
     whole prefix, salt and adapter; it may lag behind ``num_computed_tokens`` under run-ahead.
@@ -53,7 +53,7 @@ class Request(Protocol):
 
 
 class KVCacheBlocks(Protocol):
-    """The block table of one request, a row for each KV cache group."""
+    """The block table of one request, a row for each KV cache group. If kept, it changes with the request."""
 
     def get_block_ids(self) -> tuple[list[int], ...]:
         """Block ids of each group, in the order of the tokens; id 0 is the null block."""

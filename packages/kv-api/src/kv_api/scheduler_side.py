@@ -166,6 +166,9 @@ class SchedulerSide(ConnectorSide):
     def update_connector_output(self, connector_output: KVConnectorOutput) -> None:
         """Take the joined report of all workers after a step, before the next one is scheduled.
 
+        In an engine of one process it is the worker's own report, with the sets that this returned; there is no
+        call for a step that computed nothing, if there is nothing to report.
+
         The engine acts on ``finished_sending`` and ``finished_recving`` only after this call, and a connector may
         take ids out of them that it wants reported later. Whatever a failed load left behind must be dropped here
         at the latest: the next schedule asks again.

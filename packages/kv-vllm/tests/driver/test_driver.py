@@ -592,3 +592,21 @@ def test_what_two_workers_say_and_cannot_be_joined_is_the_connectors_fault(monke
     with pytest.raises(Violation) as caught:
         world.run(Random(0), 20)
     assert str(caught.value).startswith(told)
+
+
+@pytest.mark.parametrize(("ranks", "is_told"), [(1, False), (2, True)])
+def test_of_an_empty_step_without_a_report_one_process_tells_nothing(engine, ranks, is_told):
+    made, told = World(WorldConfig(num_blocks=32, tp_size=ranks), SUBJECTS["later"], engine_class=engine), []
+    made.engine.guard.update_connector_output = told.append
+    made.engine.schedule(lambda request, drafts: 0)
+    made.engine.finish_step()
+    assert bool(told) is is_told
+
+
+def test_what_a_single_worker_reports_reaches_the_scheduler_as_it_is(engine):
+    made, told = World(WorldConfig(num_blocks=32), SUBJECTS["later"], engine_class=engine), []
+    made.engine.guard.update_connector_output = told.append
+    made.engine.add(RequestSpec("r1", 0, 10, 0, 2, 2))
+    step = made.engine.schedule(lambda request, drafts: 0)
+    made.engine.finish_step()
+    assert told[0] is step.reports[0]

@@ -103,6 +103,15 @@ def check_joined(reports: Iterable[KVConnectorOutput], joined: KVConnectorOutput
             )
 
 
+def check_lists(request: SimRequest, referee: Referee) -> None:
+    """Check that the connector has changed none of the lists of a request that has ended."""
+    if request.unlike:
+        referee.fail(
+            Invariant.PROTOCOL,
+            f"request {request.request_id}: the connector changed its {request.unlike}, which are the engine's",
+        )
+
+
 def check_failed_blocks(rank: int, failed: Iterable[int], step: Step, shadow: Shadow, referee: Referee) -> None:
     """Check a rank's report of unfilled blocks, before the ends of loads in the same report are processed.
 

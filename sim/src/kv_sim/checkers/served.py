@@ -150,7 +150,8 @@ class Served:
         where = _match_of(request, local, count)
         end = local + count + self._proof_tokens
         last = end * self._hashes_per_block // self._block_size - 1
-        if last >= len(request.block_hashes) or request.block_hashes[last] not in self._computed:
+        hashes = _hashes_of(request)
+        if last >= len(hashes) or hashes[last] not in self._computed:
             self._referee.fail(
                 Invariant.HITS,
                 f"{where}, but no request has computed this prompt's tokens up to {end}: a draft model's KV of a "
@@ -166,7 +167,7 @@ class Served:
         where = _match_of(request, local, count)
         if rest:
             self._referee.fail(Invariant.HITS, f"{where}, but no hash ends there, so no state was stored")
-        elif request.block_hashes[number - 1] not in self._computed:
+        elif _hashes_of(request)[number - 1] not in self._computed:
             self._referee.fail(Invariant.HITS, f"{where}, but no request has computed so far")
 
     def check_failures(self, failed: Collection[str], blocks: Collection[int], devices: Sequence[Device]) -> None:
@@ -184,6 +185,11 @@ class Served:
         """Whether the request ran to its end without a preemption or a reset."""
         ran = request.status is Status.FINISHED_STOPPED and not request.num_preemptions
         return ran and id(request) not in self._unfair
+
+
+def _hashes_of(request: SimRequest | Request) -> Sequence[bytes]:
+    """The hashes of its known tokens; of our own requests those that no connector can change."""
+    return request.known_block_hashes if isinstance(request, SimRequest) else request.block_hashes
 
 
 def _match_of(request: SimRequest | Request, local: int, count: int) -> str:

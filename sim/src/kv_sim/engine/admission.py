@@ -187,7 +187,7 @@ class Admission:
     def _local_hit(self, request: SimRequest) -> tuple[tuple[list[int], ...], int]:
         if request.spec.skip_reading_prefix_cache:
             return tuple([] for _ in self._state.config.groups), 0
-        return self._state.blocks.find_hit(request.block_hashes, request.num_tokens - 1)
+        return self._state.blocks.find_hit(request.known_block_hashes, request.num_tokens - 1)
 
     def _announce(self, plan: StepPlan, request: SimRequest, local: int, external: int, *, is_async: bool) -> None:
         """Tell the connector of the allocation; give its load the right to write."""
@@ -201,7 +201,8 @@ class Admission:
             )
             plan.load(request, targets, is_async=is_async)
             request.awaits_load = is_async
-        self._state.connector.update_state_after_alloc(request, Tables(tables.get_block_ids()), external)
+        # The tables themselves: who keeps them sees how they change, as in vLLM.
+        self._state.connector.update_state_after_alloc(request, Tables(tables.groups), external)
         if external and not request.num_preemptions:  # hits are counted once for each request
             self._state.connector.get_external_cache_hit_sources(request, external)
 

@@ -19,7 +19,7 @@ class Tables:
     """For each group, how many leading blocks were added to the prefix cache."""
 
     def get_block_ids(self) -> tuple[list[int], ...]:
-        """A copy of the tables."""
+        """A copy of the tables, as they are now."""
         return tuple(list(table) for table in self.groups)
 
 
@@ -240,7 +240,7 @@ class KVCacheManager:
         if is_within and count * size <= tokens and index >= tables.num_cached[0]:
             block = tables.groups[0][index]
             if block not in self.block_pool.key_of:
-                self.block_pool.cache(0, request.block_hashes[count - 1], block)
+                self.block_pool.cache(0, request.known_block_hashes[count - 1], block)
                 self._unwritten.add(block)
 
     def drop_passed(self, request_id: str, tokens: int) -> list[int]:

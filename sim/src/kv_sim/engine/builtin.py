@@ -1,9 +1,17 @@
 """``BuiltinEngine``: the testbed's model of an engine, vLLM V1's as a connector sees it."""
 
+from copy import deepcopy
 from dataclasses import replace
 from typing import Any, ClassVar, cast
 
-from kv_api import ConfigError, KVConnectorBase_V1, KVConnectorRole, KVOutputAggregator, SupportsHMA
+from kv_api import (
+    ConfigError,
+    KVConnectorBase_V1,
+    KVConnectorOutput,
+    KVConnectorRole,
+    KVOutputAggregator,
+    SupportsHMA,
+)
 from kv_sim.checkers.children import Children
 from kv_sim.checkers.protocol import check_joined
 from kv_sim.config import BUILTIN_ENGINE, STATE, WorldConfig
@@ -99,7 +107,7 @@ class BuiltinEngine(Engine):
         seed = hash_text("blocks") if config.stranger == "blocks" else 0
         request = SimRequest(spec, config.block_size, most, config.hashes_per_block, seed)
         self.mirror.know(request)
-        request.kv_transfer_params = self.params_for(request)
+        request.kv_transfer_params = deepcopy(self.params_for(request))  # they come from another process
         self.scheduler.add_request(request)
         return request
 
@@ -184,13 +192,19 @@ class BuiltinEngine(Engine):
         self.steps.popleft()
         reports = self._take_reports(step)
         self._judge_content(step)
-        with crashes(self.referee, "what the workers report, joined"):
-            report = self.aggregator.aggregate_reports(reports)
-        check_joined(reports, report, self.referee)
-        self.outcome.process(step, report)
+        self.outcome.process(step, self._joined(reports))
         for one in reports:
             self.served.check_failures(one.failed_recving, one.invalid_block_ids, self.devices)
         self.take_events()
+
+    def _joined(self, reports: list[KVConnectorOutput]) -> KVConnectorOutput:
+        """The reports of all workers as one. A single worker's goes on as it is: it is in the same process."""
+        if self.config.world_size == 1:
+            return reports[0]
+        with crashes(self.referee, "what the workers report, joined"):
+            report = self.aggregator.aggregate_reports(reports)
+        check_joined(reports, report, self.referee)
+        return report
 
     def take_events(self) -> None:
         """Pass the connector's KV events on to the checkers."""

@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from typing import cast
 
 from kv_api import KVConnectorOutput, KVConnectorTransferResults, SupportsHMA
-from kv_sim.checkers.protocol import check_params, check_reports
+from kv_sim.checkers.protocol import check_lists, check_params, check_reports
 from kv_sim.engine.failed_loads import take_failed_loads
 from kv_sim.engine.output import Step
 from kv_sim.engine.request import SimRequest, Status
@@ -49,8 +49,10 @@ class Outcome:
                 (scheduler.holding if request.num_computed_tokens else scheduler.waiting).append(request)
         self.finish(failed.failing, Status.FINISHED_ERROR)
         scheduler.shadow.end_step(step.number)
-        scheduler.connector.update_connector_output(report)
-        self._transfers_ended(report)
+        # As in vLLM: in one process nobody is told of a step that computed nothing and has nothing to report.
+        if output.total_num_scheduled_tokens or scheduler.config.world_size > 1 or not report.is_empty():
+            scheduler.connector.update_connector_output(report)
+            self._transfers_ended(report)
         more = scheduler.connector.get_kv_connector_stats()
         cast(Guard, scheduler.connector).add_stats(report.kv_connector_stats, more)
 
@@ -171,6 +173,7 @@ class Outcome:
         else:
             hold, params = connector.request_finished(request, block_ids[0])
         check_params(request.request_id, params, self.referee)
+        check_lists(request, self.referee)
         hold = hold or holds_tail
         if hold and delay_free:
             self.referee.fail(

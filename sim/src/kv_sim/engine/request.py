@@ -4,6 +4,9 @@ The model is a function, so all of a request's tokens are known when it is made:
 will sample, and the hash after each. The part that the scheduler *knows* grows as outputs are processed, as in a
 real engine. Draft tokens that will be rejected leave other bytes in their slots until these are overwritten.
 
+A connector gets lists that grow with what the scheduler knows, as those of vLLM's requests do: if it keeps a
+list, it sees that grow. The engine has its own, so who changes one harms only itself; ``unlike`` tells of it.
+
 A *session* is a request that stops more than once: it pauses, and continues with a longer prompt. That prompt
 begins with all earlier tokens except the last sampled one, which was never computed. So each turn has its own
 story.
@@ -72,6 +75,14 @@ class Story(NamedTuple):
     block_hashes: list[bytes]
 
 
+class Shown(NamedTuple):
+    """The lists that a connector gets of a request."""
+
+    all_token_ids: list[int]
+    prompt_token_ids: list[int]
+    block_hashes: list[bytes]
+
+
 @lru_cache(maxsize=512)
 def _tell(
     root: int,
@@ -103,8 +114,8 @@ class SimRequest:
     num_computed_tokens = 0
     num_in_flight_tokens = 0
     num_stale_output_tokens = 0
+    _num_output_tokens = 0
     drop_stale_output = False
-    num_output_tokens = 0
     num_output_placeholders = 0
     num_draft_tokens = 0
     num_preemptions = 0
@@ -134,6 +145,7 @@ class SimRequest:
         self.lora_request = LoRA(spec.adapter) if spec.adapter is not None else None
         self.mm_features = [Feature(image.name, Placeholder(image.at, 1))] if (image := spec.seen) else []
         self.kv_transfer_params: Any = None
+        self._shown = Shown([], [], [])
         self._block_size = block_size
         root = root_hash(spec.salt, spec.adapter)
         self.stories: list[Story] = []
@@ -149,6 +161,34 @@ class SimRequest:
     def _take_up(self, asked: RequestSpec | Turn) -> None:
         self.asked = asked
         self.num_prompt_tokens, self._tokens, self.hashes, self._block_hashes = self.stories[self.turn]
+        for shown in self._shown:
+            shown.clear()
+        self._shown.prompt_token_ids.extend(self._tokens[: self.num_prompt_tokens])
+        self.num_output_tokens = 0
+
+    @property
+    def num_output_tokens(self) -> int:
+        """Sampled tokens that the scheduler knows."""
+        return self._num_output_tokens
+
+    @num_output_tokens.setter
+    def num_output_tokens(self, count: int) -> None:
+        self._num_output_tokens = count
+        self._show()
+
+    def _show(self) -> None:
+        """Let the lists grow by what the scheduler has come to know."""
+        tokens, hashes = self._shown.all_token_ids, self._shown.block_hashes
+        tokens += self._tokens[len(tokens) : self.num_tokens]
+        hashes += self.known_block_hashes[len(hashes) :]
+
+    @property
+    def unlike(self) -> str:
+        """The name of a list that a connector has changed; empty: none."""
+        tokens = self._tokens[: self.num_tokens]
+        known = Shown(tokens, tokens[: self.num_prompt_tokens], self.known_block_hashes)
+        pairs = zip(Shown._fields, self._shown, known, strict=True)
+        return next((name for name, shown, right in pairs if shown != right), "")
 
     @property
     def words(self) -> dict[str, Any]:
@@ -181,7 +221,6 @@ class SimRequest:
 
     def begin_turn(self) -> None:
         """Let a session continue with a longer prompt, which begins with its computed tokens."""
-        self.num_output_tokens = 0
         self.turn += 1
         self._take_up(self.spec.asked_in(self.turn))
 
@@ -195,16 +234,21 @@ class SimRequest:
     @property
     def all_token_ids(self) -> Sequence[int]:
         """The tokens that the scheduler knows."""
-        return self._tokens[: self.num_tokens]
+        return self._shown.all_token_ids
 
     @property
     def prompt_token_ids(self) -> Sequence[int]:
         """The tokens of the prompt."""
-        return self._tokens[: self.num_prompt_tokens]
+        return self._shown.prompt_token_ids
 
     @property
     def block_hashes(self) -> Sequence[bytes]:
         """The hashes of known tokens: one for each full block, or several."""
+        return self._shown.block_hashes
+
+    @property
+    def known_block_hashes(self) -> list[bytes]:
+        """The hashes of known tokens, as the engine sees them: nobody else can change these."""
         return self._block_hashes[: self.num_tokens * self.hashes_per_block // self._block_size]
 
     def hashes_up_to(self, tokens: int) -> Sequence[bytes]:

@@ -50,6 +50,7 @@ class Scheduler(Queues):
         output.kv_connector_block_state = BlockState(self.blocks.take_handed())
         plan.handed = self._offers(output.kv_connector_block_state)
         output.kv_connector_metadata = self.connector.build_connector_meta(output)
+        output.kv_connector_block_state = None  # no worker gets it
         if self.defers_frees and output.total_num_scheduled_tokens:
             self.sched_step_seq += 1
         self.attend(plan, reject_drafts)

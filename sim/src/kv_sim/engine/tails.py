@@ -71,7 +71,7 @@ class Tails:
             return []
         blocks = [tables[group][tokens // self._config.block_size] for group in self._states]
         for group, block in zip(self._states, blocks, strict=True):
-            name = request.block_hashes[tokens // self._tokens_per_hash - 1]
+            name = request.known_block_hashes[tokens // self._tokens_per_hash - 1]
             self._pool.cache(group, name, block)
         self._kept[request.request_id] = tokens
         return blocks

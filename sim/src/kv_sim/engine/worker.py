@@ -87,11 +87,14 @@ class Worker:
         waits_for_drafts = self.config.spec_tokens and output.total_num_scheduled_tokens
         if not waits_for_drafts:
             connector.wait_for_save()
-        results = connector.get_transfer_results(set(output.finished_req_ids))
-        # No copies: a connector that goes on to use its sets changes a report that isn't processed yet.
+        # In one process nothing is copied, neither what a connector gets nor what it gives: one that goes on to
+        # use its sets changes a report that isn't processed yet.
+        ended = output.finished_req_ids if step.packed is None else set(output.finished_req_ids)
+        results = connector.get_transfer_results(ended)
+        is_v2 = self.config.runner == 2
         report = KVConnectorOutput(
-            finished_sending=results.finished_sending or None,
-            finished_recving=results.finished_recving or None,
+            finished_sending=(results.finished_sending or None) if is_v2 else results.finished_sending,
+            finished_recving=(results.finished_recving or None) if is_v2 else results.finished_recving,
             failed_recving=results.failed_recving,
             invalid_block_ids=connector.get_block_ids_with_load_errors(),
             kv_connector_stats=self._told("get_kv_connector_stats"),

@@ -129,9 +129,7 @@ class Coverage:
             self.situation(f"match: {'more' if count > end else 'less'} than the end of a block")
         if output.kv_cache_block_copies:
             self.situation("a block is copied on write")
-        handed = getattr(output, "kv_connector_block_state", None)
-        offers = handed.boundary_state_offloads.values() if handed is not None else ()
-        if any(boundary % engine.config.block_size for of_one in offers for _, _, boundary in of_one):
+        if step.handed:
             self.situation("a state within a block is handed over")
         if output.preempted_req_ids:
             self.situation("a request is preempted")

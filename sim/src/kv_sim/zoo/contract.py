@@ -1,6 +1,6 @@
 """Planted in the examples: connectors that rely on something that a real engine doesn't promise."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Set
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -8,7 +8,9 @@ from kv_api import (
     CacheHitSource,
     ForwardContext,
     KVConnectorMetadata,
+    KVConnectorOutput,
     KVConnectorStats,
+    KVConnectorTransferResults,
     Request,
     SchedulerOutput,
 )
@@ -121,6 +123,72 @@ class SourceOfItsOwn(LaterConnector):
     """It reports hits from a source for which engines have no counter."""
 
     scheduler_class = _SourceOfItsOwn
+
+
+class _CountsStepsUnderWay(LaterScheduler):
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self._under_way = 0
+
+    def build_connector_meta(self, scheduler_output: SchedulerOutput) -> Jobs:
+        self._under_way += 1
+        return super().build_connector_meta(scheduler_output)
+
+    def update_connector_output(self, connector_output: KVConnectorOutput) -> None:
+        self._under_way -= 1
+        super().update_connector_output(connector_output)
+
+    def has_pending_push_work(self) -> bool:
+        return self._under_way > 0 or super().has_pending_push_work()
+
+
+class CountsStepsUnderWay(LaterConnector):
+    """It counts steps that haven't reported; in one process an empty step with nothing to tell never does."""
+
+    scheduler_class = _CountsStepsUnderWay
+
+
+class _CutsHashes(LaterScheduler):
+    def get_num_new_matched_tokens(self, request: Request, num_computed_tokens: int) -> tuple[int | None, bool]:
+        hashes = request.block_hashes
+        assert isinstance(hashes, list)
+        del hashes[(request.num_tokens - 1) // self._block_size :]
+        return super().get_num_new_matched_tokens(request, num_computed_tokens)
+
+
+class CutsHashes(LaterConnector):
+    """To leave a token to compute, it cuts off the hash of the last block: from the request's own list."""
+
+    scheduler_class = _CutsHashes
+
+
+class _ForgetsAStepLater(LaterScheduler):
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self._ended: Set[str] = set()
+
+    def _forget(self, request_id: str) -> None:
+        return
+
+    def build_connector_meta(self, scheduler_output: SchedulerOutput) -> Jobs:
+        for request_id in self._ended:
+            self._local_tokens.pop(request_id, None)
+        self._ended = scheduler_output.finished_req_ids
+        return super().build_connector_meta(scheduler_output)
+
+
+class _EmptiesWhatItGets(LaterWorker):
+    def get_transfer_results(self, finished_req_ids: set[str]) -> KVConnectorTransferResults:
+        results = super().get_transfer_results(finished_req_ids)
+        finished_req_ids.clear()
+        return results
+
+
+class EndedIdsEmptied(LaterConnector):
+    """The scheduler's side keeps a step's set of ended ids; in one process the worker empties that set."""
+
+    scheduler_class = _ForgetsAStepLater
+    worker_class = _EmptiesWhatItGets
 
 
 class _ObjectInParams(LaterScheduler):

@@ -113,6 +113,9 @@ _TAKEN_FOR_GRANTED: Final = (
     plant(contract.SourceOfItsOwn, "", _I.ACCOUNTING, LATER),
     plant(contract.ObjectInParams, "", _I.PROTOCOL, LATER),
     plant(contract.WaitsForLoads, "", _I.WORK, LATER),
+    plant(contract.CountsStepsUnderWay, "", _I.LIVENESS, LATER),
+    plant(contract.CutsHashes, "", _I.PROTOCOL, LATER),
+    plant(contract.EndedIdsEmptied, "", _I.CONSERVATION, LATER),
 )
 
 _RANKS: Final = (

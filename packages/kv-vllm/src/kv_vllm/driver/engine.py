@@ -9,12 +9,13 @@ those that the model would have sampled. Where vLLM itself is known to go wrong 
 ends; with ``goes_on_after_known_faults`` it goes on, to show the fault.
 """
 
+from copy import deepcopy
 from dataclasses import fields
 from typing import Any
 
 from vllm.distributed.kv_transfer.kv_connector.utils import KVOutputAggregator
 from vllm.v1.core.sched.output import SchedulerOutput as VllmSchedulerOutput
-from vllm.v1.outputs import DraftTokenIds
+from vllm.v1.outputs import DraftTokenIds, KVConnectorOutput
 from vllm.v1.request import RequestStatus
 
 from kv_api import KVConnectorHandshakeMetadata, KVTransferConfig
@@ -150,7 +151,8 @@ class VllmEngine(Engine):
         config = self.config
         twin = Twin(spec, config.block_size, config.max_model_len, self.hashes_per_block)
         request = request_of(twin)
-        words = request.kv_transfer_params = twin.kv_transfer_params = handed_on(self.params_for(twin))
+        words = handed_on(deepcopy(self.params_for(twin)))  # they come from another process
+        request.kv_transfer_params = twin.kv_transfer_params = words
         request.sampling_params.extra_args = extra_args_of(words)
         self.ledger.arrived(twin)
         with crashes(self.referee, "add_request"):
@@ -264,11 +266,10 @@ class VllmEngine(Engine):
         self.steps.popleft()
         reports: list[Any] = self._take_reports(step)
         self._judge_content(step)
-        with crashes(self.referee, "what the workers report, joined"):
-            joined: Any = self.aggregator.aggregate([step.output_with(report) for report in reports], 0)
-        check_joined(reports, joined.kv_connector_output, self.referee)
+        joined = self._joined(step, reports)
+        report = joined.kv_connector_output or KVConnectorOutput()
         if not self.goes_on_after_known_faults:
-            known_faults.end_at_shared_failure(self.vllm, joined.kv_connector_output)
+            known_faults.end_at_shared_failure(self.vllm, report)
             known_faults.end_at_broken_session(self.config, self.vllm, self.ledger, step.tokens)
         with crashes(self.referee, "update_from_output"):
             self.vllm.update_from_output(step.output, joined)
@@ -277,7 +278,22 @@ class VllmEngine(Engine):
         self.ledger.follow(self.vllm.requests)
         self._check_tokens()
         if not self.goes_on_after_known_faults:
-            known_faults.end_at_recomputed_load(self.config, joined.kv_connector_output)
+            known_faults.end_at_recomputed_load(self.config, report)
+
+    def _joined(self, step: VllmStep, reports: list[Any]) -> Any:
+        """The output of a step, joined as vLLM's executors do.
+
+        In one process nothing is joined, and a step that computes and reports nothing has no report.
+        """
+        if self.config.world_size == 1:
+            (report,) = reports
+            return step.output_with(
+                None if report.is_empty() and not step.output.total_num_scheduled_tokens else report
+            )
+        with crashes(self.referee, "what the workers report, joined"):
+            joined: Any = self.aggregator.aggregate([step.output_with(report) for report in reports], 0)
+        check_joined(reports, joined.kv_connector_output, self.referee)
+        return joined
 
     def _take_drafts(self, names: list[str]) -> None:
         """Get the drafts of a step from the workers, as vLLM's engine core does without async scheduling."""

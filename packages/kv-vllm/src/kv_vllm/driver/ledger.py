@@ -57,7 +57,7 @@ class Twin(SimRequest):
     def take_hashes(self, hashes_of: Callable[[list[int]], Sequence[bytes]]) -> None:
         """Use vLLM's block hashes."""
         self.stories = [story._replace(block_hashes=list(hashes_of(story.tokens))) for story in self.stories]
-        self._block_hashes = self.stories[self.turn].block_hashes
+        self._take_up(self.asked)
 
     def follow(self, request: Any) -> None:
         """Copy vLLM's view of the request."""

@@ -144,6 +144,17 @@ class TracedRequest(SimRequest):
     def prompt_token_ids(self) -> Sequence[int]:
         return Tokens(self.numbers, self._block_size, self.num_prompt_tokens)
 
+    @property
+    def block_hashes(self) -> Sequence[bytes]:
+        return self.known_block_hashes
+
+    @property
+    def unlike(self) -> str:
+        return ""  # it has no lists
+
+    def _show(self) -> None:
+        """It has no lists that grow."""
+
     def forget_blocks(self) -> None:
         """Drop its block tables, since it has ended and only its times are needed."""
         self.numbers, self._block_hashes, self.hashes = [], [], np.empty(0, np.uint64)
