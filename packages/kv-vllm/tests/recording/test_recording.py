@@ -150,14 +150,32 @@ def test_ends_and_when_their_numbers_are_forgotten(log, module, monkeypatch):
     monkeypatch.setattr(module, "REMEMBERED", 2)
     for name in "abca":
         log.arrive(request_of(name))
-        log.end(request_of(name), name == "b")
+        log.end(request_of(name), name != "c")
     log.end(request_of("d", "FINISHED_ABORTED"), is_held=False)
     ends = [line for line in written(log) if line["call"] == "end"]
     assert ends == [
-        told("end", request=number, aborted=number == "?", output_tokens=2, held=number == "r1")
+        told("end", request=number, aborted=number == "?", output_tokens=2, held=number not in ("r2", "?"))
         for number in ("r0", "r1", "r2", "r3", "?")
     ]
-    assert [log.number(name) for name in "abcd"] == ["r3", "?", "?", "?"]
+    assert [log.number(name) for name in "abcd"] == ["r3", "r1", "?", "?"]
+    log.arrive(request_of("e"))
+    log.end(request_of("e"), is_held=True)
+    assert [log.number(name) for name in "abe"] == ["r3", "?", "r4"]
+    log.report(KVConnectorOutput(finished_sending={"a", "e"}))
+    assert not log._numbers and not log._ended
+
+
+@pytest.mark.parametrize(("later", "tokens", "kept"), [(True, 4, True), (True, 0, False), (False, 4, False)])
+def test_who_ends_while_it_loads_keeps_its_number_until_the_load_is_reported(log, later, tokens, kept):
+    log.arrive(request_of("a"))
+    log.match("a", 0, (4, later))
+    log.allocate("a", tokens, [[1]])
+    log.report(KVConnectorOutput())
+    log.end(request_of("a", "FINISHED_ABORTED"), is_held=False)
+    assert log.number("a") == ("r0" if kept else "?")
+    log.report(KVConnectorOutput(failed_recving={"a"}))
+    assert [line["failed"] for line in written(log) if line["call"] == "report"] == [[], ["r0" if kept else "?"]]
+    assert not (log._numbers or log._ended or log._later or log._loading)
 
 
 def test_who_fails_is_not_aborted(log):
@@ -169,10 +187,10 @@ def test_an_id_that_came_back_keeps_its_number(log, module, monkeypatch):
     monkeypatch.setattr(module, "REMEMBERED", 1)
     log.end(request_of("nobody announced it"), is_held=False)
     log.arrive(request_of("a"))
-    log.end(request_of("a"), is_held=False)
+    log.end(request_of("a"), is_held=True)
     log.arrive(request_of("a"))
     log.arrive(request_of("b"))
-    log.end(request_of("b"), is_held=False)
+    log.end(request_of("b"), is_held=True)
     assert [log.number(name) for name in "ab"] == ["r1", "r2"]
 
 

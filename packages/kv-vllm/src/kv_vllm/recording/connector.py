@@ -9,7 +9,6 @@ become numbers.
 """
 
 import json
-from collections import deque
 from collections.abc import Iterator, Mapping
 from functools import partial
 from itertools import count
@@ -29,7 +28,7 @@ from kv_vllm.translate import describe_group
 
 HASH_BYTES: Final = 8
 REMEMBERED: Final = 1000
-"""How many ended requests keep their number, since their transfers may still be reported."""
+"""How many ended requests keep their number, since a transfer of each is still to be reported."""
 
 _log: Final = getLogger("kv_vllm")
 
@@ -61,14 +60,12 @@ class RecordingConnector(ConnectorBefore):
 
     def get_num_new_matched_tokens(self, request: Any, num_computed_tokens: int) -> Any:
         answer = self.inner.get_num_new_matched_tokens(request, num_computed_tokens)
-        self.log.write(
-            "match", request=request.request_id, local=num_computed_tokens, tokens=answer[0], later=answer[1]
-        )
+        self.log.match(request.request_id, num_computed_tokens, answer)
         return answer
 
     def update_state_after_alloc(self, request: Any, blocks: Any, num_external_tokens: int) -> None:
         tables = [list(table) for table in blocks.get_block_ids()]
-        self.log.write("allocate", request=request.request_id, tokens=num_external_tokens, blocks=tables)
+        self.log.allocate(request.request_id, num_external_tokens, tables)
         self.inner.update_state_after_alloc(request, blocks, num_external_tokens)
 
     def build_connector_meta(self, scheduler_output: Any) -> Any:
@@ -112,8 +109,12 @@ class CallLog:
         self.calls = schedule.with_name(f"{schedule.stem}.calls.jsonl")
         self._numbers: dict[str, str] = {}
         """The number of each request id; an id that comes back gets another number."""
-        self._ended: deque[tuple[str, str]] = deque()
-        """Id and number of those that ended and keep their number, the earliest first."""
+        self._ended: dict[str, str] = {}
+        """Number and id of those that ended and keep their number, the earliest first."""
+        self._later: set[str] = set()
+        """Requests whose last match found an asynchronous load."""
+        self._loading: set[str] = set()
+        """Requests of which an asynchronous load is to be reported."""
         self._arrived = 0
         self._is_made = False
         try:
@@ -133,6 +134,18 @@ class CallLog:
         if "request" in arguments:
             arguments["request"] = self.number(arguments["request"])
         self._line({"call": call, **arguments})
+
+    def match(self, request_id: str, local: int, answer: Any) -> None:
+        """The connector was asked what it has of a request."""
+        self.write("match", request=request_id, local=local, tokens=answer[0], later=answer[1])
+        (self._later.add if answer[1] else self._later.discard)(request_id)
+
+    def allocate(self, request_id: str, tokens: int, tables: list[list[int]]) -> None:
+        """A request got blocks, and this many tokens are loaded into them."""
+        self.write("allocate", request=request_id, tokens=tokens, blocks=tables)
+        if tokens and request_id in self._later:
+            self._loading.add(request_id)
+        self._later.discard(request_id)
 
     def arrive(self, request: Any) -> None:
         """A request is new."""
@@ -157,6 +170,10 @@ class CallLog:
             bad_blocks=sorted(output.invalid_block_ids),
             jobs=sorted(_jobs_in(output.kv_connector_worker_meta)),
         )
+        loaded = {*(output.finished_recving or ()), *output.failed_recving}
+        self._loading -= loaded
+        for request_id in loaded.union(output.finished_sending or ()):
+            self._forget(self._numbers.get(request_id, ""))
 
     def end(self, request: Any, is_held: bool) -> None:
         """A request ended."""
@@ -168,11 +185,20 @@ class CallLog:
             output_tokens=request.num_output_tokens,
             held=bool(is_held),
         )
-        self._ended.append((request.request_id, self.number(request.request_id)))
-        if len(self._ended) > REMEMBERED:
-            request_id, number = self._ended.popleft()
-            if self.number(request_id) == number:
-                self._numbers.pop(request_id, None)
+        number = self.number(request.request_id)
+        self._ended[number] = request.request_id
+        self._later.discard(request.request_id)
+        if not is_held and request.request_id not in self._loading:
+            self._forget(number)
+        elif len(self._ended) > REMEMBERED:
+            self._forget(next(iter(self._ended)))
+
+    def _forget(self, number: str) -> None:
+        """Forget a request that has ended; no others."""
+        request_id = self._ended.pop(number, None)
+        if request_id is not None and self.number(request_id) == number:
+            self._numbers.pop(request_id, None)
+            self._loading.discard(request_id)
 
     def close(self) -> None:
         """Make the schedule, once."""
