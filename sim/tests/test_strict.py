@@ -14,7 +14,7 @@ from kv_sim.conformance.scenarios import MOST_SEEDS, Claim, Outcome, Scenario, s
 from kv_sim.examples.catalogue import MEMORY, OFFLOAD
 from kv_sim.failures.schedule_file import read_schedule
 from kv_sim.fuzz import Failure
-from kv_sim.history.coverage import NOT_PULLED, PULLED
+from kv_sim.history.coverage import CONTINUED, NOT_PULLED, PULLED
 from kv_sim.history.expected import FORGETS, SITUATION_NEEDS, SITUATIONS
 from kv_sim.strict import Bad, check_keys, check_type, read_names, read_object, word
 from kv_sim.subject import Subject, Trait
@@ -162,6 +162,10 @@ def test_notes() -> None:
         "no load by a ticket succeeded (21 failed, and their prompts were computed), so this run doesn't show "
         "what other engines get",
         f"holds: its situations ({PULLED}) never came up: --histories N tries more",
+    ]
+    assert notes(peers, {**loads, CONTINUED: 0}) == [
+        "no load by a ticket that succeeded went on after tokens on the GPU, so this run doesn't show that such a "
+        "load gets the right blocks: --histories N tries more"
     ]
     unclaimed = replace(everything, traits=everything.traits - {Trait.RESET})
     assert notes(unclaimed, {**enough, name: 1}) == ["not claimed, so not tried: reset"]

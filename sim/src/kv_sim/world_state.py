@@ -187,7 +187,7 @@ class WorldState:
 
     def _matched(self, args: tuple[Any, ...], answer: Any) -> None:
         """Count what a connector has of a request."""
-        self.coverage.matched(args[0], answer, self.tickets.bearers)
+        self.coverage.matched(args[0], answer, self.tickets.bearers, args[1])
         if self._is_of_strangers(args[0]) and not answer[0]:
             self.coverage.situation(STRANGE)
         if self.config.stages != "alike" and answer[0]:

@@ -295,11 +295,12 @@ def test_the_engine_recounts_its_own_books_at_rest() -> None:
 def test_who_waits_for_a_copy_in_which_one_block_is_loaded_asynchronously_waits_for_that() -> None:
     owners = ("request r1", "request r2")
     shadow, copy = Shadow(1, Referee()), Copy(7, Direction.LOAD, ((3, 0), (5, 1)), "", 0, owners=owners)
-    check_waits(0, [copy], shadow, Referee())
+    check_waits(0, "start_load_kv", [copy], shadow, Referee())
     shadow.load_rights[5] = "r1"
-    check_waits(0, [replace(copy, direction=Direction.STORE)], shadow, Referee())
+    check_waits(0, "start_load_kv", [replace(copy, direction=Direction.STORE)], shadow, Referee())
+    check_waits(0, "get_transfer_results", [copy], shadow, Referee(), {"r1"})
     with pytest.raises(Violation) as raised:
-        check_waits(0, [copy], shadow, Referee())
+        check_waits(0, "start_load_kv", [copy], shadow, Referee(), {"r2"})
     assert str(raised.value) == (
         "WORK  worker 0 side, start_load_kv waited for load copy 7 (of request r1, request r2), which is "
         "asynchronous: the engine computes nothing meanwhile"

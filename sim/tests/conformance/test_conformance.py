@@ -315,7 +315,11 @@ def test_it_is_said_that_a_medium_was_never_full(free: int, full: int, fails: bo
     assert (f"note: {report.NEVER_FULL}" in report.summary_lines(subject, [outcome])) is is_said
 
 
-BY_TICKETS = {"a load by a ticket ends well", "a load by a ticket fails"}
+BY_TICKETS = {
+    "a load by a ticket ends well",
+    "a load by a ticket goes on after tokens on the GPU",
+    "a load by a ticket fails",
+}
 IN_A_STORE = {"a load of what another engine stored", "a stranger's KV is not found"}
 
 

@@ -20,6 +20,7 @@ from kv_sim.engine.request_spec import RequestSpec, Turn
 from kv_sim.examples.catalogue import LATER, MEMORY, PATIENT, SUBJECTS
 from kv_sim.fuzz import run_seed
 from kv_sim.history.rest import come_to_rest
+from kv_sim.memory.errands import Errands
 from kv_sim.subject import Subject
 from kv_sim.violation import Invariant, Referee, Violation
 from kv_sim.world import World
@@ -377,6 +378,33 @@ def test_who_waits_for_an_asynchronous_load_where_it_begins_it() -> None:
     )
 
 
+@pytest.mark.parametrize("is_errand", [False, True])
+def test_who_waits_for_an_asynchronous_load_when_asked_what_has_ended(is_errand: bool) -> None:
+    """A copy, or an errand that fills the same blocks."""
+    made = loading(LATER)
+    worker = half(made, 0)
+    ended, device = worker.get_transfer_results, made.engine.devices[0]
+    cache, errands = device.kv_cache(0), Errands(device)
+
+    def fill() -> None:
+        for block in device.shadow.load_rights:
+            cache.write(block, cache.read(block))
+
+    def get_transfer_results(finished: Any) -> Any:
+        if worker._loads:
+            loads = list(worker._loads)
+            device.copies.running[loads[0]].pairs = () if is_errand else device.copies.running[loads[0]].pairs
+            errands.submit(fill).result() if is_errand else worker._copies.wait(loads)
+        return ended(finished)
+
+    worker.get_transfer_results = get_transfer_results
+    what = "errand 2 (of r2)" if is_errand else "load copy 1 (of request r2)"
+    assert broken(made, Invariant.WORK) == (
+        f"worker 0 side, get_transfer_results waited for {what}, which is asynchronous: the engine computes "
+        "nothing meanwhile"
+    )
+
+
 def test_who_shuts_a_child_down_waits_for_its_copies() -> None:
     """It is switched off in the middle of ``start_load_kv``. Of each child alone all is judged."""
     subject = SUBJECTS["flaky-busy+later"]
@@ -386,13 +414,13 @@ def test_who_shuts_a_child_down_waits_for_its_copies() -> None:
 def test_who_waits_elsewhere_or_for_a_load_of_the_step() -> None:
     made = loading(LATER)
     worker = half(made, 0)
-    poll = worker.get_transfer_results
+    save = worker.wait_for_save
 
-    def get_transfer_results(finished: set[str]) -> Any:
+    def wait_for_save() -> None:
         worker._copies.wait(list(worker._loads))
-        return poll(finished)
+        save()
 
-    worker.get_transfer_results = get_transfer_results
+    worker.wait_for_save = wait_for_save
     assert come_to_rest(made)
     assert come_to_rest(loading(MEMORY)) and come_to_rest(loading(PATIENT))
 

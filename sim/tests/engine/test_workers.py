@@ -27,7 +27,7 @@ def loading(subject: Subject, *, output: int = 2, **config: Any) -> tuple[World,
     return made, connector.side
 
 
-@pytest.mark.parametrize("where", ["handle_preemptions", "get_transfer_results"])
+@pytest.mark.parametrize("where", ["handle_preemptions", "wait_for_save"])
 def test_who_waits_for_a_load_elsewhere_may(where: str) -> None:
     made, worker = loading(LATER)
     ask = getattr(worker, where)

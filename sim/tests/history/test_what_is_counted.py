@@ -107,6 +107,29 @@ def test_who_is_asked_again_loads_what_the_last_answer_says() -> None:
     assert not made.situations
 
 
+@pytest.mark.parametrize(("local", "failed", "counted"), [(4, False, 1), (0, False, 0), (4, True, 0)])
+@pytest.mark.parametrize("is_async", [True, False])
+def test_a_load_by_a_ticket_that_goes_on_after_tokens_on_the_gpu(
+    local: int, failed: bool, counted: int, is_async: bool
+) -> None:
+    made, step = Coverage(), SimpleNamespace(number=5, sync_targets={"r1": [7, 8]})
+    scheduler = SimpleNamespace(requests={"r1": request("r1")}, blocks=SimpleNamespace(tables={}))
+    engine: Any = SimpleNamespace(place=SimpleNamespace(number=1), steps=[step], scheduler=scheduler)
+    for before in (8 - local, local):  # the last answer counts
+        made.matched(request("r1"), (4, is_async), {"r1"}, before)
+    output = KVConnectorOutput(invalid_block_ids={8} if failed else set())
+    if is_async:
+        output.finished_recving = {"r1"}
+        output.failed_recving = {"r1"} if failed else set()
+    else:
+        made.pulls(engine, step)  # type: ignore[arg-type]
+    made.reported(engine, output, {"r1"})
+    engine.steps = []
+    made.pulls(engine, SimpleNamespace(number=6, sync_targets={}))  # type: ignore[arg-type]
+    assert made.situations["a load by a ticket fails" if failed else "a load by a ticket ends well"] == 1
+    assert made.situations["a load by a ticket goes on after tokens on the GPU"] == counted
+
+
 def test_a_step_of_one_engine_ends_whatever_the_other_schedules() -> None:
     made, step = Coverage(), SimpleNamespace(number=5, sync_targets={"r1": [7, 8]})
     here, there = (SimpleNamespace(place=SimpleNamespace(number=number), steps=[step]) for number in (1, 2))

@@ -40,7 +40,7 @@ SOMETIMES = {
         "match: less than the end of a block",
     ),
     Trait.STATES: ("a state within a block is handed over", "match: a load ends within a block"),
-    Trait.HOLDS: ("a load by a ticket ends well",),
+    Trait.HOLDS: ("a load by a ticket ends well", "a load by a ticket goes on after tokens on the GPU"),
     Trait.TICKETS: ("a load by a ticket fails",),
     Trait.FAILURES: ("a copy fails", "a copy is torn", "a restart ends copies", "a restart loses host memory"),
     Trait.LOSSES: ("a copy is lost", "a lost copy is found", "a load that stands still is aborted"),

@@ -1,12 +1,13 @@
 """WORK: retries and waiting are bounded.
 
 A connector that answers "ask again" for ever starves a request without any error. A worker that waits for an
-asynchronous load in ``start_load_kv`` keeps the whole engine from computing meanwhile.
+asynchronous load in ``start_load_kv``, or when it is asked what has ended, keeps the whole engine from computing
+meanwhile. It may wait there for the load of a request that has ended: it may have to stop the load. It may also
+wait for stores, for which ``wait_for_save`` may wait, too.
 """
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 
-from kv_api import Direction
 from kv_sim.memory.copy import Copy
 from kv_sim.memory.shadow import Shadow
 from kv_sim.violation import Invariant, Referee
@@ -36,12 +37,16 @@ class Retries:
             )
 
 
-def check_waits(rank: int, waited: Iterable[Copy], shadow: Shadow, referee: Referee) -> None:
-    """Check the copies that a worker waited for in ``start_load_kv``."""
+def check_waits(
+    rank: int, method: str, waited: Iterable[Copy], shadow: Shadow, referee: Referee, ended: Collection[str] = ()
+) -> None:
+    """Check what a worker waited for in a method. ``ended``: requests that have ended."""
     for copy in waited:
-        if copy.direction is Direction.LOAD and any(block in shadow.load_rights for block, _ in copy.pairs):
+        loading = {shadow.load_rights[block] for block in copy.fills if block in shadow.load_rights}
+        if loading.difference(ended):
+            whose = ", ".join(copy.owners or sorted(loading))
             referee.fail(
                 Invariant.WORK,
-                f"worker {rank} side, start_load_kv waited for load copy {copy.copy_id} (of "
-                f"{', '.join(copy.owners)}), which is asynchronous: the engine computes nothing meanwhile",
+                f"worker {rank} side, {method} waited for {copy} (of {whose}), which is asynchronous: the engine "
+                "computes nothing meanwhile",
             )

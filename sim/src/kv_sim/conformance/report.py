@@ -11,7 +11,7 @@ from kv_sim.console.table import aligned
 from kv_sim.failures import telling
 from kv_sim.failures.report import file_stem, replay_line
 from kv_sim.fuzz import Failure
-from kv_sim.history.coverage import Coverage, why_little_is_shown
+from kv_sim.history.coverage import CONTINUED, Coverage, why_little_is_shown
 from kv_sim.history.expected import FORGETS, SITUATION_NEEDS, SITUATIONS, situations_of
 from kv_sim.subject import Subject, Trait
 from kv_sim.violation import Invariant
@@ -20,6 +20,8 @@ WIDTH: Final = 100
 HARDLY: Final = 20
 """If the situations of a trait were reached less often than this, a note says that little was shown."""
 
+TOLD: Final = (FORGETS, CONTINUED)
+"""Situations of which a note of their own tells that they never came up."""
 NEVER_FULL: Final = (
     "the medium was never full, so it evicted no chunk and refused no store: give it less room by --extra, or as "
     "much as the world says (host_slots, cpu_bytes_to_use)"
@@ -130,7 +132,7 @@ def notes(
 def _hardly_shown(traits: frozenset[Trait | None], situations: Mapping[str, int]) -> Iterator[str]:
     """A line for each trait whose situations were hardly reached, so that little was shown."""
     for trait in Trait:
-        about = [name for name, needed in SITUATION_NEEDS.items() if needed is trait and name != FORGETS]
+        about = [name for name, needed in SITUATION_NEEDS.items() if needed is trait and name not in TOLD]
         times = sum(situations.get(name, 0) for name in about)
         if trait in traits and about and times < HARDLY:
             came = f"came up {'once' if times == 1 else f'{times} times'}" if times else "never came up"

@@ -77,20 +77,20 @@ class Worker:
         connector.bind_connector_metadata(meta)
         forward = Forward(self.layers)
         if output.has_sync_kv_loads:
-            self._start_loads(forward)
+            self._call("start_load_kv", forward)
         if output.total_num_scheduled_tokens:
             self._forward(step)
         if self.config.runner == 2:
             connector.finish_forward()
         if not output.has_sync_kv_loads:
-            self._start_loads(forward)
+            self._call("start_load_kv", forward)
         waits_for_drafts = self.config.spec_tokens and output.total_num_scheduled_tokens
         if not waits_for_drafts:
             connector.wait_for_save()
         # In one process nothing is copied, neither what a connector gets nor what it gives: one that goes on to
         # use its sets changes a report that isn't processed yet.
         ended = output.finished_req_ids if step.packed is None else set(output.finished_req_ids)
-        results = connector.get_transfer_results(ended)
+        results = self._call("get_transfer_results", ended)
         is_v2 = self.config.runner == 2
         report = KVConnectorOutput(
             finished_sending=(results.finished_sending or None) if is_v2 else results.finished_sending,
@@ -106,17 +106,20 @@ class Worker:
         connector.clear_connector_metadata()
         return report
 
-    def _start_loads(self, forward: Forward) -> None:
+    def _call(self, method: str, given: Any) -> Any:
+        """Call a method that must not wait for asynchronous loads, with a forward context or with what ended."""
         referee = self._crossing.referee
         children = getattr(self.connector.connector, "sub_connectors", ())
+        call = getattr(self.connector, method)
         # A connector with finished requests may end one here, and then waits for its copies.
         if Invariant.WORK in referee.switched_off or children:
-            self.connector.start_load_kv(forward)
-            return
+            return call(given)
         copies = self.device.copies
         copies.waited.clear()
-        self.connector.start_load_kv(forward)
-        work.check_waits(self.device.rank, copies.waited, self.device.shadow, referee)
+        ended = {*given} if isinstance(given, set) else ()  # the connector may empty it
+        answer = call(given)
+        work.check_waits(self.device.rank, method, copies.waited, self.device.shadow, referee, ended)
+        return answer
 
     def _told(self, method: str) -> Any:
         """The worker side's output, as it arrives at the scheduler's side."""

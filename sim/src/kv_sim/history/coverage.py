@@ -15,6 +15,7 @@ LOADS: Final = ("match: asynchronous load", "match: load in the step")
 """Situations in which a match found tokens."""
 PULLED: Final = "a load by a ticket ends well"
 NOT_PULLED: Final = "a load by a ticket fails"
+CONTINUED: Final = "a load by a ticket goes on after tokens on the GPU"
 LENT: Final = "a load of what another engine stored"
 STRANGE: Final = "a stranger's KV is not found"
 STRANGE_WORDS: Final = "a client sends strange parameters"
@@ -34,6 +35,11 @@ def why_little_is_shown(
             f"no load by a ticket succeeded ({times} failed, and their prompts were computed), so "
             "this run doesn't show what other engines get"
         )
+    if serves_peers and not situations.get(CONTINUED):
+        return (
+            "no load by a ticket that succeeded went on after tokens on the GPU, so this run doesn't show that "
+            "such a load gets the right blocks: --histories N tries more"
+        )
     if shares_store and not situations.get(LENT):
         return "no engine loaded what the other had stored, so this run doesn't show that they share a store"
     return None
@@ -51,6 +57,8 @@ class Coverage:
         """Request id -> its turn when it was scheduled as a new request."""
         self._pulls_in_step: set[str] = set()
         """Requests with a ticket that load within the step in which they are scheduled."""
+        self._goes_on: set[str] = set()
+        """Requests that loaded, when last matched, what comes after tokens on the GPU."""
         self._pulls: dict[tuple[int, int], dict[str, list[int]]] = {}
         """Engine and step -> request -> the blocks that it loads in this step by a ticket, and that haven't
         failed."""
@@ -75,9 +83,12 @@ class Coverage:
         if params is not None:
             self.situation(STRANGE_WORDS if isinstance(params, dict) else NO_OBJECT)
 
-    def matched(self, request: Any, answer: Any, carries: Container[str] = ()) -> None:
-        """The connector answered a match; ``carries`` are the requests with a ticket."""
+    def matched(self, request: Any, answer: Any, carries: Container[str] = (), local: int = 0) -> None:
+        """The connector answered a match, with ``local`` tokens on the GPU. ``carries``: who has a ticket."""
         count, is_async = answer
+        self._goes_on.discard(request.request_id)
+        if local and count:
+            self._goes_on.add(request.request_id)
         self._pulls_in_step.discard(request.request_id)
         if count and not is_async and request.request_id in carries:
             self._pulls_in_step.add(request.request_id)
@@ -97,19 +108,25 @@ class Coverage:
                 tables = engine.scheduler.blocks.tables.get(request_id)
                 blocks = [] if tables is None else [block for group in tables.groups for block in group]
                 has_failed = request_id in output.failed_recving or not output.invalid_block_ids.isdisjoint(blocks)
-                self.situation(NOT_PULLED if has_failed else PULLED)
+                self._pulled(request_id, has_failed=has_failed)
         for (number, _), pulls in self._pulls.items():
             for request_id, blocks in list(pulls.items()):
                 if number == engine.place.number and not output.invalid_block_ids.isdisjoint(blocks):
                     del pulls[request_id]
-                    self.situation(NOT_PULLED)
+                    self._pulled(request_id, has_failed=True)
+
+    def _pulled(self, request_id: str, *, has_failed: bool = False) -> None:
+        """A load by a ticket has ended."""
+        self.situation(NOT_PULLED if has_failed else PULLED)
+        if request_id in self._goes_on and not has_failed:
+            self.situation(CONTINUED)
 
     def pulls(self, engine: Engine, step: Step) -> None:
         """A step was scheduled: note its loads by tickets, and count those of processed steps as successful."""
         under_way = {(engine.place.number, one.number) for one in engine.steps}
         for earlier in [one for one in self._pulls if one[0] == engine.place.number and one not in under_way]:
-            for _ in self._pulls.pop(earlier):
-                self.situation(PULLED)
+            for request_id in self._pulls.pop(earlier):
+                self._pulled(request_id)
         pulls = {name: blocks for name, blocks in step.sync_targets.items() if name in self._pulls_in_step}
         if pulls:
             self._pulls[engine.place.number, step.number] = pulls

@@ -13,7 +13,7 @@ from typing import Final, TypeAlias
 
 from kv_sim.actions import Kind
 from kv_sim.engine.request import Status
-from kv_sim.history.coverage import IMAGE, LENT, NO_OBJECT, NOT_PULLED, PULLED, STRANGE, STRANGE_WORDS
+from kv_sim.history.coverage import CONTINUED, IMAGE, LENT, NO_OBJECT, NOT_PULLED, PULLED, STRANGE, STRANGE_WORDS
 from kv_sim.subject import Subject, Trait
 
 Pair: TypeAlias = tuple[str, str]
@@ -116,6 +116,7 @@ SITUATIONS: Final[Mapping[str, str]] = {
     "a step while a load is under way": "the loading request has blocks, and is in no step",
     "a step that schedules no running request": "a pause keeps running requests",
     PULLED: "the blocks come from another engine",
+    CONTINUED: "only the rest is pulled, so blocks here and there are counted from different places",
     NOT_PULLED: "the other engine is late, or its hold has ended",
     LENT: "engines find each other's chunks",
     STRANGE: "keys and tickets must tell models and layouts apart",
@@ -149,6 +150,7 @@ SITUATION_NEEDS: Final[Mapping[str, Trait]] = {
     "a state within a block is handed over": Trait.STATES,
     "match: a load ends within a block": Trait.STATES,
     PULLED: Trait.HOLDS,
+    CONTINUED: Trait.HOLDS,
     NOT_PULLED: Trait.TICKETS,
     STRANGE: Trait.STRANGERS,
     "a copy fails": Trait.FAILURES,

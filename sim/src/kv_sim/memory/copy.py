@@ -45,6 +45,14 @@ class Copy:
     errand: Callable[[], None] | None = None
     """The function to call instead of copying (``errands``). Then there are no pairs."""
 
+    filled: set[int] = field(default_factory=set)
+    """GPU blocks that an errand has written."""
+
+    @property
+    def fills(self) -> set[int]:
+        """The GPU blocks that it fills; of an errand, those that it has written so far."""
+        return {block for block, _ in self.pairs} if self.direction is Direction.LOAD else self.filled
+
     @property
     def size(self) -> int:
         """How many pages it moves; an errand is done at once."""

@@ -54,6 +54,8 @@ class KVCache(np.ndarray[Any, np.dtype[np.uint64]]):
             self.device.rank, block, "the connector writes it", self.device.copies.running.values()
         )
         self.device.memory[block, self.layer] = page
+        if self.device.copies.errand is not None:
+            self.device.copies.errand.filled.add(block)
         self.device.shadow.wrote_part(self.device.rank, block, "the connector", slice(0, words), self.layer)
 
 

@@ -3,7 +3,15 @@
 from collections.abc import Collection, Sequence
 from typing import Any, ClassVar
 
-from kv_api import CanonicalKVCaches, OffloadingManager, OffloadKey, ReqContext, TransferResult
+from kv_api import (
+    CanonicalKVCaches,
+    OffloadingManager,
+    OffloadKey,
+    PrepareStoreOutput,
+    ReqContext,
+    StoreOffer,
+    TransferResult,
+)
 from kv_offload_cpu import CPUOffloadingManager, CPUOffloadingWorker, Run
 from kv_offload_cpu.copy.engine import CopyEngine
 from kv_offload_cpu.policy.lru import LRUPolicy
@@ -43,6 +51,28 @@ class KeepsPinsSpec(_PlantedSpec):
 
 class PinsNeverReturn(TimedOffloadingConnector):
     """A load's pins are never removed, so loaded chunks are never evicted and the medium fills up."""
+
+
+class _StoresInPart(_Manager):
+    def prepare_store(self, keys: Collection[OffloadKey], req_context: ReqContext) -> PrepareStoreOutput | None:
+        for count in range(len(keys), 0, -1):
+            answer = super().prepare_store([*keys][:count], req_context)
+            if answer is not None:
+                return answer
+        return super().prepare_store(keys, req_context)
+
+    def prepare_stores(self, stores: Sequence[StoreOffer]) -> list[PrepareStoreOutput]:
+        return OffloadingManager.prepare_stores(self, stores)
+
+
+class StoresInPartSpec(_PlantedSpec):
+    """See `StoresInPart`."""
+
+    manager_class = _StoresInPart
+
+
+class StoresInPart(TimedOffloadingConnector):
+    """Without room for all new chunks of an offer the medium stores as many as fit."""
 
 
 class _KeepsPlaces(_Manager):
@@ -115,6 +145,24 @@ class TellsTwiceSpec(WorldCPUOffloadingSpec):
 
 class JobsToldTwice(TimedOffloadingConnector):
     """A medium's worker reports ended jobs a second time at the next poll."""
+
+
+class _WaitsForNobody(WorldCopyEngine):
+    def wait(self, job_ids: Collection[int]) -> None:
+        pass
+
+
+class WaitsForNobodySpec(WorldCPUOffloadingSpec):
+    """See `FencesAreForNobody`."""
+
+    def make_copy_engine(self, kv_caches: CanonicalKVCaches, layout: HostLayout, memory: Any) -> CopyEngine:
+        """Make one that doesn't wait."""
+        device = kv_caches.tensors[0].tensor.device
+        return _WaitsForNobody(device, WorldMemory(device, layout))
+
+
+class FencesAreForNobody(TimedOffloadingConnector):
+    """A worker that is told to wait for jobs returns while they still run."""
 
 
 class _WaitsForAll(WorldCopyEngine):

@@ -234,6 +234,21 @@ class _CountsFromTheEnd(Consumer):
             )
 
 
+class _CountsFromTheBeginning(Consumer):
+    def begin_pull(self, request: Request, blocks: KVCacheBlocks, num_tokens: int) -> None:
+        before = len(self._pulls)
+        super().begin_pull(request, blocks, num_tokens)
+        for index, pull in enumerate(self._pulls[before:], before):
+            if len(pull.parts) == 1:
+                self._pulls[index] = replace(pull, parts=(pull.parts[0]._replace(first=0),))
+
+
+class PullsTheFirstOnes(WorldP2PConnector):
+    """A pull that goes on after blocks that are here already begins with the first block of the hold."""
+
+    scheduler_class = with_parts(PartedP2PScheduler, consumer=_CountsFromTheBeginning)
+
+
 class PullsTheLastOnes(WorldP2PConnector):
     """As many blocks as are missing are pulled from the end of a hold, although a longer prompt lacks others."""
 

@@ -86,6 +86,7 @@ _MOVED: Final = (
     plant(transfers.LeaksMatches, "#44100", _I.CONSERVATION, LATER),
     plant(transfers.StoresSurviveReset, "#57727", _I.HITS, LATER),
     plant(transfers.ReportsEveryEnd, "#43226", _I.PROTOCOL, LATER, _I.OWNERSHIP, _I.CONSERVATION, _I.CONTENT),
+    plant(transfers.AsksByWaiting, "", _I.WORK, LATER),
     plant(transfers.AsksForEver, "", _I.WORK, PATIENT, _I.LIVENESS),
     plant(endings.LeavesItsSocketOpen, "", _I.CONSERVATION, LATER),
 )
@@ -215,8 +216,10 @@ _MANAGED: Final = (
     plant(media.PinsNeverReturn, "LMCache#987", _I.CONSERVATION, _managed("KeepsPinsSpec")),
     plant(media.PlacesStayWithheld, "", _I.CONSERVATION, _managed("KeepsPlacesSpec")),
     plant(media.PlacesReturnTooEarly, "#57727", _I.OWNERSHIP, _managed("ForgetsJobsSpec")),
+    plant(media.StoresInPart, "", _I.PROTOCOL, _managed("StoresInPartSpec"), _I.HITS, _I.WORK),
     plant(media.TruthForAResult, "", _I.PROTOCOL, _managed("SaysTrueSpec"), _I.WORK),
     plant(media.JobsToldTwice, "", _I.PROTOCOL, _managed("TellsTwiceSpec")),
+    plant(media.FencesAreForNobody, "#29870", _I.OWNERSHIP, _managed("WaitsForNobodySpec"), _I.CONTENT),
     plant(media.FencesAreForAll, "#45595", _I.WORK, _managed("WaitsForAllSpec")),
     plant(media.BeginningsLeaveFirst, "#51787", _I.HITS, _BY_CHUNK),
 )
@@ -289,6 +292,7 @@ _HANDED_OVER: Final = (
     plant(pulls_of_groups.GroupsSwapped, "", _I.CONTENT, P2P, _I.PROTOCOL),
     plant(pulls_of_groups.NullBlocksPulled, "", _I.PROTOCOL, P2P),
     plant(pulls_of_groups.PromisesWhatSlid, "", _I.PROTOCOL, P2P),
+    plant(pulls.PullsTheFirstOnes, "", _I.CONTENT, P2P),
     plant(pulls.PullsTheLastOnes, "#50558", _I.CONTENT, P2P),
     plant(unequal.HoldsOfTheFirstSize, "", _I.HITS, P2P, _I.PROTOCOL),
     plant(pulls_of_groups.FailedGroupsToldByBlock, "#45474", _I.PROTOCOL, P2P, _I.CONTENT),

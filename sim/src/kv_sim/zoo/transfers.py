@@ -54,6 +54,18 @@ class LoadNotAwaited(PatientConnector):
     worker_class = _LoadNotAwaited
 
 
+class _AsksByWaiting(LaterWorker):
+    def get_transfer_results(self, finished_req_ids: set[str]) -> KVConnectorTransferResults:
+        self._copies.wait([*self._loads])
+        return super().get_transfer_results(finished_req_ids)
+
+
+class AsksByWaiting(LaterConnector):
+    """When it is asked which loads have ended, it waits for them."""
+
+    worker_class = _AsksByWaiting
+
+
 class _FailedStoreIndexed(LaterWorker):
     def build_connector_worker_meta(self) -> KVConnectorWorkerMetadata | None:
         self._failed_stores.clear()
