@@ -156,7 +156,9 @@ class RecordingEngine(BuiltinEngine):
         before = {name: _Known.of(self.scheduler.requests.get(name)) for name in step.output.num_scheduled_tokens}
         held = Counter(block for r in self.scheduler.running for block in self._blocks(r))
         turn = self._open(Process(step.number, {}, {}))
+        self._report = {}
         super().process()
+        is_told = any(call.name == "update_connector_output" for call in turn.calls)
         sampled = {}
         for name in before:
             if name in step.sampling:
@@ -165,7 +167,7 @@ class RecordingEngine(BuiltinEngine):
                 sampled[name] = _sampled(before[name], count)
         shares = any(held[block] > 1 for block in self._report.get("invalid_block_ids", ()))
         stops = any(known is not None and known.was_preempted and known.goes_on for known in before.values())
-        turn.event = Process(step.number, sampled, self._report, shares, stops)
+        turn.event = Process(step.number, sampled, self._report, shares, stops, is_told)
 
     def _blocks(self, request: SimRequest) -> set[int]:
         tables = self.scheduler.blocks.tables_of(request.request_id)

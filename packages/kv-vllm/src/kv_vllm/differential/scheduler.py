@@ -110,7 +110,7 @@ class VllmScheduler:
             req_ids=names,
             req_id_to_index={name: index for index, name in enumerate(names)},
             sampled_token_ids=sampled,
-            kv_connector_output=report,
+            kv_connector_output=report if event.is_told else None,
         )
         self._scheduler.update_from_output(output, result)
         if self._world.spec_tokens and not self._world.async_scheduling:

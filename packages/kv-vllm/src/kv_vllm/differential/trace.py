@@ -94,6 +94,9 @@ class Process:
     stops_preempted: bool = False
     """Whether a session that goes on stops while it is preempted, by the output of an earlier step."""
 
+    is_told: bool = True
+    """Whether the connector is told of the report: in one process not if the step computes and reports nothing."""
+
     @property
     def has_failed_loads(self) -> bool:
         """Whether a load is reported as failed."""
