@@ -5,7 +5,7 @@
 ``builtin``      the model itself, which is one such engine
 ``settings``     the configuration that a connector gets; ``own_folder``: the ``{folder}`` in its settings
 ``place``        the engine's number, names and folder in its world
-``request_spec`` what defines a request; ``request``: the request in the engine
+``request_spec`` what defines a request; ``request``: the request in the engine; ``story``: its tokens and hashes
 ``scheduler``    plans a step: how many tokens each request computes; ``admission``: admits waiting requests
 ``queues``       the scheduler's state from step to step; ``pause``: which requests a paused engine schedules
 ``blocks``       block tables of requests; ``pool``: free blocks, and the prefix cache

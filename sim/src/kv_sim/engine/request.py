@@ -1,8 +1,8 @@
 """``SimRequest``: a request in the engine, as a connector sees it.
 
-The model is a function, so all of a request's tokens are known when it is made: those of its prompt, those that it
-will sample, and the hash after each. The part that the scheduler *knows* grows as outputs are processed, as in a
-real engine. Draft tokens that will be rejected leave other bytes in their slots until these are overwritten.
+All of a request's tokens are known when it is made (``story``). The part that the scheduler *knows* grows as
+outputs are processed, as in a real engine. Draft tokens that will be rejected leave other bytes in their slots
+until these are overwritten.
 
 A connector gets lists that grow with what the scheduler knows, as those of vLLM's requests do: if it keeps a
 list, it sees that grow. The engine has its own, so who changes one harms only itself; ``unlike`` tells of it.
@@ -15,13 +15,13 @@ story.
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from enum import Enum
-from functools import lru_cache
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from kv_sim.engine.request_spec import RequestSpec, Turn
-from kv_sim.memory.content import Image, Words, mix, root_hash, whole_story
+from kv_sim.engine.story import Story, tell
+from kv_sim.memory.content import Words, mix, root_hash
 
 
 class Status(Enum):
@@ -65,45 +65,12 @@ class Feature:
     modality: str = "image"
 
 
-class Story(NamedTuple):
-    """All tokens and hashes that a request can have in one turn."""
-
-    prompt_tokens: int
-    tokens: list[int]
-    hashes: Words
-    """After each token."""
-    block_hashes: list[bytes]
-
-
 class Shown(NamedTuple):
     """The lists that a connector gets of a request."""
 
     all_token_ids: list[int]
     prompt_token_ids: list[int]
     block_hashes: list[bytes]
-
-
-@lru_cache(maxsize=512)
-def _tell(
-    root: int,
-    prompt: tuple[int, ...],
-    length: int,
-    image: Image | None,
-    size: int,
-    hashes_per_block: int,
-    seed: int,
-) -> Story:
-    """The story of a prompt in blocks of ``size`` tokens. It never changes.
-
-    Cached, since prompts are repeated: by a world, and by shrinking.
-    """
-    tokens, after = whole_story(root, prompt, length, image)
-    hashes: Words = np.zeros(-(-len(after) // size) * size, dtype=np.uint64)
-    hashes[: len(after)] = np.array(after, dtype=np.uint64)
-    hashes.flags.writeable = False
-    part = size // hashes_per_block
-    names = [(after[end - 1] ^ seed).to_bytes(8, "big") for end in range(part, len(after) + 1, part)]
-    return Story(len(prompt), [*tokens], hashes, names)
 
 
 class SimRequest:
@@ -154,7 +121,7 @@ class SimRequest:
         for number in range(len(spec.turns or ()) + 1):
             if number:
                 prompt = (*prompt, *spec.said_in(number))
-            self.stories.append(_tell(root, prompt, length, spec.seen, block_size, hashes_per_block, seed))
+            self.stories.append(tell(root, prompt, length, spec.seen, block_size, hashes_per_block, seed))
             prompt = tuple(self.stories[-1].tokens[: len(prompt) + spec.asked_in(number).output_tokens - 1])
         self._take_up(spec)
 
@@ -180,7 +147,7 @@ class SimRequest:
         """Let the lists grow by what the scheduler has come to know."""
         tokens, hashes = self._shown.all_token_ids, self._shown.block_hashes
         tokens += self._tokens[len(tokens) : self.num_tokens]
-        hashes += self.known_block_hashes[len(hashes) :]
+        hashes += self._block_hashes[len(hashes) : self._num_known_hashes]
 
     @property
     def unlike(self) -> str:
@@ -249,7 +216,11 @@ class SimRequest:
     @property
     def known_block_hashes(self) -> list[bytes]:
         """The hashes of known tokens, as the engine sees them: nobody else can change these."""
-        return self._block_hashes[: self.num_tokens * self.hashes_per_block // self._block_size]
+        return self._block_hashes[: self._num_known_hashes]
+
+    @property
+    def _num_known_hashes(self) -> int:
+        return self.num_tokens * self.hashes_per_block // self._block_size
 
     def hashes_up_to(self, tokens: int) -> Sequence[bytes]:
         """The hashes of the full blocks of the first ``tokens`` tokens, known or not."""
