@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from kv_sim.checkers.accounting import Counted
-from kv_sim.checkers.medium import share_media
+from kv_sim.checkers.media import share_media
 from kv_sim.checkers.tickets import Tickets
 from kv_sim.config import WorldConfig
 from kv_sim.engine.engine import Engine

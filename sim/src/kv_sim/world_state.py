@@ -12,7 +12,7 @@ from typing import Any, ClassVar, Final
 
 from kv_sim.actions import Action, Kind
 from kv_sim.checkers.ending import Ending
-from kv_sim.checkers.medium import guard_media
+from kv_sim.checkers.media import guard_media
 from kv_sim.checkers.medium_worker import guard_workers
 from kv_sim.checkers.tickets import ENDS, TELLS_OF_TICKETS, Tickets, tables_told
 from kv_sim.config import WorldConfig

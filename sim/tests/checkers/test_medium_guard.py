@@ -18,7 +18,8 @@ from kv_api import (
     RequestOffloadingContext,
 )
 from kv_sim.actions import Action, Kind
-from kv_sim.checkers.medium import MOST_OFFERS, MediumGuard, guard_media, sides_of
+from kv_sim.checkers.media import guard_media, sides_of
+from kv_sim.checkers.medium import MOST_OFFERS, MediumGuard
 from kv_sim.config import BUILTIN_ENGINE, WorldConfig
 from kv_sim.engine.request_spec import RequestSpec
 from kv_sim.examples.catalogue import SUBJECTS

@@ -13,7 +13,7 @@ from kv_sim_shelves import Shelves
 from kv_api import BlockIDsLoadStoreSpec, Direction, GPULoadStoreSpec, OffloadingWorker, TransferResult
 from kv_offload import OffloadingConnector, OffloadingWorkerSide
 from kv_sim.checkers.conservation import owners
-from kv_sim.checkers.medium import guard_media
+from kv_sim.checkers.media import guard_media
 from kv_sim.checkers.medium_worker import WorkerGuard, guard_workers
 from kv_sim.config import WorldConfig
 from kv_sim.examples.catalogue import SUBJECTS

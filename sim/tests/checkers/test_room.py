@@ -19,7 +19,8 @@ from kv_api import (
 )
 from kv_offload_cpu import CPUOffloadingManager
 from kv_sim.checkers import at_rest
-from kv_sim.checkers.medium import MediumGuard, sides_of
+from kv_sim.checkers.media import sides_of
+from kv_sim.checkers.medium import MediumGuard
 from kv_sim.checkers.room import MOST_CHUNKS, _Room, check_room
 from kv_sim.config import WorldConfig
 from kv_sim.engine.request_spec import RequestSpec

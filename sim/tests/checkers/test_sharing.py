@@ -14,7 +14,7 @@ from kv_api import BlockRemoved, Direction, LookupResult, ReqContext, make_offlo
 from kv_sim.actions import Action, Kind
 from kv_sim.checkers import at_rest, hits, sharing
 from kv_sim.checkers.accounting import Mirror
-from kv_sim.checkers.medium import sides_of
+from kv_sim.checkers.media import sides_of
 from kv_sim.checkers.served import Served
 from kv_sim.config import Stranger, WorldConfig
 from kv_sim.engine.request import SimRequest, Status

@@ -8,7 +8,7 @@ at every call             by the ``guard`` in front of a connector: the shape of
                           says (``protocol``, ``accounting``, ``logged``, ``children``), what is found
                           (``served``), how often it is asked again (``work``), and where it ``raised``
 at calls of a medium      ``medium`` and ``medium_worker``, which stand between kv-offload's connector and the
-                          manager, and a worker
+                          manager, and a worker; ``media`` puts them there
 as the engine goes on     by ``engine/``: events and what workers report (``accounting``, ``protocol``); by the
                           world: what is counted (``accounting``), and what engines promise each other
                           (``tickets``)

@@ -2,7 +2,7 @@
 
 from kv_sim.checkers import conservation, geometry, hits, sharing
 from kv_sim.checkers.almost_equal import check_almost_equal
-from kv_sim.checkers.medium import check_media
+from kv_sim.checkers.media import check_media
 from kv_sim.checkers.room import check_room
 from kv_sim.history.rest import come_to_rest, most_steps
 from kv_sim.site import Site

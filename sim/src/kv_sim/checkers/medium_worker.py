@@ -24,7 +24,7 @@ from kv_api import Direction, GPULoadStoreSpec, LoadStoreSpec, OffloadingWorker,
 from kv_offload import OffloadingWorkerSide
 from kv_sim.checkers.answers import shown
 from kv_sim.checkers.conservation import owners
-from kv_sim.checkers.medium import must_be_made
+from kv_sim.checkers.media import must_be_made
 from kv_sim.memory.copies import Copies
 from kv_sim.memory.copy import Copy
 from kv_sim.violation import Invariant, Referee

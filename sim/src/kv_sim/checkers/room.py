@@ -21,7 +21,7 @@ from itertools import count
 from typing import Any, Final
 
 from kv_api import LookupResult, OffloadingManager, OffloadKey, ReqContext, make_offload_key
-from kv_sim.checkers.medium import sides_of
+from kv_sim.checkers.media import sides_of
 from kv_sim.guard import crashes
 from kv_sim.violation import Invariant, Referee
 
