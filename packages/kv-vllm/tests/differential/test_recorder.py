@@ -87,7 +87,7 @@ def test_recording_changes_nothing(name):
 
 
 def test_a_trace_holds_what_a_scheduler_is_told_and_asks():
-    events, names = set(), set()
+    events, names, untold = set(), set(), 0
     for seed in range(12):
         trace, _ = recorded("later", seed)
         events |= {type(turn.event) for turn in trace.turns}
@@ -102,9 +102,12 @@ def test_a_trace_holds_what_a_scheduler_is_told_and_asks():
             steps = [call for call in turn.calls if call.name == "build_connector_meta"]
             assert len(steps) == isinstance(turn.event, Schedule)
             reports = [call for call in turn.calls if call.name == "update_connector_output"]
-            assert len(reports) == isinstance(turn.event, Process)
-            if reports:
-                assert reports[0].arguments["report"] == turn.event.report
+            assert len(reports) == (isinstance(turn.event, Process) and turn.event.is_told)
+            if isinstance(turn.event, Process):
+                assert [report.arguments["report"] for report in reports] in ([turn.event.report], [])
+                untold += not turn.event.is_told
+                assert turn.event.is_told or not (turn.event.sampled or turn.event.report)
+    assert untold > 0
     assert events == {Add, NextTurn, Schedule, Process, Abort, Reset, Paused, Resumed}
     assert names <= COMPARED - {"request_finished_all_groups"}
     assert names >= COMPARED - {"request_finished_all_groups", "reset_cache", "has_pending_block_frees"}
