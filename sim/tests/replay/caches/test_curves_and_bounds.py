@@ -95,9 +95,9 @@ def test_min_is_belady_on_prefixes(requests):
     of_all = bounds.Bounds(columns, shape)
     for capacity in range(shape.unique_blocks + 2):
         expected = sums(min_hits(requests, capacity), requests, columns)
-        assert as_sums(bounds.Bounds(columns, shape).at(capacity)) == expected, capacity
-        assert of_all.at(capacity) == of_all.at(capacity) == bounds.Bounds(columns, shape).at(capacity)
-    everything = bounds.Bounds(columns, shape).at(shape.unique_blocks + 1)
+        assert as_sums(bounds.min_hits(columns, shape, capacity)) == expected, capacity
+        assert of_all.at(capacity) == of_all.at(capacity) == bounds.min_hits(columns, shape, capacity)
+    everything = bounds.min_hits(columns, shape, shape.unique_blocks + 1)
     assert bounds.infinite_hits(columns, shape) == everything
 
 
@@ -106,7 +106,7 @@ def test_no_policy_beats_min(requests, data):
     columns = trace_of(requests)
     shape, totals = shape_of(columns), Totals.of(columns)
     capacity = data.draw(st.integers(1, shape.unique_blocks + 2))
-    best = bounds.Bounds(columns, shape).at(capacity).ratios(totals)
+    best = bounds.min_hits(columns, shape, capacity).ratios(totals)
     for policy, [ratios] in sweep(RoutedTrace(columns), ["lru", "arc", "s3fifo", "sieve"], [capacity]).items():
         assert ratios.block <= best.block and ratios.token <= best.token, policy
 

@@ -79,7 +79,7 @@ def test_lru(traces, name, order):
 @names
 def test_min(traces, name):
     columns, shape, totals = traces[name]
-    found = [bounds.Bounds(columns, shape).at(capacity).ratios(totals).block for capacity in CAPACITIES[name]]
+    found = [bounds.min_hits(columns, shape, capacity).ratios(totals).block for capacity in CAPACITIES[name]]
     assert found == pytest.approx(MIN[name], abs=ROUNDED)
 
 
@@ -109,7 +109,7 @@ def test_the_real_manager_as_a_server_drives_it(traces, place):
     outcomes = replay_all(RoutedTrace(columns), [Setup(policy, capacity) for policy in OFFERED_TOGETHER])
     found = [outcome.cpu_hits.sum() / totals.blocks for outcome in outcomes]
     assert found == pytest.approx([ratios[place] for ratios in OFFERED_TOGETHER.values()], abs=6e-5)
-    assert max(found) <= bounds.Bounds(columns, shape).at(capacity).ratios(totals).block
+    assert max(found) <= bounds.min_hits(columns, shape, capacity).ratios(totals).block
 
 
 def test_figure_9_of_the_mooncake_paper(traces):

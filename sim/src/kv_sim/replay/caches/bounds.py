@@ -30,6 +30,11 @@ def infinite_hits(columns: Columns, shape: Shape) -> Hits:
     return Bounds(columns, shape).infinite
 
 
+def min_hits(columns: Columns, shape: Shape, capacity: int) -> Hits:
+    """The hits of the offline optimum."""
+    return Bounds(columns, shape).at(capacity)
+
+
 class Bounds:
     """The bounds of one trace. What doesn't depend on the capacity is computed once."""
 
