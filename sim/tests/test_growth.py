@@ -134,7 +134,7 @@ def test_situations_are_what_they_say() -> None:
     plain = MODELS["full attention"]
     # It has nothing to do while a prompt is computed.
     assert last.measure(LATER, plain, 64) == last.measure(LATER, plain, 512)
-    assert known.measure(LATER, plain, 64).most == "get_num_new_matched_tokens"  # it goes through what it finds
+    assert known.measure(LATER, plain, 64).most == "update_state_after_alloc"  # it goes through what it found
 
 
 class Counted:
