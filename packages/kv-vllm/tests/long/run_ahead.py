@@ -7,7 +7,7 @@ requests that end or are preempted with a step in flight, of blocks that are fre
 """
 
 import pytest
-from kv_vllm_pulls import ask, come_to_rest, engines_apart, flood, transfer
+from kv_vllm_pulls import ask, come_to_rest, engines_apart, flood, serve_a_flood, transfer
 from kv_vllm_runs import (
     MULTI,
     OURS,
@@ -106,12 +106,7 @@ def test_a_server_that_prefills_and_decodes_has_more_to_do_than_room():
         both = engines(transfer("kv_both", hold_seconds=600), **options, **run_ahead(patch))
         assert both.engine.vllm_config.scheduler_config.async_scheduling
         expected = [ask(both, prompt, 24)[0] for prompt in prompts]
-        found, tickets = flood(both, prompts)
-        assert found == expected
-        for _ in range(9):  # what was counted last comes with later steps
-            ask(both, prompts[0], 1)
-        told = {name: both.metric(f"vllm:kv_p2p_{name}_holds") for name in ("served", "expired", "refused")}
-        assert told == {"served": tickets, "expired": 0, "refused": len(prompts) - tickets}
+        serve_a_flood(both, prompts, expected)
         found, _ = flood(both, prompts, stay=lambda place: place // 3 % 11 if place % 3 else None)
         assert all(told in (None, whole) for told, whole in zip(found, expected, strict=True))
         assert come_to_rest(both) < 60

@@ -100,6 +100,17 @@ def hand_over_a_beginning(prefill, decode, prompt, longer, computed=0):
         ask(decode, prompt[:129], 1)
 
 
+def serve_a_flood(engine, prompts, expected):
+    """Flood an engine, which must give each prompt what is expected and serve each hold. How many tickets came."""
+    found, tickets = flood(engine, prompts)
+    assert found == expected
+    for _ in range(9):  # what was counted last comes with later steps
+        ask(engine, prompts[0], 1)
+    told = {name: engine.metric(f"vllm:kv_p2p_{name}_holds") for name in ("served", "expired", "refused")}
+    assert told == {"served": tickets, "expired": 0, "refused": len(prompts) - tickets}
+    return tickets
+
+
 def flood(engine, prompts, stay=lambda place: None):
     """Ask one engine for all prompts at once, to be held, and for each again with its ticket as soon as it comes.
 
