@@ -1,10 +1,12 @@
 """A call that doesn't return is ended, and told; a process of a command ends with it."""
 
 import os
+import re
 import signal
 import subprocess
 import sys
 import threading
+from copy import deepcopy
 from pathlib import Path
 from queue import Queue
 from typing import Any
@@ -14,9 +16,11 @@ import pytest
 from kv_api import KVConnectorRole, TwoSidedConnector
 from kv_sim import guard as guards
 from kv_sim.campaign import processes
+from kv_sim.checkers.raised import runs_at
 from kv_sim.cli import main as cli
 from kv_sim.cli.main import main
 from kv_sim.config import WorldConfig
+from kv_sim.console import watchdog
 from kv_sim.console.watchdog import ends_calls
 from kv_sim.console.workers import end_with_parent
 from kv_sim.engine.settings import kv_cache_config, vllm_config
@@ -30,6 +34,11 @@ from kv_sim.zoo import command as zoo
 
 LONG = 10_000.0
 """Seconds, in which no test ends: whoever looks is made to."""
+
+
+@pytest.fixture(autouse=True)
+def looks_seldom(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(watchdog, "LOOK_SECONDS", LONG)
 
 
 class Looked:
@@ -73,6 +82,42 @@ def test_who_is_found_in_one_call_after_the_other_is_not() -> None:
         assert guard.take_events() == []
     assert signal.getsignal(signal.SIGALRM) is signal.SIG_DFL
     assert signal.getitimer(signal.ITIMER_REAL) == (0, 0)
+
+
+@pytest.mark.parametrize(
+    ("looks", "is_told"), [(1, False), (2, True), (3, True)], ids=["once", "again", "and again"]
+)
+def test_before_it_is_ended_it_is_told_once(looks: int, is_told: bool, capsys: pytest.CaptureFixture[str]) -> None:
+    connector, guard = guarded()
+    connector.looks = looks
+    with ends_calls(3 * LONG):
+        for _ in range(2):
+            assert guard.take_events() == []
+    told = capsys.readouterr().err.splitlines()
+    assert len(told) == 2 * is_told
+    for line in told:
+        head, _, tail = line.partition(":")[2].partition("test_watchdog.py:")
+        assert head == " a call hasn't returned for 10000 s ("
+        assert tail.partition(" ")[2] == "in Looked.looks_at); after 30000 s it is ended (--call-timeout)"
+
+
+def test_where_it_is_told_it_ends_after_as_long_as_was_said(capsys: pytest.CaptureFixture[str]) -> None:
+    connector, guard = guarded()
+    connector.looks = 4
+    with ends_calls(2.5 * LONG), pytest.raises(TookTooLong, match="it hasn't returned for 25000 s"):
+        assert signal.getitimer(signal.ITIMER_REAL)[1] == pytest.approx(2.5 * LONG / 3)
+        guard.take_events()
+    assert capsys.readouterr().err.startswith("note: a call hasn't returned for 8333.3 s (")
+
+
+class SaysWhereItIsCopied:
+    def __deepcopy__(self, memo: object) -> str:
+        return runs_at(sys._getframe(1))
+
+
+def test_who_waits_in_a_library_is_told_with_who_called_it() -> None:
+    place = deepcopy(SaysWhereItIsCopied())
+    assert re.fullmatch(r"copy\.py:\d+ in deepcopy, called at test_watchdog\.py:\d+ in test_who_waits_\w+", place)
 
 
 def test_who_tells_of_a_call_that_was_ended_is_not_ended(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,6 +1,8 @@
 """Where a connector or a medium raised: the line that its author looks for, and what the testbed has instead."""
 
 import sys
+from collections.abc import Iterable
+from traceback import walk_stack, walk_tb
 from types import FrameType, SimpleNamespace
 from typing import Final
 
@@ -56,18 +58,24 @@ def _defined_at(frame: FrameType) -> str | None:
 
 def innermost(error: BaseException) -> str:
     """Where it was raised; if that is in a library, or in the testbed, also the caller's line."""
-    trace = error.__traceback__
-    assert trace is not None
-    frame, places = trace.tb_frame, []
-    while trace is not None:
-        frame, code = trace.tb_frame, trace.tb_frame.f_code
-        place = f"{code.co_filename.rsplit('/', 1)[-1]}:{trace.tb_lineno} in {code.co_qualname}"
-        module = str(trace.tb_frame.f_globals.get("__name__"))
+    lines = [*walk_tb(error.__traceback__)]
+    if isinstance(error, TypeError) and (defined := _defined_at(lines[-1][0])) is not None:
+        return defined
+    return _place(lines)
+
+
+def runs_at(frame: FrameType) -> str:
+    """Where this code is now, in the same words."""
+    return _place([*walk_stack(frame)][::-1])
+
+
+def _place(lines: Iterable[tuple[FrameType, int]]) -> str:
+    places = []
+    for frame, line in lines:
+        place = f"{frame.f_code.co_filename.rsplit('/', 1)[-1]}:{line} in {frame.f_code.co_qualname}"
+        module = str(frame.f_globals.get("__name__"))
         package = module.partition(".")[0]
         if not module.startswith("kv_sim.console."):  # what ends a call from outside is no place of it
             places.append((place, package in _LIBRARIES or package in sys.stdlib_module_names))
-        trace = trace.tb_next
-    if isinstance(error, TypeError) and (defined := _defined_at(frame)) is not None:
-        return defined
     (place, is_library), callers = places[-1], [caller for caller, is_library in places if not is_library]
     return f"{place}, called at {callers[-1]}" if is_library and callers else place
