@@ -46,7 +46,7 @@ TABLE: Final = tuple(
     )
 )
 """The first row that fits a job decides; a job that no row fits is copied range by range. Measured on an H200 by
-``benchmarks/copy_engines.py``; ``docs/performance.md`` has the figures. No row uses the buffer for slots that are
+``benchmarks/copy_engines.py``; ``docs/gpu_copies.md`` has the figures. No row uses the buffer for slots that are
 larger than half of it."""
 
 
