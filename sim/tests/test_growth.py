@@ -134,7 +134,10 @@ def test_situations_are_what_they_say() -> None:
     plain = MODELS["full attention"]
     # It has nothing to do while a prompt is computed.
     assert last.measure(LATER, plain, 64) == last.measure(LATER, plain, 512)
-    assert known.measure(LATER, plain, 64).most == "update_state_after_alloc"  # it goes through what it found
+    # It goes through what it found, to find it and to load it. Which is more work depends on the Python.
+    found = {"get_num_new_matched_tokens", "update_state_after_alloc"}
+    assert known.measure(LATER, plain, 64).most in found
+    assert last.measure(LATER, plain, 64).most not in found
 
 
 class Counted:
