@@ -79,7 +79,7 @@ SITUATIONS: tuple[tuple[Invariant, Callable[[Referee], None], str], ...] = (
         I.LIVENESS,
         breaches.a_hold_that_never_ends,
         "after 400 steps without new work these requests are left: "
-        "<request r1 stopped 9/10, held, waits for finished_sending>",
+        "<request r1 at its limit 9/10, held, waits for finished_sending>",
     ),
     (
         I.LIVENESS,

@@ -35,7 +35,7 @@ class Heard:
     def __init__(self, *, is_on: bool = True, tables: tuple[list[int], ...] = ([],), **config: Any) -> None:
         self.tickets = Tickets(WorldConfig(**config), Referee(), is_on=is_on)
         self.held = request("r1")
-        self.held.status, self.held.num_computed_tokens = Status.FINISHED_STOPPED, SHARED
+        self.held.status, self.held.num_computed_tokens = Status.FINISHED_LENGTH_CAPPED, SHARED
         self.tickets.hear("request_finished_all_groups", (self.held, tables), (True, PARAMS))
         self.held.is_held = True
 
@@ -142,7 +142,7 @@ def test_what_slid_out_of_a_window_need_not_be_held(tokens: int, table: list[int
     tickets = Tickets(WorldConfig(groups=WINDOW), Referee(), is_on=True)
     made = request("r1")
     made.kv_transfer_params = {"do_remote_decode": True}
-    made.status, made.num_computed_tokens = Status.FINISHED_STOPPED, tokens
+    made.status, made.num_computed_tokens = Status.FINISHED_LENGTH_CAPPED, tokens
     call = ("request_finished_all_groups", (made, ([1, 2, 3], table)), (False, None))
     with pytest.raises(Violation, match="it came with do_remote_decode") if is_judged else nullcontext():
         tickets.hear(*call)
@@ -153,7 +153,7 @@ def test_who_slid_out_of_its_first_token_need_not_leave_a_ticket() -> None:
     tickets = Tickets(WorldConfig(groups=(GroupConfig("sliding", SHARED),), block_size=1), Referee(), is_on=True)
     made = request("r1")
     made.kv_transfer_params = {"do_remote_decode": True}
-    made.status, made.num_computed_tokens = Status.FINISHED_STOPPED, SHARED
+    made.status, made.num_computed_tokens = Status.FINISHED_LENGTH_CAPPED, SHARED
     tickets.hear("request_finished_all_groups", (made, ([0, *range(2, SHARED + 1)],)), (False, None))
 
 
@@ -242,7 +242,7 @@ def test_what_is_no_object_is_no_ticket_and_no_wish(params: Any) -> None:
     made.kv_transfer_params = params
     heard.tickets.hear("on_new_request", (made,), None)
     heard.matches(made, 0)
-    made.status, made.num_computed_tokens = Status.FINISHED_STOPPED, SHARED
+    made.status, made.num_computed_tokens = Status.FINISHED_LENGTH_CAPPED, SHARED
     heard.tickets.hear("request_finished_all_groups", (made, ([],)), (False, None))
     assert not heard.tickets.bearers
 
@@ -251,7 +251,7 @@ def test_what_is_no_object_is_no_ticket_and_no_wish(params: Any) -> None:
 def test_only_a_true_wish_must_be_fulfilled(wish: Any) -> None:
     heard = Heard()
     made = request("r2")
-    made.status, made.num_computed_tokens = Status.FINISHED_STOPPED, SHARED
+    made.status, made.num_computed_tokens = Status.FINISHED_LENGTH_CAPPED, SHARED
     made.kv_transfer_params = {"do_remote_decode": wish}
     with pytest.raises(Violation, match="neither held its blocks nor") if wish is True else nullcontext():
         heard.tickets.hear("request_finished_all_groups", (made, ([],)), (False, None))
@@ -270,7 +270,7 @@ def test_who_comes_without_any_parameters() -> None:
     made = request("r2")
     heard.tickets.hear("on_new_request", (made,), None)
     heard.matches(made, 0)
-    made.status, made.num_computed_tokens = Status.FINISHED_STOPPED, SHARED
+    made.status, made.num_computed_tokens = Status.FINISHED_LENGTH_CAPPED, SHARED
     heard.tickets.hear("request_finished", (made, []), (False, None))
 
 
@@ -294,6 +294,7 @@ def test_a_ticket_of_a_longer_prompt_is_refused() -> None:
         ({"role": "kv_consumer"}, False),
         ({"wanted": False}, False),
         ({"status": Status.FINISHED_ABORTED}, False),
+        ({"status": Status.FINISHED_STOPPED}, False),
         ({"ticket": PARAMS}, False),
     ],
 )
@@ -301,7 +302,7 @@ def test_what_is_wanted_and_there_is_held(changes: dict[str, Any], is_judged: bo
     tickets = Tickets(WorldConfig(role=changes.get("role", "kv_both")), Referee(), is_on=True)
     made = request("r1")
     made.kv_transfer_params = {"do_remote_decode": changes.get("wanted", True)}
-    made.status = changes.get("status", Status.FINISHED_STOPPED)
+    made.status = changes.get("status", Status.FINISHED_LENGTH_CAPPED)
     made.num_computed_tokens = SHARED
     call = ("request_finished", (made, []), ("ticket" in changes, changes.get("ticket")))
     Tickets(WorldConfig(), Referee(), is_on=True, holds=False).hear(*call)  # nobody said that it holds
@@ -322,7 +323,7 @@ def test_so_is_what_was_preempted_in_its_last_step() -> None:
     tickets = Tickets(WorldConfig(), Referee(), is_on=True)
     made = request("r1")
     made.kv_transfer_params = {"do_remote_decode": True}
-    made.status = Status.FINISHED_STOPPED
+    made.status = Status.FINISHED_LENGTH_CAPPED
     with pytest.raises(Violation, match="well and was preempted in its last step, which"):
         tickets.hear("request_finished", (made, []), (False, None))
 

@@ -305,3 +305,35 @@ def test_who_stores_is_shown_the_state_that_a_request_ends_with(role: Any, keeps
     shown = [] if role == "kv_consumer" else [("r1", (tables[0], [0, state]), [(1, state, 12)])]
     assert made.connector.take("tail") == shown
     assert request.is_held == (keeps and bool(shown))
+
+
+@pytest.mark.parametrize(
+    ("output", "most", "longest", "ended"),
+    [
+        (1, 1, 40, Status.FINISHED_LENGTH_CAPPED),
+        (1, 2, 40, Status.FINISHED_STOPPED),
+        (3, 3, 40, Status.FINISHED_LENGTH_CAPPED),
+        (3, 4, 40, Status.FINISHED_STOPPED),
+        (3, 4, 10, Status.FINISHED_STOPPED),
+        (3, 4, 9, Status.FINISHED_LENGTH_CAPPED),
+    ],
+)
+def test_an_end_at_a_limit_is_no_stop(
+    output: int, most: int, longest: int, ended: Status, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The limit is the request's own, or the engine's for all tokens of a request."""
+    made = Steps()
+    monkeypatch.setitem(vars(made.config), "max_model_len", longest)
+    r1 = made.add("r1", 6, output, max_tokens=most)
+    for _ in range(output):
+        assert not r1.status.is_finished
+        made.step()
+    assert r1.status is ended
+    assert (ended.is_finished, ended.ran_to_its_end) == (True, True)
+
+
+@pytest.mark.parametrize("status", Status)
+def test_who_has_ended_ran_to_its_end_or_was_ended(status: Status) -> None:
+    was_ended = status in (Status.FINISHED_ABORTED, Status.FINISHED_ERROR)
+    assert status.is_finished is status.name.startswith("FINISHED_")
+    assert status.ran_to_its_end is (status.is_finished and not was_ended)

@@ -150,7 +150,7 @@ def test_what_arrives_before_it_stops_waits_for_that(arrived: int) -> None:
     assert (r1.status, r1.turn, made.queues) == (Status.WAITING, 1, ([], [], ["r1"]))
     made.step()
     made.step()
-    ended = Status.WAITING_FOR_STREAMING_REQ if arrived == 1 else Status.FINISHED_STOPPED
+    ended = Status.WAITING_FOR_STREAMING_REQ if arrived == 1 else Status.FINISHED_LENGTH_CAPPED
     assert (r1.status, made.scheduler.num_paused) == (ended, 2 - arrived)
 
 

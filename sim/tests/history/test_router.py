@@ -205,7 +205,7 @@ def test_what_is_held_for_ever_is_told() -> None:
     with pytest.raises(
         Violation,
         match=(
-            r"LIVENESS.*after 400 steps without new work these requests are left: <request r1 stopped 9/10, "
+            r"LIVENESS.*after 400 steps without new work these requests are left: <request r1 at its limit 9/10, "
             r"held, "
         ),
     ):

@@ -12,7 +12,7 @@ ACTIONS = (
     *("advance", "fail", "spoil", "lose", "find", "repeat", "restart", "reset", "pause", "sleep", "wake"),
 )
 UNFINISHED = ("waiting", "waiting for a load", "waiting for its next turn", "running", "preempted")
-ENDED = ("stopped and held", "aborted", "aborted and held", "failed", "failed and held")
+ENDED = ("stopped and held", "at its limit and held", "aborted", "aborted and held", "failed", "failed and held")
 OF_FAILURES = ("failed", "failed and held")
 NEEDED = {
     Trait.FAILURES: ("fail", "spoil", "restart"),

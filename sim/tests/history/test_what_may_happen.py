@@ -263,7 +263,7 @@ def test_what_was_reached_is_counted() -> None:
         act("reset", running=False, connector=False),
     ]
     assert all(legal(made, *script))
-    held = "stopped and held"
+    held = "at its limit and held"
     reached = {name: count for name, count in made.coverage.situations.items() if count != before[name]}
     assert reached == {
         "a copy is torn": 1,

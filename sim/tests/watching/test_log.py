@@ -93,14 +93,14 @@ def test_a_history_reads_like_this() -> None:
         "     rank 0      step 1 retires\n"
         "     scheduler   request_finished r1 [1, 2, 3] -> (True, None)\n"
         "     scheduler   step 1 came back\n"
-        "     engine      r1 waiting → stopped and held, 9/10 tokens, blocks [1 2 3]\n",
+        "     engine      r1 waiting → at its limit and held, 9/10 tokens, blocks [1 2 3]\n",
         "     rank 0      store copy 0 begins: block 1 → host 63, block 2 → host 62, after launch 1\n",
         "   4 settle\n"
         "     rank 0      store copy 0: 2 of 2 pages moved\n"
         "     rank 0      store copy 0 is done\n"
         "   5 abort    r9  (not legal here: skipped)\n"
         "   6 step\n",
-        "     engine      r1 stopped and held → gone\n   7 reset    the prefix cache\n",
+        "     engine      r1 at its limit and held → gone\n   7 reset    the prefix cache\n",
         "   8 add      r2: 9 tokens of conversation 0 + 1 own, samples 1 of at most 1\n",
         "     scheduler   get_num_new_matched_tokens r2 after 0 -> 8 tokens, asynchronous\n",
         "     rank 0      load copy 1 begins: host 63 → block ",

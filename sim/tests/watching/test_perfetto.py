@@ -119,7 +119,7 @@ def test_a_request_goes_through_its_states(tmp_path: Path) -> None:
     spans = check(events)
     names = {(e["pid"], e["tid"]): e["args"]["name"] for e in events if e["name"] == "thread_name"}
     by_request = {names[track]: [s for s, _, _ in found] for track, found in spans.items() if track[0] == REQUESTS}
-    assert by_request["r1"] == ["waiting", "running", "stopped", "stopped and held"]
+    assert by_request["r1"] == ["waiting", "running", "at its limit", "at its limit and held"]
     assert by_request["r2"] == ["waiting", "waiting for a load", "aborted"]
     assert all(re.fullmatch(r"(r|almost-)[12](, life \d+)?", name) for name in by_request)
 
@@ -217,12 +217,12 @@ def test_a_trace_of_a_short_history_is_this(tmp_path: Path) -> None:
         ("E", "abort    r9", {"skipped": "not legal here"}),
     ]
     assert on[WORLD, 1][6][-1] == {"number": "at rest"}
-    states = [("waiting", 0, 5), ("running", 0, 5), ("stopped", 5, 6), ("stopped and held", 5, 6)]
+    states = [("waiting", 0, 5), ("running", 0, 5), ("at its limit", 5, 6), ("at its limit and held", 5, 6)]
     spans = [
         [("B", name, {"request": "r1", "tokens": f"{done} of {known} computed"}), ("E", name)]
         for name, done, known in states
     ]
-    assert on[REQUESTS, 1] == [*chain(*spans), ("i", "stopped", "t")]
+    assert on[REQUESTS, 1] == [*chain(*spans), ("i", "at its limit", "t")]
     assert on[STEPS, 1][:2] == [("B", "step 1", {"r1": "5 tokens"}), ("E", "step 1")]
     assert on[STEPS, 2] == [("B", "kernels of step 1"), ("E", "kernels of step 1")]
     assert on[STEPS, 3][:2] == [("B", "step 2"), ("E", "step 2")] or not on[STEPS, 3]

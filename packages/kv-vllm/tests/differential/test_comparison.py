@@ -215,8 +215,13 @@ def test_objects_of_any_engine_are_reduced_alike():
         "blocks": [[1, 2], [3]],
         "external": 4,
     }
-    assert arguments_of("request_finished", [request, (1, 2)]) == {**plain, "blocks": [[1, 2]]}
-    assert arguments_of("request_finished_all_groups", [request, ((1,), (2,))]) == {**plain, "blocks": [[1], [2]]}
+    ended = SimpleNamespace(**vars(request), status=SimpleNamespace(name="FINISHED_ABORTED"))
+    plain_end = {**plain, "status": "FINISHED_ABORTED"}
+    assert arguments_of("request_finished", [ended, (1, 2)]) == {**plain_end, "blocks": [[1, 2]]}
+    assert arguments_of("request_finished_all_groups", [ended, ((1,), (2,))]) == {
+        **plain_end,
+        "blocks": [[1], [2]],
+    }
     report = SimpleNamespace(
         finished_sending={"b", "a"}, finished_recving=None, failed_recving=set(), invalid_block_ids={8, 1}
     )

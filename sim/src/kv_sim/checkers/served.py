@@ -14,7 +14,7 @@ engine doesn't forbid hits here, but chunks may be gone then.
 from collections.abc import Collection, Iterable, Sequence
 
 from kv_api import Request
-from kv_sim.engine.request import SimRequest, Status
+from kv_sim.engine.request import SimRequest
 from kv_sim.memory.copy import State
 from kv_sim.memory.device import Device
 from kv_sim.violation import Invariant, Referee
@@ -183,7 +183,7 @@ class Served:
 
     def is_fair(self, request: SimRequest) -> bool:
         """Whether the request ran to its end without a preemption or a reset."""
-        ran = request.status is Status.FINISHED_STOPPED and not request.num_preemptions
+        ran = request.status.ran_to_its_end and not request.num_preemptions
         return ran and id(request) not in self._unfair
 
 

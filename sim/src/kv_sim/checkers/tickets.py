@@ -230,7 +230,7 @@ class Tickets:
         is_wanted = request.words.get(WANTED) is True and role != "kv_consumer"
         tokens = request.num_prompt_tokens
         is_there = self._is_held(self._goes_on_at(tokens), first_tokens)
-        if self._holds and is_wanted and is_there and request.status is Status.FINISHED_STOPPED:
+        if self._holds and is_wanted and is_there and request.status is Status.FINISHED_LENGTH_CAPPED:
             what = "its prompt is computed"
             if request.num_computed_tokens < tokens:
                 what = (

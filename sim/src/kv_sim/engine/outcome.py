@@ -95,8 +95,14 @@ class Outcome:
         if request.num_output_tokens < request.asked.output_tokens:
             return False
         if not self._pauses(request):
-            self._finish(request, Status.FINISHED_STOPPED, delay_free=False)
+            self._finish(request, self._end_of(request), delay_free=False)
         return True
+
+    def _end_of(self, request: SimRequest) -> Status:
+        is_full = request.num_tokens >= self.scheduler.config.max_model_len
+        if is_full or request.num_output_tokens >= request.asked.max_tokens:
+            return Status.FINISHED_LENGTH_CAPPED
+        return Status.FINISHED_STOPPED
 
     # -- sessions ------------------------------------------------------------------------------
 

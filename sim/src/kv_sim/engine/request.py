@@ -33,13 +33,19 @@ class Status(Enum):
     RUNNING = "running"
     PREEMPTED = "preempted"
     FINISHED_STOPPED = "stopped"
+    FINISHED_LENGTH_CAPPED = "at its limit"
     FINISHED_ABORTED = "aborted"
     FINISHED_ERROR = "failed"
 
     @property
     def is_finished(self) -> bool:
         """Whether the request has ended."""
-        return self in (Status.FINISHED_STOPPED, Status.FINISHED_ABORTED, Status.FINISHED_ERROR)
+        return self.ran_to_its_end or self in (Status.FINISHED_ABORTED, Status.FINISHED_ERROR)
+
+    @property
+    def ran_to_its_end(self) -> bool:
+        """Whether the request has sampled all that it ever would."""
+        return self in (Status.FINISHED_STOPPED, Status.FINISHED_LENGTH_CAPPED)
 
 
 @dataclass(frozen=True)

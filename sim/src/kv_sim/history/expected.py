@@ -30,6 +30,7 @@ UNFINISHED: Final = (
 )
 ENDED: Final = {
     Status.FINISHED_STOPPED.value + HELD: "a connector stores what it computed",
+    Status.FINISHED_LENGTH_CAPPED.value + HELD: "a connector stores what it computed, or another engine pulls it",
     Status.FINISHED_ABORTED.value: "its load is still under way",
     Status.FINISHED_ABORTED.value + HELD: "a connector stores what it had computed",
     Status.FINISHED_ERROR.value: "its load failed on one rank and is under way on another",
@@ -46,7 +47,10 @@ RARE_SITUATIONS: Final = ("match: a load ends within a block",)
 """Situations that are so rare."""
 
 NEVER_BETWEEN_ACTIONS: Final = {
-    Status.FINISHED_STOPPED.value: "a request that stops is held for a store, or gone at once",
+    **{
+        end.value: "a request that stops is held for a store, or gone at once"
+        for end in (Status.FINISHED_STOPPED, Status.FINISHED_LENGTH_CAPPED)
+    },
     **{state + HELD: "blocks are held for a store only after the request has ended" for state in UNFINISHED},
 }
 """States, as ``coverage`` names them, in which no action ever meets a request."""

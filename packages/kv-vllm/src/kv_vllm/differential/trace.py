@@ -189,9 +189,9 @@ def arguments_of(name: str, arguments: Sequence[Any]) -> dict[str, Any]:
         case "build_connector_meta":
             return _step(first)
         case "request_finished":
-            return {**_request(first), "blocks": [list(arguments[1])]}
+            return {**_ended(first), "blocks": [list(arguments[1])]}
         case "request_finished_all_groups":
-            return {**_request(first), "blocks": _tables(arguments[1])}
+            return {**_ended(first), "blocks": _tables(arguments[1])}
         case "update_connector_output":
             return {"report": report_of(first)}
         case "has_pending_block_frees" | "reset_cache":
@@ -212,6 +212,10 @@ def _request(request: Any) -> dict[str, Any]:
         "computed": request.num_computed_tokens,
         "hashes": len(request.block_hashes),
     }
+
+
+def _ended(request: Any) -> dict[str, Any]:
+    return {**_request(request), "status": request.status.name}
 
 
 def _tables(tables: Iterable[Iterable[int]]) -> list[list[int]]:

@@ -128,8 +128,7 @@ class VllmEngine(Engine):
         """``log``, but with the testbed's requests and steps instead of vLLM's, which watchers don't know."""
 
         def call(side: str, name: str, args: tuple[Any, ...], answer: Any) -> None:
-            if name in ENDS and args[0].status is RequestStatus.FINISHED_LENGTH_CAPPED:
-                # Whether it may be held is judged now. vLLM's own connectors hold only what ended like this.
+            if name in ENDS:  # whether it has to be held depends on how it ended
                 self.ledger.twins[args[0].request_id].follow(args[0])
             log(side, name, tuple(map(self._known, args)), answer)
 
