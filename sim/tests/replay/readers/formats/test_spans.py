@@ -363,6 +363,52 @@ def test_a_stream_of_which_logfire_tells_twice_is_one_request(read, dated):
     assert sorted(lengths(requests)) == sorted(expected)
 
 
+def of_the_table(kind, second, **more):
+    """A row of Logfire's table of records, as its API gives it out."""
+    named = {"gen_ai.operation.name": "chat", "gen_ai.request.model": "m", "gen_ai.input.messages": [user(SAID)]}
+    return {
+        "start_timestamp": f"2026-01-31T10:00:{second:06.3f}000Z",
+        "span_name": "chat m",
+        "trace_id": "t",
+        "span_id": f"{kind}{second}",
+        "parent_span_id": None,
+        "kind": kind,
+        "otel_status_code": more.pop("status", None),
+        "attributes": {**named, **more},
+    }
+
+
+@pytest.mark.parametrize("written", [lambda named: named, json.dumps])
+def test_rows_of_logfire_are_spans(read, written):
+    ended = {"gen_ai.usage.input_tokens": 32, "gen_ai.usage.output_tokens": 7, "duration": 1.5}
+    rows = [
+        of_the_table("span", 1, status="ERROR"),
+        of_the_table("log", 2.5, **ended),
+        of_the_table("span", 3, **{"gen_ai.usage.output_tokens": 4}),
+    ]
+    rows = [{**row, "attributes": written(row["attributes"])} for row in rows]
+    requests, notes = read(*rows, unsorted=Unsorted.SORT)
+    assert lengths(requests) == [(0, 32, 7), (2, 32, 4)], "a stream's span is told again by its log"
+    assert not any("failed" in note for note in notes), "which ended"
+    _, notes = read({**rows[2], "otel_status_code": "ERROR"})
+    assert notes[-1].startswith("1 request failed")
+
+
+@pytest.mark.parametrize("said", [{}, {"all_messages_events": json.dumps([user(SAID)])}])
+@pytest.mark.parametrize("has_text", [False, True])
+def test_a_run_of_an_agent_is_none_of_its_requests(read, said, has_text):
+    """As of Pydantic AI, whose span counts what all requests within it had, and names no operation."""
+    run = of_the_table("span", 1)
+    run["attributes"] = {"model_name": "m", "agent_name": "a", "gen_ai.usage.input_tokens": 64, **said}
+    within = [of_the_table("span", second, **{"gen_ai.usage.input_tokens": 32}) for second in (1.25, 2.25)]
+    for row in within:
+        row["parent_span_id"] = run["span_id"]
+        if not has_text:
+            del row["attributes"]["gen_ai.input.messages"]
+    requests, _ = read(run, *within, sharing=None if has_text else parse_sharing("none"))
+    assert lengths(requests) == [(0, 32, 0), (1, 32, 0)]
+
+
 # -- Phoenix's -----------------------------------------------------------------------------------
 
 
@@ -412,3 +458,18 @@ def test_a_span_may_say_its_kind_beside_its_attributes(read):
     ]
     requests, notes = read(*spans)
     assert (notes[0], lengths(requests)) == ("format: otel", [(0, 32, 0)])
+
+
+def test_attributes_may_lie_within_each_other(read):
+    """As Phoenix keeps OpenInference's, and Elasticsearch anyone's."""
+    tools = [{"tool": {"json_schema": "{}"}}]
+    asked = {"input_messages": [{"message": user(SAID)}], "tools": tools, "token_count": {"prompt": 32}}
+    kept = {"llm": asked, "openinference": {"span": {"kind": "LLM"}}, "session": {"id": "s"}}
+    named = {"openinference.span.kind": "LLM", "llm.tools.0.tool.json_schema": "{}", "session.id": "s"}
+    named |= {f"llm.input_messages.0.message.{name}": value for name, value in user(SAID).items()}
+    other = {"operation": {"name": "chat"}, "input": {"messages": [user(SAID)]}, "usage": {"output_tokens": 3}}
+    start = "2026-01-31T10:00:00Z"
+    (usual,), _ = read({"start_time": start, "attributes": named})
+    (within, last), notes = read(*({"start_time": start, "attributes": one} for one in (kept, {"gen_ai": other})))
+    assert notes[0] == "format: otel" and within.blocks == usual.blocks
+    assert (within.input_tokens, last.input_tokens, last.output_tokens) == (usual.input_tokens, 32, 3)

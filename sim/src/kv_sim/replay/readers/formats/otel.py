@@ -48,6 +48,8 @@ _CACHED: Final = (
 )
 _SESSIONS: Final = ("gen_ai.conversation.id", "session.id")
 _MODELS: Final = ("gen_ai.request.model", "gen_ai.response.model", "llm.model_name")
+_AGENT: Final = "agent_name"
+"""What Pydantic AI's runs of an agent have, which count the tokens of all requests in them, and no operation."""
 _BROKEN: Final = ("2", "STATUS_CODE_ERROR", "ERROR")
 _KEPT: Final = (*_INPUTS, *_OUTPUTS, *_CACHED, *_SESSIONS, *_MODELS, "error.type")
 _OURS: Final = ("gen_ai.", "llm.", "openinference.", "ai.prompt.", "mlflow.", "langfuse.observation.")
@@ -159,7 +161,7 @@ def _request(seen: SpanOrEvent, chains: Chains) -> Record:
 
 
 def _status_of(span: Mapping[str, Any]) -> str:
-    return str(span.get("status_code", inside(span.get("status"), "code")))
+    return str(span.get("status_code", span.get("otel_status_code", inside(span.get("status"), "code"))))
 
 
 def _asks(seen: SpanOrEvent) -> bool:
@@ -167,6 +169,8 @@ def _asks(seen: SpanOrEvent) -> bool:
     operation = seen.named.get("gen_ai.operation.name")
     if operation is not None:
         return operation in _ASKS
+    if _AGENT in seen.named:
+        return False
     kind = seen.named.get(KIND)
     if kind is not None:
         return bool(kind == "LLM")

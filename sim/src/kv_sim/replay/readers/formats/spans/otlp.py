@@ -16,16 +16,23 @@ from typing import Any, Final, NamedTuple
 
 from kv_sim.replay.readers.fields import number_or_date
 from kv_sim.replay.readers.formats.spans.services import as_usual
-from kv_sim.replay.readers.json_values import inside, json_in, listed, objects_in
+from kv_sim.replay.readers.json_values import inside, json_in, listed, object_in, objects_in
 
 STARTS: Final = (
     *("startTimeUnixNano", "start_time_unix_nano", "start_time", "startTime"),
     *("timeUnixNano", "observedTimeUnixNano"),
-    *("Timestamp", "timestamp", "observed_timestamp"),
+    *("Timestamp", "timestamp", "observed_timestamp", "start_timestamp"),
 )
 KIND: Final = "openinference.span.kind"
+SPAN_TYPE: Final = "logfire.span_type"
+_OF_LOGFIRE: Final = "start_timestamp"
+"""A column of Logfire's table of records."""
 ATTRIBUTES: Final = ("attributes", "SpanAttributes", "LogAttributes")
 _COLUMNS: Final = ("attributes.", "context.")
+_NESTED: Final = ("gen_ai", "llm", "openinference")
+"""Where attributes are objects within each other, as Phoenix and Elasticsearch keep them, the outermost ones."""
+_LISTED: Final = "gen_ai."
+"""The beginning of names whose value may be a list; other lists are attributes with numbers in their names."""
 _TRACES: Final = ("traceId", "trace_id", "TraceId", "traceID")
 _IDS: Final = ("spanId", "span_id", "SpanId")
 _PARENTS: Final = ("parentSpanId", "parent_span_id", "parent_id", "ParentSpanId")
@@ -131,7 +138,7 @@ def _of_columns(record: Mapping[str, Any]) -> Mapping[str, Any]:
 
 def _flat(name: str, value: Any) -> Iterator[tuple[str, Any]]:
     """What lies in a value by names, as OpenInference's attributes are; null is nothing."""
-    if isinstance(value, list):
+    if isinstance(value, list) and not name.startswith(_LISTED):
         value = {str(place): one for place, one in enumerate(value)}
     if isinstance(value, dict):
         for inner, one in value.items():
@@ -141,8 +148,11 @@ def _flat(name: str, value: Any) -> Iterator[tuple[str, Any]]:
 
 
 def attributes_of(span: Any) -> Mapping[str, Any] | None:
-    """The attributes of a span, if they are an object; None: there are none, or they are a list."""
-    return next((one for field in ATTRIBUTES if isinstance(one := inside(span, field), dict)), None)
+    """The attributes of a span, if they are an object, or its JSON; None: there are none, or they are a list."""
+    found = next((one for field in ATTRIBUTES if (one := object_in(inside(span, field))) is not None), None)
+    if found is None or not any(isinstance(found.get(name), dict) for name in _NESTED):
+        return found
+    return {name: value for outer, one in found.items() for name, value in _flat(outer, one)}
 
 
 def is_span(record: Mapping[str, Any]) -> bool:
@@ -202,6 +212,8 @@ def _span_or_message(span: Mapping[str, Any], named: Named) -> SpanOrEvent:
     """A record that is a span, or an event of a log, which may be a message."""
     if isinstance(kind := span.get("span_kind"), str):  # Phoenix takes it out of the attributes
         named = {KIND: kind, **named}
+    if _OF_LOGFIRE in span:  # whose table has it apart
+        named = {SPAN_TYPE: span.get("kind"), **named}
     role = _role_of(span, named)
     if role is None or first(span, _BODIES) is None:
         return _span(span, named)
