@@ -339,6 +339,16 @@ def test_what_stands_before_json_that_says_its_time_is_passed_over(tmp_path):
     assert [one[0] for one in lengths(open_trace(file))] == [0, 1, 4]
 
 
+@pytest.mark.parametrize("before", ["[INFO] ", "[INFO] 2026-03-01 10:00:00,123 app: ", "[2026-03-01 10:00:00] "])
+def test_so_is_what_begins_with_a_bracket(tmp_path, before):
+    file = tmp_path / "app.log"
+    records = ({"timestamp": 5 + second, "messages": [user("a {b")]} for second in range(2))
+    file.write_text("".join(f"{before}{json.dumps(record)}\n" for record in records))
+    assert [one[0] for one in lengths(open_trace(file))] == [0, 1]
+    file.write_text(json.dumps([{"timestamp": 5, "messages": [user("a [INFO] b")]}]))
+    assert [one[0] for one in lengths(open_trace(file))] == [0], "a list is no log"
+
+
 def test_what_stands_before_json_has_to_go(tmp_path):
     file = tmp_path / "pod.log"
     record = json.dumps({"messages": [user("a"), user("a"), user("b")]})
