@@ -5,7 +5,7 @@ from typing import Any, Final
 
 from kv_api import ConfigError
 from kv_sim.replay.readers.catalogue import FORMATS
-from kv_sim.replay.readers.chats.asked import path_in
+from kv_sim.replay.readers.chats.asked import paths_in
 from kv_sim.replay.readers.chats.chat import is_request
 from kv_sim.replay.readers.files.objects import BEFORE_JSON, FOR_PEOPLE, NAMELESS, looks_for_people
 from kv_sim.replay.readers.format import Container, Format
@@ -46,7 +46,7 @@ def detect(record: Mapping[str, Any], container: Container, where: str) -> Forma
         own += f"; {unread} is not a readable date such as 2026-01-31T10:00:00"
     if isinstance(record.get("input"), str) and FORMATS["openai"].lies_in(container):
         own += "; if it asks for a response, not an embedding: --format openai"
-    elif "embedding" in str(path_in(record)):
+    elif any("embedding" in path for path in paths_in(record)):
         own += "; --format openai --on-error skip leaves out requests for embeddings"
     raise ConfigError(
         f"{where}: no known format has the {what} {found}{_may_be(record, container)}; "

@@ -140,7 +140,7 @@ def test_what_is_no_whole_prompt_is_malformed_among_those_that_are(read, record,
     [
         *({"status": 429}, {"status_code": "500"}, {"response_code": 400}, {"response": {"status": 503}}),
         *({"response_status": 429}, {"response_status_code": 502}, {"status": "failure"}, {"status": "ERROR"}),
-        *({"error": {"error_type": "TimeoutError"}}, {"error": "it was"}),
+        *({"error": {"error_type": "TimeoutError"}}, {"error": "it was"}, {"exception": "it was"}),
     ],
 )
 def test_a_request_that_failed_counts_and_is_said(read, failed):

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final
 
 from kv_sim.replay.readers.chats.answered import answer_in
-from kv_sim.replay.readers.chats.asked import PATHS, asked_in
+from kv_sim.replay.readers.chats.asked import asked_in, paths_in
 from kv_sim.replay.readers.chats.counts import answered_in
 from kv_sim.replay.readers.chats.parts import as_json, said
 from kv_sim.replay.readers.chats.usual import KEPT
@@ -95,7 +95,7 @@ def _embedded(record: Mapping[str, Any], asked: Mapping[str, Any]) -> str | None
     """The field with a text to embed, if the log says that this request is for an embedding."""
     field = next((field for field in ("messages", "input") if field in asked), None)
     by_name = field == "input" and "embed" in str(asked.get("model"))
-    return field if by_name or any("/embeddings" in str(record.get(path, "")) for path in PATHS) else None
+    return field if by_name or any("/embeddings" in path for path in paths_in(record)) else None
 
 
 def chat(asked: Mapping[str, Any]) -> list[str]:
