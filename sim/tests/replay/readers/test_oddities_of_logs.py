@@ -47,6 +47,7 @@ TALK = [user(SAID), {"role": "assistant", "content": "ja"}, user("y" * 43), {"ro
     [
         ("timestamp", ["2023-04-09T00:02:53+00:00", "2023-04-09T00:03:03+00:00"]),
         ("tstamp", [1690000000.25, 1690000010.25]),
+        ("datetime_utc", ["2026-01-31T10:00:00.25+00:00", "2026-01-31T10:00:10.25+00:00"]),
         ("created_at", [1690000000250, 1690000010250]),
     ],
 )
@@ -146,6 +147,8 @@ PEOPLE = r"is it a server's log for people\? what is in that is no whole prompt"
     [
         ("[2026-01-31 10:00:00] Receive: obj=GenerateReqInput(rid='a', text='so, it is')", PEOPLE),
         ('[2026-01-31 10:00:00] {"messages": []}', "remove what is before the JSON of a line"),
+        ('[GIN] 2026/01/31 - 10:00:00 | 200 | 1.2s | 127.0.0.1 | POST "/api/chat"', PEOPLE),
+        ('[INFO] {"messages": []}', "remove what is before the JSON of a line"),
         (
             '(APIServer pid=7) DEBUG 01-31 [logger.py:74] Request a JSON body: {"messages": [], "model": "m"}',
             "remove what is before the JSON of a line",

@@ -5,15 +5,21 @@ from typing import Any, Final
 
 from kv_api import ConfigError
 from kv_sim.replay.readers.catalogue import FORMATS
-from kv_sim.replay.readers.chats.asked import path_in
+from kv_sim.replay.readers.chats.asked import paths_in
 from kv_sim.replay.readers.chats.chat import is_request
 from kv_sim.replay.readers.files.objects import BEFORE_JSON, FOR_PEOPLE, NAMELESS, looks_for_people
 from kv_sim.replay.readers.format import Container, Format
 from kv_sim.replay.readers.guess import UNITS
 from kv_sim.replay.readers.json_values import object_in
 from kv_sim.replay.readers.record import MalformedError
-from kv_sim.replay.readers.unknown.further_in import is_mere_body, way_to_records
-from kv_sim.replay.readers.unknown.likely_columns import are_records, likely_columns, unread_time, unsure_prompt
+from kv_sim.replay.readers.unknown.further_in import is_mere_body, step_to, way_to_records
+from kv_sim.replay.readers.unknown.likely_columns import (
+    are_records,
+    has_counts,
+    likely_columns,
+    unread_time,
+    unsure_prompt,
+)
 from kv_sim.replay.readers.unknown.reports import report_of
 
 _MOST_SHOWN: Final = 3
@@ -40,7 +46,7 @@ def detect(record: Mapping[str, Any], container: Container, where: str) -> Forma
         own += f"; {unread} is not a readable date such as 2026-01-31T10:00:00"
     if isinstance(record.get("input"), str) and FORMATS["openai"].lies_in(container):
         own += "; if it asks for a response, not an embedding: --format openai"
-    elif "embedding" in str(path_in(record)):
+    elif any("embedding" in path for path in paths_in(record)):
         own += "; --format openai --on-error skip leaves out requests for embeddings"
     raise ConfigError(
         f"{where}: no known format has the {what} {found}{_may_be(record, container)}; "
@@ -50,23 +56,24 @@ def detect(record: Mapping[str, Any], container: Container, where: str) -> Forma
 
 def _may_be(record: Mapping[str, Any], container: Container) -> str:
     """A hint for the error about an unknown format: what the record may be, and how to convert it."""
-    if are_records(record) and _holds_records([*record.values()]):
+    is_json = container is Container.JSON
+    if is_json and are_records(record) and _holds_records([*record.values()]):
         return " (each of its fields is a readable record: jq -c '.[]' takes them out)"
     inner = {name: object_in(value) or {} for name, value in record.items()}
-    asks = [(name, found) for name, found in inner.items() if is_request(found) and not _has_counts(found)]
+    asks = [(name, found) for name, found in inner.items() if is_request(found) and not has_counts(found)]
     if asks:
         name, found = asks[0]
         if not is_mere_body(found):
-            return _packed(name, record[name])
+            return _packed(name, record[name], container)
         return f" ({name:.40} is a request to an API: rename it to request_body, its answer to response_body)"
     packed = next((name for name, value in record.items() if _is_record(object_in(value))), None)
     is_unlike_any = likely_columns(record) is None
     if packed is not None and is_unlike_any:
-        return _packed(packed, record[packed])
-    listed = next((name for name, value in record.items() if is_unlike_any and _holds_records(value)), None)
+        return _packed(packed, record[packed], container)
+    is_deeper = is_unlike_any and is_json
+    listed = next((name for name, value in record.items() if is_deeper and _holds_records(value)), None)
     if listed is not None:
-        return f" ({listed:.40} is a list of readable records: jq -c '.{listed:.40}[]' takes them out)"
-    is_deeper = is_unlike_any and container is not Container.CSV
+        return f" ({listed:.40} is a list of readable records: jq -c '{step_to(listed)}[]' takes them out)"
     way = way_to_records(record, _is_read, _holds_records) if is_deeper else None
     if way is not None:
         return f" (readable records are further in: jq -c '{' | '.join(way)}' takes them out)"
@@ -79,21 +86,18 @@ def _may_be(record: Mapping[str, Any], container: Container) -> str:
     return ""
 
 
-def _has_counts(found: Mapping[str, Any]) -> bool:
-    """Whether it has a prompt's length, under a name that other formats use for its text."""
-    return isinstance(found.get("prompt"), (int, float))
-
-
-def _packed(name: str, value: Any) -> str:
+def _packed(name: str, value: Any, container: Container) -> str:
     """A hint how to take a record out of a field, in which it is as an object or as JSON."""
-    out = f".{name:.40} | fromjson" if isinstance(value, str) else f".{name:.40}"
+    if container is not Container.JSON:  # which jq doesn't read
+        return f" ({name:.40} is a readable record: JSON lines of that column alone can be read)"
+    out = f"{step_to(name)} | fromjson" if isinstance(value, str) else step_to(name)
     return f" ({name:.40} is a readable record: jq -c '{out}' takes it out)"
 
 
 def _is_record(value: Any) -> bool:
     """Whether its fields are those of a known format's record."""
     known = (one for one in FORMATS.values() if one.lies_in(Container.JSON) and (one.fields or one.looked_for))
-    is_one = isinstance(value, dict) and bool(value) and not _has_counts(value)
+    is_one = isinstance(value, dict) and bool(value) and not has_counts(value)
     return is_one and any(one.is_of(value) for one in known)
 
 

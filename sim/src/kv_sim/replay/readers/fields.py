@@ -23,7 +23,7 @@ def spelled(*names: str) -> tuple[str, ...]:
 TIMES: Final = spelled(
     *("timestamp", "created", "created_at", "time", "start_time", "request_created_at"),
     *("@timestamp", "time_iso8601", "time_local", "started_at", "ts", "logging_time", "tstamp"),
-    *("arrival_time", "arrived_at"),
+    *("arrival_time", "arrived_at", "datetime_utc"),
 )
 _IN_MS: Final = spelled("timestamp_ms")
 """Databricks' name for it in inference tables."""

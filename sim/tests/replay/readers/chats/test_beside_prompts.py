@@ -8,7 +8,9 @@ from kv_sim_foreign_traces import SAID, lengths, user
 from kv_api import ConfigError
 from kv_sim.replay.readers.opening import open_trace
 from kv_sim.replay.readers.options import TraceOptions
+from kv_sim.replay.readers.requests.sharing import parse_sharing
 from kv_sim.replay.readers.unknown.likely_columns import likely_columns
+from kv_sim.replay.readers.unknown.own_columns import parse_columns
 
 Q = "What is the meaning of it?"
 RULES = "Answer in one sentence, and politely. " * 20
@@ -124,6 +126,48 @@ def test_what_a_gateway_s_cache_answered_is_left_out(read, cached, left):
     assert len(requests) == left
     said = "1 request was left out: answered by the gateway's own cache (cached)"
     assert (said in notes) == (left == 1)
+
+
+@pytest.mark.parametrize("packed", [lambda one: one, json.dumps], ids=["object", "text"])
+@pytest.mark.parametrize("field", ["messages", "input"])
+def test_a_path_that_a_prompt_speaks_of_is_none_that_was_asked(read, packed, field):
+    said = [user(f"{Q} Is it /v1/messages/count_tokens, /tokenize or /v1/embeddings?")]
+    requests, notes = read(*({"created_at": n, "request": packed({"model": "m", field: said})} for n in range(2)))
+    assert len(requests) == 2 and not any("left out" in note for note in notes)
+
+
+@pytest.mark.parametrize(
+    "request_to",
+    [
+        {"request": "POST /v1/messages/count_tokens HTTP/1.1", "request_body": {"messages": [user(Q)]}},
+        {"request": {"url": "http://a/tokenize", "body": {"prompt": Q}}},
+    ],
+)
+def test_a_path_that_was_asked_is_seen_in_its_request(read, request_to):
+    requests, notes = read({"created_at": 0, "request": {"messages": [user(Q)]}}, {"created_at": 1, **request_to})
+    said = "1 request was left out: asked only how many tokens a prompt has (count_tokens, tokenize)"
+    assert len(requests) == 1 and said in notes
+
+
+@pytest.mark.parametrize("columns", ["prompt=said", "input=length"])
+@pytest.mark.parametrize(
+    ("told", "why"),
+    [
+        ({"cached": True}, "answered by the gateway's own cache (cached)"),
+        ({"cache_status": "HIT"}, "answered by the gateway's own cache (cache_status)"),
+        ({"span_attributes": {"type": "task"}}, "a span that is no request to a model (span_attributes)"),
+        ({"span_attributes": '{"type": "tool"}'}, "a span that is no request to a model (span_attributes)"),
+    ],
+)
+def test_what_no_model_answered_is_left_out_whatever_columns_are_called(read, columns, told, why):
+    """Even if it lacks them."""
+    row = {"said": asked(1), "length": 40}
+    requests, notes = read(
+        *({**row, **dict.fromkeys(told)}, {**row, **told}, told),
+        columns=parse_columns(columns),
+        sharing=None if "prompt" in columns else parse_sharing("none"),
+    )
+    assert len(requests) == 1 and f"2 requests were left out: {why}" in notes
 
 
 def test_adapters_are_models(read):
@@ -337,6 +381,16 @@ def test_what_stands_before_json_that_says_its_time_is_passed_over(tmp_path):
     kept = "".join(f"2026-03-01T10:00:00.1Z stdout F {json.dumps(record)}\n" for record in records)
     file.write_text(f'{kept}{{"timestamp": 9, "messages": [{json.dumps(user("c d {e"))}]}}\n')
     assert [one[0] for one in lengths(open_trace(file))] == [0, 1, 4]
+
+
+@pytest.mark.parametrize("before", ["[INFO] ", "[INFO] 2026-03-01 10:00:00,123 app: ", "[2026-03-01 10:00:00] "])
+def test_so_is_what_begins_with_a_bracket(tmp_path, before):
+    file = tmp_path / "app.log"
+    records = ({"timestamp": 5 + second, "messages": [user("a {b")]} for second in range(2))
+    file.write_text("".join(f"{before}{json.dumps(record)}\n" for record in records))
+    assert [one[0] for one in lengths(open_trace(file))] == [0, 1]
+    file.write_text(json.dumps([{"timestamp": 5, "messages": [user("a [INFO] b")]}]))
+    assert [one[0] for one in lengths(open_trace(file))] == [0], "a list is no log"
 
 
 def test_what_stands_before_json_has_to_go(tmp_path):

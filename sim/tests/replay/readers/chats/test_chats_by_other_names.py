@@ -57,6 +57,36 @@ def test_messages_lie_where_frameworks_keep_them(tmp_path, messages):
     assert prompts(written(tmp_path, {"messages": messages})) == as_messages
 
 
+@pytest.mark.parametrize("name", ["content", "value"])
+@pytest.mark.parametrize("field", ["conversation", "conversations"])
+def test_who_says_nothing_of_roles_speaks_in_turn(tmp_path, field, name):
+    """As in data sets for SGLang's benchmark."""
+    spoken = [*SAID, {"role": "user", "content": "z" * 60}, {"role": "assistant", "content": "no"}]
+    with_roles = prompts(written(tmp_path, {"conversations": spoken}))
+    assert len(with_roles) == 2
+    assert prompts(written(tmp_path, {field: [{name: one["content"]} for one in spoken]})) == with_roles
+    assert prompts(written(tmp_path, {field: [one["content"] for one in spoken]})) == with_roles
+
+
+@pytest.mark.parametrize("more", [{"id": "a"}, {"name": "Ann"}])
+def test_but_not_who_has_another_field_beside(tmp_path, more):
+    spoken = [{"content": "a" * 40, **more}, {"content": "b"}]
+    with pytest.raises(
+        ConfigError, match=r"conversations\[0\]: expected a role \(or from\) that is text, got none"
+    ):
+        open_trace(written(tmp_path, {"conversations": spoken}))
+
+
+def test_the_system_of_a_trajectory_speaks_in_a_field_of_its_own(tmp_path):
+    """As in those of SWE-agent that Nebius publishes."""
+    told = {"role": "system", "content": "t" * 80}
+    spoken = [{**one, "system_prompt": None, "text": one["content"]} for one in SAID]
+    spoken = [{name: one[name] for name in ("role", "system_prompt", "text")} for one in spoken]
+    spoken.insert(0, {"role": "system", "system_prompt": told["content"], "text": None})
+    usual = prompts(written(tmp_path, {"conversations": [told, *SAID]}))
+    assert prompts(written(tmp_path, {"conversations": spoken})) == usual
+
+
 def test_messages_that_are_none_are_not_there(tmp_path):
     """DSPy's history has both a prompt and messages, one of which is None."""
     usual = [{"messages": SAID[:1], "usage": {}}, {"prompt": "x" * 100, "usage": {}}]

@@ -39,6 +39,13 @@ def test_where_a_client_lets_a_cache_begin_is_no_part_of_a_prompt(read):
     assert one.blocks == alone.blocks and shared(one, other) == one.input_tokens // 16 > 30
 
 
+@pytest.mark.parametrize("options", [{}, {"columns": {"prompt": "messages"}}], ids=["openai", "--columns"])
+def test_text_is_text_as_opentelemetry_has_it(read, options):
+    known, other = ({"messages": [user({"type": "text", name: SAID})]} for name in ("text", "content"))
+    (one, same), _ = read(known, other, **options)
+    assert one.blocks == same.blocks and one.input_tokens == same.input_tokens
+
+
 def bedrock(**asked):
     log = {"schemaType": "ModelInvocationLog", "timestamp": "2026-01-31T10:00:02Z"}
     return {**log, "input": {"inputBodyJson": asked}}

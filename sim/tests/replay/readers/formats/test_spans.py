@@ -1,5 +1,7 @@
 """Spans of OpenTelemetry and of OpenInference: what is a request among them, and what it says."""
 
+import csv
+import io
 import json
 
 import pytest
@@ -363,6 +365,73 @@ def test_a_stream_of_which_logfire_tells_twice_is_one_request(read, dated):
     assert sorted(lengths(requests)) == sorted(expected)
 
 
+def table(rows):
+    """These rows as a table, in which objects and lists are JSON."""
+    text = io.StringIO()
+    writer = csv.DictWriter(text, [*rows[0]], lineterminator="\n")
+    writer.writeheader()
+    cells = (
+        {name: json.dumps(one) if isinstance(one, (dict, list)) else one for name, one in row.items()}
+        for row in rows
+    )
+    writer.writerows(cells)
+    return text.getvalue()
+
+
+def of_the_table(kind, second, **more):
+    """A row of Logfire's table of records, as its API gives it out."""
+    named = {"gen_ai.operation.name": "chat", "gen_ai.request.model": "m", "gen_ai.input.messages": [user(SAID)]}
+    return {
+        "start_timestamp": f"2026-01-31T10:00:{second:06.3f}000Z",
+        "span_name": "chat m",
+        "trace_id": "t",
+        "span_id": f"{kind}{second}",
+        "parent_span_id": None,
+        "kind": kind,
+        "otel_status_code": more.pop("status", None),
+        "attributes": {**named, **more},
+    }
+
+
+@pytest.mark.parametrize("written", [lambda named: named, json.dumps])
+def test_rows_of_logfire_are_spans(read, written):
+    ended = {"gen_ai.usage.input_tokens": 32, "gen_ai.usage.output_tokens": 7, "duration": 1.5}
+    rows = [
+        of_the_table("span", 1, status="ERROR"),
+        of_the_table("log", 2.5, **ended),
+        of_the_table("span", 3, **{"gen_ai.usage.output_tokens": 4}),
+    ]
+    rows = [{**row, "attributes": written(row["attributes"])} for row in rows]
+    requests, notes = read(*rows, unsorted=Unsorted.SORT)
+    assert lengths(requests) == [(0, 32, 7), (2, 32, 4)], "a stream's span is told again by its log"
+    assert not any("failed" in note for note in notes), "which ended"
+    _, notes = read({**rows[2], "otel_status_code": "ERROR"})
+    assert notes[-1].startswith("1 request failed")
+
+
+def test_rows_of_logfire_may_be_a_table(tmp_path):
+    file = tmp_path / "records.csv"
+    file.write_text(
+        table([of_the_table("span", second, **{"gen_ai.usage.output_tokens": 4}) for second in (1, 3)])
+    )
+    assert lengths(open_trace(file)) == [(0, 32, 4), (2, 32, 4)]
+
+
+@pytest.mark.parametrize("said", [{}, {"all_messages_events": json.dumps([user(SAID)])}])
+@pytest.mark.parametrize("has_text", [False, True])
+def test_a_run_of_an_agent_is_none_of_its_requests(read, said, has_text):
+    """As of Pydantic AI, whose span counts what all requests within it had, and names no operation."""
+    run = of_the_table("span", 1)
+    run["attributes"] = {"model_name": "m", "agent_name": "a", "gen_ai.usage.input_tokens": 64, **said}
+    within = [of_the_table("span", second, **{"gen_ai.usage.input_tokens": 32}) for second in (1.25, 2.25)]
+    for row in within:
+        row["parent_span_id"] = run["span_id"]
+        if not has_text:
+            del row["attributes"]["gen_ai.input.messages"]
+    requests, _ = read(run, *within, sharing=None if has_text else parse_sharing("none"))
+    assert lengths(requests) == [(0, 32, 0), (1, 32, 0)]
+
+
 # -- Phoenix's -----------------------------------------------------------------------------------
 
 
@@ -398,6 +467,30 @@ def test_attributes_may_be_columns(read):
     assert any(note.startswith("1 request failed") for note in notes)
 
 
+@pytest.mark.parametrize("written", [str, json.dumps])
+def test_a_data_frame_may_be_a_table(tmp_path, written):
+    counts = ("prompt", "completion", "prompt_details.cache_read")
+    uncounted = {f"attributes.llm.token_count.{name}": None for name in counts}
+    spans = [_of_phoenix(0, "CHAIN"), _of_phoenix(1), _of_phoenix(2, **uncounted)]
+    lists = ("attributes.llm.input_messages", "attributes.llm.tools")
+    rows = [
+        {name: written(one) if one and name in lists else one for name, one in found.items()} for found in spans
+    ]
+    file = tmp_path / "spans.csv"
+    names = [*rows[1]]
+    file.write_text(table([{name: row.get(name) for name in names} for row in rows]))
+    as_lines = tmp_path / "spans.jsonl"
+    as_lines.write_text("".join(json.dumps(found) + "\n" for found in spans))
+    trace, usual = open_trace(file), open_trace(as_lines)
+    assert lengths(trace) == lengths(usual) and [one.blocks for one in trace] == [one.blocks for one in usual]
+    rows[1][lists[0]] = "[{'message.role': 'user'}\n {'message.role': 'user'}]"
+    file.write_text(table(rows[1:]))
+    with pytest.raises(
+        ConfigError, match=r":2: attributes\.llm\.input_messages: expected a list, got \"\[{'message"
+    ):
+        open_trace(file)
+
+
 def test_a_span_may_say_its_kind_beside_its_attributes(read):
     """As those that Phoenix's API gives out; the first of them may tell of no model."""
     said = {"llm.input_messages.0.message.role": "user", "llm.input_messages.0.message.content": SAID}
@@ -412,3 +505,83 @@ def test_a_span_may_say_its_kind_beside_its_attributes(read):
     ]
     requests, notes = read(*spans)
     assert (notes[0], lengths(requests)) == ("format: otel", [(0, 32, 0)])
+
+
+def test_attributes_may_lie_within_each_other(read):
+    """As Phoenix keeps OpenInference's, and Elasticsearch anyone's."""
+    tools = [{"tool": {"json_schema": "{}"}}]
+    asked = {"input_messages": [{"message": user(SAID)}], "tools": tools, "token_count": {"prompt": 32}}
+    kept = {"llm": asked, "openinference": {"span": {"kind": "LLM"}}, "session": {"id": "s"}}
+    named = {"openinference.span.kind": "LLM", "llm.tools.0.tool.json_schema": "{}", "session.id": "s"}
+    named |= {f"llm.input_messages.0.message.{name}": value for name, value in user(SAID).items()}
+    other = {"operation": {"name": "chat"}, "input": {"messages": [user(SAID)]}, "usage": {"output_tokens": 3}}
+    start = "2026-01-31T10:00:00Z"
+    (usual,), _ = read({"start_time": start, "attributes": named})
+    (within, last), notes = read(*({"start_time": start, "attributes": one} for one in (kept, {"gen_ai": other})))
+    assert notes[0] == "format: otel" and within.blocks == usual.blocks
+    assert (within.input_tokens, last.input_tokens, last.output_tokens) == (usual.input_tokens, 32, 3)
+
+
+# -- others' -------------------------------------------------------------------------------------
+
+
+def test_rows_of_application_insights_are_spans(read, tmp_path):
+    named = {"gen_ai.operation.name": "chat", "gen_ai.usage.output_tokens": "3"}
+    named["gen_ai.input.messages"] = json.dumps([user(SAID)])
+    own = [
+        {
+            "timestamp": f"2026-01-31T10:00:0{second}.5000000Z",
+            "id": f"{second}a",
+            "operation_Id": "t",
+            "operation_ParentId": "1a" if second == 3 else "",
+            "customDimensions": json.dumps(one),
+        }
+        for second, one in ((0, {"key": "x"}), (1, named), (2, named), (3, named))
+    ]
+    assert lengths(read(*own[1:])[0]) == [(0, 32, 3), (1, 32, 3)], "one lies in another"
+    columns = ("TimeGenerated", "Id", "OperationId", "ParentId", "Properties")
+    rows = [dict(zip(columns, row.values(), strict=True)) for row in own]
+    file = tmp_path / "query.csv"
+    file.write_text(table(rows))
+    assert lengths(open_trace(file)) == [(0, 32, 3), (1, 32, 3)]
+    rows = [{**row, "Properties": json.loads(row["Properties"])} for row in rows]
+    assert lengths(read(*rows)[0]) == [(0, 32, 3), (1, 32, 3)]
+
+
+def test_adk_keeps_what_it_asks_as_gemini_is_asked(read):
+    asked = {
+        "model": "g",
+        "config": {"system_instruction": "Be brief.", "tools": [{"function_declarations": []}]},
+        "contents": [{"role": "user", "parts": [{"text": SAID}]}],
+    }
+    counts = {"gen_ai.usage.input_tokens": 50, "gen_ai.usage.output_tokens": 3, "gen_ai.request.model": "g"}
+    kept, bare = ({**counts, "gcp.vertex.agent.llm_request": json.dumps(one)} for one in (asked, {}))
+    (found,), _ = read(otlp(span(0, kept)))
+    text = '<|tools|>{"function_declarations": []}<|system|>Be brief.<|user|>' + SAID + "<|assistant|>"
+    assert lengths([found]) == [(0, -(-len(text) // 4), 3)]
+    assert lengths(read(otlp(span(0, bare)), sharing=parse_sharing("none"))[0]) == [(0, 50, 3)]
+
+
+def test_langsmith_calls_more_a_chat_than_what_asks_a_model(read):
+    message = {"lc": 1, "type": "constructor", "id": ["langchain", "HumanMessage"], "kwargs": {"content": SAID}}
+    spans = [
+        span(
+            second,
+            {
+                "langsmith.span.kind": kind,
+                "gen_ai.operation.name": "chat",
+                "gen_ai.prompt": json.dumps({"messages": [[message]]} if kind == "llm" else {"question": SAID}),
+            },
+        )
+        for second, kind in enumerate(("prompt", "llm", "chain", "llm"))
+    ]
+    assert lengths(read(otlp(*spans))[0]) == [(0, 32, 0), (2, 32, 0)]
+
+
+def test_a_span_that_only_counts_leaves_it_to_those_within_that_say_what_was_asked(read):
+    counts = {"gen_ai.usage.input_tokens": 64}
+    asked = {"gen_ai.input.messages": json.dumps([user(SAID)]), "gen_ai.usage.input_tokens": 32}
+    outer = span(0, counts, spanId="a")
+    within = [span(second, asked, spanId=f"b{second}", parentSpanId="a") for second in (1, 2)]
+    within.append(span(3, counts, spanId="c", parentSpanId="b2"))
+    assert lengths(read(otlp(outer, *within))[0]) == [(0, 32, 0), (1, 32, 0)]

@@ -117,6 +117,14 @@ def test_what_mini_swe_agent_writes_is_a_conversation(read, last):
             "(requests is a list of readable records: jq -c '.requests[]' takes them out)",
         ),
         (
+            {"count": 1, "conversations": [{"id": "a", "messages": [*MESSAGES, ANSWER]}]},
+            "(conversations is a list of readable records: jq -c '.conversations[]' takes them out)",
+        ),
+        (
+            {"page": 1, "@items": [{"isl": 9}]},
+            """(@items is a list of readable records: jq -c '."@items"[]' takes them out)""",
+        ),
+        (
             {"page": 1, "items": [{"isl": 9}]},
             "(items is a list of readable records: jq -c '.items[]' takes them out)",
         ),
@@ -189,6 +197,15 @@ def test_a_line_to_paste_goes_before_a_list(read):
         (
             {"input_toks": 3, "output_toks": 2, "input_tok_ids": [7, 8, 9]},
             "prompt=input_tok_ids,input=input_toks,output=output_toks",
+        ),
+        (
+            {"ts": 5, "num_input_tokens": 3, "input_tokens": [7, 8, 9], "output_tokens": [1], "usage": {}},
+            "time=ts,prompt=input_tokens,input=num_input_tokens",
+        ),
+        ({"prompt_tokens": [7, 8, 9], "text": "how it was said"}, "prompt=prompt_tokens"),
+        (
+            {"prompt": {"raw": "Hello!"}, "response": {"tokenUsage": {"prompt": 5}}, "prompt_tokens": 5},
+            "input=prompt_tokens",
         ),
         ({"gmt_create": "2026-01-31 10:00:00", "prompt_tokens": 9}, "time=gmt_create,input=prompt_tokens"),
         ({"messages": MESSAGES, "prompt_tokens": 9}, "prompt=messages,input=prompt_tokens"),

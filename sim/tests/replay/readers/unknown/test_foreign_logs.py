@@ -37,6 +37,20 @@ def test_a_record_within_another_one_is_seen(read, inner):
         read({"log": json.dumps(inner), "stream": "stdout"})
 
 
+def test_jq_gets_names_as_it_reads_them_and_no_table(tmp_path, read):
+    """As CloudWatch's."""
+    inner = json.dumps({"@timestamp": 5, "request_body": json.dumps(ASKED)})
+    with pytest.raises(ConfigError) as refused:
+        read({"@message": inner})
+    assert """(@message is a readable record: jq -c '."@message" | fromjson' takes it out)""" in str(refused.value)
+    table = tmp_path / "log.csv"
+    table.write_text('@ptr,@message\na,"' + inner.replace('"', '""') + '"\n')
+    with pytest.raises(ConfigError) as refused:
+        open_trace(table)
+    said = "(@message is a readable record: JSON lines of that column alone can be read)"
+    assert said in str(refused.value) and "jq -c" not in str(refused.value)
+
+
 def test_so_is_one_of_a_format_with_fields_of_its_own(read):
     log = {"schemaType": "ModelInvocationLog", "timestamp": "2026-01-31T10:00:00Z", "input": {}}
     said = "(message is a readable record: jq -c '.message | fromjson' takes it out)"
@@ -126,7 +140,7 @@ def test_what_is_no_whole_prompt_is_malformed_among_those_that_are(read, record,
     [
         *({"status": 429}, {"status_code": "500"}, {"response_code": 400}, {"response": {"status": 503}}),
         *({"response_status": 429}, {"response_status_code": 502}, {"status": "failure"}, {"status": "ERROR"}),
-        *({"error": {"error_type": "TimeoutError"}}, {"error": "it was"}),
+        *({"error": {"error_type": "TimeoutError"}}, {"error": "it was"}, {"exception": "it was"}),
     ],
 )
 def test_a_request_that_failed_counts_and_is_said(read, failed):

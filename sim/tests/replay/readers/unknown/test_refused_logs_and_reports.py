@@ -45,6 +45,8 @@ REPORTS = [
         for record in (
             {"ts": 1.0, "events": []},
             {"type": "BlockStored", "parent_block_hash": 1, "block_hashes": [2]},
+            {"event": {"event_id": 1, "data": {"stored": {"blocks": []}}}, "worker_id": 5},
+            {"event": {"worker_id": 5, "event": {"event_id": 1}}, "timestamp": 1769853600000},
         )
     ),
     (
@@ -76,6 +78,28 @@ REPORTS = [
         {"promptIdx": 0, "prompt": {"raw": "Hello!"}, "tokenUsage": {"prompt": 5, "completion": 2}},
         "a request of promptfoo's; --columns "
         "prompt=prompt.raw,input=tokenUsage.prompt,output=tokenUsage.completion reads it",
+    ),
+    (
+        {"promptIdx": 0, "response": {"output": "Hello!", "tokenUsage": {"prompt": 5, "completion": 2}}},
+        "a request of promptfoo's; --columns "
+        "prompt=prompt.raw,input=response.tokenUsage.prompt,output=response.tokenUsage.completion reads it",
+    ),
+    (
+        {"role": "user", "content": "Hello!", "completion_id": "a", "sequence": 0},
+        "a message of New Relic's, of which a request has several; jq -sc 'group_by(.completion_id)[] | "
+        "sort_by(.sequence) | {timestamp: .[0].timestamp, messages: map(select(.is_response | not))}' gathers "
+        "those of lines",
+    ),
+    (
+        {"CorrelationId": "a", "PromptTokens": 5, "SequenceNumber": 1, "RequestMessages": "lo!"},
+        "API Management's log of language models, in which a long request is several rows: join RequestMessages "
+        "of a CorrelationId by SequenceNumber; rows that are whole are read with --columns time=TimeGenerated,"
+        "prompt=RequestMessages,input=PromptTokens,output=CompletionTokens,model=ModelName",
+    ),
+    (
+        {"conversations": [{"conversation": {}, "responses": [{"response": {"message": "Hello!"}}]}], "tasks": []},
+        "an export of Grok; jq -c '.conversations[] | {messages: [.responses[].response | {role: .sender, "
+        "content: .message, timestamp: .create_time}]}' takes out its chats",
     ),
     (
         {"doc_id": 0, "arguments": {"gen_args_0": {"arg_0": ["Hello!"]}}},

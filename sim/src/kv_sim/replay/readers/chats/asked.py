@@ -22,8 +22,10 @@ _BODIES: Final = spelled(
 )
 _STATUSES: Final = spelled("status", "status_code", "response_code", "response_status", "response_status_code")
 _FAILED: Final = re.compile("[45][0-9][0-9]|failure|failed|error", re.IGNORECASE)
-PATHS: Final = ("url", "uri", "path", "endpoint", "request_uri", "request")
+_PATHS: Final = ("url", "uri", "path", "endpoint", "request_uri", "request")
 """Fields in which a log has the path of the API."""
+_PATH: Final = re.compile(r"(?:[A-Za-z]+ )?[^\s{\[\"]\S*(?: HTTP/[\d.]+)?")
+"""A path, also in the first line of HTTP. Anything else under these names is text, with any paths in it."""
 _COUNTS_ONLY: Final = re.compile("(/count_tokens|:countTokens|/(de)?tokenize)(?![A-Za-z_])")
 """Paths that only count the tokens of a prompt."""
 _OTHER_CALLS: Final = ("embedding", "rerank", "moderation", "image_", "transcription", "speech", "video")
@@ -53,21 +55,27 @@ def has_failed(record: Mapping[str, Any]) -> bool:
     """Whether its status, or an error in it, says that it was refused or failed."""
     told = (record, object_in(record.get("response")) or {})
     states = (str(one[field]) for one in told for field in _STATUSES if field in one)
-    return bool(record.get("error")) or _is_false(record.get("success")) or any(map(_FAILED.fullmatch, states))
+    is_told = bool(record.get("error") or record.get("exception"))
+    return is_told or _is_false(record.get("success")) or any(map(_FAILED.fullmatch, states))
 
 
 def _is_false(value: Any) -> bool:
     return value is False or (isinstance(value, str) and value.lower() == "false")
 
 
-def path_in(record: Mapping[str, Any]) -> str | None:
-    """The path of the API that a log has."""
-    return next((path for field in PATHS if isinstance(path := record.get(field), str)), None)
+def paths_in(record: Mapping[str, Any]) -> Iterator[str]:
+    """The paths of the API that a log has, also in an object of the request."""
+    for field in _PATHS:
+        value = record.get(field)
+        if isinstance(value, dict):
+            yield from paths_in(value)
+        elif isinstance(value, str) and _PATH.fullmatch(value.strip()):
+            yield value
 
 
 def left_out_of(record: Mapping[str, Any]) -> str | None:
     """Why no model generated for this record of a gateway's log; None: a model did."""
-    if any(isinstance(path := record.get(field), str) and _COUNTS_ONLY.search(path) for field in PATHS):
+    if any(map(_COUNTS_ONLY.search, paths_in(record))):
         return "asked only how many tokens a prompt has (count_tokens, tokenize)"
     call = record.get("call_type")
     if isinstance(call, str):
@@ -75,7 +83,7 @@ def left_out_of(record: Mapping[str, Any]) -> str | None:
             return "another call than one for text (call_type)"
         if str(record.get("cache_hit")).lower() == "true":
             return "answered by the gateway's own cache (cache_hit)"
-    kind = inside(record.get("span_attributes"), "type")
+    kind = inside(object_in(record.get("span_attributes")), "type")
     if kind is not None and kind != "llm":
         return "a span that is no request to a model (span_attributes)"
     if _FROM_CACHE.fullmatch(str(record.get("cache_status")).upper()):

@@ -5,11 +5,11 @@ So the next turn begins with the whole prompt, whatever a model's own template l
 first, as in most templates. ``parts`` turns messages into text.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final
 
 from kv_sim.replay.readers.chats.answered import answer_in
-from kv_sim.replay.readers.chats.asked import PATHS, asked_in
+from kv_sim.replay.readers.chats.asked import asked_in, paths_in
 from kv_sim.replay.readers.chats.counts import answered_in
 from kv_sim.replay.readers.chats.parts import as_json, said
 from kv_sim.replay.readers.chats.usual import KEPT
@@ -24,14 +24,16 @@ _ROLES: Final = dict.fromkeys(("gpt", "chatgpt", "bard", "bing", "model", "bot",
     "human": "user"
 }
 """Other words for roles, in small letters."""
+_TURNS: Final = ("user", ANSWERS)
+"""Who speaks in turn where no message has a role."""
 _TYPES: Final = ("human", "ai", "system", "tool")
 """LangChain's message types, which it has instead of roles."""
 _CLASSES: Final = {"SystemMessage": "system", "HumanMessage": "user", "AIMessage": ANSWERS, "ToolMessage": "tool"}
 """LangChain's message classes, for messages that it keeps as an ``id`` of a class and its ``kwargs``."""
 _WITHIN: Final = ("data", "kwargs")
 """Fields in which a message of LangChain's has its content."""
-_SAID: Final = ("content", "value", "text", "parts", "items")
-"""Fields with a message's content; the last one is Semantic Kernel's."""
+_SAID: Final = ("content", "value", "text", "parts", "items", "system_prompt")
+"""Fields with a message's content; the last two are Semantic Kernel's and those of trajectories of SWE-agent."""
 _MORE: Final = ("tool_calls", "function_call", "images")
 """Fields with what else a message has."""
 _CONVERSATIONS: Final = ("conversations", "conversation")
@@ -93,7 +95,7 @@ def _embedded(record: Mapping[str, Any], asked: Mapping[str, Any]) -> str | None
     """The field with a text to embed, if the log says that this request is for an embedding."""
     field = next((field for field in ("messages", "input") if field in asked), None)
     by_name = field == "input" and "embed" in str(asked.get("model"))
-    return field if by_name or any("/embeddings" in str(record.get(path, "")) for path in PATHS) else None
+    return field if by_name or any("/embeddings" in path for path in paths_in(record)) else None
 
 
 def chat(asked: Mapping[str, Any]) -> list[str]:
@@ -170,11 +172,30 @@ def answers_in(record: Mapping[str, Any], field: str) -> Iterator[tuple[int, Rec
         spoken.append(f"<|{role}|>{content}")
 
 
+def in_turn(messages: Any) -> Any:
+    """Messages of which none has a role, texts or objects of only a text, as a user's and a model's in turn."""
+    if not isinstance(messages, list):
+        return messages
+    texts = [one if isinstance(one, str) else _alone(one) for one in messages]
+    if None in texts:
+        return messages
+    return [{"role": _TURNS[turn % 2], "content": text} for turn, text in enumerate(texts)]
+
+
+def _alone(message: Any) -> str | None:
+    """The text that an object only has."""
+    values = list(message.values()) if isinstance(message, dict) else []
+    is_one = len(values) == 1 and isinstance(values[0], str) and not message.keys().isdisjoint(_SAID)
+    return values[0] if is_one else None
+
+
 def is_conversation(record: Mapping[str, Any]) -> bool:
     """Whether a record is a conversation that has the messages before each answer."""
     if (
         kept := next((found for one in _CONVERSATIONS if isinstance(found := record.get(one), list)), None)
     ) is not None:
+        if _are_chats(kept):
+            return False
         return not are_messages(kept) or role_of(kept[-1]) == ANSWERS or not _is_answered_apart(record)
     messages = record.get("messages")
     is_logged = any(field in record for field in TIMES if field != _OF_CHATS)
@@ -182,6 +203,15 @@ def is_conversation(record: Mapping[str, Any]) -> bool:
         return False
     last = messages[-1]
     return _TRAJECTORY in record or (isinstance(last, dict) and role_of(last) == ANSWERS)
+
+
+def _are_chats(kept: Sequence[Any]) -> bool:
+    """Whether these aren't the messages of a chat but several chats, each of which has a list of its own."""
+    first = kept[0] if kept else None
+    if not isinstance(first, dict) or role_of(first) is not None:
+        return False
+    lists = (value for name, value in first.items() if name not in _SAID and isinstance(value, list))
+    return any(value and isinstance(value[0], dict) for value in lists)
 
 
 def _is_answered_apart(record: Mapping[str, Any]) -> bool:
@@ -195,6 +225,8 @@ def _is_answered_apart(record: Mapping[str, Any]) -> bool:
 def _messages(record: Mapping[str, Any], field: str) -> Iterator[tuple[str, str]]:
     """The messages as pairs of role and text."""
     messages = record.get(field)
+    if field in _CONVERSATIONS:
+        messages = in_turn(messages)
     if not isinstance(messages, list):
         raise MalformedError(f"{field}: expected a list of messages, got {_kind(record, field)}")
     for index, message in enumerate(messages):

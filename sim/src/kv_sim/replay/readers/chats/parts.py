@@ -67,6 +67,8 @@ def _part(part: Any) -> str:
         return as_json(part)
     if isinstance(part.get("text"), str):
         return str(part["text"])
+    if part.get("type") == "text" and isinstance(part.get("content"), str):  # as OpenTelemetry has it
+        return str(part["content"])
     if part.keys() == _POINT or part.get("type") == _NOTHING:
         return ""
     kind = part.get("type")

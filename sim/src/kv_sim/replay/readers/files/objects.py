@@ -34,8 +34,9 @@ _SUMMARY: Final = " (is it the summary that GuideLLM writes? each request is in 
 _CLOSED_BEHIND_COMMA: Final = re.compile(r"\s*,\s*[\]}]")
 _COMMENTS: Final = ("#", "//")
 _COMMENT: Final = " (remove what is above the records: tail -n +2 leaves out a first line)"
-_DATED: Final = re.compile(r"\[\d{4}-\d\d-\d\d")
-_BEFORE: Final = re.compile(r"(?:\[\d{4}-\d\d-\d\d|[^\s{\[\",])[^{\"]{,200}\s(?=\{\"[^\"])")
+_TAGGED: Final = re.compile(r"\[(?:\d{4}-\d\d-\d\d|[A-Za-z]+\]\s)")
+"""How a line of a log begins that isn't JSON though it begins with a bracket: with a date, a level or a name."""
+_BEFORE: Final = re.compile(rf"(?:{_TAGGED.pattern}|[^\s{{\[\",])[^{{\"]{{,200}}(?<=\s)(?=\{{\"[^\"])")
 """What a logger or a container's log has before the JSON of a line: a date, a level, a name, and a blank."""
 
 
@@ -168,7 +169,7 @@ def _document(path: Path, first: str, second: tuple[int, str] | None) -> Iterato
     elif isinstance(value, list):
         for record, item in enumerate(value, 1):
             yield Place(path, number, record), _object(item, type(item).__name__)
-    elif isinstance(value, Broken) and _DATED.match(first):
+    elif isinstance(value, Broken) and _TAGGED.match(first):
         yield Place(path, number), Broken(value.reason + (BEFORE_JSON if '{"' in first else FOR_PEOPLE))
     else:
         yield Place(path, number), value

@@ -2,9 +2,9 @@
 
 Attributes follow OpenTelemetry's own conventions, or OpenInference's, as in Phoenix. They have the prompt if it
 was captured, otherwise its number of tokens. A span within the span of a request is the same request, seen by the
-next service (a server's span in a client's), and isn't counted again, wherever the two are; but if the outer one
-doesn't even have the prompt's length, the inner ones count instead. An event of a log that names the span of a
-request is that request, too: the two complete each other.
+next service (a server's span in a client's), and isn't counted again, wherever the two are. But if the outer one
+has only the prompt's length, or not even that, and those within it have more, these count instead. An event of a
+log that names the span of a request is that request, too: the two complete each other.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -16,7 +16,7 @@ from kv_sim.replay.readers.chats.chains import Chains
 from kv_sim.replay.readers.chats.chat import chat
 from kv_sim.replay.readers.chats.counts import count_in
 from kv_sim.replay.readers.fields import whole
-from kv_sim.replay.readers.format import Container, Format
+from kv_sim.replay.readers.format import Format
 from kv_sim.replay.readers.formats.spans.asked import PROMPT, WHOLE, asked_of, response_in
 from kv_sim.replay.readers.formats.spans.logfire import Streams, began
 from kv_sim.replay.readers.formats.spans.otlp import (
@@ -48,15 +48,21 @@ _CACHED: Final = (
 )
 _SESSIONS: Final = ("gen_ai.conversation.id", "session.id")
 _MODELS: Final = ("gen_ai.request.model", "gen_ai.response.model", "llm.model_name")
+_AGENT: Final = "agent_name"
+"""What Pydantic AI's runs of an agent have, which count the tokens of all requests in them, and no operation."""
+_RUN: Final = "langsmith.span.kind"
+_OF_MODEL: Final = "llm"
+"""LangSmith's kind of a span, which calls the operation of a prompt's template chat, too."""
 _BROKEN: Final = ("2", "STATUS_CODE_ERROR", "ERROR")
 _KEPT: Final = (*_INPUTS, *_OUTPUTS, *_CACHED, *_SESSIONS, *_MODELS, "error.type")
 _OURS: Final = ("gen_ai.", "llm.", "openinference.", "ai.prompt.", "mlflow.", "langfuse.observation.")
+_COLUMNS: Final = tuple(f"attributes.{name}" for name in _OURS)
 
 
 def _look_through(records: Iterable[Mapping[str, Any]]) -> Callable[[Mapping[str, Any]], Iterator[Record]]:
     """The parser of records, after a look at all of them: spans of one request may be in several."""
     above: dict[int, int] = {}
-    asked, telling, pairs, streams, chains = set[int](), set[int](), _Pairs(), Streams(), Chains()
+    weights, pairs, streams, chains = dict[int, int](), _Pairs(), Streams(), Chains()
     scattered = Scattered()
     for record in records:
         with suppress(MalformedError):  # the parser reports it
@@ -67,14 +73,12 @@ def _look_through(records: Iterable[Mapping[str, Any]]) -> Callable[[Mapping[str
                 if seen.parent is not None:
                     above[seen.own] = seen.parent
                 if not scattered.see(seen) and _asks(seen):
-                    asked.add(seen.own)
-                    telling |= {seen.own} if pairs.see(seen) else set()
+                    weights[seen.own] = max(weights.get(seen.own, 0), pairs.see(seen))
     for seen in filter(_asks, scattered.all()):
         assert seen.own is not None
-        asked.add(seen.own)
-        telling |= {seen.own} if pairs.see(seen) else set()
-    dull = {one for name in telling for one in _above(name, above) if one in asked} - telling
-    counted = asked - dull
+        weights[seen.own] = max(weights.get(seen.own, 0), pairs.see(seen))
+    dull = {one for name in weights for one in _above(name, above) if weights.get(one, 2) < weights[name]}
+    counted = weights.keys() - dull
 
     def parse(record: Mapping[str, Any]) -> Iterator[Record]:
         seen_here = (scattered.whole(seen) for seen in spans_and_events_in(record))
@@ -95,8 +99,8 @@ class _Pairs:
         """Span number -> for span and event: its weight, its time, its attributes."""
         self._several: set[tuple[int, bool]] = set()
 
-    def see(self, seen: SpanOrEvent) -> bool:
-        """Note a request's span or event with a number. Returns whether it has the prompt or its length."""
+    def see(self, seen: SpanOrEvent) -> int:
+        """Note a request's span or event with a number. Returns what it has, as ``_weight`` does."""
         assert seen.own is not None
         told = self._told.setdefault(seen.own, {})
         if seen.is_event in told:
@@ -104,7 +108,7 @@ class _Pairs:
         named = {name: seen.named[name] for name in _KEPT if seen.named.get(name) is not None}
         weight = _weight(seen)
         told[seen.is_event] = (weight, seen.time, named)
-        return weight > 0
+        return weight
 
     def one_of(self, seen: SpanOrEvent, chains: Chains) -> Record | None:
         """The request of one of a pair, completed by the other; None: the other counts instead."""
@@ -159,14 +163,18 @@ def _request(seen: SpanOrEvent, chains: Chains) -> Record:
 
 
 def _status_of(span: Mapping[str, Any]) -> str:
-    return str(span.get("status_code", inside(span.get("status"), "code")))
+    return str(span.get("status_code", span.get("otel_status_code", inside(span.get("status"), "code"))))
 
 
 def _asks(seen: SpanOrEvent) -> bool:
     """Whether a span or an event is of a request to a model."""
+    if seen.named.get(_RUN, _OF_MODEL) != _OF_MODEL:
+        return False
     operation = seen.named.get("gen_ai.operation.name")
     if operation is not None:
         return operation in _ASKS
+    if _AGENT in seen.named:
+        return False
     kind = seen.named.get(KIND)
     if kind is not None:
         return bool(kind == "LLM")
@@ -180,7 +188,7 @@ def _is_traced(record: Mapping[str, Any]) -> bool:
     try:
         spans = spans_of(record)
     except MalformedError:
-        return False
+        return any(name.startswith(_COLUMNS) for name in record)
     if any(attributes_of(one) is not None and is_span(one) for one in spans[:1]):
         return True
     named: list[Named | Mapping[str, Any]] = [one for span in spans if (one := attributes_of(span)) is not None]
@@ -189,7 +197,7 @@ def _is_traced(record: Mapping[str, Any]) -> bool:
 
 OTEL = Format(
     "otel",
-    Container.JSON,
+    None,
     (),
     _parse,
     look_through=_look_through,

@@ -1,6 +1,7 @@
 """Finds records within what a service wraps around its log when it is exported, and how jq gets at them."""
 
 import json
+import re
 from collections.abc import Callable, Mapping
 from typing import Any, Final
 
@@ -14,6 +15,8 @@ from kv_sim.replay.readers.unknown.likely_columns import are_records as by_name
 _DEEPEST: Final = 8
 _MOST_LOOKED_AT: Final = 8
 """Of a list whose items aren't alike, such as a time and a line."""
+_BARE: Final = re.compile("[A-Za-z_][A-Za-z0-9_]*")
+"""A name that jq takes without quotes."""
 
 
 def way_to_records(
@@ -32,6 +35,11 @@ def way_to_records(
     return [*steps, ".[]"] if way is None and deepest and are_records(found) else way
 
 
+def step_to(name: str) -> str:
+    """The step in which jq gets at a field."""
+    return f".{name if _BARE.fullmatch(name) else json.dumps(name)}"
+
+
 def is_mere_body(found: Mapping[str, Any]) -> bool:
     """Whether it is only what an API was asked, and no record of a log, which has a time, or a conversation."""
     return not dates_in(found) and not found.keys().isdisjoint(PROMPTS) and not is_conversation(found)
@@ -47,7 +55,7 @@ def _renamed(found: Any, is_record: Callable[[Any], bool]) -> list[str] | None:
         return None
     answers = [name for name, one in inner.items() if name not in asked and answer_in({"response_body": one})]
     names = zip(("request_body", "response_body"), (asked[0], *answers), strict=False)
-    return [f".{name} = {_step(old)}" for name, old in names if name != old]
+    return [f".{name} = {step_to(old)}" for name, old in names if name != old]
 
 
 def _inner(found: Any) -> Mapping[str, Any]:
@@ -55,13 +63,9 @@ def _inner(found: Any) -> Mapping[str, Any]:
     if isinstance(found, dict) and by_name(found):
         return {".[]": next(iter(found.values()))}
     if isinstance(found, dict):
-        return {_step(name): one for name, one in found.items()}
+        return {step_to(name): one for name, one in found.items()}
     if not isinstance(found, list) or not found:
         return {}
     if isinstance(found[0], (dict, list)) and all(type(one) is type(found[0]) for one in found):
         return {".[]": found[0]}
     return {f".[{place}]": one for place, one in enumerate(found[:_MOST_LOOKED_AT])}
-
-
-def _step(name: str) -> str:
-    return f".{name if name.isidentifier() else json.dumps(name)}"

@@ -13,8 +13,11 @@ from kv_sim.replay.readers.record import MalformedError
 from kv_sim.replay.readers.unknown.own_prompts import messages_of, prompts_in_column
 
 _SURELY_TEXT: Final = ("prompt", "prompttext", "fullprompt", "userprompt")
-_SURELY_TOKENS: Final = ("prompttokenids", "inputids", "inputtokids", "inputtokenids")
-"""Names of token ids, which like text are the whole prompt and show what is shared."""
+_SURELY_TOKENS: Final = (
+    *("prompttokenids", "inputids", "inputtokids", "inputtokenids"),
+    *("inputtokens", "prompttokens"),
+)
+"""Names of token ids, which like text are the whole prompt and show what is shared; the last two may be counts."""
 _SURELY: Final = (*_SURELY_TEXT, *_SURELY_TOKENS, "tokens", "tokenids")
 _HOW_MANY: Final = "(n|num|number|numberof|total|llm|ai)?({})(tokens?|toks)(count)?"
 _UNIT: Final = "utc|s|sec|seconds|ms|millis|us|micros|ns|nanos?"
@@ -42,9 +45,9 @@ _LIKELY: Final[Mapping[str, tuple[str, ...]]] = {
     "session": ("sessionid", "conversationid", "chatid", "threadid", "session"),
     "model": ("model", "modelname", "modelid", "genaimodelname", "modelpermaslug", "llmmodel"),
     "prompt": (
-        *_SURELY_TEXT,
+        *(*_SURELY_TEXT, *_SURELY_TOKENS),
         *("question", "query", "instruction", "inputtext", "request", "input", "message", "context", "text"),
-        *("content", "chosen", "tokens", "tokenids", *_SURELY_TOKENS),
+        *("content", "chosen", "tokens", "tokenids"),
     ),
     "answer": (
         *("answer", "response", "responsetext", "completion", "output", "outputtext", "generatedtext"),
@@ -155,9 +158,14 @@ def _is_asked(columns: Mapping[str, Any]) -> Callable[[str], bool]:
 
     def is_asked(name: str) -> bool:
         found = object_in(columns.get(name)) or {}
-        return not found.keys().isdisjoint(PROMPTS) and is_request(found)
+        return not found.keys().isdisjoint(PROMPTS) and is_request(found) and not has_counts(found)
 
     return is_asked
+
+
+def has_counts(found: Mapping[str, Any]) -> bool:
+    """Whether it has a prompt's length, under a name that other formats use for its text."""
+    return isinstance(found.get("prompt"), (int, float))
 
 
 def unread_time(record: Mapping[str, Any]) -> str | None:

@@ -11,7 +11,7 @@ from typing import Any, Final, TypeAlias
 
 from kv_api import ConfigError
 from kv_api.errors import unknown_name
-from kv_sim.replay.readers.chats.asked import for_each
+from kv_sim.replay.readers.chats.asked import for_each, left_out_of
 from kv_sim.replay.readers.chats.chat import BEFORE
 from kv_sim.replay.readers.chats.counts import counted_beside
 from kv_sim.replay.readers.fields import ids_in, name_in, number_or_date, text_of, whole
@@ -112,6 +112,9 @@ def _parser_of(columns: Mapping[str, str]) -> Parse:
     find = _found_by(columns)
 
     def parse(record: Mapping[str, Any]) -> Iterator[Record]:
+        if (why := left_out_of(record)) is not None:
+            yield Record(None, 0, 0, None, left_out=why)
+            return
         found = find(record)
         request = _request(columns, found)
         if "prompt" not in columns:

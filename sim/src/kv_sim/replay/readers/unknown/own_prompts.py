@@ -4,7 +4,7 @@ import re
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Final
 
-from kv_sim.replay.readers.chats.chat import chat, prompts_in
+from kv_sim.replay.readers.chats.chat import chat, in_turn, prompts_in
 from kv_sim.replay.readers.chats.usual import PROMPTS, as_usual
 from kv_sim.replay.readers.fields import number_or_date, prompts_of, text_of
 from kv_sim.replay.readers.format import Container, Format
@@ -15,7 +15,6 @@ from kv_sim.replay.readers.record import MalformedError, Prompt, Record
 
 _PLACE: Final = re.compile("prompt|messages|conversations")
 """How other formats' errors begin: with their own name of the field."""
-_TURNS: Final = ("user", "assistant")
 
 
 def prompts_in_column(found: Mapping[str, Any], column: str, told: Mapping[str, Any]) -> list[Prompt]:
@@ -82,10 +81,7 @@ def conversation_format(
 
 def messages_of(value: Any) -> Any:
     """Messages as objects; plain texts are taken as those of a user and a model in turn."""
-    messages = json_in(value)
-    if isinstance(messages, list) and messages and all(isinstance(one, str) for one in messages):
-        return [{"role": _TURNS[turn % 2], "content": text} for turn, text in enumerate(messages)]
-    return messages
+    return in_turn(json_in(value))
 
 
 def _asked(value: Mapping[str, Any]) -> list[Prompt]:

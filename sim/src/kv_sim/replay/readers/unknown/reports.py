@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import Any, Final
 
-from kv_sim.replay.readers.json_values import object_in
+from kv_sim.replay.readers.json_values import json_in
 
 _SUMS: Final = "the sums of several requests; a log with a record for each request can be read"
 _MESSAGE: Final = (
@@ -33,7 +33,12 @@ _REPORTS: Final = (
             names,
             "the events of a KV cache, without the requests; TraceConnector records these",
         )
-        for names in (("block_hashes", "parent_block_hash"), ("ts", "events"))
+        for names in (
+            ("block_hashes", "parent_block_hash"),
+            ("ts", "events"),
+            ("event.event_id", "event.data"),
+            ("event.worker_id", "event.event"),
+        )
     ),
     (
         ("source", "action", "args"),
@@ -91,6 +96,23 @@ _REPORTS: Final = (
         "an analytics log with several kinds of events, such as Aider's; "
         "jq -c 'select(.event == \"message_send\")' takes out the requests",
     ),
+    (
+        ("completion_id", "sequence", "role"),
+        "a message of New Relic's, of which a request has several; "
+        "jq -sc 'group_by(.completion_id)[] | sort_by(.sequence) | {timestamp: .[0].timestamp, "
+        "messages: map(select(.is_response | not))}' gathers those of lines",
+    ),
+    (
+        ("CorrelationId", "SequenceNumber", "RequestMessages"),
+        "API Management's log of language models, in which a long request is several rows: join RequestMessages "
+        "of a CorrelationId by SequenceNumber; rows that are whole are read with --columns time=TimeGenerated,"
+        "prompt=RequestMessages,input=PromptTokens,output=CompletionTokens,model=ModelName",
+    ),
+    (
+        ("conversations.responses",),
+        "an export of Grok; jq -c '.conversations[] | {messages: [.responses[].response | {role: .sender, "
+        "content: .message, timestamp: .create_time}]}' takes out its chats",
+    ),
     *((names, _MESSAGE) for names in (("role", "content"), ("type", "data.type", "data.content"))),
     (
         ("eval", "samples", "stats"),
@@ -98,10 +120,13 @@ _REPORTS: Final = (
         "them out",
     ),
     (("evalId", "results"), "a report of promptfoo's; jq -c '.results.results[]' takes out its requests"),
-    (
-        ("promptIdx", "tokenUsage"),
-        "a request of promptfoo's; --columns "
-        "prompt=prompt.raw,input=tokenUsage.prompt,output=tokenUsage.completion reads it",
+    *(
+        (
+            ("promptIdx", counts),
+            "a request of promptfoo's; --columns "
+            f"prompt=prompt.raw,input={counts}.prompt,output={counts}.completion reads it",
+        )
+        for counts in ("tokenUsage", "response.tokenUsage")
     ),
     (
         ("doc_id", "arguments.gen_args_0"),
@@ -128,6 +153,8 @@ def report_of(record: Mapping[str, Any]) -> str | None:
 
 
 def _is_there(record: Mapping[str, Any], name: str) -> bool:
-    """Whether it has a field, or ``outer.inner`` in an object."""
+    """Whether it has a field, or ``outer.inner`` in an object, or in the first of a list."""
     outer, dot, inner = name.partition(".")
-    return outer in record and (not dot or inner in (object_in(record[outer]) or {}))
+    found = json_in(record.get(outer))
+    found = found[0] if isinstance(found, list) and found else found
+    return outer in record and (not dot or (isinstance(found, dict) and inner in found))

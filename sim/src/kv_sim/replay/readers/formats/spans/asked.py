@@ -104,6 +104,7 @@ def _written(value: Any) -> Any:
     found = json_in(value)
     if isinstance(found, dict):
         found = next((found[field] for field in _ASKED if field in found), value)
+        found = found[0] if isinstance(found, list) and len(found) == 1 and isinstance(found[0], list) else found
     return user(found)["messages"] if isinstance(found, str) and found else found
 
 

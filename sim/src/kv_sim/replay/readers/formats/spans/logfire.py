@@ -8,10 +8,9 @@ a span is matched with the next log of the same prompt.
 from collections import Counter
 from typing import Final
 
-from kv_sim.replay.readers.formats.spans.otlp import Named, SpanOrEvent
+from kv_sim.replay.readers.formats.spans.otlp import SPAN_TYPE, Named, SpanOrEvent
 from kv_sim.replay.readers.record import Moment
 
-_KIND: Final = "logfire.span_type"
 _TOOK: Final = "duration"
 _SAME: Final = ("gen_ai.request.model", "gen_ai.input.messages", "request_data")
 _ANSWERED: Final = ("gen_ai.response.id", "gen_ai.usage.input_tokens", "gen_ai.output.messages", "response_data")
@@ -32,7 +31,7 @@ class Streams:
     def is_told_again(self, seen: SpanOrEvent) -> bool:
         """Whether this is the span of a stream that has a log, too. Each log counts for one span."""
         named = seen.named
-        if named.get(_KIND) != "span" or any(field in named for field in _ANSWERED):
+        if named.get(SPAN_TYPE) != "span" or any(field in named for field in _ANSWERED):
             return False
         same = _same(named)
         self._ended[same] -= 1
@@ -50,7 +49,7 @@ def began(seen: SpanOrEvent) -> int | float:
 
 def _has_ended(named: Named) -> bool:
     """Whether a record is the log of a stream."""
-    return named.get(_KIND) == "log" and isinstance(named.get(_TOOK), float)
+    return named.get(SPAN_TYPE) == "log" and isinstance(named.get(_TOOK), float)
 
 
 def _same(named: Named) -> int:

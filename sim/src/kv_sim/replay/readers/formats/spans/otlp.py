@@ -16,16 +16,31 @@ from typing import Any, Final, NamedTuple
 
 from kv_sim.replay.readers.fields import number_or_date
 from kv_sim.replay.readers.formats.spans.services import as_usual
-from kv_sim.replay.readers.json_values import inside, json_in, listed, objects_in
+from kv_sim.replay.readers.json_values import inside, json_in, listed, object_in, objects_in
+from kv_sim.replay.readers.record import MalformedError
 
 STARTS: Final = (
     *("startTimeUnixNano", "start_time_unix_nano", "start_time", "startTime"),
     *("timeUnixNano", "observedTimeUnixNano"),
-    *("Timestamp", "timestamp", "observed_timestamp"),
+    *("Timestamp", "timestamp", "observed_timestamp", "start_timestamp"),
 )
 KIND: Final = "openinference.span.kind"
+SPAN_TYPE: Final = "logfire.span_type"
+_OF_LOGFIRE: Final = "start_timestamp"
+"""A column of Logfire's table of records."""
 ATTRIBUTES: Final = ("attributes", "SpanAttributes", "LogAttributes")
 _COLUMNS: Final = ("attributes.", "context.")
+_AZURE: Final = (
+    ("customDimensions", "operation_Id", "id", "operation_ParentId", "timestamp"),
+    ("Properties", "OperationId", "Id", "ParentId", "TimeGenerated"),
+)
+"""Columns of Application Insights: those of attributes, a trace, a span, the span around it, and its begin."""
+_LISTS: Final = (".llm.input_messages", ".llm.tools")
+"""Columns with a list."""
+_NESTED: Final = ("gen_ai", "llm", "openinference")
+"""Where attributes are objects within each other, as Phoenix and Elasticsearch keep them, the outermost ones."""
+_LISTED: Final = "gen_ai."
+"""The beginning of names whose value may be a list; other lists are attributes with numbers in their names."""
 _TRACES: Final = ("traceId", "trace_id", "TraceId", "traceID")
 _IDS: Final = ("spanId", "span_id", "SpanId")
 _PARENTS: Final = ("parentSpanId", "parent_span_id", "parent_id", "ParentSpanId")
@@ -112,7 +127,16 @@ def spans_of(record: Mapping[str, Any]) -> list[Mapping[str, Any]]:
     """The spans of a record, or of its data, as MLflow's; or the record itself if it is a span."""
     data = record.get("data")
     outer = data if isinstance(data, dict) and "spans" in data else record
-    return objects_in(outer, "spans") if "spans" in outer else [_of_columns(record)]
+    return objects_in(outer, "spans") if "spans" in outer else [_of_columns(_of_azure(record))]
+
+
+def _of_azure(record: Mapping[str, Any]) -> Mapping[str, Any]:
+    """A row of Application Insights as a span, by the names of its own or of a workspace's tables."""
+    for custom, trace, own, parent, began in _AZURE:
+        if trace in record and (named := object_in(record.get(custom))) is not None:
+            names = {"trace_id": trace, "span_id": own, "parent_id": parent, "start_time": began}
+            return {"attributes": named, **{name: record.get(column) for name, column in names.items()}}
+    return record
 
 
 def _of_columns(record: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -124,25 +148,38 @@ def _of_columns(record: Mapping[str, Any]) -> Mapping[str, Any]:
     named = {
         name.removeprefix(_COLUMNS[0]): value
         for column, one in inner.items()
-        for name, value in _flat(column, one)
+        for name, value in _flat(column, _unprinted(column, one))
     }
     return {**record, "context": own, "attributes": named}
 
 
+def _unprinted(column: str, value: Any) -> Any:
+    """The list in a column, of which a table has the text; other values as they are."""
+    if not column.endswith(_LISTS):
+        return value
+    found = json_in(value)
+    if isinstance(found, str) and found:
+        raise MalformedError(f"{column}: expected a list, got {found!r:.40}; json.dumps writes JSON")
+    return found
+
+
 def _flat(name: str, value: Any) -> Iterator[tuple[str, Any]]:
-    """What lies in a value by names, as OpenInference's attributes are; null is nothing."""
-    if isinstance(value, list):
+    """What lies in a value by names, as OpenInference's attributes are; null, or an empty cell, is nothing."""
+    if isinstance(value, list) and not name.startswith(_LISTED):
         value = {str(place): one for place, one in enumerate(value)}
     if isinstance(value, dict):
         for inner, one in value.items():
             yield from _flat(f"{name}.{inner}", one)
-    elif value is not None:
+    elif value not in (None, ""):
         yield name, value
 
 
 def attributes_of(span: Any) -> Mapping[str, Any] | None:
-    """The attributes of a span, if they are an object; None: there are none, or they are a list."""
-    return next((one for field in ATTRIBUTES if isinstance(one := inside(span, field), dict)), None)
+    """The attributes of a span, if they are an object, or its JSON; None: there are none, or they are a list."""
+    found = next((one for field in ATTRIBUTES if (one := object_in(inside(span, field))) is not None), None)
+    if found is None or not any(isinstance(found.get(name), dict) for name in _NESTED):
+        return found
+    return {name: value for outer, one in found.items() for name, value in _flat(outer, one)}
 
 
 def is_span(record: Mapping[str, Any]) -> bool:
@@ -202,6 +239,8 @@ def _span_or_message(span: Mapping[str, Any], named: Named) -> SpanOrEvent:
     """A record that is a span, or an event of a log, which may be a message."""
     if isinstance(kind := span.get("span_kind"), str):  # Phoenix takes it out of the attributes
         named = {KIND: kind, **named}
+    if _OF_LOGFIRE in span:  # whose table has it apart
+        named = {SPAN_TYPE: span.get("kind"), **named}
     role = _role_of(span, named)
     if role is None or first(span, _BODIES) is None:
         return _span(span, named)

@@ -1,11 +1,12 @@
-"""Translates span attributes of MLflow and Langfuse, which have JSON under their own names, to OpenTelemetry's."""
+"""Translates span attributes of MLflow, Langfuse and ADK, which have JSON of their own, to OpenTelemetry's."""
 
 from collections.abc import Mapping
 from typing import Any, Final
 
 from kv_sim.replay.readers.chats.cached import cached_of
 from kv_sim.replay.readers.chats.counts import count_in, counted_beside
-from kv_sim.replay.readers.json_values import inside, json_in
+from kv_sim.replay.readers.chats.usual import as_usual as usual
+from kv_sim.replay.readers.json_values import inside, json_in, object_in
 
 _MLFLOW: Final = "mlflow.spanType"
 _ASKS: Final = ("CHAT_MODEL", "LLM")
@@ -15,6 +16,7 @@ _APART: Final = "anthropic"
 cache."""
 _LANGFUSE: Final = "langfuse.observation.type"
 _GENERATION: Final = "generation"
+_ADK: Final = "gcp.vertex.agent.llm_request"
 _INPUT: Final = "gen_ai.usage.input_tokens"
 _COUNTS: Final = {
     **{name: name for name in ("input_tokens", "output_tokens", "prompt_tokens", "completion_tokens")},
@@ -29,6 +31,8 @@ def as_usual(named: Mapping[str, Any]) -> dict[str, Any]:
         return {**_of_mlflow(named), **named}
     if _LANGFUSE in named:
         return {**_of_langfuse(named), **named}
+    if (asked := object_in(named.get(_ADK))) is not None:
+        return {**_asked(usual({**(object_in(asked.get("config")) or {}), **asked})), **named}
     return dict(named)
 
 
