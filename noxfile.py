@@ -74,6 +74,7 @@ VLLM_OLDER_ONLY = {
     "others_kvblockd.py",
     "others_kvblockd_tier.py",
     "others_pegaflow.py",
+    "others_spoolcache.py",
     "others_ucm.py",
     "vllms_own.py",
 }
@@ -93,6 +94,8 @@ AIBRIX = ["aibrix-kvcache==0.8.0", "cityhash", "redis"]
 
 KVBLOCKD = ["vllm-kvblockd==0.1.0", "kvblockd==0.1.0", "blake3", "xxhash"]
 """With what they import. Its daemon isn't used here."""
+
+SPOOLCACHE = "spoolcache==0.3.0"
 
 UCM = "uc-manager-cuda-cu129==0.8.1"
 """A build for Python 3.12, of which only the Python is used. Among other packages it would change any vLLM that is
@@ -433,7 +436,7 @@ if marked("vllm"):
         needs = str(session.run("python", VLLM_SETUP, "build-needs", silent=True)).split()
         session.install(*needs, "pip")
         carriers, stores = [*CARRIERS["nixl"], *CARRIERS["mooncake"]], [*LMCACHE, *PEGAFLOW, *AIBRIX, *UCM_NEEDS]
-        session.install("--no-deps", *carriers, *stores, *KVBLOCKD)
+        session.install("--no-deps", *carriers, *stores, *KVBLOCKD, SPOOLCACHE)
         beside = RUN / "ucm"
         where = ["--python-version=3.12", "--only-binary=:all:", f"--target={beside}"]
         session.run("python", "-m", "pip", "install", "--quiet", "--no-deps", *where, UCM)
