@@ -30,9 +30,10 @@ def test_what_is_nearest_to_the_cache_says_what_a_hash_covers(
     assert tokens_per_hash(engine(**of_config), SimpleNamespace(**of_caches), block_sizes) == tokens
 
 
-def test_a_hash_that_ends_within_a_block_is_refused() -> None:
+@pytest.mark.parametrize("sizes", [[16, 12], [12, 16], [12]])
+def test_a_hash_that_ends_within_a_block_is_refused(sizes: list[int]) -> None:
     with pytest.raises(ConfigError) as refused:
-        tokens_per_hash(engine(), SimpleNamespace(hash_block_size=8), [16, 12])
+        tokens_per_hash(engine(), SimpleNamespace(hash_block_size=8), sizes)
     assert str(refused.value) == (
         "kv_cache_config.hash_block_size: got 8, which doesn't divide a group's block of 12 tokens"
     )

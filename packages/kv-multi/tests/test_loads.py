@@ -206,8 +206,8 @@ def test_which_loads_can_not_be_taken_back(load, is_lost):
     with pytest.raises(LoadLostError) if is_lost else nullcontext() as caught:
         loads.check_can_lose(1)
     assert not is_lost or str(caught.value) == (
-        "requests q, r load within the step; with several KV cache groups the engine can't recompute such a "
-        "load when it fails"
+        "requests q, r load within the step; with several KV cache groups, or a window, the engine can't "
+        "recompute such a load when it fails"
     )
 
 
@@ -249,6 +249,20 @@ def test_the_blocks_of_a_load(ranks, computed, external, lost):
     config = SimpleNamespace(cache_config=SimpleNamespace(block_size=4), parallel_config=SimpleNamespace(**ranks))
     assert blocks_to_load(config, Blocks([10, 11, 12, 13]), computed, external) == lost
     assert blocks_to_load(config, Blocks([10], [11]), computed, external) is None
+
+
+@pytest.mark.parametrize(
+    ("computed", "table", "lost"),
+    [
+        (0, [0, 0, 12, 13], None),  # the engine would go on at the third block, without the window before it
+        (0, [0, 11, 12, 13], None),
+        (4, [0, 11, 12, 13], (11, 12, 13)),  # what the window reads before is the engine's own
+        (8, [0, 0, 12, 13], (12, 13)),
+    ],
+)
+def test_of_a_load_that_fills_only_a_window_no_blocks_are_reported(computed, table, lost):
+    config = SimpleNamespace(cache_config=SimpleNamespace(block_size=4), parallel_config=SimpleNamespace())
+    assert blocks_to_load(config, Blocks(table), computed, 16 - computed) == lost
 
 
 def test_check_recounts():

@@ -59,8 +59,8 @@ def test_a_load_of_several_groups_within_the_step_is_not_survived(make):
     with pytest.raises(LoadLostError) as caught:
         worker.start_load_kv("context")
     assert str(caught.value) == (
-        "requests r load within the step; with several KV cache groups the engine can't recompute such a load "
-        "when it fails"
+        "requests r load within the step; with several KV cache groups, or a window, the engine can't recompute "
+        "such a load when it fails"
     )
     assert caught.value.__context__.args == ("broken",)
     assert len(bad.asked("shutdown")) == 1, "nothing that is lost is still written"

@@ -282,7 +282,7 @@ def test_a_change_of_a_slot_that_is_not_there_is_passed_over(fd, tmp_path):
     near.close()
 
 
-def test_who_is_not_there_yet_has_nothing(tmp_path):
+def test_who_is_not_there_yet_has_nothing(tmp_path, caplog):
     near = Near(tmp_path)
     assert near.seen() == {}
     own = FileListing(tmp_path, 40)
@@ -295,6 +295,7 @@ def test_who_is_not_there_yet_has_nothing(tmp_path):
     assert near.seen() == {1: b"a"}, "its files are there still"
     near.close()
     near.close()
+    assert caplog.messages == [], "an engine that doesn't share, or not yet"
 
 
 def test_what_is_distrusted_is_not_found_until_it_changes(fd, tmp_path):
@@ -544,11 +545,13 @@ def test_a_lock_that_can_not_be_had_is_a_chunk_that_is_not_borrowed(fd, tmp_path
     near.close()
 
 
-def test_who_can_not_be_read_has_nothing_and_is_said_once(fd, tmp_path, monkeypatch, caplog):
+@pytest.mark.parametrize("was_read", [True, False])
+def test_who_can_not_be_read_has_nothing_and_is_said_once(was_read, fd, tmp_path, monkeypatch, caplog):
     """The disk of a neighbour's home fails, and the engine goes on."""
     started(fd).write([1], [b"a"])
     near = Near(tmp_path)
-    near.seen()
+    if was_read:
+        near.seen()
     really, fails = os.pread, []
 
     def pread(*args):
@@ -559,7 +562,8 @@ def test_who_can_not_be_read_has_nothing_and_is_said_once(fd, tmp_path, monkeypa
     monkeypatch.setattr(os, "pread", pread)
     for times in (1, 2):
         fails.append(times)
-        assert not near.borrow(1, b"a") and loans.locked(fd, 40) == []
+        if was_read or times > 1:
+            assert not near.borrow(1, b"a") and loans.locked(fd, 40) == []
         for _ in range(3):
             assert near.seen() == {}
             assert len(caplog.messages) == times

@@ -73,9 +73,9 @@ def act_on_copies(engine, random, copies, kind):
 def run(random, actions=150, trouble=1, hostile=False, groups=None, **config):
     if groups is None:
         size = random.choice([2, 4])
-        groups = [(FULL, size, 0)]
-        for _ in range(random.randint(0, 2)):
-            kind = random.choice([FULL, WINDOW, STATE])
+        groups = []
+        for _ in range(random.randint(1, 3)):
+            kind = random.choice([FULL, WINDOW, STATE] if groups else [FULL, FULL, FULL, WINDOW, STATE])
             groups.append((kind, random.choice([2, size]), random.randint(1, 9) if kind is WINDOW else 0))
     in_step = config.pop("in_step", False)
     if in_step:

@@ -67,8 +67,9 @@ def test_a_draft_models_layers(make):
     )
 
 
-def test_a_failed_load_of_states_is_told_by_request(make, worker):
-    """By block an engine goes on where the first failed one begins, and that needs a state, too."""
-    only = kv_cache_config((S,), tokens_per_hash=2, hands_over=True)
-    assert make(cache=only, sync_load_budget_bytes=1 << 20).side._books.engine.fails_requests
+@pytest.mark.parametrize("only", [S, (WINDOW, 8, 5)], ids=["states", "a window"])
+def test_a_failed_load_of_what_isnt_all_there_is_told_by_request(make, only):
+    """By block an engine goes on where the first failed one begins, and needs the state, or the window, there."""
+    cache = kv_cache_config((only,), tokens_per_hash=2, hands_over=True)
+    assert make(cache=cache, sync_load_budget_bytes=1 << 20).side._books.engine.fails_requests
     assert not make(cache=kv_cache_config((F,))).side._books.engine.fails_requests

@@ -62,6 +62,13 @@ def test_a_store_begins_after_the_forward_pass(worker):
     assert medium.calls[4:] == [("store", 7)]
 
 
+def test_jobs_of_a_kind_begin_in_the_order_of_their_plan(worker):
+    connector, medium = worker()
+    earlier, stores = {3: store(is_computed=True), 4: store(is_computed=True)}, {5: store(), 6: store()}
+    run(connector, earlier | stores, {1: load("b"), 2: load("c")})
+    assert [job_id for _, job_id in medium.calls] == [3, 4, 1, 2, 5, 6]
+
+
 def test_one_that_watches_the_mediums_worker_takes_its_place_by_either_name(worker):
     connector, medium = worker()
     side = connector.side

@@ -144,8 +144,9 @@ class WorkerSide(ConnectorSide):
         """Blocks that loads failed to fill, since the last call.
 
         Report them no later than the end of the request's load; for an in-step load, in the same step. Report
-        only blocks that a load of this connector was to write. For models with one group only; others use
-        ``failed_recving``.
+        only blocks that a load of this connector was to write. For models with one group only, of layers that
+        read all tokens; others use ``failed_recving``. (The engine goes on at the first of these blocks. A load
+        of a window fills only the window's end, so what is read before that block isn't there.)
         """
         return set()
 

@@ -13,14 +13,17 @@ def blocks_to_load(
 ) -> tuple[int, ...] | None:
     """The blocks of the tokens after the GPU's own.
 
-    None with several groups, where a block id doesn't name its group.
+    None with several groups, where a block id doesn't name its group; and where some are null blocks, since a
+    window doesn't reach back to them. An engine would go on at the first block that wasn't filled, without the
+    window.
     """
     tables = blocks.get_block_ids()
     if len(tables) != 1:
         return None
     size = _tokens_per_block(vllm_config)
     end = num_computed_tokens + num_external_tokens
-    return tuple(tables[0][num_computed_tokens // size : -(-end // size)])
+    filled = tuple(tables[0][num_computed_tokens // size : -(-end // size)])
+    return filled if all(filled) else None
 
 
 def none_of(block_ids: Ids) -> Ids:

@@ -7,7 +7,8 @@ wasn't told of. The load of an aborted request is reported like any other: its b
 
 When a child is switched off, its loads end as failures. Asynchronous loads are reported as finished and failed.
 For loads within the step the blocks are reported, which an engine handles in the same step if the model has one
-group. With several groups the interface has no way to take back such a load, so it is a ``LoadLostError``.
+group, and the load fills all of its blocks (``blocks``). Otherwise the interface has no way to take back such a
+load, so it is a ``LoadLostError``.
 """
 
 from collections.abc import Iterable, Mapping
@@ -145,6 +146,6 @@ def check_can_lose(loads: Mapping[str, PlannedLoad], child: int) -> None:
     ]
     if lost:
         raise LoadLostError(
-            f"requests {', '.join(sorted(lost))} load within the step; with several KV cache groups the engine "
-            "can't recompute such a load when it fails"
+            f"requests {', '.join(sorted(lost))} load within the step; with several KV cache groups, or a "
+            "window, the engine can't recompute such a load when it fails"
         )

@@ -16,7 +16,7 @@ class PlannedLoad(NamedTuple):
     child: int
     asynchronous: bool
     block_ids: tuple[int, ...] | None = None
-    """The blocks it is to fill. None: unknown, or of several groups, where block ids say nothing."""
+    """The blocks it is to fill. None: unknown, or they can't be reported (``blocks_to_load``)."""
 
 
 @dataclass

@@ -35,18 +35,19 @@ def test_what_a_job_uses_or_nobody_has_is_as_it_was(make, keys, store):
 
     So may one that there isn't any more, since there is less room than there was.
     """
-    manager = make(4)
-    store(manager, [0, 1])
+    manager = make(5)
+    store(manager, [0, 1, 2])
     manager.prepare_load(keys([0]), NEW)
-    manager.prepare_store(keys([2]), NEW)
-    with manager.sparing([0, 2, 3, 4, 99]):
+    manager.prepare_store(keys([3]), NEW)
+    with manager.sparing([0, 2, 3, 4, 5, 99]):
         manager.check()
-        assert leave(manager, keys, [3]) == [], "there is room"
-        assert leave(manager, keys, [4, 5]) == keys([1, 3])
+        assert leave(manager, keys, [4]) == [], "there is room"
+        assert leave(manager, keys, [5, 6]) == keys([1, 4])
     manager.check()
-    manager.complete_store(keys([2]), NEW)
+    assert leave(manager, keys, [7, 8, 9, 10]) is None, "a job still uses two of the five"
+    manager.complete_store(keys([3]), NEW)
     manager.complete_load(keys([0]), NEW)
-    assert sorted(leave(manager, keys, [6, 7, 8, 9])) == sorted(keys([0, 2, 4, 5]))
+    assert sorted(leave(manager, keys, [11, 12, 13, 14, 15])) == sorted(keys([0, 2, 3, 5, 6]))
     manager.check()
 
 

@@ -40,8 +40,9 @@ class EngineDescription:
     """True: chunks are stored when the engine is about to give their blocks away. False: at once, or when the
     request ends."""
     fails_requests: bool
-    """Whether failed loads are reported by request: with several groups, offloaded or not, and with states. If
-    they were reported by block, an engine would go on at the first failed block, where there may be no state."""
+    """Whether failed loads are reported by request: with several groups, offloaded or not, with windows and with
+    states. If they were reported by block, an engine would go on at the first failed block; but of a window a load
+    fills only the end, and no state may be there."""
     world_size: int
     has_stages: bool
     """Whether ranks may hold different layers. Then the scheduler's side knows only the layers of the first rank.
@@ -85,8 +86,7 @@ def describe_engine(
         can_store=transfer.is_kv_producer and options.save,
         holds_blocks=holds_blocks,
         stores_late=_stores_late(options, vllm_config, layout, holds_blocks=holds_blocks),
-        fails_requests=len(kv_cache_config.kv_cache_groups) > 1
-        or any(group.kind is AttentionKind.STATE_SPACE for group in groups),
+        fails_requests=len(kv_cache_config.kv_cache_groups) > 1 or not layout.reads_back_only,
         world_size=vllm_config.parallel_config.world_size,
         has_stages=parallel.pp_size > 1,
         hash_extras=extras,

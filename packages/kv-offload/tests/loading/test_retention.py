@@ -22,7 +22,7 @@ from .test_lookup import HIT, Known, keys_of
 @st.composite
 def layouts(draw, intervals=(0, 4, 8)):
     per_chunk = draw(st.integers(1, 3))
-    kinds = [FULL, *draw(st.lists(st.sampled_from([FULL, WINDOW, WINDOW]), min_size=1, max_size=3))]
+    kinds = draw(st.lists(st.sampled_from([FULL, WINDOW, WINDOW]), min_size=1, max_size=4))
     kinds += [STATE] * draw(st.integers(0, 1))
     groups = []
     for group_id, kind in enumerate(kinds):
@@ -104,6 +104,7 @@ WITHIN_CHUNKS = (
 OF_A_DRAFT = (Group(0, FULL, 18, 1, 9), Group(1, WINDOW, 6, 1, 3, 1, is_draft=True), Group(2, WINDOW, 6, 1, 3, 13))
 IN_TURN = (Group(0, FULL, 6, 1, 3), Group(1, WINDOW, 4, 1, 2, 3))
 OF_ANOTHER = (Group(0, FULL, 4, 1, 2), Group(1, WINDOW, 6, 1, 3, 20), Group(2, WINDOW, 2, 1, 1, 2))
+WINDOWS_ALONE = (Group(0, WINDOW, 2, 1, 1, 3), Group(1, WINDOW, 4, 1, 2, 3))
 
 
 @given(layouts((None,)), st.integers(1, 120), st.integers(0, 120))
@@ -112,6 +113,7 @@ OF_ANOTHER = (Group(0, FULL, 4, 1, 2), Group(1, WINDOW, 6, 1, 3, 20), Group(2, W
 @example(Layout(OF_A_DRAFT, 2, 18, None), 19, 0)  # goes on a token before the draft model's chunk ends
 @example(Layout(IN_TURN, 2, 12, None), 17, 8)  # goes on in the middle of a window's chunk
 @example(Layout(OF_ANOTHER, 2, 12, None), 17, 10)  # goes on where the chunk of another window begins
+@example(Layout(WINDOWS_ALONE, 2, 4, None), 17, 10)  # goes on anywhere: no group reads all, and says where
 def test_without_retention_who_shares_any_part_finds_it(layout, prompt, shared):
     layout = replace(layout, groups=tuple(group for group in layout.groups if group.kind is not STATE))
     shared = min(shared, prompt)

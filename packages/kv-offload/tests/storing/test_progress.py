@@ -17,9 +17,12 @@ from kv_offload.shape.reach import Ends
 def groups_under_way(draw):
     """A layout, how far one of its groups has come, and how far it may go."""
     per_chunk, kind = draw(st.integers(1, 3)), draw(st.sampled_from([FULL, WINDOW, STATE]))
-    window = draw(st.integers(2, 9)) if kind is WINDOW else 0
+    window = draw(st.integers(1, 9)) if kind is WINDOW else 0
     group = Group(1, kind, 4, per_chunk, per_chunk, window)
-    layout = Layout((Group(0, FULL, draw(st.sampled_from([4, 8])), per_chunk, per_chunk), group), 4, 8)
+    others = draw(st.sampled_from([(), (4,), (8,)]))
+    groups = (*(Group(0, FULL, size, per_chunk, per_chunk) for size in others), group)
+    interval = draw(st.sampled_from([None, None, 0, 8]))
+    layout = Layout(groups, 4, 8, interval and interval * per_chunk)
     chunks = draw(st.integers(0, 7))
     blocks = st.just(9) if kind is FULL else st.sampled_from([9, 9, 9, 0])
     table = draw(st.lists(blocks, min_size=chunks * per_chunk, max_size=chunks * per_chunk + 1))
@@ -28,7 +31,7 @@ def groups_under_way(draw):
     return layout, progress, draw(st.integers(0, chunks))
 
 
-@given(groups_under_way(), st.builds(Ends, st.integers(0, 90), st.integers(0, 90)), st.booleans())
+@given(groups_under_way(), st.builds(Ends, *[st.integers(0, 90)] * 3), st.booleans())
 def test_what_is_offered(case, ends, with_loaded):
     layout, progress, stop = case
     group = progress.group

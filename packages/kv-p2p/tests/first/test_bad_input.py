@@ -201,6 +201,11 @@ FITS = "and the caches here take numpy <f4 (3, 2, 2, 5); both engines need the s
             "kv_caches[0]: expected (2, blocks, block size, heads, head size), got (3, 4, 4, 2, 5)",
         ),
         (
+            with_caches(cache_0=rows(2)),
+            ModelInputError,
+            "kv_caches[0]: expected (2, blocks, block size, heads, head size), got (2,)",
+        ),
+        (
             with_caches(cache_1=rows(2, 4)),
             ModelInputError,
             "kv_caches[1]: expected (2, blocks, block size, heads, head size), got (2, 4)",

@@ -211,6 +211,8 @@ def test_a_copy_is_a_copy() -> None:
     copy = copy_of(array)
     array[0] = 9
     assert copy.tolist() == [0, 1, 2]
+    view = np.arange(6).reshape(2, 3).T  # a copy lies as one that came in a message
+    assert (copy_of(view).tolist(), copy_of(view).strides) == (view.tolist(), through(view).strides)
 
 
 # -- torch ---------------------------------------------------------------------------------------

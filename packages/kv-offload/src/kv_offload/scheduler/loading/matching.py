@@ -138,7 +138,7 @@ class Matching:
     def _charge_step(self, local: int, boundary: int) -> bool:
         """Charge the budget of what a step loads itself, if it may load this. Whether it does.
 
-        Never with several groups or states, where the engine can't recompute a load within the step that fails.
+        Never with several groups, windows or states, where no engine can recompute a load of the step that fails.
         """
         books = self._books
         budget = books.engine.options.sync_load_budget_bytes
