@@ -169,6 +169,13 @@ def test_in_half_of_the_worlds_without_a_prefix_cache_loads_fail_in_steps() -> N
     assert 70 < drawn[True] < 130
 
 
+def test_a_window_is_alone_in_some_worlds_of_who_knows_groups() -> None:
+    for traits in (frozenset(Trait), frozenset(Trait) - {Trait.GROUPS}):
+        worlds = [config_for(Subject("X", traits=traits), Random(seed)) for seed in range(400)]
+        ones = [config.groups[0].kind for config in worlds if len(config.groups) == 1]
+        assert (0.02 < ones.count("sliding") / len(ones) < 0.3) is (Trait.GROUPS in traits)
+
+
 def test_only_who_withstands_failures_meets_them_there() -> None:
     for traits in (frozenset(Trait), frozenset(Trait) - {Trait.FAILURES}):
         worlds = [config_for(Subject("X", traits=traits), Random(seed)) for seed in range(400)]

@@ -19,6 +19,7 @@ from kv_sim.history.arrivals import Arrivals
 from kv_sim.history.choices import legal_choices, pick
 from kv_sim.history.draws import draw_config, with_fine_hashes, with_states
 from kv_sim.history.features import (
+    with_a_window_alone,
     with_failing_loads,
     with_loads,
     with_own_cache,
@@ -278,6 +279,13 @@ ROLES_OF_ONE = {
             {(0, 1, 3, 4, 7, 9, 10, 11, 14, 15, 16, 19): {"prefix_caching": False, "num_blocks": 120}},
         ),
         (with_pauses, {}, {(4, 9, 18): {"pauses": True}}),
+        (
+            with_a_window_alone,
+            {},
+            {(1,): {"groups": (GroupConfig("sliding", 5),)}, (5, 12): {"groups": (GroupConfig("sliding", 8),)}},
+        ),
+        (with_a_window_alone, {"groups": (FULL, WINDOW)}, {}),
+        (with_a_window_alone, {"hashes_per_block": 2}, {}),
         (with_loads, {}, {(3, 5, 10, 13, 19): {"prefix_caching": False}}),
         (
             with_failing_loads,

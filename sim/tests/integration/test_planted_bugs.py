@@ -35,6 +35,7 @@ LATE = {
     "FailedLoadToldAgain": 7,
     "FailedStoreIndexed": 34,
     "FailedStoreReadable": 7,
+    "FailureKnowsNoWindow": 176,
     "FailureKnowsOneGroup": 124,
     "FirstLoadUnpins": 13,
     "FirstReportFrees": 7,

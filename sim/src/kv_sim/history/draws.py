@@ -11,6 +11,7 @@ from kv_sim.config import BUILTIN_ENGINE, STATE, GroupConfig, Role, WorldConfig
 from kv_sim.engines import find_engine
 from kv_sim.history.features import (
     sizes_of,
+    with_a_window_alone,
     with_drafter,
     with_failing_loads,
     with_images,
@@ -50,6 +51,8 @@ def config_for(subject: Subject, random: Random, engine: str = BUILTIN_ENGINE) -
         config = with_states(config, random)
     if Trait.FINE in subject.traits:
         config = with_tails(with_fine_hashes(config, random))
+    if Trait.GROUPS in subject.traits:
+        config = with_a_window_alone(config)
     if Trait.RANKS not in subject.traits:
         config = replace(config, tp_size=1, pp_size=1)
     if Trait.ZEROING not in subject.traits and config.runner == 2:

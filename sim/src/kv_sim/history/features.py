@@ -86,6 +86,17 @@ def with_tails(config: WorldConfig) -> WorldConfig:
     return replace(config, groups=groups, num_blocks=blocks, hashes_per_block=hashes)
 
 
+def with_a_window_alone(config: WorldConfig) -> WorldConfig:
+    """Let all layers of a sixth of the models with one group read a window only; the world's sizes decide which.
+
+    None whose hits end within blocks.
+    """
+    random = Random(repr(("a window alone", sizes_of(config))))
+    if len(config.groups) > 1 or config.is_fine or random.random() > 1 / 6:
+        return config
+    return replace(config, groups=(GroupConfig("sliding", random.choice([4, 5, 8, 11])),))
+
+
 def with_loads(config: WorldConfig) -> WorldConfig:
     """Give a third of the engines no prefix cache, so that repeated prompts are loaded; their sizes decide which.
 

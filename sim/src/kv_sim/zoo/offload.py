@@ -209,6 +209,18 @@ class FailureKnowsOneGroup(TimedOffloadingConnector):
     worker_class = _OneGroupOnly
 
 
+class _OneWindowByBlock(TimedWorkerSide):
+    def register_kv_caches(self, kv_caches: Any) -> None:
+        super().register_kv_caches(kv_caches)
+        self._jobs._fails_requests = len(self._engine.layout.groups) > 1
+
+
+class FailureKnowsNoWindow(TimedOffloadingConnector):
+    """A failed load is reported by block if the only group is a window, whose beginning isn't loaded at all."""
+
+    worker_class = _OneWindowByBlock
+
+
 class _SilentFailures(TimedWorkerSide):
     def get_block_ids_with_load_errors(self) -> set[int]:
         super().get_block_ids_with_load_errors()

@@ -236,6 +236,7 @@ _OFFLOADED: Final = (
     plant(offload.LoadsPinNothing, "LMCache#993", _I.OWNERSHIP, _FENCED, _I.CONTENT, _I.LIVENESS),
     plant(offload.SubChunkOffsetIgnored, "#28950", _I.CONTENT, _CHUNKS),
     plant(offload.FailureKnowsOneGroup, "#45474", _I.PROTOCOL, _FENCED, _I.CONTENT),
+    plant(offload.FailureKnowsNoWindow, "", _I.CONTENT, _FENCED),
     plant(offload.FailedLoadNotTold, "LMCache#3388", _I.CONTENT, _FENCED),
     plant(offload.AlwaysHolds, "#46240", _I.LIVENESS, _HELD, _I.PROTOCOL, _I.HITS),
     plant(offload_books.KeysWithoutGroup, "#44701", _I.CONTENT, _FENCED, _I.NO_CRASH),
