@@ -57,7 +57,7 @@ def test_lines_are_short_and_name_no_addresses(name: str) -> None:
     for seed in seeds(4):
         lines, _ = log_of(SUBJECTS[name], seed)
         for line in lines[2:-1]:
-            assert len(line) <= MOST_WIDTH + 20
+            assert len(line) <= MOST_WIDTH + 40
             assert "0x" not in line
             assert " object " not in line
         numbers = [int(line[:4]) for line in lines if re.match(r" *\d+ ", line[:5])]

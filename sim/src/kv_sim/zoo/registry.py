@@ -293,7 +293,7 @@ _HANDED_OVER: Final = (
     plant(pulls_of_groups.GroupsSwapped, "", _I.CONTENT, P2P, _I.PROTOCOL),
     plant(pulls_of_groups.NullBlocksPulled, "", _I.PROTOCOL, P2P),
     plant(pulls_of_groups.PromisesWhatSlid, "", _I.PROTOCOL, P2P),
-    plant(pulls.PullsTheFirstOnes, "", _I.CONTENT, P2P),
+    plant(pulls.PullsTheFirstOnes, "", _I.CONTENT, P2P, _I.PROTOCOL),
     plant(pulls.PullsTheLastOnes, "#50558", _I.CONTENT, P2P),
     plant(unequal.HoldsOfTheFirstSize, "", _I.HITS, P2P, _I.PROTOCOL),
     plant(pulls_of_groups.FailedGroupsToldByBlock, "#45474", _I.PROTOCOL, P2P, _I.CONTENT),
