@@ -53,8 +53,7 @@ class Kernels:
         """Copy the states of a step."""
         for group, source, target in states:
             self._of_group[group][target] = self._of_group[group][source]
-            who = f"step {step.number}, which copied the state in block {source} into it"
-            self._shadow.last_writer[self._rank][target] = who
+            self._shadow.last_writer[self._rank][target] = _copier(step, source)
 
     def run(self, step: LaunchedStep) -> None:
         """Run a step: a state is read before any is written, tokens are written before any is read."""
@@ -266,7 +265,8 @@ class Kernels:
             return
         layer, offset = (int(x) for x in np.argwhere(differs)[0])
         role, held = ", which goes on from this state", self._of_group[group]
-        if moves.before in step.late_states:
+        is_copy = self._shadow.last_writer[self._rank].get(block) == _copier(step, moves.before)
+        if moves.before in step.late_states and is_copy:
             role += (
                 f": the step's load fills block {moves.before} only when that has been copied to block {block}; "
                 "load states asynchronously, or fill both"
@@ -284,6 +284,10 @@ def _places(table: Sequence[int], size: int, start: int, words: Words) -> Iterat
         count = min(size - offset, end - position)
         yield table[index], slice(offset, offset + count), words[position - start : position - start + count]
         position += count
+
+
+def _copier(step: LaunchedStep, source: int) -> str:
+    return f"step {step.number}, which copied the state in block {source} into it"
 
 
 def _writer(step: LaunchedStep, attention: Attention) -> str:
