@@ -170,7 +170,7 @@ class Counted:
         ("a request after others", 4, 14 + 15 + 16, 28, 4, {(0, 0, 9, 2): 5}),
     ],
 )
-@pytest.mark.parametrize("model", [*MODELS])
+@pytest.mark.parametrize("model", [*models_for(MEMORY)])
 def test_what_is_measured_in_a_situation(
     name: str,
     size: int,

@@ -5,19 +5,23 @@ from dataclasses import replace
 from random import Random
 from typing import Any
 
+import numpy as np
 import pytest
 
 from kv_sim.actions import Action, Kind
 from kv_sim.config import NULL, STATE, GroupConfig, WorldConfig
 from kv_sim.engine.blocks import KVCacheManager
+from kv_sim.engine.output import Step
 from kv_sim.engine.pool import BlockPool
 from kv_sim.engine.request_spec import RequestSpec
 from kv_sim.examples.catalogue import LATER, OFFLOAD
 from kv_sim.fuzz import run_seed
 from kv_sim.history.draws import config_for
+from kv_sim.offload.host_memory import TimedWorkerSide
 from kv_sim.subject import Trait
 from kv_sim.violation import Invariant, Violation
 from kv_sim.world import World
+from kv_sim.zoo.offload_states import StatesLoadedInTheStep
 
 CONFIG = WorldConfig(num_blocks=40, block_size=4, groups=(GroupConfig(), STATE), max_step_tokens=6)
 STEP = Action(Kind.STEP)
@@ -58,6 +62,129 @@ def test_a_wrong_state_is_seen_by_the_step_that_goes_on_from_it() -> None:
     assert raised.value.invariant is Invariant.CONTENT
     assert "request r1 token 5" in raised.value.message
     assert "which goes on from this state" in raised.value.message
+
+
+LATE: dict[int, int] = {}
+"""Blocks of states that the last step loads, and where each was copied before."""
+
+
+class FillsBothWorker(TimedWorkerSide):
+    def start_load_kv(self, forward_context: Any, **kwargs: Any) -> None:
+        super().start_load_kv(forward_context, **kwargs)
+        for cache in forward_context.no_compile_layers.values():
+            for source, target in LATE.items():
+                cache.write(target, cache.read(source))
+
+
+class FillsBoth(StatesLoadedInTheStep):
+    """Loads a state to the end of the hit, and to where the request goes on."""
+
+    worker_class = FillsBothWorker
+
+
+class FillsTheRunningOneWorker(FillsBothWorker):
+    def start_load_kv(self, forward_context: Any, **kwargs: Any) -> None:
+        super().start_load_kv(forward_context, **kwargs)
+        for cache in forward_context.no_compile_layers.values():
+            for source in LATE:
+                cache.write(source, cache.read(source) * 0)
+
+
+class FillsTheRunningOne(StatesLoadedInTheStep):
+    """Loads a state only to where the request goes on."""
+
+    worker_class = FillsTheRunningOneWorker
+
+
+@pytest.fixture
+def late(monkeypatch: pytest.MonkeyPatch) -> dict[int, int]:
+    load_states_late = Step.load_states_late
+
+    def noted(self: Step, states: dict[int, int]) -> None:
+        LATE.update(states)
+        load_states_late(self, states)
+
+    LATE.clear()
+    monkeypatch.setattr(Step, "load_states_late", noted)
+    return LATE
+
+
+def run_on(made: World) -> None:
+    for _ in range(6):
+        made.apply(STEP)
+        made.apply(Action(Kind.SETTLE))
+
+
+def found_again(connector: type, config: WorldConfig = CONFIG) -> World:
+    """A world in which a prompt was stored, the GPU has lost it, and a longer one comes."""
+    module = StatesLoadedInTheStep.__module__ if connector is StatesLoadedInTheStep else __name__
+    made = World(config, replace(OFFLOAD, kv_connector=connector.__name__, module_path=module))
+    made.engine.add(request("r1", 9))
+    run_on(made)
+    assert made.engine.reset(running=False, connector=False)
+    made.engine.add(request("r2", 11))
+    return made
+
+
+@pytest.mark.parametrize("runner", [1, 2])
+def test_a_state_that_a_step_loads_comes_after_its_copy(late: dict[int, int], runner: int) -> None:
+    made = found_again(StatesLoadedInTheStep, replace(CONFIG, runner=runner, hands_over_states=True))
+    with pytest.raises(Violation) as raised:
+        run_on(made)
+    ((source, running),) = late.items()
+    assert made.engine.scheduler.blocks.tables_of("r2").groups[1][1:] == [source, running]
+    assert raised.value.invariant is Invariant.CONTENT
+    where = (
+        f"rank 0 block {running} holds poison, last written by step {{}}, which copied the state in block {source}"
+    )
+    comes_late = f"the step's load fills block {source} only when that has been copied to block {running}"
+    step = made.engine.num_steps
+    assert raised.value.message == (
+        f"request r2 token 7: {where.format(step)} into it (group 1, layer 0, step {step}, which goes on from "
+        f"this state: {comes_late}; load states asynchronously, or fill both)"
+    )
+
+
+def test_who_loads_a_state_within_the_step_may_fill_where_the_request_goes_on(late: dict[int, int]) -> None:
+    made = found_again(FillsBoth)
+    made.apply(STEP)
+    assert len(late) == 1
+    late.clear()
+    made.engine.add(request("r3", 11))  # finds the state on the GPU
+    run_on(made)
+    assert not late
+    assert made.coverage.situations["match: load in the step"] == 1
+    assert [ended.request_id for ended in made.engine.outcome.ended] == ["r1", "r2", "r3"]
+
+
+def test_who_fills_nothing_else_leaves_wrong_bytes_to_those_who_find_them_on_the_gpu(late: dict[int, int]) -> None:
+    made = found_again(FillsTheRunningOne)
+    made.apply(STEP)
+    ((source, _),) = late.items()
+    late.clear()
+    made.engine.add(request("r3", 11))
+    with pytest.raises(Violation) as raised:
+        run_on(made)
+    assert raised.value.invariant is Invariant.CONTENT
+    assert f"rank 0 block {source} holds 0x0" in raised.value.message or "zeroes" in raised.value.message
+    assert "request r3 token 7" in raised.value.message
+
+
+def test_a_state_goes_on_where_the_step_ends() -> None:
+    """Before its forward pass a step copies it there, and whoever waits for the device sees the copy."""
+    made = world(request("r1", 10, output=2))
+    made.apply(STEP)
+    made.engine.schedule(lambda request, drafts: 0)
+    (_, state) = made.engine.scheduler.blocks.tables_of("r1").groups
+    device, seen = made.engine.devices[0], []
+    guard = made.engine.workers[0].connector
+    bind = guard.bind_connector_metadata
+    guard.bind_connector_metadata = lambda meta: seen.append(device.memory[state, 0].copy()) or bind(meta)
+    made.engine.execute(0)
+    (pages,) = seen
+    assert (pages[1] == pages[2]).all() and pages[1, 0] == device.kernels.keys[1][0] ^ np.uint64(
+        made.engine.scheduler.requests["r1"].hashes[5]
+    )
 
 
 def test_only_the_last_state_of_a_hit_is_held() -> None:

@@ -65,7 +65,7 @@ def test_each_draft_leaves_a_state_behind_the_running_block(steps):
     assert steps.take(0, 5, [0, 11, 12, 13]) == {1: StateMoves(None, ((11, 4),))}
     assert steps.take(5, 8, [0, 11, 12, 13], drafts=2, wrong=2) == {1: StateMoves(11, ((11, 5), (12, 6), (13, 7)))}
     assert steps.take(6, 8, [0, 11, 12, 13], drafts=1) == {1: StateMoves(11, ((11, 6), (12, 7), (11, 7)))}
-    assert steps.take(8, 9, [0, 11, 12, 13, 14]) == {1: StateMoves(11, ((12, 8),))}, (
+    assert steps.take(8, 9, [0, 11, 12, 13, 14]) == {1: StateMoves(11, ((12, 8),), 12)}, (
         "its copy went to the running block"
     )
 
@@ -84,10 +84,10 @@ def test_a_state_that_ends_a_block_is_copied_to_where_the_table_has_the_block(st
     """The scheduler moves a block of drafts to the end meanwhile; a worker still has it in its old place."""
     steps.take(0, 7, [0, 11, 12, 13])
     moved = steps.take(7, 10, [0, 11, 12, 13, 14], drafts=2, wrong=1)
-    assert moved == {1: StateMoves(11, ((12, 7), (13, 8), (14, 9), (11, 7)))}
+    assert moved == {1: StateMoves(11, ((12, 7), (13, 8), (14, 9), (11, 7)), 12)}
     assert steps.take(9, 10, [0, 0, 12, 13, 14]) == {1: StateMoves(13, ((12, 9),))}
     assert steps.take(10, 13, [0, 0, 0, 13, 14, 12], drafts=2) == {
-        1: StateMoves(12, ((13, 10), (14, 11), (12, 12), (12, 11)))
+        1: StateMoves(12, ((13, 10), (14, 11), (12, 12), (12, 11)), 13)
     }
 
 
@@ -96,11 +96,11 @@ def test_who_comes_back_goes_on_from_its_table(steps):
     steps.take(0, 5, [0, 11, 12, 13])
     steps.take(5, 8, [0, 11, 12, 13], drafts=2)
     steps.stint = 2
-    assert steps.take(4, 6, [21, 22, 23, 24]) == {1: StateMoves(21, ((22, 5),))}
-    assert steps.take(4, 6, [21, 22, 23, 24]) == {1: StateMoves(21, ((22, 5),))}, (
+    assert steps.take(4, 6, [21, 22, 23, 24]) == {1: StateMoves(21, ((22, 5),), 22)}
+    assert steps.take(4, 6, [21, 22, 23, 24]) == {1: StateMoves(21, ((22, 5),), 22)}, (
         "taken back after a load that failed"
     )
-    assert steps.take(4, 5, [0, 31], name="r2") == {1: StateMoves(0, ((31, 4),))}
+    assert steps.take(4, 5, [0, 31], name="r2") == {1: StateMoves(0, ((31, 4),), 31)}
 
 
 def test_without_drafts_or_states_the_table_tells_all(drafted_states):

@@ -9,12 +9,14 @@ import pytest
 
 pytest.importorskip("kv_sim")
 
+from kv_offload.scheduler.loading.matching import Matching
 from kv_offload.scheduler.state.jobs import JobBook
 from kv_offload.scheduler.state.pins import Pins
 from kv_offload.scheduler.storing.handed_states import HandedStates
 from kv_offload.scheduler.storing.tails import Tails
 from kv_sim.actions import Action, Kind
 from kv_sim.config import STATE, GroupConfig, WorldConfig
+from kv_sim.engine.output import Step
 from kv_sim.engine.request_spec import RequestSpec
 from kv_sim.fuzz import run_seed
 from kv_sim.history.draws import config_for
@@ -100,6 +102,58 @@ def test_a_state_that_is_not_watched_is_overwritten(subjects, monkeypatch):
             seen.add(violation.invariant)
             break
     assert seen & {Invariant.OWNERSHIP, Invariant.CONTENT}
+
+
+def loaded_within_a_step(subjects, runner, drafts):
+    """A history in which a state that the GPU has lost is loaded within a step."""
+    groups = (GroupConfig(), STATE)
+    config = WorldConfig(engine="vllm", num_blocks=40, block_size=8, groups=groups, hands_over_states=True)
+    world = World(replace(config, runner=runner, spec_tokens=drafts), subjects["our-offloading"])
+    run_to_the_end(world, RequestSpec("a", 0, 17, 0, 3, 3))
+    assert world.engine.reset(running=False, connector=False)
+    run_to_the_end(world, RequestSpec("b", 0, 20, 0, 3, 3))
+    return world
+
+
+@pytest.mark.parametrize("runner", [1, 2])
+@pytest.mark.parametrize("drafts", [0, 2])
+def test_a_state_that_a_step_loads_comes_after_its_copy(subjects, monkeypatch, runner, drafts):
+    """vLLM's runners copy it to where the request goes on before they call ``start_load_kv``."""
+    monkeypatch.setattr(Matching, "_charge_step", lambda self, local, boundary: True)
+    with pytest.raises(Violation) as raised:
+        loaded_within_a_step(subjects, runner, drafts)
+    assert raised.value.invariant is Invariant.CONTENT
+    assert "request b token 15" in raised.value.message
+    assert "load states asynchronously, or fill both" in raised.value.message
+
+
+@pytest.mark.parametrize("runner", [1, 2])
+@pytest.mark.parametrize("drafts", [0, 2])
+def test_who_loads_a_state_within_the_step_may_fill_where_the_request_goes_on(
+    subjects, monkeypatch, runner, drafts
+):
+    from kv_vllm.world_offload import TensorWorkerSide
+
+    start, load_states_late, late = TensorWorkerSide.start_load_kv, Step.load_states_late, {}
+
+    def noted(self, states):
+        late.update(states)
+        load_states_late(self, states)
+
+    def fills_both(self, *args, **kwargs):
+        start(self, *args, **kwargs)
+        device = self._device
+        while late:
+            source, target = late.popitem()
+            device.shadow.about_to_load(device.rank, target, "the connector writes it", ())
+            device.memory[target] = device.memory[source]
+
+    monkeypatch.setattr(Matching, "_charge_step", lambda self, local, boundary: True)
+    monkeypatch.setattr(Step, "load_states_late", noted)
+    monkeypatch.setattr(TensorWorkerSide, "start_load_kv", fills_both)
+    world = loaded_within_a_step(subjects, runner, drafts)
+    assert world.coverage.situations["match: load in the step"] == 1
+    run_to_the_end(world, RequestSpec("c", 0, 21, 0, 3, 3))
 
 
 FINE = WorldConfig(

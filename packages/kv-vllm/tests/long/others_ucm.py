@@ -9,7 +9,7 @@ from dataclasses import replace
 import kv_vllm_ucm_mended as mended
 import pytest
 from kv_vllm_gpu import Stream
-from kv_vllm_short_histories import comes, loads_in_history, rests, what_is_wrong
+from kv_vllm_short_histories import comes, loads_in_history, rests, settles, what_is_wrong
 from kv_vllm_ucm import LOGGED, OnCpu
 
 from kv_sim.actions import Action, Kind
@@ -39,9 +39,12 @@ BY_LAYER = {"use_layerwise": True}
 """As it is if nothing else is said."""
 STEP, SETTLE = Action(Kind.STEP), Action(Kind.SETTLE)
 PREEMPT = Action(Kind.RESET, {"running": True, "connector": False})
+FORGET = Action(Kind.RESET, {"running": False, "connector": False})
 WINDOW = GroupConfig("sliding", 5)
 STATES = replace(CONFIG, groups=(GroupConfig(), STATE))
 STORED = [comes("r1"), rests]
+SIX_STEPS = [lambda world: world.apply(STEP) or True, settles] * 6
+"""If there is something to do; copies end in between."""
 LONGER = [comes("r1", 17), rests, comes("r2", 17)]
 
 
@@ -110,12 +113,15 @@ def test_of_several_groups_the_blocks_of_the_first_are_loaded(settings):
     assert " holds poison, not written since it was allocated (group 1, " in found, found
 
 
-def test_a_state_is_loaded_into_the_block_after_its_own():
-    """Into that which the request goes on with, and not that at the end of the hit."""
-    found = found_in(LONGER, STATES)
-    assert found is not None and found.endswith("none was announced, or it has ended"), found
-    found = found_in(LONGER, STATES, without=[Invariant.OWNERSHIP])
-    assert found is not None and found.startswith("CONTENT  request r2 token 15: "), found
+@pytest.mark.parametrize("settings", [WHOLE, LATER])
+def test_a_state_is_loaded_only_where_the_request_goes_on(settings):
+    """And not at the end of the hit, where vLLM's prefix cache has it for others."""
+    config = replace(STATES, prefix_caching=True)
+    history = [comes("r1", 17), *SIX_STEPS, FORGET, comes("r2", 17), *SIX_STEPS]
+    assert found_in(history, config, settings=settings) is None
+    found = found_in([*history, comes("r3", 17), *SIX_STEPS], config, settings=settings)
+    assert found is not None and found.startswith("CONTENT  request r3 token 15: "), found
+    assert " holds poison, not written since it was allocated (group 1, " in found, found
     assert found.endswith("which goes on from this state)"), found
 
 

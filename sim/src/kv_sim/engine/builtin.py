@@ -182,6 +182,7 @@ class BuiltinEngine(Engine):
             keeps_room=plan.keeps_room,
             packed=self.crossing.pack(output.kv_connector_metadata, "scheduler side, build_connector_meta"),
         )
+        self._allow_late_states(step)
         self.steps.append(step)
         return step
 

@@ -30,6 +30,7 @@ from kv_sim.engine.scheduler import RejectDrafts
 from kv_sim.engine.seen import SeenOutcome, SeenScheduler, SeenWorker
 from kv_sim.guard import LogCall
 from kv_sim.memory.device import Device
+from kv_sim.memory.launched import late_states
 from kv_sim.memory.shadow import Shadow
 from kv_sim.subject import Subject, Trait
 from kv_sim.violation import Invariant, Referee
@@ -234,6 +235,16 @@ class Engine(ABC):
     @abstractmethod
     def schedule(self, reject_drafts: RejectDrafts) -> Step:
         """Schedule one more step."""
+
+    def _allow_late_states(self, step: Step) -> None:
+        """Let the loads of a step fill the blocks in which requests go on from the states that it loads.
+
+        As in vLLM, these states were copied there before a connector is told to load.
+        """
+        late = late_states(step.attentions, step.sync_targets, self.config)
+        if late:
+            step.load_states_late(late)
+            self.shadow.step_rights.update(dict.fromkeys(late.values(), step.number))
 
     def _part_with_steps(self) -> None:
         """Pickle the metadata of steps in flight, so that later steps can't change it."""

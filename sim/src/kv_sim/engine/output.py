@@ -77,6 +77,7 @@ class Step:
     load_targets: list[int]
     """New blocks that a load of this step, in it or asynchronous, will fill."""
     sync_targets: dict[str, list[int]]
+    """By request, the blocks that its load within the step fills."""
     rejected: dict[str, int]
     """Drafts of each request that the model rejects."""
     sampling: set[str]
@@ -86,6 +87,8 @@ class Step:
     hit."""
     handed: list[Offer] = field(default_factory=list)
     """The ends of prompts within blocks that the step hands over, with the states after them."""
+    late_states: dict[int, int] = field(default_factory=dict)
+    """Blocks of states that a load within the step fills, and where each is copied before that."""
     keeps_room: bool = False
     """Whether a load waits that vLLM may begin, since requests before it need the blocks for their next chunks."""
     packed: bytes | None = None
@@ -94,6 +97,13 @@ class Step:
     """The report of each rank's worker."""
     problems: list[ContentProblem] = field(default_factory=list)
     """Wrong bytes that kernels of this step read; forgiven if the load that left them is reported as failed."""
+
+    def load_states_late(self, states: dict[int, int]) -> None:
+        """Loads within the step fill states that were copied before. They may fill the copies, too."""
+        self.late_states = states
+        copies = set(states.values())
+        self.load_targets += [block for block in self.poison if block in copies]
+        self.poison = [block for block in self.poison if block not in copies]
 
     @property
     def new_blocks(self) -> list[int]:

@@ -92,6 +92,10 @@ class RankDevice(Protocol):
         """A layer of the forward pass reads what the step itself loads into these blocks."""
         ...
 
+    def prepare(self, step: LaunchedStep) -> None:
+        """A step is about to be launched: it copies states to the blocks in which their requests go on."""
+        ...
+
     def launch(self, step: LaunchedStep) -> None:
         """Queue a step behind those launched before."""
         ...

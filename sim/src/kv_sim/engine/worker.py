@@ -66,6 +66,7 @@ class Worker:
         sent = "scheduler side, build_connector_meta"
         meta = self._crossing.unpack(step.packed, output.kv_connector_metadata, sent)
         new_blocks = step.new_blocks
+        launched = self._launched(step) if output.total_num_scheduled_tokens else None
         self.device.begin_step(new_blocks, step.handed)
         if self.config.runner == 2:
             self._prepare_blocks(step)
@@ -74,12 +75,14 @@ class Worker:
         if self.config.runner == 1:
             self._prepare_blocks(step)
         self.device.poison(step.load_targets)
+        if launched is not None:
+            self.device.prepare(launched)
         connector.bind_connector_metadata(meta)
         forward = Forward(self.layers)
         if output.has_sync_kv_loads:
             self._call("start_load_kv", forward)
-        if output.total_num_scheduled_tokens:
-            self._forward(step)
+        if launched is not None:
+            self._forward(step, launched)
         if self.config.runner == 2:
             connector.finish_forward()
         if not output.has_sync_kv_loads:
@@ -132,11 +135,19 @@ class Worker:
         self.device.zero(step.output.new_block_ids_to_zero or [], step.number)
         self.device.copy_blocks(step.output.kv_cache_block_copies or (), step.number)
 
-    def _forward(self, step: Step) -> None:
-        size, problems = self.config.block_size, step.problems
-        launched = LaunchedStep(
-            step.number, step.attentions, step.poison, problems, size, self._windows, self._parts
+    def _launched(self, step: Step) -> LaunchedStep:
+        return LaunchedStep(
+            step.number,
+            step.attentions,
+            step.poison,
+            step.problems,
+            self.config.block_size,
+            self._windows,
+            self._parts,
+            late_states=step.late_states,
         )
+
+    def _forward(self, step: Step, launched: LaunchedStep) -> None:
         loaded = {block for blocks in step.sync_targets.values() for block in blocks}
         for name, (group, layer) in self._places.items():
             if self.connector.has_connector_metadata():  # otherwise an attention layer skips its hooks

@@ -1,7 +1,9 @@
 """The device of one rank: real GPU memory, a queue of launched steps, host memory, copies.
 
 A step is *launched* when the worker's hooks have run, and *retires* when its kernels have run: in between the host
-runs ahead. Retiring a step poisons its new blocks and runs its ``kernels``. ``shadow`` has the rights to blocks.
+runs ahead. Retiring a step poisons its new blocks and runs its ``kernels``. Before the hooks that may load, a step
+is *prepared*: once the steps before it have retired, it copies states to the blocks in which requests go on.
+``shadow`` has the rights to blocks.
 """
 
 import threading  # noqa: TID251 - asks which thread this is, and makes none
@@ -39,6 +41,8 @@ class Device:
         self.kernels = Kernels(rank, config, shadow, self.memory)
         self.host: Words = np.empty((0, *self.memory.shape[1:]), dtype=np.uint64)
         self.queue: deque[LaunchedStep] = deque()
+        self._prepared: LaunchedStep | None = None
+        """A step that is prepared and not launched."""
         self.is_asleep = False
         self.waited_steps = 0
         """The testbed's clock for timeouts: steps of this rank's worker while no copy that can end was running,
@@ -156,18 +160,48 @@ class Device:
         """A layer of the forward pass reads these blocks, which the step itself loads."""
         self.kernels.read_loaded(step, blocks, group, layer)
 
+    def prepare(self, step: LaunchedStep) -> None:
+        """Copy the step's states as soon as the steps launched before have retired.
+
+        If the step itself loads states, they are copied at once: such a load doesn't wait for the copies.
+        """
+        self._prepared = step
+        if step.late_states:
+            self.synchronize()
+        self._copy_next_states()
+
+    def _copy_next_states(self) -> None:
+        """Let the step whose turn it is copy its states."""
+        step = self.queue[0] if self.queue else self._prepared
+        if step is None or step.copied_to is not None:
+            return
+        states = self.kernels.state_copies(step)
+        targets = step.copied_to = {target for _, _, target in states}
+        if not states:
+            return
+        others = [copy for copy in self.copies.running.values() if copy.after_step <= self.retired_steps]
+        what = f"step {step.number} copies a state into it"
+        self.shadow.about_to_write(self.rank, targets, what, others)
+        sources = {source for _, source, _ in states}
+        self.shadow.about_to_read(self.rank, sources, f"step {step.number} goes on from its state", others)
+        self.poison(targets.intersection(step.poison))
+        self.kernels.copy_states(step, states)
+
     def launch(self, step: LaunchedStep) -> None:
         """Queue a step behind those launched before."""
         if self._refused:
             raise ConfigError(self._refused)
+        self._prepared = None
         self.queue.append(step)
         self.take_over(step.reads | step.writes)
         self.copies.launched_steps += 1
 
     def retire(self) -> LaunchedStep:
         """Run the oldest launched step."""
+        self._copy_next_states()
         step = self.queue[0]
-        self.poison(step.poison)
+        copied_to = step.copied_to or ()
+        self.poison(block for block in step.poison if block not in copied_to)
         # Copies that wait for this step come after it by construction.
         others = [copy for copy in self.copies.running.values() if copy.after_step <= self.retired_steps]
         changed = partial(self.kernels.changes, step)
@@ -175,6 +209,7 @@ class Device:
         self.shadow.about_to_read(self.rank, step.reads, f"step {step.number} attends to it", others)
         self.kernels.run(step)
         self.queue.popleft()
+        self._copy_next_states()
         return step
 
     def retire_until(self, step: int) -> None:

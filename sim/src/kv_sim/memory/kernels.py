@@ -1,11 +1,12 @@
 """The kernels of a launched step: they write and read a device's memory, and check every byte they read.
 
-They write the slots that the step computes, then read every slot that it attends to. A wrong slot is a
+Before the connector is told to load, each state is copied to the block in which its request goes on. The forward
+pass writes the slots that the step computes, then reads every slot that it attends to. A wrong slot is a
 ``ContentProblem`` of the step, which the engine judges when the step has come back. Wrong input gives wrong
 output: the slots that the step wrote for that request are *spoilt*, and count as wrong when they are read later.
 """
 
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 
 import numpy as np
 
@@ -38,6 +39,21 @@ class Kernels:
         here = [group for group, layers in enumerate(config.layers_of(rank)) if layers]
         self._states = [group for group in here if config.groups[group].kind == "state"]
         self._tokens = [group for group in here if group not in self._states]
+
+    def state_copies(self, step: LaunchedStep) -> list[tuple[int, int, int]]:
+        """The states that a step copies: group, from which block, and to which."""
+        return [
+            (group, moves.before, moves.copied_to)
+            for group in self._states
+            for moves in (attention.moves(group, self._config.block_size) for attention in step.attentions)
+            if moves.before is not None and moves.copied_to is not None
+        ]
+
+    def copy_states(self, step: LaunchedStep, states: Iterable[tuple[int, int, int]]) -> None:
+        """Copy the states of a step."""
+        for group, source, target in states:
+            self._of_group[group][target] = self._of_group[group][source]
+            self._shadow.last_writer[self._rank][target] = _copier(step, source)
 
     def run(self, step: LaunchedStep) -> None:
         """Run a step: a state is read before any is written, tokens are written before any is read."""
@@ -167,16 +183,27 @@ class Kernels:
             self._note(step, attention, token, group, (table[index], layer, offset))
 
     def _note(
-        self, step: LaunchedStep, attention: Attention, token: int, group: int, slot: Slot, role: str = ""
+        self,
+        step: LaunchedStep,
+        attention: Attention,
+        token: int,
+        group: int,
+        slot: Slot,
+        role: str = "",
+        loaded: int | None = None,
     ) -> None:
-        """Note that a slot has the wrong bytes for a request's ``token``."""
+        """Note that a slot has the wrong bytes for a request's ``token``.
+
+        ``loaded``: the block whose load should have brought them, if that is another one.
+        """
         block, layer, _ = slot
         request_id, held = attention.request_id, int(self._of_group[group][slot])
         whose = self._whose(held, group, layer)
         told = self._shadow.explain_content(self._rank, request_id, token, slot, held, whose)
         message = f"{told} (group {group}, layer {layer}, step {step.number}{role})"
         spoilt = {block for group in self._tokens for block, _, _ in self._written(attention, group)}
-        step.problems.append(ContentProblem(request_id, block, message, tuple(sorted(spoilt))))
+        blamed = block if loaded is None else loaded
+        step.problems.append(ContentProblem(request_id, blamed, message, tuple(sorted(spoilt))))
 
     def _whose(self, value: int, group: int, layer: int) -> str | None:
         """The request and token that a value belongs to, and its place if that is another one. None: unknown."""
@@ -224,16 +251,29 @@ class Kernels:
             self._shadow.last_writer[self._rank][block] = _writer(step, attention)
 
     def _read_state(self, step: LaunchedStep, attention: Attention, group: int) -> None:
-        """Read the state before the step's first token."""
-        block, token = attention.moves(group, self._config.block_size).before, attention.start - 1
-        if block is None:
+        """Read the state before the step's first token.
+
+        Wrong bytes that were wrong where they were copied from are told as those of that block.
+        """
+        moves, token = attention.moves(group, self._config.block_size), attention.start - 1
+        if moves.before is None:
             return
+        block = moves.before if moves.copied_to is None else moves.copied_to
         got = self._of_group[group][block] ^ self.keys[group][:, None]
         differs = got != attention.hashes[token]
-        if np.count_nonzero(differs):
-            layer, offset = (int(x) for x in np.argwhere(differs)[0])
-            role = ", which goes on from this state"
-            self._note(step, attention, token, group, (block, layer, offset), role)
+        if not np.count_nonzero(differs):
+            return
+        layer, offset = (int(x) for x in np.argwhere(differs)[0])
+        role, held = ", which goes on from this state", self._of_group[group]
+        is_copy = self._shadow.last_writer[self._rank].get(block) == _copier(step, moves.before)
+        if moves.before in step.late_states and is_copy:
+            role += (
+                f": the step's load fills block {moves.before} only when that has been copied to block {block}; "
+                "load states asynchronously, or fill both"
+            )
+        elif held[moves.before, layer, offset] == held[block, layer, offset]:
+            block = moves.before
+        self._note(step, attention, token, group, (block, layer, offset), role, moves.before)
 
 
 def _places(table: Sequence[int], size: int, start: int, words: Words) -> Iterator[tuple[int, slice, Words]]:
@@ -244,6 +284,10 @@ def _places(table: Sequence[int], size: int, start: int, words: Words) -> Iterat
         count = min(size - offset, end - position)
         yield table[index], slice(offset, offset + count), words[position - start : position - start + count]
         position += count
+
+
+def _copier(step: LaunchedStep, source: int) -> str:
+    return f"step {step.number}, which copied the state in block {source} into it"
 
 
 def _writer(step: LaunchedStep, attention: Attention) -> str:

@@ -1,9 +1,9 @@
 """A launched step: what each of its requests computes and reads on a device. ``kernels`` runs it."""
 
-from collections.abc import Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 
-from kv_sim.config import NULL
+from kv_sim.config import NULL, WorldConfig
 from kv_sim.memory.content import Words
 
 
@@ -15,6 +15,9 @@ class StateMoves:
     """The block with the state from which the step goes on. None: the step begins with the first token."""
     after: tuple[tuple[int, int], ...]
     """The blocks in which the step leaves a state, in this order, and the last token that each state has seen."""
+    copied_to: int | None = None
+    """The block to which the state is copied before the forward pass, which goes on from there. None: it goes on
+    from where the state is."""
 
 
 @dataclass(frozen=True)
@@ -41,7 +44,9 @@ class Attention:
         before = table[(self.start - 1) // block_size] if self.start else None
         reached = range(self.start // block_size, last // block_size + 1)
         after = ((table[index], min((index + 1) * block_size - 1, last)) for index in reached)
-        return StateMoves(before, tuple((block, token) for block, token in after if block != NULL))
+        running = table[last // block_size]
+        copied_to = None if before is None or running in (before, NULL) else running
+        return StateMoves(before, tuple((block, token) for block, token in after if block != NULL), copied_to)
 
 
 @dataclass(frozen=True)
@@ -53,6 +58,23 @@ class ContentProblem:
     message: str
     spoilt: tuple[int, ...] = field(default=(), compare=False)
     """Blocks with slots that were computed from these bytes."""
+
+
+def late_states(
+    attentions: Iterable[Attention], targets: Mapping[str, Collection[int]], config: WorldConfig
+) -> dict[int, int]:
+    """The states that a step itself loads: their blocks, and where each has been copied before it is loaded.
+
+    ``targets``: by request, the blocks that the step's loads fill.
+    """
+    found: dict[int, int] = {}
+    groups = [group for group, spec in enumerate(config.groups) if spec.kind == "state"] if targets else []
+    for attention in attentions if groups else ():
+        filled = targets.get(attention.request_id, ())
+        for moves in (attention.moves(group, config.block_size) for group in groups):
+            if moves.before is not None and moves.copied_to is not None and moves.before in filled:
+                found[moves.before] = moves.copied_to
+    return found
 
 
 @dataclass
@@ -70,6 +92,10 @@ class LaunchedStep:
     """Into how many blocks of each group ``block_size`` tokens are divided; empty: into none."""
     reads: set[int] = field(default_factory=set)
     writes: set[int] = field(default_factory=set)
+    late_states: Mapping[int, int] = field(default_factory=dict)
+    """Blocks of states that the step itself loads, and where each has been copied before it is loaded."""
+    copied_to: set[int] | None = None
+    """The blocks to which states were copied for the forward pass; None before that."""
 
     def __post_init__(self) -> None:
         sizes = [self.block_size // count for count in self.parts or [1] * len(self.windows)]

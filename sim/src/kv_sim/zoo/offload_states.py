@@ -135,6 +135,19 @@ class HitsBetweenStates(TimedOffloadingConnector):
     scheduler_class = with_parts(PartedScheduler, matching=_GoesOnBetween)
 
 
+class _ChargesStates(Matching):
+    def _charge_step(self, local: int, boundary: int) -> bool:
+        groups = self._books.layout.groups
+        has_states = any(group.kind is AttentionKind.STATE_SPACE for group in groups)
+        return has_states or super()._charge_step(local, boundary)
+
+
+class StatesLoadedInTheStep(TimedOffloadingConnector):
+    """States are loaded within the step, when the engine has copied them to where the request goes on."""
+
+    scheduler_class = with_parts(PartedScheduler, matching=_ChargesStates)
+
+
 class _NamedByTheHashBefore(Tails):
     def _sources(
         self, state: RequestState, boundary: int, states: Mapping[int, int], tables: Tables

@@ -156,6 +156,8 @@ _CHUNKS: Final = offloading(
     without=frozenset({Trait.LOSSES, Trait.ZEROING}), hold_blocks="never", blocks_per_chunk=2
 )
 _IN_STEP: Final = offloading(without=frozenset({Trait.LOSSES}), sync_load_budget_bytes=1 << 20)
+_UNFAILING: Final = offloading(without=frozenset({Trait.LOSSES, Trait.FAILURES}))
+"""No load fails: a failed one of several groups can be told of only if it is asynchronous."""
 
 _OFFSET: Final = offloading(
     without=frozenset({Trait.LOSSES, Trait.ZEROING}),
@@ -261,6 +263,7 @@ _OFFLOADED: Final = (
     plant(offload_states.LastStatesNotStored, "", _I.HITS, _FENCED),
     plant(offload_states.StatesLeftOut, "LMCache#2845", _I.CONTENT, _FENCED, _I.HITS),
     plant(offload_states.HitsBetweenStates, "#51094", _I.CONTENT, _FENCED, _I.HITS, _I.PROTOCOL),
+    plant(offload_states.StatesLoadedInTheStep, "", _I.CONTENT, _UNFAILING),
     plant(offload_states.TailsNamedByTheHashBefore, "", _I.CONTENT, _TAILS),
     plant(offload_states.TailsReadFromTables, "", _I.OWNERSHIP, _TAILS, _I.CONTENT),
     plant(unequal.BlocksOfTheFirst, "LMCache#3571", _I.OWNERSHIP, _FENCED, _I.CONTENT, _I.HITS),

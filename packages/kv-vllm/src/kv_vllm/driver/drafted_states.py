@@ -3,8 +3,9 @@
 A state can't be taken back, so each token of a step with drafts leaves a state of its own. The state after the
 known tokens is in the *running* block: the one that the table has for the end of the step. Behind it a request has
 as many blocks as there may be drafts, and the state after each draft is in the next one of these. How many drafts
-were right decides from which of them the next step goes on. If a right draft ends a block, the state after it is
-copied to where the table has that block, for requests that look for it later.
+were right decides from which of them the next step goes on: if it has another running block, the state is copied
+there first. If a right draft ends a block, the state after it is copied to where the table has that block, for
+requests that look for it later.
 
 The scheduler takes blocks out of a table, and moves those of drafts to its end. A worker is told only of the
 blocks that are added, so its tables differ, and are kept here.
@@ -71,20 +72,22 @@ class DraftedStates:
     def _placed(self, step: VllmStep, attention: Attention) -> Attention:
         name, size = attention.request_id, self._block_size
         request = self._follow(step.stints[name], attention)
-        before = request.running + request.right_drafts
+        before, ran = request.running + request.right_drafts, request.running
         drafts = len(step.output.scheduled_spec_decode_tokens.get(name, ()))
         wrong = step.rejected.get(name, 0)
         known = attention.end - drafts
         request.running = (attention.end - 1) // size
         request.end, request.right_drafts = attention.end - wrong, drafts - wrong
         full_blocks = request.end // size
+        is_copied = attention.start > 0 and request.running not in (ran, before)
         states = {}
         for group in self._groups:
             table = request.tables[group]
             after = [(table[request.running + draft], known + draft - 1) for draft in range(drafts + 1)]
             if full_blocks * size >= known:
                 after.append((table[full_blocks - 1], full_blocks * size - 1))
-            states[group] = StateMoves(table[before] if attention.start else None, tuple(after))
+            copied_to = table[request.running] if is_copied else None
+            states[group] = StateMoves(table[before] if attention.start else None, tuple(after), copied_to)
         if full_blocks - 1 == request.running:
             request.right_drafts = 0  # the copy went to the running block itself
         return replace(attention, states=states)

@@ -242,6 +242,7 @@ class VllmEngine(Engine):
             self._attend(step, ledger.twins[name], count, reject_drafts)
             self.served.compute(ledger.twins[name])
         self._drafted_states.place(step)
+        self._allow_late_states(step)
         self.steps.append(step)
         return step
 

@@ -2,9 +2,10 @@
 
 For runner V1 that code is ``KVConnectorModelRunnerMixin``, for V2 ``ActiveKVConnector``. The code around them is
 in the model runners, which need a GPU, so it is done here, in their order: V1 calls ``handle_preemptions``, then
-zeroes new blocks and copies those that are copied on write; V2 does both before anything else. With drafts the end
-of a step waits for the draft model (V2: since 0.33). The device runs all layers of a step at once, so every
-``wait_for_layer_load`` comes before it and every ``save_kv_layer`` after it; a real model goes layer by layer.
+zeroes new blocks and copies those that are copied on write; V2 does both before anything else. Both copy states to
+the blocks in which requests go on before they call ``start_load_kv``. With drafts the end of a step waits for the
+draft model (V2: since 0.33). The device runs all layers of a step at once, so every ``wait_for_layer_load`` comes
+before it and every ``save_kv_layer`` after it; a real model goes layer by layer.
 """
 
 import inspect
@@ -62,6 +63,7 @@ class VllmWorker:
         )
         self._new_blocks: Collection[int] = ()
         self._load_targets: list[int] = []
+        self._launched: LaunchedStep | None = None
         sharing_ranks = self._config.parallel_config.decode_context_parallel_size
         caches = kv_cache_config(world, sharing_ranks)
         self.connector = DrivenConnector(self._config, KVConnectorRole.WORKER, caches)
@@ -97,10 +99,13 @@ class VllmWorker:
         """The connector has handled preemptions: from now on loads may begin."""
         self.device.take_over(self._new_blocks)
         self.device.poison(self._load_targets)
+        if self._launched is not None:
+            self.device.prepare(self._launched)
 
     def execute(self, step: Step) -> KVConnectorOutput:
         """Run the hooks of a step and launch its kernels; returns what the connector reports."""
         self._new_blocks, self._load_targets = step.new_blocks, step.load_targets
+        self._launched = self._launch_of(step) if step.attentions else None
         self.device.begin_step(step.new_blocks, step.handed)
         output: Any = step.output if step.packed is None else pickle.loads(step.packed)
         with self._process():
@@ -135,11 +140,22 @@ class VllmWorker:
         """A stand-in for the attention backend's metadata, which says that there is a forward pass."""
         return {name: SimpleNamespace() for name in self._layers}
 
-    def _forward(self, step: Step) -> None:
+    def _launch_of(self, step: Step) -> LaunchedStep:
         windows, parts = zip(*((group.window, group.parts) for group in self.world.groups), strict=True)
-        launched = LaunchedStep(
-            step.number, step.attentions, step.poison, step.problems, self.world.block_size, windows, parts
+        return LaunchedStep(
+            step.number,
+            step.attentions,
+            step.poison,
+            step.problems,
+            self.world.block_size,
+            windows,
+            parts,
+            late_states=step.late_states,
         )
+
+    def _forward(self, step: Step) -> None:
+        launched = self._launched
+        assert launched is not None, f"step {step.number} computes nothing"
         loaded = {block for blocks in step.sync_targets.values() for block in blocks}
         for group in range(len(self.world.groups)):
             for layer in range(self.world.layers):

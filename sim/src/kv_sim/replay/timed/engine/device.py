@@ -125,6 +125,9 @@ class EmptyDevice:
     def read_loaded(self, step: LaunchedStep, blocks: Collection[int], group: int, layer: int) -> None:
         """There are no bytes."""
 
+    def prepare(self, step: LaunchedStep) -> None:
+        """There are no bytes."""
+
     def launch(self, step: LaunchedStep) -> None:
         """The forward pass begins."""
         self.queue.append(step)
