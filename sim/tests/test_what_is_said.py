@@ -384,6 +384,21 @@ def test_a_failure() -> None:
     ]
 
 
+@pytest.mark.parametrize("file", [Path("f.jsonl"), None])
+def test_a_failure_as_it_was_found_is_not_called_shrunk(file: Path | None) -> None:
+    found = failure(2)
+    saved = ["saved: kv-sim replay-schedule f.jsonl"] if file else []
+    assert shrunk_lines(found, found, "kv-sim fuzz", file) == [
+        "2 actions",
+        "    1 step",
+        "    2 step",
+        "replay: kv-sim fuzz",
+        *saved,
+    ]
+    same = shrunk_lines(found, replace(found), "kv-sim fuzz", file)
+    assert same[0] == "shrunk to 2 actions", "there was nothing to remove"
+
+
 def test_a_failure_is_shrunk_and_saved_without_what_is_switched_off(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

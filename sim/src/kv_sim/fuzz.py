@@ -86,9 +86,13 @@ def replay(
     without: frozenset[Invariant] = frozenset(),
     *,
     make_world: Callable[..., World] = World,
+    patience: float = 1.0,
 ) -> Replayed:
-    """Apply a history to a fresh world, skipping what is not legal. ``without`` is that of `run_seed`."""
-    referee = Referee(switched_off={*without})
+    """Apply a history to a fresh world, skipping what is not legal. ``without`` is that of `run_seed`.
+
+    What must end after it gets the part ``patience`` of the usual time.
+    """
+    referee = Referee(switched_off={*without}, patience=patience)
     world = None
     try:
         world = make_world(config, subject, referee=referee)

@@ -39,6 +39,10 @@ class TookTooLong(Violation):
     """A call of the connector took too long and was ended. A replay takes as long."""
 
 
+class LeftBehind(Violation):
+    """Something still runs or is open after the end, and was waited for in vain. A replay waits as long."""
+
+
 class TestbedError(Exception):
     """The testbed itself did something that a real engine never does: a bug here, not in the connector."""
 
@@ -60,15 +64,19 @@ class CalledAgain(BaseException):
 class Referee:
     """Raises violations, except those of checkers that are switched off."""
 
-    def __init__(self, where: str = "", switched_off: set[Invariant] | None = None) -> None:
+    def __init__(
+        self, where: str = "", switched_off: set[Invariant] | None = None, *, patience: float = 1.0
+    ) -> None:
         self.switched_off: set[Invariant] = set() if switched_off is None else switched_off
+        self.patience = patience
+        """For what must end after the history: the part of the usual time that it gets."""
         self._where = where
         """The prefix of each message."""
         self.raised: Violation | None = None
         """The last one. A connector that catches every exception within its calls may have kept it to itself."""
 
-    def fail(self, invariant: Invariant, message: str) -> None:
+    def fail(self, invariant: Invariant, message: str, kind: type[Violation] = Violation) -> None:
         """Report that ``invariant`` is broken."""
         if invariant not in self.switched_off:
-            self.raised = Violation(invariant, self._where + message)
+            self.raised = kind(invariant, self._where + message)
             raise self.raised

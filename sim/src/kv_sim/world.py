@@ -62,7 +62,7 @@ class World(WorldState):
 
     def _left_open_again(self) -> Counter[str] | None:
         """What the same history leaves open in a world of its own; None if it can't be taken beside this one."""
-        referee = Referee(switched_off={*self.referee.switched_off})
+        referee = Referee(switched_off={*self.referee.switched_off}, patience=self.referee.patience)
         try:
             again = World(self.config, self.subject, referee=referee, engine_class=type(self.engine))
         except (Violation, HistoryEnds):  # its address is still in use
@@ -72,7 +72,7 @@ class World(WorldState):
                 again.apply(action)
             again.rest()
         again.break_off(None)
-        return again.ending.left_open()
+        return again.ending.left_open(referee.patience)
 
     def break_off(self, violation: Violation | None) -> None:
         """Shut the engine down after a failure, which is reported instead of any failure of the shutdown."""

@@ -23,7 +23,7 @@ from kv_sim.fuzz import replay, run_seed
 from kv_sim.growth.models import MODELS
 from kv_sim.growth.situations import SITUATIONS
 from kv_sim.guard import HistoryEnds
-from kv_sim.violation import Invariant, Referee, Violation
+from kv_sim.violation import Invariant, LeftBehind, Referee, Violation
 from kv_sim.watching.log import Log
 from kv_sim.watching.perfetto import Perfetto
 from kv_sim.watching.watch import WatchedWorld
@@ -237,6 +237,29 @@ def test_a_thread_that_still_runs_is_told(stop: threading.Event) -> None:
     assert str(raised.value) == (
         "CONSERVATION  every side was shut down, but these threads still run, and are not daemons: a, sender …"
     )
+
+
+def test_all_threads_together_get_that_time(stop: threading.Event, monkeypatch: pytest.MonkeyPatch) -> None:
+    now, waits = [7.0], list[float]()
+
+    class Slow(threading.Thread):
+        def join(self, timeout: float | None = None) -> None:
+            assert timeout is not None
+            waits.append(round(timeout, 6))
+            now[0] += 0.03
+
+    def begin() -> None:
+        for name in "abc":
+            Slow(target=stop.wait, args=(5,), name=name).start()
+
+    monkeypatch.setattr(ending.time, "monotonic", lambda: now[0])
+    with pytest.raises(LeftBehind, match=r"are not daemons: a, b, c$"):
+        end_with(begin)
+    assert waits == [0.05, 0.02, 0]
+    waits.clear()
+    with pytest.raises(LeftBehind):
+        end_with(begin, Referee(patience=0.2))
+    assert waits == [0.01, 0, 0]
 
 
 def test_threads_that_keep_no_process(patience: None, stop: threading.Event) -> None:

@@ -22,7 +22,7 @@ from kv_sim.engine.request_spec import RequestSpec
 from kv_sim.examples.memory import MemoryScheduler, MemoryWorker
 from kv_sim.fuzz import replay
 from kv_sim.subject import Subject
-from kv_sim.violation import Invariant, Violation
+from kv_sim.violation import Invariant, LeftBehind, Violation
 from kv_sim.world import World
 
 HISTORY = [Action(Kind.ADD, {"spec": RequestSpec("r1", 0, 9, 0, 1, 1).to_json()}), Action(Kind.STEP)]
@@ -290,6 +290,24 @@ def test_who_goes_on_is_waited_for_between_two_looks(stop: Event, monkeypatch: p
     monkeypatch.setattr(ending.time, "sleep", sleep)
     assert left(opens) is None
     assert len(begun) == 1
+
+
+@pytest.mark.parametrize("patience", [1, 0.1])
+def test_who_never_ends_is_looked_at_so_often_and_less_often_in_a_hurry(
+    stop: Event, patience: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In this history, and in the same one again."""
+
+    def opens(owner: Any) -> None:
+        keep(owner, socket.socket().detach())
+        Thread(target=stop.wait, args=(30,), daemon=True).start()
+
+    OpeningScheduler.opens, OpeningScheduler.closes = opens, None  # type: ignore[method-assign, assignment]
+    sleeps: list[float] = []
+    monkeypatch.setattr(ending.time, "sleep", sleeps.append)
+    _, violation = replay(SUBJECT, WorldConfig(), HISTORY, patience=patience)
+    assert isinstance(violation, LeftBehind)
+    assert sleeps == [0.2 / ending.LOOKS] * round(2 * ending.LOOKS * patience)
 
 
 def test_a_thread_that_ends_soon_closes_what_it_has(patience: None, stop: Event) -> None:

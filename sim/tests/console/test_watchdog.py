@@ -232,6 +232,8 @@ def test_an_endless_loop_is_told_and_not_shrunk(
         in printed.out
     )
     assert "note: the history is not shrunk: each attempt would take as long\n" in printed.err
+    assert "\nsaved: kv-sim replay-schedule " in printed.out
+    assert "shrunk" not in printed.out
 
 
 @pytest.mark.parametrize("command", [["conform"], ["fuzz", "--connector"]], ids=" ".join)

@@ -1,5 +1,6 @@
 """Shrinking by itself: histories that fail by a rule as plain as a line, and what must be left of them."""
 
+from ast import literal_eval
 from collections.abc import Callable, Sequence
 from dataclasses import fields, replace
 from types import SimpleNamespace
@@ -232,6 +233,13 @@ def test_worlds_get_plainer(shrunk: Any, kept: str) -> None:
 def test_the_plainest() -> None:
     assert replace(ELABORATE, **{name: values[0] for name, values in PLAIN.items()}) == PLAINEST
     assert (STEP, act("settle"), act("reset", running=True, connector=False)) == MACROS
+
+
+def test_the_plainest_world_is_tried_at_once(shrunk: Any) -> None:
+    """The history, without its first half, without the rest, and then in that world: no more is left to try."""
+    best, replays = shrunk(lambda history, config: True, numbered("step", 8), ELABORATE)
+    assert (best.history, best.config) == ([], PLAINEST)
+    assert [len(literal_eval(history)) for history, _ in replays.tried] == [8, 4, 0, 0]
 
 
 def test_a_step_of_run_ahead_is_tried_before_three(shrunk: Any) -> None:

@@ -208,6 +208,89 @@ def test_what_vllms_tier_of_files_looks_for_is_waited_for():
     world.end()
 
 
+# -- what is found can be loaded ----------------------------------------------------------------
+
+LOSES = ["LosesAFile", "LosesAFileByThread"]
+FOR_EVER = "was found for requests c, e, g, i, one after the other, and each time its load failed: "
+
+
+def comes_again_and_again(*names):
+    """The first prompt comes again under each name, and another one between two of them."""
+    history = [comes("a", 0)]
+    for name, other in zip(names, "bdfhj", strict=False):
+        history += [*QUIET, comes(other, 1), *QUIET, comes(name, 0)]
+    return history
+
+
+def claiming(trait, name, **options):
+    return replace(with_tier(memory_tier(name, "kv_vllm_tiers", **options)), traits=frozenset({trait}))
+
+
+@pytest.mark.parametrize("name", LOSES)
+def test_who_keeps_what_it_is_given_can_load_what_it_finds(name):
+    _, violation = replay(claiming(Trait.KEEPS, name), WORLD, PUSHED_OUT)
+    assert str(violation) == (
+        f"HITS  tier '{name}': the load of 3 of 3 chunks for request c failed, although nothing else has failed: "
+        "the tier found what it can't load"
+    )
+
+
+@pytest.mark.parametrize("name", LOSES)
+def test_what_can_not_be_loaded_is_not_found_for_ever(name):
+    """Also where nothing is kept for sure, though three loads in a row may fail."""
+    subject = with_tier(memory_tier(name, "kv_vllm_tiers"))
+    _, violation = replay(subject, WORLD, comes_again_and_again(*"ceg"))
+    assert violation is None
+    _, violation = replay(subject, WORLD, comes_again_and_again(*"cegi"))
+    assert str(violation).startswith(f"HITS  tier '{name}': the same chunk {FOR_EVER}")
+
+
+def test_loads_that_a_tier_cancels_when_it_is_drained_are_no_failures():
+    subject = claiming(Trait.KEEPS, "Cancels")
+    world, violation = replay(subject, WORLD, comes_again_and_again(*"cegi"))
+    assert violation is None
+    [watch] = world.engine.connectors[-1].connector_scheduler.manager.secondary_tiers
+    assert watch._drained == set()
+
+
+def test_what_another_engine_may_have_removed_need_not_be_loaded():
+    subject = replace(claiming(Trait.KEEPS, "LosesAFile"), shares_store=True, engines=2)
+    _, violation = replay(subject, replace(WORLD, engines=2), comes_again_and_again("c"))
+    assert violation is None
+
+
+@pytest.mark.parametrize("options", [{}, {"asks_first": True}, {"chunks": 5}, {"whole_requests": True}], ids=str)
+def test_a_tier_that_keeps_is_never_blamed(options):
+    subject = replace(with_tier(memory_tier(**options)), traits=frozenset({Trait.KEEPS, Trait.RANKS}))
+    runs = [run_seed(subject, seed, engine="vllm") for seed in range(8)]
+    assert [run.failure for run in runs if run.failure] == []
+    assert sum(run.coverage.situations["match: asynchronous load"] for run in runs) > 5
+
+
+def test_a_load_that_succeeds_begins_a_new_count():
+    from kv_sim.memory.shadow import Shadow
+    from kv_sim.violation import Referee, Violation
+    from kv_vllm.tiers.watch import TierWatch
+
+    rows = SimpleNamespace(device=SimpleNamespace(shadow=Shadow(1, Referee())))
+    watch = TierWatch(SimpleNamespace(tier_type="some"), rows, None)
+
+    def loads(request, *done):
+        """Of two chunks these are loaded; a request is the same one if it is the same object."""
+        watch._judge_load(SimpleNamespace(keys=["x", "y"], req_context=request), {*done})
+
+    one, *others = (SimpleNamespace(req_id="r") for _ in range(8))
+    for _ in range(9):
+        loads(one)  # of one request, which is asked again: WORK
+    for request in others[:2]:
+        loads(request, "y")
+    loads(others[2], "x")
+    for request in others[3:6]:
+        loads(request, "y")
+    with pytest.raises(Violation, match="HITS  tier 'some': the same chunk was found for requests r, r, r, r"):
+        loads(others[6], "y")
+
+
 # -- tiers -------------------------------------------------------------------------------------
 
 

@@ -4,6 +4,7 @@ import os
 import threading
 from pathlib import Path
 
+from vllm.v1.kv_offload.base import LookupResult
 from vllm.v1.kv_offload.tiering.base import JobResult
 from vllm.v1.kv_offload.tiering.fs.manager import FileSystemTierManager
 
@@ -114,6 +115,45 @@ class ByThread(MemoryTier):
     def drain_jobs(self):
         while self._threads:
             self._threads.pop().join()
+
+
+class LosesAFile(MemoryTier):
+    """Has lost the bytes of each chunk, which stays in its index: it is found, never loaded, never stored again.
+
+    A request whose load has failed isn't told again, as by vLLM's own tiers.
+    """
+
+    def __init__(self, *args, **kwargs):
+        super().__init__(*args, **kwargs)
+        self._told = set()
+
+    def lookup(self, key, req_context):
+        return LookupResult.MISS if (req_context.req_id, key) in self._told else super().lookup(key, req_context)
+
+    def _store(self, job):
+        if all(key in self._kept for key in job.keys):
+            return JobResult(job.job_id, success=True)
+        return super()._store(job)
+
+    def _load(self, job):
+        super()._load(job)
+        self._told.update((job.req_context.req_id, key) for key in job.keys)
+        return JobResult(job.job_id, success=False)
+
+
+class LosesAFileByThread(LosesAFile, ByThread):
+    """The same, in a thread for each job."""
+
+
+class Cancels(LosesAFileByThread):
+    """Does nothing until it is drained, and then cancels loads, as it may."""
+
+    def _start(self):
+        """Not yet."""
+
+    def drain_jobs(self):
+        super()._start()
+        super().drain_jobs()
 
 
 class Hears(MemoryTier):

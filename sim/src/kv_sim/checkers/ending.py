@@ -22,10 +22,10 @@ from typing import Any, ClassVar, Final, TypeAlias
 from kv_sim.checkers.left_open import Holdings, Segment
 from kv_sim.engine.engine import Engine
 from kv_sim.guard import HistoryEnds
-from kv_sim.violation import Invariant, Referee, TestbedError, Violation
+from kv_sim.violation import Invariant, LeftBehind, Referee, TestbedError, Violation
 
 PATIENCE_SECONDS: Final = 1.0
-"""How long a thread or process may take to end."""
+"""How long threads and processes may take to end, all together."""
 LOOKS: Final = 50
 """How often to look, within that time, whether they have ended."""
 COLLECTING_SECONDS: Final = 10.0
@@ -77,12 +77,15 @@ class Ending:
             Ending._left_before = True
             _close_what_nobody_can_reach()
 
-    def left_open(self) -> Counter[str]:
-        """What was opened in this history and is still open, after threads and processes had time to end."""
+    def left_open(self, patience: float) -> Counter[str]:
+        """What was opened in this history and is still open, after threads and processes had time to end.
+
+        They get this part of the usual time.
+        """
         left = Holdings.now().since(self._before, self._made)
         if left:
             _close_what_nobody_can_reach()
-            for _ in range(LOOKS):
+            for _ in range(round(LOOKS * patience)):
                 # In this order: a thread that ends after the first look has closed its files before the second.
                 goes_on = self._new_threads() or Holdings.now().children_since(self._before)
                 left = Holdings.now().since(self._before, self._made)
@@ -92,28 +95,31 @@ class Ending:
         return left
 
     def _check_left_open(self, referee: Referee, again: Again) -> None:
-        first = self.left_open()
+        first = self.left_open(referee.patience)
         second = again() if first else None
         left = first if second is None else second
         if left:
             names = ", ".join(
                 f"{name} ({count} times)" if count > 1 else name for name, count in sorted(left.items())
             )
-            referee.fail(Invariant.CONSERVATION, f"every side was shut down, but these are still open: {names}")
+            said = f"every side was shut down, but these are still open: {names}"
+            referee.fail(Invariant.CONSERVATION, said, LeftBehind)
 
     def _new_threads(self) -> list[threading.Thread]:
         return [thread for thread in threading.enumerate() if thread not in self._threads_before]
 
     def _check_threads(self, referee: Referee) -> None:
         left = [thread for thread in threading.enumerate() if self._should_end(thread)]
+        until = time.monotonic() + PATIENCE_SECONDS * referee.patience
         for thread in left:
-            thread.join(PATIENCE_SECONDS)
+            thread.join(max(0.0, until - time.monotonic()))
         names = [re.sub(r"\d+", "…", thread.name) for thread in left if thread.is_alive()]
         if names:
             referee.fail(
                 Invariant.CONSERVATION,
                 "every side was shut down, but these threads still run, and are not daemons: "
                 f"{', '.join(sorted(names))}",
+                LeftBehind,
             )
 
     def _should_end(self, thread: threading.Thread) -> bool:

@@ -172,7 +172,7 @@ class Served:
 
     def check_failures(self, failed: Collection[str], blocks: Collection[int], devices: Sequence[Device]) -> None:
         """Check that a failed load had a reason: a hit can be loaded as long as copies succeed."""
-        if not (failed or blocks) or not self._is_on or self._has_others or any(map(_has_trouble, devices)):
+        if not (failed or blocks) or not self.hits_must_load() or any(map(_has_trouble, devices)):
             return
         what = [f"request {request_id}" for request_id in sorted(failed)] or [f"blocks {sorted(blocks)}"]
         self._referee.fail(
@@ -180,6 +180,10 @@ class Served:
             f"the load of {', '.join(what)} failed, although no copy has failed: the connector reported a hit "
             "that it can't load",
         )
+
+    def hits_must_load(self) -> bool:
+        """Whether what is found here is still there when it is loaded: no other engine can have removed it."""
+        return self._is_on and not self._has_others
 
     def is_fair(self, request: SimRequest) -> bool:
         """Whether the request ran to its end without a preemption or a reset."""

@@ -122,6 +122,7 @@ class Engine(ABC):
             ends_within=config.hit_ends_per_block > 1,
             proof_tokens=config.proof_tokens,
         )
+        self.shadow.hits_must_load = self.served.hits_must_load
         self.steps: deque[Step] = deque()
         self.forgiven: dict[int, int] = {}
         """GPU block -> the last step that may have read the bytes that a failed load left there."""

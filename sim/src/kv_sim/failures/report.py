@@ -30,14 +30,18 @@ def fail_line(found: Failure) -> str:
 
 
 def shrunk_lines(found: Failure, shrunk: Failure, replay_line: str, file: Path | None) -> list[str]:
-    """The shrunk history, and the commands to paste. No file: it was not saved."""
+    """The history that is left, and the commands to paste. No file: it was not saved.
+
+    If shrinking had nothing to begin with, ``shrunk`` is ``found`` itself, and isn't called shrunk.
+    """
     count = len(shrunk.history)
-    head = f"shrunk to {count} action{'s' if count != 1 else ''}"
+    head, name = ("", "saved") if shrunk is found else ("shrunk to ", "shrunk")
+    head += f"{count} action{'s' if count != 1 else ''}"
     if str(shrunk.violation) != str(found.violation):
         head += f"  {shrunk.violation}"
     lines = [head, *action_lines(shrunk.history), f"replay: {replay_line}"]
     if file is not None:
-        lines.append(f"shrunk: {shlex.join(['kv-sim', 'replay-schedule', str(file)])}")
+        lines.append(f"{name}: {shlex.join(['kv-sim', 'replay-schedule', str(file)])}")
     return lines
 
 

@@ -5,6 +5,9 @@ longer legal are left out at once. First runs of actions are removed. Then reque
 and the world plainer. Runs of small actions are replaced by one ``step``, ``settle`` or ``reset``. Copies are
 renumbered, since removing a copy changes the numbers of later ones. All of this is repeated until nothing gets
 simpler. At last ``run_ahead`` is set in a world whose steps overlap.
+
+What is left running or open at the end is waited for in each try that fails. So tries wait for a short time, and
+only the last history for all of it. If that one doesn't fail, all is tried again with time enough.
 """
 
 from collections.abc import Callable
@@ -16,7 +19,7 @@ from kv_sim.config import GroupConfig, WorldConfig
 from kv_sim.engine.request_spec import RequestSpec
 from kv_sim.engines import find_engine
 from kv_sim.fuzz import Failure, replay
-from kv_sim.violation import Invariant
+from kv_sim.violation import Invariant, LeftBehind
 
 MACROS: Final = (
     Action(Kind.STEP),
@@ -49,6 +52,9 @@ PLAIN: Final[dict[str, tuple[Any, ...]]] = {
 MOST_COPIES: Final = 6
 """Copy numbers that are tried in the place of one."""
 
+LITTLE_PATIENCE: Final = 0.1
+"""The part of the usual time that a try waits for what is left behind."""
+
 
 def shrink(
     failure: Failure,
@@ -64,6 +70,12 @@ def shrink(
     of actions that are left. The checkers of ``without`` are off in replays.
     """
     shrinker = Shrinker(failure, without, most_replays, goes_on, tells)
+    if isinstance(failure.violation, LeftBehind):
+        shrinker.patience = LITTLE_PATIENCE
+        shrinker.run()
+        if shrinker.fails_with_patience():
+            return shrinker.best
+        shrinker = Shrinker(failure, without, shrinker.tries_left, goes_on, tells)
     shrinker.run()
     return shrinker.best
 
@@ -81,6 +93,8 @@ class Shrinker:
     ) -> None:
         self.best = failure
         self.tries_left = most_replays
+        self.patience = 1.0
+        """The part of the usual time that a try gives what must end after a history."""
         self._goes_on = goes_on
         self._tells = tells
         self._without = without
@@ -102,6 +116,11 @@ class Shrinker:
             self.renumber_copies()
         self.say_that_it_runs_ahead()
 
+    def fails_with_patience(self) -> bool:
+        """Whether the best failure is one as well if what it leaves behind has all the time to end."""
+        _, violation = replay(self.best.subject, self.best.config, self.best.history, self._without)
+        return violation is not None and violation.invariant is self.best.violation.invariant
+
     @property
     def may_try(self) -> bool:
         """Whether there is a try left."""
@@ -116,7 +135,8 @@ class Shrinker:
         self.tries_left -= 1
         self._tried.add(key)
         self._tells(len(self.best.history))
-        world, violation = replay(self.best.subject, config, history, self._without)
+        how: dict[str, Any] = {} if self.patience == 1 else {"patience": self.patience}
+        world, violation = replay(self.best.subject, config, history, self._without, **how)
         if violation is None or violation.invariant is not self.best.violation.invariant:
             return False
         taken = list(world.history) if world is not None else []
@@ -167,8 +187,11 @@ class Shrinker:
                     start += 1
 
     def simplify_world(self) -> None:
-        """Try plainer worlds, one value at a time, as far as the engine supports them."""
+        """Try plainer worlds, as far as the engine supports them: the plainest one, then one value at a time."""
         fit = find_engine(self.best.config.engine).fit
+        values_of = {name: values[0] for name, values in PLAIN.items() if name != "groups"}
+        plainest = replace(_with_groups(self.best.config, PLAIN["groups"][0]), **values_of)
+        self.try_history(self.best.history, fit(plainest))
         for name, values in PLAIN.items():
             config = self.best.config
             for value in values:

@@ -75,6 +75,8 @@ class Shadow:
         self._parts: list[dict[int, list[Part]]] = [{} for _ in range(ranks)]
         """By rank, GPU block -> the parts written since the block was last written as a whole, the latest last."""
         self.fail = referee.fail
+        self.hits_must_load: Callable[[], bool] = lambda: False
+        """Whether each load of a hit must succeed if no copy fails, and so each load from a tier."""
 
     def must_be_one_of(self, rank: int, block: int, blocks: int, who: str) -> None:
         """Report a GPU block that doesn't exist."""

@@ -10,8 +10,12 @@ then, ``drain_jobs`` makes it finish. What is checked besides:
 - A tier reads a row only during the job: afterwards the row has other bytes.
 - Each job is reported once, under its own number, and only keys of the job are reported as loaded.
 - Lookups that a tier answers by a thread are answered by the next step.
+- What a tier finds can be loaded (HITS): always, if the subject claims ``keeps`` and no other engine shares the
+  store; otherwise a chunk whose loads keep failing is not found for ever, even if the tier is given it again
+  in between. A load that was under way when the tier was drained may fail, since a tier may cancel it then.
 """
 
+import threading  # noqa: TID251 - to see whether there is any beside this one
 import time  # noqa: TID251 - a thread of the tier's own is waited for
 from collections import Counter
 from collections.abc import Callable, Iterable
@@ -23,12 +27,16 @@ from vllm.v1.kv_offload.tiering.base import JobResult, SecondaryTierManager, Tra
 from vllm.v1.kv_offload.tiering.factory import SecondaryTierFactory
 from vllm.v1.kv_offload.tiering.manager import TieringOffloadingManager
 
+from kv_sim.checkers.given_up import MOST_TRIES
 from kv_sim.memory.errands import Errand, Errands
 from kv_sim.violation import Invariant
 from kv_vllm.tiers.rows import Rows
 
 MOST_SECONDS: Final = 5.0
 """Seconds to wait for a thread that answers lookups."""
+
+SECONDS_TO_END: Final = 0.02
+"""Seconds that a tier's threads get to end a job before the tier is drained."""
 
 
 class TierWatch:
@@ -46,6 +54,10 @@ class TierWatch:
         """Results of the tier that the manager didn't get yet."""
         self._due: list[int] = []
         """Jobs whose results the manager may get now."""
+        self._drained: set[int] = set()
+        """Jobs that were under way when the tier was drained."""
+        self._failed_for: dict[Any, list[Any]] = {}
+        """Chunk -> the contexts of requests whose loads of it have failed since one has succeeded."""
         self.loads: Counter[bool] = Counter()
         """How many loads succeeded, and how many failed, since this was last cleared."""
         for part in vars(tier).values():
@@ -76,7 +88,7 @@ class TierWatch:
 
     def drain_jobs(self) -> None:
         """Finish all jobs now."""
-        self.tier.drain_jobs()
+        self._drain()
         self._errands.wait_for(*self._errand_of.values())
 
     # -- what happens in between ---------------------------------------------------------------
@@ -88,8 +100,12 @@ class TierWatch:
     def _end(self, number: int) -> None:
         """The world has done a job's errand."""
         self._hear()
+        end = time.monotonic() + SECONDS_TO_END
+        while number not in self._ready and threading.active_count() > 1 and time.monotonic() < end:
+            time.sleep(0)
+            self._hear()
         if number not in self._ready:
-            self.tier.drain_jobs()
+            self._drain()
             self._hear()
         if number not in self._ready:
             self._fail(f"drain_jobs has returned, and job {number} has no result in get_finished_jobs")
@@ -100,9 +116,39 @@ class TierWatch:
             self.loads[result.success] += 1
             done = job.keys if result.success else result.successful_keys or ()
             self._rows.close(chunks, [chunk for key, chunk in zip(job.keys, chunks, strict=True) if key in done])
+            if number not in self._drained:
+                self._judge_load(job, {*done})
         else:
             self._rows.take_back(chunks)
+        self._drained.discard(number)
         self._due.append(number)
+
+    def _drain(self) -> None:
+        self._drained.update(number for number in self._jobs if number not in self._ready)
+        self.tier.drain_jobs()
+
+    def _judge_load(self, job: TransferJob, done: set[Any]) -> None:
+        """The tier has loaded these chunks of a job, and found the others in vain."""
+        for key in done:
+            self._failed_for.pop(key, None)
+        failed = [key for key in job.keys if key not in done]
+        if failed and self._rows.device.shadow.hits_must_load():
+            self._fail(
+                f"the load of {len(failed)} of {len(job.keys)} chunks for request {job.req_context.req_id} "
+                "failed, although nothing else has failed: the tier found what it can't load",
+                Invariant.HITS,
+            )
+        for key in failed:
+            requests = self._failed_for.setdefault(key, [])
+            if not any(request is job.req_context for request in requests):
+                requests.append(job.req_context)
+            if len(requests) >= MOST_TRIES:
+                names = ", ".join(request.req_id for request in requests)
+                self._fail(
+                    f"the same chunk was found for requests {names}, one after the other, and each time its load "
+                    "failed: a chunk that can't be loaded must not be found for ever",
+                    Invariant.HITS,
+                )
 
     def _hear(self) -> None:
         """Take the tier's results, and check the rows that it wrote."""
@@ -117,8 +163,8 @@ class TierWatch:
         if changed := self._rows.changed():
             self._fail(f"rows of chunks {changed} were written, and no load of theirs is under way")
 
-    def _fail(self, what: str) -> None:
-        self._rows.device.shadow.fail(Invariant.PROTOCOL, f"{self._name}: {what}")
+    def _fail(self, what: str, invariant: Invariant = Invariant.PROTOCOL) -> None:
+        self._rows.device.shadow.fail(invariant, f"{self._name}: {what}")
 
 
 def make_watched(make: Callable[[], TieringOffloadingManager], rows: Rows) -> None:
