@@ -107,7 +107,9 @@ class SchedulerSide(ConnectorSide):
         Returns ``(n, asynchronous)``. ``n`` is None: ask again in a later step. ``n`` is 0: nothing; then
         ``asynchronous`` must be False. An asynchronous load happens between steps, and the request waits for
         it; otherwise the load is part of the step's forward pass. Local and external tokens together never
-        exceed the request, and a load in the step must leave a token to compute.
+        exceed the request, and a load in the step must leave a token to compute. Load states (of state-space
+        layers) asynchronously: a step copies the state at the end of a hit to the block in which the request
+        goes on, before it calls ``start_load_kv``.
         """
 
     def get_loaded_kv_cache_group_ids(self, request: Request) -> tuple[int, ...]:
