@@ -116,7 +116,7 @@ class World:
         """The engine takes the answer, or less of it."""
         live = self.live[request_id]
         n = max(0, live.match[1] - shorter) if live.match else 0
-        first = 10 * IDS.index(request_id)
+        first = 1 + 10 * IDS.index(request_id)  # block 0 is the null block
         blocks = list(range(first, first + 5))
         self._update_state(live, Blocks(blocks), n)
         live.status = "running"
