@@ -13,7 +13,8 @@ from kv_vllm_spoolcache import OnCpu
 
 from kv_sim.actions import Action, Kind
 from kv_sim.cli.main import main as kv_sim
-from kv_sim.config import WorldConfig
+from kv_sim.config import GroupConfig, WorldConfig
+from kv_sim.guard import NotCreated
 from kv_sim.subject import Subject
 from kv_sim.violation import Invariant
 
@@ -51,6 +52,13 @@ def test_with_a_model_of_text_it_does_not_begin(capsys):
     assert "cannot read the public multimodal configuration" in capsys.readouterr().err
 
 
+def test_with_a_window_alone_it_does_not_begin():
+    """It counts the bytes of layers that read all tokens, and wants more than none."""
+    with pytest.raises(NotCreated, match="LayoutError: aligned full-KV file exceeds the transfer metadata bound"):
+        found_in([], replace(CONFIG, groups=(GroupConfig("sliding", 5),)))
+    assert found_in([], replace(CONFIG, groups=(GroupConfig(), GroupConfig("sliding", 5)))) is None
+
+
 def test_a_prompt_that_is_computed_in_one_step_is_never_stored():
     """It stores what steps before this one have computed, and once a prompt's end is in a step, nothing later."""
     assert loads_in(TWICE) == 0
@@ -85,7 +93,7 @@ def test_some_of_its_counts_never_reach_the_log():
     assert "'spoolcache_ranks': 1" in found and "'spoolcache_ranks': 0" in found
 
 
-@pytest.mark.parametrize("traits", ["none", "groups,fine,ranks,zeroing", "images,reset"])
+@pytest.mark.parametrize("traits", ["none", "fine,ranks,zeroing", "images,reset"])
 def test_nothing_else_is_found(traits, monkeypatch, tmp_path, capsys):
     monkeypatch.chdir(tmp_path)
     asked = ["--engine", "vllm", "--connector", "kv_vllm_spoolcache:Mended", "--traits", traits]
