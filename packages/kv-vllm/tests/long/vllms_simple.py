@@ -6,6 +6,7 @@
 
 import json
 from dataclasses import replace
+from random import Random
 
 import kv_vllm_gpu
 import pytest
@@ -20,6 +21,7 @@ from kv_sim.cli.main import main as kv_sim
 from kv_sim.config import STATE, GroupConfig, WorldConfig
 from kv_sim.engine.request_spec import Turn
 from kv_sim.fuzz import replay
+from kv_sim.history.draws import config_for
 from kv_sim.subject import Subject, Trait
 from kv_sim.violation import Violation
 from kv_vllm.installed import vllm_version
@@ -48,8 +50,17 @@ def found_in(actions, config=CONFIG, *, name="OnCpu", traits=KEEPS, **settings):
 
 
 def history(subject, seed):
-    """One of those that a hunt takes, with a prefix cache: without, the connector does nothing."""
-    return loads_in_history(subject, seed, prefix_caching=True)
+    """One of those that a hunt takes, with a prefix cache: without, the connector does nothing.
+
+    None whose only group is a window: there it doesn't begin.
+    """
+    groups = config_for(subject, Random(seed), "vllm").groups
+    return loads_in_history(subject, seed, prefix_caching=True) if groups[0].kind == "full" else 0
+
+
+def test_with_a_window_alone_it_does_not_begin():
+    found = found_in([], replace(CONFIG, groups=(GroupConfig("sliding", 5),)))
+    assert found.startswith("NO-CRASH  ") and "in SimpleCPUOffloadScheduler.__init__" in found, found
 
 
 # -- what is kept, and told --------------------------------------------------------------------
